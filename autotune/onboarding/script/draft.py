@@ -196,7 +196,8 @@ def script_draft(
 
 def _decided_by(script: Script) -> str:
     """What fixes knobs: settings, or code that no option changes."""
-    lines = ", ".join(f"{what} on line {line} of {script.name}" for what, line in script.does.items())
+    made = ((f"{knob}={str(it.value).lower()}", it.line) for knob, it in script.in_code.items())
+    lines = ", ".join(f"{what} on line {line} of {script.name}" for what, line in made)
     return f"decided by its settings{f' or code: {lines}' if lines else ''}"
 
 

@@ -30,8 +30,8 @@ def settled(script: Script, place: Place) -> Script:
         else option
         for option in script.options
     )
-    does = {what: line for what, line in script.does.items() if what != "tf32" or not place.is_cpu}
-    return replace(script, options=options, does=does)
+    in_code = {knob: made for knob, made in script.in_code.items() if made.value != "tf32" or not place.is_cpu}
+    return replace(script, options=options, in_code=in_code)
 
 
 def _value(node: ast.expr, facts: dict[str, bool]) -> Any:

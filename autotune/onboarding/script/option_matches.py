@@ -107,7 +107,7 @@ class OptionMatches:
         if loaded_in(self.script) == "bfloat16" and not any(meaning.default for _, meaning in self.precision_flags):
             return "bf16"  # as its weights are
         has_switch = any("tf32" in meaning.values for _, meaning in self.precision_flags)
-        return "tf32" if "tf32" in self.script.does and not has_switch else "fp32"
+        return "tf32" if "precision" in self.script.in_code and not has_switch else "fp32"
 
     def without_autocast(self) -> None:
         """It computes in fp32, whatever it is told: its words of precision stay as they are."""
@@ -233,15 +233,16 @@ def match_options(script: Script, cwd: Path) -> OptionMatches:
         and steps > 0
     ):
         decided = {"accumulation_steps": steps, **decided}
-    shards = next((stage for stage in (3, 2, 1) if f"zero_stage={stage}" in script.does), None)
-    if shards is not None and "zero_stage" not in told and "zero_stage" not in decided:
-        decided = {**decided, "zero_stage": shards}
-    for knob, value in (("recompute", "full"), ("compile", True)):
-        if knob in script.does or (knob == "recompute" and decided.get(knob) == value):
+    in_code = {knob: made.value for knob, made in script.in_code.items()}
+    if "zero_stage" in in_code and "zero_stage" not in told:
+        decided = {"zero_stage": in_code["zero_stage"], **decided}
+    for knob in ("recompute", "compile"):
+        value = in_code.get(knob, decided.get(knob))
+        if knob in in_code or (knob, value) == ("recompute", "full"):
             found.used.pop(knob, None)
             told -= {knob}
             decided = {**decided, knob: value}
-    if "tf32" in script.does:
+    if "precision" in in_code:
         decided = _with_tf32(found, decided)
     found.fixed = {knob: value for knob, value in decided.items() if knob not in told and value not in (False, "none")}
     return found

@@ -32,7 +32,7 @@ from autotune.onboarding.script.print_statements import (
     print_statements,
 )
 from autotune.onboarding.script.syntax import called_name, calls_of, keywords_of, last_name, literal_or_none
-from autotune.onboarding.script.unconditional import shards, unconditional
+from autotune.onboarding.script.unconditional import InCode, shards, unconditional
 from autotune.onboarding.script.written_arguments import (
     Written,
     loaded_as,
@@ -130,8 +130,8 @@ class Script:
     """line by which it computes without autocast on CPUs, whatever it is told; 0: none"""
     formats: frozenset[str] = frozenset()
     """narrow number formats that its code names"""
-    does: Mapping[str, int] = field(default_factory=dict)
-    """what it does whatever it is told, with its line: recompute, compile, tf32"""
+    in_code: Mapping[str, InCode] = field(default_factory=dict)
+    """the knobs that its code sets whatever it is told"""
     shards: bool = False
     """whether a call of torch's FSDP is anywhere in its text or in a module that it imports, under whatever condition"""
     overridden: str = ""
@@ -232,7 +232,7 @@ def read_script(name: str, text: str, *, file: Path | None = None, base: Path | 
         autocast=_autocast(whole),
         plain_on_cpu=next(_plain_on_cpu(tree), 0),
         formats=frozenset(_formats(whole if imports_parser else tree)),
-        does=unconditional(whole if imports_parser else tree),
+        in_code=unconditional(whole if imports_parser else tree),
         shards=shards(whole),
         overridden=overridden,
         printed=printed if patterns_of(printed) or is_known(printed) else tuple(print_statements(whole)),

@@ -1,10 +1,10 @@
 """What a program does whatever it is told: its code recomputes, compiles, shards or allows TF32 under no condition.
 
-    model.gradient_checkpointing_enable()            recompute; so does fsdp_config={"activation_checkpointing": True}
-    model = torch.compile(model)                     compile
+    model.gradient_checkpointing_enable()            recompute=full; so does fsdp_config={"activation_checkpointing": True}
+    model = torch.compile(model)                     compile=true
     fully_shard(model), FSDP(model)                  zero_stage=3; 2 where weights stay gathered between the passes
     ZeroRedundancyOptimizer(...)                     zero_stage=1
-    torch.backends.cuda.matmul.allow_tf32 = True     fp32 is computed as tf32
+    torch.backends.cuda.matmul.allow_tf32 = True     precision=tf32: fp32 is computed as tf32
 
 A test for a GPU alone guards nothing where there is one. Any other statement under a test says nothing of a launch, nor does one in a function that is called under tests alone.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from autotune.onboarding.script.syntax import called_name, calls_of, keywords_of, literal_or_none
 
@@ -27,24 +28,32 @@ _GUARDS_NOTHING = re.compile(
 _MODEL = re.compile(r"(self\.)?(\w+_)?(model|net|network|module|transformer|backbone|unet|dit|policy|ddp)(_\w+)?")
 
 
-def unconditional(tree: ast.Module) -> dict[str, int]:
-    """The line of each: `recompute`, `compile`, `tf32`, `zero_stage=3`, `zero_stage=2`, `zero_stage=1`."""
+class InCode(NamedTuple):
+    """The value that code gives a knob, whatever the program is told."""
+
+    value: Any
+    line: int
+
+
+def unconditional(tree: ast.Module) -> dict[str, InCode]:
+    """What the code gives each knob; of several, what shards most, and else the first."""
     plain = list(_plain(tree.body))
     calls = {called_name(node) for node in plain if isinstance(node, ast.Call)}
     every = {called_name(call) for call in calls_of(tree)}
-    found: dict[str, int] = {}
+    found: dict[str, InCode] = {}
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef) and (function.name in calls or function.name not in every):
             plain += _plain(function.body)
     for node in plain:
-        if (what := _done_by(node)) is not None:
-            found.setdefault(what, getattr(node, "lineno", 0))
+        for knob, value in _done_by(node).items():
+            if knob not in found or (knob == "zero_stage" and value > found[knob].value):
+                found[knob] = InCode(value, getattr(node, "lineno", 0))
     return found
 
 
 def shards(tree: ast.Module) -> bool:
     """Whether a call of torch's FSDP is anywhere in the text."""
-    return any(called_name(call) in _SHARDS and _stage(keywords_of(call)) for call in calls_of(tree))
+    return any(called_name(call) in _SHARDS and _stage(keywords_of(call)) > 0 for call in calls_of(tree))
 
 
 def _plain(body: list[ast.stmt]) -> Iterator[ast.AST]:
@@ -64,35 +73,31 @@ def _plain(body: list[ast.stmt]) -> Iterator[ast.AST]:
                 yield from ast.walk(value)
 
 
-def _done_by(node: ast.AST) -> str | None:
+def _done_by(node: ast.AST) -> dict[str, Any]:
     if isinstance(node, ast.Call):
         name = called_name(node)
         settings = literal_or_none(keywords_of(node).get("fsdp_config"))
         if name in _RECOMPUTES or (isinstance(settings, dict) and settings.get("activation_checkpointing") is True):
-            return "recompute"
+            return {"recompute": "full"}
         if name == "ZeroRedundancyOptimizer":
-            return "zero_stage=1"
-        if name in _SHARDS:
-            return _stage(keywords_of(node))
+            return {"zero_stage": 1}
+        if name in _SHARDS and (stage := _stage(keywords_of(node))):
+            return {"zero_stage": stage}
         if name == "set_float32_matmul_precision" and node.args:
-            return "tf32" if literal_or_none(node.args[0]) in ("high", "medium") else None
+            return {"precision": "tf32"} if literal_or_none(node.args[0]) in ("high", "medium") else {}
     if isinstance(node, ast.Assign) and len(node.targets) == 1:
         target = ast.unparse(node.targets[0])
         if _ALLOWS_TF32.fullmatch(target):
-            return "tf32" if literal_or_none(node.value) is True else None
+            return {"precision": "tf32"} if literal_or_none(node.value) is True else {}
         is_compile = isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "torch.compile"
-        return "compile" if is_compile and _MODEL.fullmatch(target) else None
-    return None
+        return {"compile": True} if is_compile and _MODEL.fullmatch(target) else {}
+    return {}
 
 
-def _stage(given: Mapping[str, ast.expr]) -> str | None:
-    """What a call of torch's FSDP shards."""
+def _stage(given: Mapping[str, ast.expr]) -> int:
+    """The ZeRO stage that a call of torch's FSDP amounts to; 0 where it shards nothing."""
     strategy = ast.unparse(given["sharding_strategy"]) if "sharding_strategy" in given else ""
     if strategy.endswith("NO_SHARD"):
-        return None
+        return 0
     stays_gathered = strategy.endswith(("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2"))
-    return (
-        "zero_stage=2"
-        if stays_gathered or literal_or_none(given.get("reshard_after_forward")) is False
-        else "zero_stage=3"
-    )
+    return 2 if stays_gathered or literal_or_none(given.get("reshard_after_forward")) is False else 3
