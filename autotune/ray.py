@@ -44,7 +44,7 @@ def tune_torch_trainer(
     """Tune the trainer's loop with real trials, and return the result: `result.best.config`, `result.trials`, `result.speedup`.
 
     `space`: knobs and their values, or the name of a built-in space; include only knobs that the loop reads. `model`, `seq_len` (tokens) and
-    `global_batch_size` (sequences): what the loop trains, for the cost model and for tokens per second. `cluster`: by default one node with a rank for each trainer worker, on CPUs, or with `use_gpu` on this machine's GPUs. `same_data`: whether the loop sees
+    `global_batch_size` (sequences): what the loop trains, for the cost model and for tokens per second. `cluster`: by default, one node with a rank for each trainer worker, on CPUs or, with `use_gpu`, on this machine's GPUs. `same_data`: whether the loop sees
     the same batches in the same order with every config, so that losses can be compared step by step. `study`: any other key of a study spec, e.g.
     `budget={"max_trials": 8}`, `knobs={"prefetch": [0, 2]}`, `baseline={...}`, `name="..."`. The baseline has the current knob values of the
     trainer's `train_loop_config`, if it has any. The trainer itself is not changed, and no checkpoint of a trial is kept.

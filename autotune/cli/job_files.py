@@ -87,7 +87,9 @@ def write_job(
     if asked["cluster"] == SLURM:
         note("note: the nodes' GPUs are detected when the job starts; until then an H100 node is assumed")
     if server:
-        note(f"note: the job keeps its results in {server}; set AUTOTUNE_STORE to it in the job's environment too")
+        note(
+            f"note: the job keeps its results in {server}; set AUTOTUNE_STORE to that address in the job's environment too"
+        )
     number = submission.submit(made) if submits else ""
     named = shlex.quote(study.name) if server else f"--in {made.folder.name}"
     _tell(made, written, json=json, when=when, number=number, named=named)

@@ -182,8 +182,9 @@ class Operations(ABC, Generic[One, Many]):
     ) -> One:
         """Find the best configs across all studies, by speed or by the given objective.
 
-        If you give a model and a cluster and nothing was measured, the answer has the configs of
-        the nearest workload, or else the cost model's ranking. `source` says which.
+        If you give a model and a cluster for which nothing has been measured, the answer
+        contains the configs of the nearest workload or, failing that, the cost model's ranking;
+        `source` shows which.
         """
         asked: dict[str, Any] = {"model": model, "cluster": cluster, "trainer": trainer, "runner": runner, "top": top}
         asked |= {"num_gpus": num_gpus, "measured_after": measured_after.isoformat() if measured_after else None}

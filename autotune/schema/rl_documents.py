@@ -126,7 +126,7 @@ class PostTrainingDocument(Document, defer_build=True):
         default="none", description="what part of the trainer is in host memory while responses are generated"
     )
     balance: Literal["none", "batch", "in_order", "mini_batch"] | None = Field(
-        default=None, description="how tokens are balanced between ranks; default: the trainer's usual way"
+        default=None, description="how tokens are balanced across ranks; default: the trainer's usual method"
     )
     group_by_length: StrictBool = Field(
         default=False, description="whether sequences of similar length share a micro-batch"

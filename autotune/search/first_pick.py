@@ -67,7 +67,7 @@ def statement(
     default: those of `first_pick.json`."""
     if times > FARTHEST:
         return (
-            f"the target has {times:g} times the GPUs you have, and beyond {FARTHEST} times there is no bound for the first pick: run proxies on more GPUs, up to a "
+            f"the target has {times:g} times as many GPUs as you have, and beyond a factor of {FARTHEST} the first pick has no bound: run proxies on more GPUs, up to a "
             "quarter of the target's"
         )
     if shortfall < NO_RIVAL:

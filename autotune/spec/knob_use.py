@@ -92,7 +92,7 @@ class KnobUse:
             )
 
     def check_table(self, table: ConfigTable) -> None:
-        """Like `check`, for many configs, but only the built-in knobs."""
+        """Like `check`, but for many configs and only for the built-in knobs."""
         for knob, forgotten in self._limited():
             for code in np.unique(table.column(knob.name)):
                 if (value := knob.decode(code)) != knob.default:

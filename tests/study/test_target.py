@@ -184,7 +184,7 @@ def test_beyond_32_times_nothing_is_stated(store: Store) -> None:
     asked = target_spec(target={"cluster": "h100-sxm-64x8", "global_batch_size": 4096}, budget={"max_trials": 1})
     target = api.tune(asked, store=store).record.result["target"]
     assert target["statement"] is None
-    assert "64 times the GPUs you have" in target["no_statement"]
+    assert "64 times as many GPUs as you have" in target["no_statement"]
 
 
 def test_configs_without_a_proxy_are_counted_with_their_reason() -> None:

@@ -41,7 +41,7 @@ def run(
         bool,
         typer.Option(
             "--profile",
-            help="Like --diagnose, and also profile two steps on every rank with torch's profiler (after step 8). It shows what the GPU does and the longest kernels. Those two steps are slower.",
+            help="Like --diagnose, and also profile two steps on every rank with torch's profiler (after step 8). It shows what the GPU does and which kernels take longest. Those two steps are slower.",
         ),
     ] = False,
     store: StoreOption = None,

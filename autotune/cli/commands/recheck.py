@@ -33,7 +33,7 @@ def recheck(
             "--max-slowdown",
             metavar="SHARE",
             parser=share,
-            help="Exit with 1 if the configs are significantly slower and the slowdown may exceed this, e.g. 3%. Exit with 4 if other processes made the measurement inconclusive.",
+            help="Exit with 1 if the configs are significantly slower and the slowdown may exceed this limit, e.g. 3%. Exit with 4 if other processes made the measurement inconclusive.",
         ),
     ] = None,
     rounds: Annotated[int, typer.Option("--rounds", min=1, max=2, help="Measurements per config.")] = 2,

@@ -54,8 +54,8 @@ async def best(
 
     Without a model, the answer has the best config for each model and
     cluster. Simulated results are included only with `runner=simulated`. If you give a model and a
-    cluster and nothing was measured, the answer has the configs of the nearest workload, or else
-    the cost model's ranking; `source` shows which.
+    cluster for which nothing has been measured, the answer contains the configs of the nearest
+    workload or, failing that, the cost model's ranking; `source` shows which.
     """
 
     asked = Asked(

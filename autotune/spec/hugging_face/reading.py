@@ -123,7 +123,7 @@ def _family(name: str, document: Document) -> Family:
         )
     if name in APART:
         raise SpecError(
-            f"the family {name!r} of the model's config.json {APART[name]}: a decoder with identical "
+            f"the model family {name!r}, which config.json names, {APART[name]}: a decoder with identical "
             f"layers would misrepresent it",
             remedy=BUILT,
             field="model",
@@ -132,7 +132,7 @@ def _family(name: str, document: Document) -> Family:
         known = (*FAMILIES, *ALIKE)
         near = nearest(name, known)
         raise SpecError(
-            f"the family {name!r} of the model's config.json is not supported; the supported "
+            f"the model family {name!r}, which config.json names, is not supported; the supported "
             f"families are {', '.join(sorted(known))}",
             remedy=f"{near}; else {BUILT}" if near else BUILT,
             field="model",

@@ -50,7 +50,7 @@ def search_is_over(spent: Spent, budget: Budget, reserve: Reserve) -> str:
     if spent.trials >= budget.max_trials:
         return f"the budget of {budget.max_trials} {'trial' if budget.max_trials == 1 else 'trials'} is spent"
     if spent.failed >= budget.max_failed_trials:
-        return f"{spent.failed} trials failed: the budget of failed trials is spent"
+        return f"{spent.failed} trials failed: the budget for failed trials is used up"
     if spent.refused >= REFUSED_PER_TRIAL * budget.max_trials:
         return f"{spent.refused} configs proposed by the searcher cannot run here"
     if spent.wall_s + min(reserve.wall_s, budget.max_wall_s / 2) >= budget.max_wall_s:

@@ -264,7 +264,7 @@ class Trainer(ABC):
         return {name: given.get(name, option.default) for name, option in known.items()}
 
     def in_training(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of a study for its exported launch, without those that are only for trials."""
+        """A study's options for its exported launch, without those that apply only to trials."""
         return dict(options)
 
     @final

@@ -199,7 +199,9 @@ def braced(text: str) -> str:
 def _expression(source: str, text: str) -> Expression:
     where = f"in {text!r}, {{{source}}}"
     if len(source) > MAX_EXPRESSION:
-        raise SpecError(f"a placeholder has at most {MAX_EXPRESSION} characters, but {where} has more", field=FIELD)
+        raise SpecError(
+            f"a placeholder may have at most {MAX_EXPRESSION} characters, but {where} has more", field=FIELD
+        )
     try:
         tree = ast.parse(source.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -20,13 +20,13 @@ class StepMetrics:
     step_time_s: float | None = None
     """duration of the step in seconds (the mean since the last line, if the trainer logs every few steps)"""
     steps_per_s: float | None = None
-    """steps per second, for trainers that log it instead of a time"""
+    """steps per second, for trainers that log a rate instead of a time"""
     tokens_per_s: float | None = None
-    """tokens per second for the whole job, for trainers that log it instead of a time"""
+    """tokens per second for the whole job, for trainers that log a rate instead of a time"""
     tokens_per_s_per_gpu: float | None = None
-    """tokens per second per rank, for trainers that log it instead of a time"""
+    """tokens per second per rank, for trainers that log a rate instead of a time"""
     samples_per_s: float | None = None
-    """sequences per second for the whole job, for trainers that log it instead of a time"""
+    """sequences per second for the whole job, for trainers that log a rate instead of a time"""
     loss: float | None = None
     """training loss, nats per token"""
     grad_norm: float | None = None

@@ -38,7 +38,7 @@ def build(model: ModelSpec) -> BuiltModel:
         called = f"with ({given})" if given else "without arguments"
         raise ConfigError(
             f"the builder {code.module} raised {said(error)} when it was called {called}",
-            remedy="correct it, or `model.args` of the spec",
+            remedy="correct it, or `model.args` in the spec",
             field="model.module",
         ) from error
     return built_model(returned, code.module)
