@@ -1,4 +1,4 @@
-"""The shapes of the responses, with examples, for OpenAPI. The contents are made by `autotune.api`.
+"""The shapes of the responses, with examples, for OpenAPI. `autotune.results` makes the contents.
 
 Responses are not passed through these models. The models only describe them, and tests check that the service keeps to them.
 """
