@@ -15,7 +15,8 @@ from typing import Any, final
 import numpy as np
 
 from autotune.cost import Calibration, calibration_for, estimate
-from autotune.cost.learn.from_dry_runs import PLAYED_TRAINERS, DryRuns, RunDry, shortened
+from autotune.cost.learn.dry_runs import DryRuns, RunDry, shortened
+from autotune.cost.learn.from_dry_runs import PLAYED_TRAINERS
 from autotune.cost.learn.uncertainty import Z90, spread_of_memory
 from autotune.errors import DryRunError, MissingExtraError
 from autotune.planning import plan

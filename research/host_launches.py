@@ -1,4 +1,4 @@
-"""Host time of one layer by what is done beside a plain forward and backward pass: the constants of `autotune.cost.time.step`.
+"""Host time of one layer by what is done beside a plain forward and backward pass: the constants of `autotune.cost.time.layer`.
 
     python -m research.host_launches
 

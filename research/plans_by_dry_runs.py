@@ -20,7 +20,7 @@ import numpy as np
 
 from autotune import api
 from autotune.cost import calibration_for, estimate
-from autotune.cost.learn.from_dry_runs import DryRuns, RunDry, shortened
+from autotune.cost.learn.dry_runs import DryRuns, RunDry, shortened
 from autotune.planning import plan
 from autotune.ports import DryRunLimits
 from autotune.profiling import TOP, profile_study

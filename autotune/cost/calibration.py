@@ -36,11 +36,12 @@ from copy import copy
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
+from autotune.cost.learn.dry_runs import DryRuns
 from autotune.cost.learn.measured import KEYS, measured_constants
 from autotune.cost.memory.constants import memory_values
-from autotune.cost.time.attention import kernel_limit
+from autotune.cost.time.attention_kernels import kernel_limit
 from autotune.cost.traits import loop_of, loop_traits, traits_of
 from autotune.errors import SpecError
 from autotune.spec import ClusterSpec, GpuSpec, Workload
@@ -142,10 +143,6 @@ def on_fabric(constants: Calibration, cluster: ClusterSpec) -> Calibration:
         tensor_hop_s=0.0,
         comm_sigma=max(constants.comm_sigma, UNSURE),
     )
-
-
-if TYPE_CHECKING:
-    from autotune.cost.learn.from_dry_runs import DryRuns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

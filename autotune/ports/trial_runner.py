@@ -12,14 +12,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from autotune.spec import Failure, Measurement, MeasureSpec, ParallelConfig, Study, Workload
 from autotune.spec.plain import Plain
 from autotune.trainers.base.torchrun import Placement
 
-AttemptId = tuple[str, int, int]
-"""(study id, trial number, attempt from 1)"""
+
+class AttemptId(NamedTuple):
+    """What names an attempt in commands and events."""
+
+    study: str
+    """id of the study"""
+    trial: int
+    """trial number"""
+    attempt: int
+    """number of the attempt, from 1"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +74,7 @@ class TrialRequest(Plain):
     @property
     def id(self) -> AttemptId:
         """The id in this attempt's events."""
-        return (self.study, self.number, self.attempt)
+        return AttemptId(self.study, self.number, self.attempt)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,8 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from autotune.cost import Calibration, calibration_for
-from autotune.cost.learn.from_dry_runs import PLAYED_TRAINERS, VERSION, DryRuns
+from autotune.cost.learn.dry_runs import VERSION, DryRuns
+from autotune.cost.learn.from_dry_runs import PLAYED_TRAINERS
 from autotune.spec import Study, Trial, Workload
 from autotune.spec.plain import identity
 from autotune.trainers.base.own_program import COMMAND, program_name

@@ -17,19 +17,14 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from autotune import assets
-from autotune.errors import NotFoundError, SpecError
-from autotune.registry import VIEWS, load
-from autotune.spec.checks import nearest
-
-if TYPE_CHECKING:
-    from autotune.results.result import Result
+from autotune.errors import SpecError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,60 +135,3 @@ def picture_of(svg: str) -> str:
 def table_of(columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> FigureTable:
     """The table of these rows."""
     return FigureTable(columns=tuple(columns), rows=tuple(tuple(row) for row in rows))
-
-
-class ResultView(Protocol):
-    """A view of results; registered under `autotune.views`."""
-
-    def plots(self) -> Mapping[str, Callable[[Result], Figure | None]]:
-        """Figures by name; None if the result has no data for one."""
-        ...
-
-    def summary_html(self, result: Result) -> str:
-        """The result in a few lines of HTML, for a notebook."""
-        ...
-
-
-class Plots:
-    """The figures of one result: `plots(name)` or `plots.NAME()`; iterating yields the names of figures with data."""
-
-    def __init__(self, result: Result) -> None:
-        self._result = result
-
-    def __call__(self, name: str) -> Figure:
-        """The figure of that name.
-
-        Raises `NotFoundError` for an unknown name, or when the result has no data for the figure.
-        """
-        makers = result_view().plots()
-        if name not in makers:
-            names = ", ".join(makers)
-            raise NotFoundError(f"there is no figure {name!r}", remedy=nearest(name, makers) or f"figures: {names}")
-        plot = makers[name](self._result)
-        if plot is None:
-            having = ", ".join(self) or "none yet"
-            raise NotFoundError(
-                f"study {self._result.record.id} has no data for the figure {name!r}",
-                remedy=f"it has data for these figures: {having}",
-            )
-        return plot
-
-    def __getattr__(self, name: str) -> Callable[[], Figure]:
-        if name.startswith("_") or name not in result_view().plots():
-            raise AttributeError(f"a result has no figure {name!r}; figures: {', '.join(result_view().plots())}")
-        return lambda: self(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name, make in result_view().plots().items() if make(self._result) is not None)
-
-    def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *result_view().plots()]
-
-    def __repr__(self) -> str:
-        return f"Plots({', '.join(self)})"
-
-
-def result_view() -> ResultView:
-    """The view that shows results in a notebook."""
-    view: ResultView = load(VIEWS, "notebook")()
-    return view

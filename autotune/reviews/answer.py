@@ -16,8 +16,9 @@ from autotune.cost.learn.uncertainty import Z90, normal_cdf
 from autotune.planning import FITS
 from autotune.reviews.earlier import Earlier
 from autotune.spec import Estimate, ParallelConfig, Study, config_label
-from autotune.spec.failures import CheckpointPolicy, policy_for
+from autotune.spec.failures import CheckpointPolicy
 from autotune.spec.plain import Plain, to_plain
+from autotune.spec.study import policy_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

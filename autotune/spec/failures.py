@@ -21,16 +21,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autotune.errors import SpecError
 from autotune.spec.plain import Plain
 from autotune.spec.texts.as_text import format_duration
-
-if TYPE_CHECKING:
-    from autotune.spec.config import ParallelConfig
-    from autotune.spec.study import Study
-
 
 LONGEST_S = 86_400.0
 """longest interval between two checkpoints of replica groups"""
@@ -126,10 +121,3 @@ class CheckpointPolicy(Plain):
         if self.is_capped:
             return f"checkpoints: once a day{steps} is enough, because the other replicas continue when one fails; {self.lost_share:.1%} of the time is lost to saving and restarts, at {self.failures_per_day:.2g} failures a day (Daly 2006)"
         return f"checkpoints: best every {format_duration(self.interval_s)}{steps}; {self.lost_share:.1%} of the time is lost to saving, repeated work and restarts, at {self.failures_per_day:.2g} failures a day (Daly 2006)"
-
-
-def policy_for(study: Study, config: ParallelConfig, step_s: float | None) -> CheckpointPolicy | None:
-    """The checkpoint plan of a study's config; None if the spec does not describe failures."""
-    failures = study.objective.failures
-    per_node = study.workload.cluster.gpus_per_node
-    return failures.policy(-(-config.world_size // per_node), step_s) if failures is not None else None

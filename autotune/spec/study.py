@@ -10,7 +10,7 @@ from typing import Any
 from autotune.errors import SpecError
 from autotune.spec.cluster import ClusterSpec
 from autotune.spec.config import ParallelConfig
-from autotune.spec.failures import Failures
+from autotune.spec.failures import CheckpointPolicy, Failures
 from autotune.spec.knob import Knob
 from autotune.spec.plain import Plain, to_plain
 from autotune.spec.workload import Workload
@@ -257,3 +257,10 @@ def _check_target(target: ClusterSpec, at_hand: ClusterSpec, objective: Objectiv
             remedy="set objective.metric to throughput",
             field="objective.metric",
         )
+
+
+def policy_for(study: Study, config: ParallelConfig, step_s: float | None) -> CheckpointPolicy | None:
+    """The checkpoint plan of a study's config; None if the spec does not describe failures."""
+    failures = study.objective.failures
+    per_node = study.workload.cluster.gpus_per_node
+    return failures.policy(-(-config.world_size // per_node), step_s) if failures is not None else None

@@ -185,10 +185,10 @@ class Loop:
         """Keeps what was seen of trials that people should know, and tells each thing once."""
         for seen in programs:
             for text in remarks(seen, keeps_outputs=self.controller.study.keeps_outputs):
-                self.lease.add_remark(seen.id[1], text)
+                self.lease.add_remark(seen.id.trial, text)
                 if text not in self._said:
                     self._said.add(text)
-                    self.on_event(Notice(message=f"trial {seen.id[1]}: {text}"))
+                    self.on_event(Notice(message=f"trial {seen.id.trial}: {text}"))
 
     def _hear(self, record: StudyRecord) -> None:
         """Takes in what people want of the study, which may have ended meanwhile."""
@@ -203,11 +203,12 @@ class Loop:
         if not isinstance(self.runner, AdoptingRunner):
             return
         for attempt in self.runner.adopt(self.lease.study_id, self.controller.cut_off):
-            _, number, launch = attempt
-            self.lease.adopt_attempt(number, launch)
+            self.lease.adopt_attempt(attempt.trial, attempt.attempt)
             self._handle(AttemptAdopted(id=attempt))
             self.on_event(
-                Notice(message=f"trial {number} continues, because its ranks kept running after their controller ended")
+                Notice(
+                    message=f"trial {attempt.trial} continues, because its ranks kept running after their controller ended"
+                )
             )
 
     def _handle(self, event: Event) -> None:
@@ -250,7 +251,7 @@ class Loop:
 
     def _locate(self, command: Command) -> None:
         """Takes in where ranks are now, and which trials wait for some."""
-        live = {number for _, number, _ in self.controller.attempts.live}
+        live = {attempt.trial for attempt in self.controller.attempts.live}
         match command:
             case NoteQueued(number=number, reason=reason):
                 self._waiting[number] = reason
@@ -274,10 +275,9 @@ class Loop:
                 return EndTrial(trial=report)
             case NoteQueued(number=number, reason=reason):
                 return KeepNote(kind=EventKind.ATTEMPT_QUEUED, data={"number": number, "reason": reason})
-            case CancelAttempt(id=(_, number, attempt), reason=reason):
-                return KeepNote(
-                    kind=EventKind.ATTEMPT_CANCELLED, data={"number": number, "attempt": attempt, "reason": reason}
-                )
+            case CancelAttempt(id=attempt_id, reason=reason):
+                said = {"number": attempt_id.trial, "attempt": attempt_id.attempt, "reason": reason}
+                return KeepNote(kind=EventKind.ATTEMPT_CANCELLED, data=said)
             case NoteMachineChange(change=change, again=again):
                 ended = {c.trial.number: c.trial for c in others if isinstance(c, EndTrial)}
                 self._change = f"{change_in_words(change, {**self.lease.trials(), **ended})} {plan_in_words(again)}"
@@ -298,7 +298,7 @@ class Loop:
                 tell(TrialStarted(number=number, attempt=attempt))
             case KeepSteps(steps=steps):
                 self._steps.append(steps)
-                tell(TrialStepped(number=steps.id[1], steps=steps))
+                tell(TrialStepped(number=steps.id.trial, steps=steps))
             case CancelAttempt(id=attempt_id):
                 self.runner.cancel(attempt_id)
             case CloseAttempt(number=number, attempt=attempt, failure=failure):

@@ -17,7 +17,15 @@ from typing import Any
 import pytest
 
 from autotune.errors import RunnerError
-from autotune.ports import AttemptEnded, AttemptStarted, RunnerEvent, StepsReported, TrialRequest, TrialRunner
+from autotune.ports import (
+    AttemptEnded,
+    AttemptId,
+    AttemptStarted,
+    RunnerEvent,
+    StepsReported,
+    TrialRequest,
+    TrialRunner,
+)
 
 RequestFor = Callable[[int], TrialRequest]
 
@@ -132,7 +140,7 @@ class RunnerContract:
         self, runner: TrialRunner, request_for: RequestFor
     ) -> None:
         request = request_for(0)
-        runner.cancel(("nobody", 0, 1))
+        runner.cancel(AttemptId("nobody", 0, 1))
         runner.start(request)
         events_until_ended(runner, [request.id], deadline_s=self.deadline_s)
         runner.cancel(request.id)

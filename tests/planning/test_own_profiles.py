@@ -11,7 +11,7 @@ import pytest
 
 from autotune import api, cli
 from autotune.cost import calibration_for
-from autotune.cost.learn.from_dry_runs import DryRuns
+from autotune.cost.learn.dry_runs import DryRuns
 from autotune.errors import DryRunError
 from autotune.planning import plan
 from autotune.ports import DryRunLimits

@@ -176,7 +176,7 @@ def _asked_document(
 
 def _policy(study: Any, found: Any) -> Any:
     """How often the best config should save; None where the spec does not say how the cluster fails."""
-    from autotune.spec.failures import policy_for
+    from autotune.spec.study import policy_for
 
     best = found.rows[0] if found.rows else None
     return policy_for(study, best.config, float(best.estimate.step_time_s)) if best is not None else None

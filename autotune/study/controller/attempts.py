@@ -50,7 +50,7 @@ class Attempt:
     @property
     def number(self) -> int:
         """Trial number."""
-        return self.id[1]
+        return self.id.trial
 
     def end_of(self, trial: Trial) -> Trial:
         """The trial made terminal by the end that was asked of this attempt."""

@@ -214,8 +214,7 @@ def cause(event: Event) -> dict[str, Any]:
     named = {"event": type(event).__name__}
     match event:
         case AttemptAdopted() | AttemptQueued() | AttemptStarted() | StepsReported() | AttemptEnded():
-            _, number, attempt = event.id
-            return {**named, "number": number, "attempt": attempt}
+            return {**named, "number": event.id.trial, "attempt": event.id.attempt}
         case InterruptAsked(reason=reason):
             return {**named, "reason": reason}
         case Tick(left_s=left_s) if left_s is not None:

@@ -143,9 +143,9 @@ class Controller:
                 self._end_attempt(event)
             case AttemptQueued() if event.id in self.attempts.live:
                 if self.attempts.queue(event.id, self._accounts.now_s):
-                    self._out.append(NoteQueued(number=event.id[1], reason=event.reason))
+                    self._out.append(NoteQueued(number=event.id.trial, reason=event.reason))
             case AttemptStarted() if event.id in self.attempts.live:
-                self._out.append(NoteStarted(number=event.id[1], attempt=event.id[2], places=event.places))
+                self._out.append(NoteStarted(number=event.id.trial, attempt=event.id.attempt, places=event.places))
             case StepsReported() if event.id in self.attempts.live:
                 self._out.append(KeepSteps(steps=event))
             case PauseAsked() | ResumeAsked() | StopAsked() | CancelAsked() | InterruptAsked():
@@ -159,7 +159,7 @@ class Controller:
     @property
     def cut_off(self) -> tuple[AttemptId, ...]:
         """Attempts that ran when an earlier controller ended, until the first `Tick`: those that nobody adopts are launched again."""
-        return tuple((self.study_id, number, self.trials[number].attempts) for number in self._cut_off)
+        return tuple(AttemptId(self.study_id, number, self.trials[number].attempts) for number in self._cut_off)
 
     @property
     def elapsed_s(self) -> float:
@@ -190,7 +190,7 @@ class Controller:
 
     def late(self, event: AttemptEnded) -> Trial | None:
         """What a late report says of its trial; None when that trial is not over, so that the report must not touch it."""
-        return self._scorer.late(self.trials.get(event.id[1]), event)
+        return self._scorer.late(self.trials.get(event.id.trial), event)
 
     # ---- what happened
 
@@ -209,9 +209,11 @@ class Controller:
         if not self._accounts.has_begun:
             for attempt in self.cut_off:
                 if attempt in self._adopted:
-                    self.attempts.begin(attempt, self.trials[attempt[1]].config.world_size, now_s, self.study.measure)
+                    self.attempts.begin(
+                        attempt, self.trials[attempt.trial].config.world_size, now_s, self.study.measure
+                    )
                 else:
-                    self._retry(attempt[1], CUT_OFF)
+                    self._retry(attempt.trial, CUT_OFF)
             self._cut_off = []
             # an earlier controller may have asked for a trial and died before it refused it, or had a runner with more ranks
             self._waiting = [n for n in self._waiting if not self._is_refused(self.trials[n])]

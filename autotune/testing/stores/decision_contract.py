@@ -8,6 +8,7 @@ import pytest
 
 from autotune.errors import ConflictError, NotFoundError
 from autotune.ports import (
+    AttemptId,
     CloseAttempt,
     Decision,
     EndTrial,
@@ -42,7 +43,7 @@ class DecisionContract(StoreFixture):
     def test_a_decision_is_kept_once_and_as_a_whole(self, store: LeasedStore) -> None:
         lease = running_study(store)
         first = decision(1, KeepTrial(trial=pending(0)), launch(lease, 0, 1))
-        steps = KeepSteps(steps=reported((lease.study, 0, 1), 0, [1.0, 2.0]))
+        steps = KeepSteps(steps=reported(AttemptId(lease.study, 0, 1), 0, [1.0, 2.0]))
         close = CloseAttempt(number=0, attempt=1, failure=LOST)
         second = decision(2, steps, close, launch(lease, 0, 2))
         end = EndTrial(trial=measured(pending(0)))

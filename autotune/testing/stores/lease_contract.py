@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from autotune.errors import ConflictError, NotFoundError
-from autotune.ports import CloseAttempt, EndTrial, KeepTrial, LeasedStore
+from autotune.ports import AttemptId, CloseAttempt, EndTrial, KeepTrial, LeasedStore
 from autotune.spec import Failure, FailureKind, StudyStatus
 from autotune.testing.stores.sample_studies import (
     LONG_S,
@@ -57,7 +57,7 @@ class LeaseContract(StoreFixture):
         writes = (
             lambda: decide(store, frozen, KeepTrial(trial=pending(1))),
             lambda: decide(store, frozen, launch(frozen, 0, 2)),
-            lambda: store.add_steps(frozen, [reported((record.id, 0, 1), 0, [1.0])]),
+            lambda: store.add_steps(frozen, [reported(AttemptId(record.id, 0, 1), 0, [1.0])]),
             lambda: decide(store, frozen, CloseAttempt(number=0, attempt=1, failure=LOST)),
             lambda: decide(store, frozen, EndTrial(trial=measured(pending(0)))),
             lambda: store.renew(frozen, lease_s=LONG_S),

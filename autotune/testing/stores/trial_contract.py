@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.errors import ConflictError, NotFoundError
-from autotune.ports import CloseAttempt, EndTrial, KeepTrial, LeasedStore
+from autotune.ports import AttemptId, CloseAttempt, EndTrial, KeepTrial, LeasedStore
 from autotune.spec import (
     Failure,
     FailureKind,
@@ -158,7 +158,7 @@ class TrialContract(StoreFixture):
         store.adopt_attempt(second, 0, 1)
         store.adopt_attempt(second, 0, 1)
         assert kinds(store, first.study).count("trial.adopted") == 1
-        store.add_steps(second, [reported((first.study, 0, 1), 0, [0.1, 0.2])])
+        store.add_steps(second, [reported(AttemptId(first.study, 0, 1), 0, [0.1, 0.2])])
         decide(store, second, EndTrial(trial=measured(pending(0))))
         with pytest.raises(ConflictError, match="is not running"):
             store.adopt_attempt(second, 0, 1)
@@ -206,7 +206,7 @@ class TrialContract(StoreFixture):
         decide(store, lease, KeepTrial(trial=pending(0)))
         assert store.steps(lease.study, 0) == {"step": [], "step_time_s": [], "loss": [], "grad_norm": []}
         decide(store, lease, launch(lease, 0, 1))
-        name = (lease.study, 0, 1)
+        name = AttemptId(lease.study, 0, 1)
         store.add_steps(
             lease,
             [
@@ -230,6 +230,6 @@ class TrialContract(StoreFixture):
         with pytest.raises(NotFoundError):
             store.steps(lease.study, 0, attempt=3)
         with pytest.raises(NotFoundError):
-            store.add_steps(lease, [reported((lease.study, 1, 1), 0, [1.0])])
+            store.add_steps(lease, [reported(AttemptId(lease.study, 1, 1), 0, [1.0])])
         with pytest.raises(ConflictError):
-            store.add_steps(lease, [reported(("other", 0, 1), 0, [1.0])])
+            store.add_steps(lease, [reported(AttemptId("other", 0, 1), 0, [1.0])])

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from autotune.cost import Calibration, calibration_for, estimate
-from autotune.cost.learn.from_dry_runs import DryRuns, RunDry, shortened
+from autotune.cost.learn.dry_runs import DryRuns, RunDry, shortened
 from autotune.planning import plan
 from autotune.ports import DryRunLimits
 from autotune.profiling import MOST_RUNS, TOP, next_run, profile_study

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from autotune.cost import Calibration, calibration_for, estimate
-from autotune.cost.time.attention import FASTEST, LIMITS, REFERENCE, attention_reached, generation
+from autotune.cost.time.attention import REFERENCE, attention_reached
+from autotune.cost.time.attention_kernels import FASTEST, LIMITS, generation
 from autotune.cost.time.compute import score_moved_bytes
 from autotune.cost.traits import TRAITS, loop_traits, traits_of
 from autotune.spec import ClusterSpec, ConfigTable, ParallelConfig, Workload, catalog
