@@ -22,7 +22,7 @@ from autotune.spec.catalog import published_config
 from autotune.spec.hugging_face.figures import figures_of
 from autotune.testing.trainers import GPT, MODEL, WORKLOAD, TrainerContract, configs
 from autotune.trainers import Launch, StepMetrics, trainer, write_launch
-from autotune.trainers.present_configuration import PresentConfiguration, dotted
+from autotune.trainers.present_configuration import PresentConfiguration, flat
 from tests.trainers.released_names import calls_of, released_names
 
 OPTIONS = {"hf_assets_path": "/tok"}
@@ -367,7 +367,7 @@ class TestTorchtitan02(TrainerContract):
 
     @pytest.mark.parametrize(("knobs", "expected"), WRITTEN)
     def test_the_job_file_says_the_knobs(self, knobs: dict[str, Any], expected: dict[str, Any]) -> None:
-        document = dotted(job(self.launched(**knobs)))
+        document = dict(flat(job(self.launched(**knobs))))
         assert {name: document.get(name) for name in expected} == expected
 
     @pytest.mark.parametrize("ffn", [2816, 14336, 64, 4097, 11008, 5461, 53248])

@@ -8,6 +8,7 @@ cannot be traced. Of these what they built says what they would do.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -23,8 +24,9 @@ from autotune.errors import ConfigError
 from autotune.ports import TrialRequest
 from autotune.spec import FIELDS, KNOBS, ParallelConfig
 from autotune.testing.knobs import complaints_of, variations
+from autotune.trainers.catalog.native import TRAINER as NATIVE
 from autotune_workers.training.parallel.mesh import RankContext
-from autotune_workers.training.step import NATIVE_LOOP, Training
+from autotune_workers.training.step import Training
 from tests.workers.trial_ranks import CPU, MODELS, request
 
 ALL_PRECISIONS = replace(CPU, gpu=replace(CPU.gpu, peak_flops_per_s=dict.fromkeys(KNOBS["precision"].values, 1e11)))
@@ -49,18 +51,27 @@ BASES = (
 
 
 class RecordingConfig:
-    """A config that notes which of its knobs are read."""
+    """A config that notes which of its knobs the loop reads; limits and laws, which read all of them, do not count."""
 
     def __init__(self, config: ParallelConfig, read: set[str]) -> None:
         self._config, self._read = config, read
 
     def __getattr__(self, name: str) -> Any:
         if name in KNOBS:
-            self._read.add(name)
+            if _reader().startswith("autotune_workers."):
+                self._read.add(name)
         elif isinstance(derived := getattr(ParallelConfig, name, None), property):
             assert derived.fget is not None
             return derived.fget(self)  # so that the knobs that it is made of are noted
         return getattr(self._config, name)
+
+
+def _reader() -> str:
+    """The module that asked for a knob, by way of a derived value or not."""
+    frame = sys._getframe(1)
+    while frame.f_back and frame.f_globals["__name__"] in (__name__, ParallelConfig.__module__):
+        frame = frame.f_back
+    return str(frame.f_globals["__name__"])
 
 
 class Operations(TorchDispatchMode):
@@ -122,7 +133,7 @@ def one_thread() -> Iterator[None]:
 
 
 def test_every_knob_is_read_or_declared_neutral_or_impossible() -> None:
-    assert not complaints_of(NATIVE_LOOP)
+    assert not complaints_of(NATIVE.knob_use)
 
 
 @pytest.mark.thorough
@@ -144,13 +155,13 @@ def test_every_value_of_every_knob_changes_what_a_rank_does_or_is_refused_by_nam
             except ConfigError as refusal:
                 differs[key] = refusal.field == knob.name
     assert {name for name, _ in differs} == set(FIELDS)
-    wrong = {key for key, differ in differs.items() if differ == (key[0] in NATIVE_LOOP.neutral)}
+    wrong = {key for key, differ in differs.items() if differ == (key[0] in NATIVE.knob_use.neutral)}
     assert not wrong, "a value of a knob that the loop reads changes nothing, or one of a neutral knob does"
-    only_to_refuse = NATIVE_LOOP.cannot.keys()
-    assert read - only_to_refuse == NATIVE_LOOP.reads, "what the loop reads is not what its trainer declares"
+    only_to_refuse = NATIVE.knob_use.cannot.keys()
+    assert read - only_to_refuse == NATIVE.knob_use.reads, "what the loop reads is not what its trainer declares"
 
 
 def test_a_knob_that_the_loop_does_not_know_is_refused_before_anything_is_built() -> None:
     trial = asked("llama", ParallelConfig(extra={"num_workers": 2}))
-    with pytest.raises(ConfigError, match="the native training loop does not support the study's own knob num_workers"):
+    with pytest.raises(ConfigError, match="num_workers"):
         rank_zero(trial, set())

@@ -63,5 +63,5 @@ def test_copies_of_shards_need_shards() -> None:
     trial = request("llama", "dp=4,precision=fp32,zero_stage=1,dp_replicas=2")
     for changes in ({"zero_stage": 0}, {"dp_replicas": 3}):
         broken = replace(trial, config=replace(trial.config, **changes))
-        with pytest.raises(ConfigError, match="dp_replicas must divide dp"):
+        with pytest.raises(ConfigError, match="dp_replicas"):
             validate(broken, RankContext(rank=0, world_size=4, device=torch.device("cpu")))

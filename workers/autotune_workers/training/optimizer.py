@@ -54,23 +54,6 @@ class Optimizer(Protocol):
         """One update."""
 
 
-def check_optimizer(request: TrialRequest) -> None:
-    """Raises `ConfigError` for an optimizer that the loop does not have, or that cannot work on what the config leaves of a matrix on a rank."""
-    name, config = request.workload.optimizer, request.config
-    if name not in LEARNING_RATES:
-        raise ConfigError(
-            f"the native training loop has no optimizer {name}",
-            remedy=f"use {', '.join(LEARNING_RATES)}",
-            field="optimizer",
-        )
-    if name in WHOLE_MATRICES and (config.tp > 1 or config.zero_stage > 0):
-        raise ConfigError(
-            f"{name} needs whole matrices on every rank, but tp={config.tp} and zero_stage={config.zero_stage} split them",
-            remedy="use tp=1 and zero_stage=0, or adamw",
-            field="tp" if config.tp > 1 else "zero_stage",
-        )
-
-
 def build_optimizer(request: TrialRequest, shards: Sequence[Shard]) -> Optimizer:
     """The optimizer of the workload over these tensors."""
     name, rate = request.workload.optimizer, learning_rate(request)

@@ -3,16 +3,14 @@
 A step: forward and backward of all micro-batches (in a pipeline or one after the other), gradients summed over ranks, one verdict of all
 ranks on loss and gradient, clipping, optimizer.
 
-What the native trainer cannot run: every law that a request has to keep on the ranks that it was given.
-
-What the native training loop does with each knob: it reads those that its trainer says it reads (`autotune.trainers.catalog.native`).
+What a request must keep is declared once: by the native trainer (`find_limits`) and by the laws of the space. Only what depends on this rank's device stands here.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,83 +22,62 @@ from torch.profiler import record_function
 
 from autotune.errors import ConfigError
 from autotune.ports import TrialRequest
-from autotune.spec import KnobUse, ParallelConfig
+from autotune.space.constraint import LAWS, why_not
+from autotune.spec import ParallelConfig, Workload
 from autotune.spec.post_training import RL_KNOBS
-from autotune.trainers.base.limit import Limit
-from autotune.trainers.base.workload_limits import own_model_limits, unequal_limits
-from autotune.trainers.catalog.native import NativeTrainer
+from autotune.trainers.catalog.native import TRAINER
 from autotune_workers.probe.injected.phases import BACKWARD, COLLECTIVE, FORWARD, Phase, Phases
 from autotune_workers.probe.injected.phases import OPTIMIZER as STEPPING
 from autotune_workers.probe.injected.profile import OPTIMIZER
 from autotune_workers.training.data import SequenceSource, rows_of
-from autotune_workers.training.model.low_rank_adapters import check_adapters
 from autotune_workers.training.model.own_stage import OwnStage
-from autotune_workers.training.optimizer import build_optimizer, check_optimizer, clip, learning_rate
+from autotune_workers.training.optimizer import build_optimizer, clip, learning_rate
 from autotune_workers.training.parallel.activation_checkpointing import check_compiler
-from autotune_workers.training.parallel.context_parallel import check_context
-from autotune_workers.training.parallel.expert_parallel import check_experts
 from autotune_workers.training.parallel.fully_sharded import FullySharded, free_gathered
 from autotune_workers.training.parallel.gradient_sync import local_gradient
-from autotune_workers.training.parallel.mesh import Mesh, RankContext, build_mesh, check_replicas
-from autotune_workers.training.parallel.pipeline_parallel import Pipeline, check_pipeline, check_schedule
-from autotune_workers.training.parallel.tensor_parallel import check_tensor
+from autotune_workers.training.parallel.mesh import Mesh, RankContext, build_mesh
+from autotune_workers.training.parallel.pipeline_parallel import Pipeline, check_schedule
 from autotune_workers.training.precision import LossScaler, check_precision, first_loss_scale, matrix_products
 from autotune_workers.training.task import Task
 from autotune_workers.training.tasks import DecoderTask, OwnTask
 from autotune_workers.training.torch_internals import compile_or_fail, norms_of
 
-NATIVE_LOOP = KnobUse(
-    part="native training loop",
-    reads=NativeTrainer.reads,
-    neutral=NativeTrainer.neutral,
-    cannot=NativeTrainer.cannot,
+SHARED_OUT = (
+    *("tp_heads", "tp_kv_heads", "tp_ffn", "sp_sequence", "cp_sequence", "cp_heads", "ep_experts", "ep_ranks"),
+    *("replicas_divide", "replicas_shards", "pp_layers", "pp_schedule", "pp_virtual_stages", "pp_interleave"),
 )
-"""A config with a knob that it does not know fails as invalid before anything is built."""
+"""laws of the space about what each rank gets. The others keep a second name of a config out of the space; the loop trains it"""
+_LAWS = tuple(law for law in LAWS if law.name in SHARED_OUT)
 
 
 def validate(request: TrialRequest, context: RankContext) -> None:
-    """Raises `ConfigError` with the first law that the request breaks."""
-    config, model, seq_len = request.config, request.workload.model, request.workload.seq_len
+    """Raises `ConfigError` with what the request breaks: limits of the trainer, laws of the space, and what this rank's device lacks."""
+    config, workload = request.config, request.workload
     if config.world_size != context.world_size:
         raise ConfigError(
             f"tp * pp * dp * cp must be the number of ranks, but {config.world_size} != {context.world_size}"
         )
-    if request.workload.rl is None:
-        NATIVE_LOOP.check(config)
-    else:  # the phases read these knobs
-        NATIVE_LOOP.check(replace(config, extra={n: v for n, v in config.extra.items() if n not in RL_KNOBS}))
-    _refuse(unequal_limits(request.workload, config))
-    check_optimizer(request)
+    if limits := TRAINER.limits(workload, _without_phases(workload, config)):
+        raise ConfigError("; ".join(map(str, limits)), field=limits[0].knob.removeprefix("workload."))
+    if reason := why_not(workload, config, _LAWS):
+        raise ConfigError(reason)
     learning_rate(request)
     first_loss_scale(request)
-    check_precision(config, model, context.device)
+    check_precision(config, workload.model, context.device)
     if config.compile:
         check_compiler(context.device)
-    check_replicas(config)
-    if model.code is not None:
-        _check_own(request)
-        return
-    check_pipeline(model, config)
-    check_context(request.workload, config)
-    check_experts(model, config)
-    check_tensor(model, config, seq_len)
-    check_adapters(request.workload, config)
-    if model.max_positions and seq_len > model.max_positions:
-        raise ConfigError(
-            f"seq_len must not exceed max_positions, but {seq_len} > {model.max_positions}", field="seq_len"
-        )
+    if config.pp > 1:
+        check_schedule(config)
+    most = workload.model.max_positions
+    if most and workload.seq_len > most:
+        raise ConfigError(f"seq_len must not exceed max_positions, but {workload.seq_len} > {most}", field="seq_len")
 
 
-def _check_own(request: TrialRequest) -> None:
-    """Raises `ConfigError` for what the loop cannot do with a model that code builds."""
-    _refuse(own_model_limits(request.workload, request.config))
-    if request.config.pp > 1:
-        check_schedule(request.config)
-
-
-def _refuse(limits: Sequence[Limit]) -> None:
-    if limits:
-        raise ConfigError("; ".join(map(str, limits)), field=limits[0].knob)
+def _without_phases(workload: Workload, config: ParallelConfig) -> ParallelConfig:
+    """The config without the knobs that the phases of post-training read."""
+    if workload.rl is None:
+        return config
+    return replace(config, extra={name: value for name, value in config.extra.items() if name not in RL_KNOBS})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from autotune.errors import ConfigError
-from autotune.spec import ParallelConfig, Peft, Workload
+from autotune.spec import Peft
 from autotune_workers.training.model.decoder import Block, DecoderStage, Linear
 from autotune_workers.training.parallel.gradient_sync import local
 from autotune_workers.training.parallel.tensor_parallel import local_part
@@ -26,28 +25,6 @@ SCALE = 2.0
 """what the adapters' product is multiplied by"""
 ATTENTION = ("wq", "wk", "wv", "wo")
 """projections of the attention"""
-
-
-def check_adapters(workload: Workload, config: ParallelConfig) -> None:
-    """Raises `ConfigError` for a method that the loop does not have, and where a stage would have nothing to train."""
-    if workload.peft is None:
-        return
-    stages, layers = config.pp * config.virtual_stages, workload.model.num_layers
-    if config.pp_split == "edges" and stages > 1 and (layers + 2) // stages < 2:
-        raise ConfigError(
-            f"adapters attach to layers, so every stage needs a layer, but with num_layers={layers} and "
-            f"pp * virtual_stages = {stages} the last one only has the loss",
-            remedy="use pp_split=layers",
-            field="pp_split",
-        )
-    if config.precision == "fp8":
-        raise ConfigError("fp8 replaces the projections that adapters attach to", field="precision")
-    if workload.peft.method != "lora":
-        raise ConfigError(
-            f"the native training loop has no 4-bit weights, but peft.method={workload.peft.method}",
-            remedy="use method lora",
-            field="peft",
-        )
 
 
 def apply_adapters(stage: DecoderStage, peft: Peft, dtype: torch.dtype) -> None:

@@ -18,37 +18,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
-from autotune.errors import ConfigError
-from autotune.spec import ParallelConfig, Workload
+from autotune.spec import Workload
 from autotune_workers.training.model.decoder import Attend, DecoderStage, fused_attention
 from autotune_workers.training.model.packed_sequences import document_pieces
 from autotune_workers.training.parallel.collective_ops import Exchange, GatherFirst
 from autotune_workers.training.parallel.ring_attention import ring_attention
-
-
-def check_context(workload: Workload, config: ParallelConfig) -> None:
-    """Raises `ConfigError` when the sequence or the heads cannot be cut evenly, or the style cannot tell documents apart."""
-    cp, seq_len, by_heads = config.cp, workload.seq_len, config.cp_style == "heads"
-    if cp == 1:
-        return
-    chunks = cp if by_heads else 2 * cp
-    if seq_len % chunks:
-        raise ConfigError(
-            f"{'cp' if by_heads else '2 * cp'} must divide seq_len, but cp={cp} and seq_len={seq_len}", field="cp"
-        )
-    kv_heads = workload.model.num_kv_heads // config.tp
-    if by_heads and kv_heads % cp:
-        raise ConfigError(
-            f"cp must divide num_kv_heads / tp under cp_style=heads, but cp={cp} and num_kv_heads / tp = {kv_heads}",
-            remedy="use cp_style=ring or gather",
-            field="cp_style",
-        )
-    if workload.document_len and config.cp_style == "ring":
-        raise ConfigError(
-            f"ring attention passes whole chunks and cannot respect document boundaries, but document_len={workload.document_len}",
-            remedy="use cp_style=gather or heads",
-            field="cp_style",
-        )
 
 
 def positions_of(seq_len: int, cp: int, rank: int, style: str = "gather") -> Tensor:

@@ -15,24 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from autotune.errors import ConfigError
-from autotune.spec import ModelSpec, ParallelConfig
+from autotune.spec import ModelSpec
 from autotune_workers.training.model.decoder import Linear, Mlp
 from autotune_workers.training.parallel.collective_ops import Exchange, GatherFirst, ReduceScatterFirst
-
-
-def check_experts(model: ModelSpec, config: ParallelConfig) -> None:
-    """Raises `ConfigError` when the experts cannot be dealt out."""
-    if config.ep == 1:
-        return
-    if not model.num_experts or model.num_experts % config.ep:
-        raise ConfigError(
-            f"ep must divide num_experts, but ep={config.ep} and num_experts={model.num_experts}", field="ep"
-        )
-    if config.dp * config.cp % config.ep:
-        raise ConfigError(
-            f"ep must divide dp * cp, but ep={config.ep} and dp * cp = {config.dp * config.cp}", field="ep"
-        )
 
 
 class ExpertGroup(nn.Module):

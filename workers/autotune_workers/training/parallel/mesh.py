@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from autotune.errors import ConfigError
 from autotune.spec import ParallelConfig
 from autotune_workers.training.measuring.progress import Progress
 from autotune_workers.training.torch_internals import flatten_axes, forget_shardings, process_groups, split_axis
@@ -73,19 +72,6 @@ class Mesh:
     def shards_of(self, name: str) -> DeviceMesh:
         """The mesh over which FSDP shards what the ranks of the axis hold alike: the axis, or (replicas, shards) where it is cut so."""
         return self.hybrid.get(name, self.axes[name])
-
-
-def check_replicas(config: ParallelConfig) -> None:
-    """Raises `ConfigError` when shards cannot be copied so often."""
-    shards = config.dp * config.cp // config.ep
-    if config.dp_replicas > 1 and (
-        config.zero_stage == 0 or shards % config.dp_replicas or config.dp % config.dp_replicas
-    ):
-        raise ConfigError(
-            f"dp_replicas must divide dp and dp * cp / ep, and zero_stage must be at least 1, but dp_replicas={config.dp_replicas}, "
-            f"dp={config.dp}, cp={config.cp}, ep={config.ep} and zero_stage={config.zero_stage}",
-            field="dp_replicas",
-        )
 
 
 def tied_embedding_group(config: ParallelConfig, mesh: Mesh, context: RankContext) -> dist.ProcessGroup | None:

@@ -32,24 +32,6 @@ from autotune_workers.training.task import Loss, Task
 LOOPED = {"interleaved_1f1b": ScheduleInterleaved1F1B, "interleaved_zero_bubble": ScheduleInterleavedZeroBubble}
 
 
-def check_pipeline(model: ModelSpec, config: ParallelConfig) -> None:
-    """Raises `ConfigError` for what no schedule here can run."""
-    stages = config.pp * config.virtual_stages
-    if config.virtual_stages > 1 and (config.pp == 1 or config.pp_schedule not in LOOPED):
-        raise ConfigError(
-            f"virtual_stages={config.virtual_stages} needs pp > 1 and an interleaved schedule, "
-            f"but pp={config.pp} and pp_schedule={config.pp_schedule}",
-            field="virtual_stages",
-        )
-    counted, most = model.num_layers, "num_layers"
-    if config.pp_split == "edges":
-        counted, most = counted + 2, "num_layers + 2, with embedding and loss"
-    if stages > counted:
-        raise ConfigError(f"pp * virtual_stages must not exceed {most}, but {stages} > {counted}", field="pp")
-    if config.pp > 1:
-        check_schedule(config)
-
-
 def check_schedule(config: ParallelConfig) -> None:
     """Raises `ConfigError` for a schedule that cannot run this config, whatever the model."""
     micro_batches = config.accumulation_steps
@@ -59,31 +41,13 @@ def check_schedule(config: ParallelConfig) -> None:
             remedy="use gpipe, or more and smaller micro-batches",
             field="accumulation_steps",
         )
-    if config.pp_schedule in LOOPED and micro_batches % max(1, micro_batches // config.pp):
+    if config.pp_schedule == "interleaved_zero_bubble" and config.zero_stage == 3:
+        # measured: torch loses a part of the gradient then, without a word
         raise ConfigError(
-            f"{config.pp_schedule} works in rounds of micro-batches, so accumulation_steps must be a multiple of "
-            f"accumulation_steps // pp, but accumulation_steps={micro_batches} and pp={config.pp}",
-            remedy=f"use a multiple of {config.pp}",
-            field="accumulation_steps",
+            "interleaved_zero_bubble delays weight gradients until zero_stage=3 has freed the gathered weights",
+            remedy="use zero_stage 0, 1 or 2",
+            field="zero_stage",
         )
-    if config.pp_schedule == "interleaved_zero_bubble":
-        if config.zero_stage == 3:
-            # measured: torch loses a part of the gradient then, without a word
-            raise ConfigError(
-                "interleaved_zero_bubble delays weight gradients until zero_stage=3 has freed the gathered weights",
-                remedy="use zero_stage 0, 1 or 2",
-                field="zero_stage",
-            )
-        if config.compile:
-            raise ConfigError(
-                "interleaved_zero_bubble cannot split the backward pass of compiled layers", field="compile"
-            )
-        if config.recompute != "none":
-            raise ConfigError(
-                "interleaved_zero_bubble cannot split the backward pass of recomputed layers, "
-                f"but recompute={config.recompute}",
-                field="recompute",
-            )
 
 
 def layers_of_rank(model: ModelSpec, config: ParallelConfig, pp_rank: int) -> dict[int, range]:

@@ -23,27 +23,9 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from autotune.errors import ConfigError
-from autotune.spec import ModelSpec, ParallelConfig
 from autotune_workers.training.model.decoder import Block, DecoderStage, Mlp
 from autotune_workers.training.model.loss import VocabularySlice
 from autotune_workers.training.torch_internals import local_shape_and_offset
-
-
-def check_tensor(model: ModelSpec, config: ParallelConfig, seq_len: int) -> None:
-    """Raises `ConfigError` when heads, matrices or positions cannot be divided evenly."""
-    for name, value in (
-        ("num_attention_heads", model.num_attention_heads),
-        ("num_kv_heads", model.num_kv_heads),
-        ("ffn_hidden_size", model.ffn_hidden_size),
-    ):
-        if value % config.tp:
-            raise ConfigError(f"tp must divide {name}, but tp={config.tp} and {name}={value}", field="tp")
-    if config.sequence_parallel and seq_len // config.cp % config.tp:
-        raise ConfigError(
-            f"tp must divide seq_len / cp under sequence_parallel, but tp={config.tp} and {seq_len // config.cp}",
-            field="tp",
-        )
 
 
 def apply_tensor_parallel(stage: DecoderStage, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
