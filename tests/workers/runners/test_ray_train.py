@@ -88,7 +88,7 @@ def test_a_torch_trainer_is_tuned() -> None:
     assert result.best.config.micro_batch_size == 2
     measurement = by_size[1].measurement
     assert measurement is not None
-    assert 0.08 <= measurement.step_time_s < 3.0
+    assert 0.08 <= measurement.step_time_s < 60.0
     assert measurement.tokens_per_step == 8 * 16
     assert measurement.losses[0] < 5.0
     assert (measurement.peak_memory_bytes or 0) > 1e6
