@@ -251,8 +251,8 @@ class FakeAnswers:
             return
         with real_tensors():
             mine = values.view(group.size(), -1)[group.rank()] if swapped else values
-            told = mine.flatten().repeat(group.size()).view(result.shape)
-        self._values.set(result, told)
+            gathered = mine.flatten().repeat(group.size()).view(result.shape)
+        self._values.set(result, gathered)
 
     def _known(self, value: Any) -> Any:
         """Arguments with values in the place of fake tensors; None where one has none."""

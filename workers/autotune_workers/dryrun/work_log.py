@@ -205,11 +205,13 @@ def products_of(packet: Any, args: tuple[Any, ...]) -> list[tuple[int, int, int,
 
 def _grouped_products(a: Tensor, b: Tensor, ends: Tensor | None) -> list[tuple[int, int, int, int]]:
     """Groups of equal size."""
-    groups = a.shape[0] if a.dim() == 3 else b.shape[0] if b.dim() == 3 else len(ends) if ends is not None else 1
     if a.dim() == 3:
+        groups = a.shape[0]
         return [(a.shape[1], b.shape[-1] // (1 if b.dim() == 3 else groups), a.shape[2], groups)]
     if b.dim() == 3:
+        groups = b.shape[0]
         return [(a.shape[0] // groups, b.shape[2], a.shape[1], groups)]
+    groups = len(ends) if ends is not None else 1
     return [(a.shape[0], b.shape[1], a.shape[1] // groups, groups)]
 
 

@@ -27,7 +27,7 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from importlib import metadata
 from pathlib import Path
@@ -210,7 +210,7 @@ def inspect(model: ModelSpec) -> ModelSpec:
         has_tensor_plan=bool(built.tp_plan),
         has_pipeline_split=bool(split),
         has_attention=bool(attention_modules(built.model, block_names(built))),
-        num_cuts=(int(told.get("num_layers", 1)) - 1 if callable(split) else len(split)) if split else 0,
+        num_cuts=_num_cuts(split, int(told.get("num_layers", 1))) if split else 0,
         guessed=tuple(
             name for name in _GUESSED if name not in told or (sizes is not told and name == "ffn_hidden_size")
         ),
@@ -265,6 +265,11 @@ def _weights(sizes: Mapping[str, Any]) -> int:
         return ModelSpec(name="decoder", **sizes).shape_parameters
     except SpecError:
         return 0
+
+
+def _num_cuts(split: Sequence[str] | Callable[..., nn.Module], num_layers: int) -> int:
+    """Places where the model may be cut into stages: a function cuts between any two layers."""
+    return num_layers - 1 if callable(split) else len(split)
 
 
 def _told(built: BuiltModel) -> dict[str, Any]:

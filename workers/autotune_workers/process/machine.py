@@ -266,6 +266,4 @@ def gpu_handle(nvml: Any, name: str) -> Any:
 def cpus_near(nvml: Any, handle: Any) -> set[int]:
     """The CPUs of the GPU's NUMA node, also those that this process may not use."""
     words = nvml.nvmlDeviceGetCpuAffinity(handle, ((os.cpu_count() or 1) + _WORD_BITS - 1) // _WORD_BITS)
-    return {
-        word * _WORD_BITS + bit for word, bits in enumerate(words) for bit in range(_WORD_BITS) if int(bits) >> bit & 1
-    }
+    return {cpu for cpu in range(len(words) * _WORD_BITS) if int(words[cpu // _WORD_BITS]) >> cpu % _WORD_BITS & 1}

@@ -115,7 +115,8 @@ class ActorGroups:
 
     def _remove_lost(self) -> None:
         """Removes idle places on nodes that the head takes for dead: while nobody listened, nobody noticed."""
-        idle = [handle for held in self._idle for handle in held.place.handles if handle.address and not handle.dead]
+        handles = [handle for held in self._idle for handle in held.place.handles]
+        idle = [handle for handle in handles if handle.address and not handle.dead]
         living = self.cluster.addresses() if idle else set()
         for handle in idle:
             if handle.address not in living:
@@ -161,7 +162,8 @@ class ActorGroups:
     def handles(self, kind: str, *, or_idle: bool = False) -> list[Any]:
         """Of the living actors of that kind, and on demand of all that are idle."""
         of = [held for held in self._held if held.shape.kind == kind or (or_idle and not held.is_busy)]
-        return [handle for held in of for handle in held.place.handles if not handle.dead]
+        handles = [handle for held in of for handle in held.place.handles]
+        return [handle for handle in handles if not handle.dead]
 
     def listen(self, kind: str, timeout_s: float) -> list[tuple[Any, Message]]:
         """Messages of the actors of that kind with their handles, after `timeout_s` at the latest, whatever Ray does; the last of an actor that

@@ -276,7 +276,10 @@ class SlurmPlaces:
         """Nodes that are lost, or that srun has not started yet."""
         if self._lost:
             return f"{', '.join(self._lost)} cannot be reached"
-        starting = [node.name for step in self._steps if not step.is_ending for node in step.nodes if not node.ready]
+        starting: list[str] = []
+        for step in self._steps:
+            if not step.is_ending:
+                starting += [node.name for node in step.nodes if not node.ready]
         return f"srun has not started the program on {', '.join(starting)} yet" if starting else ""
 
     def close(self) -> None:

@@ -180,8 +180,8 @@ class _Attempt:
         self._outcomes.append(outcome)
         own_s, own_peak = time.perf_counter() - start_s, self._memory.bytes()
         own_phases = training.own_phases_s if isinstance(training, PostTraining) else {}
-        told = [own_s, -1.0 if own_peak is None else own_peak, *own_phases.values()]
-        slowest = torch.tensor(told, dtype=torch.float64, device=device)
+        local = [own_s, -1.0 if own_peak is None else own_peak, *own_phases.values()]
+        slowest = torch.tensor(local, dtype=torch.float64, device=device)
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
         time_s, peak, *phases_s = slowest.tolist()
         self._busy_s.append(time_s)
@@ -229,7 +229,12 @@ class _Attempt:
         verdict = trial_decision(
             [s.time_s for s in self._steps[measure.warmup_steps :]], measure, self._request.beat_step_time_s
         )
-        code = 3 if asked else 2 if verdict.stopped_early else 1 if verdict.stop else 0
+        if asked:
+            code = 3
+        elif verdict.stopped_early:
+            code = 2
+        else:
+            code = 1 if verdict.stop else 0
         decision = torch.tensor([code], device=self._context.device)
         dist.broadcast(decision, src=0)
         code = int(decision.item())
@@ -239,9 +244,9 @@ class _Attempt:
         """Peak memory of all ranks, their mean power, and readings of the device."""
         device = self._context.device
         peak, reserved, watts = self._memory.bytes(), self._memory.reserved_bytes(), self._power.watts()
-        told = [-1 if peak is None else peak, reserved or 0, -1 if watts is None else round(1e3 * watts)]
-        told += [self._memory.retries(), *self._gpu.as_integers()]
-        mine = torch.tensor(told, dtype=torch.int64, device=device)
+        local = [-1 if peak is None else peak, reserved or 0, -1 if watts is None else round(1e3 * watts)]
+        local += [self._memory.retries(), *self._gpu.as_integers()]
+        mine = torch.tensor(local, dtype=torch.int64, device=device)
         everyone = [torch.empty_like(mine) for _ in range(self._context.world_size)]
         dist.all_gather(everyone, mine)
         peaks = [int(x[0]) for x in everyone]
@@ -271,13 +276,13 @@ class _Attempt:
         profile.begin()
         training.step(tokens, targets)
         mine = profile.end(pipelined=self._request.config.pp > 1)
-        told = {**mine.parts_s, "communication_overlapped": mine.overlapped_s}
+        local_s = {**mine.parts_s, "communication_overlapped": mine.overlapped_s}
         delay_s = math.nan if mine.launch_delay_s is None else mine.launch_delay_s
-        seconds = torch.tensor([*told.values(), delay_s], dtype=torch.float64, device=device)
+        seconds = torch.tensor([*local_s.values(), delay_s], dtype=torch.float64, device=device)
         dist.all_reduce(seconds)
         *parts, delay = (seconds / self._context.world_size).tolist()
         readings = dict(measured.utilization) | ({} if math.isnan(delay) else {"kernel_launch_delay_s": delay})
-        return replace(measured, breakdown_s=dict(zip(told, parts, strict=True)), utilization=readings)
+        return replace(measured, breakdown_s=dict(zip(local_s, parts, strict=True)), utilization=readings)
 
     def _measured(self) -> Measurement:
         """What this rank knows by itself."""

@@ -420,7 +420,8 @@ def _changes_itself(torch: Any, seen: Seen) -> bool:
         return False
     if seen.sample is None:
         modules = [module for root in seen.roots.values() if (module := root.ref()) is not None]
-        trained = [p for module in modules for p in module.parameters() if p.grad is not None and p.numel()]
+        parameters = (p for module in modules for p in module.parameters())
+        trained = [p for p in parameters if p.grad is not None and p.numel()]
         if trained:
             parameter = min(trained, key=lambda p: p.numel())  # of an embedding most rows have no gradient
             seen.sample = parameter, parameter.detach().flatten()[:SAMPLE].clone()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from autotune_workers.gang.failure_kind import PEER_GONE, Evidence, of_death, weigh
 from autotune_workers.gang.members import behind
@@ -78,17 +79,18 @@ def log_tail(ends: Sequence[NodeEnd], first: NodeEnd | None = None) -> tuple[str
 
 def rank_behind(ends: Sequence[NodeEnd]) -> tuple[int, str] | None:
     """The rank that had not come to a collective in which others waited, and which one; None where no flight recorder told."""
-    begun = {int(rank): groups for end in ends for rank, groups in end.collectives.items() if rank.isdigit()}
+    begun: dict[int, dict[str, list[Any]]] = {}
+    for end in ends:
+        begun |= {int(rank): groups for rank, groups in end.collectives.items() if rank.isdigit()}
     counts = {rank: {group: number for group, (number, _) in groups.items()} for rank, groups in begun.items()}
     found = behind(counts)
     if not found:
         return None
     rank, waiting = min(found.items())
     mine = counts[rank]
-    group, (number, name) = max(
-        ((g, last) for r in sorted(begun) for g, last in begun[r].items() if mine.get(g, last[0]) < last[0]),
-        key=lambda pair: pair[1][0],
-    )
+    last_begun = ((group, last) for r in sorted(begun) for group, last in begun[r].items())
+    missing = ((group, last) for group, last in last_begun if mine.get(group, last[0]) < last[0])
+    group, (number, name) = max(missing, key=lambda pair: pair[1][0])
     where = f"{name} (collective {number} of process group {group})"
     return rank, f"rank {rank} has not reached {where}, where {waiting} other(s) wait"
 

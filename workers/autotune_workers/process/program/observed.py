@@ -138,11 +138,7 @@ class ObservedProgram:
 
     def _measured(self, end: NodeEnd) -> Measurement | None:
         steps = self._steps
-        first = (steps[0].number or 0) if steps else 0
-        warmup = (
-            0 if first > WARMUP_STEPS else WARMUP_STEPS if len(steps) > 2 * WARMUP_STEPS else min(1, len(steps) - 1)
-        )
-        steps = steps[max(0, warmup) :]
+        steps = steps[_warmup_steps(steps) :]
         is_cpu = self._workload is None or self._workload.cluster.gpu.is_cpu
         seen = end.gpu_peak_bytes or (end.peak_bytes if is_cpu else None)
         peak = self._log.peak_bytes or (float(seen) if seen else None)
@@ -170,6 +166,13 @@ class ObservedProgram:
             peak_flops_per_s=gpu.peak_flops_per_s.get(self._config.precision),
             memory_capacity_bytes=gpu.memory_bytes,
         )
+
+
+def _warmup_steps(steps: Sequence[LoggedStep]) -> int:
+    """How many of these steps are warm-up: none in a log that begins later, and at most the first one of a short log."""
+    if not steps or (steps[0].number or 0) > WARMUP_STEPS:
+        return 0
+    return WARMUP_STEPS if len(steps) > 2 * WARMUP_STEPS else min(1, len(steps) - 1)
 
 
 def _without_rates(read: LineReader) -> LineReader:

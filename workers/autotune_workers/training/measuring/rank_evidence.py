@@ -14,6 +14,7 @@ import torch.distributed as dist
 from autotune.diagnosis import evidence_of
 from autotune.diagnosis.collect import MOST_STEPS
 from autotune.ports import TrialRequest
+from autotune.spec import ParallelConfig
 from autotune_workers.probe.injected.phases import COLLECTIVE, DATA, Phase, Phases
 from autotune_workers.probe.injected.watch import Watch
 from autotune_workers.training.parallel.mesh import RankContext
@@ -70,7 +71,7 @@ class RankEvidence:
         config = request.config
         facts = {
             "world": self._context.world_size,
-            "wrappers": ["FSDP2"] if config.zero_stage >= 3 else ["DDP"] if config.dp > 1 else [],
+            "wrappers": _wrappers(config),
             "degrees": {name: getattr(config, name) for name in ("tp", "pp", "cp", "ep")},
             "parameters": int(request.workload.model.num_parameters),
             "device": self._context.device.type,
@@ -78,3 +79,10 @@ class RankEvidence:
         reports = [report for told in everyone for report in told] + [{"kind": "facts", "rank": 0, **facts}]
         found = evidence_of(reports, step_times_s=step_times_s)
         return found.shortened().to_dict() if found is not None else {}
+
+
+def _wrappers(config: ParallelConfig) -> list[str]:
+    """What wraps the model, as the probe names it."""
+    if config.zero_stage >= 3:
+        return ["FSDP2"]
+    return ["DDP"] if config.dp > 1 else []

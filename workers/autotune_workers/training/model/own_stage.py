@@ -152,7 +152,7 @@ def _stages_of_class(built: BuiltModel, places: Sequence[str]) -> dict[str, int]
 def _check_shared(module: nn.Module, stages: dict[str, int], num_stages: int) -> None:
     """Only the first and the last stage may share a weight: a tied embedding."""
     for other, name in aliases(module).items():
-        held = {n for part, n in stages.items() for weight in (other, name) if weight.startswith(f"{part}.")}
+        held = {n for part, n in stages.items() if any(weight.startswith(f"{part}.") for weight in (other, name))}
         if len(held) > 1 and held != {0, num_stages - 1}:
             raise ConfigError(
                 f"the stages {', '.join(map(str, sorted(held)))} of {num_stages} share the weight {name}, but only the first and the last may share one",

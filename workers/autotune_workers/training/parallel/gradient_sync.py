@@ -104,7 +104,10 @@ def weights_of(
     """
     ranks = config.dp * config.cp
     dense = "dp_cp" if ranks > 1 else ""
-    experts = dense if config.ep == 1 else "expert_data" if ranks > config.ep else ""
+    if config.ep == 1:
+        experts = dense
+    else:
+        experts = "expert_data" if ranks > config.ep else ""
     for name, parameter in parameters:
         if not parameter.requires_grad:
             continue

@@ -225,7 +225,8 @@ def _parallelize_stage(
         start = functools.partial(initial_value, spec=request.workload.model, seed=request.seed, device=host)
         beside = adapted(stage.built, peft)
         apply_own_adapters(stage.module, beside, peft.rank, dtype, start)
-        partial |= {f"{name}.adapters.{key}" for name in beside if f"{name}.weight" in partial for key in ("a", "b")}
+        summed = [name for name in beside if f"{name}.weight" in partial]
+        partial |= {f"{name}.adapters.{key}" for name in summed for key in ("a", "b")}
 
     if config.recompute == "full":
         recompute(stage.layers.values())
