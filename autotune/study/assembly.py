@@ -199,10 +199,11 @@ def _here(assembly: Assembly) -> Assembly:
 
 def history_of(study: Study, store: StudyReader, *, before: datetime) -> list[tuple[Workload, Trial]]:
     """Ended trials of the studies that it learns from (`teachers_of`), in their order."""
+    teachers = teachers_of(study, store, before=before)
+    trials = ((teacher, trial) for teacher in teachers for trial in store.trials(teacher.id))
     return [
         (trial.stands_for.workload if trial.stands_for else teacher.study.workload, trial)
-        for teacher in teachers_of(study, store, before=before)
-        for trial in store.trials(teacher.id)
+        for teacher, trial in trials
         if trial.status.is_terminal
     ]
 

@@ -76,9 +76,10 @@ class Recheck:
     def noise(self) -> RunNoise:
         """Between runs of one config."""
         squares, freedom = 0.0, 0
-        for runs in (logs for c in self.configs for logs in (_logs(c.before), _logs(c.now)) if len(logs) > 1):
-            squares += float(((runs - runs.mean()) ** 2).sum())
-            freedom += len(runs) - 1
+        for runs in (_logs(measured) for c in self.configs for measured in (c.before, c.now)):
+            if len(runs) > 1:
+                squares += float(((runs - runs.mean()) ** 2).sum())
+                freedom += len(runs) - 1
         return RunNoise.of([m for c in self.configs for m in (*c.before, *c.now)], squares, freedom)
 
     def half_width(self, configs: Sequence[Rechecked]) -> float:
@@ -123,12 +124,11 @@ class Recheck:
         overtaken = []
         for at, better in enumerate(found):
             for worse in found[at + 1 :]:
-                apart = float(np.mean(_logs(worse.now)) - np.mean(_logs(better.now)))
+                log_ratio = float(np.mean(_logs(worse.now)) - np.mean(_logs(better.now)))
                 half = self.noise.half_width(2 / (1 / len(better.now) + 1 / len(worse.now)))
-                if apart > half:
-                    overtaken.append(
-                        f"the {_shown(worse.role)} is now {math.expm1(apart):.1%} ahead of the {_shown(better.role)}"
-                    )
+                if log_ratio > half:
+                    ahead = math.expm1(log_ratio)
+                    overtaken.append(f"the {_shown(worse.role)} is now {ahead:.1%} ahead of the {_shown(better.role)}")
         return overtaken
 
     @property
@@ -160,9 +160,10 @@ class Recheck:
     def busy(self) -> float:
         """The share of the steps of now that processes of others took, of the run that lost most."""
         shares = [0.0]
-        for seen in (m for c in self.configs for m in c.now if m.evidence):
-            findings = diagnose(Evidence.from_dict(seen.evidence)).findings
-            shares += [f.share for f in findings if f.cause == "foreign_process" and f.share is not None]
+        for evidence in (m.evidence for c in self.configs for m in c.now):
+            if evidence:
+                findings = diagnose(Evidence.from_dict(evidence)).findings
+                shares += [f.share for f in findings if f.cause == "foreign_process" and f.share is not None]
         return max(shares)
 
     @property
@@ -246,12 +247,17 @@ def chosen(
         seen = tuple(
             t.measured for t in trials if t.config == config and t.measured is not None and t.stands_for is None
         )
-        role = "winner" if config == wanted[0] else "default" if config == default else "runner-up"
         if seen:
-            found.append(Rechecked(role=role, config=config, before=seen))
+            found.append(Rechecked(role=_role(config, wanted[0], default), config=config, before=seen))
     if not found:
         raise NotFoundError("the study has no measured config to re-measure", remedy="tune it first")
     return tuple(sorted(found, key=lambda c: ROLES.index(c.role)))
+
+
+def _role(config: ParallelConfig, winner: ParallelConfig, default: ParallelConfig | None) -> str:
+    if config == winner:
+        return "winner"
+    return "default" if config == default else "runner-up"
 
 
 def run_recheck(

@@ -110,8 +110,11 @@ class ProgramCheck:
     @property
     def files(self) -> dict[str, Mapping[str, Any]]:
         """Files that the program wrote or removed outside of the trials' folders, of both configs."""
-        later = {path: file for run in (self.second, self.last) if run is not None for path, file in run.files.items()}
-        return {**later, **(dict(self.seen.files) if self.seen is not None else {})}
+        files: dict[str, Mapping[str, Any]] = {}
+        for run in (self.second, self.last, self.seen):
+            if run is not None:
+                files |= run.files
+        return files
 
     @property
     def replaced(self) -> tuple[str, ...]:

@@ -286,5 +286,8 @@ def _failed(what: str, failure: Failure) -> str:
 
 def _remedy(failure: Failure) -> str:
     said, log = f"{failure.message}\n{failure.exception}", "\n".join(failure.log_tail)
-    found = (remedy for text in (said, log) for words, remedy in _REMEDIES if re.search(words, text))
-    return next(found, "see the last lines of its log")  # launchers' warnings in the log speak of other things
+    for text in (said, log):  # launchers' warnings in the log speak of other things
+        for words, remedy in _REMEDIES:
+            if re.search(words, text):
+                return remedy
+    return "see the last lines of its log"

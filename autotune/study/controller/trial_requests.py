@@ -15,13 +15,14 @@ def request_for(trial: Trial, study_id: str, study: Study, index: TrialIndex, sc
     """The next attempt of a trial; `trial.attempts` counts it already."""
     is_search, is_reference = trial.purpose is TrialPurpose.SEARCH, trial.purpose is TrialPurpose.REFERENCE
     is_last = trial.purpose is TrialPurpose.FINAL and _is_last_round(trial.config, study, index)
+    measure = longer(study.measure) if is_last else study.measure
     return TrialRequest(
         study=study_id,
         number=trial.number,
         attempt=trial.attempts,
         workload=trial.stands_for.workload if trial.stands_for else study.workload,
         config=trial.config,
-        measure=whole(study.measure) if is_reference else longer(study.measure) if is_last else study.measure,
+        measure=whole(study.measure) if is_reference else measure,
         seed=trial.seed,
         trainer=study.trainer,
         trainer_options=study.trainer_options,

@@ -36,7 +36,7 @@ from autotune.reward import (
     squares_of_rounds,
     tokens_per_s,
 )
-from autotune.spec import MeasureSpec, ParallelConfig, Study, Trial, TrialPurpose, TrialStatus
+from autotune.spec import Measurement, MeasureSpec, ParallelConfig, Study, Trial, TrialPurpose, TrialStatus
 from autotune.study.controller.finals.rounds import (
     baseline_of,
     ended_finals,
@@ -100,8 +100,8 @@ def first_finalists(trials: Sequence[Trial], study: Study) -> tuple[ParallelConf
 def _is_behind(trial: Trial, best: Trial, study: Study) -> bool:
     """Whether one measurement each shows that the trial is worse."""
     noise = RunNoise.of(t.measurement for t in (trial, best) if t.measurement is not None)
-    apart = total_of(best) - total_of(trial)
-    return apart > slope_of(study) * noise.half_width(1, confidence=0.9)
+    difference = total_of(best) - total_of(trial)
+    return difference > slope_of(study) * noise.half_width(1, confidence=0.9)
 
 
 def least_runs(study: Study) -> int:
@@ -310,23 +310,26 @@ def noise_of(trials: Sequence[Trial], who: Sequence[ParallelConfig], rounds: int
     baseline = baseline_of(trials) if len(who) else None
     baseline = baseline if baseline is not None and baseline.config in who else None
     steady = which_are_steady(who, finals, trials, rounds)
-    counted, speeds = [], []
+    counted: list[Measurement] = []
+    speeds = []
     for config in who:
         late = joined(config, finals, baseline)
         runs = runs_of(config, finals, max(0, rounds - late))
         if not runs:
             continue
         pairs = list(zip(runs, which_count(runs, steady[late:]), strict=True))
-        counted.append(pairs)
-        speeds.append(
-            [math.nan] * late
-            + [
-                m.tokens_per_s if good else m.median_tokens_per_s if is_steady else math.nan
-                for (m, good), is_steady in zip(pairs, steady[late:], strict=False)
-            ]
-        )
+        counted += [m for m, good in pairs if good]
+        rounds_of_config = zip(pairs, steady[late:], strict=False)
+        speeds.append([math.nan] * late + [_speed(m, good, is_steady) for (m, good), is_steady in rounds_of_config])
     squares, freedom = squares_of_rounds(speeds)
-    return RunNoise.of((m for config in counted for m, good in config if good), squares, freedom)
+    return RunNoise.of(counted, squares, freedom)
+
+
+def _speed(run: Measurement, counts: bool, is_steady: bool) -> float:
+    """Tokens per second of a run of the finals: by its median step where a burst disturbed it, NaN in a round that was not steady."""
+    if counts:
+        return run.tokens_per_s
+    return run.median_tokens_per_s if is_steady else math.nan
 
 
 def confirmed_by(
@@ -339,11 +342,10 @@ def confirmed_by(
     again = []
     for config in alive:
         runs, theirs = runs_beside(config, alive, finals, baseline, rounds)
-        pooled, beside = (
-            pooled_runs(runs),
-            pooled_runs(theirs) if theirs else baseline.measurement if baseline else None,
-        )
-        trial = replace(first[config], measurement=pooled)
+        beside = baseline.measurement if baseline else None
+        if theirs:
+            beside = pooled_runs(theirs)
+        trial = replace(first[config], measurement=pooled_runs(runs))
         again.append((trial, beside))
     return sorted(
         (
