@@ -126,5 +126,7 @@ def source_words(source: str) -> str:
 def _least(word: str, found: Sequence[ClusterChoice], of: Callable[[ClusterChoice], float | None]) -> list[str]:
     """The cluster with the least of something, of those for which it is known."""
     known = [(amount, choice.cluster.name) for choice in found if (amount := of(choice)) is not None]
+    if len(known) < 2:
+        return []
     unknown = len(found) - len(known)
-    return [f"{word}: {min(known)[1]}" + (f" ({unknown} not known)" if unknown else "")] if len(known) > 1 else []
+    return [f"{word}: {min(known)[1]}" + (f" ({unknown} not known)" if unknown else "")]

@@ -71,12 +71,13 @@ def sketch(
     peak = max(sample.total_bytes for sample in shown)
     near = limit_bytes <= FAR * peak
     top = max(peak, limit_bytes) if near else peak
+    limit_mark = "─" if palette.unicode else "-"
     lines = []
     for row in range(height, 0, -1):
         level = top * (row - 0.5) / height
         label = format_bytes(top * row / height) if row in (height, (height + 1) // 2) else ""
         at_limit = near and top * (row - 1) / height < limit_bytes <= top * row / height
-        empty = ("─" if palette.unicode else "-") if at_limit else " "
+        empty = limit_mark if at_limit else " "
         cells = "".join(_cell(sample, level, empty, palette) for sample in shown)
         lines.append(f"{label:>9} {'│' if palette.unicode else '|'}{cells}" + (" limit" if at_limit else ""))
     lines.append(

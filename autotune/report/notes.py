@@ -147,8 +147,9 @@ def placed_lines(study: Mapping[str, Any]) -> list[str]:
 
 def _on_node(place: Mapping[str, Any]) -> str:
     gpus: Sequence[str] = place["gpus"]
-    with_ = f" with {'GPU' if len(gpus) == 1 else 'GPUs'} {', '.join(gpus)}" if gpus else ""
-    return f"{_ranks(place['ranks'])} on {place['node']}{with_ or ' (CPU)'}"
+    word = "GPU" if len(gpus) == 1 else "GPUs"
+    devices = f" with {word} {', '.join(gpus)}" if gpus else " (CPU)"
+    return f"{_ranks(place['ranks'])} on {place['node']}{devices}"
 
 
 def _ranks(numbers: Sequence[int]) -> str:

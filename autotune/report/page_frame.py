@@ -26,10 +26,12 @@ def whole_page(title: str, body: Iterable[str]) -> str:
 
 def html_table(heads: Sequence[tuple[str, bool]], rows: Iterable[tuple[str, Sequence[str]]], *, label: str = "") -> str:
     """`heads`: (name, whether it is a number); `rows`: (class, cells as HTML); `label`: what a screen reader calls it, empty where a heading does."""
-    top = "".join(f"<th{' class=n' if n else ''}>{escape(name)}</th>" if name else "<td></td>" for name, n in heads)
+    classes = [" class=n" if is_number else "" for _, is_number in heads]
+    named = zip(heads, classes, strict=True)
+    top = "".join(f"<th{css}>{escape(name)}</th>" if name else "<td></td>" for (name, _), css in named)
     lines = []
     for kind, cells in rows:
-        inner = "".join(f"<td{' class=n' if n else ''}>{cell}</td>" for (_, n), cell in zip(heads, cells, strict=True))
+        inner = "".join(f"<td{css}>{cell}</td>" for css, cell in zip(classes, cells, strict=True))
         lines.append(f"<tr{f' class={kind}' if kind else ''}>{inner}</tr>")
     region = f' role="region" aria-label="{escape(label)}"' if label else ""
     return f'<div class="scroll" tabindex="0"{region}><table><thead><tr>{top}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'

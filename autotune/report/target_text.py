@@ -66,6 +66,12 @@ def blind_words(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(BLIND_WORDS.get(name, name) for name in names))
 
 
+def _proxies_of(row: Mapping[str, Any]) -> str:
+    if row["no_proxy"]:
+        return "none here"
+    return trial_numbers(row["proxies"]) if row["proxies"] else "not run"
+
+
 def target_rows(target: Mapping[str, Any]) -> list[list[str]]:
     """The configs as rows under `HEADS`."""
     return [
@@ -76,7 +82,7 @@ def target_rows(target: Mapping[str, Any]) -> list[list[str]]:
             format_duration(row["step_time_s"]),
             f"{format_duration(row['step_time_low_s'])} to {format_duration(row['step_time_high_s'])}",
             f"{row['oom_probability']:.0%}",
-            "none here" if row["no_proxy"] else trial_numbers(row["proxies"]) if row["proxies"] else "not run",
+            _proxies_of(row),
         ]
         for row in target["configs"]
     ]

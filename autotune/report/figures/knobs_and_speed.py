@@ -137,7 +137,8 @@ def parallel_coordinates(source: FigureSource) -> Figure | None:
     ends = [low + (high - low) * i / 4 for i in range(5)]
     axes = [UprightAxis(name=_axis_name(name), values=[word_of(v) for v in tried[name]]) for name in names]
     hidden = len(tried) - len(names)
-    more = f" {hidden} less important {'knob is' if hidden == 1 else 'knobs are'} omitted." if hidden else ""
+    knobs = "knob is" if hidden == 1 else "knobs are"
+    more = f" {hidden} less important {knobs} omitted." if hidden else ""
     return Figure(
         name="parallel_coordinates",
         title="Trials across the knobs",

@@ -18,7 +18,8 @@ def loss_curves(source: FigureSource) -> Figure | None:
     if not any(kind == "line" for _, kind, _, _ in curves):
         return None
     points = {name: [(tokens * (i + 1), loss) for i, loss in enumerate(losses)] for name, _, losses, tokens in curves}
-    known = [loss for curve in points.values() for _, loss in curve if math.isfinite(loss)]
+    drawn = (loss for curve in points.values() for _, loss in curve)
+    known = [loss for loss in drawn if math.isfinite(loss)]
     if not known:
         return None
     lines = [

@@ -250,7 +250,8 @@ def _memory(source: TrialSource) -> Figure | None:
         bars.append(Bar(label="predicted", parts=parts, mark=peak, note=format_bytes(sum(parts.values()))))
         rows += [(f"predicted: {PART_NAMES[name]}", value) for name, value in parts.items()]
     measured = {f"rank {rank}": float(value) for rank, value in enumerate(ranks[:MOST_RANKS])}
-    measured = measured if len(measured) > 1 else {"measured": peak} if peak is not None else {}
+    if len(measured) < 2:
+        measured = {"measured": peak} if peak is not None else {}
     bars += [Bar(label=label, parts={MEASURED: value}, note=format_bytes(value)) for label, value in measured.items()]
     rows += [(f"peak: {label}", value) for label, value in measured.items()]
     if not bars:

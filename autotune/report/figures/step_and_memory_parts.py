@@ -61,17 +61,10 @@ def step_parts(source: FigureSource) -> Figure | None:
     if not bars:
         return None
     names = part_names([parts for _, _, parts, _ in rows])
-    whence = (
-        "profiled"
-        if all(profiled)
-        else "profiled if the trial was, otherwise predicted"
-        if any(profiled)
-        else "predicted by the cost model"
-    )
     return Figure(
         name="step_parts",
         title="Where the time of a step goes",
-        shows=f"Time in one optimizer step by cause, in seconds ({whence}), for the winner, the runner-up and the baseline.",
+        shows=f"Time in one optimizer step by cause, in seconds ({_source_of(profiled)}), for the winner, the runner-up and the baseline.",
         how_to_read="Each bar is one step, coloured by cause. The tick and the number are the measured step time. "
         "Communication hidden behind computation takes no time and is not shown. Batches may differ: compare speeds, not only lengths.",
         svg=stacked_bars(
@@ -162,9 +155,17 @@ def memory_bars(
     return svg, "" if is_near else f" The capacity of {capacity} is far to the right, outside the figure."
 
 
+def _source_of(profiled: list[bool]) -> str:
+    """Where the parts of steps come from; `profiled`: whether each trial was."""
+    if all(profiled):
+        return "profiled"
+    return "profiled if the trial was, otherwise predicted" if any(profiled) else "predicted by the cost model"
+
+
 def part_names(found: list[dict[str, float]]) -> Mapping[str, str]:
     """The parts that occur, in their usual order."""
-    used = {name for parts in found for name, value in parts.items() if value > 0}
+    values = ((name, value) for parts in found for name, value in parts.items())
+    used = {name for name, value in values if value > 0}
     known = {name: word for name, word in PART_NAMES.items() if name in used}
     return {**known, **{name: name.replace("_", " ") for name in sorted(used - set(known))}}
 

@@ -97,7 +97,8 @@ def _figure(
     show = columns[0].show
     most = max(min(max(x for x, _, _ in pairs), FAR * max(y for _, y, _ in pairs)), max(y for _, y, _ in pairs))
     beyond = sum(x > most for x, _, _ in pairs)
-    at_edge = f" {beyond} with higher predictions {'is' if beyond == 1 else 'are'} at the right edge." if beyond else ""
+    are = "is" if beyond == 1 else "are"
+    at_edge = f" {beyond} with higher predictions {are} at the right edge." if beyond else ""
     points = [
         Point(
             x=min(x, most), y=y, kind=source.kind(t), title=title_of(t, f"predicted {show(x)}", f"measured {show(y)}")

@@ -48,8 +48,11 @@ def parallel_axes(axes: Sequence[UprightAxis], items: Sequence[Item], *, descrip
     for i, axis in enumerate(axes):
         x = LEFT + step * i
         out.append(f'<path class="axis" d="M{x:.1f} {TOP:g}V{TOP + TALL:g}"/>')
-        anchor = "start" if i == 0 else "end" if i == len(axes) - 1 else "middle"
-        edge = 4.0 if i == 0 else WIDTH - 4 if i == len(axes) - 1 else x
+        edge, anchor = x, "middle"
+        if i == 0:
+            edge, anchor = 4.0, "start"
+        elif i == len(axes) - 1:
+            edge, anchor = WIDTH - 4, "end"
         out.append(text("name", edge, TOP - 24 + 12 * (i % 2), shortened(axis.name, 2 * room), anchor))
         each = -(-len(axis.values) // MOST_VALUES) or 1
         for k in range(0, len(axis.values), each):
