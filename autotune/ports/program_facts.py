@@ -104,7 +104,9 @@ class ProgramFacts:
         if self.is_compiled:
             return None
         share = self.recomputed
-        return "none" if share <= RECOMPUTED else "full" if share > MOSTLY else "selective"
+        if share <= RECOMPUTED:
+            return "none"
+        return "full" if share > MOSTLY else "selective"
 
     @property
     def degrees(self) -> dict[str, int]:

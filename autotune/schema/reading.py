@@ -52,6 +52,15 @@ def read_document(source: str | Path, *, what: str) -> ReadDocument:
         raise SpecError(f"the {what} {str(source)!r} cannot be read: {reason}") from None
 
 
+def _kind(document: Any) -> str:
+    """What a document that is no mapping is."""
+    if document is None:
+        return "empty"
+    if isinstance(document, list):
+        return "a list"
+    return "text" if isinstance(document, str) else "one value"
+
+
 def parse_text(text: str, *, where: str, what: str, file: str = "", most_yaml_bytes: int = MAX_BYTES) -> ReadDocument:
     """The mapping that the text holds, as YAML or JSON. `file`: the name of the text in the places of mistakes."""
     import yaml
@@ -76,9 +85,8 @@ def parse_text(text: str, *, where: str, what: str, file: str = "", most_yaml_by
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         raise _yaml_mistake(error, source, what=what) from None
     if not isinstance(document, dict):
-        found = "a list" if isinstance(document, list) else "text" if isinstance(document, str) else "one value"
         raise SpecError(
-            f"the {what} in {where} must be a mapping of keys to values, but is {'empty' if document is None else found}",
+            f"the {what} in {where} must be a mapping of keys to values, but is {_kind(document)}",
             remedy="write `key: value` on each line, with a space after the colon",
         )
     check_size(document)

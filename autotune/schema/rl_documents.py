@@ -384,7 +384,8 @@ def _placement(asked: PostTrainingDocument, cluster: ClusterSpec) -> tuple[str, 
             else f"for instance [{cluster.num_gpus - cluster.num_gpus // 2}, {cluster.num_gpus // 2}]",
             field="rl.placement",
         )
-    generating = 0 if word == "colocated" else gpus[1] if gpus is not None else cluster.num_gpus // 2
+    split = gpus[1] if gpus is not None else cluster.num_gpus // 2
+    generating = 0 if word == "colocated" else split
     if word != "colocated" and generating == 0:
         raise SpecError(
             f"{word} needs at least two GPUs, but {cluster.name} has {cluster.num_gpus}", field="rl.placement"

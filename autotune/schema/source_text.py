@@ -161,6 +161,13 @@ def _excerpt(lines: list[str], number: int, column: int, length: int) -> str:
 T = TypeVar("T")
 
 
+def _within(field: str, inner: str) -> str:
+    """The name of a field inside another one, where it is not its whole name already."""
+    if inner.startswith(field):
+        return inner
+    return f"{field}.{inner}" if inner and not field.endswith(inner) else field
+
+
 def located(field: str, make: Callable[[], T]) -> T:
     """What `make` returns; its errors name the field of the spec."""
     try:
@@ -170,9 +177,7 @@ def located(field: str, make: Callable[[], T]) -> T:
             raise
         raise CatalogError(error.message, remedy=error.remedy, field=field) from None
     except (SpecError, ConfigError) as error:
-        nested = error.field and not field.endswith(error.field) and not error.field.startswith(field)
-        where = f"{field}.{error.field}" if nested else error.field if error.field.startswith(field) else field
-        raise SpecError(error.message, remedy=error.remedy, field=where) from None
+        raise SpecError(error.message, remedy=error.remedy, field=_within(field, error.field)) from None
     except (TypeError, ValueError) as error:
         if isinstance(error, AutotuneError):
             raise

@@ -52,9 +52,9 @@ class ValueRule(Document, defer_build=True):
 
 
 def _values_kind(value: Any) -> str:
-    return (
-        "<rule>" if isinstance(value, Mapping | ValueRule) else "<list>" if isinstance(value, list | tuple) else "<one>"
-    )
+    if isinstance(value, Mapping | ValueRule):
+        return "<rule>"
+    return "<list>" if isinstance(value, list | tuple) else "<one>"
 
 
 def _scalar_kind(value: Any) -> str | None:

@@ -297,7 +297,9 @@ def _short_name(declared: Knob) -> str:
 
 
 def _as_word(value: Any) -> str:
-    return ("on" if value else "off") if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)
 
 
 def knobs_of(text: str, own: Mapping[str, Knob] | None = None) -> dict[str, Any]:
@@ -354,4 +356,6 @@ def _checked_extra(values: Any) -> Extra:
             raise ConfigError(
                 f"extra.{name} must be a number, a word, true or false, but is {value!r}", field=f"extra.{name}"
             )
-    return values if isinstance(values, Extra) else Extra(values) if values else NO_EXTRA
+    if isinstance(values, Extra):
+        return values
+    return Extra(values) if values else NO_EXTRA

@@ -153,7 +153,9 @@ class Knob:
     @property
     def dtype(self) -> Any:
         """The type of its column: a small type if the knob has few codes."""
-        return np.bool_ if self.kind == "flag" else np.int8 if self.kind == "word" and not self.is_own else np.int64
+        if self.kind == "flag":
+            return np.bool_
+        return np.int8 if self.kind == "word" and not self.is_own else np.int64
 
     def coordinate(self, column: NDArray[Any]) -> NDArray[np.float64]:
         """The position of each entry on this knob's axis: log2 of counts and positive numbers, otherwise the code.

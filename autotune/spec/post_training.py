@@ -210,8 +210,9 @@ class PostTraining:
     @property
     def knob_names(self) -> tuple[str, ...]:
         """The post-training knobs that apply to this step."""
-        return tuple(RL_KNOBS) if self.generates else (_SEQUENCES if self.algorithm == "sft" else
-            (*_SEQUENCES, "log_prob_micro_batch_tokens"))  # fmt: skip
+        if self.generates:
+            return tuple(RL_KNOBS)
+        return _SEQUENCES if self.algorithm == "sft" else (*_SEQUENCES, "log_prob_micro_batch_tokens")
 
     @property
     def assumed(self) -> tuple[str, ...]:

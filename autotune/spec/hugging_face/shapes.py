@@ -117,7 +117,10 @@ def llama4(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
     """Experts in every `interleave_moe_layer_step`-th layer, each with one shared expert."""
     layers, step = fields["num_layers"], asked["interleave_moe_layer_step"] or 0
     listed = asked.get("moe_layers")
-    sparse = len(listed) if isinstance(listed, list) else len(range(step - 1, layers, step)) if step else 0
+    if isinstance(listed, list):
+        sparse = len(listed)
+    else:
+        sparse = len(range(step - 1, layers, step)) if step else 0
     return {
         "shared_ffn_hidden_size": asked["intermediate_size"],
         "num_dense_layers": layers - sparse,

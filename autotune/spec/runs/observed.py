@@ -34,6 +34,13 @@ class Outcome(StrEnum):
     INTERRUPTED = "INTERRUPTED"
     """somebody ended it"""
 
+    @classmethod
+    def of(cls, *, is_interrupted: bool, has_failed: bool) -> Outcome:
+        """Of a run that has ended: an interrupted one ends with an error too."""
+        if is_interrupted:
+            return cls.INTERRUPTED
+        return cls.FAILED if has_failed else cls.COMPLETED
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedRun(Plain):

@@ -20,6 +20,7 @@ from decimal import Decimal
 from autotune.errors import SpecError
 
 _DECIMAL = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_PREFIXES = tuple(prefix for prefix in _DECIMAL if prefix)
 _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 _NUMBER = r"[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,3})?"
 _BITS_OR_BYTES = "may mean bits or bytes"
@@ -138,7 +139,7 @@ BYTES = Quantity(
             for p in _DECIMAL
             if p
         },
-        **{f"{p}b": ("has a unit of bits", f"{{number}}{p}B for bytes") for p in _DECIMAL if p},
+        **{f"{p}b": ("has a unit of bits", f"{{number}}{p}B for bytes") for p in _PREFIXES},
     },
 )
 BYTES_PER_S = Quantity(
@@ -154,11 +155,10 @@ BYTES_PER_S = Quantity(
     refused={
         **{
             f"{p}{b}": (_BITS_OR_BYTES, f"{{number}}{p}B/s or {{number}}{p}bit/s")
-            for p in _DECIMAL
-            if p
+            for p in _PREFIXES
             for b in ("", "b", "b/s")
         },
-        **{f"{p}B": ("has a unit without time", f"{{number}}{p}B/s") for p in _DECIMAL if p},
+        **{f"{p}B": ("has a unit without time", f"{{number}}{p}B/s") for p in _PREFIXES},
     },
 )
 FLOPS_PER_S = Quantity(
