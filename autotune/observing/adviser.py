@@ -163,7 +163,7 @@ class _Adviser:
         is_interrupted = code != 0 and bool(told or -code in _ENDING)
         seen, failure = program.ended(code, resident_bytes=end["max_rss_bytes"], is_interrupted=is_interrupted)
         seen, diagnosis = self._diagnosed(seen, found, program)
-        outcome = Outcome.INTERRUPTED if is_interrupted else Outcome.FAILED if code else Outcome.COMPLETED
+        outcome = Outcome.of(is_interrupted=is_interrupted, has_failed=code != 0)
         study = found.study if found else None
         command = self._asked.command
         run = ObservedRun(

@@ -146,7 +146,7 @@ class AutotuneCallback:
 
         study, config = (self._review.study, self._review.config) if self._review else (None, None)
         interrupted = isinstance(error, KeyboardInterrupt) or (is_late and error is None)
-        outcome = Outcome.INTERRUPTED if interrupted else Outcome.FAILED if error is not None else Outcome.COMPLETED
+        outcome = Outcome.of(is_interrupted=interrupted, has_failed=error is not None)
         seen = _measurement(self._times)
         if study is not None and config is not None:
             from autotune.cost import training_flops_per_token

@@ -92,7 +92,8 @@ def training_of(thing: Any, *, model: Any = None, batch: int | None = None, seq_
 
 def _of_transformers(trainer: Any) -> dict[str, Any]:
     args = trainer.args
-    knobs: dict[str, Any] = {"precision": "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32"}
+    precision = next((name for name in ("bf16", "fp16") if getattr(args, name)), "fp32")
+    knobs: dict[str, Any] = {"precision": precision}
     knobs["recompute"] = "full" if args.gradient_checkpointing else "none"
     knobs["compile"] = bool(args.torch_compile)
     words = (
@@ -139,7 +140,7 @@ def _of_accelerate(accelerator: Any, model: Any) -> dict[str, Any]:
         knobs["zero_stage"] = _ZERO[stage]
     return {
         "trainer": "accelerate",
-        "model": model if model is not None else models[0] if models else None,
+        "model": model if model is not None else next(iter(models), None),
         "ranks": int(accelerator.num_processes),
         "micro_batch": _batch_of(loaders[0]) if loaders else None,
         "accumulation": int(accelerator.gradient_accumulation_steps),
@@ -189,10 +190,15 @@ def length_of(dataset: Any) -> int | None:
     return None
 
 
+def _values(batch: Any) -> Iterable[Any]:
+    if isinstance(batch, Mapping):
+        return batch.values()
+    return batch if isinstance(batch, list | tuple) else (batch,)
+
+
 def length_of_batch(batch: Any) -> int | None:
     """Tokens of a sequence of a batch: the second dimension of its first tensor of whole numbers with two; None where it has none."""
-    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else (batch,)
-    for value in values:
+    for value in _values(batch):
         is_tensor = "Tensor" in [kind.__name__ for kind in type(value).__mro__]
         if is_tensor and value.dim() == 2 and not value.is_floating_point():
             return int(value.shape[1])

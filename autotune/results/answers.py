@@ -194,14 +194,13 @@ def study_document(record: StudyRecord, *, is_left: bool = False) -> dict[str, A
     """
     study, times = record.study, (record.created_at, record.started_at, record.ended_at, record.updated_at)
     created, started, ended, updated = (t.isoformat() if t else None for t in times)
+    left = AGAIN_IN_PYTHON if study.runner.startswith(PASSED) else NO_CONTROLLER
     return {
         "id": record.id,
         "name": study.name,
         "status": str(record.status),
         "wanted": str(record.wanted),
-        "message": (AGAIN_IN_PYTHON if study.runner.startswith(PASSED) else NO_CONTROLLER)
-        if is_left
-        else record.message,
+        "message": left if is_left else record.message,
         "model": study.workload.model.name,
         "cluster": study.workload.cluster.name,
         "at_hand": study.at_hand.name if study.at_hand is not None else None,

@@ -72,10 +72,11 @@ def knob_rows(config: ParallelConfig, facts: ProgramFacts) -> Iterator[Row]:
         remedy="pass {zero_stage} to the program, or set the space to its actual stage",
     )
     found, share = facts.recompute, facts.recomputed
+    repeated = f"{share:.0%} of the modules' calls repeated" if share > RECOMPUTED else "none"
     yield Row(
         name="recompute",
         said=config.recompute,
-        seen="" if found is None else f"{share:.0%} of the modules' calls repeated" if share > RECOMPUTED else "none",
+        seen="" if found is None else repeated,
         agrees=None if found is None else (config.recompute != "none") == (found != "none"),
         remedy="the option has no effect as written, or the space lacks recompute: [full] if the program always recomputes",
     )

@@ -37,7 +37,7 @@ class Gains:
 
     rows: Sensitivity
     """of all of them"""
-    apart: Array
+    shifts: Array
     """by how much each log gain changes where each constant lies at an end of its interval, shape (n, K, 2)"""
     prior: UncertainConstants
     log_step_s: float | None
@@ -45,7 +45,7 @@ class Gains:
 
     def all(self) -> list[Gain]:
         """Over the launch."""
-        log_gain, fall, rise = _interval(self.rows, self.rows.take([0]), self.apart, self.prior)
+        log_gain, fall, rise = _interval(self.rows, self.rows.take([0]), self.shifts, self.prior)
         first = self.rows.take([0])
         errors = None if self.log_step_s is None else np.array([self.log_step_s]) - first.log_step_s
         if errors is not None and (known := learnt(first, errors, self.prior)) is not None:
@@ -58,7 +58,7 @@ class Gains:
 
     def only(self, index: int) -> Gains:
         """Of one config."""
-        return Gains(self.rows.take([index]), self.apart[[index]], self.prior, None)
+        return Gains(self.rows.take([index]), self.shifts[[index]], self.prior, None)
 
 
 def gains_of(workload: Workload, table: ConfigTable, constants: Calibration, measured_s: float | None) -> Gains:
@@ -66,31 +66,31 @@ def gains_of(workload: Workload, table: ConfigTable, constants: Calibration, mea
     prior = uncertain(constants)
     rows = sensitivity(workload, table, constants, prior.names if measured_s is not None else ())
     log_gain = rows.log_step_s[0] - rows.log_step_s
-    apart = np.zeros((len(rows), len(prior.names) + 1, 2))
+    shifts = np.zeros((len(rows), len(prior.names) + 1, 2))
     if ends := prior.ends(Z90):
         here = prior.at(np.zeros(len(prior.names) + 1)).constants
         log_s = np.log(step_times_by(workload, table, here, one_by_one(here, ends)))
         moved = log_s[:, :1] - log_s - log_gain
-        apart[:, :-1] = moved.T.reshape(len(rows), -1, 2)
-    return Gains(rows, apart, prior, None if measured_s is None else math.log(measured_s))
+        shifts[:, :-1] = moved.T.reshape(len(rows), -1, 2)
+    return Gains(rows, shifts, prior, None if measured_s is None else math.log(measured_s))
 
 
 def gain_between(before: Gains, after: Gains) -> Gain:
     """Of one config over another; both `Gains.only` of the same launch."""
-    log_gain, fall, rise = _interval(after.rows, before.rows, after.apart - before.apart, before.prior)
+    log_gain, fall, rise = _interval(after.rows, before.rows, after.shifts - before.shifts, before.prior)
     return _gain(log_gain[0], fall[0], rise[0])
 
 
 def _interval(
-    rows: Sensitivity, first: Sensitivity, apart: Array, prior: UncertainConstants
+    rows: Sensitivity, first: Sensitivity, shifts: Array, prior: UncertainConstants
 ) -> tuple[Array, Array, Array]:
     """(log gains over one config, how far below them the lower ends of the 90% intervals are, how far above the upper ends)."""
     own = prior.own_error
     alone = own.alone(rows) ** 2 + own.alone(first) ** 2
     variance = own.rest(rows) ** 2 + own.rest(first) ** 2 - 2.0 * own.covariance(rows, first)[:, 0] + alone
     spread = Z90**2 * np.maximum(variance, 0.0)
-    fall = np.sqrt(spread + (np.minimum(apart.min(axis=2), 0.0) ** 2).sum(axis=1))
-    rise = np.sqrt(spread + (np.maximum(apart.max(axis=2), 0.0) ** 2).sum(axis=1))
+    fall = np.sqrt(spread + (np.minimum(shifts.min(axis=2), 0.0) ** 2).sum(axis=1))
+    rise = np.sqrt(spread + (np.maximum(shifts.max(axis=2), 0.0) ** 2).sum(axis=1))
     return first.log_step_s[0] - rows.log_step_s, fall, rise
 
 

@@ -506,8 +506,8 @@ def _measured(
         return None, ""
     if predicted.phases_s is not None and (trained := _trained_s(log)) is not None:
         seconds, steps = trained
-        told = float(predicted.step_time_s) - sum(float(getattr(predicted.phases_s, name)) for name in TRAINED)
-        return told + seconds, f"phases of {steps} steps in the log, excluding evaluation and saving"
+        rest_s = float(predicted.step_time_s) - sum(float(getattr(predicted.phases_s, name)) for name in TRAINED)
+        return rest_s + seconds, f"phases of {steps} steps in the log, excluding evaluation and saving"
     read = trainer(study.trainer).reader(study.trainer_options)
     of_step: dict[str, int] = {
         "tokens_per_step": study.workload.seq_len * config.global_batch_size,
@@ -606,13 +606,10 @@ def _trainer_words(study: Study) -> str:
 def _part(document: Mapping[str, Any], found: Target) -> str:
     trainer_entry = document.get("trainer")
     kind = trainer_entry.get("kind", "") if isinstance(trainer_entry, Mapping) else trainer_entry
-    started = (
-        f"starts {found.started.program} with {found.started.launcher}"
-        if found.started
-        else "a Python program"
-        if kind == "command"
-        else f"a configuration of {kind}"
-    )
+    if found.started:
+        started = f"starts {found.started.program} with {found.started.launcher}"
+    else:
+        started = "a Python program" if kind == "command" else f"a configuration of {kind}"
     ranks = f" on {found.asked[0]} x {found.asked[1]} ranks" if found.asked else ""
     known = str(document.get("baseline", ""))
     if "space.precision" in found.fill_in:  # it stands there for nothing that was read

@@ -119,7 +119,11 @@ def _of_config(review: Review, tokens: float | None) -> Iterator[str]:
     risk = float(estimate.oom_probability)
     memory = f"{format_bytes(float(estimate.peak_memory_bytes))} ({format_bytes(float(estimate.peak_memory_low_bytes))} to {format_bytes(float(estimate.peak_memory_high_bytes))})"
     low_risk, high_risk = AT_THE_LIMIT
-    word = "fits" if risk < low_risk else "does not fit" if risk > high_risk else "at the memory limit"
+    word = "at the memory limit"
+    if risk < low_risk:
+        word = "fits"
+    elif risk > high_risk:
+        word = "does not fit"
     if review.is_upper_bound and risk > 0.4:
         word = "may not fit"
     if review.is_lower_bound and risk <= high_risk:
@@ -228,7 +232,9 @@ def _changes(edit: Edit) -> str:
 
 
 def _value(value: object) -> str:
-    return str(value) if not isinstance(value, bool) else "on" if value else "off"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)
 
 
 def _gain_of(edit: Edit, review: Review) -> str:

@@ -142,7 +142,9 @@ def clusters(json: JsonOption = False) -> None:
 
 def _tflops(flops_per_s: float | None) -> float | None:
     """TFLOP/s, rounded; None where the GPU lacks this precision."""
-    return None if flops_per_s is None else round(flops_per_s / 1e12, 1 if flops_per_s >= 1e12 else 3)
+    if flops_per_s is None:
+        return None
+    return round(flops_per_s / 1e12, 1 if flops_per_s >= 1e12 else 3)
 
 
 def spaces(json: JsonOption = False) -> None:
@@ -172,7 +174,13 @@ def _values(values: Any) -> str:
             f"{low}..{high}" if name == "powers_of_two" else f"{name} {low}..{high}"
             for name, (low, high, *_) in values.items()
         )
-    return "|".join("yes" if v is True else "no" if v is False else str(v) for v in values)
+    return "|".join(_value(value) for value in values)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
 
 
 def trainers(json: JsonOption = False) -> None:

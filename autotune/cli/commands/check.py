@@ -21,6 +21,7 @@ SHOWN_LINES = 100
 """maximum number of unrecognized log lines to show"""
 COLUMN = 34
 """width of the column with the recognized values"""
+_AGREEMENT = {True: "", False: "differs", None: "unknown"}
 
 
 def check(
@@ -157,8 +158,7 @@ def _print_seen(found: ProgramCheck) -> None:
     for run in runs:
         print(f"\n{config_label(run.config)}\n  {'':20} {'said':28} {'seen':40}")
         for row in run.rows:
-            sign = "differs" if row.agrees is False else "" if row.agrees else "unknown"
-            print(f"  {row.name:20} {row.said:28} {row.seen or '-':40} {sign}".rstrip())
+            print(f"  {row.name:20} {row.said:28} {row.seen or '-':40} {_AGREEMENT[row.agrees]}".rstrip())
     if found.seen is not None and not runs and found.step_times_s:
         why = f" ({found.seen.troubles[0]})" if found.seen.troubles else ""
         print(f"\nthe probe observed no torch optimizer step{why}, so the log is used")

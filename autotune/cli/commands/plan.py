@@ -252,7 +252,8 @@ def _print_proxies(study: Any, found: Any, proxies: Any, findings: Any) -> None:
     target, at_hand = study.workload.cluster, study.at_hand
     out.print(f"what would run on {at_hand.name} instead, {target.num_gpus / at_hand.num_gpus:g} times smaller:")
     print_table(PROXY_HEADS, proxy_rows(proxies), numbers=[head for i, head in enumerate(PROXY_HEADS) if i != 1])
-    if unknown := blind_words(name for row in proxies if row["proxy"] for name in row["proxy"]["blind"]):
+    would_run = [row["proxy"] for row in proxies if row["proxy"]]
+    if unknown := blind_words(name for proxy in would_run for name in proxy["blind"]):
         out.print(f"proxies cannot show: {', '.join(unknown)}")
     first = ParallelConfig.from_dict(findings["configs"][0]["config"])
     counted = ". The ranking accounts for earlier studies and for the risk of failures and network stalls"

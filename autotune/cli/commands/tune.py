@@ -119,11 +119,11 @@ def tune(
         {"--new": new, "--no-profile": no_profile, "--in": folder} if on else {"--submit": submit, "--option": option}
     )
     if named := [name for name, given in unused.items() if given]:
+        verb, pronoun = ("has", "it") if len(named) == 1 else ("have", "them")
+        leave_out = f"leave {pronoun} out; the job keeps its results in NAME/"
         raise SpecError(
-            f"{' and '.join(named)} {'has' if len(named) == 1 else 'have'} no effect {'with' if on else 'without'} --on",
-            remedy=f"leave {'it' if len(named) == 1 else 'them'} out; the job keeps its results in NAME/"
-            if on
-            else "add --on slurm or --on kubernetes",
+            f"{' and '.join(named)} {verb} no effect {'with' if on else 'without'} --on",
+            remedy=leave_out if on else "add --on slurm or --on kubernetes",
             field=named[0],
         )
     place = base or (Path.cwd() if spec == "-" else Path(spec).absolute().parent)
