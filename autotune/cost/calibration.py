@@ -384,6 +384,15 @@ def refit_values() -> Mapping[str, Any]:
     return dict(_known()["refit"])
 
 
+_LACKING = {
+    (False, False): "this GPU or trainer",
+    (False, True): "this GPU",
+    (True, False): "this trainer",
+    (True, True): "this GPU with this trainer",
+}
+"""what no constants were fitted to, by whether those of the GPU and of the trainer are known; `research.held_out.kind_of` reads these words"""
+
+
 def known_constants(gpu: str, trainer: str, *, known: Mapping[str, Any] | None = None) -> Calibration:
     """The constants for a GPU type and a trainer by name; see `calibration_for`."""
     known = known or _known()
@@ -395,9 +404,7 @@ def known_constants(gpu: str, trainer: str, *, known: Mapping[str, Any] | None =
     if gpu == "cpu":
         return Calibration.from_dict({**known["cpu"], **names})
     hardware, software = known["hardware"].get(family, {}), known["software"].get(loop, {})
-    # `research.held_out.kind_of` reads these words
-    lacking = "this GPU" if software else "this GPU or trainer"
-    lacking = lacking if not hardware else "this GPU with this trainer" if software else "this trainer"
+    lacking = _LACKING[bool(hardware), bool(software)]
     rates = f"{family} rates from other trainers" if hardware else "datasheet peaks"
     overheads = f"{loop} overheads from other GPUs" if software else "overheads from other GPUs and trainers"
     unread = known.get("unread_trainer", {})

@@ -86,14 +86,17 @@ def adapters_moved_s(
         return nothing, nothing
     size, model = element_bytes(table), workload.model
     halved = (size < FP32)[:, None, None]  # in fp32 nothing is cast
-    casting = PEFT_4_BITS if has_wide_stream(workload, traits) else PEFT if has_library(workload, traits) else EAGER
+    is_wide = has_wide_stream(workload, traits)
+    casting = PEFT if has_library(workload, traits) else EAGER
+    if is_wide:
+        casting = PEFT_4_BITS
     compiled = np.asarray(table.compile, dtype=bool)[:, None, None]
     beside = np.where(compiled, COMPILED, np.where(halved, casting, EAGER))
     moved = np.zeros((len(table), 2))
     for matrix, inputs, outputs in _adapted(model, workload.peft, layout):
         widths = _widths(model, matrix, inputs, outputs, merged=traits.fused)
         moved = moved + np.einsum("ipw,iw->ip", beside, widths)
-    if has_wide_stream(workload, traits):
+    if is_wide:
         for matrix, inputs, outputs in _adapted(model, Peft(targets="all"), layout):
             cast = CAST * _widths(model, matrix, inputs, outputs, merged=False).sum(axis=1, keepdims=True)
             moved = moved + np.where(halved[:, 0] & ~compiled[:, 0], cast, 0.0)

@@ -144,8 +144,9 @@ def communication(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
     told += [_link_text(link) for link in _worst_links(steps)[:2]] if several else _moved_inside(steps)
     where = "between nodes" if several else "inside the node"
     is_of_one = slow is not None and len({rank.node for rank in steps.ranks}) > 2
+    cause = "communication_between_nodes" if several else "communication_inside_node"
     yield Finding(
-        cause="slow_node" if is_of_one else "communication_between_nodes" if several else "communication_inside_node",
+        cause="slow_node" if is_of_one else cause,
         share=share,
         low=low,
         high=high,
@@ -272,7 +273,8 @@ def _axis(evidence: Evidence, steps: Steps) -> tuple[str, str]:
     ):
         if degrees.get(axis, 1) >= max(2, evidence.world):
             return axis, name
-    called = [p for rank in steps.ranks for p in rank.places if p.kind == "collective" and p.function]
+    places = [place for rank in steps.ranks for place in rank.places]
+    called = [place for place in places if place.kind == "collective" and place.function]
     for wrapper in evidence.facts.get("wrappers", ()):
         for name, found in AXES.items():
             if str(wrapper).startswith(name):
@@ -283,8 +285,8 @@ def _axis(evidence: Evidence, steps: Steps) -> tuple[str, str]:
 
 
 def _worst_links(steps: Steps) -> list[Link]:
-    links = [link for rank in steps.ranks for link in rank.links if link.sent_bytes > 0]
-    return sorted(links, key=lambda link: link.bytes_per_s or np.inf)
+    links = [link for rank in steps.ranks for link in rank.links]
+    return sorted((link for link in links if link.sent_bytes > 0), key=lambda link: link.bytes_per_s or np.inf)
 
 
 def _moved_inside(steps: Steps) -> list[str]:

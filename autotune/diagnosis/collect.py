@@ -78,10 +78,15 @@ class Reports:
             "launch_delay_s": sum(delays) / len(delays) if delays else None,
         }
 
-    def _rank(self, rank: int) -> Rank:
+    def _after_warmup(self, rank: int) -> list[Mapping[str, Any]]:
+        """The steps of a rank without its first ones, as far as it has others."""
         steps = self._steps[rank]
-        kept_all = self._counts[rank] == len(steps)
-        steps = steps[WARMUP:] if kept_all and len(steps) > 2 * WARMUP else steps[1:] if len(steps) > 1 else steps
+        if self._counts[rank] == len(steps) and len(steps) > 2 * WARMUP:
+            return steps[WARMUP:]
+        return steps[1:] if len(steps) > 1 else steps
+
+    def _rank(self, rank: int) -> Rank:
+        steps = self._after_warmup(rank)
         first, last = self._watch.get(rank, [{}])[0], self._watch.get(rank, [{}])[-1]
         names = [name for name in PHASES if any(name in step["phases"] for step in steps)]
         looks = max(1, int(last.get("looks", 0)))

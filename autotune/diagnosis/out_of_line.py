@@ -52,7 +52,7 @@ def out_of_line(
     for what, of_rank in rates.items():
         slow = _slow(of_rank)
         several = set(nodes.values()) if len(set(nodes.values())) > 1 else set()
-        whole = {node for node in several if all(r in slow for r in of_rank if nodes[r] == node)}
+        whole = several - {nodes[r] for r in of_rank if r not in slow}
         for node in sorted(whole):
             times = median(slow[r] for r in of_rank if nodes[r] == node)
             found.append(OutOfLine(kind="node", name=f"node {node}", node=node, what=what, times=times))

@@ -51,7 +51,9 @@ def time_spent(steps: Steps, part: Series, rank: int | None, what: str) -> list[
 
 def most_seen_place(ranks: Sequence[Rank], wanted: Callable[[Place], bool], rank: int | None) -> Place | None:
     """Where it was seen most often."""
-    found = [place for r in ranks if rank in (None, r.rank) for place in r.places if wanted(place) and place.line]
+    chosen = [r for r in ranks if rank in (None, r.rank)]
+    places = (place for r in chosen for place in r.places)
+    found = (place for place in places if wanted(place) and place.line)
     return max(found, key=lambda place: place.share, default=None)
 
 

@@ -45,15 +45,9 @@ def foreign_processes(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
             np.maximum(0.0, (steps.delay[at] / np.maximum(steps.time[at], 1e-12) - due) / (1 - due)) * steps.slowest
         )
         _, low, high = steps.share(by_step * (cost / excess))
-        others = sorted(
-            (
-                (cores_used, name)
-                for node in nodes
-                for name, cores_used in node.others.items()
-                if not any(name.endswith(f"(process {rank.pid})") for rank in steps.ranks)
-            ),
-            reverse=True,
-        )
+        own = tuple(f"(process {rank.pid})" for rank in steps.ranks)
+        processes = ((cores_used, name) for node in nodes for name, cores_used in node.others.items())
+        others = sorted(((cores_used, name) for cores_used, name in processes if not name.endswith(own)), reverse=True)
         is_alone = len(here) > 1 and delays[at] >= 2 * max(delays[i] for i in here if i != at)
         rank = steps.ranks[at].rank if is_alone else None
         told = [

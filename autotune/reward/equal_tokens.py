@@ -107,11 +107,11 @@ def compare_at_equal_tokens(curve: LossCurve, others: Iterable[LossCurve]) -> Lo
 def _nearest(curve: LossCurve, pairs: Sequence[tuple[LossCurve, _Difference]]) -> list[_Difference]:
     """The differences from fp32 curves, where there are any, and of these from those of the nearest batch."""
     exact = [pair for pair in pairs if pair[0].config.precision == "fp32"] or list(pairs)
-    apart = [abs(math.log(other.tokens_per_step / curve.tokens_per_step)) for other, _ in exact]
+    distances = [abs(math.log(other.tokens_per_step / curve.tokens_per_step)) for other, _ in exact]
     return [
         difference
-        for (_, difference), distance in zip(exact, apart, strict=True)
-        if math.isclose(distance, min(apart), abs_tol=1e-9)
+        for (_, difference), distance in zip(exact, distances, strict=True)
+        if math.isclose(distance, min(distances), abs_tol=1e-9)
     ]
 
 

@@ -314,8 +314,6 @@ def loss_in_words(m: Measurement) -> str:
         return "its losses could not be compared with those of other trials, so only their trend counts"
     others = f"{c.curves} other trial{'s' if c.curves > 1 else ''}"
     side = f"{abs(c.excess):.3g} {'above' if c.excess >= 0 else 'below'}"
-    apart = side if abs(c.excess) >= LEAST_LOSS else "the same as"
+    relation = side if abs(c.excess) >= LEAST_LOSS else "the same as"
     chance = f"; noise {c.noise:.2g}" if c.noise >= LEAST_LOSS else ""
-    return (
-        f"after {c.tokens:,} tokens its loss was {apart} that of {others} ({c.loss:.3g}), on different batches{chance}"
-    )
+    return f"after {c.tokens:,} tokens its loss was {relation} that of {others} ({c.loss:.3g}), on different batches{chance}"

@@ -260,18 +260,18 @@ class _PhaseNoise:
         """The phase goes on with this run."""
         insort(self._within, run.within)
         self._count += 1
-        apart = run.y - self.mean
-        self.mean += apart / self._count
-        self._squares += apart * (run.y - self.mean)
+        delta = run.y - self.mean
+        self.mean += delta / self._count
+        self._squares += delta * (run.y - self.mean)
         self._freedom += 1
 
-    def explains(self, apart: float, runs: int) -> bool:
+    def explains(self, difference: float, runs: int) -> bool:
         """Whether the noise between runs explains the difference of one run to the mean of so many others."""
         middle = len(self._within) // 2
         typical = (self._within[middle] + self._within[~middle]) / 2
         noise = RunNoise.of_typical(typical, self._squares, self._freedom)
         sd = math.sqrt(noise.variance * (1 + 1 / runs))
-        return abs(apart) <= t_quantile(noise.freedom, 0.5 + CHANGE_CONFIDENCE / 2) * sd
+        return abs(difference) <= t_quantile(noise.freedom, 0.5 + CHANGE_CONFIDENCE / 2) * sd
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -85,8 +85,8 @@ def within_run_variance(measurement: Measurement) -> float:
     n, mean = len(times), float(times.mean()) if len(times) else 0.0
     if n < 2 or not mean > 0:
         return 0.0
-    apart = times - mean
-    return float(apart @ apart) / (n - 1) / n / mean**2 * steps_per_independent_one(apart)
+    residuals = times - mean
+    return float(residuals @ residuals) / (n - 1) / n / mean**2 * steps_per_independent_one(residuals)
 
 
 def undisturbed(runs: Sequence[Measurement]) -> list[bool]:
@@ -102,8 +102,8 @@ def steady_rounds(default: Sequence[Measurement]) -> list[bool]:
     noise, steady = RunNoise.of(default), [True] * len(default)
     for r in range(0, len(default) - 1, 2):
         first, last = default[r : r + 2]
-        apart = abs(math.log(first.median_tokens_per_s / last.median_tokens_per_s))
-        steady[r] = steady[r + 1] = apart <= noise.half_width(1, confidence=CHANGE_CONFIDENCE)
+        log_ratio = abs(math.log(first.median_tokens_per_s / last.median_tokens_per_s))
+        steady[r] = steady[r + 1] = log_ratio <= noise.half_width(1, confidence=CHANGE_CONFIDENCE)
     return steady
 
 

@@ -165,14 +165,14 @@ def _fidelity(measurement: Measurement) -> float | None:
     losses, reference = _beside_reference(measurement)
     if len(losses) < MIN_STEPS:
         return None
-    apart = np.abs(losses - reference) / reference
+    errors = np.abs(losses - reference) / reference
     q = part_length(len(losses))
     last, wanted = float(np.mean(losses[-q:])), float(np.mean(reference[-q:]))
     scores = [
         _ramp("final_loss", abs(last - wanted) / wanted),
-        _ramp("outliers", posterior_share(float((apart > POINTWISE).sum()), len(losses))),
+        _ramp("outliers", posterior_share(float((errors > POINTWISE).sum()), len(losses))),
     ]
-    if float(apart.max()) > SAME:
+    if float(errors.max()) > SAME:
         scores.append(_ramp("correlation", 1.0 - posterior_correlation(losses, reference)))
     return min(scores)
 

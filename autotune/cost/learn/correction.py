@@ -105,10 +105,9 @@ def unstalled(rows: Sensitivity, errors: Array, prior: UncertainConstants) -> ND
     kept = np.arange(len(errors))
     while len(kept) and rows.stall_probability[kept].any():
         left = rows.take(kept)
-        apart, variance = Conditioned.on(left, errors[kept], prior).left_out()
-        log_odds = scipy.special.logit(left.stall_probability) + (apart**2 - (apart - left.stall_log) ** 2) / (
-            2.0 * variance
-        )
+        residuals, variance = Conditioned.on(left, errors[kept], prior).left_out()
+        stalled = residuals - left.stall_log
+        log_odds = scipy.special.logit(left.stall_probability) + (residuals**2 - stalled**2) / (2.0 * variance)
         likeliest = int(np.argmax(log_odds))
         if log_odds[likeliest] <= 0.0:
             break
@@ -210,12 +209,12 @@ def _scaled_parts(estimate: Estimate, factor: np.ndarray) -> tuple[TimeParts, Ph
         return TimeParts(**{name: value * factor for name, value in parts.items()}), None
     phases = {name: np.asarray(value) for name, value in estimate.phases_s.to_dict().items()}
     step = np.asarray(estimate.step_time_s)
-    told = step - sum(phases[name] for name in TRAINED)
-    is_longer = step * factor > told
-    own = np.where(is_longer, (step * factor - told) / (step - told), factor)
+    other_phases = step - sum(phases[name] for name in TRAINED)
+    is_longer = step * factor > other_phases
+    own = np.where(is_longer, (step * factor - other_phases) / (step - other_phases), factor)
     rest = np.where(is_longer, 1.0, factor)
     scaled = {name: value * own for name, value in parts.items()}
-    scaled["other"] = (parts["other"] - told) * own + told * rest
+    scaled["other"] = (parts["other"] - other_phases) * own + other_phases * rest
     in_phases = {name: value * (own if name in TRAINED else rest) for name, value in phases.items()}
     return TimeParts(**scaled), PhaseParts(**in_phases)
 

@@ -115,11 +115,11 @@ def _fitted(
     rest = x.shape[1] - len(PARTS)
     prior = np.array([*[1.0] * len(PARTS), *[0.0] * rest])
     sd = np.array([*PARTS.values(), *[SHARED_SPREAD] * rest])
-    scaled, apart = x / run[:, None], 1.0 - x @ prior / run
+    scaled, residuals = x / run[:, None], 1.0 - x @ prior / run
     noise = OWN_ERROR
     for _ in range(3):  # s follows from what is left, and the factors from s
         cov = np.linalg.inv(np.diag(sd**-2.0) + scaled.T @ scaled / noise**2)
-        theta = prior + cov @ scaled.T @ apart / noise**2
+        theta = prior + cov @ scaled.T @ residuals / noise**2
         left = 1.0 - scaled @ theta
         used = float(np.trace(scaled @ cov @ scaled.T)) / noise**2
         noise = max(OWN_ERROR, float(np.sqrt(left @ left / max(len(run) - used, 1.0))))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -160,6 +161,7 @@ def _full_speed_ranks(rows: Sequence[Mapping[str, Any]], cores: int | None) -> f
 
 def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """(slope, intercept) by Theil-Sen; (0, the median) when all points share one abscissa."""
-    slopes = [(b[1] - a[1]) / (b[0] - a[0]) for i, a in enumerate(points) for b in points[i + 1 :] if a[0] != b[0]]
+    pairs = combinations(points, 2)
+    slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairs if a[0] != b[0]]
     slope = float(np.median(slopes)) if slopes else 0.0
     return slope, float(np.median([y - slope * x for x, y in points]))

@@ -72,9 +72,9 @@ class OwnError:
 
     def covariance(self, rows: Sensitivity, others: Sensitivity) -> Array:
         """Covariance of the part that neighbours share, shape (N, n)."""
-        apart = _distances(rows.points, others.points)
+        distances = _distances(rows.points, others.points)
         same = rows.workloads[:, None] == others.workloads[None, :]
-        near = np.exp(-apart / self.length)
+        near = np.exp(-distances / self.length)
         rest = np.outer(self.rest(rows), self.rest(others)) * np.where(same, 1.0, self.between_workloads)
         kernels = self.same_work * np.outer(self._sharp(rows), self._sharp(others)) * _same_work(rows, others)
         return np.asarray((rest + kernels) * near)

@@ -67,17 +67,17 @@ def transferred_gain(
     for believed, weight in zip(known, weights, strict=True):
         if weight >= NEGLIGIBLE:
             ours, both = _rows(workload, table, believed, believed.known.names), _rows_of([*others, *running], believed)
-            theirs, soon = both.take(slice(len(others))), both.take(slice(len(others), None))
+            theirs, pending = both.take(slice(len(others))), both.take(slice(len(others), None))
             shared = _covariance(believed, ours, theirs)
-            apart, variance = shared - shared[pick], _variance(believed, theirs) + LEAST_SIGMA**2
+            covariance, variance = shared - shared[pick], _variance(believed, theirs) + LEAST_SIGMA**2
             if running:
-                to_ours, to_theirs, among = (_covariance(believed, some, soon) for some in (ours, theirs, soon))
-                np.fill_diagonal(among, _variance(believed, soon) + LEAST_SIGMA**2)
-                told = np.linalg.solve(among, (to_ours - to_ours[pick]).T)
-                apart = apart - told.T @ to_theirs.T
+                to_ours, to_theirs, among = (_covariance(believed, some, pending) for some in (ours, theirs, pending))
+                np.fill_diagonal(among, _variance(believed, pending) + LEAST_SIGMA**2)
+                coefficients = np.linalg.solve(among, (to_ours - to_ours[pick]).T)
+                covariance = covariance - coefficients.T @ to_theirs.T
                 variance = variance - np.einsum("ij,ji->i", to_theirs, np.linalg.solve(among, to_theirs.T))
-                fallen += weight * np.einsum("ij,ji->i", to_ours - to_ours[pick], told)[:, None]
-            fallen += weight * apart**2 / variance
+                fallen += weight * np.einsum("ij,ji->i", to_ours - to_ours[pick], coefficients)[:, None]
+            fallen += weight * covariance**2 / variance
     return fallen
 
 
@@ -91,8 +91,8 @@ def _mixed(
     means = np.stack([of(_mean(b, r)) for b, r in zip(found.believed, rows, strict=True)])
     known = [variance(b, r) for b, r in zip(found.believed, rows, strict=True) if b.known.names]
     variances = np.stack([known[0]] * (len(means) - len(known)) + known)
-    apart = means - (weights * means).sum(axis=0)
-    return np.asarray(np.sqrt((weights * (variances + apart**2)).sum(axis=0)))
+    deviations = means - (weights * means).sum(axis=0)
+    return np.asarray(np.sqrt((weights * (variances + deviations**2)).sum(axis=0)))
 
 
 def _rows(workload: Workload, table: ConfigTable, believed: Believed, names: tuple[str, ...]) -> Sensitivity:
@@ -112,8 +112,8 @@ def _rows_of(configs: Sequence[tuple[Workload, ParallelConfig]], believed: Belie
     ]
     found = Sensitivity.joined(rows).take(np.argsort(np.concatenate(list(alike.values())), kind="stable"))
     numbers: dict[str, int] = {}
-    apart = [numbers.setdefault(repr(workload), -2 - len(numbers)) for workload, _ in configs]
-    return replace(found, workloads=np.array(apart, dtype=np.intp))
+    ids = [numbers.setdefault(repr(workload), -2 - len(numbers)) for workload, _ in configs]
+    return replace(found, workloads=np.array(ids, dtype=np.intp))
 
 
 def _mean(believed: Believed, rows: Sensitivity) -> Array:

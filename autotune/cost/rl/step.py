@@ -134,8 +134,8 @@ def phases_memory(
         phases.append((generating, nothing, nothing, engine))
     totals = np.stack([sum(parts.values()) for parts, *_ in phases])
     needs, ends = [], []
-    for (parts, spare, _, told), total in zip(phases, totals, strict=True):
-        sigma = memory_sigma(MemoryParts(**parts), constants, workload.model) * (1.0 - told / total)
+    for (parts, spare, _, given), total in zip(phases, totals, strict=True):
+        sigma = memory_sigma(MemoryParts(**parts), constants, workload.model) * (1.0 - given / total)
         ends.append(interval(total, sigma)[1])
         needs.append(total - spare)
     spread = np.log(np.max(ends, axis=0) / totals.max(axis=0)) / Z90
@@ -288,9 +288,9 @@ def _of_step(parts: dict[str, Column], phases: dict[str, Column]) -> tuple[Phase
     """(the step by phases, by cause, what of it is told, sent or waited for)"""
     made = PhaseParts(**phases)
     forwards = phases["log_prob"] + phases["reference"] + phases["values"]
-    told = np.asarray(made.total) - sum(parts.values()) - forwards
-    times = TimeParts(**{**parts, "compute": parts["compute"] + forwards, "other": parts["other"] + told})
-    return made, times, told
+    rest = np.asarray(made.total) - sum(parts.values()) - forwards
+    times = TimeParts(**{**parts, "compute": parts["compute"] + forwards, "other": parts["other"] + rest})
+    return made, times, rest
 
 
 def step_times(workload: Workload, table: ConfigTable) -> Callable[[Calibration], TimeParts]:
@@ -314,10 +314,10 @@ def estimate_step(workload: Workload, table: ConfigTable, constants: Calibration
     passes = _Passes.of(workload, table, packed_rows(workload, table, knobs), constants)
     between, memory, spread = passes.memory(workload, table, knobs)
     parts, phases = _timed(workload, table, knobs, passes, constants, between)
-    made, times, told = _of_step(parts, phases)
+    made, times, rest = _of_step(parts, phases)
     step, nothing = np.asarray(made.total), np.zeros(len(table))
     level_sigma = np.full_like(step, constants.level_sigma)
-    of_training = replace(times, other=times.other - told)
+    of_training = replace(times, other=times.other - rest)
     share = np.asarray(of_training.total) / step
     sigma = share * np.hypot(time_sigma(of_training, constants, workload.model), level_sigma)
     low, high = interval(step, sigma)
