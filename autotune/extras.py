@@ -53,7 +53,11 @@ def require_extra(extra: str, needed_by: str) -> None:
 
 def require_extras(extras: Sequence[str], needed_by: str) -> None:
     """The same for several extras; the error names all modules that are missing, and installs their extras at once."""
-    missing = {extra: module for extra in extras for module in reversed(MODULES[extra]) if not is_installed(module)}
+    missing: dict[str, str] = {}
+    for extra in extras:
+        absent = [module for module in MODULES[extra] if not is_installed(module)]
+        if absent:
+            missing[extra] = absent[0]
     if missing:
         are = "which is" if len(missing) == 1 else "which are"
         raise MissingExtraError(
@@ -94,8 +98,8 @@ def is_own(distribution: metadata.Distribution) -> bool:
 
 def own_requirements() -> tuple[str, ...]:
     """What the installed package asks for, as its metadata says; nothing where it runs without being installed."""
-    found = (one for name in (DISTRIBUTION, FORMERLY) for one in metadata.distributions(name=name) if is_own(one))
-    return next((tuple(one.requires or ()) for one in found), ())
+    named = (one for name in (DISTRIBUTION, FORMERLY) for one in metadata.distributions(name=name))
+    return next((tuple(one.requires or ()) for one in named if is_own(one)), ())
 
 
 def _error(module: str, extra: str, needed_by: str) -> MissingExtraError:

@@ -101,7 +101,8 @@ class OptunaSearcher(Searcher):
         from optuna.trial import TrialState, create_trial
 
         params = dict(zip(space, self._ranks[index].tolist(), strict=True))
-        state = TrialState.RUNNING if running else TrialState.FAIL if value is None else TrialState.COMPLETE
+        ended = TrialState.FAIL if value is None else TrialState.COMPLETE
+        state = TrialState.RUNNING if running else ended
         if not self._stateful:
             study.add_trial(create_trial(state=state, params=params, distributions=space, value=value))
             return

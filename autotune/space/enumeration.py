@@ -150,12 +150,8 @@ def enumerate_configs(workload: Workload, space: SpaceSpec) -> tuple[ConfigTable
         if combinations > MAX_COMBINATIONS:
             raise _too_many(choices)
         later = math.prod(len(choices[name]) for name in order[place + 1 :])
-        due = [
-            law
-            for law in laws
-            if knob in law.fields and known.issuperset(f for f in law.fields if f != knob and f in declared)
-        ]
         known.add(knob)
+        due = [law for law in laws if knob in law.fields and known.issuperset(declared.keys() & law.fields)]
         kept: list[Columns] = []
         count = 0
         alone = len(choices[knob]) == 1 and knob not in _FACTORS

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any, ClassVar
 
 import pytest
@@ -57,10 +58,7 @@ def candidates(workload: Workload = WORKLOAD) -> list[ParallelConfig]:
             accumulation_steps=batch * tp * pp // (gpus * size),
             zero_stage=zero,
         )
-        for tp in powers
-        for pp in powers
-        for size in powers
-        for zero in (0, 1)
+        for tp, pp, size, zero in product(powers, powers, powers, (0, 1))
         if gpus % (tp * pp) == 0 and batch * tp * pp % (gpus * size) == 0
     ]
 

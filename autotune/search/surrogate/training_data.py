@@ -167,7 +167,10 @@ def memory_observations(data: Sequence[DataPoint]) -> Observations:
         measurement = point.trial.measurement if point.trial.is_measured else None
         peak = measurement.peak_memory_bytes if measurement else None
         values.append(math.log(peak) if peak else float(log_limits(point.estimate, point.capacity_bytes)[0]))
-        sides.append(1.0 if point.is_out_of_memory else 0.0 if peak else -1.0)
+        if point.is_out_of_memory:
+            sides.append(1.0)
+        else:
+            sides.append(0.0 if peak else -1.0)
     return Observations(values=np.array(values), sides=np.array(sides), noise=np.full(len(values), REPEAT_SD))
 
 

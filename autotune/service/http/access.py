@@ -271,12 +271,8 @@ LOCAL, REMOTE, USER = 1, 2, 7
 
 def is_of_another_user(peer_port: int, own_port: int) -> bool:
     """Whether the socket from `peer_port` to `own_port` belongs to another user than this process. False where the machine does not tell."""
-    users = {
-        row[USER]
-        for table in TABLES
-        for row in _rows(table)
-        if _port(row[LOCAL]) == peer_port and _port(row[REMOTE]) == own_port
-    }
+    rows = (row for table in TABLES for row in _rows(table))
+    users = {row[USER] for row in rows if _port(row[LOCAL]) == peer_port and _port(row[REMOTE]) == own_port}
     return bool(users) and str(os.geteuid()) not in users
 
 

@@ -115,8 +115,9 @@ def trial_table(result: Result, query: TrialQuery) -> dict[str, Any]:
 def _head(name: str, query: TrialQuery) -> dict[str, Any]:
     heading, is_number, _ = COLUMNS[name]
     is_sorted = query.sort == name
-    down = not query.descending if is_sorted else is_number and name != "number"
-    sorting = ("descending" if query.descending else "ascending") if is_sorted else "none"
+    down, sorting = is_number and name != "number", "none"
+    if is_sorted:
+        down, sorting = not query.descending, "descending" if query.descending else "ascending"
     return {
         "name": heading,
         "is_number": is_number,

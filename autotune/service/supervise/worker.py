@@ -67,7 +67,9 @@ def ray_job(environment: Mapping[str, str]) -> dict[str, Any]:
     """The Ray job that this process is, from what Ray tells its jobs in `environment`: {ray: {job, url}}; empty when it is none of the service's."""
     metadata = json.loads(environment.get(_JOB_CONFIG, "{}")).get("metadata") or {}
     job, dashboard = metadata.get("job_submission_id"), metadata.get(DASHBOARD_KEY)
-    return {"ray": {"job": job, "url": f"{dashboard}/#/jobs/{job}" if dashboard else ""}} if job else {}
+    if not job:
+        return {}
+    return {"ray": {"job": job, "url": f"{dashboard}/#/jobs/{job}" if dashboard else ""}}
 
 
 _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"

@@ -216,7 +216,8 @@ def _stat(path: Path) -> os.stat_result | None:
 def _connect(path: Path, database: Database) -> sqlite3.Connection:
     """Opens the file, and makes it only before the store is prepared."""
     wal = path.with_name(path.name + "-wal")
-    mode = "ro" if database.is_read_only else "rwc" if database._opened is None else "rw"
+    writing = "rwc" if database._opened is None else "rw"
+    mode = "ro" if database.is_read_only else writing
     if database.is_read_only and not (wal.exists() and wal.stat().st_size):
         mode += "&immutable=1"  # without a WAL nothing else writes, and SQLite needs no file of its own beside it
     uri = f"{path.as_uri()}?mode={mode}"

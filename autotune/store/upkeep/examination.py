@@ -80,10 +80,10 @@ def read_rows(connection: Connection, key: int) -> Rows:
 
 def rows_changed(rows: Rows, study_id: str) -> list[str]:
     """The rows that are not what was written, in sentences."""
+    sealed = ((table, row) for table in SEALED for row in rows[table.name])
     return [
         f"study {study_id}: {_name(table, row)} was changed after it was written"
-        for table in SEALED
-        for row in rows[table.name]
+        for table, row in sealed
         if is_checked(row._mapping) and is_changed(table, row._mapping)
     ]
 

@@ -82,4 +82,6 @@ def _said(value: Any) -> Any:
 
 def _value(name: str, text: str) -> Any:
     default = DEFAULTS[name]
-    return text == "true" if isinstance(default, bool) else int(text) if isinstance(default, int) else text
+    if isinstance(default, bool):
+        return text == "true"
+    return int(text) if isinstance(default, int) else text
