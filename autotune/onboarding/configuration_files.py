@@ -193,7 +193,9 @@ def _fsdp_config(value: Any, base: Path) -> Any:
     """`fsdp_config` of TrainingArguments: a mapping, JSON, or a file of it."""
     if not isinstance(value, str):
         return value
-    text = value if value.lstrip().startswith("{") else _text(base / value) if (base / value).is_file() else ""
+    text = value
+    if not value.lstrip().startswith("{"):
+        text = _text(base / value) if (base / value).is_file() else ""
     return document_of("fsdp_config.json", text) or value
 
 

@@ -71,8 +71,12 @@ class Place:
     def entries(self) -> tuple[Entry, Entry]:
         """The spec's cluster and runner."""
         usual = f"h100-sxm-{self.nodes}x{self.gpus_per_node or RANKS}"
-        asks = f"fill in, e.g. {usual}: it requests {self.nodes} nodes"
-        comment = "" if self.name else asks if self.fill_in else f"this machine; otherwise e.g. {usual}"
+        if self.name:
+            comment = ""
+        elif self.fill_in:
+            comment = f"fill in, e.g. {usual}: it requests {self.nodes} nodes"
+        else:
+            comment = f"this machine; otherwise e.g. {usual}"
         return (
             Entry(key="cluster", value=self.name or "local", comment=comment),
             Entry(key="runner", value="ray" if self.is_spread else "local"),

@@ -98,9 +98,11 @@ def import_draft(
     guessed = shape is not None and model is None and "vocab_size" not in reading.model and not reading.model_file
     if shape is None or guessed:
         fill_in.append("model")
+    known_model, about_model = (shape[1], shape[2]) if shape else (None, f"fill in: {WHAT_MODEL_IS}")
     cluster = cluster or _known_cluster(reading.cluster)
     there = named_cluster(cluster)
     ranks = _ranks(reading, there)
+    gpus = max(ranks or 1, there.num_gpus if there else 1)
     batch = reading.global_batch_size or _batch(reading.knobs, ranks)
     values = {key: value for key, value in reading.options.items() if key not in OF_THE_RUN}
     if present.cwd and CWD in subject.options:
@@ -116,7 +118,7 @@ def import_draft(
         if option.is_path and values.get(option.name) and (path.parent / values[option.name]).is_file()
     }
     try:
-        job = _present_job(subject, reading, shape[1] if shape else None, ranks, batch)
+        job = _present_job(subject, reading, known_model, ranks, batch)
     except AutotuneError as error:
         job = None
         notes.append(f"this configuration cannot be exported yet: {error}")
@@ -142,11 +144,7 @@ def import_draft(
         Entry(
             key="model",
             value=shape[0] if shape else STAND_IN_MODEL,
-            comment="fill in: vocab_size of the tokenizer"
-            if guessed
-            else shape[2]
-            if shape
-            else f"fill in: {WHAT_MODEL_IS}",
+            comment="fill in: vocab_size of the tokenizer" if guessed else about_model,
         ),
         Entry(
             key="cluster", value=cluster or "local", comment="" if cluster else _what_cluster_is(ranks, reading.nodes)
@@ -155,14 +153,8 @@ def import_draft(
             key="workload",
             value={
                 "seq_len": reading.seq_len or STAND_IN_SEQ_LEN,
-                **(
-                    {}  # follows from prompts, responses and mini-batches
-                    if reading.rl
-                    else {
-                        "global_batch_size": batch
-                        or _least_batch(reading.knobs, max(ranks or 1, there.num_gpus if there else 1))
-                    }
-                ),
+                # that of post-training follows from prompts, responses and mini-batches
+                **({} if reading.rl else {"global_batch_size": batch or _least_batch(reading.knobs, gpus)}),
                 **({} if reading.optimizer in ("", "adamw") else {"optimizer": reading.optimizer}),
                 **({"pure_bf16": True} if reading.pure_bf16 else {}),
                 **({"unfused_attention": True} if reading.unfused_attention else {}),
@@ -173,9 +165,7 @@ def import_draft(
         *post_training_entries(reading, reading.seq_len or STAND_IN_SEQ_LEN),
         Entry(
             key="space",
-            value=post_training_space(reading, name)
-            if reading.rl
-            else _space(there, ranks, shape[1] if shape else None),
+            value=post_training_space(reading, name) if reading.rl else _space(there, ranks, known_model),
         ),
         *(() if broken else (baseline,)),
         _trainer_entry(name, values, settings),

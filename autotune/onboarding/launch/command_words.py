@@ -427,7 +427,7 @@ def _begins(word: str) -> bool:
 
 
 def _tasks(base: str, two: str) -> str:
-    return base if base in TASKS else two if two in TASKS else ""
+    return next((name for name in (base, two) if name in TASKS), "")
 
 
 def _is_python(base: str) -> bool:

@@ -47,7 +47,8 @@ def _parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
         word = queue.pop(0)
         name, sign, value = word.partition("=")
         if name == "--accelerate_config":
-            value = value if sign else queue.pop(0) if queue else ""
+            if not sign:
+                value = queue.pop(0) if queue else ""
             of_launcher = [*_of_config(value), *of_launcher]  # what the command says itself comes last, and counts
         elif _OF_ACCELERATE.fullmatch(name):
             of_launcher += [word] if sign else [word, *queue[:1]]
@@ -65,5 +66,5 @@ def _of_config(name: str) -> list[str]:
         return ["--config_file", name]
     stage, ranks = ACCELERATE[name]
     by_deepspeed = ["--use_deepspeed", "--zero_stage", str(stage)]
-    shards = [] if not stage else ["--use_fsdp"] if name.startswith("fsdp") else by_deepspeed
-    return ["--num_processes", str(ranks), *shards]
+    shards = ["--use_fsdp"] if name.startswith("fsdp") else by_deepspeed
+    return ["--num_processes", str(ranks), *(shards if stage else [])]

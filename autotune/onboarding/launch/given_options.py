@@ -86,6 +86,16 @@ def _abbreviated(flag: str, spelled: Mapping[str, tuple[str, ScriptOption]]) -> 
     return next(iter(begun.values())) if len(begun) == 1 else None
 
 
+def _undeclared(name: str, flag: str, argument: Argument) -> ScriptOption:
+    """An option of no known declaration, by what it is given."""
+    if not argument.values:
+        return ScriptOption(name=name, kind="flag", on=flag, given=True)
+    value = _value(argument, "")
+    if isinstance(value, bool):
+        return ScriptOption(name=name, kind="flag", prefix=f"{flag}=", on="True", off="False", given=value)
+    return ScriptOption(name=name, kind="int" if type(value) is int else "text", prefix=f"{flag}=", given=value)
+
+
 def with_given(options: Sequence[ScriptOption], arguments: Sequence[Argument]) -> Iterator[ScriptOption]:
     """The script's options with the values that they are given; and options of no known declaration that stand for a knob."""
     given: Mapping[str, Argument] = {argument.name: argument for argument in arguments}
@@ -103,14 +113,8 @@ def with_given(options: Sequence[ScriptOption], arguments: Sequence[Argument]) -
     for name, argument in given.items():
         if not name or name in declared:
             continue
-        flag, value = argument.words[0].partition("=")[0], _value(argument, "")
-        option = (
-            ScriptOption(name=name, kind="flag", on=flag, given=True)
-            if not argument.values
-            else ScriptOption(name=name, kind="flag", prefix=f"{flag}=", on="True", off="False", given=value)
-            if isinstance(value, bool)
-            else ScriptOption(name=name, kind="int" if type(value) is int else "text", prefix=f"{flag}=", given=value)
-        )
+        flag = argument.words[0].partition("=")[0]
+        option = _undeclared(name, flag, argument)
         if flag.startswith("--") and (is_of_knob(option) or is_log_interval(option) or _is_switched_off(option)):
             yield option
 

@@ -167,7 +167,9 @@ def seen_draft(draft: Draft, seen: ProgramSeen, *, launched: str, steps: int, fo
     """The draft; `launched`: what was started, in words, `folder`: of the spec."""
     read = _knobs_of(draft)
     run = SeenLaunch(seen, read)
-    words = [item.value for entry in draft.entries for part in entry.parts if part.key == "argv" for item in part.items]
+    parts = [part for entry in draft.entries for part in entry.parts]
+    commands = [part.items for part in parts if part.key == "argv"]
+    words = [item.value for items in commands for item in items]
     is_open = any("$" in word or "`" in word or FILL_IN in word for word in words)
     entries = {entry.key: entry for entry in draft.entries}
     told_by_words = [name for name in ("trainer.argv",) if words and any("{" in word for word in words) and not is_open]
@@ -270,10 +272,10 @@ def _workload(read: Mapping[str, Any], run: SeenLaunch) -> Iterator[tuple[str, A
         told["seq_len"] = run.seq_len
     if run.batch:
         batches = told.get("global_batch_size")
-        is_one_of = isinstance(batches, list) and run.batch in batches
-        told["global_batch_size"] = (
-            batches if is_one_of else _scaled(run.batch, run) if isinstance(batches, list) else run.batch
-        )
+        if not isinstance(batches, list):
+            told["global_batch_size"] = run.batch
+        elif run.batch not in batches:
+            told["global_batch_size"] = _scaled(run.batch, run)
     if (optimizer := run.facts.optimizer) is not None and optimizer != told.get("optimizer", "adamw"):
         told["optimizer"] = optimizer
     if run.facts.is_pure_bf16:

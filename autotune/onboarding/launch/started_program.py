@@ -275,7 +275,8 @@ def where_it_runs(path: Path, started: Started | None, file: str | None = None) 
     for, if not the program."""
     beside = path.resolve().parent
     bases = (beside, *beside.parents[:_ABOVE])
-    file = file if file is not None else started.file if started else ""
+    if file is None:
+        file = started.file if started else ""
     told = started.folder if started else ""
     usual = next((base for base in bases if file and (base / file).is_file()), None)
     if not told:

@@ -196,7 +196,8 @@ def _modules(script: Script) -> list[str]:
 
 def _words_of(script: Script, names: tuple[str, ...]) -> list[str]:
     """The names in the values of the first of these options that has any, as the command or else its declaration has it."""
-    values = [word for each in script.arguments if each.name in names for word in each.values]
+    given = [each for each in script.arguments if each.name in names]
+    values = [word for each in given for word in each.values]
     values = values or [str(option.present) for option in script.options if option.name in names and option.present]
     paths = re.findall(r"[A-Za-z][\w.]*", " ".join(values).replace("-", "_"))
     return [path.rstrip(".").rpartition(".")[2] for path in paths]

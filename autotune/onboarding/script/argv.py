@@ -219,7 +219,8 @@ def _where(option: ScriptOption, meaning: Meaning) -> str:
     if meaning.target == "micro_batch_size":
         unit = "tokens" if meaning.in_tokens else "sequences"
         is_said = "per_device" in option.name or "per_gpu" in option.name
-        assumed = ", over all ranks" if meaning.over_ranks else f", {'' if is_said else 'taken as '}{unit} per rank"
+        taken = "" if is_said else "taken as "
+        assumed = ", over all ranks" if meaning.over_ranks else f", {taken}{unit} per rank"
     elif meaning.target == "accumulation_steps" and meaning.expression:
         assumed = ", divided by its ranks"
     shown = "" if option.prefix else f"{option.shown}, "
@@ -242,15 +243,16 @@ def ideas_of(found: OptionMatches) -> Iterator[str]:
         if option.kind == "flag":
             more = "" if option.file else " and values below"
             yield f"could be tuned ({where}): knobs: {{{name}: [false, true]}}, {told}{more}"
-        else:
-            values = (
-                option.choices or ((option.present or 0), *((2, 4) if not option.present else (option.present * 2,)))
-                if option.kind == "int"
-                else option.choices
-            )
-            if values:
-                text = ", ".join(map(str, values))
-                yield f"could be tuned ({where}): knobs: {{{name}: [{text}]}}, {told}"
+        elif values := _values_to_try(option):
+            text = ", ".join(map(str, values))
+            yield f"could be tuned ({where}): knobs: {{{name}: [{text}]}}, {told}"
+
+
+def _values_to_try(option: ScriptOption) -> tuple[Any, ...]:
+    """An option's choices; of a whole number without choices what it is now, and more."""
+    if option.choices or option.kind != "int":
+        return option.choices
+    return (option.present, option.present * 2) if option.present else (0, 2, 4)
 
 
 def values_of(found: OptionMatches) -> dict[str, dict[Any, Any]]:

@@ -40,7 +40,9 @@ def _value(node: ast.expr, facts: dict[str, bool]) -> Any:
         found = _holds(node, facts)
         return literal_or_none(node) if found is None else found
     holds = _holds(node.test, facts)
-    return None if holds is None else _value(node.body if holds else node.orelse, facts)
+    if holds is None:
+        return None
+    return _value(node.body if holds else node.orelse, facts)
 
 
 def _holds(node: ast.expr, facts: dict[str, bool]) -> bool | None:
@@ -51,7 +53,9 @@ def _holds(node: ast.expr, facts: dict[str, bool]) -> bool | None:
     if isinstance(node, ast.BoolOp):
         parts = [_holds(value, facts) for value in node.values]
         decides = isinstance(node.op, ast.Or)
-        return decides if decides in parts else None if None in parts else not decides
+        if decides in parts:
+            return decides
+        return None if None in parts else not decides
     if isinstance(node, ast.Call) and ast.unparse(node.func).startswith(("torch.cuda.", "cuda.")):
         return facts.get(called_name(node))
     return None

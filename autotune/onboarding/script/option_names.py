@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 from autotune.onboarding.script.options import ScriptOption
@@ -187,17 +188,18 @@ def _worded(option: ScriptOption, target: str) -> Meaning | None:
         words: dict[str, Any] = dict(_offered(known, [*map(str, option.choices)], is_autocast=is_autocast))
     elif target == "precision" and said:
         present = [str(value) for value in said]
-        today = {value: word for word in present for value, words in known.items() if word.lower() in words}
+        pairs = product(present, known.items())
+        today = {value: word for word, (value, words) in pairs if word.lower() in words}
         # of other words only those that are there are sure: what their neighbours are called is the program's own choice
         words = next((dict(f) for f in _FAMILIES if set(present) <= set(f.values())), today)
     elif target == "zero_stage" and option.kind == "int":
         words = {str(stage): str(stage) for stage in range(4)}
     else:
         words = {}
-    present = [] if option.present is None else [str(option.present)]
-    default = next(
-        (v for v, spellings in known.items() for w in present if w.lower() in map(str.lower, spellings)), None
-    )
+    default: str | None = None
+    if option.present is not None:
+        word = str(option.present).lower()
+        default = next((value for value, spellings in known.items() if word in map(str.lower, spellings)), None)
     if default is None and option.present is None and not option.computed:
         default = next((value for value, word in words.items() if str(word).lower() in _ABSENT), None)
     if default is None and (len(words) < 2 or not option.choices) and not option.between:
@@ -215,7 +217,8 @@ def _offered(
     """(value, the choice that is it); of several the first that is of autocast, where the option's present word is."""
     for value, words in known.items():
         of_amp = [word for word in words if word.startswith("amp")] if is_autocast else []
-        found = (choice for word in (*of_amp, *words) for choice in choices if choice.lower() == word.lower())
+        pairs = product((*of_amp, *words), choices)
+        found = (choice for word, choice in pairs if choice.lower() == word.lower())
         if (choice := next(found, None)) is not None:
             yield value, choice
 
@@ -242,7 +245,8 @@ def _flag(option: ScriptOption, name: str, autocast: str) -> Meaning | None:
 
 def _switch(option: ScriptOption, target: str, on: str, off: str) -> Meaning:
     default, other = (on, off) if option.default else (off, on)
-    reachable = [default] if (option.on if other == on else option.off) is None else [default, other]
+    other_word = option.on if other == on else option.off
+    reachable = [default] if other_word is None else [default, other]
     reachable.sort(key=lambda value: value != (on if option.present else off))
     typed = _typed(target, reachable)
     return Meaning(target=target, words={on: option.on, off: option.off}, values=typed, default=typed[0])

@@ -83,7 +83,8 @@ class ScriptOption:
     def between(self) -> tuple[Any, ...]:
         """The values between which a condition decides its default."""
         tree = ast.walk(ast.parse(self.computed, mode="eval")) if self.computed else ()
-        branches = (branch for node in tree if isinstance(node, ast.IfExp) for branch in (node.body, node.orelse))
+        conditions = (node for node in tree if isinstance(node, ast.IfExp))
+        branches = (branch for node in conditions for branch in (node.body, node.orelse))
         return tuple(value for branch in branches if (value := literal_or_none(branch)) is not None)
 
     @property
@@ -154,11 +155,7 @@ def _argparse(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]
         dest = literal_or_none(given.get("dest"))
         long = _best_name(names)
         nargs = literal_or_none(given.get("nargs")) if "nargs" in given else 1
-        kind = (
-            _KINDS.get(last_name(given["type"]), "flag" if "bool" in ast.unparse(given["type"]) else "text")
-            if "type" in given
-            else ""
-        )
+        kind = _kind_of_type(given["type"]) if "type" in given else ""
         is_short = isinstance(dest, str) and (not long.startswith("--") or target_of(_plain(long)) is None)
         base = ScriptOption(
             name=_plain(str(dest) if is_short and (len(long) < 3 or target_of(_plain(str(dest)))) else long),
@@ -308,14 +305,21 @@ def _aliases(node: ast.AST) -> Iterator[str]:
             if key in ("alias", "aliases"):
                 said = literal_or_none(value)
                 for word in [said] if isinstance(said, str) else said or ():
-                    yield word if word.startswith("-") else f"{'-' if len(word) == 1 else '--'}{word}"
+                    dashes = "-" if len(word) == 1 else "--"
+                    yield word if word.startswith("-") else f"{dashes}{word}"
+
+
+def _kind_of_type(node: ast.expr) -> str:
+    """The kind of an option by the `type` of its `add_argument`."""
+    return _KINDS.get(last_name(node), "flag" if "bool" in ast.unparse(node) else "text")
 
 
 def _choices(annotation: ast.expr) -> tuple[Any, ...]:
     """The values of `Literal["a", "b"]`."""
     if isinstance(annotation, ast.Subscript) and last_name(annotation.value) == "Literal":
         found = literal_or_none(annotation.slice)
-        return found if isinstance(found, tuple) else () if found is None else (found,)
+        if found is not None:
+            return found if isinstance(found, tuple) else (found,)
     return ()
 
 
@@ -331,6 +335,9 @@ def option_of(name: str, kind: str, default: Any, *, style: str = "hf") -> Scrip
     return _text_flag(base, flag)
 
 
+_LIGHTNING_PARTS = {"DataModule": "data", "LightningModule": "model"}
+
+
 def _lightning(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
     cli = next((call for call in calls if called_name(call) == "LightningCLI"), None)
     if cli is None:
@@ -341,7 +348,7 @@ def _lightning(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption
         if not isinstance(node, ast.ClassDef):
             continue
         bases = " ".join(ast.unparse(base) for base in node.bases)
-        part = "data" if "DataModule" in bases else "model" if "LightningModule" in bases else ""
+        part = next((part for base, part in _LIGHTNING_PARTS.items() if base in bases), "")
         init = next((item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"), None)
         if part and init:
             yield from _parameters(init, prefix=f"{part}.")
@@ -429,7 +436,8 @@ def _parameters(function: ast.FunctionDef, *, prefix: str = "", dashes: bool = F
     defaults = [None] * count + list(function.args.defaults)
     for parameter, node in zip(parameters, defaults, strict=True):
         said = [each for each in (node, *_annotated(parameter.annotation)) if isinstance(each, ast.Call)]
-        words = [word for each in said for arg in each.args if isinstance(word := literal_or_none(arg), str)]
+        values = [literal_or_none(arg) for each in said for arg in each.args]
+        words = [value for value in values if isinstance(value, str)]
         names = tuple(word.partition("/")[0] for word in words if re.match(r"--?[A-Za-z]", word)) if dashes else ()
         if isinstance(node, ast.Call) and node.args:  # typer.Option(8, "--batch-size")
             node = node.args[0]
@@ -446,8 +454,16 @@ def _parameters(function: ast.FunctionDef, *, prefix: str = "", dashes: bool = F
             names = (
                 (f"--{written}",) if dashes else (f"--{written}", f"-{name[0]}")
             )  # of fire: a first letter is enough
-        takes = 0 if option.kind == "flag" and not option.prefix else 1 if option.kind != "flag" and names else None
-        yield replace(option, is_required=node is None and not prefix, line=parameter.lineno, names=names, takes=takes)
+        required = node is None and not prefix
+        takes = _words_taken(option, has_names=bool(names))
+        yield replace(option, is_required=required, line=parameter.lineno, names=names, takes=takes)
+
+
+def _words_taken(option: ScriptOption, *, has_names: bool) -> int | None:
+    """How many words follow the option; None where that is not known."""
+    if option.kind == "flag":
+        return None if option.prefix else 0
+    return 1 if has_names else None
 
 
 def _annotated(annotation: ast.expr | None) -> Iterator[ast.expr]:
@@ -479,11 +495,11 @@ def overridden_by_file(options: Iterable[ScriptOption], name: str, text: str | N
     if text is None:
         yield from (replace(option, default=None, line=0) for option in options)
         return
+    assignments = (node for node in ast.parse(text).body if isinstance(node, ast.Assign))
+    targets = ((target, node) for node in assignments for target in node.targets)
     lines = {
         target.id: (literal_or_none(node.value), node.lineno)
-        for node in ast.parse(text).body
-        if isinstance(node, ast.Assign)
-        for target in node.targets
+        for target, node in targets
         if isinstance(target, ast.Name)
     }
     for option in options:
@@ -501,12 +517,5 @@ def _plain(name: str) -> str:
 
 def kind_of(value: Any) -> str:
     """int, float, text or flag, by a value."""
-    return (
-        "flag"
-        if isinstance(value, bool)
-        else "int"
-        if isinstance(value, int)
-        else "float"
-        if isinstance(value, float)
-        else "text"
-    )
+    kinds = {bool: "flag", int: "int", float: "float"}  # in this order, because a bool is an int
+    return next((kind for of, kind in kinds.items() if isinstance(value, of)), "text")

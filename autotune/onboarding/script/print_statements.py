@@ -247,9 +247,13 @@ def _sample(expression: str, spec: str, *, step: int) -> str | None:
     is_step = _STEP.search(expression) is not None and "/" not in expression and "loss" not in expression
     is_total = _TOTAL.search(expression) is not None
     is_whole = bool(_WHOLE.search(spec)) or (not spec and (is_step or is_total) and not is_clock)
-    value: float = 1000 if is_total and is_whole else step * 10 if is_whole else 2.3125 * _FACTORS[step % len(_FACTORS)]
+    value: float
     if is_clock:
         value, is_whole = 2.3125 * (step + 1), False
+    elif is_whole:
+        value = 1000 if is_total else step * 10
+    else:
+        value = 2.3125 * _FACTORS[step % len(_FACTORS)]
     try:
         return format(int(value) if is_whole else value, spec or ("" if is_whole else ".4f"))
     except (ValueError, TypeError):

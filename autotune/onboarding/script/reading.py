@@ -276,7 +276,9 @@ def _given_targets(tree: ast.Module) -> Iterator[ast.expr]:
 
 def _targets(tree: ast.Module) -> tuple[str, ...]:
     found = [literal_or_none(given) for given in _given_targets(tree)]
-    names = [each] if len(found) == 1 and isinstance(each := found[0], str) else found[0] if len(found) == 1 else ()
+    if len(found) != 1:
+        return ()
+    names = [found[0]] if isinstance(found[0], str) else found[0]
     return tuple(str(name) for name in names or ())
 
 
@@ -286,7 +288,8 @@ def _computes_targets(tree: ast.Module) -> bool:
 
 def _parser_of(modules: Sequence[tuple[str, ast.Module]]) -> tuple[str, tuple[ScriptOption, ...]]:
     """The first parser among the modules that a script imports; dataclasses may lie in others."""
-    classes = [node for _, module in modules for node in module.body if isinstance(node, ast.ClassDef)]
+    nodes = (node for _, module in modules for node in module.body)
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
     for name, module in modules:
         own = {node.name for node in module.body if isinstance(node, ast.ClassDef)}
         more = [node for node in classes if node.name not in own]

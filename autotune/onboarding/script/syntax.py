@@ -20,7 +20,9 @@ def last_name(node: ast.expr) -> str:
     """The last part of a dotted name; empty for other expressions."""
     if isinstance(node, ast.Call):
         return last_name(node.func)
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def literal(node: ast.expr) -> Any:

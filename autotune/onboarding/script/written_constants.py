@@ -47,9 +47,11 @@ def written_constants(tree: ast.Module) -> Written | None:
 
 def _set_by(node: ast.AST) -> list[tuple[str, ScriptOption]]:
     """(place, the option that it is read as)"""
-    target = (
-        node.targets[0] if isinstance(node, ast.Assign) else node.target if isinstance(node, ast.AnnAssign) else None
-    )
+    target: ast.expr | None = None
+    if isinstance(node, ast.Assign):
+        target = node.targets[0]
+    elif isinstance(node, ast.AnnAssign):
+        target = node.target
     if not isinstance(target, ast.Name | ast.Attribute):
         return []
     value = literal_or_none(getattr(node, "value", None))

@@ -157,7 +157,9 @@ def _replaced(node: Any, written: Mapping[str, Any], path: str) -> Any:
         return {key: _replaced(value, written, f"{path}.{key}" if path else str(key)) for key, value in node.items()}
     if isinstance(node, list):
         return [_replaced(value, {}, "") for value in node]
-    return written[path] if path in written else braced(node) if isinstance(node, str) else node
+    if path in written:
+        return written[path]
+    return braced(node) if isinstance(node, str) else node
 
 
 OPTIONS = ("deepspeed", "deepspeed_config")
