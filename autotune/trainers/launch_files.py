@@ -115,12 +115,10 @@ class Launch:
     @property
     def programs_folder(self) -> str:
         """The folder with the programs of `python`; empty if `python` is empty."""
+        if not self.python:
+            return ""
         is_interpreter = INTERPRETER.fullmatch(os.path.basename(self.python))
-        return (
-            (os.path.dirname(self.python) if is_interpreter else os.path.join(self.python, "bin"))
-            if self.python
-            else ""
-        )
+        return os.path.dirname(self.python) if is_interpreter else os.path.join(self.python, "bin")
 
     @property
     def command_line(self) -> str:

@@ -412,7 +412,9 @@ def options_of(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
         name, sign, value = word[2:].partition("=")
         following = argv[at + 1] if at + 1 < len(argv) else ""
         is_value = bool(following) and (not following.startswith("-") or _NUMBER.fullmatch(following))
-        yield name, value if sign else following if is_value else ""
+        if not sign:
+            value = following if is_value else ""
+        yield name, value
 
 
 def typed(word: str) -> Any:
@@ -433,7 +435,14 @@ def flags_of(words: Iterable[str], meaning: Callable[[str], Any] = typed) -> dic
             found[name] = values = [meaning(value)] if sign else []
         else:
             values.append(meaning(word))
-    return {name: told if len(told) > 1 else told[0] if told else True for name, told in found.items()}
+    return {name: _of_flag(given) for name, given in found.items()}
+
+
+def _of_flag(values: list[Any]) -> Any:
+    """The value of a flag that these follow."""
+    if not values:
+        return True
+    return values if len(values) > 1 else values[0]
 
 
 def completed(knobs: Mapping[str, Any], *, ranks: int | None = None, batch: int | None = None) -> dict[str, Any]:

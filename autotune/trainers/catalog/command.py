@@ -253,6 +253,7 @@ class CommandTrainer(Trainer):
         )
         filled = [values.fill(argument) for argument in in_argv(_arguments(options["argv"]), options["overrides"])]
         variables = {name: values.fill(text) for name, text in _variables(options["env"]).items()}
+        cwd = options["cwd"] or ("." if has_files else "")
         return Launch(
             argv=tuple(argument for argument in filled if argument is not None),
             env={
@@ -263,7 +264,7 @@ class CommandTrainer(Trainer):
                 **render(options["files"], replace(values, known=known)),
                 **started_with(options["overrides"], replace(values, known={**known, _TRIAL: TRIAL_DIR})),
             },
-            cwd="" if options["cwd"] == _IN_FILES else options["cwd"] or ("." if has_files else ""),
+            cwd="" if cwd == _IN_FILES else cwd,
         )
 
     def parse_line(self, line: str) -> StepMetrics | None:

@@ -259,7 +259,9 @@ def _precision(keys: KeyReader, *, tf32: bool) -> str | None:
         return "bf16"
     if keys.flag("fp16.enabled"):
         return "fp16"
-    return None if is_open else "tf32" if tf32 else "fp32"
+    if is_open:
+        return None
+    return "tf32" if tf32 else "fp32"
 
 
 TRAINER = DeepspeedTrainer()

@@ -299,8 +299,9 @@ def _data_flags(model: ModelSpec, options: Mapping[str, Any]) -> dict[str, Any]:
 def _spell(flags: Mapping[str, Any]) -> tuple[str, ...]:
     argv: list[str] = []
     for name, value in flags.items():
-        words = [] if value is True else value if isinstance(value, list | tuple) else [value]
-        argv += [f"--{name}", *map(str, words)]
+        argv.append(f"--{name}")
+        if value is not True:
+            argv += map(str, value if isinstance(value, list | tuple) else [value])
     return tuple(argv)
 
 

@@ -230,7 +230,7 @@ def _settings(workload: Workload, c: ParallelConfig, options: Mapping[str, Any])
         "expert_model_parallel_size": c.ep,
         "sequence_parallel": c.sequence_parallel,
         "seq_length": workload.seq_len,
-        "recompute_granularity": None if c.recompute == "none" else "full" if c.recompute == "full" else "selective",
+        "recompute_granularity": {"none": None, "full": "full"}.get(c.recompute, "selective"),
         "recompute_method": "uniform" if c.recompute == "full" else None,
         "recompute_num_layers": 1 if c.recompute == "full" else None,
         **model_fields(workload, c),

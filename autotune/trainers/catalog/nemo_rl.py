@@ -352,7 +352,10 @@ class NemoRl(PostTrainer):
         recompute, sequence = keys.flag(f"{where}.activation_checkpointing"), keys.flag(f"{where}.sequence_parallel")
         micro, length = keys.count("policy.train_micro_batch_size") or 1, keys.count("policy.max_total_sequence_length")
         packs, groups = keys.flag(f"{PACKING}.enabled"), keys.flag(f"{DYNAMIC}.enabled")
-        way = PACKING if packs else DYNAMIC if groups else ""
+        if packs:
+            way = PACKING
+        else:
+            way = DYNAMIC if groups else ""
         tokens, before = (keys.count(f"{way}.{name}_mb_tokens") if way else None for name in ("train", "logprob"))
         knobs: dict[str, Any] = {
             **degrees,
@@ -435,8 +438,11 @@ def _refuse_others(name: str, whole: Mapping[str, Any]) -> None:
 
 def _mentions(node: Any, word: str) -> bool:
     """Whether a value somewhere in it is that word."""
-    inner = node.values() if isinstance(node, Mapping) else node if isinstance(node, list) else ()
-    return node == word or any(_mentions(each, word) for each in inner)
+    if isinstance(node, Mapping):
+        return any(_mentions(each, word) for each in node.values())
+    if isinstance(node, list):
+        return any(_mentions(each, word) for each in node)
+    return bool(node == word)
 
 
 def _uncounted(whole: Mapping[str, Any], backend: str) -> Iterator[str]:

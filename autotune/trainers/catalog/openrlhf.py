@@ -358,22 +358,28 @@ class OpenRlhf(PostTrainer):
 
 def names_of(release: str) -> Mapping[str, str]:
     """The names of a release for those of 0.11."""
-    return {} if release == FLAGS.default else OLD if release == "0.10" else {**OLD, **OLDER}
+    if release == FLAGS.default:
+        return {}
+    return OLD if release == "0.10" else {**OLD, **OLDER}
 
 
 def _release(flags: Iterable[str]) -> str:
     """Whose names the flags have, by those that another release has not."""
     given = set(flags)
-    return "0.9" if given & OF_OLDER else "0.10" if given & set(OLD.values()) else FLAGS.default
+    if given & OF_OLDER:
+        return "0.9"
+    return "0.10" if given & set(OLD.values()) else FLAGS.default
 
 
 def _flags(document: Mapping[str, Any]) -> tuple[str, ...]:
     """`--a.b value` for each value; true is a flag without one, false none."""
     found: list[str] = []
     for path, value in flat(document):
-        if value is not False:
-            values = () if value is True else value if isinstance(value, list) else (value,)
-            found += [f"--{path}", *map(str, values)]
+        if value is False:
+            continue
+        found.append(f"--{path}")
+        if value is not True:
+            found += map(str, value if isinstance(value, list) else [value])
     return tuple(found)
 
 

@@ -416,7 +416,8 @@ def as_trl_grpo(words: Sequence[str], program: Program) -> tuple[str, ...]:
             remedy="write that into the --config_file",
             field="FILE",
         )
-    read = [word for name, value in told.items() if name in LAUNCHER for word in (f"--{LAUNCHER[name]}", str(value))]
+    known = [(LAUNCHER[name], value) for name, value in told.items() if name in LAUNCHER]
+    read = [word for name, value in known for word in (f"--{name}", str(value))]
     return (*USUAL["trl"], *behind, *read)
 
 

@@ -304,6 +304,9 @@ class Verl(PostTrainer):
             keys.count(f"{ROLLOUT}.n_gpus_per_node") or per_node or 0
         )
         stale = keys.count("trainer.v1.sampler.max_off_policy_threshold")
+        phase_offload = "optimizer" if states else None
+        if params:
+            phase_offload = "all"
         rl: dict[str, Any] = {
             "algorithm": "ppo" if estimator == "gae" else "grpo",
             "prompts": prompts, "responses": responses, "mini_batch_prompts": mini, "epochs": keys.count(f"{ACTOR}.ppo_epochs"),
@@ -312,7 +315,7 @@ class Verl(PostTrainer):
             "engine": "megatron" if is_megatron else "fsdp", "reference": bool(in_loss or in_reward),
             "reference_offload": keys.flag(of_reference), "padded": True if packs is False else None,
             "micro_batch_tokens": tokens if is_dynamic else None, "log_prob_micro_batch_tokens": before if is_dynamic else None,
-            "phase_offload": "all" if params else "optimizer" if states else None,
+            "phase_offload": phase_offload,
             "balance": "none" if keys.flag("trainer.balance_batch") is False else None,
             "prompt_lengths": prompt, "response_lengths": response,
             "placement": {"async": [ranks, generating], "staleness": max((stale or 1) - 1, 0)} if generating and ranks else None,

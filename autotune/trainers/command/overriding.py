@@ -94,7 +94,9 @@ def _parts(target: ast.expr) -> list[ast.expr]:
 
 
 def _name(node: ast.expr) -> str:
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    if isinstance(node, ast.Name):
+        return node.id
+    return node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def _literal(value: object, at: ast.AST) -> ast.expr:

@@ -70,7 +70,9 @@ def in_training(options: Mapping[str, Any], argv: Sequence[str]) -> dict[str, An
 
 
 def _words(value: Any) -> list[str]:
-    return [] if value is None else [value] if isinstance(value, str) else list(value)
+    if value is None:
+        return []
+    return [value] if isinstance(value, str) else list(value)
 
 
 def _is_words(value: Any) -> bool:

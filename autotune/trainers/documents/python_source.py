@@ -45,7 +45,8 @@ def literal(value: Any) -> str:
         return repr(value)
     if isinstance(value, list | tuple):
         inner = ", ".join(literal(item) for item in value)
-        return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
+        comma = "," if len(value) == 1 else ""
+        return f"[{inner}]" if isinstance(value, list) else f"({inner}{comma})"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{literal(key)}: {literal(item)}" for key, item in value.items()) + "}"
     raise ExportError(f"a {type(value).__name__} cannot be written as Python source")

@@ -322,7 +322,8 @@ def pattern_reader(asked: Mapping[str, object]) -> LineReader:
             )
         patterns[name] = compile_pattern(pattern, field=f"trainer.metrics.{name}")
     is_timed = any(SCALES[name][0] in _TIMES for name in patterns)
-    ends_step = "" if is_timed else "step" if "step" in patterns else "loss"
+    step_or_loss = "step" if "step" in patterns else "loss"
+    ends_step = "" if is_timed else step_or_loss
     if not is_timed and ends_step not in patterns:
         raise SpecError(
             "metrics must identify steps, but have no time, rate, step number or loss",
@@ -358,4 +359,6 @@ def pattern_marks(asked: Mapping[str, object]) -> tuple[str, ...]:
 def _last_digit(word: str) -> float:
     """What the last digit of a printed number stands for; 0 where it has an exponent."""
     _, point, decimals = word.partition(".")
-    return 0.0 if not word.replace(".", "").replace(",", "").isdigit() else 10.0 ** -len(decimals) if point else 1.0
+    if not word.replace(".", "").replace(",", "").isdigit():
+        return 0.0
+    return 10.0 ** -len(decimals) if point else 1.0

@@ -287,7 +287,9 @@ def _group(candidate: Candidate) -> str:
     text = "".join(text for text in candidate.numbers.values() if text not in ("nan", "inf"))
     if metric == "step":
         return "([0-9]+)"
-    signs = "[-+0-9.,eE]+" if re.search("[-+eE]", text) else "[0-9.,]+" if "," in text else "[0-9.]+"
+    signs = "[0-9.,]+" if "," in text else "[0-9.]+"
+    if re.search("[-+eE]", text):
+        signs = "[-+0-9.,eE]+"
     return f"({signs}|nan|inf)" if metric in ("loss", "grad_norm") else f"({signs})"
 
 
@@ -295,10 +297,16 @@ def _literal(text: str, is_wide: bool) -> str:
     """A pattern of this text, whatever its numbers and, if `is_wide`, the width of its gaps. The gap before a number varies with its digits."""
     text = re.sub(r"(?<=\S)\s+(?=\d)", "\0", text)
     parts = re.split(r"(\0|\s+|\d+)", text)
-    gap = " +" if is_wide else " "
-    return "".join(
-        " *" if p == "\0" else gap if p.isspace() else "[0-9]+" if p.isdigit() else _escaped(p) for p in parts
-    )
+    return "".join(_part(part, " +" if is_wide else " ") for part in parts)
+
+
+def _part(text: str, gap: str) -> str:
+    """The pattern of a number, of a gap, or of text between them; `gap`: that of a gap not before a number."""
+    if text == "\0":
+        return " *"
+    if text.isspace():
+        return gap
+    return "[0-9]+" if text.isdigit() else _escaped(text)
 
 
 def _escaped(text: str) -> str:

@@ -34,6 +34,7 @@ def model_fields(workload: Workload, c: ParallelConfig) -> dict[str, Any]:
     layout = None if c.pp_split == "layers" or divides_evenly(model, c) else stage_layout(model, c)
     by_flags = c.pp_split == "edges" and layout is None
     activations = c.offload in ("activations", "all")
+    offloaded = [*OFFLOADED, *(OFFLOADED_EXPERTS if experts else [])]
     fields: dict[str, Any] = {
         "cp_comm_type": CP_STYLES[c.cp_style] if c.cp > 1 else None,
         "account_for_embedding_in_pipeline_split": by_flags,
@@ -45,7 +46,7 @@ def model_fields(workload: Workload, c: ParallelConfig) -> dict[str, Any]:
         "cuda_graph_scope": ["full_iteration"] if c.cuda_graph == "step" else None,
         "use_te_rng_tracker": c.cuda_graph != "none",
         "fine_grained_activation_offloading": activations,
-        "offload_modules": [*OFFLOADED, *(OFFLOADED_EXPERTS if experts else [])] if activations else [],
+        "offload_modules": offloaded if activations else [],
     }
     if experts:
         flex = c.dispatcher == "flex"
@@ -110,12 +111,13 @@ def read_knobs(keys: KeyReader, name: Callable[[str], str]) -> dict[str, Any]:
     layout = keys.find(name("pipeline_model_parallel_layout"))
     flags = [keys.flag(name(f"account_for_{edge}_in_pipeline_split")) for edge in ("embedding", "loss")]
     fused = keys.flag(name("cross_entropy_loss_fusion"))
+    fused_or_full = "fused" if fused else "full"
     keys.drop(name("cross_entropy_fusion_impl"), name("pipeline_model_parallel_layout"))
     knobs = {
         "pp_split": "edges" if layout or any(flags) else "layers",
         "cp_style": keys.word(name("cp_comm_type"), {theirs: ours for ours, theirs in CP_STYLES.items()}) or "ring",
         "async_tp": bool(keys.flag(name("tp_comm_overlap"))),
-        "loss": "own" if fused is None else "fused" if fused else "full",
+        "loss": "own" if fused is None else fused_or_full,
         "cuda_graph": _read_graph(keys, name),
         "offload": _read_offload(keys, name),
         "dispatcher": _read_dispatcher(keys, name),

@@ -311,7 +311,8 @@ def _assign(variables: dict[str, str], name: str, appends: str, value: str) -> N
     value = _ARITHMETIC.sub(
         lambda found: _computed(_filled(found[1], variables, {}), variables) or found[0], value
     )  # now, because it may be a term of the next
-    joined = f"{before}{' ' if is_array else ''}{value}" if appends else value
+    gap = " " if is_array else ""
+    joined = f"{before}{gap}{value}" if appends else value
     variables[name] = joined.strip()[:_LONGEST]
 
 

@@ -66,10 +66,10 @@ def _returned(name: str, text: str, wanted: str | None) -> tuple[ast.FunctionDef
     except (SyntaxError, ValueError) as error:
         raise SpecError(f"{name} is not Python: {error}", field="FILE") from None
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    nodes = ((function, node) for function in functions for node in ast.walk(function))
     calls = [
         (function, node)
-        for function in functions
-        for node in ast.walk(function)
+        for function, node in nodes
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "Trainer.Config"
     ]
     for function, node in calls:
