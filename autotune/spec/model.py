@@ -17,7 +17,7 @@ from typing import Any
 
 from autotune.errors import SpecError
 from autotune.spec.checks import positive_int
-from autotune.spec.hugging_face.reading import fields_of, text_of
+from autotune.spec.hugging_face.reading import fields_of, guessed_family, text_of
 from autotune.spec.model_code import ModelCode
 from autotune.spec.plain import Plain
 
@@ -254,7 +254,13 @@ class ModelSpec(Plain):
             stands_for = "activations and times are those of a decoder of that size, so only trials show which config is fast and which one fits"
             counted = "its weights, gradients and optimizer states are counted"
             return (f"{self.name} is known only by its {self.num_parameters:,} weights: {counted}; {stands_for}",)
-        if self.source and text_of(json.loads(self.source)) is not None and not (code and code.num_parameters):
+        document = json.loads(self.source) if self.source else {}
+        if document and text_of(document) is None and (family := guessed_family(document)):
+            found.append(
+                f"the config.json of {self.name} has no model_type, so it is read as a {family} model; "
+                "add its model_type if it is another"
+            )
+        if text_of(document) is not None and not (code and code.num_parameters):
             found.append(
                 f"only the language model of {self.name} is counted: other parts of its config.json, "
                 f"such as a vision tower, are left out; "

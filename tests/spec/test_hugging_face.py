@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,41 @@ def test_a_size_that_is_left_out_is_that_of_the_familys_class_and_not_derived_fr
 def test_a_file_that_names_no_family_gets_no_sizes_of_a_class() -> None:
     with pytest.raises(SpecError, match="lacks num_hidden_layers"):
         ModelSpec.from_hf({key: size for key, size in LLAMA.items() if key != "num_hidden_layers"})
+
+
+@pytest.mark.parametrize(
+    "hub", ["bigscience/bloom", "EleutherAI/gpt-neox-20b", "google/gemma-3-1b-pt", "01-ai/Yi-6B-200K"]
+)
+def test_a_file_without_model_type_is_of_the_family_of_its_class(hub: str) -> None:
+    classes = {"bloom": "BloomForCausalLM", "gpt_neox": "GPTNeoXForCausalLM", "gemma3_text": "Gemma3ForCausalLM"}
+    config = dict(MODELS[hub]["config"])
+    named = {**config, "architectures": [classes.get(config.pop("model_type"), "LlamaForCausalLM")]}
+    del named["model_type"]
+    assert ModelSpec.from_hf(named, name=hub) == ModelSpec.from_hf(MODELS[hub]["config"], name=hub)
+
+
+@pytest.mark.parametrize(
+    ("named", "match"),
+    [
+        ("RWForCausalLM", "no model_type, and its class RWForCausalLM belongs to no known family; add the model_type"),
+        ("BertForMaskedLM", "describes bert, which is not a decoder-only"),
+        ("JambaForCausalLM", "'jamba' .* mixes state-space"),
+    ],
+)
+def test_a_class_that_cannot_be_read_is_refused_by_name(named: str, match: str) -> None:
+    with pytest.raises(SpecError, match=match):
+        ModelSpec.from_hf({**LLAMA, "architectures": [named]})
+
+
+@pytest.mark.parametrize(("key", "family"), [("hidden_size", "llama"), ("n_embd", "gpt2")])
+def test_a_family_that_is_guessed_is_an_assumption(key: str, family: str) -> None:
+    config = {key: 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100}
+    model = replace(ModelSpec.from_hf(config, name="own"), source=json.dumps(config))
+    assert model.assumptions[0].startswith(
+        f"the config.json of own has no model_type, so it is read as a {family} model"
+    )
+    named = replace(model, source=json.dumps({**config, "model_type": family}))
+    assert named.assumptions == ()
 
 
 def test_experts_are_counted_with_their_own_width() -> None:

@@ -49,6 +49,8 @@ _HARMLESS = re.compile(
 """exceptions that change no weights of the decoder"""
 _ATTENDING = frozenset({"attention", "full_attention", "sliding_attention", "chunked_attention"})
 """values of `layer_types` for layers with attention"""
+_CLASS_END = re.compile(r"(LMHead)?(Model)?(For\w+)?$")
+"""end of a class's name, after its family's"""
 _REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
 
 
@@ -99,8 +101,8 @@ def text_model(document: Document) -> tuple[str, Document]:
         shared = {} if tied is None else {"tie_word_embeddings": tied}
         return text_model({**shared, **text, "model_type": family})
     if not name:
-        name = "gpt2" if "n_embd" in document else "llama"
-        return name, document
+        guessed = guessed_family(document)
+        return (guessed, document) if guessed else text_model({**document, "model_type": _family_of_class(document)})
     alike = as_alike(document)
     return str(alike["model_type"]), alike
 
@@ -108,6 +110,28 @@ def text_model(document: Document) -> tuple[str, Document]:
 def text_of(document: Document) -> Document | None:
     """The language-model part of a multimodal file; None for the file of a plain language model."""
     return next((document[key] for key in _TEXT_KEYS if isinstance(document.get(key), Mapping)), None)
+
+
+def guessed_family(document: Document) -> str:
+    """The family that a file without `model_type` and without classes is taken for, by its keys; empty if it names either."""
+    if document.get("model_type") or document.get("architectures"):
+        return ""
+    return "gpt2" if "n_embd" in document else "llama"
+
+
+def _family_of_class(document: Document) -> str:
+    """The family whose class a file without `model_type` names: GPTNeoXForCausalLM is gpt_neox."""
+    named = document["architectures"]
+    written = str(named[0] if isinstance(named, list) else named)
+    plain = _CLASS_END.sub("", written).lower()
+    for family in (*FAMILIES, *ALIKE, *APART, *NOT_DECODERS):
+        if re.sub(r"[^a-z0-9]", "", family.lower()) in (plain, f"{plain}text"):
+            return family
+    raise SpecError(
+        f"the model's config.json has no model_type, and its class {written} belongs to no known family",
+        remedy="add the model_type that transformers gives this class",
+        field="model",
+    )
 
 
 def _is_named(family: str) -> bool:
