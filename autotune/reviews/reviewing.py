@@ -254,7 +254,7 @@ def _review(
     return Review(
         target=found.name,
         understood=_whole(study, config),
-        assumed=(*assumed, *study.workload.model.assumptions),
+        assumed=(*assumed, *study.workload.assumptions),
         study=study,
         config=config,
         estimate=predicted,

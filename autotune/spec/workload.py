@@ -8,6 +8,7 @@ from typing import final
 from autotune.errors import SpecError
 from autotune.spec.checks import one_of, positive_int
 from autotune.spec.cluster import ClusterSpec
+from autotune.spec.hugging_face.figures import narrowest_window
 from autotune.spec.model import ModelSpec
 from autotune.spec.plain import Plain
 from autotune.spec.post_training import PostTraining
@@ -134,6 +135,19 @@ class Workload(Plain):
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise SpecError(f"{name} must be true or false, but is {value!r}", field=name)
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What predictions assume about the model and its attention, as sentences."""
+        window = narrowest_window(self.model)
+        if not 0 < window < self.seq_len:
+            return self.model.assumptions
+        whole = (
+            f"attention is counted over all {self.seq_len:,} tokens of a sequence, but the config.json of "
+            f"{self.model.name} limits some or all layers to {window:,}: predicted times and MFU are too high if the "
+            "trainer's kernels skip the other tokens"
+        )
+        return (*self.model.assumptions, whole)
 
     @property
     def global_batch_sizes(self) -> tuple[int, ...]:

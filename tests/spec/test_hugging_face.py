@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from autotune.errors import SpecError
-from autotune.spec import ModelSpec, catalog
+from autotune.spec import ClusterSpec, ModelSpec, Workload, catalog
 from autotune.spec.catalog_files import read_entry
 from autotune.spec.hugging_face.alike import ALIKE
 from autotune.spec.hugging_face.families import APART, FAMILIES
+from autotune.spec.hugging_face.figures import narrowest_window
 from autotune.spec.hugging_face.reading import text_model
 
 MODELS: dict[str, dict[str, Any]] = json.loads(
@@ -216,3 +217,27 @@ def test_a_family_that_is_another_one_is_that_one_in_its_words() -> None:
 def test_ids_of_the_hub_are_found_without_parsing_every_file() -> None:
     parsed = {name: read_entry("models", name, field="model").get("hub") for name in catalog.model_names()}
     assert catalog.hub_ids() == {name: hub for name, hub in parsed.items() if hub}
+
+
+@pytest.mark.parametrize(
+    ("config", "window"),
+    [
+        (MODELS["google/gemma-3-4b-pt"]["config"], 1024),
+        (MODELS["google/gemma-2-9b"]["config"], 4096),
+        (MODELS["mistralai/Mistral-7B-v0.1"]["config"], 4096),
+        ({"model_type": "mistral", "sliding_window": None}, 0),
+        ({"model_type": "gpt_oss"}, 128),
+        (MODELS["meta-llama/Llama-4-Scout-17B-16E"]["config"], 8192),
+        (MODELS["Qwen/Qwen2-0.5B"]["config"], 0),
+        ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 2048}, 2048),
+        ({"model_type": "olmo3", "layer_types": ["full_attention"]}, 0),
+        ({"model_type": "llama"}, 0),
+    ],
+)
+def test_windows_of_attention_are_said_where_sequences_are_longer(config: dict[str, Any], window: int) -> None:
+    model = replace(ModelSpec.from_hf(config, name="own"), source=json.dumps(config))
+    assert narrowest_window(model) == window
+    workload = Workload(model=model, cluster=ClusterSpec.of("h100-sxm"), seq_len=16384, global_batch_size=8)
+    said = [line for line in workload.assumptions if "16,384 tokens of a sequence" in line]
+    assert [f"limits some or all layers to {window:,}:" in line for line in said] == ([True] if window else [])
+    assert replace(workload, seq_len=window or 1).assumptions == model.assumptions

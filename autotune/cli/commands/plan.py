@@ -105,7 +105,7 @@ def plan(
         compared = (
             api.compare_clusters_of(study, names, tokens=train_tokens, store=database) if clusters is not None else ()
         )
-    document = found.to_dict() | {"cannot_run_here": not_here, "assumed": list(study.workload.model.assumptions)}
+    document = found.to_dict() | {"cannot_run_here": not_here, "assumed": list(study.workload.assumptions)}
     document |= proxied if study.at_hand is not None else {}
     policy = _policy(study, found)
     document |= {"checkpoints": policy.to_dict()} if policy is not None else {}
@@ -195,7 +195,7 @@ def _print_plan(study: Any, found: Any, sizes: Any, *, verbose: bool) -> None:
         f"{workload.model.name} ({format_count(workload.model.num_parameters)} parameters) on {workload.cluster.name}, "
         f"{_batch_words(workload)}, trainer {study.trainer}"
     )
-    for line in workload.model.assumptions:
+    for line in workload.assumptions:
         out.print(f"assumed: {line}")
     hint = "" if verbose or not excluded else " (--verbose says why)"
     out.print(f"{found.feasible:,} valid configs that fit; {excluded:,} combinations excluded{hint}")
@@ -370,11 +370,11 @@ def estimate(
     if json:
         emit(
             {"config": asked.to_dict(), "legal": True, "reason": "", "estimate": predicted.to_dict(), "source": source}
-            | {"assumed": list(study.workload.model.assumptions)}
+            | {"assumed": list(study.workload.assumptions)}
         )
         return
     _print_estimate(asked, predicted, study.workload.cluster)
-    for line in study.workload.model.assumptions:
+    for line in study.workload.assumptions:
         note(f"assumed: {line}")
     _print_source(source)
 

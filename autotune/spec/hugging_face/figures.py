@@ -40,6 +40,18 @@ ROUTER_DEFAULTS: Mapping[str, Mapping[str, float]] = {
 """defaults of these families' classes in transformers 5.23"""
 WINDOWED = frozenset({"mistral", "mixtral", "phi3"})
 """families in which every layer attends to `sliding_window` tokens, if the file sets it; in others only some layers do, or none"""
+_WINDOW_KEYS = ("sliding_window", "attention_chunk_size", "window_size")
+_DEFAULT_WINDOWS: Mapping[str, int] = {
+    **dict.fromkeys(("cohere2", "exaone4", "exaone_moe", "gemma2", "gemma3_text"), 4096),
+    **dict.fromkeys(("ministral", "mistral", "olmo3", "vaultgemma"), 4096),
+    "cwm": 8192,
+    "gpt_neo": 256,
+    "gpt_oss": 128,
+    "llama4_text": 8192,
+}
+"""windows of these families' classes in transformers 5.23, where a file does not set one"""
+_WITHOUT_WINDOWS = frozenset({"dots1", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"})
+"""families that use their window only if `use_sliding_window` is true"""
 _SOURCE = "leave `source` out, or give the text of the model's config.json"
 ROTARY_SHARES: Mapping[str, float] = {"glm4_moe": 0.5}
 """default fraction of a head that is rotated, for families that rotate only a part"""
@@ -135,6 +147,20 @@ def _router(family: str, document: Mapping[str, Any]) -> Router | None:
     )
 
 
+def narrowest_window(model: ModelSpec) -> int:
+    """The tokens that some or all layers attend to at most, sliding or in chunks; 0 if all layers attend to every token before."""
+    found = _config_json(model)
+    if found is None:
+        return 0
+    family, document = text_model(found)
+    kinds = document.get("layer_types")
+    has_windows = not isinstance(kinds, list) or bool({"sliding_attention", "chunked_attention"} & {*map(str, kinds)})
+    if not has_windows or not document.get("use_sliding_window", family not in _WITHOUT_WINDOWS):
+        return 0
+    written = next((document[key] for key in _WINDOW_KEYS if key in document), _DEFAULT_WINDOWS.get(family))
+    return int(written or 0)
+
+
 def yarn_scaling(model: ModelSpec) -> dict[str, float] | None:
     """The parameters of the model's YaRN scaling (arXiv:2309.00071), keyed by their names in the file; None if it has none."""
     return _scaling(model, "yarn", YARN)
@@ -205,6 +231,7 @@ def check_source(model: ModelSpec) -> ModelSpec:
             yarn_scaling(model)
             llama3_scaling(model)
             is_truncated(model)
+            narrowest_window(model)
     except SpecError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

@@ -113,7 +113,7 @@ def text_of(document: Document) -> Document | None:
 
 
 def guessed_family(document: Document) -> str:
-    """The family that a file without `model_type` and without classes is taken for, by its keys; empty if it names either."""
+    """The family that a file without `model_type` and without classes is assumed to have, by its keys; empty if it names either."""
     if document.get("model_type") or document.get("architectures"):
         return ""
     return "gpt2" if "n_embd" in document else "llama"
