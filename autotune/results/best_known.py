@@ -25,14 +25,14 @@ from typing import Any, Protocol
 
 from autotune import reward
 from autotune.cost import estimate
-from autotune.errors import AutotuneError, CatalogError, InfeasibleError
+from autotune.errors import AutotuneError, CatalogError, InfeasibleError, SpecError
 from autotune.planning import fits, plan
 from autotune.ports import HistoryReader, KnowledgeStore, StudyRecord
 from autotune.results.answers import past_studies, study_document
 from autotune.results.calibrations import program_of, stored_calibration
 from autotune.results.question import Asked
 from autotune.results.winner import confirmed_best
-from autotune.space import SearchSpace, complete, default_config, why_not
+from autotune.space import Launchable, SearchSpace, complete, default_config, why_not
 from autotune.spec import (
     ClusterSpec,
     GpuSpec,
@@ -44,6 +44,7 @@ from autotune.spec import (
     catalog,
 )
 from autotune.spec.study import SIMULATED
+from autotune.trainers import trainer
 
 RUNS, SHOWN_RUNS = 50, 3
 """observed runs: the last ones that are looked at, and the fastest of them that are told"""
@@ -138,6 +139,7 @@ def _workload(store: HistoryReader, asked: Asked) -> tuple[Workload, dict[str, A
     clusters: Mapping[str, ClusterSpec] = {w.cluster.name: w.cluster for w in reversed(known)}
     model = models.get(asked.model) or catalog.model(asked.model)
     cluster = clusters.get(asked.cluster) or catalog.cluster(asked.cluster)
+    trainer(asked.trainer or "native")
     guess = Workload(
         model=model,
         cluster=cluster,
@@ -158,9 +160,11 @@ def _from_cost_model(
 ) -> dict[str, Any]:
     from autotune.schema import parse_space
 
+    spec = parse_space(space_name)
     try:
-        space = SearchSpace.build(workload, parse_space(space_name))
-    except InfeasibleError as error:
+        launchable = Launchable.in_space(trainer(workload.trainer), {}, workload, spec)
+        space = SearchSpace.build(workload, spec, launchable=launchable)
+    except (InfeasibleError, SpecError) as error:
         return {"notes": [str(error)]}
     found = plan(space, calibration=stored_calibration(workload, store), top=top)
     if found.nearest_miss is not None:

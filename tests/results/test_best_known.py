@@ -156,6 +156,26 @@ def test_an_empty_store_knows_the_cost_model(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.parametrize(
+    ("trainer", "knob", "value"), [("nanotron", "compile", False), ("hf_trainer", "tp", 1), ("native", "compile", True)]
+)
+def test_the_cost_models_first_choice_is_one_that_the_trainer_launches(
+    tuned: SqlStore, trainer: str, knob: str, value: Any
+) -> None:
+    found = ask(tuned, model="llama-8b", trainer=trainer)
+    assert (found["source"], found["best"]["config"][knob]) == ("cost_model", value)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "words"),
+    [("nanotrn", "there is no trainer 'nanotrn'; did you mean nanotron"), ("trl", "trl cannot launch any of the")],
+)
+def test_a_trainer_that_cannot_run_it_has_no_best_config(tuned: SqlStore, trainer: str, words: str) -> None:
+    found = ask(tuned, model="llama-8b", trainer=trainer)
+    assert (found["source"], found["best"]) == ("none", None)
+    assert words in found["notes"][0]
+
+
 models = st.sampled_from([catalog.model(name) for name in catalog.model_names()])
 workloads = st.builds(
     lambda model, gpu, nodes, seq_len: Workload(
