@@ -81,7 +81,7 @@ class Plan:
     """of a workload with `rl`: what was assumed, the splits of GPUs, and what one more node gives (`autotune.rl_split`)"""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values: configs, feasible, infeasible, nearest_miss, source."""
+        """Plain JSON values: configs, feasible, infeasible, nearest_miss, source, baseline, not_modelled, assumed."""
         document: dict[str, Any] = to_plain(
             {
                 "configs": self.rows,
@@ -91,6 +91,7 @@ class Plan:
                 "source": self.source,
                 "baseline": self.baseline,
                 "not_modelled": self.not_modelled,
+                "assumed": self.workload.assumptions,
                 **({"post_training": self.post_training} if self.post_training else {}),
             }
         )

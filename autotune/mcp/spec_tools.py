@@ -102,6 +102,7 @@ class SpecTools:
             time_parts_s=parts(estimate.time_parts_s.to_dict()),
             memory_parts_bytes=parts(estimate.memory_parts_bytes.to_dict()),
             source=source,
+            assumed=list(study.workload.assumptions),
         )
 
     def plan(self, spec: Spec, top: Top = 5) -> RankedPlan:
@@ -120,6 +121,7 @@ class SpecTools:
             remedies=list(miss.remedies) if miss else [],
             cannot_run_here=api.cannot_run_here(study),
             source=found.source,
+            assumed=list(study.workload.assumptions),
         )
 
     def review(

@@ -66,6 +66,8 @@ class CheckedConfig(ToolAnswer):
     """nonzero parts of the predicted memory peak"""
     source: str = ""
     """where the cost model's constants come from"""
+    assumed: list[str] = Field(default_factory=list)
+    """what the prediction assumes about the model, in sentences"""
 
 
 class ReviewedLaunch(ToolAnswer):
@@ -114,6 +116,8 @@ class RankedPlan(ToolAnswer):
     """why this machine could not run the study; empty if it could"""
     source: str
     """where the cost model's constants come from"""
+    assumed: list[str]
+    """what the predictions assume about the model, in sentences"""
 
 
 class LegalSpace(ToolAnswer):

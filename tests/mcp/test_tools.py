@@ -152,6 +152,18 @@ def test_a_plan_in_which_nothing_fits_says_what_would(finished: tuple[Store, str
     assert plan["remedies"]
 
 
+def test_what_is_assumed_of_a_model_is_in_the_answers(finished: tuple[Store, str]) -> None:
+    asked = spec(model="gemma-3-1b", workload={"seq_len": 2048, "global_batch_size": 64}, space={"precision": ["bf16"]})
+    for found in (
+        answer(finished[0], "plan", spec=asked),
+        answer(finished[0], "check_config", spec=asked, config="micro_batch_size=1"),
+    ):
+        (said,) = found["assumed"]
+        assert "all 2,048 tokens" in said
+        assert "to 512" in said
+    assert answer(finished[0], "plan", spec=spec())["assumed"] == []
+
+
 def test_clusters_stand_side_by_side(finished: tuple[Store, str]) -> None:
     rows = answer(finished[0], "compare_clusters", spec=spec(), clusters=["h100-sxm", "a100-80gb"], train_tokens=1e9)
     assert [row["num_gpus"] for row in rows] == [8, 8]

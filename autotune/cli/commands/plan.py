@@ -105,7 +105,7 @@ def plan(
         compared = (
             api.compare_clusters_of(study, names, tokens=train_tokens, store=database) if clusters is not None else ()
         )
-    document = found.to_dict() | {"cannot_run_here": not_here, "assumed": list(study.workload.assumptions)}
+    document = found.to_dict() | {"cannot_run_here": not_here}
     document |= proxied if study.at_hand is not None else {}
     policy = _policy(study, found)
     document |= {"checkpoints": policy.to_dict()} if policy is not None else {}

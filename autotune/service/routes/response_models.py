@@ -310,6 +310,7 @@ class PlanAnswer(Answer):
     configs: list[PlanRow]
     feasible: int
     infeasible: dict[str, int]
+    assumed: list[str] = Field(description="what the predictions assume about the model, in sentences")
     clusters: list[Plain] = Field(
         default_factory=list, description="the best on each requested cluster; otherwise absent"
     )

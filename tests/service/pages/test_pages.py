@@ -194,6 +194,14 @@ def test_pages_say_what_went_wrong(service: Service) -> None:
     assert service.http.get("/studies?page=99999999").status_code == 200
 
 
+def test_a_plan_says_what_it_assumes_and_which_command_repeats_it(service: Service) -> None:
+    asked = {"model": "gemma-3-1b", "cluster": "h100-sxm-1x8", "seq_len": "2048", "batch": "64"}
+    page = service.http.get("/plan", params={**asked, "trainer": "megatron"}).text
+    assert "Assumed: attention is counted over all 2,048 tokens" in page
+    assert "--seq-len 2048 --batch 64 --trainer megatron</code>" in page
+    assert "--batch 64</code>" in service.http.get("/plan", params=asked).text
+
+
 def test_a_plan_shows_all_mistakes_of_its_form_at_once(service: Service) -> None:
     asked = {"model": "llama-9b", "cluster": "h100", "seq_len": "long", "batch": "-3", "trainer": "megatrn"}
     page = service.http.get("/plan", params=asked).text

@@ -145,6 +145,9 @@ def test_a_plan_needs_no_hardware_and_keeps_nothing(service: Service) -> None:
         plan = client.plan(spec(), top=3)
         assert [row["rank"] for row in plan["configs"]] == [1, 2, 3]
         assert plan["feasible"] == 6
+        assert plan["assumed"] == []
+        long = spec(model="gemma-3-1b", workload={"seq_len": 2048, "global_batch_size": 64})
+        assert "limits some or all layers to 512" in client.plan(long, top=1)["assumed"][0]
         assert len(client.studies(limit=1000)["studies"]) == before
 
 
