@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from autotune.assets import space_file
-from autotune.errors import SpecError
+from autotune.errors import AutotuneError, SpecError
 from autotune.schema.clusters import LOCAL, SLURM, asked_cluster, asked_job
 from autotune.schema.document import MOST_MISTAKES
 from autotune.schema.files import (
@@ -66,6 +66,7 @@ from autotune.spec import (
     Workload,
     catalog,
 )
+from autotune.spec.checks import READ_AS_BOOLEAN
 from autotune.spec.failures import Failures
 from autotune.spec.hugging_face.figures import check_source
 from autotune.spec.plain import identity
@@ -208,14 +209,23 @@ def parse_space(
     asked = space if isinstance(space, SpaceDocument) else _checked(SpaceDocument, space, field="space")
     given = {knob: getattr(asked, knob) for knob in KNOBS}
     knobs = {knob: _listed(values) for knob, values in given.items() if values is not None}
-    for knob, values in knobs.items():
-        for value in values:
-            located(f"space.{knob}", partial(KNOBS[knob].check, value))
+    if mistakes := list(_wrong_values(knobs)):
+        raise with_others(mistakes[0], mistakes[1:MOST_MISTAKES])
     return SpaceSpec(
         name=asked.name or name or "inline",
         knobs=knobs,
         world_sizes=() if asked.world_sizes is None else tuple(sorted(set(_listed(asked.world_sizes)))),
     )
+
+
+def _wrong_values(knobs: Mapping[str, tuple[Any, ...]]) -> Iterator[AutotuneError]:
+    """What is wrong with the values of each knob of a space."""
+    for knob, values in knobs.items():
+        for value in values:
+            try:
+                located(f"space.{knob}", partial(KNOBS[knob].check, value))
+            except AutotuneError as error:
+                yield error
 
 
 def json_schema() -> dict[str, Any]:
@@ -281,10 +291,25 @@ def _mistake(problem: Mapping[str, Any], field: str) -> SpecError:
         context = {**context, "remedy": context["remedy"]()}
     elif problem["type"] not in ("missing", "quantity") and not isinstance(problem["input"], Mapping | BaseModel):
         message += f", but is {problem['input']!r:.80}"
-    remedy = _TO_WRITE.get(where, "") if problem["type"] == "missing" else str(context.get("remedy", ""))
-    if problem["type"] in ("int_type", "float_type") and re.fullmatch(r"[0-9.]+", str(problem["input"])):
-        remedy = "write it without quotes" if isinstance(problem["input"], str) else remedy
-    return SpecError(message, remedy=remedy, field=where)
+    return SpecError(message, remedy=_remedy(problem["type"], problem["input"], where, context), field=where)
+
+
+def _remedy(kind: str, value: Any, where: str, context: Mapping[str, Any]) -> str:
+    """What to write instead of a wrong value."""
+    if kind == "missing":
+        return _TO_WRITE.get(where, "")
+    if kind in ("int_type", "float_type") and isinstance(value, str):
+        if re.fullmatch(r"0[0-9]+", value):
+            return "write it without leading zeros"
+        if re.fullmatch(r"[0-9.]+", value):
+            return "write it without quotes"
+        if re.fullmatch(r"[0-9.]+ ?([eE]\+?[0-9]+|[kKmMgGbBtT]i?)", value):
+            return "write all its digits, without a unit or exponent"
+    if kind == "string_type" and isinstance(value, bool):
+        return READ_AS_BOOLEAN
+    if kind == "string_type" and isinstance(value, int | float):
+        return "put quotes around it"
+    return str(context.get("remedy", ""))
 
 
 def _where(problem: Mapping[str, Any], field: str) -> str:

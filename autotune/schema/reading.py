@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import SpecError
-from autotune.schema.source_text import MAX_BRACKETS, ReadDocument, SourceText, open_brackets
+from autotune.schema.source_text import MAX_BRACKETS, ReadDocument, SourceText, open_brackets, places_in
 from autotune.spec.checks import nearest
 
 MAX_BYTES = 1 << 18
@@ -89,8 +89,10 @@ def parse_text(text: str, *, where: str, what: str, file: str = "", most_yaml_by
             f"the {what} in {where} must be a mapping of keys to values, but is {_kind(document)}",
             remedy="write `key: value` on each line, with a space after the colon",
         )
-    check_size(document)
-    return ReadDocument(document, source)
+    read = ReadDocument(document, source)
+    with places_in(read):
+        check_size(read)
+    return read
 
 
 def _nearest_file(path: Path) -> str:
@@ -189,8 +191,9 @@ def _loader() -> Any:
             return super().construct_mapping(node, deep)
 
     def whole_number(loader: Loader, node: yaml.ScalarNode) -> Any:
-        """YAML 1.1 reads 1:30 as 90, a number in base 60; here it stays text, which is refused where a number is due."""
-        return node.value if ":" in node.value else loader.construct_yaml_int(node)
+        """YAML 1.1 reads 1:30 as 90, in base 60, and 0100 as 64, in base 8; here they stay text, which is refused where a number is due."""
+        is_old = ":" in node.value or re.fullmatch(r"[-+]?0[0-9_]+", node.value)
+        return node.value if is_old else loader.construct_yaml_int(node)
 
     Loader.add_constructor("tag:yaml.org,2002:int", whole_number)
     return Loader
@@ -237,6 +240,11 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
         r"character '.' that cannot start any token",
         "an unquoted value cannot begin with this character",
         "put quotes around the value",
+    ),
+    (
+        r"but found another document",
+        "`---` begins a second document",
+        "write one document per file",
     ),
     (
         r"found undefined alias",

@@ -77,11 +77,14 @@ HUGGING_FACE = {
 }
 """keys of a config.json, and what they are called here"""
 
+_ONLY_OWN = ("gated_mlp", "tied_embeddings", "max_positions", "mtp_layers")
+"""keys of this package that no config.json has: given beside `model_type`, they override what its family says"""
+
 
 def in_own_keys(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """The document with an inline model that is written in Hugging Face's keys in those of this package.
 
-    With `model_type` it is read as a config.json is, by its family. Without, `hidden_act: silu` or `gated_mlp` says whether the MLP is gated: nothing else tells.
+    With `model_type` it is read as a config.json is, by its family, beside `_ONLY_OWN`. Without, `hidden_act: silu` or `gated_mlp` says whether the MLP is gated: nothing else tells.
     Raises `SpecError` where that is missing.
     """
     from autotune.spec import ModelSpec
@@ -90,9 +93,10 @@ def in_own_keys(document: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(model, Mapping) or not ({"model_type", *HUGGING_FACE} & model.keys()) or "hf" in model:
         return document
     if "model_type" in model:
-        read = located("model", lambda: ModelSpec.from_hf({k: v for k, v in model.items() if k != "name"}))
+        given = {key: model[key] for key in ("name", *_ONLY_OWN) if key in model}
+        read = located("model", lambda: ModelSpec.from_hf({k: v for k, v in model.items() if k not in given}))
         fields = {k: v for k, v in asdict(read).items() if k not in ("code", "name")}
-        return {**document, "model": fields | {k: v for k, v in model.items() if k == "name"}}
+        return {**document, "model": fields | given}
     own = {HUGGING_FACE.get(key, key): value for key, value in model.items() if key != "hidden_act"}
     if "gated_mlp" not in own:
         if model.get("hidden_act") != "silu":

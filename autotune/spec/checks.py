@@ -15,6 +15,8 @@ Member = TypeVar("Member", bound=StrEnum)
 
 MAX_COUNT = 1 << 40
 """upper bound on counts, to catch typos"""
+READ_AS_BOOLEAN = "put quotes around a word: YAML reads yes, on, no and off as true and false"
+"""remedy for a boolean where a word is due"""
 LONGEST_NAME = 60
 """maximum length, in characters, of a word that is looked up among names"""
 NEAR, NEAR_SHORT = 0.7, 0.6

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.errors import ConfigError, SpecError
-from autotune.spec.checks import nearest
+from autotune.spec.checks import READ_AS_BOOLEAN, nearest
 
 KINDS = ("degree", "count", "number", "word", "flag")
 MAX_COUNT = 1 << 30
@@ -110,7 +110,8 @@ class Knob:
         elif isinstance(value, bool) or value not in self.values:
             listed = [str(v) for v in self.values]
             if self.kind == "word" or self.is_own:
-                raise self._wrong(f"must be one of {', '.join(listed)}", value, remedy=nearest(value, listed))
+                remedy = READ_AS_BOOLEAN if isinstance(value, bool) else nearest(value, listed)
+                raise self._wrong(f"must be one of {', '.join(listed)}", value, remedy=remedy)
             raise self._wrong(f"must be {', '.join(listed[:-1])} or {listed[-1]}", value)
 
     def parse(self, text: str) -> Any:

@@ -150,6 +150,13 @@ def test_a_model_from_a_hugging_face_config(tmp_path: Path) -> None:
 LLAMA = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 256}
 
 
+def test_own_keys_beside_those_of_a_config_json_count() -> None:
+    own = {"tied_embeddings": True, "gated_mlp": False, "max_positions": 2048, "mtp_layers": 1}
+    model = parse_study({**MINIMAL, "model": {**LLAMA, "model_type": "gpt_neox", **own}}).workload.model
+    assert {key: getattr(model, key) for key in own} == own
+    assert parse_study({**MINIMAL, "model": LLAMA}).workload.model.tied_embeddings is False
+
+
 def test_transformers_own_class_is_another_model_than_the_decoder_of_its_shape(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "intermediate_size": 96}), encoding="utf-8")
     shape = parse_study({**MINIMAL, "model": "./config.json"}, base=tmp_path).workload.model
@@ -242,6 +249,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"searcher": "baysian"}, "searcher", "did you mean bayesian?"),
     ({"trainer": "megatrn"}, "trainer", "did you mean megatron?"),
     ({"workload": {"seq_len": "1024", "global_batch_size": 1}}, "workload.seq_len", "must be a whole number"),
+    ({"workload": {"seq_len": "4e3", "global_batch_size": 1}}, "workload.seq_len", "write all its digits"),
+    ({"workload": {"seq_len": 8, "global_batch_size": "4M"}}, "workload.global_batch_size", "write all its digits"),
+    ({"workload": {"seq_len": 8, "global_batch_size": "0100"}}, "workload.global_batch_size", "without leading zeros"),
+    ({"name": False}, "name", "put quotes around a word: YAML reads"),
+    ({"name": 7}, "name", "put quotes around it"),
     ({"workload": {"seq_len": True, "global_batch_size": 1}}, "workload.seq_len", "must be a whole number"),
     ({"workload": {"seq_len": 0, "global_batch_size": 1}}, "workload.seq_len", "greater than or equal to 1"),
     (

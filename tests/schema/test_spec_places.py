@@ -50,6 +50,9 @@ def refused(folder: Path, text: str) -> SpecError:
     ("old", "new", "line", "column", "field", "underlined"),
     [
         ("max_trials", "max_trails", 11, 3, "budget.max_trails", "max_trails: 4"),
+        ("max_trials: 4", "max_trials: .inf", 11, 3, "budget.max_trials", "max_trials: .inf"),
+        ("max_trials: 4", "max_trials: 2026-01-01", 11, 3, "budget.max_trials", "max_trials: 2026-01-01"),
+        ("max_trials: 4", "max_trials: 0100", 11, 3, "budget.max_trials", "max_trials: 0100"),
         ("seq_len: 1024", "seq_len: long", 4, 12, "workload.seq_len", "seq_len: long"),
         (", global_batch_size: 64", "", 4, 1, "workload.global_batch_size", "workload: {seq_len: 1024}"),
         ("fp16", "fp17", 7, 3, "space.precision", "precision"),
@@ -84,6 +87,7 @@ def test_a_mistake_is_placed_in_the_file(
         ("a:\n  b: 1\n c: 2\n", 3, 2, "does not match the lines above"),
         ("a: 1\nb: @home\n", 2, 4, "cannot begin with this character; put quotes"),
         ("a: 1\na: 2\n", 2, 1, "the key 'a' is given twice"),
+        ("a: 1\n---\nb: 2\n", 2, 1, "`---` begins a second document; write one document per file"),
     ],
 )
 def test_text_that_is_no_yaml_is_explained_at_its_place(text: str, line: int, column: int, words: str) -> None:
@@ -102,6 +106,18 @@ def test_all_unknown_keys_and_wrong_values_are_reported_at_once_in_the_order_of_
     assert fields == ["workload.seq_len", "budget.max_trails", "budget.max_faild_trials", "trainer.kind"]
     assert [problem["line"] for problem in error.document()["problems"]] == [4, 11, 12, 13]
     assert {"message", "field", "remedy", "file", "line", "column"} == set(error.document()["problems"][0])
+
+
+def test_the_wrong_values_of_all_knobs_are_reported_at_once(tmp_path: Path) -> None:
+    head, _, tail = SPEC.partition("space:\n")
+    wrong = "space: {precision: [bfloat16], recompute: [no, full], tp: [1, 0], zero_stage: [1]}\n"
+    error = refused(tmp_path, f"{head}{wrong}{tail[tail.index('budget') :]}")
+    told = {problem["field"]: problem["remedy"] for problem in error.document()["problems"]}
+    assert told == {
+        "space.precision": "did you mean bf16?",
+        "space.recompute": "put quotes around a word: YAML reads yes, on, no and off as true and false",
+        "space.tp": "",
+    }
 
 
 def test_a_mistake_in_a_file_that_the_spec_names_is_placed_in_that_file(tmp_path: Path) -> None:

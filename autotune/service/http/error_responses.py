@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from typing import Any
 from urllib.parse import quote
 
@@ -47,6 +48,14 @@ _WORDS = {
     404: ("not_found", "there is nothing at this address"),
     405: ("method_not_allowed", "this address does not accept that method"),
 }
+
+
+_PLAIN = {
+    "missing": "this is required, but is missing",
+    "json_invalid": "the request is not valid JSON: {error}",
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "must be a JSON object"),
+}
+"""the framework's messages in this service's words, by kind of error"""
 
 
 class RefusalError(Exception):
@@ -150,6 +159,8 @@ def of_http(request: Request, error: Exception) -> Response:
         )
         return _page(request, 404, missing)
     remedy = "/openapi.json lists all addresses" if error.status_code in (404, 405) else ""
+    if error.status_code == 400:
+        remedy = "send JSON in UTF-8, with few levels and numbers below 2^63"
     return error_response(error.status_code, kind, message, remedy=remedy, headers=dict(error.headers or {}))
 
 
@@ -158,7 +169,11 @@ def of_validation(request: Request, error: Exception) -> JSONResponse:
     first: dict[str, Any] = next(iter(error.errors()), {})  # type: ignore[attr-defined]
     context = first.get("ctx", {})
     place = [str(part) for part in (*first.get("loc", ())[1:], *([context["key"]] if "key" in context else []))]
-    message = str(first.get("msg", "a parameter is wrong")).replace("Input should", "must")
+    kind, given = str(first.get("type", "")), first.get("input")
+    message = _PLAIN.get(kind, "").format(**context) or str(first.get("msg", "a parameter is wrong"))
+    message = re.sub(r"^(Input|String|List) should", "must", message)
+    if isinstance(given, str | int | float) and kind not in (*_PLAIN, "unknown_key", "quantity"):
+        message += f", but is {given!r:.80}"
     remedy = context.get("remedy", "/openapi.json describes the parameters")
     told = str(remedy() if callable(remedy) else remedy)  # that of an unknown key is sought for those that are told
     return error_response(422, "spec", message, field=".".join(place), remedy=told)

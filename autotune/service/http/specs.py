@@ -132,9 +132,11 @@ def _strict_json(text: str) -> ReadDocument:
     except ValueError as error:
         raise SpecError(f"the request is not valid JSON: {str(error)[:200]}") from None
     if not isinstance(document, dict):
-        raise SpecError(f"a spec must be a mapping of keys to values, but this is a {type(document).__name__}")
-    check_size(document)
-    return ReadDocument(document, source)
+        raise SpecError(f"a spec must be a mapping of keys to values, but this is {text.strip()[:40]}")
+    read = ReadDocument(document, source)
+    with places_in(read):
+        check_size(read)
+    return read
 
 
 def _no_constant(word: str) -> Any:

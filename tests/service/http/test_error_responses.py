@@ -56,6 +56,25 @@ def test_errors(
     assert error["message"]
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "request_", "message"),
+    [
+        ("GET", "/studies?limit=x", {}, "must be a valid integer, unable to parse string as an integer, but is 'x'"),
+        ("GET", "/studies/%3B", {}, "must match pattern '^[A-Za-z0-9_][A-Za-z0-9_ .:+-]{0,99}$', but is ';'"),
+        ("POST", "/review", {"content": b"{,}", "headers": JSON}, "the request is not valid JSON: Expecting property"),
+        ("POST", "/review", {"json": [1]}, "must be a JSON object"),
+        ("POST", "/review", {"json": {}}, "this is required, but is missing"),
+        ("POST", "/plan", {"json": [1]}, "a spec must be a mapping of keys to values, but this is [1]"),
+    ],
+)
+def test_parameters_and_bodies_are_refused_in_words_that_have_the_value(
+    service: Service, method: str, path: str, request_: dict[str, Any], message: str
+) -> None:
+    answer = service.http.request(method, f"{API}{path}", **request_)
+    assert answer.status_code == 422
+    assert answer.json()["error"]["message"].startswith(message)
+
+
 def test_a_mistake_in_a_spec_comes_with_its_line_and_column(service: Service) -> None:
     text = "name: mine\nmodel: gpt2-medium\nbudget:\n  max_trails: 4\n"
     for path in ("studies", "plan"):
