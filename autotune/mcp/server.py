@@ -38,12 +38,12 @@ def make_server(source: Source, *, store: Store | None, may_submit: bool) -> MCP
     Raises `MissingExtraError` without the extra `mcp`.
     """
     require_extra("mcp", "autotune mcp")
-    from mcp.server import MCPServer
     from mcp_types import ToolAnnotations
 
     from autotune import __version__
+    from autotune.mcp.checking_server import CheckingServer
 
-    server: MCPServer[Any] = MCPServer(
+    server = CheckingServer(
         "autotune",
         instructions=f"{INSTRUCTIONS}\n{MAY_SUBMIT if may_submit else READ_ONLY}",
         version=__version__,

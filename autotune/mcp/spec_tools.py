@@ -148,7 +148,7 @@ class SpecTools:
         log: Annotated[str | None, Field(description="Text of the launch's log, for its step times.")] = None,
         train_tokens: Annotated[
             float | None,
-            Field(gt=0, description="Length of the whole training run in tokens, to compute days and cost."),
+            Field(gt=0, le=1e18, description="Length of the whole training run in tokens, to compute days and cost."),
         ] = None,
     ) -> ReviewedLaunch:
         """Review a launch as it is, without a spec or a run: whether it fits, how fast it should be, and which lines to edit."""
@@ -174,7 +174,7 @@ class SpecTools:
         ],
         train_tokens: Annotated[
             float | None,
-            Field(gt=0, description="Length of the whole training run in tokens, to compute days and cost."),
+            Field(gt=0, le=1e18, description="Length of the whole training run in tokens, to compute days and cost."),
         ] = None,
     ) -> list[ClusterRow]:
         """Compare several clusters: the spec's best config on each, with speed, days and cost."""
@@ -189,6 +189,7 @@ class SpecTools:
                 days=row.bill.days if row.bill else None,
                 cost_usd=row.bill.cost_usd if row.bill else None,
                 reason=row.reason,
+                lacking=list(row.lacking),
             )
             for row in rows
         ]

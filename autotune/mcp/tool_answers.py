@@ -147,6 +147,8 @@ class ClusterRow(ToolAnswer):
     """cost of the same training run"""
     reason: str
     """why there is no config"""
+    lacking: list[str]
+    """precisions of the space that the GPU does not have; the config is the best of the others"""
 
 
 class TrialRow(ToolAnswer):

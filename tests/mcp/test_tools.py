@@ -168,6 +168,9 @@ def test_clusters_stand_side_by_side(finished: tuple[Store, str]) -> None:
     rows = answer(finished[0], "compare_clusters", spec=spec(), clusters=["h100-sxm", "a100-80gb"], train_tokens=1e9)
     assert [row["num_gpus"] for row in rows] == [8, 8]
     assert rows[0]["days"] < rows[1]["days"]
+    both = spec(space={"tp": [1], "precision": ["bf16", "fp8"]})
+    rows = answer(finished[0], "compare_clusters", spec=both, clusters=["h100-sxm", "a100-80gb"])
+    assert [row["lacking"] for row in rows] == [[], ["fp8"]]
 
 
 def test_results_are_read(finished: tuple[Store, str]) -> None:
@@ -201,6 +204,19 @@ def test_results_are_read(finished: tuple[Store, str]) -> None:
         ("export_launch", {"study": "small", "trainer": "megatrn"}, "megatron"),
         ("failure_log", {"study": "small", "number": 0}, "did not fail"),
         ("failure_log", {"study": "small", "number": 99}, "no trial 99"),
+        ("plan", {"spec": spec(), "tops": 2}, "plan has no argument 'tops'; did you mean top?"),
+        ("catalog", {"kind": "models"}, "catalog has no argument 'kind'; arguments: none"),
+        ("check_config", {"spec": spec()}, "config is required, but is missing"),
+        (
+            "plan",
+            {"spec": spec(), "top": "x"},
+            "top must be a valid integer, unable to parse string as an integer, but is 'x'",
+        ),
+        (
+            "compare_clusters",
+            {"spec": spec(), "clusters": ["h100-sxm"], "train_tokens": 1e300},
+            "less than or equal to",
+        ),
     ],
 )
 def test_mistakes_are_tool_errors_with_the_remedy(

@@ -1,0 +1,39 @@
+"""A server that names unknown arguments, which the SDK would drop without a word, and that says in plain words which values are wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mcp.server import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from pydantic import ValidationError
+
+from autotune.spec.checks import nearest
+
+
+class CheckingServer(MCPServer[Any]):  # type: ignore[misc]  # mypy does not follow the package
+    """An MCP server that checks the arguments of a call by name."""
+
+    async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
+        """Call a tool. Raises `ToolError` for arguments that the tool does not have, and for wrong values."""
+        tools = {tool.name: tool.input_schema.get("properties", {}) for tool in await self.list_tools()}
+        known = tools.get(name, arguments)
+        for given in arguments:
+            if given not in known:
+                remedy = nearest(given, known) or f"arguments: {', '.join(known) or 'none'}"
+                raise ToolError(f"{name} has no argument {given!r:.80}; {remedy}")
+        try:
+            return await super().call_tool(name, arguments, context)
+        except ToolError as error:
+            if isinstance(error.__cause__, ValidationError):
+                raise ToolError("; ".join(map(_in_words, error.__cause__.errors()))) from error.__cause__
+            raise
+
+
+def _in_words(problem: Any) -> str:
+    """One wrong argument: its name, the rule and the value."""
+    where = ".".join(map(str, problem["loc"]))
+    if problem["type"] == "missing":
+        return f"{where} is required, but is missing"
+    rule = problem["msg"].replace("Input should be", "must be").replace("Unable", "must be a whole number: unable")
+    return f"{where} {rule}, but is {problem['input']!r:.80}"
