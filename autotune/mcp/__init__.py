@@ -1,6 +1,7 @@
 """Tools for agents: a server of the Model Context Protocol over standard input and output (`autotune mcp`).
 
     server.py            the server: which tools there are, and errors as tool errors with their remedy
+    checking_server.py   unknown and wrong arguments of a call, in plain words
     spec_tools.py        what needs no hardware and no study: the catalog, what is valid, what fits, what is predicted, the plan, clusters side by side
     study_tools.py       studies and results of a store or a service; submitting and steering through a service
     tool_answers.py      what the tools return: small frozen values, whose schemas the SDK publishes
