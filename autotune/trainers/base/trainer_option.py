@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -52,12 +53,22 @@ class Option:
     """what its value names on the machine that runs the trials; None if undeclared, in which case a service rejects it"""
     choices: tuple[str, ...] = ()
     """the words that it may be; empty if any word is allowed. A number is taken as it is written: YAML reads `version: 0.3` as one"""
+    least: int = 0
+    """smallest value of a number"""
+    most: int | None = None
+    """largest value of a number; None if any is allowed"""
 
     def check(self, value: Any) -> Any:
         """`value` in the option's type. Text from a command line is converted to numbers, flags, and JSON lists and mappings. Raises
-        `SpecError` for a value of another type."""
+        `SpecError` for a value of another type, and for a number that is not finite or out of bounds."""
         if self.choices:
             return self._chosen(value)
+        typed = self._typed(value)
+        if isinstance(typed, int | float) and not isinstance(typed, bool):
+            self._check_number(typed)
+        return typed
+
+    def _typed(self, value: Any) -> Any:
         kind = str if self.default is None else type(self.default)
         if kind is bool and isinstance(value, str) and value.lower() in ("true", "false"):
             return value.lower() == "true"
@@ -84,6 +95,12 @@ class Option:
                 f"{self.name} must be printable text of at most {MAX_OPTION} characters", field=f"trainer.{self.name}"
             )
         return value
+
+    def _check_number(self, number: float) -> None:
+        most = math.inf if self.most is None else self.most
+        if not (math.isfinite(number) and self.least <= number <= most):
+            bounds = f"{self.least} to {self.most}" if self.most is not None else f"at least {self.least}"
+            raise SpecError(f"{self.name} must be {bounds}, but is {number}", field=f"trainer.{self.name}")
 
     def _chosen(self, value: Any) -> str:
         word = str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
@@ -129,7 +146,7 @@ SHARED_OPTIONS = (
         default=False,
         reach=Reach.NOTHING,
     ),
-    Option(name="steps", meaning="optimizer steps to run", default=50, reach=Reach.NOTHING),
+    Option(name="steps", meaning="optimizer steps to run", default=50, reach=Reach.NOTHING, least=1),
     Option(
         name="master_addr",
         meaning="address of node 0; default: set when each node starts",
@@ -141,6 +158,7 @@ SHARED_OPTIONS = (
         meaning="rendezvous port for several nodes; default: set at the start, otherwise 29500",
         default=0,
         reach=Reach.ADDRESS,
+        most=65535,
     ),
     Option(name="learning_rate", meaning="peak learning rate", default=3e-4, reach=Reach.NOTHING),
     Option(name="seed", meaning="seed of weights and data", default=1234, reach=Reach.NOTHING),

@@ -155,7 +155,7 @@ class CommandTrainer(Trainer):
             reach=Reach.NOTHING,
             choices=("unknown", "steps", "micro-batches"),
         ),
-        Option(name="steps", meaning="what {steps} stands for", default=50, reach=Reach.NOTHING),
+        Option(name="steps", meaning="what {steps} stands for", default=50, reach=Reach.NOTHING, least=1),
         Option(
             name="training",
             meaning="replacements for a trial's arguments in the exported launch, by argument of argv, steps, seed or append; null omits one",

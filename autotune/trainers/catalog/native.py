@@ -76,7 +76,9 @@ class NativeTrainer(Trainer):
             default=0.0,
             reach=Reach.NOTHING,
         ),
-        Option(name="steps", meaning="optimizer steps to run", default=50, export_only=True, reach=Reach.NOTHING),
+        Option(
+            name="steps", meaning="optimizer steps to run", default=50, export_only=True, reach=Reach.NOTHING, least=1
+        ),
         Option(name="seed", meaning="seed of weights and data", default=0, export_only=True, reach=Reach.NOTHING),
         Option(
             name="data",
@@ -99,6 +101,7 @@ class NativeTrainer(Trainer):
             default=0,
             export_only=True,
             reach=Reach.ADDRESS,
+            most=65535,
         ),
         Option(
             name="nearest",

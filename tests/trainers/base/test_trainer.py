@@ -50,6 +50,27 @@ def test_options_are_read_from_a_command_line_too(default: Any, given: Any, valu
 
 
 @pytest.mark.parametrize(
+    ("name", "given", "words"),
+    [
+        ("steps", "0", "must be at least 1, but is 0"),
+        ("steps", -1, "must be at least 1, but is -1"),
+        ("seed", "-1", "must be at least 0, but is -1"),
+        ("learning_rate", "nan", "must be at least 0, but is nan"),
+        ("learning_rate", float("inf"), "must be at least 0, but is inf"),
+        ("learning_rate", "-1e-4", "must be at least 0, but is -0.0001"),
+        ("master_port", "65536", "must be 0 to 65535, but is 65536"),
+    ],
+)
+def test_a_number_that_no_launch_can_have_is_refused_by_every_trainer(name: str, given: Any, words: str) -> None:
+    options = [option for each in trainer_names() for option in trainer(each).options if option.name == name]
+    assert len(options) > 2
+    for option in options:
+        with pytest.raises(SpecError, match=f"{name} {words}"):
+            option.check(given)
+        assert option.check(option.default) == option.default
+
+
+@pytest.mark.parametrize(
     ("default", "given"),
     [
         (1, "x"),
