@@ -7,7 +7,7 @@ The built-in search space for a model and a cluster, used if the spec names none
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -120,11 +120,18 @@ else:
     )
 
 
-def usual_space(document: Mapping[str, Any], *, base: Path | None = None) -> str:
-    """The name of the space for a spec's `model` (a name or a file) and `cluster` (a name). Raises `SpecError` or `CatalogError` for an unknown one."""
+def usual_space(
+    document: Mapping[str, Any],
+    *,
+    base: Path | None = None,
+    here: Mapping[str, Callable[[], ClusterSpec]] | None = None,
+) -> str:
+    """The name of the space for a spec's `model` (a name or a file) and `cluster` (a name of the catalog, or one of `here`, such as `local`). Raises `SpecError` or
+    `CatalogError` for an unknown one."""
     model, cluster = str(document["model"]), str(document["cluster"])
     read = located("model", lambda: read_model(model, base) if is_model_file(model) else catalog.model(model))
-    return space_for(read, located("cluster", lambda: catalog.cluster(cluster)))
+    find = (here or {}).get(cluster, lambda: catalog.cluster(cluster))
+    return space_for(read, located("cluster", find))
 
 
 def space_for(model: ModelSpec, cluster: ClusterSpec) -> str:

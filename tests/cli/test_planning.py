@@ -14,6 +14,7 @@ import yaml
 from rich.console import Console
 
 from autotune.api import load_study
+from autotune.detect import local_cluster
 from autotune.errors import AutotuneError, SpecError
 from autotune.predictions import plan_of
 from autotune.report.cluster_table import format_usd
@@ -278,6 +279,14 @@ def test_plan_needs_no_file(run, refusal):
 )
 def test_the_space_of_a_plan_without_a_file_suits_model_and_cluster(model, cluster, space):
     assert usual_space({"model": model, "cluster": cluster}) == space
+
+
+def test_plan_without_a_file_knows_this_machine(run, refusal):
+    document = run(
+        "plan", "--model", "nano-llama", "--cluster", "local", "--seq-len", 64, "--batch", 8, "--json"
+    ).document
+    config = document["configs"][0]["config"]
+    assert config["tp"] * config["pp"] * config["dp"] <= local_cluster().num_gpus
 
 
 @pytest.mark.parametrize("width", [80, 100])

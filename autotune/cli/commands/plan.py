@@ -156,6 +156,7 @@ def _asked_document(
     model: str | None, cluster: str | None, seq_len: int | None, batch: int | None, trainer: str | None
 ) -> dict[str, Any]:
     """The spec that the options ask for. Its space is the one that ships for such a model and cluster. Raises `SpecError` for those that are missing."""
+    from autotune.detect import local_cluster
     from autotune.schema.space_models import usual_space
 
     asked = {"--model": model, "--cluster": cluster, "--seq-len": seq_len, "--batch": batch}
@@ -171,7 +172,7 @@ def _asked_document(
         "workload": {"seq_len": seq_len, "global_batch_size": batch},
         **({"trainer": trainer} if trainer else {}),
     }
-    return document | {"space": usual_space(document, base=Path.cwd())}
+    return document | {"space": usual_space(document, base=Path.cwd(), here={"local": local_cluster})}
 
 
 def _policy(study: Any, found: Any) -> Any:
