@@ -162,7 +162,7 @@ def test_a_file_without_model_type_is_of_the_family_of_its_class(hub: str) -> No
     [
         ("RWForCausalLM", "no model_type, and its class RWForCausalLM belongs to no known family; add the model_type"),
         ("BertForMaskedLM", "describes bert, which is not a decoder-only"),
-        ("JambaForCausalLM", "'jamba' .* mixes state-space"),
+        ("JambaForCausalLM", "'jamba'.* mixes state-space"),
     ],
 )
 def test_a_class_that_cannot_be_read_is_refused_by_name(named: str, match: str) -> None:

@@ -56,6 +56,8 @@ _PLAIN = {
     **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "must be a JSON object"),
 }
 """the framework's messages in this service's words, by kind of error"""
+_WORD = re.compile(r"[A-Za-z0-9 _.:+-]{1,80}")
+"""a wrong value that is told back"""
 
 
 class RefusalError(Exception):
@@ -172,8 +174,8 @@ def of_validation(request: Request, error: Exception) -> JSONResponse:
     kind, given = str(first.get("type", "")), first.get("input")
     message = _PLAIN.get(kind, "").format(**context) or str(first.get("msg", "a parameter is wrong"))
     message = re.sub(r"^(Input|String|List) should", "must", message)
-    if isinstance(given, str | int | float) and kind not in (*_PLAIN, "unknown_key", "quantity"):
-        message += f", but is {given!r:.80}"
+    if kind not in (*_PLAIN, "unknown_key", "quantity") and _WORD.fullmatch(str(given)):  # never markup
+        message += f", but is {given!r}"
     remedy = context.get("remedy", "/openapi.json describes the parameters")
     told = str(remedy() if callable(remedy) else remedy)  # that of an unknown key is sought for those that are told
     return error_response(422, "spec", message, field=".".join(place), remedy=told)

@@ -60,7 +60,7 @@ def test_errors(
     ("method", "path", "request_", "message"),
     [
         ("GET", "/studies?limit=x", {}, "must be a valid integer, unable to parse string as an integer, but is 'x'"),
-        ("GET", "/studies/%3B", {}, "must match pattern '^[A-Za-z0-9_][A-Za-z0-9_ .:+-]{0,99}$', but is ';'"),
+        ("GET", "/studies/-x", {}, "must match pattern '^[A-Za-z0-9_][A-Za-z0-9_ .:+-]{0,99}$', but is '-x'"),
         ("POST", "/review", {"content": b"{,}", "headers": JSON}, "the request is not valid JSON: Expecting property"),
         ("POST", "/review", {"json": [1]}, "must be a JSON object"),
         ("POST", "/review", {"json": {}}, "this is required, but is missing"),
