@@ -92,7 +92,7 @@ def test_what_transformers_writes_of_every_class_is_read() -> None:
     [
         (
             {"model_type": "qwen9"},
-            r"the family 'qwen9' .* is not supported; the supported families are .*did you mean qwen",
+            r"the model family 'qwen9'.* is not supported; the supported families are .*did you mean qwen",
         ),
         ({"model_type": "bert"}, "bert.*not a decoder-only"),
         ({"is_encoder_decoder": True}, "not a decoder-only"),
@@ -101,8 +101,8 @@ def test_what_transformers_writes_of_every_class_is_read() -> None:
         ({"model_type": "qwen3_moe", "kv_lora_rank": 8}, "kv_lora_rank=8, which is not known for qwen3_moe"),
         ({"model_type": "opt", "word_embed_proj_dim": 32}, "word_embed_proj_dim must equal hidden_size"),
         ({"model_type": "deepseek_v3", "moe_layer_freq": 2, "n_routed_experts": 8}, "moe_layer_freq must be 1"),
-        ({"model_type": "jamba"}, r"'jamba' .* mixes state-space.*write `model: \{hf: PATH\}`"),
-        ({"model_type": "gemma3n", "text_config": LLAMA}, "'gemma3n_text' .* several residual streams"),
+        ({"model_type": "jamba"}, r"'jamba'.* mixes state-space.*write `model: \{hf: PATH\}`"),
+        ({"model_type": "gemma3n", "text_config": LLAMA}, "'gemma3n_text'.* several residual streams"),
         ({"model_type": "granitemoehybrid", "layer_types": ["mamba", "attention"]}, "layer_types .* has mamba"),
         ({"model_type": "granitemoehybrid"}, "layer_types must list the kind of each layer"),
         (

@@ -37,7 +37,7 @@ def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
 def test_edited_files_are_left_alone(tmp_path: Path) -> None:
     write_launch(LAUNCH, tmp_path)
     (tmp_path / "a.txt").write_text("edited")
-    with pytest.raises(ExportError, match="was edited since"):
+    with pytest.raises(ExportError, match="has been edited since"):
         write_launch(Launch(argv=("run",), files={"a.txt": "two\n"}), tmp_path)
     assert (tmp_path / "a.txt").read_text() == "edited"
 
