@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 from autotune.errors import SpecError
 from autotune.onboarding.launch.launch_script import Started
 from autotune.trainers import Trainer, trainer, trainer_names
+from autotune.trainers.accelerate.read import PRECISIONS
 from autotune.trainers.launch_files import MANIFEST
 from autotune.trainers.present_configuration import DOCUMENTS, PresentConfiguration, flat, parse_document
-from autotune.trainers.readers.accelerate_yaml import PRECISIONS
 
 
 class Foreign(NamedTuple):

@@ -29,6 +29,7 @@ from autotune.spec import KNOBS, ClusterSpec, ModelSpec, ParallelConfig, Workloa
 from autotune.trainers import Trainer, trainer
 from autotune.trainers.base.effective import effective
 from autotune.trainers.base.own_program import CWD
+from autotune.trainers.documents.shell_folders import OF_SCRIPT
 from autotune.trainers.present_configuration import (
     SETTINGS,
     PresentConfiguration,
@@ -38,7 +39,6 @@ from autotune.trainers.present_configuration import (
     split_by_path,
     without_equal,
 )
-from autotune.trainers.readers.shell_folders import OF_SCRIPT
 
 STAND_IN_MODEL = "nano-gpt"
 STAND_IN_VOCAB = 32000

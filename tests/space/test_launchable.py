@@ -17,7 +17,7 @@ from autotune.space.launchable import fixed_knobs
 from autotune.spec import ParallelConfig, Study, Workload
 from autotune.store import MemoryStore
 from autotune.trainers import Limit, trainer, trainer_names
-from autotune.trainers.catalog.command import CommandTrainer
+from autotune.trainers.command.trainer import CommandTrainer
 
 SPEC: dict[str, Any] = {
     "model": "llama-8b",

@@ -10,7 +10,7 @@ from autotune.errors import ExportError, SpecError
 from autotune.spec import ParallelConfig
 from autotune.testing.trainers import WORKLOAD, TrainerContract
 from autotune.trainers import Trainer, trainer
-from autotune.trainers.catalog.hf_trainer import HfTrainer
+from autotune.trainers.hf_trainer.trainer import HfTrainer
 
 CONFIG = ParallelConfig(dp=8, micro_batch_size=2, accumulation_steps=4)
 

@@ -17,10 +17,10 @@ from autotune.onboarding.launch.console_commands import RANKS_OF_SWIFT, SWIFT
 from autotune.onboarding.settings.program import COMMANDS
 from autotune.spec.texts.secrets import FROM_ENVIRONMENT, is_secret_name
 from autotune.spec.texts.usual_names import target_of
+from autotune.trainers.documents.shell_folders import joined
+from autotune.trainers.documents.shell_words import Commands, commands_of
 from autotune.trainers.post_training.programs import program_of
 from autotune.trainers.present_configuration import DOCUMENTS
-from autotune.trainers.readers.shell_folders import joined
-from autotune.trainers.readers.shell_words import Commands, commands_of
 
 _NODES = ("nnodes", "num_machines", "num_nodes")
 _PER_NODE = ("nproc_per_node", "num_gpus", "num_accelerators")

@@ -37,9 +37,9 @@ from autotune.onboarding.settings.draft import Settings, settings_draft
 from autotune.onboarding.settings.file import typed
 from autotune.onboarding.settings.program import COMMANDS, settings_program
 from autotune.trainers.documents.placeholders import braced
+from autotune.trainers.documents.shell_folders import OF_SCRIPT
 from autotune.trainers.launch_files import INTERPRETER
 from autotune.trainers.present_configuration import parse_document
-from autotune.trainers.readers.shell_folders import OF_SCRIPT
 
 SAY_IT = (
     "say what it sets: autotune review --model NAME --seq-len N --batch N --precision bf16 --config micro_batch_size=2,zero_stage=3 "

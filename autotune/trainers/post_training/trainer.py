@@ -20,6 +20,7 @@ from autotune.trainers.base.limit import Limit, Rule, broken
 from autotune.trainers.base.trainer import Trainer, needs
 from autotune.trainers.base.trainer_option import PYTHON, SHARED_OPTIONS, Option, Reach
 from autotune.trainers.documents.file_formats import to_yaml
+from autotune.trainers.documents.shell_words import commands_of
 from autotune.trainers.launch_files import INTERPRETER, Launch
 from autotune.trainers.logs.step_metrics import StepMetrics
 from autotune.trainers.post_training.logs import step_metrics_of
@@ -35,7 +36,6 @@ from autotune.trainers.present_configuration import (
     nested,
     parse_document,
 )
-from autotune.trainers.readers.shell_words import commands_of
 
 MODEL = Option(
     name="model",

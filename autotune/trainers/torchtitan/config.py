@@ -19,8 +19,8 @@ from typing import Any
 from autotune.spec import ParallelConfig, Workload
 from autotune.trainers.documents.python_source import Source, call, indented, words
 from autotune.trainers.programs import program
+from autotune.trainers.torchtitan.knobs import parallelism_settings, training_settings
 from autotune.trainers.torchtitan.model import builder_of, model_arguments
-from autotune.trainers.torchtitan.settings import parallelism_settings, training_settings
 
 COMMAND: tuple[str, ...] = ("-m", "torchtitan.train", "--module", "autotune_config", "--config", "tuned")
 """what torchrun starts"""

@@ -13,7 +13,7 @@ from autotune.spec.hugging_face.figures import Router, figures_of, is_truncated,
 from autotune.trainers.base.limit import Limit, Rule, broken
 from autotune.trainers.base.trained_families import TORCHTITAN, who_trains
 from autotune.trainers.documents.python_source import call
-from autotune.trainers.torchtitan.settings import rotary_scaling
+from autotune.trainers.torchtitan.knobs import rotary_scaling
 
 WITH_CONFIG_JSON = (
     "set `model` in the spec to the model's config.json; torchtitan 0.3 accepts those of Qwen3, DeepSeek and gpt-oss"

@@ -24,7 +24,7 @@ from autotune.errors import ConfigError
 from autotune.ports import TrialRequest
 from autotune.spec import FIELDS, KNOBS, ParallelConfig
 from autotune.testing.knobs import complaints_of, variations
-from autotune.trainers.catalog.native import TRAINER as NATIVE
+from autotune.trainers.native.trainer import TRAINER as NATIVE
 from autotune_workers.training.parallel.mesh import RankContext
 from autotune_workers.training.step import Training
 from tests.workers.trial_ranks import CPU, MODELS, request

@@ -25,7 +25,7 @@ from autotune.ports import TrialRequest
 from autotune.space.constraint import LAWS, why_not
 from autotune.spec import ParallelConfig, Workload
 from autotune.spec.post_training import RL_KNOBS
-from autotune.trainers.catalog.native import TRAINER
+from autotune.trainers.native.trainer import TRAINER
 from autotune_workers.probe.injected.phases import BACKWARD, COLLECTIVE, FORWARD, Phase, Phases
 from autotune_workers.probe.injected.phases import OPTIMIZER as STEPPING
 from autotune_workers.probe.injected.profile import OPTIMIZER

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from autotune.trainers.documents.program_arguments import exported_program, own_program
 from autotune.trainers.present_configuration import (
     KeyReader,
     PresentConfiguration,
@@ -18,7 +19,6 @@ from autotune.trainers.present_configuration import (
     completed,
     parse_document,
 )
-from autotune.trainers.readers.program_arguments import exported_program, own_program
 
 KINDS = {"NO": "NO", "MULTI_GPU": "MULTI_GPU", "MULTI_CPU": "MULTI_GPU", "DEEPSPEED": "DEEPSPEED", "FSDP": "FSDP"}
 PRECISIONS = {"no": "fp32", False: "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}

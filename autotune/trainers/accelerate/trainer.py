@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from autotune.spec import ParallelConfig, Workload
+from autotune.trainers.accelerate import read as accelerate_yaml
 from autotune.trainers.base.effective import effective, whole_on_cpu, word_limit
 from autotune.trainers.base.limit import Limit, Rule, broken
 from autotune.trainers.base.not_offered import without
@@ -24,7 +25,6 @@ from autotune.trainers.launch_files import NODE_RANK, Launch
 from autotune.trainers.logs.steplines import parse_step_line
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.programs import DATA, data_arguments, data_notes, long_options, program_files
-from autotune.trainers.readers import accelerate_yaml
 
 
 class AccelerateTrainer(Trainer):

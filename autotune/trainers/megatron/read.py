@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from autotune.trainers.documents.program_arguments import program_of
+from autotune.trainers.documents.shell_words import command_of
 from autotune.trainers.megatron.knobs import read_knobs, read_recompute, stages_of_layout, with_optimizer
 from autotune.trainers.present_configuration import (
     KeyReader,
@@ -19,8 +21,6 @@ from autotune.trainers.present_configuration import (
     completed,
     flags_of,
 )
-from autotune.trainers.readers.program_arguments import program_of
-from autotune.trainers.readers.shell_words import command_of
 
 MODEL = {
     "num_layers": "num-layers",

@@ -38,6 +38,7 @@ from autotune.trainers.megatron.knobs import (
     stages_of_layout,
     with_optimizer,
 )
+from autotune.trainers.megatron.read import STRATEGIES
 from autotune.trainers.present_configuration import (
     SETTINGS,
     KeyReader,
@@ -47,7 +48,6 @@ from autotune.trainers.present_configuration import (
     completed,
 )
 from autotune.trainers.programs import program
-from autotune.trainers.readers.megatron_flags import STRATEGIES
 
 PRECISIONS = {
     "bf16": "bf16_mixed",

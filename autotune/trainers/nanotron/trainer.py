@@ -22,6 +22,7 @@ from autotune.trainers.base.trained_families import NANOTRON
 from autotune.trainers.base.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer, clean, needs, number
 from autotune.trainers.base.trainer_option import Reach
 from autotune.trainers.documents.file_formats import to_yaml
+from autotune.trainers.documents.program_arguments import program_of
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.present_configuration import (
     SETTINGS,
@@ -30,7 +31,6 @@ from autotune.trainers.present_configuration import (
     Reading,
     batch_of,
 )
-from autotune.trainers.readers.program_arguments import program_of
 
 _ITERATION = re.compile(r"\biteration: (\d+) / \d+ \| ")
 _FIELD = re.compile(

@@ -34,6 +34,7 @@ from autotune.trainers.base.torchrun import Placement, place, tf32_environment, 
 from autotune.trainers.base.trainer import SHARED_OPTIONS, LineReader, LineTest, Option, StepMetrics, Trainer, needs
 from autotune.trainers.base.trainer_option import Reach
 from autotune.trainers.documents.file_formats import hf_layer_class, to_yaml
+from autotune.trainers.documents.program_arguments import exported_program, own_program, program_of
 from autotune.trainers.launch_files import FOLDER, Launch
 from autotune.trainers.logs.patterns import MAX_SEARCHED
 from autotune.trainers.logs.step_metrics import clean, number_in
@@ -49,7 +50,6 @@ from autotune.trainers.present_configuration import (
     nested,
 )
 from autotune.trainers.programs import DATA, data_arguments, data_notes, long_options, program_files
-from autotune.trainers.readers.program_arguments import exported_program, own_program, program_of
 
 PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 """values of Trainer's `precision`"""

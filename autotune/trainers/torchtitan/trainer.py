@@ -20,11 +20,12 @@ from autotune.trainers.base.trainer import SHARED_OPTIONS, Option, StepMetrics, 
 from autotune.trainers.base.trainer_option import Reach
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
-from autotune.trainers.readers import torchtitan_python, torchtitan_toml
 from autotune.trainers.torchtitan import config as torchtitan_config
-from autotune.trainers.torchtitan import settings as torchtitan_settings
+from autotune.trainers.torchtitan import knobs as torchtitan_settings
+from autotune.trainers.torchtitan import read as torchtitan_toml
+from autotune.trainers.torchtitan import read_python as torchtitan_python
+from autotune.trainers.torchtitan.knobs import stage_limits
 from autotune.trainers.torchtitan.model import model_limits
-from autotune.trainers.torchtitan.settings import stage_limits
 
 _LINE = re.compile(
     r"(?<!validate )step: *(\d+) +loss: *([-+0-9.eEnaif]+) +(?:grad_norm: *([-+0-9.eEnaif]+) +)?"

@@ -20,6 +20,7 @@ from autotune.trainers.base.not_offered import NOT_SET
 from autotune.trainers.base.torchrun import place, torchrun
 from autotune.trainers.base.trainer import SHARED_OPTIONS, StepMetrics, Trainer
 from autotune.trainers.documents.file_formats import hf_layer_class, to_json
+from autotune.trainers.documents.program_arguments import exported_program
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.logs.formats import parse_loss_dictionary
 from autotune.trainers.logs.steplines import parse_step_line
@@ -33,7 +34,6 @@ from autotune.trainers.present_configuration import (
     parse_document,
 )
 from autotune.trainers.programs import DATA, data_arguments, data_notes, program_files
-from autotune.trainers.readers.program_arguments import exported_program
 
 OPTIMIZERS = {"adamw": "adamw_torch", "sgd": "sgd", "adamw_8bit": "adamw_bnb_8bit", "adafactor": "adafactor"}
 """values of TrainingArguments' `optim` (OptimizerNames)"""

@@ -23,8 +23,8 @@ from itertools import takewhile
 from typing import NamedTuple, final
 
 from autotune.errors import SpecError
-from autotune.trainers.readers.shell_folders import Folders, joined, with_plain_folders
-from autotune.trainers.readers.shell_statements import Statement, statements_of
+from autotune.trainers.documents.shell_folders import Folders, joined, with_plain_folders
+from autotune.trainers.documents.shell_statements import Statement, statements_of
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=(.*)", re.DOTALL)
 _DECLARATIONS = ("export", "local", "declare", "readonly", "typeset")

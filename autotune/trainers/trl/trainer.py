@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 from autotune.errors import SpecError
 from autotune.spec import ParallelConfig, Workload
 from autotune.spec.post_training import PostTraining
+from autotune.trainers.accelerate.read import sharding_and_ranks
 from autotune.trainers.base.effective import word_limit
 from autotune.trainers.base.limit import Limit, Rule, broken
 from autotune.trainers.base.not_offered import NOT_SET
@@ -40,7 +41,6 @@ from autotune.trainers.present_configuration import (
     merged,
     parse_document,
 )
-from autotune.trainers.readers.accelerate_yaml import sharding_and_ranks
 
 DEFAULTS: Mapping[str, Any] = {
     "beta": 0.0,

@@ -19,6 +19,7 @@ from autotune.trainers.base.trained_families import MEGATRON
 from autotune.trainers.base.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer, needs
 from autotune.trainers.base.trainer_option import Reach
 from autotune.trainers.launch_files import Launch
+from autotune.trainers.megatron import read as megatron_flags
 from autotune.trainers.megatron.core import (
     ITERATION_MARKS,
     NOT_IN_CORE,
@@ -30,7 +31,6 @@ from autotune.trainers.megatron.core import (
 from autotune.trainers.megatron.knobs import environment, has_grouped_gemm, model_fields, optimizer_fields
 from autotune.trainers.megatron.model import model_flags, model_limits, model_notes
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
-from autotune.trainers.readers import megatron_flags
 
 NARROW = {
     "fp8": {"fp8-format": "hybrid"},

@@ -13,8 +13,8 @@ from typing import Any
 from autotune.errors import SpecError
 from autotune.trainers.base.trained_families import TORCHTITAN
 from autotune.trainers.present_configuration import KeyReader, PresentConfiguration, Reading, merged
-from autotune.trainers.readers.torchtitan_toml import flavored, overrides, reading_of
-from autotune.trainers.torchtitan.settings import CONVERTERS
+from autotune.trainers.torchtitan.knobs import CONVERTERS
+from autotune.trainers.torchtitan.read import flavored, overrides, reading_of
 
 MODES = {"FullAC.Config": "full", "SelectiveAC.Config": "selective", "MemoryBudgetAC.Config": "memory_budget"}
 """values of `activation_checkpoint`, by the job file's names"""

@@ -20,6 +20,7 @@ from autotune.trainers.base.own_program import CWD, SCRIPT, SCRIPT_ARGS
 from autotune.trainers.base.torchrun import place, tf32_environment, torchrun
 from autotune.trainers.base.trainer import SHARED_OPTIONS, StepMetrics, Trainer, clean, number
 from autotune.trainers.documents.file_formats import to_json
+from autotune.trainers.documents.program_arguments import exported_program, own_program
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.logs.step_metrics import number_in
 from autotune.trainers.logs.steplines import parse_step_line
@@ -34,7 +35,6 @@ from autotune.trainers.present_configuration import (
     dotted,
 )
 from autotune.trainers.programs import DATA, data_arguments, data_notes, program_files
-from autotune.trainers.readers.program_arguments import exported_program, own_program
 
 _SPEED = re.compile(r"global_step=(\d+), RunningAvgSamplesPerSec=[-0-9.einf]+, CurrSamplesPerSec=([0-9.]+)")
 _MEMORY = re.compile(r"MaxMemAllocated=([0-9.]+)GB")

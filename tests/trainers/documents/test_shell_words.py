@@ -8,9 +8,9 @@ import pytest
 
 from autotune.errors import SpecError
 from autotune.trainers import trainer
+from autotune.trainers.documents.shell_statements import statements_of
+from autotune.trainers.documents.shell_words import command_of
 from autotune.trainers.present_configuration import PresentConfiguration
-from autotune.trainers.readers.shell_statements import statements_of
-from autotune.trainers.readers.shell_words import command_of
 
 SBATCH = """#!/bin/bash
 #SBATCH --nodes=4

@@ -1,0 +1,1 @@
+"""Megatron-Bridge, with what it shares with Megatron-LM in `autotune.trainers.megatron`."""

@@ -1,0 +1,1 @@
+"""autotune's own training loop."""

@@ -1,0 +1,1 @@
+"""A `TorchTrainer` of Ray Train."""
