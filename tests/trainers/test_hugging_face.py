@@ -13,8 +13,8 @@ from autotune.errors import ExportError
 from autotune.spec import ModelSpec, ParallelConfig, catalog
 from autotune.testing.trainers import GPT, MODEL, WORKLOAD, TrainerContract
 from autotune.trainers import Launch, StepMetrics, trainer
+from autotune.trainers.base.bundled_program import program
 from autotune.trainers.documents.file_formats import hf_config
-from autotune.trainers.programs import program
 
 
 def settings(launch: Launch) -> Any:
@@ -127,6 +127,9 @@ def test_a_model_survives_the_way_to_hugging_face_and_back(model: ModelSpec, kin
     assert back == replace(model, attention_head_dim=head)
 
 
-@pytest.mark.parametrize("name", ["batches.py", "train_deepspeed.py", "train_accelerate.py", "train_hf.py"])
+@pytest.mark.parametrize(
+    "name",
+    ["base/batches.py", "deepspeed/train.py", "accelerate/train.py", "hf_trainer/train.py", "lightning/train.py"],
+)
 def test_programs_are_python(name: str) -> None:
     compile(program(name), name, "exec")

@@ -18,7 +18,7 @@ from autotune.spec import ParallelConfig
 from autotune.testing.knobs import varied_configs
 from autotune.testing.trainers import GPT, WORKLOAD, TrainerContract, configs
 from autotune.trainers import Launch, StepMetrics, trainer
-from autotune.trainers.programs import program
+from autotune.trainers.base.bundled_program import program
 from tests.trainers.released_names import released_names
 
 LINE = (
@@ -101,7 +101,7 @@ class TestMegatronBridge(TrainerContract):
 
     def test_the_program_refuses_a_setting_that_the_installed_release_does_not_know(self) -> None:
         """The function that changes a configuration, taken out of the program, which needs GPUs to be imported."""
-        source = program("train_megatron_bridge.py")
+        source = program("megatron_bridge/train.py")
         start = source.index("def change(")
         names: dict[str, Any] = {}
         exec(source[start : source.index("\n\n\n", start)], names)

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from autotune.spec import ParallelConfig, Workload
 from autotune.trainers.accelerate import read as accelerate_yaml
+from autotune.trainers.base.bundled_program import DATA, data_arguments, data_notes, long_options, program_files
 from autotune.trainers.base.effective import effective, whole_on_cpu, word_limit
 from autotune.trainers.base.limit import Limit, Rule, broken
 from autotune.trainers.base.not_offered import without
@@ -24,7 +25,6 @@ from autotune.trainers.documents.file_formats import hf_layer_class, to_yaml
 from autotune.trainers.launch_files import NODE_RANK, Launch
 from autotune.trainers.logs.steplines import parse_step_line
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
-from autotune.trainers.programs import DATA, data_arguments, data_notes, long_options, program_files
 
 
 class AccelerateTrainer(Trainer):
@@ -120,7 +120,7 @@ class AccelerateTrainer(Trainer):
                 )
             argv = (*start, options["script"], *map(str, options["script_args"]))
             return Launch(argv=argv, env=env, files=files, notes=tuple(notes))
-        files |= program_files("train_accelerate.py", workload)
+        files |= program_files(self.name, workload)
         notes += data_notes(options)
         arguments = {
             "model": "model/config.json",

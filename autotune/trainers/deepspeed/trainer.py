@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from autotune.spec import ParallelConfig, Workload
+from autotune.trainers.base.bundled_program import DATA, data_arguments, data_notes, program_files
 from autotune.trainers.base.effective import cpu_note, effective, word_limit
 from autotune.trainers.base.limit import Limit, Rule, broken
 from autotune.trainers.base.not_offered import without
@@ -34,7 +35,6 @@ from autotune.trainers.present_configuration import (
     completed,
     dotted,
 )
-from autotune.trainers.programs import DATA, data_arguments, data_notes, program_files
 
 _SPEED = re.compile(r"global_step=(\d+), RunningAvgSamplesPerSec=[-0-9.einf]+, CurrSamplesPerSec=([0-9.]+)")
 _MEMORY = re.compile(r"MaxMemAllocated=([0-9.]+)GB")
@@ -137,7 +137,7 @@ class DeepspeedTrainer(Trainer):
                 notes.append("your program must call torch.compile: ds_config.json cannot")
             command = (options["script"], "--deepspeed_config", "ds_config.json", *map(str, options["script_args"]))
             return Launch(argv=(*start, *command), env=tf32_environment(c.precision), files=files, notes=tuple(notes))
-        files |= program_files("train_deepspeed.py", workload)
+        files |= program_files(self.name, workload)
         notes += data_notes(options)
         command = (
             *("train.py", "--deepspeed_config", "ds_config.json", "--model", "model/config.json"),

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from autotune.spec import ParallelConfig, Workload
+from autotune.trainers.base.bundled_program import DATA, data_arguments, data_notes, program_files
 from autotune.trainers.base.effective import effective, whole_on_cpu, word_limit
 from autotune.trainers.base.limit import Limit, Rule, broken
 from autotune.trainers.base.not_offered import NOT_SET
@@ -33,7 +34,6 @@ from autotune.trainers.present_configuration import (
     completed,
     parse_document,
 )
-from autotune.trainers.programs import DATA, data_arguments, data_notes, program_files
 
 OPTIMIZERS = {"adamw": "adamw_torch", "sgd": "sgd", "adamw_8bit": "adamw_bnb_8bit", "adafactor": "adafactor"}
 """values of TrainingArguments' `optim` (OptimizerNames)"""
@@ -105,7 +105,7 @@ class HfTrainer(Trainer):
         )
         files = {
             "training_args.json": to_json(_arguments(workload, c, options)),
-            **program_files("train_hf.py", workload),
+            **program_files(self.name, workload),
         }
         command = ("train.py", "--arguments", "training_args.json", "--model", "model/config.json")
         argv = (*start, *command, "--seq-len", str(workload.seq_len), *data_arguments(options))

@@ -26,6 +26,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from autotune.spec import ParallelConfig, Workload
+from autotune.trainers.base.bundled_program import DATA, data_arguments, data_notes, long_options, program_files
 from autotune.trainers.base.effective import cpu_note, effective, word_limit
 from autotune.trainers.base.limit import Limit, Rule, broken
 from autotune.trainers.base.not_offered import NOT_SET
@@ -49,7 +50,6 @@ from autotune.trainers.present_configuration import (
     merged,
     nested,
 )
-from autotune.trainers.programs import DATA, data_arguments, data_notes, long_options, program_files
 
 PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 """values of Trainer's `precision`"""
@@ -222,7 +222,7 @@ class LightningTrainer(Trainer):
         }
         files = {
             "lightning.yaml": to_yaml(document),
-            **program_files("train_lightning.py", workload),
+            **program_files(self.name, workload),
         }
         notes += data_notes(options)
         arguments = {

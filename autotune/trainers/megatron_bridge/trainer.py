@@ -13,6 +13,7 @@ from typing import Any
 
 from autotune.spec import KNOBS, ModelSpec, ParallelConfig, Workload
 from autotune.spec.hugging_face.figures import figures_of
+from autotune.trainers.base.bundled_program import program
 from autotune.trainers.base.effective import cpu_note, effective
 from autotune.trainers.base.limit import Limit
 from autotune.trainers.base.torchrun import place, tf32_environment, torchrun
@@ -47,7 +48,6 @@ from autotune.trainers.present_configuration import (
     batch_of,
     completed,
 )
-from autotune.trainers.programs import program
 
 PRECISIONS = {
     "bf16": "bf16_mixed",
@@ -125,7 +125,7 @@ class MegatronBridgeTrainer(Trainer):
         )
         files = {
             "bridge.yaml": to_yaml(_settings(workload, c, options)),
-            "train.py": program("train_megatron_bridge.py"),
+            "train.py": program("megatron_bridge/train.py"),
         }
         command: tuple[str, ...] = ("train.py", "--settings", "bridge.yaml")
         notes = [*cpu_note(workload, "Megatron-Bridge")]

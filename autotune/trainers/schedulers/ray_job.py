@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from autotune.trainers.base.bundled_program import program
 from autotune.trainers.base.torchrun import Placement
 from autotune.trainers.launch_files import Launch
-from autotune.trainers.programs import program
 from autotune.trainers.schedulers.scheduler import Scheduler, heading
 
 DRIVER = "ray_job.py"
@@ -26,7 +26,7 @@ class RayJob(Scheduler):
             "CPUS_PER_NODE = 1": f"CPUS_PER_NODE = {placement.nproc_per_node}",
             "GPUS_PER_NODE = 0": f"GPUS_PER_NODE = {placement.gpus_per_node}",
         }
-        text = program(DRIVER)
+        text = program(f"schedulers/{DRIVER}")
         for line, ours in sizes.items():
             text = text.replace(line, ours)
         return {DRIVER: "\n".join([*heading(launch), text])}

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.spec import ParallelConfig, Workload
+from autotune.trainers.base.bundled_program import program
 from autotune.trainers.documents.python_source import Source, call, indented, words
-from autotune.trainers.programs import program
 from autotune.trainers.torchtitan.knobs import parallelism_settings, training_settings
 from autotune.trainers.torchtitan.model import builder_of, model_arguments
 
@@ -49,7 +49,7 @@ def config_files(workload: Workload, c: ParallelConfig, options: Mapping[str, An
         '    """What `--config tuned` selects."""\n'
         f"    return {indented(document)}\n"
     )
-    return {"autotune_config.py": source, "autotune_model.py": program("torchtitan_model.py")}
+    return {"autotune_config.py": source, "autotune_model.py": program("torchtitan/model.py")}
 
 
 def _settings(workload: Workload, c: ParallelConfig, options: Mapping[str, Any], assets: str) -> dict[str, Any]:

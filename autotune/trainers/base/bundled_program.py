@@ -1,6 +1,6 @@
-"""Training programs that are exported with a launch, for trainers that are libraries without a program of their own.
+"""The training program that is exported with a launch, for trainers that are libraries without a program of their own: `train.py.txt` in the trainer's folder.
 
-They are stored as text (`*.py.txt`), because they import libraries that need not be installed here.
+Programs are stored as text (`*.py.txt`), because they import libraries that need not be installed here.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ DATA = Option(
 """the option of every trainer that exports such a program"""
 
 
-def program(name: str) -> str:
-    """The source of a program, by its file name without `.txt`."""
-    return (files(__name__) / f"{name}.txt").read_text(encoding="utf-8")
+def program(path: str) -> str:
+    """The source of a program, by its path in `autotune/trainers/` without `.txt`."""
+    return (files("autotune.trainers") / f"{path}.txt").read_text(encoding="utf-8")
 
 
-def program_files(name: str, workload: Workload) -> dict[str, str]:
-    """A program as train.py with what it reads: the model's config.json, and where its batches come from."""
+def program_files(trainer: str, workload: Workload) -> dict[str, str]:
+    """The trainer's program as train.py with what it reads: the model's config.json, and where its batches come from."""
     return {
         "model/config.json": to_json(hf_config(workload.model, workload.seq_len)),
-        "train.py": program(name),
-        "batches.py": program("batches.py"),
+        "train.py": program(f"{trainer}/train.py"),
+        "batches.py": program("base/batches.py"),
     }
 
 
