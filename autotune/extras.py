@@ -16,9 +16,11 @@ without. Code that needs an extra calls `require_extra` before it starts anythin
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Final
 
 from autotune.errors import MissingExtraError
@@ -88,6 +90,14 @@ def is_installed(module: str) -> bool:
 def install_command(extra: str) -> str:
     """What installs the extra."""
     return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+def reinstall_command() -> str:
+    """What installs this package again: of a checkout in place, else from the index."""
+    checkout = Path(__file__).resolve().parents[1]
+    if (checkout / "pyproject.toml").is_file():
+        return f"pip install --no-deps --editable {shlex.quote(str(checkout))}"
+    return f"pip install --no-deps --force-reinstall {DISTRIBUTION}"
 
 
 def is_own(distribution: metadata.Distribution) -> bool:

@@ -23,7 +23,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import CatalogError, RunnerError, SpecError
-from autotune.extras import is_own, missing_extra
+from autotune.extras import DISTRIBUTION, FORMERLY, is_own, missing_extra, reinstall_command
 from autotune.spec.checks import nearest
 
 if TYPE_CHECKING:
@@ -87,11 +87,24 @@ def load(group: str, name: str) -> Any:
     except Exception as error:  # importing other people's code may raise anything
         if (missing := missing_extra(error, f"the {_noun(group)} {name!r}")) is not None:
             raise missing from error
+        if is_outdated(found, error):
+            raise RunnerError(
+                f"the {_noun(group)} {name!r} cannot be loaded: the installation of {found.package} {found.version} is older than its files: "
+                f"it names the module {found.entry.module}, which they do not have",
+                remedy=f"install it again with: {reinstall_command()}",
+            ) from error
         raise RunnerError(
             f"the {_noun(group)} {name!r} ({found.entry.value} of {found.package} {found.version}) cannot be loaded: "
             f"{type(error).__name__}: {error}",
             remedy=f"if the module is yours, correct it; otherwise install what it needs, or a different release of {found.package} (`autotune doctor` says what is missing)",
         ) from error
+
+
+def is_outdated(found: Registration, error: BaseException) -> bool:
+    """Whether loading failed because an installation of autotune itself names a module that its files no longer have: an editable one keeps the names that it was made with."""
+    if found.package not in (DISTRIBUTION, FORMERLY) or not isinstance(error, ModuleNotFoundError) or not error.name:
+        return False
+    return f"{found.entry.module}.".startswith(f"{error.name}.")
 
 
 def runner_class(name: str, options: Mapping[str, Any]) -> Callable[..., TrialRunner]:

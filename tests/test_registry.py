@@ -32,6 +32,12 @@ notone = collections:OrderedDict
 [autotune.runners]
 absent = collections:NoSuchRunner
 """
+OUTDATED = """\
+[console_scripts]
+autotune = autotune.cli:main
+[autotune.trainers]
+native = autotune.trainers.catalog.native:TRAINER
+"""
 
 
 def searcher(name: str) -> Searcher:
@@ -41,12 +47,17 @@ def searcher(name: str) -> Searcher:
 @pytest.fixture
 def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An installed package whose entries cannot be loaded."""
-    info = tmp_path / "broken_plugins-0.3.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-plugins\nVersion: 0.3\n")
-    (info / "entry_points.txt").write_text(BROKEN)
     (tmp_path / "faulty_plugin.py").write_text("raise OSError('no licence')\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
+    installed(tmp_path, monkeypatch, "broken-plugins", "0.3", BROKEN)
+
+
+def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, package: str, version: str, entry_points: str) -> None:
+    """Writes the metadata of an installed package into a folder, which is then the first that is looked into."""
+    info = folder / f"{package.replace('-', '_')}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+    (info / "entry_points.txt").write_text(entry_points)
+    monkeypatch.syspath_prepend(str(folder))
 
 
 def test_what_ships_is_registered_as_the_project_file_says() -> None:
@@ -112,6 +123,19 @@ def test_a_broken_entry_is_named_with_its_package_and_the_reason(
 ) -> None:
     with pytest.raises(RunnerError, match=words):
         make(name)
+
+
+def test_an_installation_that_is_older_than_its_files_says_how_to_install_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An editable installation keeps the entry points that it was made with, and finds the files of today."""
+    installed(tmp_path, monkeypatch, DISTRIBUTION, __version__, OUTDATED)
+    with pytest.raises(RunnerError) as caught:
+        trainer("native")
+    assert f"the installation of {DISTRIBUTION} {__version__} is older than its files" in caught.value.message
+    assert "autotune.trainers.catalog.native" in caught.value.message
+    checkout = Path(__file__).parents[1]
+    assert caught.value.remedy == f"install it again with: pip install --no-deps --editable {checkout}"
 
 
 def test_a_package_cannot_take_a_name_of_autotune(broken: None) -> None:
