@@ -42,7 +42,7 @@ from autotune.cost.learn.dry_runs import DryRuns
 from autotune.cost.learn.measured import KEYS, measured_constants
 from autotune.cost.memory.constants import memory_values
 from autotune.cost.time.attention_kernels import kernel_limit
-from autotune.cost.traits import loop_of, loop_traits, traits_of
+from autotune.cost.traits import TRAITS, USUAL, loop_of, loop_traits, traits_of
 from autotune.errors import SpecError
 from autotune.spec import ClusterSpec, GpuSpec, Workload
 from autotune.spec.checks import nearest, positive
@@ -402,7 +402,10 @@ def known_constants(gpu: str, trainer: str, *, known: Mapping[str, Any] | None =
     if pair is not None:
         return Calibration.from_dict({**pair, **names})
     if gpu == "cpu":
-        return Calibration.from_dict({**known["cpu"], **names})
+        constants = {**known["cpu"], **names}
+        return Calibration.from_dict(
+            {**constants, "source": constants["source"].replace(")", f"{_assumed(trainer)})", 1)}
+        )
     hardware, software = known["hardware"].get(family, {}), known["software"].get(loop, {})
     lacking = _LACKING[bool(hardware), bool(software)]
     rates = f"{family} rates from other trainers" if hardware else "datasheet peaks"
@@ -414,7 +417,13 @@ def known_constants(gpu: str, trainer: str, *, known: Mapping[str, Any] | None =
     else:
         level = {"level_sigma": unread.get("unfitted_gpu_sigma", known["pooled"]["level_sigma"])}
     constants = {**known["pooled"], **hardware, **software, **level, **names}
-    return Calibration.from_dict({**constants, "source": f"not fitted to {lacking} ({rates}, {overheads})"})
+    source = f"not fitted to {lacking} ({rates}, {overheads}{_assumed(trainer)})"
+    return Calibration.from_dict({**constants, "source": source})
+
+
+def _assumed(trainer: str) -> str:
+    """What its source says of a trainer without traits of its own."""
+    return "" if trainer in TRAITS else f", memory and overlap of {USUAL}, because those of {trainer} are unknown"
 
 
 def _family(gpu: str, known: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from autotune.spec import ParallelConfig, Workload
 from autotune.trainers.base.layer_split import layer_split
+from autotune.trainers.base.training_loop import training_loop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,7 +245,7 @@ TRAITS = {
         NATIVE, attention_kernel="", may_reduce_each=True, casts_logits=False, may_cut_logits=True, weighs_in_fp32=False
     ),
 }
-"""traits by trainer; a trainer that is not listed has those of `native`. composer, nemo, nvidia_recipes, internevo and alpa are loops of published runs, no trainers
+"""traits by trainer; a trainer that is not listed counts as `USUAL`, which its constants say (`Calibration.source`). composer, nemo, nvidia_recipes, internevo and alpa are loops of published runs, no trainers
 
 gradients    Megatron-LM accumulates in fp32 with bf16 (`--accumulate-allreduce-grads-in-fp32`, which bf16 implies and fp16 does not), and so does Megatron-Bridge, whose `bf16_mixed`
              a launch names; NVIDIA's performance recipes reduce in bf16 (`grad_reduce_in_fp32 = False` in its scripts/performance); DeepSpeed keeps them in 16 bits
@@ -263,9 +264,13 @@ loss         torchtitan cuts projection and loss into chunks from release 0.3 on
 """
 
 
+USUAL = "native"
+"""the trainer whose traits count for one that is not listed"""
+
+
 def traits_of(trainer: str) -> Traits:
     """The traits of that trainer."""
-    return TRAITS.get(trainer, TRAITS["native"])
+    return TRAITS.get(trainer, TRAITS[USUAL])
 
 
 ENGINE_LOOPS = {"fsdp": "accelerate", "megatron": "megatron", "deepspeed": "deepspeed"}
@@ -275,10 +280,8 @@ POST_TRAINERS = ("verl", "nemo_rl", "openrlhf", "trl")
 
 def loop_of(workload: Workload) -> str:
     """The trainer whose constants hold for the workload: its own, that whose loop its program runs, or for post-training that of the engine that trains."""
-    if workload.loop:
-        return workload.loop
-    if workload.rl is None or workload.trainer not in POST_TRAINERS:
-        return workload.trainer
+    if workload.loop or workload.rl is None or workload.trainer not in POST_TRAINERS:
+        return training_loop(workload)
     return ENGINE_LOOPS[workload.rl.engine]
 
 

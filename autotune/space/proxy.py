@@ -40,6 +40,7 @@ from autotune.space.constraint import why_not
 from autotune.spec import ClusterSpec, ModelSpec, ParallelConfig, Workload
 from autotune.spec.hugging_face.reading import fields_of
 from autotune.trainers.base.layer_split import cut_layers, layer_split
+from autotune.trainers.base.training_loop import training_loop
 from autotune.trainers.base.whole_experts import keeps_experts_whole
 
 ONE_STAGE: Mapping[str, Any] = {"pp": 1, "pp_schedule": "1f1b", "virtual_stages": 1, "pp_split": "layers"}
@@ -129,7 +130,7 @@ def proxy_of(target: Workload, config: ParallelConfig, held: ClusterSpec) -> Pro
         found = _legal(target, config, model, config, held) if held.num_nodes > 1 else ""
         if isinstance(found, Proxy):
             return found
-        model = stage_model(model, fullest_stage(model, config, target.trainer))
+        model = stage_model(model, fullest_stage(model, config, training_loop(target)))
     found = _legal(target, config, model, replace(config, **ONE_STAGE), held)
     if isinstance(found, Proxy):
         return found

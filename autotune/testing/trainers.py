@@ -19,6 +19,7 @@ import pytest
 
 from autotune.errors import CatalogError, ExportError, SpecError
 from autotune.spec import FIELDS, Knob, ParallelConfig, Workload, catalog
+from autotune.spec.workload import LOOPS
 from autotune.testing.checked_configs import EXPERTS, GPT, MODEL, WORKLOAD, configs, one_node_configs
 from autotune.testing.knobs import EXPERT_KNOBS, base_configs, complaints_of, variations, varied_configs
 from autotune.trainers import Launch, Limit, StepMetrics, Trainer, trainer, trainer_names, write_launch
@@ -62,6 +63,9 @@ class TrainerContract:
         assert self.trainer in trainer_names()
         assert self.subject().name == self.trainer
         assert self.subject().summary
+
+    def test_its_loop_is_one_that_the_cost_model_knows(self) -> None:
+        assert self.subject().loop in ("", *LOOPS)
 
     def test_every_config_is_launched_or_refused_with_the_knob(self) -> None:
         self._skip_without_launches()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from autotune.cost import calibration_for, estimate
 from autotune.cost.calibration import known_constants
+from autotune.cost.traits import loop_of, loop_traits
 from autotune.spec import ConfigTable, ParallelConfig, Workload, catalog
+from autotune.trainers.base.whole_experts import keeps_experts_whole
 
 CONFIGS = ConfigTable.of(
     [
@@ -52,6 +55,34 @@ def test_a_plain_loop_under_fsdp_loses_less_than_programs_that_cut_layers() -> N
     cut = {known_constants("h100-sxm", "deepspeed").level, known_constants("a100-80gb", "nanotron").level}
     assert len(sharded) == len(cut) == 1
     assert 1.0 < sharded.pop() < cut.pop()
+
+
+@pytest.mark.parametrize("gpu", ["h100-sxm", "rtx-4090", "cpu"])
+def test_constants_of_a_trainer_without_facts_of_its_own_say_whose_they_are(gpu: str) -> None:
+    said = "memory and overlap of native, because those of toy are unknown"
+    assert said in known_constants(gpu, "toy").source
+    assert not any("because" in known_constants(gpu, trainer).source for trainer in ("native", "command", "megatron"))
+
+
+def test_a_trainer_that_declares_its_loop_is_counted_as_that_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "toy_trainers.py").write_text("class Toy:\n    loop = 'megatron'\n\n\nclass Unknown:\n    loop = ''\n")
+    info = tmp_path / "toys-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toys\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(
+        "[autotune.trainers]\ntoy = toy_trainers:Toy\nunknown = toy_trainers:Unknown\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    told, untold, megatron = (workload(name) for name in ("toy", "unknown", "megatron"))
+    assert loop_traits(told) == loop_traits(megatron)
+    assert calibration_for(told).source == calibration_for(megatron).source
+    assert loop_of(untold) == "unknown"
+    assert "those of unknown are unknown" in calibration_for(untold).source
+    experts = replace(told, model=catalog.model("mixtral-8x7b"))
+    assert keeps_experts_whole(experts)
+    assert not keeps_experts_whole(replace(experts, trainer="unknown"))
 
 
 def test_a_level_multiplies_all_times_and_keeps_the_order() -> None:

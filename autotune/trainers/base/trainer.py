@@ -1,7 +1,7 @@
 """The base class of trainers: how to launch a config with somebody's training loop, and how to read its log.
 
-A trainer is one module in `autotune/trainers/catalog/`. The module's name is the trainer's name, and its last line is `TRAINER = TheClass()`. It
-says which knobs it reads (`reads`, `neutral`, `cannot`) and which of their values it cannot express (`find_limits`), writes the launch (`build`) and reads
+A trainer is one folder in `autotune/trainers/`. The folder's name is the trainer's name, and the last line of its `trainer.py` is `TRAINER = TheClass()`. The
+class says which knobs it reads (`reads`, `neutral`, `cannot`) and which of their values it cannot express (`find_limits`), writes the launch (`build`) and reads
 its own log lines (`parse_line`). Values of a knob that it does not name are rejected. The checks that all trainers share, of options, ranks and
 batch, are in `launch` here.
 """
@@ -80,6 +80,9 @@ class Trainer(ABC):
     """whether it supports weights, gradients and moments all in bf16 (`Workload.pure_bf16`)"""
     runs_own_program: ClassVar[bool] = False
     """whether the training loop is the user's own (`Workload.loop`)"""
+    loop: ClassVar[str] = ""
+    """the trainer whose training loop it runs, one of `autotune.spec.workload.LOOPS`: the cost model counts that loop's memory and times. Empty: its own, or unknown; of a
+    loop that the cost model does not know, it counts what it knows of the native one, and says so"""
     has_unfused_attention: ClassVar[bool] = False
     """whether it can store the attention scores (`Workload.unfused_attention`)"""
     has_own_attention: ClassVar[bool] = False

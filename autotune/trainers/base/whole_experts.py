@@ -6,6 +6,7 @@ Megatron's --expert-tensor-parallel-size 1, as in NVIDIA's recipes. Elsewhere te
 from __future__ import annotations
 
 from autotune.spec.workload import Workload
+from autotune.trainers.base.training_loop import training_loop
 
 WHOLE_EXPERTS = frozenset({"megatron", "megatron_bridge", "nemo", "nvidia_recipes"})
 """names of the trainers; nemo and nvidia_recipes are loops of published runs"""
@@ -15,4 +16,4 @@ def keeps_experts_whole(workload: Workload) -> bool:
     """Whether the tensor-parallel ranks of its trainer hold different experts. Where programs can do both, a workload of post-training says which."""
     rl = workload.rl
     is_told = rl is not None and rl.engine == "megatron" and rl.whole_experts
-    return is_told or (workload.loop or workload.trainer) in WHOLE_EXPERTS
+    return is_told or training_loop(workload) in WHOLE_EXPERTS
