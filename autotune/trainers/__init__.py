@@ -1,20 +1,19 @@
 """Trainers: a config as a launch of somebody's training program (argv, environment, files), and its log lines as step metrics.
 
-    catalog/          the trainers that ship, one per module; the module's name is the trainer's name
-    megatron/ torchtitan/ command/   what belongs to one of them, or to its releases: models, knobs, files, options
+    NAME/             a folder for each trainer, with its name: trainer.py (the class, and its instance TRAINER), knobs.py, model.py, read.py
     post_training/    what the trainers of post-training share
     base/             trainer.py Trainer, the base class; trainer_option.py Option; limit.py Limit, a value that a trainer cannot express
                       effective.py    a config without knobs that have no effect
                       torchrun.py     placement of ranks on nodes, and the torchrun command
                       executable.py   which file a launch starts on this machine, and which Python runs it
+                      bundled_program.py   the training program that a trainer exports which is a library
                       workload_limits.py, trained_families.py, layer_split.py and others: what several trainers cannot do, or do alike
     logs/             formats.py, patterns.py (from a spec, checked for bounded run time), pattern_proposals.py (guessed from a log)
                       steplines.py, step_metrics.py, printed_rates.py: lines as metrics of steps
     documents/        file_formats.py TOML, YAML and JSON files; Hugging Face's config.json of a model
                       python_source.py, program_files.py, placeholders.py, output_options.py
-    readers/          readers of present configurations that take more than their trainer's own module
+                      program_arguments.py, shell_words.py, shell_statements.py, shell_folders.py: commands and scripts that people write
     schedulers/       a launch as a job of Slurm, Ray or Kubernetes; provenance_comments.py   how its config was found and measured
-    programs/         training programs for trainers that are libraries
     launch_files.py   Launch, and `write_launch`, which writes it into a folder
     present_configuration.py   the configuration that a program has now, and what was read of it: keys of nested documents, knobs that follow from others
 

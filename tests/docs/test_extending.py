@@ -36,6 +36,7 @@ class Copy:
                 path.write_text(applied(step, path.read_text(encoding="utf-8")), encoding="utf-8")
             else:
                 assert not path.exists(), f"{step.title} is there already: show a diff"
+                path.parent.mkdir(exist_ok=True)
                 path.write_text(step.text, encoding="utf-8")
         self._install()
 
