@@ -9,7 +9,6 @@ Read back is that file, or `TrainingArguments.to_json_string()` of a program. Th
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -21,34 +20,18 @@ from autotune.trainers.base.not_offered import NOT_SET
 from autotune.trainers.base.torchrun import place, torchrun
 from autotune.trainers.base.trainer import SHARED_OPTIONS, StepMetrics, Trainer
 from autotune.trainers.documents.file_formats import hf_layer_class, to_json
-from autotune.trainers.documents.program_arguments import exported_program
+from autotune.trainers.hf_trainer import read
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.logs.formats import parse_loss_dictionary
 from autotune.trainers.logs.steplines import parse_step_line
 from autotune.trainers.present_configuration import (
     SETTINGS,
-    KeyReader,
     PresentConfiguration,
     Reading,
-    batch_of,
-    completed,
-    parse_document,
 )
 
 OPTIMIZERS = {"adamw": "adamw_torch", "sgd": "sgd", "adamw_8bit": "adamw_bnb_8bit", "adafactor": "adafactor"}
 """values of TrainingArguments' `optim` (OptimizerNames)"""
-BY_OPTIM = {
-    "adamw_torch": "adamw", "sgd": "sgd", "adamw_bnb_8bit": "adamw_8bit", "adamw_8bit": "adamw_8bit", "adafactor": "adafactor",
-}  # fmt: skip
-"""ours, by `optim`"""
-OF_THE_RUN = (
-    *("save_strategy", "save_steps", "save_total_limit", "save_only_model", "load_best_model_at_end", "push_to_hub"),
-    *("eval_strategy", "evaluation_strategy", "eval_steps", "do_eval", "eval_on_start", "report_to", "run_name"),
-    *("resume_from_checkpoint", "num_train_epochs"),
-)
-"""arguments about what a run keeps and tells, not about how it trains"""
-REPEATED = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "bf16", "fp16")
-"""keys of the dictionary `deepspeed` that repeat what TrainingArguments say"""
 
 
 class HfTrainer(Trainer):
@@ -113,48 +96,7 @@ class HfTrainer(Trainer):
 
     def read_config(self, present: PresentConfiguration) -> Reading:
         """TrainingArguments, and the arguments of the program."""
-        name = next((name for name in present.files if name.endswith("training_args.json")), "")
-        name, text = (name, present.files[name]) if name else present.named(".json")
-        keys = KeyReader(parse_document(name, text), name)
-        program = exported_program(present)
-        keys.drop("use_cpu", "logging_steps", "logging_strategy")  # the cluster says it; a launch logs every step
-        keys.drop(*OF_THE_RUN)
-        if of_run := [key for key in OF_THE_RUN if keys.find(key) not in (None, False, "no", "none", [])]:
-            keys.remarks.append(
-                f"{name}: {', '.join(of_run)} are left out, because a launch saves, evaluates and reports nothing"
-            )
-        stage, recompute = _sharding(keys)
-        flags = {word: keys.flag(word) for word in ("bf16", "fp16", "tf32")}
-        knobs: dict[str, Any] = {
-            "micro_batch_size": keys.count("per_device_train_batch_size"),
-            "accumulation_steps": keys.count("gradient_accumulation_steps"),
-            "precision": next((word for word, on in flags.items() if on), "fp32"),
-            "recompute": "full" if recompute else "none",
-            "zero_stage": stage,
-            "compile": keys.flag("torch_compile") or False,
-        }
-        knobs = completed(knobs, ranks=present.ranks)
-        optim = keys.text("optim") or ""
-        options: dict[str, Any] = {
-            "steps": keys.count("max_steps"),
-            "learning_rate": keys.number("learning_rate"),
-            "seed": keys.count("seed"),
-            **program.options,
-        }
-        optimizer = BY_OPTIM.get(optim, "adamw" if optim.startswith("adamw") else "")
-        left = {key: value for key, value in keys.left.items() if value is not None}  # null: its default
-        if optim and optim not in BY_OPTIM:
-            left["optim"] = optim
-        return Reading(
-            knobs=knobs,
-            model_file=program.model_file,
-            seq_len=program.seq_len,
-            global_batch_size=batch_of(knobs),
-            optimizer=optimizer,
-            options=options,
-            settings=left,
-            remarks=tuple(keys.remarks),
-        )
+        return read.read(present)
 
     step_marks = ("{", "'train_samples")
 
@@ -214,34 +156,6 @@ def _arguments(workload: Workload, c: ParallelConfig, options: Mapping[str, Any]
             "fp16": {"enabled": c.precision == "fp16"},
         }
     return arguments
-
-
-def _sharding(keys: KeyReader) -> tuple[int, bool]:
-    """(ZeRO stage, whether every layer is recomputed)"""
-    recompute = bool(keys.flag("activation_checkpointing")) | bool(keys.flag("gradient_checkpointing"))
-    given = keys.find("deepspeed")
-    if isinstance(given, Mapping):
-        keys.drop(*(f"deepspeed.{key}" for key in REPEATED))
-        return keys.count("deepspeed.zero_optimization.stage") or 0, recompute
-    if given:
-        keys.drop("deepspeed")
-        if found := re.search(r"z(?:ero)?_?([0-3])", str(given).rpartition("/")[2]):
-            keys.remarks.append(
-                f"deepspeed={given!r}: read as zero_stage={found[1]} from its name; autotune ignores "
-                f"the rest of that file"
-            )
-            return int(found[1]), recompute
-        keys.remarks.append(
-            f"deepspeed={given!r}: the ZeRO stage is in that file, which was not imported; import it too"
-        )
-    shards = keys.find("fsdp")
-    keys.drop("fsdp")
-    if not shards:
-        return 0, recompute
-    inner = bool(keys.flag("fsdp_config.activation_checkpointing"))
-    keys.drop("fsdp_config.version", "fsdp_config.transformer_layer_cls_to_wrap")
-    gathered = keys.flag("fsdp_config.reshard_after_forward") is False or "shard_grad_op" in str(shards)
-    return 2 if gathered else 3, recompute or inner
 
 
 TRAINER = HfTrainer()

@@ -25,6 +25,8 @@ OFFLOADED_EXPERTS = ["expert_fc1", "moe_act"]
 """values of offload_modules"""
 GRAPHED_EXPERTS = ["attn", "moe_router"]
 """cuda_graph_scope of a layer with experts, whose own sizes change from step to step"""
+STRATEGIES = {"optim": 1, "optim_grads": 2, "optim_grads_params": 3, "no_shard": 0}
+"""ZeRO stage of Megatron-FSDP's sharding strategies"""
 
 
 def model_fields(workload: Workload, c: ParallelConfig) -> dict[str, Any]:

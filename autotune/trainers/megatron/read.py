@@ -12,7 +12,7 @@ from typing import Any
 
 from autotune.trainers.documents.program_arguments import program_of
 from autotune.trainers.documents.shell_words import command_of
-from autotune.trainers.megatron.knobs import read_knobs, read_recompute, stages_of_layout, with_optimizer
+from autotune.trainers.megatron.knobs import STRATEGIES, read_knobs, read_recompute, stages_of_layout, with_optimizer
 from autotune.trainers.present_configuration import (
     KeyReader,
     PresentConfiguration,
@@ -30,8 +30,6 @@ MODEL = {
     "vocab_size": "vocab-size",
 }
 """flags with a size, by our fields"""
-STRATEGIES = {"optim": 1, "optim_grads": 2, "optim_grads_params": 3, "no_shard": 0}
-"""ZeRO stage of Megatron-FSDP's sharding strategies"""
 OPTIMIZERS = {"adam": "adamw", "sgd": "sgd", "muon": "muon", "dist_muon": "muon"}
 """values of optimizer"""
 _SIZE = re.compile(r"^num-|-(size|dim|rank|heads|groups|experts?)$")

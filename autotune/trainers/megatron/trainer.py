@@ -19,7 +19,7 @@ from autotune.trainers.base.trained_families import MEGATRON
 from autotune.trainers.base.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer, needs
 from autotune.trainers.base.trainer_option import Reach
 from autotune.trainers.launch_files import Launch
-from autotune.trainers.megatron import read as megatron_flags
+from autotune.trainers.megatron import read
 from autotune.trainers.megatron.core import (
     ITERATION_MARKS,
     NOT_IN_CORE,
@@ -160,7 +160,7 @@ class MegatronTrainer(Trainer):
 
     def read_config(self, present: PresentConfiguration) -> Reading:
         """The command, or a script that holds it."""
-        return megatron_flags.read(present)
+        return read.read(present)
 
     def with_settings(self, launch: Launch, settings: Mapping[str, Any]) -> Launch:
         """The flags at the end of the command, where they count. Data that they name take the place of mock data, which Megatron-LM would take before them."""

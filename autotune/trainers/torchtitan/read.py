@@ -26,7 +26,7 @@ from autotune.trainers.present_configuration import (
     options_of,
     parse_document,
 )
-from autotune.trainers.torchtitan.knobs import CONVERTERS
+from autotune.trainers.torchtitan.job_file import CONVERTERS
 
 SCHEDULES = {
     "GPipe": "gpipe",

@@ -13,7 +13,7 @@ from typing import Any
 from autotune.errors import SpecError
 from autotune.trainers.base.trained_families import TORCHTITAN
 from autotune.trainers.present_configuration import KeyReader, PresentConfiguration, Reading, merged
-from autotune.trainers.torchtitan.knobs import CONVERTERS
+from autotune.trainers.torchtitan.job_file import CONVERTERS
 from autotune.trainers.torchtitan.read import flavored, overrides, reading_of
 
 MODES = {"FullAC.Config": "full", "SelectiveAC.Config": "selective", "MemoryBudgetAC.Config": "memory_budget"}

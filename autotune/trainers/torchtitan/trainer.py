@@ -1,4 +1,4 @@
-"""torchtitan: a job file for release 0.2 (`torchtitan/settings.py`), a Python configuration from 0.3 on (`torchtitan/config.py`), with the model's exact sizes.
+"""torchtitan: a job file for release 0.2 (`job_file.py`), a Python configuration from 0.3 on (`config.py`), with the model's exact sizes.
 
 The releases differ in what they can express; the limits say it by release.
 """
@@ -21,9 +21,7 @@ from autotune.trainers.base.trainer_option import Reach
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.torchtitan import config as torchtitan_config
-from autotune.trainers.torchtitan import knobs as torchtitan_settings
-from autotune.trainers.torchtitan import read as torchtitan_toml
-from autotune.trainers.torchtitan import read_python as torchtitan_python
+from autotune.trainers.torchtitan import job_file, read, read_python
 from autotune.trainers.torchtitan.knobs import stage_limits
 from autotune.trainers.torchtitan.model import model_limits
 
@@ -156,8 +154,8 @@ class TorchtitanTrainer(Trainer):
             place(workload.cluster, c), master_addr=options["master_addr"], master_port=options["master_port"]
         )
         if options["version"] == "0.2":
-            files = torchtitan_settings.job_files(workload, c, options, assets)
-            command, needed = torchtitan_settings.COMMAND, "needs torchtitan 0.2 (pip install 'torchtitan<0.3')"
+            files = job_file.job_files(workload, c, options, assets)
+            command, needed = job_file.COMMAND, "needs torchtitan 0.2 (pip install 'torchtitan<0.3')"
         else:
             files = torchtitan_config.config_files(workload, c, options, assets)
             command, needed = torchtitan_config.COMMAND, "needs torchtitan 0.3 (pip install 'torchtitan>=0.3,<0.4')"
@@ -176,7 +174,7 @@ class TorchtitanTrainer(Trainer):
     def read_config(self, present: PresentConfiguration) -> Reading:
         """The job file or the Python configuration, and the module of the model."""
         is_python = any(name.endswith(".py") and "Trainer.Config(" in text for name, text in present.files.items())
-        return torchtitan_python.read(present) if is_python else torchtitan_toml.read(present)
+        return read_python.read(present) if is_python else read.read(present)
 
     def with_settings(self, launch: Launch, settings: Mapping[str, Any]) -> Launch:
         """The launch with further settings: in the job file of release 0.2, as options of the command from 0.3 on."""

@@ -1,0 +1,119 @@
+"""nanotron's YAML file read back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.trainers.documents.program_arguments import program_of
+from autotune.trainers.present_configuration import (
+    KeyReader,
+    PresentConfiguration,
+    Reading,
+    batch_of,
+)
+
+DEFAULT_ENTRYPOINT = "run_train.py"
+RING = "ring_flash_triton"
+"""its attention over the ranks of context parallelism; the usual one attends to a rank's own part of the sequence alone"""
+MODEL = {
+    "num_layers": "num_hidden_layers",
+    "hidden_size": "hidden_size",
+    "ffn_hidden_size": "intermediate_size",
+    "num_attention_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "vocab_size": "vocab_size",
+}
+"""the keys of `model.model_config`, by our fields"""
+OTHER_SIZES = (
+    "is_moe",
+    "moe_num_experts",
+    "num_kv_heads",
+    "grouped_query",
+    "multi_query",
+    "sinusoidal_position_embedding",
+)
+"""keys of models that have other layers than Llama"""
+
+
+def read(present: PresentConfiguration) -> Reading:
+    """The YAML."""
+    keys = present.keys(".yaml", ".yml")
+    schedule = keys.word("parallelism.pp_engine", {"1f1b": "1f1b", "afab": "gpipe"}) or "1f1b"
+    mode = keys.word("parallelism.tp_mode", {"REDUCE_SCATTER": True, "ALL_REDUCE": False}) or False
+    dtype = keys.word("model.dtype", {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}) or "bf16"
+    knobs: dict[str, Any] = {
+        **{knob: keys.count(f"parallelism.{knob}") or 1 for knob in ("dp", "pp", "tp")},
+        "cp": keys.count("parallelism.context_parallel_size") or 1,
+        "ep": keys.count("parallelism.expert_parallel_size") or 1,
+        "micro_batch_size": keys.count("tokens.micro_batch_size") or 1,
+        "accumulation_steps": keys.count("tokens.batch_accumulation_per_replica") or 1,
+        "precision": "tf32" if dtype == "fp32" and present.tf32 else dtype,
+        "recompute": "full" if keys.flag("parallelism.recompute_layer") else "none",
+        "zero_stage": keys.count("optimizer.zero_stage") or 0,
+        "sequence_parallel": mode,
+        "pp_schedule": schedule,
+    }
+    if keys.find("parallelism.tp_linear_async_communication") == mode:
+        keys.drop("parallelism.tp_linear_async_communication")
+    if keys.find("optimizer.accumulate_grad_in_fp32") == (dtype == "bf16"):
+        keys.drop("optimizer.accumulate_grad_in_fp32")
+    model: dict[str, Any] = {field: keys.count(f"model.model_config.{key}") for field, key in MODEL.items()}
+    other = next(
+        (
+            key
+            for key, is_on in _section(keys).items()
+            if is_on is True and re.fullmatch(r"is_(?!llama|qwen2)\w+_config", key)
+        ),
+        "",
+    )
+    others = [other] if other else [key for key in OTHER_SIZES if keys.find(f"model.model_config.{key}")]
+    if others:
+        keys.remarks.append(
+            f"{keys.name}: model_config has {', '.join(others)}: its sizes are not read, and exports support only Llama and Qwen2; set `model` in the spec"
+        )
+    found = {field: value for field, value in model.items() if value is not None} if not others else {}
+    if found:
+        tied = keys.flag("model.model_config.tie_word_embeddings")
+        model = {**found, "gated_mlp": True, "tied_embeddings": bool(tied)}
+    keys.drop("logging.iteration_step_info_interval")  # a launch logs every step
+    if keys.find("checkpoints"):
+        keys.drop("checkpoints")  # a launch writes none
+    keys.flag("model.model_config.is_llama_config")
+    is_qwen = bool(keys.flag("model.model_config.is_qwen2_config"))
+    if knobs["cp"] > 1 and keys.find("model.model_config._attn_implementation") == RING:
+        keys.drop("model.model_config._attn_implementation")
+    if is_qwen and not keys.find("model.model_config.attention_bias"):
+        keys.drop("model.model_config.attention_bias")
+    if found and keys.find("model.model_config.moe_config"):
+        keys.remarks.append(
+            f"{keys.name}: its experts (model_config.moe_config) are ignored, and plans use a dense model with these sizes"
+        )
+    optimizer = keys.word("optimizer.optimizer_factory.name", {"adamW": "adamw", "sgd": "sgd"}) or ""
+    options: dict[str, Any] = {
+        "steps": keys.count("tokens.train_steps"),
+        "seed": keys.count("general.seed"),
+        "learning_rate": keys.number("optimizer.learning_rate_scheduler.learning_rate"),
+        "tokenizer": keys.text("tokenizer.tokenizer_name_or_path"),
+        "model_class": "qwen2" if is_qwen and knobs["cp"] == 1 else None,
+        "entrypoint": next(iter(program_of(present.argv)), DEFAULT_ENTRYPOINT),
+    }
+    seq_len = keys.count("tokens.sequence_length")
+    if keys.find("model.model_config.max_position_embeddings") == seq_len:
+        keys.drop("model.model_config.max_position_embeddings")
+    return Reading(
+        knobs=knobs,
+        model=model if found else {},
+        seq_len=seq_len,
+        global_batch_size=batch_of(knobs),
+        optimizer=optimizer,
+        options=options,
+        settings=keys.left,
+        remarks=tuple(keys.remarks),
+    )
+
+
+def _section(keys: KeyReader) -> Mapping[str, Any]:
+    found = keys.find("model.model_config")
+    return found if isinstance(found, Mapping) else {}
