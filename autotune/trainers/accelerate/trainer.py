@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from autotune.spec import ParallelConfig, Workload
-from autotune.trainers.accelerate import read
 from autotune.trainers.base.bundled_program import DATA, data_arguments, data_notes, long_options, program_files
 from autotune.trainers.base.effective import effective, whole_on_cpu, word_limit
 from autotune.trainers.base.limit import Limit, Rule, broken
@@ -139,7 +138,9 @@ class AccelerateTrainer(Trainer):
 
     def read_config(self, present: PresentConfiguration) -> Reading:
         """accelerate.yaml, and the arguments of the program."""
-        return read.read(present)
+        from autotune.trainers.accelerate.read import read
+
+        return read(present)
 
     step_marks = ("{",)
 

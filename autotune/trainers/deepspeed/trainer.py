@@ -20,7 +20,6 @@ from autotune.trainers.base.not_offered import without
 from autotune.trainers.base.own_program import CWD, SCRIPT, SCRIPT_ARGS
 from autotune.trainers.base.torchrun import place, tf32_environment, torchrun
 from autotune.trainers.base.trainer import SHARED_OPTIONS, StepMetrics, Trainer, clean, number
-from autotune.trainers.deepspeed import read
 from autotune.trainers.documents.file_formats import to_json
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.logs.step_metrics import number_in
@@ -143,7 +142,9 @@ class DeepspeedTrainer(Trainer):
 
     def read_config(self, present: PresentConfiguration) -> Reading:
         """ds_config.json, and the arguments of the program."""
-        return read.read(present)
+        from autotune.trainers.deepspeed.read import read
+
+        return read(present)
 
     step_marks = ("global_step=", "steps:", "{")
 

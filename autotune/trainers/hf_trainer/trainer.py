@@ -20,7 +20,6 @@ from autotune.trainers.base.not_offered import NOT_SET
 from autotune.trainers.base.torchrun import place, torchrun
 from autotune.trainers.base.trainer import SHARED_OPTIONS, StepMetrics, Trainer
 from autotune.trainers.documents.file_formats import hf_layer_class, to_json
-from autotune.trainers.hf_trainer import read
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.logs.formats import parse_loss_dictionary
 from autotune.trainers.logs.steplines import parse_step_line
@@ -96,7 +95,9 @@ class HfTrainer(Trainer):
 
     def read_config(self, present: PresentConfiguration) -> Reading:
         """TrainingArguments, and the arguments of the program."""
-        return read.read(present)
+        from autotune.trainers.hf_trainer.read import read
+
+        return read(present)
 
     step_marks = ("{", "'train_samples")
 

@@ -36,7 +36,6 @@ from autotune.trainers.base.trainer import SHARED_OPTIONS, LineReader, LineTest,
 from autotune.trainers.base.trainer_option import Reach
 from autotune.trainers.documents.file_formats import hf_layer_class, to_yaml
 from autotune.trainers.launch_files import Launch
-from autotune.trainers.lightning import read
 from autotune.trainers.logs.patterns import MAX_SEARCHED
 from autotune.trainers.logs.step_metrics import clean, number_in
 from autotune.trainers.logs.steplines import parse_step_line
@@ -216,7 +215,9 @@ class LightningTrainer(Trainer):
 
     def read_config(self, present: PresentConfiguration) -> Reading:
         """lightning.yaml, and the arguments of the program."""
-        return read.read(present)
+        from autotune.trainers.lightning.read import read
+
+        return read(present)
 
     step_marks = ("{",)
 

@@ -19,7 +19,6 @@ from autotune.trainers.base.trained_families import MEGATRON
 from autotune.trainers.base.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer, needs
 from autotune.trainers.base.trainer_option import Reach
 from autotune.trainers.launch_files import Launch
-from autotune.trainers.megatron import read
 from autotune.trainers.megatron.core import (
     ITERATION_MARKS,
     NOT_IN_CORE,
@@ -160,7 +159,9 @@ class MegatronTrainer(Trainer):
 
     def read_config(self, present: PresentConfiguration) -> Reading:
         """The command, or a script that holds it."""
-        return read.read(present)
+        from autotune.trainers.megatron.read import read
+
+        return read(present)
 
     def with_settings(self, launch: Launch, settings: Mapping[str, Any]) -> Launch:
         """The flags at the end of the command, where they count. Data that they name take the place of mock data, which Megatron-LM would take before them."""

@@ -35,7 +35,6 @@ from autotune.trainers.megatron.knobs import (
     model_fields,
     optimizer_fields,
 )
-from autotune.trainers.megatron_bridge import read
 from autotune.trainers.present_configuration import (
     SETTINGS,
     PresentConfiguration,
@@ -129,7 +128,9 @@ class MegatronBridgeTrainer(Trainer):
 
     def read_config(self, present: PresentConfiguration) -> Reading:
         """bridge.yaml, or the YAML of overrides that Megatron-Bridge's own programs take."""
-        return read.read(present)
+        from autotune.trainers.megatron_bridge.read import read
+
+        return read(present)
 
     step_marks = ITERATION_MARKS
 

@@ -21,7 +21,7 @@ from autotune.trainers.base.trainer_option import Reach
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.torchtitan import config as torchtitan_config
-from autotune.trainers.torchtitan import job_file, read, read_python
+from autotune.trainers.torchtitan import job_file
 from autotune.trainers.torchtitan.knobs import stage_limits
 from autotune.trainers.torchtitan.model import model_limits
 
@@ -174,7 +174,11 @@ class TorchtitanTrainer(Trainer):
     def read_config(self, present: PresentConfiguration) -> Reading:
         """The job file or the Python configuration, and the module of the model."""
         is_python = any(name.endswith(".py") and "Trainer.Config(" in text for name, text in present.files.items())
-        return read_python.read(present) if is_python else read.read(present)
+        if is_python:
+            from autotune.trainers.torchtitan.read_python import read
+        else:
+            from autotune.trainers.torchtitan.read import read
+        return read(present)
 
     def with_settings(self, launch: Launch, settings: Mapping[str, Any]) -> Launch:
         """The launch with further settings: in the job file of release 0.2, as options of the command from 0.3 on."""
