@@ -33,7 +33,6 @@ from autotune.spec import KNOBS, ParallelConfig, config_label
 from autotune.testing.trainers import WORKLOAD
 from autotune.trainers import trainer, trainer_names
 from autotune_workers.runners.simulated import SIMULATED_RUNNER
-from autotune_workers.training.step import NATIVE_LOOP
 
 plain = ParallelConfig(dp=8, micro_batch_size=2, accumulation_steps=4)
 other = replace(plain, ddp_bucket_mb=100)
@@ -61,7 +60,6 @@ print(json.dumps({
         for name in trainer_names()
     },
     "cost model": refusal(lambda: estimate(WORKLOAD, other)),
-    "loop": refusal(lambda: NATIVE_LOOP.check(other)),
     "same figures": refusal(lambda: figures(other)) is None and figures(other) == figures(plain),
     "command": trainer("command").launch(WORKLOAD, other, {"argv": sys.argv[1:]}).argv,
 }))
@@ -127,9 +125,8 @@ def test_the_knob_is_spelled_and_stored_without_further_code_and_refused_where_i
     for name in trainer_names():
         assert "ddp_bucket_mb" in found["limits"][name], f"the trainer {name} drops the knob"
     assert found["command"] == ["x", "8", "2", "4", "100"]
-    for part in ("cost model", "loop"):
-        assert found[part].startswith("ddp_bucket_mb: "), part
-        assert "does not support ddp_bucket_mb, but it is 100" in found[part]
+    assert found["cost model"].startswith("ddp_bucket_mb: ")
+    assert "does not support ddp_bucket_mb, but it is 100" in found["cost model"]
 
 
 @pytest.mark.thorough

@@ -2,7 +2,7 @@
 
     python -m autotune.testing.knobs     one line for each knob that a part neither reads nor declares neutral or impossible; exit code 1 when there is any
 
-The parts are all trainers, the cost model, the native training loop and the simulated runner. A forgotten knob is refused by name there, so
+The parts are all trainers (the native loop asks its own), the cost model and the simulated runner. A forgotten knob is refused by name there, so
 nothing is dropped in silence, but nobody can use it.
 """
 
@@ -21,7 +21,6 @@ from autotune.trainers import trainer, trainer_names
 
 PARTS = (
     "autotune.cost.model_knobs:COST_MODEL",
-    "autotune_workers.training.step:NATIVE_LOOP",
     "autotune_workers.runners.simulated:SIMULATED_RUNNER",
 )
 """Where the parts beside the trainers say what they do with each knob."""
