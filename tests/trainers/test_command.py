@@ -106,6 +106,15 @@ class TestCommand(TrainerContract):
         with pytest.raises(ExportError, match="argv is not set"):
             trainer("command").launch(WORKLOAD, ParallelConfig())
 
+    def test_a_program_that_divides_the_batch_of_all_ranks_receives_the_micro_batch(self) -> None:
+        argv = ["x", "{dp}", "{global_batch_size}", "{accumulation_steps}"]
+        config = ParallelConfig(dp=8, micro_batch_size=4, accumulation_steps=2)
+        assert self.launch(argv, config) == ("x", "8", "64", "2")
+        with pytest.raises(
+            ExportError, match=r"micro_batch_size=4: argv, env, files and overrides have no placeholder"
+        ):
+            self.launch(argv[:3], config)
+
     def test_environment_carries_knobs_too(self) -> None:
         launch = trainer("command").launch(
             WORKLOAD,

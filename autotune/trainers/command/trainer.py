@@ -10,7 +10,7 @@ Placeholders are the knobs of the config, including a study's own, the sizes of 
 are rendered for each trial (see `documents/program_files.py`) into a folder of its own, `{files}`; `overrides` are values that the program's own text sets
 (see `command/overrides.py`). No shell is involved. Without `metrics`, JSON objects, loss dictionaries and progress bars are read (see `logs/formats.py`).
 
-A knob that no placeholder mentions must have one value in all configs, its default or the one in `fixed`, else the program would train something
+A knob that no placeholder mentions or determines must have one value in all configs, its default or the one in `fixed`, else the program would train something
 else than the config says. A study's `fixed` holds the knobs with one value in its space: such a program is started with that value anyway.
 """
 
@@ -59,6 +59,8 @@ _IMPLIED = {
     "accumulation_steps": ("accumulation_steps", "global_batch_size"),
 }
 """knobs that other placeholders determine too: any of these suffices"""
+_DIVIDES = frozenset({"global_batch_size", "accumulation_steps"})
+"""placeholders of a program that divides the batch of all ranks by its ranks and accumulation: together they determine the micro-batch"""
 _SURROUNDINGS = frozenset(
     {
         *(f.name for f in fields(ModelSpec) if f.name not in ("name", "code")),
@@ -175,7 +177,7 @@ class CommandTrainer(Trainer):
         asked = effective(config)
         limits = list(launcher_limits(_arguments(options["argv"]), place(workload.cluster, config), workload.cluster))
         for knob in FIELDS:
-            if named.intersection(_IMPLIED.get(knob, (knob,))):
+            if _is_told(knob, named):
                 continue
             only = fixed.get(knob, getattr(default, knob))
             same = effective(replace(config, **{knob: only})) if knob in fixed else default
@@ -209,7 +211,7 @@ class CommandTrainer(Trainer):
         needless = {
             knob: value
             for knob, value in fixed.items()
-            if not named.intersection(_IMPLIED.get(knob, (knob,))) and value != getattr(default, knob, None)
+            if not _is_told(knob, named) and value != getattr(default, knob, None)
         }
         found = {**needless, **values["fixed"]}
         return {**options, "fixed": found} if found else dict(options)
@@ -332,6 +334,13 @@ class CommandTrainer(Trainer):
             "steps": options["steps"],
             "seed": options["seed"],
         }
+
+
+def _is_told(knob: str, named: set[str]) -> bool:
+    """Whether placeholders with these names determine the knob."""
+    if knob == "micro_batch_size" and named >= _DIVIDES:
+        return True
+    return bool(named.intersection(_IMPLIED.get(knob, (knob,))))
 
 
 def _arguments(asked: Sequence[Any]) -> list[str]:
