@@ -280,8 +280,19 @@ def _is_format_open(found: OptionMatches) -> bool:
 def _micro(found: OptionMatches, ranks: RanksToday) -> int | None:
     """Sequences of a rank and micro-batch today, as far as it is said."""
     micro = found.count("micro_batch_size")
+    if micro is None and _divides_batch(found):
+        batch, steps = found.count("global_batch_size"), found.count("accumulation_steps")
+        per_sequence = ranks.replicas * (steps or 1)
+        return batch // per_sequence if batch and steps and batch % per_sequence == 0 else None
     is_over_all = "micro_batch_size" in found.used and found.used["micro_batch_size"][1].over_ranks
     return max(1, micro // ranks.replicas) if micro and is_over_all else micro
+
+
+def _divides_batch(found: OptionMatches) -> bool:
+    """Whether the micro-batch is what is left of the batch of all ranks, divided by the ranks and the accumulation: options say those two and not the micro-batch."""
+    is_told = "micro_batch_size" in found.used or found.constant("micro_batch_size")
+    both = [found.used.get(target) for target in ("global_batch_size", "accumulation_steps")]
+    return not is_told and all(match is not None and not match[1].expression for match in both)
 
 
 def _accumulates(found: OptionMatches) -> bool:
@@ -297,7 +308,7 @@ def _space(found: OptionMatches, ranks: RanksToday, place: Place) -> dict[str, A
     elif ranks.is_part:
         space["world_sizes"] = [ranks.of_trials]
     micro = _micro(found, ranks)
-    if "micro_batch_size" in found.used:
+    if "micro_batch_size" in found.used or (micro and _divides_batch(found)):
         offered = _choices(found, "micro_batch_size") or around(micro or BATCH)
         batch, _, is_open = _batches(found, ranks)
         if isinstance(batch, int) and not is_open:  # the others are in no step of that batch
