@@ -58,7 +58,25 @@ ON_CPUS = (("--device=cpu", None), ("--device=cpu --dtype=bfloat16", None), ("",
 AS_STATEMENTS = (
     "if device == 'cpu':\n    ctx = nullcontext()\nelse:\n    ctx = torch.autocast('cuda', dtype=torch.bfloat16)"
 )
+SWITCHED = "import os\n{constant}with torch.autocast('cuda', dtype=torch.bfloat16, enabled={switch}):\n    pass\n"
 READ = {
+    **{
+        f"autocast that the text switches on is on: {switch}": launch(
+            ARGPARSE + SWITCHED.format(constant=constant, switch=switch),
+            document={"trainer/fixed/precision": "bf16"},
+            settled=("space.precision",),
+        )
+        for constant, switch in (("", "True"), ("AMP = True\n", "AMP"), ("", "device == 'cuda'"))
+    },
+    **{
+        f"autocast that something else switches on is asked for: {switch}": launch(
+            ARGPARSE + SWITCHED.format(constant=constant, switch=switch),
+            document={"trainer/fixed": None},
+            notes=("its code mentions bf16, but it is unclear whether it trains in that format",),
+            asked=("space.precision", "baseline"),
+        )
+        for constant, switch in (("", "cfg.use_amp"), ("AMP = os.environ.get('AMP') == '1'\n", "AMP"))
+    },
     "only words of the choices are written: without auto": with_option(
         "'--dtype', default='auto', choices=['auto', 'bfloat16', 'float16', 'float32']",
         document={VALUES: FORMATS, OFFERED: ["fp32", "bf16", "fp16"]},

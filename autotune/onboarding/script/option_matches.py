@@ -224,7 +224,9 @@ def match_options(script: Script, cwd: Path) -> OptionMatches:
         found.precision_flags.clear()
         decided = {**decided, "precision": found.template.precision}
         told -= {"precision"}
-    computes_in = script.autocast or ("bf16" if script.loads_as[0] == "bfloat16" else "")
+    computes_in = ("" if script.is_switched else script.autocast) or (
+        "bf16" if script.loads_as[0] == "bfloat16" else ""
+    )
     if "precision" not in told and "precision" not in decided and computes_in:
         decided = {**decided, "precision": computes_in}
     if (

@@ -126,6 +126,8 @@ class Script:
     """numbers that it sets in its own text, which no option changes"""
     autocast: str = ""
     """the number format that its calls of autocast name; empty where they name none, or several"""
+    is_switched: bool = False
+    """whether something other than the device switches that autocast on (`enabled=USE_AMP`)"""
     plain_on_cpu: int = 0
     """line by which it computes without autocast on CPUs, whatever it is told; 0: none"""
     formats: frozenset[str] = frozenset()
@@ -230,6 +232,7 @@ def read_script(name: str, text: str, *, file: Path | None = None, base: Path | 
         divided=frozenset(_divided(whole)),
         constants=() if parser == "configurator" else constants_of(tree),
         autocast=_autocast(whole),
+        is_switched=_is_switched(whole),
         plain_on_cpu=next(_plain_on_cpu(tree), 0),
         formats=frozenset(_formats(whole if imports_parser else tree)),
         in_code=unconditional(whole if imports_parser else tree),
@@ -344,6 +347,20 @@ def _autocast(tree: ast.Module) -> str:
             word = literal_or_none(given.get("precision") or given.get("mixed_precision"))
             named |= {value for value, words in WORDS["precision"].items() if str(word).lower() in words and word}
     return named.pop() if len(named) == 1 else ""
+
+
+def _is_switched(tree: ast.Module) -> bool:
+    """Whether a call of autocast is on or off by a value that its text does not say; whether there is a GPU is no such value."""
+    said = {ast.unparse(node.targets[0]): node.value for node in ast.walk(tree) if isinstance(node, ast.Assign)}
+    for call in calls_of(tree):
+        switch = keywords_of(call).get("enabled") if called_name(call) == "autocast" else None
+        if switch is None:
+            continue
+        text = ast.unparse(switch)
+        is_literal = isinstance(literal_or_none(said.get(text, switch)), bool)
+        if not is_literal and not re.search(r"cuda|cpu|device|gpu", text, re.IGNORECASE):
+            return True
+    return False
 
 
 def _plain_on_cpu(tree: ast.Module) -> Iterator[int]:
