@@ -67,13 +67,15 @@ def changed_lines(
         changes += _batch_unsaid(texts, study, after)
     if any(change.name == "--use-megatron-fsdp" and change.new is not None for change in changes):
         changes += [CONNECTIONS] if any(CONNECTIONS.name in text for text in texts.values()) else []
-    for change in changes:
+    for told in changes:
+        alone = _holds_options(told, texts, started)
+        change = _as_key(told) if alone else told
         is_held = change.name.lstrip("-") in held
-        among = {name: text for name, text in lines.items() if name.endswith(".py") or not is_held}
+        among = {n: text for n, text in lines.items() if (n in alone if alone else n.endswith(".py") or not is_held)}
         places = next((p for name in among if (p := _applied(lines[name], name, change))), [])
         left = not places and not _follows(lines, change)
         if left:
-            places = _written(among, change, beside) if is_held else _added(lines, change)
+            places = _written(among, change, beside) if is_held else _added(among, change)
             left = not places
         if places:
             touched += places
@@ -89,6 +91,20 @@ def changed_lines(
         found.append(LineEdit(file=name, line=at + 1, before=old, after=lines[name][at]))
     changed = sorted((each for each in found if each.before != each.after), key=lambda each: (each.file, each.line))
     return tuple(changed), tuple(unplaced)
+
+
+def _holds_options(change: Change, texts: Mapping[str, str], started: Started | None) -> list[str]:
+    """The file that is the program's only argument, and so holds what would be its options; empty for an option of its launcher."""
+    of_launcher = {argument.name for argument in started.options} if started else set()
+    is_option = change.name.startswith("--") and change.name[2:].replace("-", "_") not in of_launcher
+    alone = started.file_alone if started and is_option else ""
+    return [name for name in texts if name.endswith(DOCUMENTS) and alone.endswith(name)]
+
+
+def _as_key(change: Change) -> Change:
+    """An option as the key of a file, with flags as JSON and YAML have them."""
+    old, new = (text.lower() if text in ("True", "False") else text for text in (change.old, change.new))
+    return Change(change.name.lstrip("-"), old, new)
 
 
 def line_of_knob(found: Review, knob: str, usual: Any) -> str:

@@ -122,7 +122,7 @@ def test_globals_of_a_configurator_are_options_of_their_own_types(drafted: Draft
     words = arguments(study, ParallelConfig(dp=8, micro_batch_size=12, accumulation_steps=5, precision="fp16"))
     assert words == [
         *("--gradient_accumulation_steps=40", "--batch_size=12", "--block_size=1024", "--max_iters=7"),
-        *("--dtype=float16", "--compile=False"),
+        *("--dtype=float16", "--compile=False", "--out_dir=out"),
     ]
     assert study.workload.model.num_layers == 12
     assert study.trainer_options["metrics"]["step_time_ms"] == r"\btime ([0-9.]+)ms"

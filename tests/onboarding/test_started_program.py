@@ -187,6 +187,27 @@ def test_trials_of_transformers_save_nothing_and_the_exported_launch_says_so(fol
 
 
 BY_FILE = "accelerate launch --config_file configs/fsdp.yaml src/train.py\n"
+LIGHTNING_CLI = """
+import lightning as L
+from lightning.pytorch.cli import LightningCLI
+class Data(L.LightningDataModule):
+    def __init__(self, batch_size: int = 8):
+        super().__init__()
+class Net(L.LightningModule):
+    def __init__(self, dim: int = 8):
+        super().__init__()
+LightningCLI(Net, Data)
+"""
+DIVIDES = """
+import argparse, torch.distributed as dist
+p = argparse.ArgumentParser()
+p.add_argument("--total_batch", type=int, default=32)
+p.add_argument("--accum", type=int, default=1)
+a = p.parse_args()
+per_gpu = a.total_batch // dist.get_world_size() // a.accum
+"""
+
+
 READ = {
     "a cluster of several nodes is to be filled in": Launch(
         {"scripts/run.sh": ACCELERATE, "src/train.py": TRAIN, "configs/fsdp.yaml": FSDP},
@@ -244,6 +265,52 @@ READ = {
         ),
         None,
     ),
+    "a file alone, beside which HfArgumentParser takes no option, becomes options": Launch(
+        {
+            "run.sh": "python sft.py conf.json\n",
+            "sft.py": "from transformers import HfArgumentParser, TrainingArguments\nHfArgumentParser(TrainingArguments)\n",
+            "conf.json": '{"output_dir": "out", "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "bf16": true, '
+            '"resume_from_checkpoint": null, "lr_scheduler_kwargs": {"a": 1}, "label_names": ["x", "y"], "save_strategy": "epoch"}',
+        },
+        Read(
+            document={
+                "workload/global_batch_size": 8,
+                "trainer/training/--save_strategy=no": "--save_strategy=epoch",
+            },
+            knobs=("micro_batch_size=4,precision=bf16",),
+            words=(
+                *("--output_dir=out", '--lr_scheduler_kwargs={{"a": 1}}', "--label_names", "x", "y"),
+                *(
+                    "--per_device_train_batch_size={micro_batch_size}",
+                    "--gradient_accumulation_steps={accumulation_steps}",
+                ),
+            ),
+            without=("conf.json", "resume_from_checkpoint"),
+            notes=("the settings of conf.json are given as options",),
+        ),
+        "h100-sxm-1x1",
+    ),
+    "a launch of LightningCLI has its own subcommand": Launch(
+        {
+            "run.sh": "python train.py fit --data.batch_size 16\n",
+            "train.py": LIGHTNING_CLI,
+        },
+        Read(
+            start=("python", "train.py", "fit", "--data.batch_size={micro_batch_size}"),
+        ),
+        "h100-sxm-1x1",
+    ),
+    **{
+        f"the micro-batch is what is left of the batch of all ranks: {batch}": Launch(
+            {"run.sh": f"torchrun --nproc_per_node=2 train.py --total_batch {batch} --accum 2\n", "train.py": DIVIDES},
+            Read(document={"baseline": baseline, "space/micro_batch_size": offered}),
+            "h100-sxm-1x2",
+        )
+        for batch, baseline, offered in (
+            (32, "micro_batch_size=8,precision=fp32", [2, 4, 8, 16, 32]),
+            (30, None, None),
+        )
+    },
     "Megatron under DeepSpeed stays the program that it is": Launch(
         {
             "run.sh": 'ds="--deepspeed --zero-stage=3 --deepspeed_config=ds.json"\n'

@@ -48,6 +48,21 @@ def test_a_bare_flag_is_switched_off_where_it_stands(tmp_path: Path) -> None:
     assert not edit.unplaced
 
 
+def test_a_file_that_is_the_only_argument_holds_what_would_be_options(tmp_path: Path) -> None:
+    settings = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 16, "gradient_checkpointing": True}
+    (tmp_path / "conf.json").write_text(json.dumps({"output_dir": "out", **settings}, indent=2))
+    program = "from transformers import HfArgumentParser, TrainingArguments\nHfArgumentParser(TrainingArguments)\n"
+    (tmp_path / "sft.py").write_text(program)
+    path = file_with(tmp_path / "run.sh", "python sft.py conf.json\n")
+    found = review(path, cluster="h100-sxm-1x1", model="gpt2-small", seq_len=512)
+    lines = tuple(line for edit in found.edits for line in edit.lines)
+    assert {line.file for line in lines} == {"conf.json"}
+    after = json.loads(edited(found.texts, lines)["conf.json"])
+    assert (after["bf16"], after["gradient_checkpointing"], after["output_dir"]) == (True, False, "out")
+    assert after["per_device_train_batch_size"] * after["gradient_accumulation_steps"] == 16
+    assert after["per_device_train_batch_size"] > 1
+
+
 POD = """          containers:
             - name: pytorch
               command: [torchrun, --nproc_per_node=8, t.py]

@@ -76,6 +76,8 @@ class Started:
     """the launcher of one task for each rank in whose place `launcher` is that of trials; empty: there is none"""
     starts_ranks: bool = False
     """whether the program starts its ranks itself, as Lightning does, though `launcher` is that of trials"""
+    spelled_out: str = ""
+    """the file, its only argument in the script, whose settings `arguments` has as options; empty: there is none"""
     folder: str = ""
     """where it runs by the script's `cd`, as `shell_folders` has it"""
 
@@ -92,6 +94,12 @@ class Started:
     def words(self) -> tuple[str, ...]:
         """The arguments as they are written."""
         return tuple(word for argument in self.arguments for word in argument.words)
+
+    @property
+    def file_alone(self) -> str:
+        """The file of settings that is the program's only argument; empty where there is none."""
+        word = "".join(self.words)
+        return word if len(self.words) == 1 and word.endswith((".yaml", ".yml", ".json")) and is_plain(word) else ""
 
 
 def started_by(text: str) -> Started | None:

@@ -6,6 +6,7 @@ and above; its options have the values that the script gives them. Where it is n
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -161,6 +162,8 @@ def _draft(started: Started, path: Path, place: Place, *, model: str | None, fol
     if (cwd / file).is_file():
         text = read_present(cwd / file).files[Path(file).name]
         script = read_script(Path(file).name, text, file=cwd / file, base=cwd)
+    if script.parser == "HfArgumentParser" and (alone := started.file_alone):
+        started = replace(started, arguments=tuple(_as_options(started, path, cwd / alone)), spelled_out=alone)
     if script.parser == "configurator":
         script = replace(script, options=tuple(_with_files(script.options, started.words, cwd)))
     is_parsed = MICRO_BATCH in {option.name for option in script.options}
@@ -199,6 +202,22 @@ def _draft(started: Started, path: Path, place: Place, *, model: str | None, fol
     tuned = overriding(as_options, written, braced(started.program), frozenset(own))
     names = frozenset(option.name for option in written.options)
     return replace(tuned, as_options=as_options, beside=written.beside, held=names)
+
+
+def _as_options(started: Started, path: Path, file: Path) -> Iterator[Argument]:
+    """The settings of that file as options, which mean the same to HfArgumentParser: beside a file it takes no option of a trial. Raises `SpecError` where
+    the file is not there."""
+    if not file.is_file():
+        raise SpecError(
+            f"{path.name} starts {started.program} with {file.name}, which sets its arguments but was not found in {file.parent}",
+            remedy="put it into that folder",
+            field="FILE",
+        )
+    for name, value in parse_document(file.name, read_present(file).files[file.name]).items():
+        if isinstance(value, list):
+            yield from arguments_of([f"--{name}", *map(str, value)])
+        elif value is not None:
+            yield from arguments_of([f"--{name}={json.dumps(value) if isinstance(value, dict) else value}"])
 
 
 def _of_library(started: Started) -> Script | None:

@@ -89,7 +89,7 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
     if started and started.is_module:
         yield Item("-m")
     yield Item(braced(started.program) if started else script.name)
-    if script.parser == "LightningCLI":
+    if script.parser == "LightningCLI" and not started:  # a launch has its own subcommand
         yield Item("fit")
     if started:
         yield from map(Item, _kept(found))
@@ -110,11 +110,24 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
         yield Item(
             f"--{found.settings.option}={{files}}/{found.settings.name}", "each trial has its own copy, as below"
         )
+    for option in _outputs_by_default(script):
+        yield Item(
+            braced(f"{option.prefix}{option.default}"), f"{option.place}, default; each trial has its own folder"
+        )
     if found.log_interval is not None and script.parser != "HfArgumentParser":
         said = _said(found.log_interval)
         yield from (Item(word, f"a line for every step ({said})") for word in trial_words(found))
     for option in found.required:
         yield Item(f"{option.prefix}{FILL_IN}", f"fill in: the script requires it ({option.place})")
+
+
+def _outputs_by_default(script: Script) -> Iterator[ScriptOption]:
+    """Options that name where it writes and are not given: only one that is in the command can be a folder of the trial's own."""
+    for option in script.options:
+        is_output = option.name.rpartition(".")[2] in OUTPUT_OPTIONS and option.kind == "text"
+        is_open = option.given is None and isinstance(option.default, str) and option.default and not option.file
+        if is_output and is_open and option.prefix.startswith("--"):
+            yield option
 
 
 def trial_words(found: OptionMatches) -> list[str]:

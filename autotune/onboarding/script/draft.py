@@ -537,6 +537,8 @@ def _what_starts(script: Script, source: Path) -> Iterator[str]:
         "python (it launches its own ranks; trials use torchrun instead)" if started.starts_ranks else started.launcher
     )
     yield f"{source.name} starts {started.program} with {started.tasks or how}; its arguments without a knob are kept"
+    if started.spelled_out:
+        yield f"the settings of {started.spelled_out} are given as options, because {started.program} takes no option beside that file"
     if started.tasks:
         yield (
             f"trials start {started.program} with torchrun on each node, instead of one {started.tasks} task per rank: it must read RANK, "
