@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from autotune.onboarding.launch.command_words import LAUNCHERS, TASKS, CommandParts, Launcher, parts_of
 from autotune.onboarding.launch.console_commands import RANKS_OF_SWIFT, SWIFT
+from autotune.onboarding.launch.which_python import ChosenPython, chosen_python
 from autotune.onboarding.settings.program import COMMANDS
 from autotune.spec.texts.secrets import FROM_ENVIRONMENT, is_secret_name
 from autotune.spec.texts.usual_names import target_of
@@ -78,6 +79,8 @@ class Started:
     """whether the program starts its ranks itself, as Lightning does, though `launcher` is that of trials"""
     spelled_out: str = ""
     """the file, its only argument in the script, whose settings `arguments` has as options; empty: there is none"""
+    python: ChosenPython = field(default_factory=ChosenPython)
+    """the Python that it chooses"""
     folder: str = ""
     """where it runs by the script's `cd`, as `shell_folders` has it"""
 
@@ -107,10 +110,12 @@ def started_by(text: str) -> Started | None:
     nobody here knows counts where its options are those of a training."""
     run = commands_of(text)
     best: tuple[tuple[bool, bool, int], Started] | None = None
-    for words, _, folder in run.commands:
+    for place, (words, _, folder) in enumerate(run.commands):
         if (parts := parts_of(words)) is None:
             continue
         found = _started(parts, run, text, folder)
+        before = [each.words for each in run.commands[:place]]
+        found = replace(found, python=chosen_python(words, before, run.exported.get("PATH", "")))
         trains = sum(target_of(argument.name.rpartition(".")[2]) in _OF_TRAINING for argument in found.arguments)
         trains += _LEAST_OF_TRAINING * any(word.endswith(DOCUMENTS) for word in parts.arguments[:1])
         post_trains = program_of(words) is not None

@@ -69,10 +69,30 @@ def started_draft(started: Started, path: Path, place: Place, *, model: str | No
     if open_words := [word for word in (started.program, *started.carried, *started.words) if not is_plain(word)]:
         notes.append(f"only the shell can compute {', '.join(open_words)}: write the values into argv")
         fill_in = tuple(dict.fromkeys((*fill_in, "trainer.argv")))
+    draft, why_other = _with_python(draft, started, path, where.cwd)
+    notes += why_other
     if started.not_carried:
         named = ", ".join(started.not_carried)
         notes.append(f"{path.name} also exports {named}: export them where you start autotune")
     return replace(draft, notes=tuple(notes), fill_in=fill_in)
+
+
+def _with_python(draft: Draft, started: Started, path: Path, cwd: Path) -> tuple[Draft, tuple[str, ...]]:
+    """(the draft with the Python that the script chooses, a note where it cannot be found)."""
+    chosen = started.python
+    if not any(chosen):
+        return draft, ()
+    found = chosen.found((cwd, path.resolve().parent))
+    if found is None:
+        said = f"runs `{chosen.words}`" if chosen.words else f"uses {chosen.path}, where no `python` was found"
+        asked = "activate that environment where you start autotune, or set `python` under trainer"
+        return draft, (f"{path.name} {said}: trials use the first Python on PATH: {asked}",)
+    own = Entry(key="python", value=str(found), comment=f"as {path.name} chooses it")
+    entries = [
+        replace(each, parts=(*each.parts, own)) if each.key == "trainer" and each.parts else each
+        for each in draft.entries
+    ]
+    return replace(draft, entries=tuple(entries)), ()
 
 
 def _by_torchrun(started: Started, place: Place) -> Started:
