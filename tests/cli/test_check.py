@@ -47,6 +47,17 @@ def test_a_program_that_is_understood_is_ready(run, output_of, write_program, tm
     assert run("list", "--json").document["studies"] == [], "it is no study"
 
 
+def test_values_of_a_programs_source_are_shown_without_the_file_that_sets_them(output_of, write_program, tmp_path):
+    own = {"train.py": {"BATCH": "{micro_batch_size}", "STEPS": "{accumulation_steps}"}}
+    words = [sys.executable, "train.py", "--steps={steps}"]
+    path = write_program(
+        f"BATCH = 8\nSTEPS = 2\n{PROGRAM}", trainer={"argv": words, "cwd": str(tmp_path), "overrides": own}
+    )
+    lines = output_of("check", path).splitlines()
+    begins = lines.index("file      train.py, which starts the program with")
+    assert lines[begins + 1 : begins + 4] == ["          BATCH = 1", "          STEPS = 4", ""]
+
+
 def test_patterns_are_proposed_for_a_log_that_is_not_understood(run, write_program):
     done = run("check", write_program(trainer={"metrics": {}}))
     assert done.code == 1

@@ -85,6 +85,17 @@ def test_what_the_lines_do_not_say_is_said(tmp_path: Path, line: str, said: str)
     assert all(note.startswith(said) and "`metrics`" in note and "--run" in note for note in notes)
 
 
+@pytest.mark.parametrize("line", ["print(f'it {step} of {total}')", "pass"])
+def test_no_pattern_hides_a_progress_bar(tmp_path: Path, line: str) -> None:
+    loop = LOOP.replace("for ", "import tqdm\nfor ", 1)
+    (tmp_path / "train.py").write_text(
+        f"import argparse\np = argparse.ArgumentParser()\np.add_argument('--batch-size', type=int)\n{loop}    {line}\n"
+    )
+    draft = first_draft(tmp_path / "train.py", folder=tmp_path)
+    assert "metrics" not in draft.document["trainer"]
+    assert not [note for note in draft.notes if "was recognized in" in note]
+
+
 def test_the_lines_of_a_module_count_where_the_script_has_none_of_steps(tmp_path: Path) -> None:
     write(
         tmp_path,

@@ -94,6 +94,11 @@ def test_a_note_on_words_that_the_shell_computed_is_dropped(read: Draft, tmp_pat
     assert found.fill_in == ()
 
 
+def test_a_note_that_asks_for_a_run_is_dropped_after_one(read: Draft, tmp_path: Path) -> None:
+    note = "no line with a time was recognized in train.py; let `autotune init --run` start and observe it"
+    assert note not in overlaid(replace(read, notes=(*read.notes, note)), seen(), tmp_path).notes
+
+
 def test_what_differs_is_overruled_and_both_are_said(read: Draft, tmp_path: Path) -> None:
     found = overlaid(
         read,

@@ -121,6 +121,7 @@ def _space(prepared: PreparedCheck) -> str:
 
 def _print_launch(prepared: PreparedCheck) -> None:
     from autotune.spec import config_label
+    from autotune.trainers.command.overrides import values_in
 
     study, launch = prepared.study, prepared.launch.shown if prepared.launch is not None else None
     rows: list[tuple[str, str]] = [
@@ -144,8 +145,9 @@ def _print_launch(prepared: PreparedCheck) -> None:
     for name, text in rows:
         out.print(f"{name:9} {text}", soft_wrap=True)
     for name, text in launch.files.items() if launch is not None else ():
-        out.print(f"file      {name}", soft_wrap=True)
-        for line in text.splitlines():
+        overrides = values_in(text)
+        out.print(f"file      {name}" + (", which starts the program with" if overrides else ""), soft_wrap=True)
+        for line in [f"{place} = {value!r}" for place, value in overrides.items()] or text.splitlines():
             out.print(f"          {line}", soft_wrap=True)
     sys.stdout.flush()
 

@@ -27,6 +27,7 @@ from typing import Any, final
 from autotune.errors import AutotuneError, SpecError
 from autotune.onboarding.draft import Draft, Entry, around, baseline_text
 from autotune.onboarding.script.argv import FILL_IN
+from autotune.onboarding.script.draft import NOT_PRINTED
 from autotune.ports import ProgramSeen
 from autotune.ports.program_facts import NARROW, ProgramFacts
 from autotune.schema import parse_study
@@ -174,7 +175,7 @@ def seen_draft(draft: Draft, seen: ProgramSeen, *, launched: str, steps: int, fo
     entries = {entry.key: entry for entry in draft.entries}
     told_by_words = [name for name in ("trainer.argv",) if words and any("{" in word for word in words) and not is_open]
     fill_in = [name for name in draft.fill_in if name not in ("baseline", *told_by_words)]
-    dropped = ("no baseline", *(["only the shell can compute"] if told_by_words else []))
+    dropped = ("no baseline", NOT_PRINTED, *(["only the shell can compute"] if told_by_words else []))
     notes = [note for note in draft.notes if not note.startswith(dropped)]
     told = dict(_workload(entries["workload"].value, run))
     notes += _differences(draft, run, told)

@@ -112,6 +112,8 @@ def script_draft(
     items = list(argv_of(found, place))
     values = values_of(found)
     metrics = patterns_of(script.printed)
+    if set(metrics) == {"step"} and "tqdm" in script.imports:  # patterns would hide the rate and the loss of its bar
+        metrics = {}
     relative = os.path.relpath(cwd.resolve(), folder.resolve())
     trainer = [
         Entry(key="kind", value="command"),
@@ -609,9 +611,14 @@ def _what_reads(found: OptionMatches) -> str:
     )
 
 
+NOT_PRINTED = "no line with a "
+
+
 def _what_is_not_printed(script: Script, metrics: Mapping[str, str]) -> str:
     """What no pattern was found for; empty where all is found, or where the training loop has lines that are known."""
     if script.parser == "HfArgumentParser" or _loop(script) in ("hf_trainer", "lightning") or is_known(script.printed):
+        return ""
+    if not metrics and "tqdm" in script.imports:
         return ""
     has_time = any("_per_s" in name or "_time_" in name for name in metrics)
     found = {"step": "step" in metrics or has_time, "time": has_time, "loss": "loss" in metrics}
@@ -625,7 +632,7 @@ def _what_is_not_printed(script: Script, metrics: Mapping[str, str]) -> str:
         else "only the probe times the steps, and it works only in Python programs"
     )
     return (
-        f"no line with a {' or '.join(missing)} was recognized in {where}: {follows}; "
+        f"{NOT_PRINTED}{' or '.join(missing)} was recognized in {where}: {follows}; "
         "write patterns of its log as `metrics`, or let `autotune init --run` start and observe it"
     )
 

@@ -130,7 +130,10 @@ def _remarks(check: ProgramCheck) -> list[str]:
     """What is no fault."""
     found = list(remarks(check.seen, keeps_outputs=True)) if check.seen is not None else []
     if check.files and not check.study.keeps_outputs:
-        found.append(f"each trial writes outside its folder: {listed(check.files)}")
+        found.append(
+            f"each trial writes outside its folder: {listed(check.files)}; these files stay there, where your own runs may find them, and `tune` stops "
+            f"if a trial would overwrite them: {_OUTPUTS}"
+        )
     found += [
         f"the optimizer {row.seen} is counted as {row.said}: the memory of its states is unknown"
         for row in check.rows

@@ -205,7 +205,8 @@ def test_files_that_were_there_stop_it_until_the_spec_says_that_they_may_be_repl
     assert verdict_of(check(keeping, seen=seen(keeping, files=files))).ready
     fresh = verdict_of(check(of, seen=seen(of, files={"/w/new": files["/w/new"]})))
     assert fresh.ready
-    assert "/w/new" in fresh.remedy
+    assert "/w/new; these files stay there" in fresh.remedy
+    assert "`tune` stops if a trial would overwrite them: set its output folder to {trial_dir}" in fresh.remedy
 
 
 def test_a_log_that_counts_micro_batches_is_told_by_two_configs_where_no_probe_sees_them() -> None:
