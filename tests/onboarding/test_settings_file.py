@@ -147,6 +147,38 @@ def test_a_file_that_stands_alone_in_the_command(tmp_path: Path) -> None:
     assert (study.baseline.precision, study.baseline.zero_stage, study.baseline.recompute) == ("bf16", 3, "none")
 
 
+OPTS = """
+import argparse, yaml
+p = argparse.ArgumentParser()
+p.add_argument("--config", required=True)
+p.add_argument("--name")
+p.add_argument("--opts", nargs="+")
+"""
+
+
+def opts(tmp_path: Path, words: str) -> Draft:
+    (tmp_path / "c.yaml").write_text("train: {batch_size: 8, grad_accum: 2, run: 'a{b}'}\nseq_len: 32\n")
+    return drafted(tmp_path, OPTS, f"python train.py --config c.yaml {words}\n")
+
+
+@pytest.mark.parametrize(
+    "words", ["--name x --opts train.batch_size=4 train.run=z", "train.batch_size=4 train.run=z --name x"]
+)
+def test_words_that_override_values_of_the_file_are_in_each_trials_copy(tmp_path: Path, words: str) -> None:
+    draft = opts(tmp_path, words)
+    assert draft.document["baseline"].startswith("dp=1,micro_batch_size=4,")
+    assert draft.document["workload"]["global_batch_size"] == 8
+    assert draft.document["trainer"]["argv"] == ["python", "train.py", "--config={files}/c.yaml", "--name=x"]
+    in_copy = {"batch_size": "{micro_batch_size}", "grad_accum": "{accumulation_steps}", "run": "z"}
+    assert draft.document["trainer"]["files"]["c.yaml"]["train"] == in_copy
+
+
+def test_words_that_override_the_file_in_another_form_leave_no_baseline(tmp_path: Path) -> None:
+    draft = opts(tmp_path, "--opts train.batch_size 4")
+    assert "baseline" not in draft.document
+    assert any("does not understand train.batch_size" in note for note in draft.notes)
+
+
 def test_a_script_whose_file_is_not_known_is_told_how_to_name_it(tmp_path: Path) -> None:
     draft = drafted(tmp_path, FSDP2)
     assert any("give `autotune init` the shell script that starts it" in note for note in draft.notes)

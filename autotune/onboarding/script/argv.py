@@ -166,7 +166,11 @@ def _kept(found: OptionMatches) -> Iterator[str]:
     if found.script.parser == "HfArgumentParser":
         told |= {"logging_steps", *OF_A_RUN}
     files = {file.given: file.name for file in (found.template, found.settings) if file}
+    in_file = found.settings.words if found.settings else frozenset[str]()
     for argument in found.script.arguments:
+        if in_file.issuperset(argument.values or argument.words):
+            continue
+        argument = argument._replace(words=tuple(word for word in argument.words if word not in in_file))
         if argument.name in in_place:
             yield in_place[argument.name]
         if argument.name in told | {"local_rank"}:

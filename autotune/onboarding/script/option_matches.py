@@ -162,6 +162,7 @@ def match_options(script: Script, cwd: Path) -> OptionMatches:
     found.template = deepspeed_template(script.started, cwd) if script.started else None
     found.settings = settings_file(script, cwd)
     found.unclear += [script.unread] if script.unread else []
+    found.unclear += found.settings.unclear if found.settings else ()
     given = [option for option in script.options if option.given is not None]
     others = [option for option in script.options if option.given is None]
     of_file = tuple(told_by_file(found.settings)) if found.settings else ()

@@ -3,6 +3,7 @@
 @hydra.main(config_path="conf", config_name="train")   its command overrides any of them: trainer.batch=8
 OmegaConf.from_cli()                                   likewise, of the file that the script loads
 train.py --config=train.yaml, train.py train.json      each trial has a file of its own, and its command names that
+train.py --config=train.yaml train.batch=8             its file has what the command overrides, and the command no longer overrides it
 
 DeepSpeed's file of a launch script as a template: a trial's own file has the config's ZeRO stage and batch in the places of those that it holds.
 """
@@ -53,7 +54,11 @@ class SettingsFile:
     option: str
     """the option whose value it is, without dashes; empty where it stands alone"""
     document: Mapping[str, Any]
-    """its contents"""
+    """its contents, with the values that the command gives in place of some"""
+    words: frozenset[str] = frozenset()
+    """the words that give them"""
+    unclear: tuple[str, ...] = ()
+    """words that seem to give others, in a form that is not understood"""
 
     @property
     def name(self) -> str:
@@ -79,8 +84,26 @@ def settings_file(script: Script, cwd: Path) -> SettingsFile | None:
             continue
         document = _read(cwd / given)
         if document and holds_settings(document, least=1 if option else 2):
-            return SettingsFile(given=given, option=option, document=document)
+            return _with_words(SettingsFile(given=given, option=option, document=document), script)
     return None
+
+
+def _with_words(file: SettingsFile, script: Script) -> SettingsFile:
+    """The file with what words such as `train.batch=8` give in place of its values; `train.batch 8` is not understood."""
+    held, declared = dict(_values(file.document)), {option.name for option in script.options}
+    told: dict[str, Any] = {}
+    words, unclear = set[str](), list[str]()
+    for word in (word for argument in script.arguments for word in argument.words):
+        key, sign, value = word.lstrip("-+").partition("=")
+        if key not in held or key.replace("-", "_") in declared:
+            continue
+        if sign:
+            told[key] = typed(value)
+            words.add(word)
+        elif "." in key:
+            unclear.append(word)
+    document = _replaced(file.document, told, "", braces=False) if told else file.document
+    return replace(file, document=document, words=frozenset(words), unclear=tuple(unclear))
 
 
 def holds_settings(document: Mapping[str, Any], *, least: int) -> bool:
@@ -151,15 +174,16 @@ def _values(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     return ((path, value) for path, value in flat(document) if not isinstance(value, dict | list))
 
 
-def _replaced(node: Any, written: Mapping[str, Any], path: str) -> Any:
-    """The document with what is written in the place of values; the braces of its other texts are doubled."""
+def _replaced(node: Any, written: Mapping[str, Any], path: str, *, braces: bool = True) -> Any:
+    """The document with what is written in the place of values. `braces`: whether those of its other texts are doubled."""
     if isinstance(node, dict):
-        return {key: _replaced(value, written, f"{path}.{key}" if path else str(key)) for key, value in node.items()}
+        inside = ((key, value, f"{path}.{key}" if path else str(key)) for key, value in node.items())
+        return {key: _replaced(value, written, own, braces=braces) for key, value, own in inside}
     if isinstance(node, list):
-        return [_replaced(value, {}, "") for value in node]
+        return [_replaced(value, {}, "", braces=braces) for value in node]
     if path in written:
         return written[path]
-    return braced(node) if isinstance(node, str) else node
+    return braced(node) if braces and isinstance(node, str) else node
 
 
 OPTIONS = ("deepspeed", "deepspeed_config")
