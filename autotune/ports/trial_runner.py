@@ -139,7 +139,7 @@ class ProgramSeen:
     sequences: int | None = None
     """sequences that one process trains on in a typical step"""
     tokens: int | None = None
-    """tokens that one process trains on in a typical step"""
+    """tokens that one process trains on in a typical step; on average if `lengths_vary`"""
     wait_share: float | None = None
     """share of the step time spent waiting for data"""
     skipped_steps: int = 0
@@ -154,6 +154,8 @@ class ProgramSeen:
     """whether the program updates its weights without a torch optimizer, so that the probe observes no steps"""
     fills_by_tokens: bool = False
     """whether the number of sequences varies from step to step, as with micro-batches filled up to a token limit"""
+    lengths_vary: bool = False
+    """whether the tokens per sequence vary from step to step, as with batches padded to their longest sequence"""
     disagreement: str = ""
     """how a step differs from the config, as text"""
     witness: str = ""

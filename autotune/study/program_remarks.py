@@ -25,6 +25,11 @@ def remarks(seen: ProgramSeen, *, keeps_outputs: bool) -> Iterator[str]:
             "the number of sequences differs from step to step, as with micro-batches filled up to a token limit. tokens/s counts the spec's tokens per step, "
             "not the trained ones: check that the batch options in trainer.argv or files match the spec"
         )
+    if seen.lengths_vary and seen.tokens and seen.sequences:
+        yield (
+            f"sequences differ in length from step to step ({seen.tokens / seen.sequences:.0f} tokens on average), and tokens/s counts the spec's seq_len "
+            "for each of them"
+        )
     if seen.left_out:
         yield f"left out of its log: {seen.left_out}"
     if seen.troubles:

@@ -132,6 +132,16 @@ def test_what_differs_is_overruled_and_both_are_said(read: Draft, tmp_path: Path
         assert any(note.startswith(words) for note in found.notes), words
 
 
+def test_an_option_of_the_longest_sequence_stays_as_it_is(read: Draft, tmp_path: Path) -> None:
+    assert any("{seq_len}" in word for word in read.document["trainer"]["argv"])
+    found = overlaid(read, seen(length=40), tmp_path)
+    assert found.document["workload"]["seq_len"] == 40
+    words = found.document["trainer"]["argv"]
+    assert not any("{seq_len}" in word for word in words)
+    assert any(word.endswith("=64") for word in words)
+    assert any(note.startswith("the option of the length stays 64") for note in found.notes)
+
+
 def test_degrees_of_the_programs_own_meshes_share_the_data(read: Draft, tmp_path: Path) -> None:
     found = overlaid(read, seen(degrees={"tp": 2}, wrappers=[], zero_stage=None), tmp_path)
     assert found.document["workload"]["global_batch_size"] == 16

@@ -205,6 +205,13 @@ def seen_draft(draft: Draft, seen: ProgramSeen, *, launched: str, steps: int, fo
             key="baseline", value=_config(run, read), comment=f"{SEEN}: {run.facts.world} ranks"
         )
         entries["trainer"] = _trainer(entries["trainer"], run, misread)
+    read_length = draft.document["workload"].get("seq_len")
+    if run.seq_len and _LENGTH not in draft.fill_in and not _is_same_length(read_length, run.seq_len):
+        before, entries["trainer"] = entries["trainer"], _with_own_length(entries["trainer"], read_length)
+        if entries["trainer"] != before:
+            notes.append(
+                f"the option of the length stays {read_length}: it seems to be a maximum, and trials must not change it"
+            )
     order = [entry.key for entry in draft.entries]
     order = (
         order
@@ -335,6 +342,23 @@ def _space(entry: Entry, run: SeenLaunch, misread: Mapping[str, Any], *, batch: 
     if run.facts.world not in space.get("world_sizes", ()) and (is_local or "world_sizes" in space):
         space["world_sizes"] = [run.facts.world]
     return replace(entry, value=space)
+
+
+def _with_own_length(entry: Entry, length: int) -> Entry:
+    """The trainer whose program gets the length that it has today, where that is not the length of its sequences."""
+    value = _filled_in(entry.value, length)
+    items = tuple(replace(item, value=_filled_in(item.value, length)) for item in entry.items)
+    return replace(entry, value=value, items=items, parts=tuple(_with_own_length(part, length) for part in entry.parts))
+
+
+def _filled_in(value: Any, length: int) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _filled_in(each, length) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_filled_in(each, length) for each in value]
+    if not isinstance(value, str):
+        return value
+    return length if value == "{seq_len}" else value.replace("{seq_len}", str(length))
 
 
 def _config(run: SeenLaunch, read: Mapping[str, Any]) -> str:

@@ -68,13 +68,14 @@ def _batch(study: Study, config: ParallelConfig, seen: ProgramSeen, world: int) 
     length = seen.tokens / seen.sequences if seen.tokens and seen.sequences else None
     expected = study.workload.seq_len
     packed = seen.tokens is not None and length is not None and length > expected and length % expected == 0
+    is_open = length is None or seen.lengths_vary  # the longest may be those of the spec
     yield Row(
         name="seq_len",
         said=str(expected),
-        seen=f"{length:g}" if length else "",
-        agrees=None if length is None else packed or abs(length - expected) <= max(1.0, LENGTH * expected),
+        seen=f"{length:g}{' on average, varies' if seen.lengths_vary else ''}" if length else "",
+        agrees=None if is_open else packed or abs((length or 0) - expected) <= max(1.0, LENGTH * expected),
         remedy="correct workload.seq_len, or the option that sets the length: tokens/s and memory follow from it",
-        fix=("workload.seq_len", round(length)) if length else None,
+        fix=None if is_open else ("workload.seq_len", round(length or 0)),
     )
 
 

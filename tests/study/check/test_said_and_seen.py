@@ -191,6 +191,15 @@ def test_a_difference_that_only_the_second_config_shows_names_it() -> None:
     assert any("recompute has no effect" in told for told in found.differences)
 
 
+def test_sequences_that_differ_in_length_agree_with_no_single_length() -> None:
+    of = study()
+    half = replace(seen(of), tokens=(seen(of).tokens or 0) * 3 // 5)
+    assert not verdict_of(check(of, seen=half)).ready
+    varying = verdict_of(check(of, seen=replace(half, lengths_vary=True)))
+    assert varying.ready
+    assert "tokens/s counts the spec's seq_len for each of them" in varying.remedy
+
+
 def test_files_that_were_there_stop_it_until_the_spec_says_that_they_may_be_replaced() -> None:
     of = study()
     files = {

@@ -143,6 +143,30 @@ def test_micro_batches_that_are_filled_by_tokens_have_any_number_of_sequences(
     assert any("filled up to a token limit" in said for said in remarks(of.seen(), keeps_outputs=False)) != is_refused
 
 
+@pytest.mark.parametrize(
+    ("tokens", "sequences", "average"),
+    [
+        ((8 * 12, 8 * 16, 8 * 14, 8 * 10), (8, 8, 8, 8), 13),
+        ((8 * 16, 8 * 16, 8 * 16, 4 * 16), (8, 8, 8, 4), None),  # the last of an epoch
+        ((8 * 16, 8 * 16, 8 * 16, 8 * 16), (3, 5, 4, 6), None),  # packed
+    ],
+)
+def test_sequences_of_other_lengths_are_counted_on_average(
+    tokens: tuple[int, ...], sequences: tuple[int, ...], average: int | None
+) -> None:
+    of = trial()
+    told = enumerate(zip(tokens, sequences, strict=True))
+    of.see([report(*(step(1.0 + n, sequences=[count], tokens=total) for n, (total, count) in told))], 5.0)
+    assert not of.seen().disagreement
+    assert of.seen().lengths_vary == (average is not None)
+    said = [each for each in remarks(of.seen(), keeps_outputs=False) if "differ in length" in each]
+    if average is None:
+        assert not said
+    else:
+        assert of.seen().tokens == 8 * average
+        assert "13 tokens on average" in said[0]
+
+
 def test_packed_steps_that_have_the_configs_tokens_are_its_batch_however_many_sequences_they_have() -> None:
     of = trial()
     counts = enumerate((3, 5, 4, 6))

@@ -171,6 +171,17 @@ class ProgramProbe:
         return step is not None and bool(step.sequences) and self._varies and not self._agrees(step)
 
     @property
+    def lengths(self) -> tuple[float, ...]:
+        """Tokens per sequence of each step, where both were seen."""
+        return tuple(step.tokens / step.sequences[0] for step in self.steps if step.tokens and step.sequences)
+
+    @property
+    def lengths_vary(self) -> bool:
+        """Whether sequences have other lengths in other steps, as where each batch is padded to its longest; packed ones have as many tokens in each step."""
+        totals = [step.tokens for step in self.steps if step.tokens and step.sequences]
+        return bool(totals) and all(max(each) > (1 + TOKENS_SLACK) * min(each) for each in (totals, self.lengths))
+
+    @property
     def _varies(self) -> bool:
         """Whether there are as many micro-batches as the config says, of sizes that differ."""
         is_counted = all(step.micro_batches == self._request.config.accumulation_steps for step in self.steps)

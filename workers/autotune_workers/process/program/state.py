@@ -300,12 +300,15 @@ class ProgramTrial:
         """What the probe saw, at the end."""
         probe, usual = self._probe, self._probe.typical
         total_s = sum(step.time_s for step in probe.steps)
+        tokens = usual.tokens if usual else None
+        if usual and usual.sequences and probe.lengths_vary:
+            tokens = round(usual.sequences[0] * sum(probe.lengths) / len(probe.lengths))
         return ProgramSeen(
             id=self.request.id,
             facts=probe.facts,
             micro_batches=usual.micro_batches if usual else None,
             sequences=usual.sequences[0] if usual and usual.sequences else None,
-            tokens=usual.tokens if usual else None,
+            tokens=tokens,
             wait_share=sum(step.wait_s for step in probe.steps) / total_s if total_s > 0 else None,
             skipped_steps=sum(step.skipped for step in probe.steps),
             files=probe.files,
@@ -313,6 +316,7 @@ class ProgramTrial:
             troubles=tuple(dict.fromkeys(probe.troubles)),
             has_own_updates=probe.has_own_updates,
             fills_by_tokens=probe.fills_by_tokens,
+            lengths_vary=probe.lengths_vary,
             disagreement="" if self.request.as_it_is else probe.disagreement(),
             witness=self._witness.difference() if self._counts == "probe" else "",
             measured=self._counts == "probe",
