@@ -151,7 +151,12 @@ def _changes(study: Study, before: ParallelConfig, after: ParallelConfig) -> Ite
     launches = _launched(study, before), _launched(study, after)
     if launches[0] is None or launches[1] is None:
         return
-    old, new = dict(_told(launches[0])), dict(_told(launches[1]))
+    own = study.trainer_options.get("env") or {}  # variables that tell the program its config
+    old, new = (
+        {**dict(_told(each)), **{name: text for name, text in each.env.items() if name in own}}
+        for each in launches
+        if each is not None
+    )
     for name in dict.fromkeys([*old, *new]):
         if old.get(name) != new.get(name):
             yield Change(name, old.get(name), new.get(name))

@@ -124,8 +124,11 @@ def script_draft(
     if _uses_accelerate(script) and place.is_cpu:
         why = "without ACCELERATE_USE_CPU, accelerate (and transformers' Trainer) trains separately on each CPU rank"
         env["ACCELERATE_USE_CPU"] = "true"
-    if env:
-        trainer.append(Entry(key="env", value={name: braced(text) for name, text in env.items()}, comment=why))
+    if own := found.variables:
+        why = "; ".join(filter(None, [why, f"trials set {', '.join(own)}"]))
+    if env or own:
+        kept = {name: braced(text) for name, text in env.items()}
+        trainer.append(Entry(key="env", value={**kept, **own}, comment=why))
     if values:
         trainer.append(Entry(key="values", value=values))
     if found.files:
@@ -142,7 +145,7 @@ def script_draft(
         trainer += _counts(found)
     if found.required:
         fill_in.append("trainer.argv")
-    notes = [_what_reads(found), *_what_starts(script, source), *_what_is_beyond(script)]
+    notes = [_what_reads(found), *_what_variables_tell(found), *_what_starts(script, source), *_what_is_beyond(script)]
     baseline = tuple(_baseline(found, ranks))
     if not any("zero_stage=" in entry.value for entry in baseline):  # what is sharded is kept in fp32
         notes += _what_weights(script)
@@ -592,6 +595,12 @@ def _what_is_off(found: OptionMatches, source: Path, ranks: RanksToday) -> Itera
         yield f"{source.name} starts one process, so trials have one rank; to tune over several ranks, give a script that uses torchrun, accelerate or srun"
     if ranks.is_elsewhere:
         yield f"{source.name} starts {ranks.today} ranks, and trials have {ranks.of_trials}: the batch per step stays the same"
+
+
+def _what_variables_tell(found: OptionMatches) -> Iterator[str]:
+    if found.variables:
+        said = ", ".join(f"{name} as {text}" for name, text in found.variables.items())
+        yield f"{found.script.name} reads environment variables, which trials set: {said}; a micro-batch is taken as sequences per rank"
 
 
 def _what_reads(found: OptionMatches) -> str:

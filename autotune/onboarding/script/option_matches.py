@@ -36,6 +36,7 @@ from autotune.onboarding.settings.file import (
     overridden,
     settings_file,
     told_by_file,
+    typed,
 )
 from autotune.spec.texts.usual_names import (
     AMP_FORMATS,
@@ -146,7 +147,17 @@ class OptionMatches:
 
     @property
     def _told_by_file(self) -> Iterator[tuple[str, tuple[ScriptOption, Meaning]]]:
-        return ((target, used) for target, used in self.used.items() if used[0].is_in_file and target not in OF_MODEL)
+        return (
+            (target, used)
+            for target, used in self.used.items()
+            if used[0].file and used[0].is_in_file and target not in OF_MODEL
+        )
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables that tell a trial its config, with their placeholders."""
+        used = ((target, option, meaning) for target, (option, meaning) in self.used.items() if option.variable)
+        return {option.variable: f"{{{meaning.expression or target}}}" for target, option, meaning in used}
 
     def _constants(self, target: str) -> Iterator[ScriptOption]:
         for constant in self.script.constants:
@@ -166,7 +177,7 @@ def match_options(script: Script, cwd: Path) -> OptionMatches:
     given = [option for option in script.options if option.given is not None]
     others = [option for option in script.options if option.given is None]
     of_file = tuple(told_by_file(found.settings)) if found.settings else ()
-    options = (*given, *overridden(script, cwd), *of_file, *others)
+    options = (*given, *overridden(script, cwd), *of_file, *others, *_told_by_variables(script))
     has_micro, by_tokens = any(is_explicit_micro(option) for option in options), counts_tokens(options)
     switch = next((option for option in options if _is_amp_switch(option)), None)
     formats = next((o for o in options if switch and AMP_FORMATS.fullmatch(o.name.rpartition(".")[2])), None)
@@ -249,6 +260,20 @@ def match_options(script: Script, cwd: Path) -> OptionMatches:
         decided = _with_tf32(found, decided)
     found.fixed = {knob: value for knob, value in decided.items() if knob not in told and value not in (False, "none")}
     return found
+
+
+_BY_VARIABLE = frozenset({"micro_batch_size", "accumulation_steps", "global_batch_size", "seq_len", "steps"})
+"""what a variable of the environment may tell: names of others are too short to be sure"""
+
+
+def _told_by_variables(script: Script) -> Iterator[ScriptOption]:
+    """The environment variables that the program reads as options, with what the launch exports, else with their defaults."""
+    exported = script.started.env if script.started else {}
+    for name, default in script.variables.items():
+        value = typed(str(exported.get(name, default)))
+        if type(value) is int and target_of(name.lower()) in _BY_VARIABLE:
+            given = value if name in exported else None
+            yield ScriptOption(name=name.lower(), kind="int", default=value, given=given, variable=name)
 
 
 def _with_tf32(found: OptionMatches, decided: dict[str, Any]) -> dict[str, Any]:

@@ -58,6 +58,8 @@ class ScriptOption:
     """line of the script that declares it"""
     file: str = ""
     """the file of settings that holds it instead"""
+    variable: str = ""
+    """the environment variable that holds it instead"""
     module: str = ""
     """the file that declares it, where that is not the script itself"""
     names: tuple[str, ...] = ()
@@ -99,8 +101,8 @@ class ScriptOption:
 
     @property
     def is_in_file(self) -> bool:
-        """Whether it is told by the file alone, and by no argument."""
-        return bool(self.file) and not self.prefix
+        """Whether it is told by the file or the variable alone, and by no argument."""
+        return bool(self.file or self.variable) and not self.prefix
 
 
 def options_of(tree: ast.Module) -> tuple[str, tuple[ScriptOption, ...]]:

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from autotune.errors import SpecError
 from autotune.onboarding.launch.launch_script import Argument, Started
@@ -122,6 +123,8 @@ class Script:
     """whether it expects torchrun's environment"""
     divided: frozenset[str] = frozenset()
     """names that it divides by the number of ranks, as nanoGPT its accumulation steps"""
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """the environment variables that it reads, with their defaults; None: none is known"""
     constants: tuple[ScriptOption, ...] = ()
     """numbers that it sets in its own text, which no option changes"""
     autocast: str = ""
@@ -230,6 +233,7 @@ def read_script(name: str, text: str, *, file: Path | None = None, base: Path | 
         imports=frozenset(_imports(body)),
         is_distributed=_DISTRIBUTED.search(ast.unparse(whole) if imports_parser else text) is not None,
         divided=frozenset(_divided(whole)),
+        variables=dict(_variables(whole)),
         constants=() if parser == "configurator" else constants_of(tree),
         autocast=_autocast(whole),
         is_switched=_is_switched(whole),
@@ -287,6 +291,20 @@ def _targets(tree: ast.Module) -> tuple[str, ...]:
 
 def _computes_targets(tree: ast.Module) -> bool:
     return any(isinstance(given, ast.Call | ast.Name | ast.ListComp) for given in _given_targets(tree))
+
+
+def _variables(tree: ast.Module) -> Iterator[tuple[str, Any]]:
+    """`os.environ.get("NAME", "8")`, `os.getenv("NAME", 8)` and `os.environ["NAME"]`, with the default."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and last_name(node.value) == "environ":
+            given: list[ast.expr] = [node.slice]
+        elif isinstance(node, ast.Call) and re.search(r"\b(environ\.get|getenv)$", ast.unparse(node.func)):
+            given = node.args
+        else:
+            continue
+        name, default = (literal_or_none(each) for each in (*given, None, None)[:2])
+        if isinstance(name, str):
+            yield name, default
 
 
 def _parser_of(modules: Sequence[tuple[str, ast.Module]]) -> tuple[str, tuple[ScriptOption, ...]]:
