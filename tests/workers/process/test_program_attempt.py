@@ -234,7 +234,7 @@ def test_output_of_any_node_is_life_until_the_trial_is_over() -> None:
     failure = two.failure
     assert failure.kind is FailureKind.TIMEOUT
     assert failure.message == (
-        "the trial took longer than trial_timeout_s=100; it kept printing, but no step came in the last 101 s"
+        "the trial took longer than trial_timeout_s=100; it was still active, but no step came in the last 101 s"
     )
 
 

@@ -109,6 +109,21 @@ def test_a_log_counts_at_the_end_where_it_was_too_short_to_wait_for_the_probe() 
     assert of.end([NodeEnd(node=0, code=0)]).measurement.time_from == "log"
 
 
+@pytest.mark.parametrize(("moving", "kind"), [(False, FailureKind.HANG), (True, None)])
+def test_a_process_that_stays_at_one_place_shows_no_life(moving: bool, kind: FailureKind | None) -> None:
+    """The watch reports from a thread of its own, while a rank waits for another for good. One that evaluates is seen at several places."""
+    of = trial()
+    see_steps(of, 3)
+    for second in range(4, 4 + round(PATIENT.step_timeout_s) + 4):
+        elsewhere = [["forward", "own", "train.py", 9, second]] if moving else []
+        lines = [["backward", "wait", "train.py", 7, 10 * second], *elsewhere]
+        of.see([{"kind": "watch", "pid": pid, "rank": pid - 7, "lines": lines} for pid in (7, 8)], float(second))
+        of.tick(float(second))
+    assert of.ending == (kind is not None)
+    if kind is not None:
+        assert failure_of(ended(of)).kind is kind
+
+
 def test_without_a_probe_the_log_counts_at_once() -> None:
     assert trial().hear([(1.0, '{"step": 1, "step_time_s": 0.5}')], 1.0)
 

@@ -108,7 +108,8 @@ class ProgramTrial:
         reports = list(reports)
         self._evidence.hear(reports)
         steps = self._probe.hear(reports, node)
-        self._heard_s = now_s
+        if self._probe.shows_life(reports, node):
+            self._heard_s = now_s
         self._refuse_loss()
         if self.request.as_it_is and self._probe.has_own_updates:  # it would train to its end
             self.ending = True
@@ -228,7 +229,7 @@ class ProgramTrial:
         if now_s - self._launched_s >= measure.trial_timeout_s:
             law = f"the trial took longer than trial_timeout_s={measure.trial_timeout_s:g}"
             if done and (silent_s := now_s - self._progress_s) >= measure.step_timeout_s:
-                law += f"; it kept printing, but no step came in the last {silent_s:.0f} s"
+                law += f"; it was still active, but no step came in the last {silent_s:.0f} s"
             self._fail(FailureKind.TIMEOUT, law, step=done or None)
         elif not done and now_s - self._launched_s >= measure.start_timeout_s:
             law = f"the log has no first step within start_timeout_s={measure.start_timeout_s:g}"
