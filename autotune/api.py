@@ -24,6 +24,16 @@ from autotune.cost import Calibration
 from autotune.errors import SpecError
 from autotune.interrupts import interrupts
 from autotune.kubernetes.deadline import left_s
+from autotune.plan.dry_runs import profile_study
+from autotune.plan.fit import Fit, OnRank, answers, configs_of, fits_document
+from autotune.plan.predictions import (
+    cannot_run_here,
+    compare_clusters_of,
+    estimate_of,
+    few_for_many_of,
+    plan_of,
+    what_if_of,
+)
 from autotune.ports import (
     DryRunLimits,
     DryRunner,
@@ -34,15 +44,6 @@ from autotune.ports import (
     StudyRecord,
     TrialRunner,
 )
-from autotune.predictions import (
-    cannot_run_here,
-    compare_clusters_of,
-    estimate_of,
-    few_for_many_of,
-    plan_of,
-    what_if_of,
-)
-from autotune.profiling import profile_study
 from autotune.registry import dry_runner
 from autotune.results.answers import (
     chosen_config,
@@ -80,7 +81,6 @@ from autotune.study.preflight import check_there, run_by, runner_name
 from autotune.study.progress import OnEvent, OnTrial, with_callbacks
 from autotune.study.quick_calibration import profile_first
 from autotune.study.running import ACTIONS, WANTED, act, run_study, submit_study
-from autotune.will_it_fit import Fit, OnRank, answers, configs_of, fits_document
 
 if TYPE_CHECKING:
     from autotune.results.best_known import BestKnownStore

@@ -21,12 +21,12 @@ import numpy as np
 from autotune import api
 from autotune.cost import calibration_for, estimate
 from autotune.cost.learn.dry_runs import DryRuns, RunDry, shortened
-from autotune.planning import plan
+from autotune.plan.dry_runs import TOP, profile_study
+from autotune.plan.fit import pipeline_ranks
+from autotune.plan.plan import plan
 from autotune.ports import DryRunLimits
-from autotune.profiling import TOP, profile_study
 from autotune.space import SearchSpace
 from autotune.spec import DryRun, ModelCode, ModelSpec, ParallelConfig, Peft, Study, Workload
-from autotune.will_it_fit import pipeline_ranks
 from autotune_workers.dryrun.played_rank import dry_run, first_rank_of_stage
 from autotune_workers.dryrun.process import stand_in
 from autotune_workers.training.torch_internals import forget_shardings

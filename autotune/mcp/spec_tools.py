@@ -21,7 +21,7 @@ from autotune.mcp.tool_answers import (
     config_text,
     parts,
 )
-from autotune.planning import fits
+from autotune.plan.plan import fits
 from autotune.ports import Store
 from autotune.registry import RUNNERS, registered
 from autotune.reviews import lines_of, review_texts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from autotune.cluster_comparison import ClusterChoice
+from autotune.plan.clusters import ClusterChoice
 from autotune.report.table_layout import Column, FittedTable, Shortening
 from autotune.report.terminal import FULL, MIN_CONFIG, Palette, format_count, plain_table
 from autotune.spec import config_label

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from html import escape
 
 from autotune import __version__
+from autotune.plan.fit import Fit
+from autotune.plan.fit.findings import moment_words
 from autotune.report.fit_text import (
     Rows,
     closing_lines,
@@ -25,8 +27,6 @@ from autotune.report.page_frame import html_table, whole_page
 from autotune.report.svg.stacked_area import Stretch, stacked_area
 from autotune.report.terminal import format_bytes
 from autotune.spec import DryRun, config_label
-from autotune.will_it_fit import Fit
-from autotune.will_it_fit.findings import moment_words
 
 SAMPLES = 240
 """columns of a figure"""

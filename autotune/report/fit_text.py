@@ -8,11 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.report.memory_over_step import CATEGORY_NAMES
-from autotune.report.terminal import format_bytes, format_count, format_duration
-from autotune.spec import DryRun, ParallelConfig, Workload, config_label
-from autotune.will_it_fit import AT_THE_LIMIT, FITS, PLAYED, Fit
-from autotune.will_it_fit.findings import (
+from autotune.plan.fit import AT_THE_LIMIT, FITS, PLAYED, Fit
+from autotune.plan.fit.findings import (
     active_parameters,
     beside_cost_model,
     flops_per_token,
@@ -23,6 +20,9 @@ from autotune.will_it_fit.findings import (
     product_flops,
     traffic,
 )
+from autotune.report.memory_over_step import CATEGORY_NAMES
+from autotune.report.terminal import format_bytes, format_count, format_duration
+from autotune.spec import DryRun, ParallelConfig, Workload, config_label
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

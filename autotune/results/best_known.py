@@ -26,7 +26,7 @@ from typing import Any, Protocol
 from autotune import reward
 from autotune.cost import estimate
 from autotune.errors import AutotuneError, CatalogError, InfeasibleError, SpecError
-from autotune.planning import fits, plan
+from autotune.plan.plan import fits, plan
 from autotune.ports import HistoryReader, KnowledgeStore, StudyRecord
 from autotune.results.answers import past_studies, study_document
 from autotune.results.calibrations import program_of, stored_calibration

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from autotune.cost.learn.uncertainty import Z90, normal_cdf
-from autotune.planning import FITS
+from autotune.plan.plan import FITS
 from autotune.reviews.earlier import Earlier
 from autotune.spec import Estimate, ParallelConfig, Study, config_label
 from autotune.spec.failures import CheckpointPolicy

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from autotune.cost import estimate
-from autotune.planning import FITS
+from autotune.plan.plan import FITS
 from autotune.reviews.answer import Danger
 from autotune.spec import Estimate, ParallelConfig, Workload
 from autotune.spec.estimate import AT_THE_LIMIT

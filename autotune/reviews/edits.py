@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from autotune.cost import Calibration, estimate
 from autotune.errors import AutotuneError
-from autotune.planning import FITS
+from autotune.plan.plan import FITS
 from autotune.reviews.answer import Edit, Gain, Together
 from autotune.reviews.gains import Gains, gain_between, gains_of, given_that_it_ran
 from autotune.space import Launchable, SearchSpace

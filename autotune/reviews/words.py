@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from autotune.planning import Bill
+from autotune.plan.plan import Bill
 from autotune.reviews.answer import Edit, Gain, LineEdit, Review
 from autotune.reviews.earlier import PUBLISHED, TRIAL, Earlier
 from autotune.spec.estimate import AT_THE_LIMIT

@@ -16,7 +16,7 @@ import numpy as np
 
 from autotune.cost import Calibration, estimate
 from autotune.errors import ClusterTooSmallError, InfeasibleError, RunnerError
-from autotune.planning import fits, nearest_miss
+from autotune.plan.plan import fits, nearest_miss
 from autotune.ports import KnowledgeStore, StudyReader, StudyRecord, TrialRunner
 from autotune.registry import make_runner
 from autotune.results.calibrations import program_of, stored_calibration

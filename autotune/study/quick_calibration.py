@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 
 from autotune.cost import Calibration
 from autotune.errors import AutotuneError, ConflictError, StoreError
+from autotune.plan.dry_runs import FIRST_PROFILE, dry_run_words, ensure_profile
 from autotune.ports import CalibrationStore, Store
-from autotune.profiling import FIRST_PROFILE, dry_run_words, ensure_profile
 from autotune.registry import CALIBRATORS, calibrator, registered
 from autotune.results.calibrations import keep_outliers, measured_constants
 from autotune.space import SearchSpace

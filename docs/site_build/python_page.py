@@ -10,7 +10,7 @@ SECTIONS = {
         "autotune.api.compare_clusters_of",
         "autotune.api.calibrate",
     ),
-    "Will it fit?": ("autotune.api.fit", "autotune.will_it_fit.Fit", "autotune.spec.DryRun"),
+    "Will it fit?": ("autotune.api.fit", "autotune.plan.fit.Fit", "autotune.spec.DryRun"),
     "Results": (
         "autotune.results.result.Result",
         "autotune.results.figure.Plots",

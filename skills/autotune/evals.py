@@ -292,7 +292,7 @@ def _on(job: Job, gpu: str) -> Study:
 
 def _best(study: Study) -> float:
     """The most tokens/s that is predicted for a config that is expected to fit, by the order of a plan."""
-    from autotune.predictions import plan_of
+    from autotune.plan.predictions import plan_of
 
     return max((float(row.estimate.tokens_per_s) for row in plan_of(study, top=1000, profile=False).rows), default=0.0)
 

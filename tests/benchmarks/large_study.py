@@ -17,7 +17,7 @@ from sqlalchemy import insert, update
 
 from autotune import load_study
 from autotune.cost import estimate
-from autotune.planning import fits
+from autotune.plan.plan import fits
 from autotune.reward import rerank
 from autotune.space import SearchSpace, default_config
 from autotune.spec import (

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from autotune import api, profiling
+from autotune import api
 from autotune.errors import DryRunError, MissingExtraError
-from autotune.will_it_fit import dry_runs
+from autotune.plan import dry_runs as plan_dry_runs
+from autotune.plan.fit import dry_runs
 from tests.dry_run_fake import FakeDryRunner
 
 
@@ -111,7 +112,7 @@ def test_of_several_configs_those_without_a_dry_run_are_counted_apart(run, write
 
 def test_a_profile_that_was_asked_for_and_could_not_be_made_is_a_failure(run, write, fake, monkeypatch):
     failing = FakeDryRunner(error=DryRunError("my_model.py:7 raised"))
-    monkeypatch.setattr(profiling, "dry_runner", lambda: failing)
+    monkeypatch.setattr(plan_dry_runs, "dry_runner", lambda: failing)
     done = run("fit", write(), "--config", "tp=2,micro_batch_size=2", "--profile")
     assert done.out.startswith("yes, it fits: ")
     assert "a dry run was impossible: " in done.out

@@ -16,7 +16,7 @@ from rich.console import Console
 from autotune.api import load_study
 from autotune.detect import local_cluster
 from autotune.errors import AutotuneError, SpecError
-from autotune.predictions import plan_of
+from autotune.plan.predictions import plan_of
 from autotune.report.cluster_table import format_usd
 from autotune.report.terminal import plan_table
 from autotune.schema.space_models import usual_space

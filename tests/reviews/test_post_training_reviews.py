@@ -9,7 +9,7 @@ import pytest
 from autotune import api
 from autotune.cost import estimate
 from autotune.onboarding.first_spec import first_draft
-from autotune.planning import plan
+from autotune.plan.plan import plan
 from autotune.reviews.reviewing import review
 from autotune.reviews.target import read_target
 from autotune.space import SearchSpace

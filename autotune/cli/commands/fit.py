@@ -28,12 +28,12 @@ from autotune.errors import DryRunError, SpecError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from autotune.plan.fit import Fit, RankProgress
     from autotune.ports import DryRunLimits, KnowledgeStore
     from autotune.report.fit_text import Rows
     from autotune.report.terminal import Palette
     from autotune.space import SearchSpace
     from autotune.spec import Study
-    from autotune.will_it_fit import Fit, RankProgress
 
 
 def fit(
@@ -137,7 +137,7 @@ def _profiled(
 ) -> tuple[dict[str, Any], list[str]]:
     """What the dry runs say, as a document and in sentences; or why there are none."""
     from autotune.cost import calibration_for
-    from autotune.profiling import dry_run_words, profile_document, profile_lines, profile_study
+    from autotune.plan.dry_runs import dry_run_words, profile_document, profile_lines, profile_study
     from autotune.results.calibrations import known_constants, program_of
 
     try:

@@ -138,7 +138,7 @@ def plan(
 
 def _tell(number: int, count: int, what: str) -> None:
     """Says on stderr which config is dry-run; before the first, what that costs and what avoids it."""
-    from autotune.profiling import FIRST_PROFILE, dry_run_words
+    from autotune.plan.dry_runs import FIRST_PROFILE, dry_run_words
 
     if number == 1:
         note(FIRST_PROFILE.format(count=count))

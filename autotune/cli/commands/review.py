@@ -170,7 +170,7 @@ def _note_what_the_files_lack(found: Review) -> None:
 
 def _bill(found: Review, tokens: float | None) -> dict[str, Any]:
     """What the whole training takes, where its tokens are given and something is predicted."""
-    from autotune.planning import Bill
+    from autotune.plan.plan import Bill
 
     if tokens is None or found.estimate is None or found.study is None:
         return {}

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from autotune.cost import estimate
 from autotune.errors import AutotuneError
-from autotune.planning import fits
+from autotune.plan.plan import fits
 from autotune.report.terminal import format_bytes, format_count, format_duration
 from autotune.results.figure import Column
 from autotune.results.result import Result

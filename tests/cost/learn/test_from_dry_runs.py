@@ -15,9 +15,9 @@ import pytest
 
 from autotune.cost import Calibration, calibration_for, estimate
 from autotune.cost.learn.dry_runs import DryRuns, RunDry, shortened
-from autotune.planning import plan
+from autotune.plan.dry_runs import MOST_RUNS, TOP, next_run, profile_study
+from autotune.plan.plan import plan
 from autotune.ports import DryRunLimits
-from autotune.profiling import MOST_RUNS, TOP, next_run, profile_study
 from autotune.space import SearchSpace
 from autotune.spec import DryRun, ParallelConfig, Workload
 

@@ -19,13 +19,13 @@ from autotune.cost.learn.dry_runs import DryRuns, RunDry, shortened
 from autotune.cost.learn.from_dry_runs import PLAYED_TRAINERS
 from autotune.cost.learn.uncertainty import Z90, spread_of_memory
 from autotune.errors import DryRunError, MissingExtraError
-from autotune.planning import plan
+from autotune.plan.fit import pipeline_ranks
+from autotune.plan.plan import plan
 from autotune.ports import DryRunLimits, DryRunner, KnowledgeStore
 from autotune.registry import dry_runner
 from autotune.results.calibrations import find_profile, known_constants, profile_fingerprint, program_of
 from autotune.space import SearchSpace
 from autotune.spec import ParallelConfig, Study, Workload
-from autotune.will_it_fit import pipeline_ranks
 
 TOP = 5
 """best configs of a plan that are run dry"""

@@ -14,12 +14,12 @@ from functools import partial
 
 from autotune.cost import Calibration, calibration_for, estimate
 from autotune.errors import ConfigError, DryRunError, SpecError
-from autotune.planning import plan
+from autotune.plan.fit.answer import PLAYED, Fit, Reserved
+from autotune.plan.plan import plan
 from autotune.ports import DryRunLimits, DryRunner
 from autotune.registry import dry_runner
 from autotune.space import SearchSpace, why_not, why_not_in
 from autotune.spec import DryRun, Estimate, ParallelConfig, Study, Workload
-from autotune.will_it_fit.answer import PLAYED, Fit, Reserved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

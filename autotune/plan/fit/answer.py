@@ -28,11 +28,11 @@ from typing import Literal, final
 
 import numpy as np
 
-from autotune import planning
 from autotune.cost import Calibration
 from autotune.cost.learn.uncertainty import exceeds, interval
 from autotune.cost.memory.constants import memory_source, reserved_sigma
 from autotune.cost.traits import loop_of
+from autotune.plan import plan as planning
 from autotune.spec import DryRun, Estimate, ParallelConfig, Workload
 
 Verdict = Literal["fits", "at the limit", "does not fit"]

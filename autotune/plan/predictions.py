@@ -1,7 +1,7 @@
 """Answers that need no hardware: the plan of a study's space, one config's estimate, other numbers of GPUs, other clusters.
 
 Predictions take measured constants and dry runs from the store. For a model that code builds, a plan and an estimate make the dry runs that are missing
-(`autotune.profiling`), because formulas know such a model only as a decoder of like size.
+(`autotune.plan.dry_runs`), because formulas know such a model only as a decoder of like size.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from autotune.cluster_comparison import ClusterChoice, clusters_of, compare_clusters
 from autotune.cost import Calibration, calibration_for, estimate
 from autotune.cost.learn.uncertainty import Z90
 from autotune.errors import InfeasibleError
-from autotune.planning import Plan, RankedConfig, WhatIf, plan, what_if
+from autotune.plan.clusters import ClusterChoice, clusters_of, compare_clusters
+from autotune.plan.dry_runs import OnRun, ensure_profile, spread_of
+from autotune.plan.plan import Plan, RankedConfig, WhatIf, plan, what_if
+from autotune.plan.rl_split import post_training_findings
 from autotune.ports import KnowledgeStore
-from autotune.profiling import OnRun, ensure_profile, spread_of
 from autotune.registry import RUNNERS, find
 from autotune.results.calibrations import known_constants, program_of, stored_calibration
-from autotune.rl_split import post_training_findings
 from autotune.space import Launchable, SearchSpace, default_config, why_not
 from autotune.space.proxy import Proxy
 from autotune.spec import ClusterSpec, Estimate, ParallelConfig, Study

@@ -9,9 +9,9 @@ A dry run gives the *allocated* memory, exactly for the code that runs. What a G
 two are always shown separately.
 """
 
-from autotune.will_it_fit.answer import AT_THE_LIMIT, DOES_NOT_FIT, FITS, PLAYED, Fit, Verdict
-from autotune.will_it_fit.document import fit_document, fits_document
-from autotune.will_it_fit.dry_runs import OnRank, RankProgress, answers, configs_of, pipeline_ranks
+from autotune.plan.fit.answer import AT_THE_LIMIT, DOES_NOT_FIT, FITS, PLAYED, Fit, Verdict
+from autotune.plan.fit.document import fit_document, fits_document
+from autotune.plan.fit.dry_runs import OnRank, RankProgress, answers, configs_of, pipeline_ranks
 
 __all__ = [
     "AT_THE_LIMIT",

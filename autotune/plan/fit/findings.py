@@ -12,8 +12,8 @@ import re
 from dataclasses import dataclass, replace
 
 from autotune.cost.traits import loop_of, memory_differences
+from autotune.plan.fit.answer import PLAYED, Fit
 from autotune.spec import CollectiveCall, DryRun, MatrixProduct, MemorySample, ModuleCost
-from autotune.will_it_fit.answer import PLAYED, Fit
 
 BESIDE = (
     ("weights", ("parameters", "buffers"), ("weights",)),

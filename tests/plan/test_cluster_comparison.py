@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from autotune import api
-from autotune.cluster_comparison import clusters_of, compare_clusters
 from autotune.errors import CatalogError, SpecError
-from autotune.planning import Bill, plan
+from autotune.plan.clusters import clusters_of, compare_clusters
+from autotune.plan.plan import Bill, plan
 from autotune.report.cluster_table import cluster_notes
 from autotune.space import SearchSpace
 from autotune.spec import SpaceSpec, Workload, catalog

@@ -19,7 +19,7 @@ import numpy as np
 from autotune.cost import Calibration
 from autotune.cost.rl.step import generation_s
 from autotune.errors import InfeasibleError
-from autotune.planning import RankedConfig, plan
+from autotune.plan.plan import RankedConfig, plan
 from autotune.space import Launchable, SearchSpace
 from autotune.space.rl_laws import knob_value
 from autotune.spec import SpaceSpec, Workload, config_label

@@ -13,7 +13,7 @@ from typing import Any, final
 
 from autotune.cost import Calibration
 from autotune.errors import InfeasibleError, SpecError
-from autotune.planning import Bill, NearestMiss, plan
+from autotune.plan.plan import Bill, NearestMiss, plan
 from autotune.space import Launchable, SearchSpace
 from autotune.spec import KNOBS, ClusterSpec, Estimate, ParallelConfig, SpaceSpec, Workload, catalog
 from autotune.spec.checks import positive

@@ -13,9 +13,9 @@ from autotune import api, cli
 from autotune.cost import calibration_for
 from autotune.cost.learn.dry_runs import DryRuns
 from autotune.errors import DryRunError
-from autotune.planning import plan
+from autotune.plan.dry_runs import MOST_RUNS, TOP, checks_of, ensure_profile, profile_study
+from autotune.plan.plan import plan
 from autotune.ports import DryRunLimits
-from autotune.profiling import MOST_RUNS, TOP, checks_of, ensure_profile, profile_study
 from autotune.results.calibrations import find_profile, profile_fingerprint, stored_calibration
 from autotune.space import SearchSpace
 from autotune.spec import DryRun, ModelCode, ModelSpec, ParallelConfig, Study, Workload, catalog

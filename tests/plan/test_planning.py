@@ -9,7 +9,7 @@ import pytest
 
 from autotune.cost import estimate
 from autotune.errors import SpecError
-from autotune.planning import plan, what_if
+from autotune.plan.plan import plan, what_if
 from autotune.space import SearchSpace
 from autotune.spec import ParallelConfig, SpaceSpec, Workload, catalog, config_label
 

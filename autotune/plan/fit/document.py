@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from autotune.plan.fit.answer import PLAYED, Fit
+from autotune.plan.fit.findings import active_parameters, beside_cost_model, flops_per_token, over_six_n, traffic
 from autotune.spec import DryRun, MemorySample
-from autotune.will_it_fit.answer import PLAYED, Fit
-from autotune.will_it_fit.findings import active_parameters, beside_cost_model, flops_per_token, over_six_n, traffic
 
 
 def fits_document(fits: Sequence[Fit], *, profile: Mapping[str, Any] | None = None) -> dict[str, Any]:

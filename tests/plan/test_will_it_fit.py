@@ -10,14 +10,9 @@ import pytest
 import autotune
 from autotune.cost import calibration_for
 from autotune.errors import ConfigError, DryRunError, SpecError
-from autotune.report.fit_text import other_verdict_line, verdict_line
-from autotune.report.memory_over_step import columns, phases
-from autotune.space import why_not
-from autotune.spec import MemorySample, Moment, ParallelConfig, Workload, catalog
-from autotune.trainers import trainer_names
-from autotune.will_it_fit import AT_THE_LIMIT, DOES_NOT_FIT, FITS, PLAYED, pipeline_ranks
-from autotune.will_it_fit.answer import Reserved
-from autotune.will_it_fit.findings import (
+from autotune.plan.fit import AT_THE_LIMIT, DOES_NOT_FIT, FITS, PLAYED, pipeline_ranks
+from autotune.plan.fit.answer import Reserved
+from autotune.plan.fit.findings import (
     flops_per_token,
     fullest_modules,
     largest_products,
@@ -25,6 +20,11 @@ from autotune.will_it_fit.findings import (
     product_flops,
     traffic,
 )
+from autotune.report.fit_text import other_verdict_line, verdict_line
+from autotune.report.memory_over_step import columns, phases
+from autotune.space import why_not
+from autotune.spec import MemorySample, Moment, ParallelConfig, Workload, catalog
+from autotune.trainers import trainer_names
 from tests.cli.conftest import SPEC
 from tests.dry_run_fake import FakeDryRunner
 

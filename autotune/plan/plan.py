@@ -78,7 +78,7 @@ class Plan:
     not_modelled: tuple[str, ...] = ()
     """the study's own knobs: the cost model is neutral to them, so the rows show each at its default"""
     post_training: Mapping[str, Any] = field(default_factory=dict)
-    """of a workload with `rl`: what was assumed, the splits of GPUs, and what one more node gives (`autotune.rl_split`)"""
+    """of a workload with `rl`: what was assumed, the splits of GPUs, and what one more node gives (`autotune.plan.rl_split`)"""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values: configs, feasible, infeasible, nearest_miss, source, baseline, not_modelled, assumed."""
