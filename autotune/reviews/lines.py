@@ -152,11 +152,12 @@ def _changes(study: Study, before: ParallelConfig, after: ParallelConfig) -> Ite
     if launches[0] is None or launches[1] is None:
         return
     own = study.trainer_options.get("env") or {}  # variables that tell the program its config
-    old, new = (
-        {**dict(_told(each)), **{name: text for name, text in each.env.items() if name in own}}
-        for each in launches
-        if each is not None
-    )
+
+    def said(launch: Launch) -> dict[str, str | None]:
+        variables = {name: text for name, text in launch.env.items() if name in own}
+        return {**dict(_told(launch)), **variables}
+
+    old, new = said(launches[0]), said(launches[1])
     for name in dict.fromkeys([*old, *new]):
         if old.get(name) != new.get(name):
             yield Change(name, old.get(name), new.get(name))

@@ -69,10 +69,11 @@ def _batch(study: Study, config: ParallelConfig, seen: ProgramSeen, world: int) 
     expected = study.workload.seq_len
     packed = seen.tokens is not None and length is not None and length > expected and length % expected == 0
     is_open = length is None or seen.lengths_vary  # the longest may be those of the spec
+    varies = " on average, varies" if seen.lengths_vary else ""
     yield Row(
         name="seq_len",
         said=str(expected),
-        seen=f"{length:g}{' on average, varies' if seen.lengths_vary else ''}" if length else "",
+        seen=f"{length:g}{varies}" if length else "",
         agrees=None if is_open else packed or abs((length or 0) - expected) <= max(1.0, LENGTH * expected),
         remedy="correct workload.seq_len, or the option that sets the length: tokens/s and memory follow from it",
         fix=None if is_open else ("workload.seq_len", round(length or 0)),

@@ -19,12 +19,13 @@ from autotune.spec import KNOBS, KnobUse, ParallelConfig, Workload
 from autotune.spec.checks import nearest
 from autotune.spec.hugging_face.figures import figures_of
 from autotune.spec.knob_use import own_knob_remedy
+from autotune.trainers.base.abilities import UNCOMMON_SHAPES, Abilities
 from autotune.trainers.base.effective import effective
 from autotune.trainers.base.limit import Limit, moved, refuse
 from autotune.trainers.base.own_program import CWD, in_its_folder
 from autotune.trainers.base.torchrun import place
 from autotune.trainers.base.trainer_option import PYTHON, SAME_DATA, SHARED_OPTIONS, Option
-from autotune.trainers.base.workload_limits import UNCOMMON_SHAPES, shape_limits, workload_limits
+from autotune.trainers.base.workload_limits import shape_limits, workload_limits
 from autotune.trainers.launch_files import Launch, started_by
 from autotune.trainers.logs.step_metrics import MAX_LINE, LineReader, LineTest, StepMetrics, clean, number
 from autotune.trainers.present_configuration import (
@@ -42,11 +43,9 @@ MAX_MOVES = 3
 """rounds of replacing values with the nearest ones; each may violate another limit"""
 
 
-class Trainer(ABC):
+class Trainer(Abilities, ABC):
     """A training loop by name. Stateless: one instance serves all callers."""
 
-    name: ClassVar[str]
-    """its registered name"""
     summary: ClassVar[str]
     """one line: what it starts, and what it writes"""
     checked_against: ClassVar[str] = ""
@@ -70,43 +69,6 @@ class Trainer(ABC):
     """knobs that do not change its launches, each with the reason"""
     cannot: ClassVar[Mapping[str, str]] = {}
     """knobs, and single values such as `recompute=norm`, that it does not support, each with the reason"""
-    optimizers: ClassVar[frozenset[str]] = frozenset({"adamw", "sgd"})
-    """supported values of `Workload.optimizer`"""
-    packs_documents: ClassVar[bool] = False
-    """whether it supports sequences packed from documents that do not attend to each other (`Workload.document_len`)"""
-    peft_methods: ClassVar[frozenset[str]] = frozenset()
-    """supported methods of `Workload.peft`"""
-    trains_pure_bf16: ClassVar[bool] = False
-    """whether it supports weights, gradients and moments all in bf16 (`Workload.pure_bf16`)"""
-    runs_own_program: ClassVar[bool] = False
-    """whether the training loop is the user's own (`Workload.loop`)"""
-    loop: ClassVar[str] = ""
-    """the trainer whose training loop it runs, one of `autotune.spec.workload.LOOPS`: the cost model counts that loop's memory and times. Empty: its own, or unknown; of a
-    loop that the cost model does not know, it counts what it knows of the native one, and says so"""
-    has_unfused_attention: ClassVar[bool] = False
-    """whether it can store the attention scores (`Workload.unfused_attention`)"""
-    has_own_attention: ClassVar[bool] = False
-    """whether the trainer, not the user, chooses the attention kernel (`Workload.attention_kernel`)"""
-    trains_rl: ClassVar[bool] = False
-    """whether it supports post-training steps or sequences of unequal length (`Workload.rl`)"""
-    no_adapters: ClassVar[str] = "its launches do not set up adapters"
-    """why it does not support other adapters"""
-
-    shapes: ClassVar[frozenset[str]] = frozenset()
-    """fields of `ModelSpec` among `UNCOMMON_SHAPES` that it can train"""
-
-    trains_modules: ClassVar[bool] = False
-    """whether it trains the module that a user's builder returns (`model: {module: ...}`)"""
-    reads_config_json: ClassVar[bool] = False
-    """whether it builds the model from the user's config.json, if there is one"""
-    families: ClassVar[frozenset[str] | None] = None
-    """values of `model_type` that it trains exactly as the config.json describes; None if it trains
-    every family by its shape"""
-
-    rotary_scalings: ClassVar[frozenset[str]] = frozenset()
-    """kinds of rotary scaling in a config.json that launches pass on, if it does not read the file itself"""
-    rotary_remedy: ClassVar[str] = "set it in the trainer"
-    """the remedy for other kinds"""
 
     @abstractmethod
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
@@ -175,7 +137,9 @@ class Trainer(ABC):
         """Why a launch with these options cannot pass the study's own knob `name` on, as text; empty if it can."""
         return f"its launches cannot set a study's own knob; {own_knob_remedy(name)}"
 
-    def check_options(self, options: Mapping[str, Any], own_knobs: Iterable[str]) -> None:  # noqa: B027  # nothing to check is the rule
+    def check_options(
+        self, options: Mapping[str, Any], own_knobs: Iterable[str]
+    ) -> None:  # nothing to check is the rule
         """Raise `SpecError` for options that are wrong for any config; `own_knobs`: names of the study's own knobs. Override it if options are more
         than plain values."""
 
@@ -305,20 +269,6 @@ class Trainer(ABC):
             python=python,
             notes=(*notes, *launch.notes, *self._figure_notes(workload)),
         )
-
-    @property
-    def has_own_model(self) -> bool:
-        """Whether its program builds its own model, of any shape and family."""
-        return self.families is None and UNCOMMON_SHAPES.keys() <= self.shapes
-
-    def knows(self, family: str) -> bool:
-        """Whether it trains models of this `model_type` exactly as their config.json describes."""
-        return self.families is None or family in self.families
-
-    @property
-    def known_families(self) -> str:
-        """The families that it reproduces exactly, as text."""
-        return ", ".join(sorted(self.families or ()))
 
     def _figure_notes(self, workload: Workload) -> Iterator[str]:
         """What the launch could not carry over from the model, as text."""

@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from autotune.spec import ClusterSpec, ModelCode, ModelSpec, ParallelConfig, Workload
 from autotune.spec.hugging_face.families import FAMILIES
 from autotune.spec.hugging_face.figures import figures_of
 from autotune.spec.post_training import RL_KNOBS
+from autotune.trainers.base.abilities import UNCOMMON_SHAPES, Abilities
 from autotune.trainers.base.limit import Limit, Rule, broken
 from autotune.trainers.base.torchrun import Placement
 from autotune.trainers.base.trained_families import OWN_PROGRAM, who_trains
@@ -175,21 +175,11 @@ def _loss(code: ModelCode, c: ParallelConfig) -> tuple[Rule, ...]:
     )
 
 
-if TYPE_CHECKING:
-    from autotune.trainers.base.trainer import Trainer
-
-UNCOMMON_SHAPES = {
-    "num_dense_layers": "model with experts in only some layers",
-    "shared_ffn_hidden_size": "shared experts",
-    "kv_lora_rank": "latent attention",
-    "mtp_layers": "layers of multi-token prediction",
-}
-"""Fields of `ModelSpec` that are set only for models that most trainers cannot build, each with what it stands for."""
 OTHERS = f"a trainer that reads the config.json itself (accelerate, deepspeed, hf_trainer, lightning, megatron_bridge, native), or {OWN_PROGRAM}"
 """who may train a model that a trainer does not build"""
 
 
-def workload_limits(trainer: Trainer, workload: Workload, c: ParallelConfig) -> list[Limit]:
+def workload_limits(trainer: Abilities, workload: Workload, c: ParallelConfig) -> list[Limit]:
     """Optimizer, packed documents, weights in bf16 alone, stored scores, and adapters."""
     rl, peft, name = workload.rl, workload.peft, trainer.name
     what = "sequences of unequal length" if rl is not None and rl.algorithm == "sft" else "a step of post-training"
@@ -253,7 +243,7 @@ def workload_limits(trainer: Trainer, workload: Workload, c: ParallelConfig) -> 
     )
 
 
-def shape_limits(trainer: Trainer, workload: Workload) -> Iterator[Limit]:
+def shape_limits(trainer: Abilities, workload: Workload) -> Iterator[Limit]:
     """A module of the user's, a family that it would train as another, and shapes that it does not build."""
     model = workload.model
     if not (trainer.trains_modules or trainer.has_own_model):
