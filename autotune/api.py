@@ -140,7 +140,9 @@ def read_document(
         for name in path:
             inner = inner.setdefault(name, {})
             if not isinstance(inner, dict):
-                raise SpecError(f"{key!r} needs a mapping at {name!r}, but it is {inner!r}", field=name)
+                raise SpecError(
+                    f"{key!r} needs a mapping at {name!r}, but it is {inner!r}", field=name
+                )
         inner[last] = value
     if overrides:
         check_size(document)
@@ -227,7 +229,9 @@ def tune(
             found = _unfinished(database, study, spec or {}) if resume else None
             if found is None:
                 if profile and study.workload.model.code is not None:
-                    profile_first(study, database, on_event or (lambda _: None), passed=runner is not None)
+                    profile_first(
+                        study, database, on_event or (lambda _: None), passed=runner is not None
+                    )
                 assembly = assemble(study, database)
                 found = submit_study(
                     database,
@@ -284,9 +288,13 @@ def fit(
     """
     asked = study if isinstance(study, Study | Workload) else load_study(study, limits=limits)
     workload = asked.workload if isinstance(asked, Study) else asked
-    chosen = configs_of(asked, configs, top=top, calibration=stored_calibration(workload, store), space=space)
+    chosen = configs_of(
+        asked, configs, top=top, calibration=stored_calibration(workload, store), space=space
+    )
     formulas = measured_constants(workload, store)
-    return answers(workload, chosen, runner=runner, limits=limits, calibration=formulas, on_rank=on_rank)
+    return answers(
+        workload, chosen, runner=runner, limits=limits, calibration=formulas, on_rank=on_rank
+    )
 
 
 def calibrate(
@@ -315,7 +323,9 @@ def calibrate(
         )
     tell = on_progress or (lambda _: None)
     joined = {"runner": "ray"} if cluster == "local" and os.environ.get("RAY_ADDRESS") else {}
-    measured = calibrator(cluster)(progress=lambda what, done: tell(f"{done:4.0%} {what}"), **joined)
+    measured = calibrator(cluster)(
+        progress=lambda what, done: tell(f"{done:4.0%} {what}"), **joined
+    )
     for each in measured.get("out_of_line", ()):
         (on_out_of_line or (lambda stray: tell(str(stray["text"]))))(each)
     here = local_cluster()

@@ -47,7 +47,8 @@ def space_file(name: str) -> Path:
     if name not in files:
         raise CatalogError(
             f"there is no search space {name!r}",
-            remedy=nearest(name, files) or f"choose one of {', '.join(files)}, or give the knobs inline",
+            remedy=nearest(name, files)
+            or f"choose one of {', '.join(files)}, or give the knobs inline",
             field="space",
         )
     return files[name]

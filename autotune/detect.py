@@ -78,7 +78,9 @@ def local_cluster() -> ClusterSpec:
     return cluster_of(gpu_of(devices[0]), num_nodes=1, gpus_per_node=len(alike))
 
 
-def cpu_cluster(memory: int, *, max_ranks: int = MAX_CPU_RANKS, cores: int | None = None) -> ClusterSpec:
+def cpu_cluster(
+    memory: int, *, max_ranks: int = MAX_CPU_RANKS, cores: int | None = None
+) -> ClusterSpec:
     """As many CPU ranks as memory allows (a power of two, `max_ranks` at most), each with an even share of it; they share `cores`."""
     ranks = max_ranks
     while ranks > 1 and memory // ranks < MIN_RANK_BYTES:
@@ -98,7 +100,10 @@ def cuda_devices() -> list[CudaDevice]:
         return []
     try:
         probe = subprocess.run(
-            [sys.executable, "-I", "-c", _PROBE], capture_output=True, timeout=PROBE_TIMEOUT_S, check=True
+            [sys.executable, "-I", "-c", _PROBE],
+            capture_output=True,
+            timeout=PROBE_TIMEOUT_S,
+            check=True,
         )
         return [CudaDevice(**entry) for entry in json.loads(probe.stdout)]
     except (OSError, subprocess.SubprocessError, ValueError):
@@ -208,10 +213,14 @@ def _described(device: CudaDevice) -> GpuSpec:
     if capability[0] == 10:  # the tensor cores of B200 and B300
         peaks |= {"mxfp8": 2 * tensor, "nvfp4": (6 if capability[1] else 4) * tensor}
     return GpuSpec(
-        name=re.sub(r"[^a-z0-9]+", "-", device.name.lower().removeprefix("nvidia ")).strip("-") or "cuda",
+        name=re.sub(r"[^a-z0-9]+", "-", device.name.lower().removeprefix("nvidia ")).strip("-")
+        or "cuda",
         memory_bytes=float(device.memory_bytes),
         peak_flops_per_s=peaks,
-        memory_bytes_per_s=2e3 * (device.memory_clock_khz or _MEMORY_CLOCK_KHZ) * max(device.bus_bits, 64) / 8,
+        memory_bytes_per_s=2e3
+        * (device.memory_clock_khz or _MEMORY_CLOCK_KHZ)
+        * max(device.bus_bits, 64)
+        / 8,
         source=f"the driver's description of {device.name}: {device.sms} SMs at {device.clock_khz / 1e6:.2f} GHz; not a datasheet",
     )
 
@@ -232,7 +241,9 @@ def free_memory_bytes(root: Path = Path("/")) -> int:
 
 
 def _machine_bytes(root: Path) -> int:
-    return _meminfo_bytes("MemTotal", root) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # not Linux
+    return _meminfo_bytes("MemTotal", root) or os.sysconf("SC_PAGE_SIZE") * os.sysconf(
+        "SC_PHYS_PAGES"
+    )  # not Linux
 
 
 def _meminfo_bytes(key: str, root: Path) -> int:

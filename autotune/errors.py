@@ -45,7 +45,11 @@ class SourcePlace:
     """the line with the mistake and the line before it, with their numbers and carets under the mistake; empty if the text is not available"""
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}:{self.column}" if self.file else f"line {self.line}, column {self.column}"
+        return (
+            f"{self.file}:{self.line}:{self.column}"
+            if self.file
+            else f"line {self.line}, column {self.column}"
+        )
 
 
 class AutotuneError(Exception):
@@ -54,7 +58,9 @@ class AutotuneError(Exception):
     `place` is the position of the field in the text of the spec, and `others` are the other errors in the same spec, if known.
     """
 
-    def __init__(self, message: str, *, remedy: str = "", field: str = "", place: SourcePlace | None = None) -> None:
+    def __init__(
+        self, message: str, *, remedy: str = "", field: str = "", place: SourcePlace | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.remedy = remedy
@@ -64,7 +70,9 @@ class AutotuneError(Exception):
 
     def __str__(self) -> str:
         place = f"{self.place}: " if self.place else ""
-        named = self.message.split(maxsplit=1)[:1] == [self.field]  # the message begins with the field already
+        named = self.message.split(maxsplit=1)[:1] == [
+            self.field
+        ]  # the message begins with the field already
         where = f"{self.field}: " if self.field and not named else ""
         return f"{place}{where}{self.message}" + (f"; {self.remedy}" if self.remedy else "")
 
@@ -99,7 +107,9 @@ class AutotuneError(Exception):
     def kind(self) -> str:
         """The error's kind in JSON documents: `SpecError` -> `spec`, `StoreVersionError` -> `store_version`."""
         name = type(self).__name__.removesuffix("Error")
-        return "".join("_" + c.lower() if c.isupper() and i else c.lower() for i, c in enumerate(name))
+        return "".join(
+            "_" + c.lower() if c.isupper() and i else c.lower() for i, c in enumerate(name)
+        )
 
 
 class SpecError(AutotuneError, ValueError):

@@ -103,7 +103,9 @@ def reinstall_command() -> str:
 def is_own(distribution: metadata.Distribution) -> bool:
     """Whether an installed distribution is this package, by its name and by what its command starts."""
     names = (DISTRIBUTION, FORMERLY)
-    return distribution.name in names and any(e.value == "autotune.cli:main" for e in distribution.entry_points)
+    return distribution.name in names and any(
+        e.value == "autotune.cli:main" for e in distribution.entry_points
+    )
 
 
 def own_requirements() -> tuple[str, ...]:

@@ -30,7 +30,10 @@ def interrupts() -> Iterator[Callable[[], str]]:
             raise KeyboardInterrupt
         why.append(INTERRUPTED)
 
-    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    before = {
+        number: signal.signal(number, hear)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    }
     try:
         yield lambda: why[-1] if why else ""
     finally:

@@ -35,11 +35,14 @@ def write(made: Submission) -> list[Path]:
     """Writes the files, which only this user can read. Raises `ConflictError` for a folder that holds another study or something else."""
     made.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     kept = made.folder / SPEC
-    if (is_another := kept.exists() and _without_job(kept.read_text()) != _without_job(made.files[SPEC])) or (
-        not kept.exists() and any(made.folder.iterdir())
-    ):
+    if (
+        is_another := kept.exists()
+        and _without_job(kept.read_text()) != _without_job(made.files[SPEC])
+    ) or (not kept.exists() and any(made.folder.iterdir())):
         what = (
-            "another study, or an earlier version of this one" if is_another else "files that do not belong to a study"
+            "another study, or an earlier version of this one"
+            if is_another
+            else "files that do not belong to a study"
         )
         raise ConflictError(
             f"{made.folder} already holds {what}, but a folder can hold the results of only one spec",
@@ -61,4 +64,8 @@ def write(made: Submission) -> list[Path]:
 def _without_job(text: str) -> Any:
     import yaml
 
-    return {key: value for key, value in yaml.safe_load(text).items() if key not in ("slurm", "kubernetes")}
+    return {
+        key: value
+        for key, value in yaml.safe_load(text).items()
+        if key not in ("slurm", "kubernetes")
+    }

@@ -56,7 +56,9 @@ def tune_torch_trainer(
     runner_type.check_trainer(trainer)
     workers = int(trainer.scaling_config.max_workers)
     own = study.get("knobs", {})
-    present = {k: v for k, v in (trainer.train_loop_config or {}).items() if k in FIELDS or k in own}
+    present = {
+        k: v for k, v in (trainer.train_loop_config or {}).items() if k in FIELDS or k in own
+    }
     document = {
         "name": _name(trainer.train_loop_per_worker),
         **({"baseline": present} if present else {}),

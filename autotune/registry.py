@@ -70,7 +70,9 @@ def find(group: str, name: str) -> Registration:
     if name not in known:
         names = ", ".join(known) or "none: is the package installed?"
         raise CatalogError(
-            f"there is no {noun} {name!r}", remedy=nearest(name, known) or f"{noun}s: {names}", field=noun
+            f"there is no {noun} {name!r}",
+            remedy=nearest(name, known) or f"{noun}s: {names}",
+            field=noun,
         )
     return known[name]
 
@@ -102,7 +104,11 @@ def load(group: str, name: str) -> Any:
 
 def is_outdated(found: Registration, error: BaseException) -> bool:
     """Whether loading failed because an installation of autotune itself names a module that its files no longer have: an editable one keeps the names that it was made with."""
-    if found.package not in (DISTRIBUTION, FORMERLY) or not isinstance(error, ModuleNotFoundError) or not error.name:
+    if (
+        found.package not in (DISTRIBUTION, FORMERLY)
+        or not isinstance(error, ModuleNotFoundError)
+        or not error.name
+    ):
         return False
     return f"{found.entry.module}.".startswith(f"{error.name}.")
 
@@ -159,7 +165,9 @@ def _registered(path: tuple[str, ...]) -> Mapping[str, Mapping[str, Registration
         for entry in distribution.entry_points:
             group = found.setdefault(entry.group, {})
             if entry.name not in group or own:
-                group[entry.name] = Registration(name=entry.name, package=package, version=version, entry=entry)
+                group[entry.name] = Registration(
+                    name=entry.name, package=package, version=version, entry=entry
+                )
     return {group: dict(sorted(names.items())) for group, names in found.items()}
 
 

@@ -36,7 +36,10 @@ class Settings:
 
 def settings(environment: Mapping[str, str] | None = None) -> Settings:
     """The settings of that environment (default: this process's). An empty variable counts as unset."""
-    given = {name: value.strip() for name, value in (os.environ if environment is None else environment).items()}
+    given = {
+        name: value.strip()
+        for name, value in (os.environ if environment is None else environment).items()
+    }
     folder = data_folder(given)
     return Settings(
         data_folder=folder,

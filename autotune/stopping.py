@@ -48,7 +48,9 @@ class StopDecision:
     """it ends because it can no longer win"""
 
 
-def median_interval(step_times: Sequence[float], confidence: float = 0.95, *, together: int = 1) -> tuple[float, float]:
+def median_interval(
+    step_times: Sequence[float], confidence: float = 0.95, *, together: int = 1
+) -> tuple[float, float]:
     """Confidence interval (low, high) of the median, s: the order statistics t_(k), t_(n+1-k) with the largest k that keeps
     2 * P(Binomial(n, 1/2) < k) <= alpha (Conover 1999, section 3.2; Hahn and Meeker 1991, section 5.2).
 
@@ -65,7 +67,9 @@ def _rank_below(n: int, alpha: float) -> int:
     """Largest k with 2 * P(Binomial(n, 1/2) < k) <= alpha; 0 when there is none."""
     k, tail = 0, 0.0
     while 2 * k < n:
-        tail += math.exp(math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) - n * math.log(2))
+        tail += math.exp(
+            math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) - n * math.log(2)
+        )
         if 2 * tail > alpha:
             break
         k += 1
@@ -87,7 +91,11 @@ def evidence_slower(step_times: Sequence[float], best_s: float, *, together: int
 
 
 def trial_decision(
-    step_times: Sequence[float], measure: MeasureSpec, beat_step_time_s: float | None, *, together: int = 1
+    step_times: Sequence[float],
+    measure: MeasureSpec,
+    beat_step_time_s: float | None,
+    *,
+    together: int = 1,
 ) -> StopDecision:
     """Whether a trial with these steps (s, after warm-up) ends now: slower by far at its first look, measured to the asked precision, out of
     steps, or unable to win. `beat_step_time_s`: the slowest that may still win; it allows for the noise between runs of one config. `together`: so

@@ -125,7 +125,14 @@ def answers(folder: Path) -> dict[str, Any]:
     """Of a study that is simulated with its seed."""
     store = ("--store", str(folder / "results.db"))
     tuned = _spoken("tune", STUDY, "--json", *store)
-    words = ["list", "status fixed", "best fixed --top 3", "best --model gpt2-small", "explain fixed", "logs fixed"]
+    words = [
+        "list",
+        "status fixed",
+        "best fixed --top 3",
+        "best --model gpt2-small",
+        "explain fixed",
+        "logs fixed",
+    ]
     found = {text: said(*text.split(), "--json", *store) for text in words}
     return {"tune": tuned, **found, "export": said("export", "fixed", "--to", "native", *store)}
 
@@ -142,7 +149,9 @@ def upgraded(folder: Path) -> dict[str, Any]:
         with contextlib.closing(sqlite3.connect(path)) as connection:
             counts = {
                 name: connection.execute(f"SELECT count(*) FROM {name}").fetchone()[0]
-                for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table' ORDER BY name")
+                for (name,) in connection.execute(
+                    "SELECT name FROM sqlite_master WHERE type='table' ORDER BY name"
+                )
             }
         found[script.stem] = [listed, best, counts]
     return found
@@ -171,7 +180,10 @@ def differences(old: Any, new: Any, where: str = "") -> list[str]:
 
 def _apart(old: Any, new: Any) -> str:
     before, after = str(old), str(new)
-    at = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after)))
+    at = next(
+        (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b),
+        min(len(before), len(after)),
+    )
     begin = max(0, at - 60)
     return f"{before[begin : at + 60]!r} is {after[begin : at + 60]!r}"
 
@@ -187,7 +199,10 @@ def main(arguments: Sequence[str]) -> int:
             recorded = json.loads(json.dumps(part(Path(scratch)), sort_keys=True))
         (folder / f"{name}.json").write_text(json.dumps(recorded, indent=1, sort_keys=True))
         found = differences(json.loads((old / f"{name}.json").read_text()), recorded) if old else []
-        print(f"{name}: {len(recorded)} entries" + (f", {len(found)} differences" if old else ""), flush=True)
+        print(
+            f"{name}: {len(recorded)} entries" + (f", {len(found)} differences" if old else ""),
+            flush=True,
+        )
         for line in found[:20]:
             print(f"  {line}")
         apart += len(found)

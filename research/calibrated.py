@@ -50,7 +50,12 @@ def chosen(space: SearchSpace, count: int, seed: int = 0) -> list[ParallelConfig
 def step_time_s(runner: TrialRunner, study: Study, config: ParallelConfig, number: int) -> float:
     """The median step of one trial, s; nan when it fails."""
     asked = TrialRequest(
-        study="calibrated", number=number, attempt=1, workload=study.workload, config=config, measure=study.measure
+        study="calibrated",
+        number=number,
+        attempt=1,
+        workload=study.workload,
+        config=config,
+        measure=study.measure,
     )
     runner.start(asked)
     end = ended(events_until_ended(runner, [asked.id], deadline_s=DEADLINE_S))
@@ -60,11 +65,15 @@ def step_time_s(runner: TrialRunner, study: Study, config: ParallelConfig, numbe
     return float("nan")
 
 
-def row(name: str, study: Study, table: ConfigTable, measured: np.ndarray, constants: Calibration) -> str:
+def row(
+    name: str, study: Study, table: ConfigTable, measured: np.ndarray, constants: Calibration
+) -> str:
     """One line of the table."""
     e = estimate(study.workload, table, calibration=constants)
     ratio = measured / np.asarray(e.step_time_s)
-    inside = (measured >= np.asarray(e.step_time_low_s)) & (measured <= np.asarray(e.step_time_high_s))
+    inside = (measured >= np.asarray(e.step_time_low_s)) & (
+        measured <= np.asarray(e.step_time_high_s)
+    )
     error = np.abs(ratio - 1.0)
     rank = spearmanr(np.asarray(e.step_time_s), measured)[0]
     return (
@@ -75,18 +84,26 @@ def row(name: str, study: Study, table: ConfigTable, measured: np.ndarray, const
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Calibrates, measures, and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--configs", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=2)
     args = parser.parse_args(arguments)
     loaded = load_study(SPEC, overrides={"runner": "local", "enqueue": []})
-    study = replace(loaded, measure=replace(loaded.measure, warmup_steps=2, min_steps=6, max_steps=8, precision=0.0))
+    study = replace(
+        loaded,
+        measure=replace(loaded.measure, warmup_steps=2, min_steps=6, max_steps=8, precision=0.0),
+    )
     workload, space = study.workload, SearchSpace.build(study.workload, study.space)
     found: dict[str, Calibration] = {}
     for name in ("quick", "full"):
         began_s = time.monotonic()
         measured = calibrator("local")(quick=name == "quick")
-        print(f"{name}: calibrated in {time.monotonic() - began_s:.0f} s, load {os.getloadavg()[0]:.1f}", flush=True)
+        print(
+            f"{name}: calibrated in {time.monotonic() - began_s:.0f} s, load {os.getloadavg()[0]:.1f}",
+            flush=True,
+        )
         found[name] = Calibration.from_measurements(measured, cluster=workload.cluster)
     before, after = calibration_for(workload), found["full"]
     for name, value in after.to_dict().items():
@@ -107,10 +124,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ran = ~np.isnan(times).any(axis=0)
     table = ConfigTable.of([c for c, ok in zip(configs, ran, strict=True) if ok])
     steps = np.median(times[:, ran], axis=0)
-    print(f"{ran.sum()} of {len(configs)} configs in {args.rounds} rounds, load {os.getloadavg()[0]:.1f}")
-    e = {name: estimate(workload, table, calibration=c) for name, c in {"before": before, **found}.items()}
+    print(
+        f"{ran.sum()} of {len(configs)} configs in {args.rounds} rounds, load {os.getloadavg()[0]:.1f}"
+    )
+    e = {
+        name: estimate(workload, table, calibration=c)
+        for name, c in {"before": before, **found}.items()
+    }
     for i, config in enumerate(table):
-        guesses = ", ".join(f"{name} {1e3 * float(np.asarray(x.step_time_s)[i]):.1f}" for name, x in e.items())
+        guesses = ", ".join(
+            f"{name} {1e3 * float(np.asarray(x.step_time_s)[i]):.1f}" for name, x in e.items()
+        )
         print(f"  {1e3 * steps[i]:8.1f} ms measured, {guesses}: {config}")
     print("| constants | ratio | error: median / p90 | Spearman | inside |\n|---|---|---|---|---|")
     print(row("known before", study, table, steps, before))

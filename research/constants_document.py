@@ -40,7 +40,10 @@ def document(
     software = [n for n in PHYSICAL if n in TIME and n in SOFTWARE]
     everything = list(fitted.values())
     families = {f: [c for c in everything if c.gpu == f] for f in FAMILIES}
-    trainers = {t: [c for c in everything if c.trainer == t] for t in sorted({c.trainer for c in everything})}
+    trainers = {
+        t: [c for c in everything if c.trainer == t]
+        for t in sorted({c.trainer for c in everything})
+    }
     bounds = {c.gpu: ceiling(catalog.gpu(BOUNDED_BY[c.gpu]), "bf16") for c in everything}
     shares = [np.log(c.matmul_efficiency / bounds[c.gpu]) for c in everything]
     # of the pair that shows it, whose measurements predate FlashAttention
@@ -48,21 +51,34 @@ def document(
     widths = ("time_sigma", "comm_sigma", "level_sigma")
     common = {n: old["pooled"][n] for n in widths}
     if errors is not None:
-        common = dict(zip(widths, (errors.time_sigma, errors.comm_sigma, errors.shared_sigma), strict=True))
+        common = dict(
+            zip(widths, (errors.time_sigma, errors.comm_sigma, errors.shared_sigma), strict=True)
+        )
     pooled = {**_pooled(everything, [n for n in PHYSICAL if n in TIME]), **scores, **common}
     return {
         "provenance": "python -m research.fit_cost_model --write; data and their sources: tests/benchmarks/data",
-        **{name: value for name, value in old.items() if name not in ("provenance", "unread_trainer")},
+        **{
+            name: value
+            for name, value in old.items()
+            if name not in ("provenance", "unread_trainer")
+        },
         "families": FAMILIES,
         "loops": LOOPS,
         "refit": old["refit"] if errors is None else errors.values,
         **({} if unread_trainer is None else {"unread_trainer": dict(unread_trainer)}),
         "share_of_measured": round(float(np.exp(np.mean(shares))), 4),
-        "pairs": {n: {**_kept(old, "pairs", n, c), **_rounded(_time_values(c))} for n, c in fitted.items()},
-        "hardware": {
-            f: {**_kept(old, "hardware", f), **_rounded(_pooled(m, hardware))} for f, m in families.items() if m
+        "pairs": {
+            n: {**_kept(old, "pairs", n, c), **_rounded(_time_values(c))} for n, c in fitted.items()
         },
-        "software": {t: {**_kept(old, "software", t), **_rounded(_pooled(m, software))} for t, m in trainers.items()},
+        "hardware": {
+            f: {**_kept(old, "hardware", f), **_rounded(_pooled(m, hardware))}
+            for f, m in families.items()
+            if m
+        },
+        "software": {
+            t: {**_kept(old, "software", t), **_rounded(_pooled(m, software))}
+            for t, m in trainers.items()
+        },
         "pooled": {**_memory(old.get("pooled", {})), **_rounded(pooled)},
     }
 
@@ -72,12 +88,18 @@ def _time_values(constants: Calibration) -> dict[str, Any]:
     return {"source": values["source"], "fabric": values["fabric"]} | {n: values[n] for n in TIME}
 
 
-def _kept(old: Mapping[str, Any], kind: str, name: str, fallback: Calibration | None = None) -> dict[str, Any]:
+def _kept(
+    old: Mapping[str, Any], kind: str, name: str, fallback: Calibration | None = None
+) -> dict[str, Any]:
     """The memory constants that were there, or for a new pair those of pairs of the same trainer, or the defaults."""
     there = old.get(kind, {}).get(name)
     if there is None and fallback is not None:
         alike = [v for n, v in old.get("pairs", {}).items() if n.endswith(f"/{fallback.trainer}")]
-        there = alike[0] if alike else {n: v for n, v in fallback.to_dict().items() if n not in ("gpu", "trainer")}
+        there = (
+            alike[0]
+            if alike
+            else {n: v for n, v in fallback.to_dict().items() if n not in ("gpu", "trainer")}
+        )
     return _memory(there or {})
 
 
@@ -88,7 +110,9 @@ def _memory(values: Mapping[str, Any]) -> dict[str, Any]:
 def _pooled(members: Sequence[Calibration], names: Sequence[str]) -> dict[str, Any]:
     """The geometric means of these constants."""
     return {
-        n: 0.0 if n in OWN else float(np.exp(np.mean([np.log(max(getattr(c, n), 1e-12)) for c in members])))
+        n: 0.0
+        if n in OWN
+        else float(np.exp(np.mean([np.log(max(getattr(c, n), 1e-12)) for c in members])))
         for n in names
     }
 

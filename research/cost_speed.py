@@ -19,7 +19,9 @@ def main() -> None:
     """Prints CPU seconds of one core and the process's peak memory."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--all-knobs", action="store_true", help="draw values of every knob, not only of degrees and counts"
+        "--all-knobs",
+        action="store_true",
+        help="draw values of every knob, not only of degrees and counts",
     )
     every = parser.parse_args().all_knobs
     rng = np.random.default_rng(0)
@@ -38,7 +40,9 @@ def main() -> None:
     )
     best = min(_seconds(workload, table) for _ in range(3))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(f"{ROWS:,} configs: {best:.2f} s of one core, {peak / 2**20:.0f} MiB at the peak of the process")
+    print(
+        f"{ROWS:,} configs: {best:.2f} s of one core, {peak / 2**20:.0f} MiB at the peak of the process"
+    )
 
 
 def _seconds(workload: Workload, table: ConfigTable) -> float:

@@ -133,9 +133,19 @@ GROUPS: dict[str, Callable[[Row], Any]] = {
     "the source": lambda r: r.source,
     "cluster and software": lambda r: r.cluster,
     "and precision": lambda r: (r.cluster, r.config.precision),
-    "and experts, adapters, precision": lambda r: (r.cluster, r.config.precision, r.experts, r.adapters),
+    "and experts, adapters, precision": lambda r: (
+        r.cluster,
+        r.config.precision,
+        r.experts,
+        r.adapters,
+    ),
     "and model": lambda r: (r.cluster, r.model),
-    "and model, precision, adapters": lambda r: (r.cluster, r.model, r.config.precision, r.adapters),
+    "and model, precision, adapters": lambda r: (
+        r.cluster,
+        r.model,
+        r.config.precision,
+        r.adapters,
+    ),
 }
 
 
@@ -146,7 +156,9 @@ def folds() -> dict[tuple[int, str], list[Fold]]:
         for name, blocks in unseen(batch=batch).items():
             timed = [b for b in blocks if np.isfinite(b.tokens_per_s_per_gpu).any()]
             if timed:
-                found[batch, name] = [(b, calibration_for(b.workload, known=unread_of(name))) for b in timed]
+                found[batch, name] = [
+                    (b, calibration_for(b.workload, known=unread_of(name))) for b in timed
+                ]
     return found
 
 
@@ -178,7 +190,9 @@ def size(errors: Any) -> float:
     return float(np.median(np.abs(np.expm1(-np.asarray(errors)))))
 
 
-def about(rows: Sequence[Row], key: Callable[[Row], Any], middle: Callable[[Any], Any] = np.median) -> np.ndarray:
+def about(
+    rows: Sequence[Row], key: Callable[[Row], Any], middle: Callable[[Any], Any] = np.median
+) -> np.ndarray:
     """Errors about the middle of their group."""
     groups: dict[Any, list[float]] = {}
     for r in rows:
@@ -188,10 +202,15 @@ def about(rows: Sequence[Row], key: Callable[[Row], Any], middle: Callable[[Any]
 
 def spreads(sources: Sources) -> list[str]:
     """What is left of the errors once groups are known."""
-    lines = ["", "| known is the level of | median error, mean of sources | median of sources |", "|---|---|---|"]
+    lines = [
+        "",
+        "| known is the level of | median error, mean of sources | median of sources |",
+        "|---|---|---|",
+    ]
     for name, key in GROUPS.items():
         left = [
-            size([r.error for r in rows] if name == "nothing" else about(rows, key)) for _, rows in sources.values()
+            size([r.error for r in rows] if name == "nothing" else about(rows, key))
+            for _, rows in sources.values()
         ]
         lines.append(f"| {name} | {100 * np.mean(left):.1f}% | {100 * np.median(left):.1f}% |")
     return lines
@@ -199,9 +218,14 @@ def spreads(sources: Sources) -> list[str]:
 
 def variances(sources: Sources) -> list[str]:
     """Nested shares of the mean square."""
-    keys = [GROUPS[n] for n in ("the source", "cluster and software", "and model, precision, adapters")]
+    keys = [
+        GROUPS[n] for n in ("the source", "cluster and software", "and model, precision, adapters")
+    ]
     squares = [np.mean([np.mean([r.error**2 for r in rows]) for _, rows in sources.values()])]
-    squares += [np.mean([np.mean(about(rows, key, np.mean) ** 2) for _, rows in sources.values()]) for key in keys]
+    squares += [
+        np.mean([np.mean(about(rows, key, np.mean) ** 2) for _, rows in sources.values()])
+        for key in keys
+    ]
     parts = [*(a - b for a, b in pairwise(squares)), squares[-1]]
     names = (
         "sources",
@@ -243,7 +267,9 @@ def _mode(levels: np.ndarray) -> float:
     return float(ordered[start : start + half].mean())
 
 
-def _pooled(levels: Sequence[float], location: Callable[[np.ndarray], float], prior_sigma: float) -> float:
+def _pooled(
+    levels: Sequence[float], location: Callable[[np.ndarray], float], prior_sigma: float
+) -> float:
     """Partial pooling as `unread_level.middle`, about another location."""
     every = np.array(levels)
     if len(every) < 2:
@@ -276,13 +302,20 @@ def middles(sources: Sources) -> list[str]:
 
             def middle_of(program: str, without: str, known: set[str] = known, location: Callable[[np.ndarray], float] = location) -> float:  # fmt: skip
                 others = [v for n, v in found[program].items() if n in known and n != without]
-                return _pooled([*of_files[program], *others], location, shipping["refit"]["level_sigma"])
+                return _pooled(
+                    [*of_files[program], *others], location, shipping["refit"]["level_sigma"]
+                )
 
             errors = []
             for name, (_, rows) in sources.items():
                 middle = {p: middle_of(p, name) for p in PROGRAMS}
                 errors.append(
-                    size([r.error + r.level - (middle[r.program] if r.known in KINDS else 0.0) for r in rows])
+                    size(
+                        [
+                            r.error + r.level - (middle[r.program] if r.known in KINDS else 0.0)
+                            for r in rows
+                        ]
+                    )
                 )
             whole = " | ".join(f"{middle_of(p, ''):+.3f}" for p in PROGRAMS)
             lines.append(
@@ -298,15 +331,25 @@ def covariates(sources: Sources) -> list[str]:
         slopes, both = {}, {}
         for source, (_, rows) in sources.items():
             errors = about(rows, lambda r: r.cluster, np.mean)
-            values = about([replace(r, error=float(of(r))) for r in rows], lambda r: r.cluster, np.mean)
+            values = about(
+                [replace(r, error=float(of(r))) for r in rows], lambda r: r.cluster, np.mean
+            )
             if np.abs(values).max() > 1e-6:
-                slopes[source], both[source] = float(values @ errors / (values @ values)), (values, errors)
+                slopes[source], both[source] = (
+                    float(values @ errors / (values @ values)),
+                    (values, errors),
+                )
         if len(slopes) < 3:
             continue
         spread = []
         for source, (values, errors) in both.items():
             slope = float(np.median([s for other, s in slopes.items() if other != source]))
-            spread.append([float(np.median(np.abs(e - np.median(e)))) for e in (errors, errors - slope * values)])
+            spread.append(
+                [
+                    float(np.median(np.abs(e - np.median(e))))
+                    for e in (errors, errors - slope * values)
+                ]
+            )
         before, after = np.array(spread).T
         lines.append(
             f"| {name} | {len(slopes)} | {np.median(list(slopes.values())):+.3f} | {before.mean():.3f} | {after.mean():.3f} | {np.sum(after < before - 1e-9)} |"
@@ -328,7 +371,9 @@ def one_trial(sources: Sources) -> list[str]:
                 errors = found.error[rest] - errors_after(found, np.array([trial]), prior, rest)[0]
                 for what, key in ALIKE.items():
                     for i, error in zip(rest, errors, strict=True):
-                        left[what][key(rows[trial]) == key(rows[i])].setdefault(name, []).append(float(error))
+                        left[what][key(rows[trial]) == key(rows[i])].setdefault(name, []).append(
+                            float(error)
+                        )
     lines = [
         "",
         "| trial and row have the same | sources with both kinds of pairs | the same | another |",
@@ -386,10 +431,14 @@ def files() -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", action="store_true", help="every row with its covariates")
     parser.add_argument("--files", action="store_true", help="the files of the fits too")
-    parser.add_argument("--constants", action="store_true", help="constants moved for all sources at once")
+    parser.add_argument(
+        "--constants", action="store_true", help="constants moved for all sources at once"
+    )
     options = parser.parse_args(arguments)
     every = folds()
     if options.constants:
@@ -399,7 +448,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for (batch, name), blocks in every.items():
         found = judged(blocks, with_sensitivity=not options.rows)
         sources[name] = (found, rows_of(name, blocks, found, batch))
-    print(f"{len(sources)} sources with speeds, {sum(len(rows) for _, rows in sources.values())} rows")
+    print(
+        f"{len(sources)} sources with speeds, {sum(len(rows) for _, rows in sources.values())} rows"
+    )
     if options.rows:
         print("\n".join(r.text() for _, rows in sources.values() for r in rows))
         return 0

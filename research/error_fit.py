@@ -63,7 +63,11 @@ class Errors:
         """As `constants.json` keeps them."""
         own = {n: float(f"{getattr(self.own_error, n):.3g}") for n in OwnError.__dataclass_fields__}
         spreads = {n: float(f"{s:.3g}") for n, s in self.spreads.items()}
-        return {"level_sigma": float(f"{self.level_sigma:.3g}"), "own_error": own, "spreads": spreads}
+        return {
+            "level_sigma": float(f"{self.level_sigma:.3g}"),
+            "own_error": own,
+            "spreads": spreads,
+        }
 
 
 def spreads_of(fitted: Mapping[str, Calibration], pairs: Sequence[Pair]) -> dict[str, float]:
@@ -73,16 +77,25 @@ def spreads_of(fitted: Mapping[str, Calibration], pairs: Sequence[Pair]) -> dict
     for name, width in SPREAD.items():
         logs = np.log([getattr(c, name) for pair, c in fitted.items() if name in free[pair]])
         squares = float(((logs - logs.mean()) ** 2).sum()) if len(logs) > 1 else 0.0
-        out[name] = float(np.sqrt((PRIOR_PAIRS * width**2 + squares) / (PRIOR_PAIRS + max(len(logs) - 1, 0))))
+        out[name] = float(
+            np.sqrt((PRIOR_PAIRS * width**2 + squares) / (PRIOR_PAIRS + max(len(logs) - 1, 0)))
+        )
     return out
 
 
 def own_error(alone_sigma: float) -> OwnError:
     """The own error, of which that much is a config's alone."""
-    return OwnError(alone_sigma=alone_sigma, length=LENGTH, between_workloads=BETWEEN_WORKLOADS, same_work=SAME_WORK)
+    return OwnError(
+        alone_sigma=alone_sigma,
+        length=LENGTH,
+        between_workloads=BETWEEN_WORKLOADS,
+        same_work=SAME_WORK,
+    )
 
 
-def fit_errors(files: Mapping[str, Judged], known: Sequence[Judged], spreads: Mapping[str, float]) -> Errors:
+def fit_errors(
+    files: Mapping[str, Judged], known: Sequence[Judged], spreads: Mapping[str, float]
+) -> Errors:
     """The numbers that fit the errors of these files, none of which was read, and of `known` clusters, whose models alone were held out."""
     unread = [_clusters(rows.near(), spreads, shares=True) for rows in files.values()]
     samples = [*unread, *(_clusters(rows.near(), spreads, shares=False) for rows in known)]
@@ -98,9 +111,14 @@ def fit_errors(files: Mapping[str, Judged], known: Sequence[Judged], spreads: Ma
         return likelihood + 0.5 * float((((z - start) / LOOSE) ** 2).sum())
 
     simplex = np.vstack([start, start + 0.3 * np.eye(len(start))])
-    found = minimize(cost, start, method="Nelder-Mead", options={"maxfev": STEPS, "initial_simplex": simplex})
+    found = minimize(
+        cost, start, method="Nelder-Mead", options={"maxfev": STEPS, "initial_simplex": simplex}
+    )
     best = dict(zip(START, np.exp(found.x).tolist(), strict=True))
-    constants = [float(np.mean(np.concatenate([np.diag(c.by_constants) for c in clusters]))) for clusters in unread]
+    constants = [
+        float(np.mean(np.concatenate([np.diag(c.by_constants) for c in clusters])))
+        for clusters in unread
+    ]
     return Errors(
         level_sigma=best["level"], time_sigma=best["time"], comm_sigma=best["comm"], spreads=dict(spreads),
         own_error=own_error(best["alone"]),
@@ -124,7 +142,9 @@ class _Cluster:
     expert_sigma: np.ndarray
 
     def negative_log_density(self, values: Mapping[str, float]) -> float:
-        own = np.sqrt(values["time"] ** 2 + (values["comm"] * self.moving) ** 2 + self.expert_sigma**2)
+        own = np.sqrt(
+            values["time"] ** 2 + (values["comm"] * self.moving) ** 2 + self.expert_sigma**2
+        )
         rows = replace(self.rows, own_sigma=np.where(self.pooled, own, self.rows.own_sigma))
         level = values["level"] if self.shares else 0.0
         like = own_error(values["alone"])
@@ -145,7 +165,9 @@ def _clusters(rows: Judged, spreads: Mapping[str, float], *, shares: bool) -> li
     levels = levels_of(rows)
     for where in sorted(set(rows.where.tolist())):
         every = np.flatnonzero(rows.where == where)
-        own = rows.take(every[np.unique(np.linspace(0, len(every) - 1, min(ROWS, len(every))).astype(int))])
+        own = rows.take(
+            every[np.unique(np.linspace(0, len(every) - 1, min(ROWS, len(every))).astype(int))]
+        )
         scaled = own.derivatives.jacobian[:, :-1] * sigmas
         pooled = np.array([kind_of(source) != "pair" for source in own.source.tolist()])
         out.append(

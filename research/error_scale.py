@@ -69,17 +69,27 @@ def sources() -> Iterator[tuple[str, str, Judged, list[np.ndarray]]]:
         for name, blocks in unseen("none", batch).items():
             timed = [b for b in blocks if np.isfinite(b.tokens_per_s_per_gpu).any()]
             if timed:
-                rows = judged([(b, calibration_for(b.workload, known=unread_of(name))) for b in timed])
+                rows = judged(
+                    [(b, calibration_for(b.workload, known=unread_of(name))) for b in timed]
+                )
                 yield (
                     f"batch {batch}",
                     name,
                     rows,
-                    [np.flatnonzero(rows.where == where) for where in sorted(set(rows.where.tolist()))],
+                    [
+                        np.flatnonzero(rows.where == where)
+                        for where in sorted(set(rows.where.tolist()))
+                    ],
                 )
     shipping = json.loads(CONSTANTS.read_text(encoding="utf-8"))
     for name, rows in unread_rows(shipping, timed_files(), 1)[1].items():
         found = studies(rows, 1)[:MOST]
-        yield "files", name, rows, [s[rows.slowness[s] <= 2.0 * rows.slowness[s].min()] for s in found]
+        yield (
+            "files",
+            name,
+            rows,
+            [s[rows.slowness[s] <= 2.0 * rows.slowness[s].min()] for s in found],
+        )
 
 
 def left_after(rows: Judged, groups: list[np.ndarray], trials: int) -> list[Left]:
@@ -101,8 +111,12 @@ def left_after(rows: Judged, groups: list[np.ndarray], trials: int) -> list[Left
 
 def _figures(left: list[Left]) -> np.ndarray:
     """Mean density and share inside by each choice, and last by a normal, shape (choices + 1, 2)."""
-    every = [[one.by_t(m, c) for one in left] for m, c in CHOICES] + [[one.by_normal() for one in left]]
-    return np.array([[np.mean(np.concatenate(column)) for column in zip(*some, strict=True)] for some in every])
+    every = [[one.by_t(m, c) for one in left] for m, c in CHOICES] + [
+        [one.by_normal() for one in left]
+    ]
+    return np.array(
+        [[np.mean(np.concatenate(column)) for column in zip(*some, strict=True)] for some in every]
+    )
 
 
 def _inside(left: list[Left]) -> tuple[float, float]:
@@ -120,17 +134,27 @@ def main() -> int:
             left = left_after(rows, studied, n)
             if left:
                 found[n][name] = _figures(left)
-                size = float(np.median(np.abs(np.expm1(-np.concatenate([one.error for one in left])))))
+                size = float(
+                    np.median(np.abs(np.expm1(-np.concatenate([one.error for one in left]))))
+                )
                 by_group.setdefault((group, n), []).append([size, *_inside(left)])
     means = {n: np.mean(list(of.values()), axis=0) for n, of in found.items()}
     print("| m | c | density | inside after one | after three |\n|---|---|---|---|---|")
     for k, (m, c) in enumerate([*CHOICES, ("normal", "")]):
         density = np.mean([means[n][k, 0] for n in TRIALS])
         chosen = " (ships)" if (m, c) == (DEGREES, SCALE) else ""
-        print(f"| {m} | {c}{chosen} | {density:.3f} | {means[1][k, 1]:.1%} | {means[3][k, 1]:.1%} |")
-    print("| sources | number | trials | median | inside, normal | inside |\n|---|---|---|---|---|---|")
+        print(
+            f"| {m} | {c}{chosen} | {density:.3f} | {means[1][k, 1]:.1%} | {means[3][k, 1]:.1%} |"
+        )
+    print(
+        "| sources | number | trials | median | inside, normal | inside |\n|---|---|---|---|---|---|"
+    )
     for (group, n), lines in sorted(by_group.items()):
-        print(f"| {group} | {len(lines)} | {n} | " + " | ".join(f"{x:.1%}" for x in np.mean(lines, axis=0)) + " |")
+        print(
+            f"| {group} | {len(lines)} | {n} | "
+            + " | ".join(f"{x:.1%}" for x in np.mean(lines, axis=0))
+            + " |"
+        )
     names = sorted(set().union(*found.values()))
     of_source = {s: [of[s] for of in found.values() if s in of] for s in names}
     left_out, picks = [], []
@@ -139,7 +163,9 @@ def main() -> int:
         picks.append(CHOICES[int(np.argmax(others))])
         left_out += [f[int(np.argmax(others)), 0] for f in of_source[name]]
     normal = np.mean([f[-1, 0] for of in of_source.values() for f in of])
-    print(f"left out: density {np.mean(left_out):.3f}, normal {normal:.3f}; chosen {sorted(set(picks))}")
+    print(
+        f"left out: density {np.mean(left_out):.3f}, normal {normal:.3f}; chosen {sorted(set(picks))}"
+    )
     return 0
 
 

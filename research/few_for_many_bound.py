@@ -30,7 +30,14 @@ from autotune.search import Problem
 from autotune.search.target_searcher import TargetSearcher
 from autotune.space import SearchSpace
 from autotune.spec import ConfigTable
-from tests.benchmarks.few_for_many import WRONG, Task, constants_in, constants_of, tasks, with_proxies
+from tests.benchmarks.few_for_many import (
+    WRONG,
+    Task,
+    constants_in,
+    constants_of,
+    tasks,
+    with_proxies,
+)
 from tests.benchmarks.few_for_many_table import KINDS
 
 REPEATS = (0.013, 0.02, 0.04)
@@ -77,14 +84,20 @@ def drawn(task: Task, right: Calibration, seed: int) -> Figures:
     ran = np.array([i for i, row in enumerate(target.rows.values()) if row.failure is None])
     measured = np.array([row.step_time_s for row in target.rows.values() if row.failure is None])
     configs = list(target.rows)
-    predicted = np.exp(transferred_mean(target.workload, ConfigTable.of([configs[i] for i in ran]), found))
+    predicted = np.exp(
+        transferred_mean(target.workload, ConfigTable.of([configs[i] for i in ran]), found)
+    )
     order = np.argsort(predicted / np.array([configs[i].global_batch_size for i in ran]))
     return _figures(predicted, measured, [target.regret(configs[ran[i]]) for i in order[:3]])
 
 
 def _figures(predicted: np.ndarray, measured: np.ndarray, regrets: Sequence[float]) -> Figures:
     top = measured <= np.median(measured)
-    return float(np.median(np.abs(predicted / measured - 1.0)[top])), regrets[0] <= 0.10, min(regrets) <= 0.05
+    return (
+        float(np.median(np.abs(predicted / measured - 1.0)[top])),
+        regrets[0] <= 0.10,
+        min(regrets) <= 0.05,
+    )
 
 
 def _line(what: str, kind: str, cells: int, some: Sequence[Figures]) -> str:
@@ -94,24 +107,47 @@ def _line(what: str, kind: str, cells: int, some: Sequence[Figures]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--draws", type=int, default=400, help="draws of repeats for each cell")
-    parser.add_argument("--seeds", type=int, default=2, help="draws of wrong constants for each cell")
+    parser.add_argument(
+        "--seeds", type=int, default=2, help="draws of wrong constants for each cell"
+    )
     options = parser.parse_args(arguments)
-    print("| target | predictions | cells | time error | first within 10% | one of three within 5% |")
+    print(
+        "| target | predictions | cells | time error | first within 10% | one of three within 5% |"
+    )
     print("|---|---|---|---|---|---|")
     right = constants_of(tasks())
     for kind in KINDS:
         some = [task for task in tasks() if task.kind == kind]
-        print(_line("constants fitted to these rows", kind, len(some), [fitted(task) for task in some]), flush=True)
+        print(
+            _line(
+                "constants fitted to these rows", kind, len(some), [fitted(task) for task in some]
+            ),
+            flush=True,
+        )
         for sigma in REPEATS:
             rng = np.random.default_rng(0)
             draws = [repeated(task, sigma, rng) for task in some for _ in range(options.draws)]
             print(_line(f"repeats that differ by {sigma:.1%}", kind, len(some), draws), flush=True)
-        known = [right[t.target.workload.model.name, t.target.workload.cluster.num_gpus] for t in some]
-        figures = [drawn(t, fit, seed) for t, fit in zip(some, known, strict=True) for seed in range(options.seeds)]
+        known = [
+            right[t.target.workload.model.name, t.target.workload.cluster.num_gpus] for t in some
+        ]
+        figures = [
+            drawn(t, fit, seed)
+            for t, fit in zip(some, known, strict=True)
+            for seed in range(options.seeds)
+        ]
         print(
-            _line("proxies, and the prior that wrong constants are drawn by", kind, len(figures), figures), flush=True
+            _line(
+                "proxies, and the prior that wrong constants are drawn by",
+                kind,
+                len(figures),
+                figures,
+            ),
+            flush=True,
         )
     return 0
 

@@ -32,7 +32,14 @@ from numpy.typing import NDArray
 from autotune import api
 from autotune.ports import Store
 from autotune.search.target_searcher import TargetSearcher
-from autotune.spec import ClusterSpec, MeasureSpec, ParallelConfig, Study, TrialPurpose, config_label
+from autotune.spec import (
+    ClusterSpec,
+    MeasureSpec,
+    ParallelConfig,
+    Study,
+    TrialPurpose,
+    config_label,
+)
 from autotune.study.assembly import assemble
 
 STORE = Path("build") / "few_for_many_native.db"
@@ -53,7 +60,13 @@ SPEC: dict[str, Any] = {
     "calibrate": False,
 }
 MEASURE = MeasureSpec(
-    warmup_steps=2, first_look=0, min_steps=8, max_steps=16, precision=0.03, finalists=0, final_rounds=0
+    warmup_steps=2,
+    first_look=0,
+    min_steps=8,
+    max_steps=16,
+    precision=0.03,
+    finalists=0,
+    final_rounds=0,
 )
 
 
@@ -74,7 +87,9 @@ def on(study: Study, ranks: int, held: int | None = None) -> Study:
     """The study on so many ranks of this machine, or for them with `held` at hand."""
 
     def cluster(count: int) -> ClusterSpec:
-        return replace(ClusterSpec.of(f"cpu-1x{count}"), cores_per_node=min(count, os.cpu_count() or 1))
+        return replace(
+            ClusterSpec.of(f"cpu-1x{count}"), cores_per_node=min(count, os.cpu_count() or 1)
+        )
 
     return replace(
         study,
@@ -90,17 +105,21 @@ def ended(store: Store, study: Study) -> api.Result:
     known = store.studies(name=study.name, limit=1)
     if known and known[0].status.is_terminal:
         return api.result_of(store, known[0].id)
-    return api.tune(study, store=store, on_event=lambda event: print(f"  {type(event).__name__}", end="\r"))
+    return api.tune(
+        study, store=store, on_event=lambda event: print(f"  {type(event).__name__}", end="\r")
+    )
 
 
 def measured_steps(store: Store, study: Study) -> dict[ParallelConfig, float]:
     """Seconds of a step of every config of the target, measured on all of its ranks."""
     alone = replace(
-        study, searcher="grid", budget=replace(study.budget, max_trials=1000, max_wall_s=7200.0, min_gain=0)
+        study,
+        searcher="grid",
+        budget=replace(study.budget, max_trials=1000, max_wall_s=7200.0, min_gain=0),
     )
-    trials = ended(
-        store, alone
-    ).trials  # trials of the grid that cannot win end early, and count with the steps that they have
+    trials = (
+        ended(store, alone).trials
+    )  # trials of the grid that cannot win end early, and count with the steps that they have
     return {
         t.config: t.measurement.step_time_s
         for t in trials
@@ -120,7 +139,12 @@ def column(name: str, searcher: TargetSearcher) -> Column:
     )
 
 
-def report(title: str, searcher: TargetSearcher, columns: Sequence[Column], steps: dict[ParallelConfig, float]) -> None:
+def report(
+    title: str,
+    searcher: TargetSearcher,
+    columns: Sequence[Column],
+    steps: dict[ParallelConfig, float],
+) -> None:
     """Prints the target's table and what the columns come to."""
     configs = list(searcher.space)
     last = columns[-1]
@@ -129,7 +153,9 @@ def report(title: str, searcher: TargetSearcher, columns: Sequence[Column], step
     )
     for rank, i in enumerate(last.order, 1):
         seen = f"{steps[configs[i]] * 1e3:.0f} ms" if configs[i] in steps else "failed"
-        low, high = (last.step_s[i] * math.exp(sign * Z90 * last.sigma[i]) * 1e3 for sign in (-1, 1))
+        low, high = (
+            last.step_s[i] * math.exp(sign * Z90 * last.sigma[i]) * 1e3 for sign in (-1, 1)
+        )
         before, after = columns[0].step_s[i] * 1e3, last.step_s[i] * 1e3
         print(
             f"| {rank} | {config_label(configs[i])} | {before:.0f} ms | {after:.0f} ms | {low:.0f} to {high:.0f} ms | {seen} |"
@@ -143,7 +169,9 @@ def report(title: str, searcher: TargetSearcher, columns: Sequence[Column], step
         errors = {i: abs(col.step_s[i] / steps[configs[i]] - 1.0) for i in known}
         top = sorted(known, key=lambda i: steps[configs[i]])[: (len(known) + 1) // 2]
         picks = [steps[configs[i]] for i in col.order if i in errors]
-        inside = [abs(math.log(steps[configs[i]] / col.step_s[i])) <= Z90 * col.sigma[i] for i in known]
+        inside = [
+            abs(math.log(steps[configs[i]] / col.step_s[i])) <= Z90 * col.sigma[i] for i in known
+        ]
         print(
             f"| {col.name} | {median(errors.values()):.1%} | {median(errors[i] for i in top):.1%} | {1 - best / picks[0]:.1%} | "
             f"{1 - best / min(picks[:3]):.1%} | {sum(inside) / len(inside):.0%} |"
@@ -165,10 +193,14 @@ def main() -> None:
         steps = measured_steps(store, on(spec, ranks))
         for held in map(int, asked.held.split(",")):
             study = on(spec, ranks, held)
-            study = replace(study, budget=replace(study.budget, max_trials=asked.proxies, min_gain=0))
+            study = replace(
+                study, budget=replace(study.budget, max_trials=asked.proxies, min_gain=0)
+            )
             result = ended(store, study)
             if not result.record.status.is_terminal:
-                raise SystemExit(f"{study.name} is {result.record.status}, {result.record.message}: repeat the command")
+                raise SystemExit(
+                    f"{study.name} is {result.record.status}, {result.record.message}: repeat the command"
+                )
             searcher = cast("TargetSearcher", assemble(study).searcher())
             before = column("no proxies", searcher)
             searcher.tell(result.trials)

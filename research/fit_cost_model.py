@@ -62,13 +62,23 @@ def with_widths(pair: Pair, constants: Calibration, rows: Judged) -> Calibration
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Fit, cross-validate, print; with --write also keep the constants and the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--write", action="store_true", help="write autotune/cost/constants.json and research/held_out.md"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--level", action="store_true", help="only the level of trainers that were never fitted")
-    parser.add_argument("--keep-error-bars", action="store_true", help="fit no error bars: those that ship stay")
-    parser.add_argument("--jobs", type=int, default=1, help="fits that run at once, each in a process")
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="write autotune/cost/constants.json and research/held_out.md",
+    )
+    parser.add_argument(
+        "--level", action="store_true", help="only the level of trainers that were never fitted"
+    )
+    parser.add_argument(
+        "--keep-error-bars", action="store_true", help="fit no error bars: those that ship stay"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="fits that run at once, each in a process"
+    )
     options = parser.parse_args(arguments)
     print("\n".join(fit_memory.shipped_lines()), flush=True)
     old = json.loads(CONSTANTS.read_text(encoding="utf-8"))
@@ -79,7 +89,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         new, lines = fitted_document(old, files, options.jobs, keeps_errors=options.keep_error_bars)
     print("\n".join([*table(lines), "", *trials_table(lines)]), flush=True)
     for name, values in new["pairs"].items():
-        print(f"{name}: error of a config {values['time_sigma']:.3f}, level {values['level_sigma']:.3f}")
+        print(
+            f"{name}: error of a config {values['time_sigma']:.3f}, level {values['level_sigma']:.3f}"
+        )
     if options.write:
         CONSTANTS.write_text(json.dumps(new, indent=1) + "\n", encoding="utf-8")
         write_held_out(lines, keep_others=options.level)
@@ -111,14 +123,20 @@ def fitted_document(
             fitted[pair.name] = with_widths(pair, whole[pair.name], rows)
             widths = _widths_of(fitted[pair.name])
             of_pairs[pair.name] = judged([(b, replace(c, **widths)) for b, c in models[pair.name]])
-        unread = {n: judged(folds_of(FILES[n](), _with_widths(known, fitted))) for n, known in unseen.items()}
+        unread = {
+            n: judged(folds_of(FILES[n](), _with_widths(known, fitted)))
+            for n, known in unseen.items()
+        }
         if keeps_errors:
             errors = _errors_of(old)
             of_file = dict.fromkeys(files, errors)
         else:
             errors = fit_errors(unread, list(of_pairs.values()), spreads_of(whole, every_pair))
             others = [{n: rows for n, rows in unread.items() if n != name} for name in files]
-            apart = [[rows for rows in of_pairs.values() if not set(rows.where) & set(unread[n].where)] for n in files]
+            apart = [
+                [rows for rows in of_pairs.values() if not set(rows.where) & set(unread[n].where)]
+                for n in files
+            ]
             spreads = [spreads_of(_constants_of(unseen[name]), every_pair) for name in files]
             of_file = dict(zip(files, pool.map(fit_errors, others, apart, spreads), strict=True))
     print(f"errors on clusters that were not read: {errors}")
@@ -130,33 +148,49 @@ def fitted_document(
                 rows = judged([(b, replace(c, **widths)) for b, c in folds[pair.name]])
                 lines.append(line(pair.name, by, rows, errors.values, level_is_known=True))
         rows = judged([(b, fitted[pair.name]) for b in pair.blocks])
-        lines.append(line(pair.name, "nothing", rows, at_these_constants(errors.values), level_is_known=True))
+        lines.append(
+            line(pair.name, "nothing", rows, at_these_constants(errors.values), level_is_known=True)
+        )
     levels = program_levels(unseen, document(fitted, old, errors))
     for name, known in unseen.items():
         of_others = of_file[name]
         own = {n: replace(c, level_sigma=of_others.shared_sigma) for n, c in fitted.items()}
-        rest = without(levels, name, prior_sigma=of_others.level_sigma, shared_sigma=of_others.shared_sigma)
+        rest = without(
+            levels, name, prior_sigma=of_others.level_sigma, shared_sigma=of_others.shared_sigma
+        )
         whole_document = document(_constants_of(known), old, of_others, rest)
-        rows = judged(folds_of(FILES[name](), {**whole_document, "pairs": _with_widths(known, own)["pairs"]}))
-        lines.append(line(name, "cluster and trainer", rows, of_others.values, level_is_known=False))
+        rows = judged(
+            folds_of(FILES[name](), {**whole_document, "pairs": _with_widths(known, own)["pairs"]})
+        )
+        lines.append(
+            line(name, "cluster and trainer", rows, of_others.values, level_is_known=False)
+        )
     print(f"levels of trainers that were not read: {levels}")
     level = unread_trainer(levels, prior_sigma=errors.level_sigma, shared_sigma=errors.shared_sigma)
     return document(fitted, old, errors, level), lines
 
 
-def level_document(old: Mapping[str, Any], files: Sequence[str], jobs: int) -> tuple[dict[str, Any], list[Line]]:
+def level_document(
+    old: Mapping[str, Any], files: Sequence[str], jobs: int
+) -> tuple[dict[str, Any], list[Line]]:
     """The constants that ship with the level of trainers that were never fitted, and the lines of files that were not read."""
     levels, unread = unread_rows(old, files, jobs)
     print(f"levels of trainers that were not read: {levels}", flush=True)
-    lines = [line(n, "cluster and trainer", unread[n], old["refit"], level_is_known=False) for n in files]
+    lines = [
+        line(n, "cluster and trainer", unread[n], old["refit"], level_is_known=False) for n in files
+    ]
     return {**old, "unread_trainer": unread_trainer(levels, **_level_sigmas(old))}, lines
 
 
-def unread_rows(old: Mapping[str, Any], files: Sequence[str], jobs: int) -> tuple[Levels, dict[str, Judged]]:
+def unread_rows(
+    old: Mapping[str, Any], files: Sequence[str], jobs: int
+) -> tuple[Levels, dict[str, Judged]]:
     """Levels of trainers that were never fitted by file, and the rows of all files, each by the constants that ship without it, which have the level of the others."""
     fitted = _constants_of(old)
     with ProcessPoolExecutor(jobs) as pool:
-        unseen = {n: _with_widths(known, fitted) for n, known in _unseen(pool, files, fitted, old).items()}
+        unseen = {
+            n: _with_widths(known, fitted) for n, known in _unseen(pool, files, fitted, old).items()
+        }
     levels = program_levels(unseen, old)
     rows = {}
     for name, known in unseen.items():
@@ -167,7 +201,10 @@ def unread_rows(old: Mapping[str, Any], files: Sequence[str], jobs: int) -> tupl
 
 def _level_sigmas(old: Mapping[str, Any]) -> dict[str, float]:
     """Standard deviations of a level before any file is read, and of level and constants together, as a document has them."""
-    return {"prior_sigma": old["refit"]["level_sigma"], "shared_sigma": old["pooled"]["level_sigma"]}
+    return {
+        "prior_sigma": old["refit"]["level_sigma"],
+        "shared_sigma": old["pooled"]["level_sigma"],
+    }
 
 
 def _errors_of(old: Mapping[str, Any]) -> Errors:
@@ -180,11 +217,16 @@ def _errors_of(old: Mapping[str, Any]) -> Errors:
 
 
 def _unseen(
-    pool: ProcessPoolExecutor, files: Sequence[str], fitted: dict[str, Calibration], old: Mapping[str, Any]
+    pool: ProcessPoolExecutor,
+    files: Sequence[str],
+    fitted: dict[str, Calibration],
+    old: Mapping[str, Any],
 ) -> dict[str, dict[str, Any]]:
     """The constants without each file in turn."""
     count = len(files)
-    return dict(zip(files, pool.map(_without, files, [fitted] * count, [dict(old)] * count), strict=True))
+    return dict(
+        zip(files, pool.map(_without, files, [fitted] * count, [dict(old)] * count), strict=True)
+    )
 
 
 def at_these_constants(known: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,12 +241,17 @@ def _without(name: str, fitted: dict[str, Calibration], old: dict[str, Any]) -> 
 def _constants_of(known: Mapping[str, Any]) -> dict[str, Calibration]:
     """The fitted pairs of a document."""
     names = {n: dict(zip(("gpu", "trainer"), n.split("/"), strict=True)) for n in known["pairs"]}
-    return {n: Calibration.from_dict({**values, **names[n]}) for n, values in known["pairs"].items()}
+    return {
+        n: Calibration.from_dict({**values, **names[n]}) for n, values in known["pairs"].items()
+    }
 
 
 def _with_widths(known: Mapping[str, Any], fitted: Mapping[str, Calibration]) -> dict[str, Any]:
     """The document with the error bars of these fits."""
-    return {**known, "pairs": {n: {**values, **_widths_of(fitted[n])} for n, values in known["pairs"].items()}}
+    return {
+        **known,
+        "pairs": {n: {**values, **_widths_of(fitted[n])} for n, values in known["pairs"].items()},
+    }
 
 
 def _widths_of(constants: Calibration) -> dict[str, Any]:

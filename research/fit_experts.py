@@ -31,7 +31,9 @@ class ExpertsLine:
 
     def __str__(self) -> str:
         error = np.abs(self.ratio - 1.0)
-        figures = f"{np.median(error):.1%} | {np.quantile(error, 0.9):.1%} | {np.median(self.ratio):.2f}"
+        figures = (
+            f"{np.median(error):.1%} | {np.quantile(error, 0.9):.1%} | {np.median(self.ratio):.2f}"
+        )
         return f"| {self.model} | {self.gpu} | {len(error)} | {figures} |"
 
 
@@ -47,8 +49,14 @@ def lines_of(folds: Iterable[Fold]) -> list[ExpertsLine]:
         if block.workload.model.num_experts:
             key = (block.workload.model.name, block.workload.cluster.gpu.name)
             ratios.setdefault(key, []).extend(np.exp(errors_of([block])(constants)).tolist())
-    lines = [ExpertsLine(model=model, gpu=gpu, ratio=np.array(r)) for (model, gpu), r in sorted(ratios.items())]
-    return [*lines, ExpertsLine(model="all", gpu="", ratio=np.concatenate([line.ratio for line in lines]))]
+    lines = [
+        ExpertsLine(model=model, gpu=gpu, ratio=np.array(r))
+        for (model, gpu), r in sorted(ratios.items())
+    ]
+    return [
+        *lines,
+        ExpertsLine(model="all", gpu="", ratio=np.concatenate([line.ratio for line in lines])),
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

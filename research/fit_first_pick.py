@@ -29,7 +29,14 @@ from autotune.search import Problem
 from autotune.search.first_pick import NO_RIVAL, Statement, statement
 from autotune.search.target_searcher import TargetSearcher
 from autotune.space import SearchSpace
-from tests.benchmarks.few_for_many import STATES, Task, constants_in, constants_of, tasks, with_proxies
+from tests.benchmarks.few_for_many import (
+    STATES,
+    Task,
+    constants_in,
+    constants_of,
+    tasks,
+    with_proxies,
+)
 
 SCORES = Path(autotune.search.__file__).with_name("first_pick.json")
 LOST = 1e-3
@@ -74,7 +81,11 @@ def _replay(task: Task, state: str, searcher: TargetSearcher, *, with_proxies: b
     standing, target = searcher.standing, task.target
     pick = int(standing.order[0])
     config, row = searcher.space[pick], target.rows[searcher.space[pick]]
-    step_s = config.global_batch_size * target.workload.seq_len / math.exp(float(standing.log_tokens_per_s[pick]))
+    step_s = (
+        config.global_batch_size
+        * target.workload.seq_len
+        / math.exp(float(standing.log_tokens_per_s[pick]))
+    )
     chance, factor = float(standing.stall_probability[pick]), float(standing.stalled_factor[pick])
     return Replay(
         kind=task.kind, state=state, model=target.workload.model.name, with_proxies=with_proxies,
@@ -121,7 +132,9 @@ def table(found: Sequence[tuple[Replay, Statement | str]]) -> list[str]:
         "| target | constants | proxies | replays | refused | holds or refused | median X | median shortfall |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for key in sorted({(r.kind, r.state, r.with_proxies) for r, _ in found}, key=lambda k: (k[2], k[0], k[1])):
+    for key in sorted(
+        {(r.kind, r.state, r.with_proxies) for r, _ in found}, key=lambda k: (k[2], k[0], k[1])
+    ):
         rows = [(r, s) for r, s in found if (r.kind, r.state, r.with_proxies) == key]
         lines.append(_line(f"{key[0]} | {key[1]} | {'yes' if key[2] else 'no'}", rows))
     for proxies in (False, True):
@@ -140,8 +153,12 @@ def _line(name: str, rows: Sequence[tuple[Replay, Statement | str]]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Replay, leave out, print; with --write also keep the scores."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write autotune/search/first_pick.json")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="write autotune/search/first_pick.json"
+    )
     parser.add_argument("--seeds", type=int, default=2, help="draws of wrong constants")
     parser.add_argument("--every", type=int, default=1, help="of vTrain's targets every so many")
     parser.add_argument("--jobs", type=int, default=2)
@@ -151,13 +168,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     some = [t for t in larger if t not in vtrain or vtrain.index(t) % options.every == 0]
     with ProcessPoolExecutor(options.jobs) as pool:
         fitted = constants_of(some, pool.map)
-        plays = [(t, s, seed) for t in some for s in STATES for seed in range(1 if s == "right" else options.seeds)]
-        known = [fitted[t.target.workload.model.name, t.target.workload.cluster.num_gpus] for t, _, _ in plays]
-        replays = [r for pair in pool.map(replays_of, *zip(*plays, strict=True), known) for r in pair]
+        plays = [
+            (t, s, seed)
+            for t in some
+            for s in STATES
+            for seed in range(1 if s == "right" else options.seeds)
+        ]
+        known = [
+            fitted[t.target.workload.model.name, t.target.workload.cluster.num_gpus]
+            for t, _, _ in plays
+        ]
+        replays = [
+            r for pair in pool.map(replays_of, *zip(*plays, strict=True), known) for r in pair
+        ]
     print("\n".join(table(held_out(replays))))
     if options.write:
         SCORES.write_text(
-            json.dumps(document(replays, options.every, options.seeds), indent=1) + "\n", encoding="utf-8"
+            json.dumps(document(replays, options.every, options.seeds), indent=1) + "\n",
+            encoding="utf-8",
         )
         print(f"wrote {SCORES}")
     return 0

@@ -57,13 +57,29 @@ OTHER_CAUSES = 0.1
 """share of the failing runs, beside those that are known to be no failures of memory, that failed for another cause"""
 LEAST_PEAKS = 8
 """printed peaks of a trainer from which its constants are fitted"""
-FILES = ("nanotron", "mosaic", "nemo", "internevo", "internevo_memory", "bridge", "simumax", "alpa", "alpa_deepspeed")
+FILES = (
+    "nanotron",
+    "mosaic",
+    "nemo",
+    "internevo",
+    "internevo_memory",
+    "bridge",
+    "simumax",
+    "alpa",
+    "alpa_deepspeed",
+)
 """data sets whose calls are a goal"""
 NEVER_FITTED = ("bigscience", "alpa_deepspeed")
 """too few peaks of a loop are printed (four by bigscience); alpa_deepspeed's are what nvidia-smi shows, with the CUDA context and cached blocks"""
 WIDEST = 0.15
 """of the fitted error bars; errors beyond it are those of the allocator, not of what must fit"""
-CPU = {"framework_bytes": 3e8, "memory_sigma": 0.3, "fragmentation": 0.0, "buffer_bytes": 1.0, "usable_fraction": 0.9}
+CPU = {
+    "framework_bytes": 3e8,
+    "memory_sigma": 0.3,
+    "fragmentation": 0.0,
+    "buffer_bytes": 1.0,
+    "usable_fraction": 0.9,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,10 +160,15 @@ def fit(trainer: str, blocks: Sequence[Block]) -> dict[str, float]:
         return {**given, **found}
 
     best = least_squares(
-        lambda z: np.concatenate([residuals(blocks, at(z)), z]), np.zeros(len(names)), diff_step=1e-3, max_nfev=10
+        lambda z: np.concatenate([residuals(blocks, at(z)), z]),
+        np.zeros(len(names)),
+        diff_step=1e-3,
+        max_nfev=10,
     )
     found = at(best.x)
-    return {**found, "usable_fraction": usable(blocks, found)} if "usable_fraction" in names else found
+    return (
+        {**found, "usable_fraction": usable(blocks, found)} if "usable_fraction" in names else found
+    )
 
 
 def usable(blocks: Sequence[Block], values: Mapping[str, float]) -> float:
@@ -156,9 +177,15 @@ def usable(blocks: Sequence[Block], values: Mapping[str, float]) -> float:
     found = judge("", [(block, values) for block in blocks])
     shares = values["memory_sigma"] * ndtri(np.clip(found.probability, 1e-300, 1.0 - 1e-16))
     ran = np.sort(shares[~found.failed])
-    best = [shares[found.cell == cell][found.speed[found.cell == cell].argmax()] for cell in np.unique(found.cell)]
+    best = [
+        shares[found.cell == cell][found.speed[found.cell == cell].argmax()]
+        for cell in np.unique(found.cell)
+    ]
     least = values["usable_fraction"] * math.exp(max(ran[-(len(ran) // 100) - 1], *best)) * 1.001
-    prior, spread = prior_of(blocks[0].workload.trainer)["usable_fraction"], math.exp(SPREAD["usable_fraction"])
+    prior, spread = (
+        prior_of(blocks[0].workload.trainer)["usable_fraction"],
+        math.exp(SPREAD["usable_fraction"]),
+    )
     return float(np.clip(least, prior / spread, min(prior * spread, 1.0)))
 
 
@@ -195,15 +222,23 @@ def judge(name: str, rows: Sequence[tuple[Block, Mapping[str, float] | None]]) -
         alternatives = [predicted(b, constants) for b in plausible(block)]
         peak = alternatives[0][0]
         known = ~block.failed & np.isfinite(block.peak_memory_bytes)
-        columns["probability"].append(np.minimum.reduce([probability for _, probability in alternatives]))
+        columns["probability"].append(
+            np.minimum.reduce([probability for _, probability in alternatives])
+        )
         columns["failed"].append(block.failed.astype(bool))
         columns["errors"].append(np.log(peak[known] / block.peak_memory_bytes[known]))
         columns["allocated_errors"].append(
             np.log(peak[known] / (1.0 + constants.fragmentation) / block.allocated_bytes[known])
         )
-        columns["speed"].append(np.where(block.failed, 0.0, np.nan_to_num(block.tokens_per_s_per_gpu)))
+        columns["speed"].append(
+            np.where(block.failed, 0.0, np.nan_to_num(block.tokens_per_s_per_gpu))
+        )
         columns["cell"].append(block.cell)
-    return Judged(name=name, other_failures=other_failures, **{n: np.concatenate(c) for n, c in columns.items()})
+    return Judged(
+        name=name,
+        other_failures=other_failures,
+        **{n: np.concatenate(c) for n, c in columns.items()},
+    )
 
 
 def lines_of(found: Judged) -> str:
@@ -219,9 +254,7 @@ def lines_of(found: Judged) -> str:
         errors = errors[np.isfinite(errors)]
         if len(errors):
             size = np.abs(np.expm1(errors))
-            line += (
-                f"; {what} {100 * np.median(size):.1f}% / {100 * np.quantile(size, 0.9):.1f}% / {100 * size.max():.1f}%"
-            )
+            line += f"; {what} {100 * np.median(size):.1f}% / {100 * np.quantile(size, 0.9):.1f}% / {100 * size.max():.1f}%"
     return line
 
 
@@ -250,7 +283,9 @@ def reliability(all_rows: Sequence[Judged]) -> list[str]:
 
 
 def document(
-    fits: Mapping[str, Mapping[str, float]], widths: Mapping[str, float], blocks: Mapping[str, Sequence[Block]]
+    fits: Mapping[str, Mapping[str, float]],
+    widths: Mapping[str, float],
+    blocks: Mapping[str, Sequence[Block]],
 ) -> dict[str, object]:
     """The constants as they are kept."""
 
@@ -268,7 +303,9 @@ def document(
             trainers[trainer] = {
                 **rounded({**entry, "memory_sigma": widths[trainer]}),
                 "fitted": [*free, "memory_sigma"],
-                "on": sorted({b.workload.cluster.gpu.name for b in blocks[trainer] if peaks_known([b])}),
+                "on": sorted(
+                    {b.workload.cluster.gpu.name for b in blocks[trainer] if peaks_known([b])}
+                ),
                 "source": "; ".join(where),
             }
     return {
@@ -284,8 +321,18 @@ def shipped_lines() -> list[str]:
     named = {name: reader() for name, reader in published.FILES.items()}
     rows = [judge(name, [(b, None) for b in blocks]) for name, blocks in named.items()]
     lines = ["memory: rows called, peaks (median / p90 / worst)", *map(lines_of, rows)]
-    lines += ["memory: reliability over all data sets", *reliability(rows), "memory constants of every pair"]
-    pairs = sorted({(b.workload.cluster.gpu.name, b.workload.trainer) for blocks in named.values() for b in blocks})
+    lines += [
+        "memory: reliability over all data sets",
+        *reliability(rows),
+        "memory constants of every pair",
+    ]
+    pairs = sorted(
+        {
+            (b.workload.cluster.gpu.name, b.workload.trainer)
+            for blocks in named.values()
+            for b in blocks
+        }
+    )
     for gpu, trainer in pairs:
         known = memory_source(gpu, trainer)
         said = f"fitted {', '.join(known.fitted)}; assumed " if known.fitted else "assumed "
@@ -296,12 +343,20 @@ def shipped_lines() -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Fit, cross-validate, print; with --write also keep the constants."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write autotune/cost/memory/constants.json")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="write autotune/cost/memory/constants.json"
+    )
     options = parser.parse_args(arguments)
     rows = by_trainer()
     fits = {trainer: fit(trainer, blocks) for trainer, blocks in rows.items()}
-    folds = {trainer: held_out(trainer, blocks) for trainer, blocks in rows.items() if free_constants(trainer, blocks)}
+    folds = {
+        trainer: held_out(trainer, blocks)
+        for trainer, blocks in rows.items()
+        if free_constants(trainer, blocks)
+    }
     widths = {}
     for trainer, found in folds.items():
         judged = judge(trainer, found)
@@ -314,13 +369,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("in the constants that ship: rows called, peaks (median / p90 / worst)")
     named = {name: reader() for name, reader in published.FILES.items()}
     all_rows = [
-        judge(name, [(b, fits.get(b.workload.trainer) or prior_of(b.workload.trainer)) for b in blocks])
+        judge(
+            name,
+            [(b, fits.get(b.workload.trainer) or prior_of(b.workload.trainer)) for b in blocks],
+        )
         for name, blocks in named.items()
     ]
     print("\n".join(lines_of(j) for j in all_rows))
     print("held out by model")
     for trainer, found in folds.items():
-        print(lines_of(judge(trainer, [(b, {**v, "memory_sigma": widths[trainer]}) for b, v in found])))
+        print(
+            lines_of(
+                judge(trainer, [(b, {**v, "memory_sigma": widths[trainer]}) for b, v in found])
+            )
+        )
     print("reliability over all data sets")
     print("\n".join(reliability(all_rows)))
     if options.write:

@@ -29,7 +29,11 @@ from research.time_fit import pairs
 from tests.benchmarks.accuracy_page import CONSTANTS
 
 SOURCE = "nanotron_h100.csv"
-PRIORS = {"per_doubling": (0.0, 0.5), "log_send_s": (np.log(0.3), 2.0), "log_spread": (np.log(0.15), 0.7)}
+PRIORS = {
+    "per_doubling": (0.0, 0.5),
+    "log_send_s": (np.log(0.3), 2.0),
+    "log_spread": (np.log(0.15), 0.7),
+}
 """mean and standard deviation"""
 STARTS = (0.1, 0.3, 1.0)
 """seconds of a stalled send"""
@@ -69,7 +73,9 @@ def read_rows() -> Rows:
             sends_per_s=waiting_sends(layout) / predicted,
         )
         parts.append(rows.take(layout.stages_per_domain < layout.pp))
-    joined = Rows(**{n: np.concatenate([getattr(p, n) for p in parts]) for n in Rows.__dataclass_fields__})
+    joined = Rows(
+        **{n: np.concatenate([getattr(p, n) for p in parts]) for n in Rows.__dataclass_fields__}
+    )
     return Rows(
         model=joined.model, nodes=joined.nodes, error=joined.error - np.median(joined.error), sends_per_s=joined.sends_per_s
     )  # fmt: skip
@@ -85,16 +91,25 @@ def fit(rows: Rows) -> tuple[Stalls, float]:
         plain = np.logaddexp(
             np.log1p(-OTHER) + _log_normal(rows.error, sigma), np.log(OTHER) + _log_normal(rows.error, np.hypot(sigma, OTHER_SD))
         )  # fmt: skip
-        stalled = _log_normal(rows.error - np.log1p(added), np.hypot(sigma, added / (1.0 + added) * np.exp(z[3])))
+        stalled = _log_normal(
+            rows.error - np.log1p(added), np.hypot(sigma, added / (1.0 + added) * np.exp(z[3]))
+        )
         stalled = stalled - np.logaddexp(0.0, -log_odds)
         either = np.logaddexp(plain - np.logaddexp(0.0, log_odds), stalled)
-        prior = sum(((v - mean) / sd) ** 2 for v, (mean, sd) in zip(z[1:], PRIORS.values(), strict=True))
+        prior = sum(
+            ((v - mean) / sd) ** 2 for v, (mean, sd) in zip(z[1:], PRIORS.values(), strict=True)
+        )
         return float(-either.sum() + 0.5 * prior)
 
     starts = [np.array([-2.0, 0.0, np.log(send_s), PRIORS["log_spread"][0]]) for send_s in STARTS]
-    fits = [minimize(cost, s, method="Nelder-Mead", options={"maxfev": STEPS, "maxiter": STEPS}) for s in starts]
+    fits = [
+        minimize(cost, s, method="Nelder-Mead", options={"maxfev": STEPS, "maxiter": STEPS})
+        for s in starts
+    ]
     best = min(fits, key=lambda f: float(f.fun)).x
-    found = Stalls(log_odds=float(best[0]), per_doubling=float(best[1]), send_s=float(np.exp(best[2])))
+    found = Stalls(
+        log_odds=float(best[0]), per_doubling=float(best[1]), send_s=float(np.exp(best[2]))
+    )
     return found, float(np.exp(best[3]))
 
 
@@ -124,8 +139,14 @@ def document(stalls: Stalls, rows: Rows) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Fit, leave out, print; with --write also keep the values."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write the key `stalls` of autotune/cost/constants.json")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="write the key `stalls` of autotune/cost/constants.json",
+    )
     options = parser.parse_args(arguments)
     rows = read_rows()
     print(

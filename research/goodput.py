@@ -42,7 +42,13 @@ class Reached:
 
 
 def train(
-    study: Study, config: ParallelConfig, rate: float, *, target: float, seed: int, most: int = LONGEST
+    study: Study,
+    config: ParallelConfig,
+    rate: float,
+    *,
+    target: float,
+    seed: int,
+    most: int = LONGEST,
 ) -> Reached | None:
     """Trains until the target; None when it is not reached in `most` steps."""
     workload, batch = study.workload, config.global_batch_size
@@ -53,7 +59,12 @@ def train(
         workload=workload,
         config=config,
         measure=replace(
-            study.measure, warmup_steps=0, min_steps=most, max_steps=most, precision=1e-9, trial_timeout_s=3600.0
+            study.measure,
+            warmup_steps=0,
+            min_steps=most,
+            max_steps=most,
+            precision=1e-9,
+            trial_timeout_s=3600.0,
         ),
         seed=seed,
         trainer_options={"learning_rate": rate},
@@ -90,7 +101,8 @@ def tuned_rate(study: Study, config: ParallelConfig, *, target: float) -> float:
     for rate in RATES:
         found = train(study, config, rate, target=target, seed=0, most=steps)
         print(
-            f"default config at learning rate {rate:g}: {found.steps if found else f'over {steps}'} steps", flush=True
+            f"default config at learning rate {rate:g}: {found.steps if found else f'over {steps}'} steps",
+            flush=True,
         )
         if found:
             best, steps = rate, found.steps
@@ -100,7 +112,9 @@ def tuned_rate(study: Study, config: ParallelConfig, *, target: float) -> float:
 def winner(study: Study, metric: str, rate: float, folder: Path) -> Result:
     """The study under this objective, at this learning rate."""
     objective = replace(study.objective, metric=metric)
-    asked = replace(study, name=metric, objective=objective, trainer_options={"learning_rate": rate})
+    asked = replace(
+        study, name=metric, objective=objective, trainer_options={"learning_rate": rate}
+    )
     result = api.tune(asked, store=folder / f"{metric}.db")
     best, base = result.best, result.baseline
     assert best is not None
@@ -133,19 +147,24 @@ def main(target: float = 2.6, seeds: int = 3) -> None:
             assert best is not None
             picks[metric] = best.config
     print(
-        f"\n| winner by | seed | learning rate | steps to a loss of {target:g} | s |\n|---|---|---|---|---|", flush=True
+        f"\n| winner by | seed | learning rate | steps to a loss of {target:g} | s |\n|---|---|---|---|---|",
+        flush=True,
     )
     reached: dict[str, list[Reached | None]] = {metric: [] for metric in picks}
     for seed in range(1, seeds + 1):
         for metric, config in list(picks.items())[:: 1 if seed % 2 else -1]:
             found = train(study, config, rate, target=target, seed=seed)
             reached[metric].append(found)
-            factor = learning_rate_factor(config.global_batch_size, default.global_batch_size, study.workload.optimizer)
+            factor = learning_rate_factor(
+                config.global_batch_size, default.global_batch_size, study.workload.optimizer
+            )
             print(f"| {metric} | {seed} | {rate * factor:.2g} | {_said(found)} |", flush=True)
     for metric, runs in reached.items():
         print(f"| **{metric}** | median of {len(runs)} | | {_said(_median(runs))} |")
     seconds = [
-        (a.seconds, b.seconds) for a, b in zip(reached["goodput"], reached["throughput"], strict=True) if a and b
+        (a.seconds, b.seconds)
+        for a, b in zip(reached["goodput"], reached["throughput"], strict=True)
+        if a and b
     ]
     if seconds:
         ratios = [a / b for a, b in seconds]
@@ -164,7 +183,9 @@ def _median(runs: Sequence[Reached | None]) -> Reached | None:
     known = [run for run in runs if run is not None]
     if not known or len(known) < len(runs):
         return None
-    return Reached(steps=round(median(r.steps for r in known)), seconds=median(r.seconds for r in known))
+    return Reached(
+        steps=round(median(r.steps for r in known)), seconds=median(r.seconds for r in known)
+    )
 
 
 def _noise(m: Measurement) -> str:

@@ -81,8 +81,13 @@ class Judged:
 
     def take(self, index: np.ndarray) -> Judged:
         """The rows that `index` names."""
-        columns = {n: getattr(self, n)[index] for n in self.__dataclass_fields__ if n != "sensitivity"}
-        return Judged(**columns, sensitivity=None if self.sensitivity is None else self.sensitivity.take(index))
+        columns = {
+            n: getattr(self, n)[index] for n in self.__dataclass_fields__ if n != "sensitivity"
+        }
+        return Judged(
+            **columns,
+            sensitivity=None if self.sensitivity is None else self.sensitivity.take(index),
+        )
 
     def near(self) -> Judged:
         """The rows that a search chooses among."""
@@ -107,16 +112,25 @@ def held_out(
 ) -> list[Fold]:
     """Every row of a pair once, with time constants that were fitted without any row of the same `key`; `run` is `map` or a pool's."""
     values = sorted({v for b in pair.blocks for v in key(b).tolist()})
-    rests = [[b.take(rows) for b in pair.blocks if len(rows := np.flatnonzero(key(b) != v))] for v in values]
+    rests = [
+        [b.take(rows) for b in pair.blocks if len(rows := np.flatnonzero(key(b) != v))]
+        for v in values
+    ]
     kept = [(value, rest) for value, rest in zip(values, rests, strict=True) if rest]
     out = []
     fits = run(fit_time, [pair] * len(kept), [rest for _, rest in kept])
     for (value, _), constants in zip(kept, fits, strict=True):
-        out += [(b.take(rows), constants) for b in pair.blocks if len(rows := np.flatnonzero(key(b) == value))]
+        out += [
+            (b.take(rows), constants)
+            for b in pair.blocks
+            if len(rows := np.flatnonzero(key(b) == value))
+        ]
     return out
 
 
-def without_file(pairs: Sequence[Pair], fitted: Fitted, name: str, old: Mapping[str, Any]) -> dict[str, Any]:
+def without_file(
+    pairs: Sequence[Pair], fitted: Fitted, name: str, old: Mapping[str, Any]
+) -> dict[str, Any]:
     """The constants as they would be had the file never been read: pairs with rows of it are fitted to their other rows, or are not there."""
     clusters = {b.where for b in FILES[name]()}
     rest: Fitted = {}
@@ -175,7 +189,9 @@ def judged(folds: Sequence[Fold], *, with_sensitivity: bool = True) -> Judged:
             }
         )
     columns = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
-    return Judged(**columns, sensitivity=Sensitivity.joined(sensitivities) if with_sensitivity else None)
+    return Judged(
+        **columns, sensitivity=Sensitivity.joined(sensitivities) if with_sensitivity else None
+    )
 
 
 def _cells(b: Block) -> list[str]:
@@ -187,14 +203,17 @@ def _studies(b: Block) -> list[str]:
     """Names of the rows' studies: a study's cluster is of one size, and its global batch is given."""
     sizes = zip(b.table.world_size, b.table.global_batch_size, strict=True)
     return [
-        f"{cell}; {int(gpus)} GPUs; batch {int(batch)}" for cell, (gpus, batch) in zip(_cells(b), sizes, strict=True)
+        f"{cell}; {int(gpus)} GPUs; batch {int(batch)}"
+        for cell, (gpus, batch) in zip(_cells(b), sizes, strict=True)
     ]
 
 
 def levels_of(rows: Judged) -> dict[str, float]:
     """The level of each cluster: the median error of its rows that a search chooses among."""
     near = rows.near()
-    return {w: float(np.median(near.error[near.where == w])) for w in sorted(set(near.where.tolist()))}
+    return {
+        w: float(np.median(near.error[near.where == w])) for w in sorted(set(near.where.tolist()))
+    }
 
 
 def kind_of(source: str) -> str:

@@ -63,7 +63,9 @@ def _built(what: str, checkpoint: str, layers: int) -> tuple[Any, Callable[[Any]
         _quantize(model, torch)
     if what in ("lora", "qlora"):
         peft = import_module("peft")
-        wanted = peft.LoraConfig(r=8, target_modules=list(LINEAR), lora_dropout=0.05, task_type="CAUSAL_LM")
+        wanted = peft.LoraConfig(
+            r=8, target_modules=list(LINEAR), lora_dropout=0.05, task_type="CAUSAL_LM"
+        )
         model = peft.get_peft_model(model, wanted)
         if checkpoint != "none":
             model.enable_input_require_grads()
@@ -101,30 +103,57 @@ def _quantize(model: Any, torch: Any) -> None:
             for name in [n for n, _ in part.named_children() if n in LINEAR]:
                 plain = getattr(part, name)
                 narrow = nn.Linear4bit(
-                    plain.in_features, plain.out_features, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4"
+                    plain.in_features,
+                    plain.out_features,
+                    bias=False,
+                    compute_dtype=torch.bfloat16,
+                    quant_type="nf4",
                 )
-                weight = nn.Params4bit(plain.weight.data.float(), requires_grad=False, quant_type="nf4")
+                weight = nn.Params4bit(
+                    plain.weight.data.float(), requires_grad=False, quant_type="nf4"
+                )
                 narrow.weight = weight._quantize("cpu")
                 setattr(part, name, narrow)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure all rows, or one."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--one", nargs=2, metavar=("WHAT", "CHECKPOINT"), help="print the time of one row as JSON")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--one", nargs=2, metavar=("WHAT", "CHECKPOINT"), help="print the time of one row as JSON"
+    )
     options = parser.parse_args(arguments)
     if options.one:
         print(json.dumps(layer_ms(*options.one)))
         return 0
     one_rank = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29611", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "DS_ACCELERATOR": "cpu"}  # fmt: skip
-    print("| host time of a layer, ms | " + " | ".join(CHECKPOINTS) + " |\n|" + "---|" * (1 + len(CHECKPOINTS)))
+    print(
+        "| host time of a layer, ms | "
+        + " | ".join(CHECKPOINTS)
+        + " |\n|"
+        + "---|" * (1 + len(CHECKPOINTS))
+    )
     for what, library in ROWS:
         if not library or find_spec(library):
             cells = []
             for checkpoint in CHECKPOINTS:
-                command = [sys.executable, "-m", "research.host_launches", "--one", what, checkpoint]
+                command = [
+                    sys.executable,
+                    "-m",
+                    "research.host_launches",
+                    "--one",
+                    what,
+                    checkpoint,
+                ]
                 out = subprocess.run(
-                    command, env=os.environ | one_rank, capture_output=True, text=True, check=True, timeout=300
+                    command,
+                    env=os.environ | one_rank,
+                    capture_output=True,
+                    text=True,
+                    check=True,
+                    timeout=300,
                 ).stdout
                 cells.append(f"{float(out.splitlines()[-1]):.2f}")
             print(f"| {what} | " + " | ".join(cells) + " |", flush=True)

@@ -49,7 +49,9 @@ def main() -> None:
         subprocess.run(install, check=True)
         (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
         sizes = {
-            entry.name: _bytes(entry) for entry in site.iterdir() if not entry.name.startswith(("pip", "setuptools"))
+            entry.name: _bytes(entry)
+            for entry in site.iterdir()
+            if not entry.name.startswith(("pip", "setuptools"))
         }
         print(
             f"{sum(sizes.values()) / 1e6:.0f} MB, without the modules {', '.join(m for of in MODULES.values() for m in of)}"
@@ -60,7 +62,9 @@ def main() -> None:
             print(f"  {_added_bytes(extra) / 1e6:5.0f} MB  more with autotune-parallel[{extra}]")
         (folder / "spec.yaml").write_text(SPEC)
         for program, *arguments in LINES:
-            seconds = min(_processor_s([str(binaries / program), *arguments], folder) for _ in range(ROUNDS))
+            seconds = min(
+                _processor_s([str(binaries / program), *arguments], folder) for _ in range(ROUNDS)
+            )
             print(f"  {seconds:5.2f} s  {program} {' '.join(arguments)}")
 
 
@@ -72,7 +76,9 @@ def _bytes(entry: Path) -> int:
 
 def _added_bytes(extra: str) -> int:
     """Size of the installed packages that the extra brings and the package itself does not."""
-    names = _packages(Requirement(f"autotune-parallel[{extra}]")) - _packages(Requirement("autotune-parallel"))
+    names = _packages(Requirement(f"autotune-parallel[{extra}]")) - _packages(
+        Requirement("autotune-parallel")
+    )
     files = [file.locate() for name in names for file in metadata.files(name) or ()]
     return sum(os.path.getsize(file) for file in files if os.path.isfile(file))
 
@@ -91,8 +97,14 @@ def _packages(requirement: Requirement) -> set[str]:
                 needed = [Requirement(line) for line in metadata.requires(asked.name) or ()]
             except metadata.PackageNotFoundError:
                 continue
-            waiting += [one for one in needed if one.marker is None or one.marker.evaluate({"extra": extra})]
-    return {metadata.metadata(name)["Name"] for one in seen if _is_installed(name := one.partition("[")[0])}
+            waiting += [
+                one for one in needed if one.marker is None or one.marker.evaluate({"extra": extra})
+            ]
+    return {
+        metadata.metadata(name)["Name"]
+        for one in seen
+        if _is_installed(name := one.partition("[")[0])
+    }
 
 
 def _is_installed(name: str) -> bool:

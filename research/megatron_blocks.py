@@ -70,7 +70,9 @@ class WeightGroup(nn.Module):
     def __init__(self, shapes: dict[str, tuple[int, ...]], slices: int) -> None:
         super().__init__()
         for name, shape in shapes.items():
-            self.register_parameter(name, nn.Parameter(torch.empty(shape, dtype=BF16), requires_grad=False))
+            self.register_parameter(
+                name, nn.Parameter(torch.empty(shape, dtype=BF16), requires_grad=False)
+            )
         count = sum(math.prod(shape) for shape in shapes.values())
         size = -(-count // slices)
         self.main = nn.Parameter(torch.zeros(size, dtype=FP32))
@@ -84,8 +86,15 @@ class WeightGroup(nn.Module):
 
 class _Tied(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, main: Tensor, buffer: Tensor, scratch: Sequence[tuple[int, ...]]) -> Tensor:
-        ctx.buffer, ctx.size, ctx.scratch, ctx.needs_stream = buffer, len(main), scratch, x.requires_grad
+    def forward(
+        ctx: Any, x: Tensor, main: Tensor, buffer: Tensor, scratch: Sequence[tuple[int, ...]]
+    ) -> Tensor:
+        ctx.buffer, ctx.size, ctx.scratch, ctx.needs_stream = (
+            buffer,
+            len(main),
+            scratch,
+            x.requires_grad,
+        )
         return x.view_as(x)
 
     @staticmethod
@@ -101,7 +110,9 @@ class MegatronEmbedding(nn.Module):
     def __init__(self, shape: MegatronShape) -> None:
         super().__init__()
         self.shape = shape
-        self.part = WeightGroup({"weight": (shape.vocab_size // shape.tp, shape.hidden_size)}, shape.dp * shape.cp)
+        self.part = WeightGroup(
+            {"weight": (shape.vocab_size // shape.tp, shape.hidden_size)}, shape.dp * shape.cp
+        )
 
     def forward(self, tokens: Tensor) -> Tensor:
         """See above."""
@@ -119,9 +130,15 @@ class MegatronLayer(nn.Module):
         super().__init__()
         self.shape, self.dummies = shape, dummies
         self.has_experts = number >= shape.num_dense_layers and shape.num_experts > 0
-        weights = {"norm": (2, shape.hidden_size), **(_latent_weights(shape) if shape.v_head_dim else _weights(shape))}
+        weights = {
+            "norm": (2, shape.hidden_size),
+            **(_latent_weights(shape) if shape.v_head_dim else _weights(shape)),
+        }
         ffn = shape.shared_ffn_hidden_size if self.has_experts else shape.ffn_hidden_size
-        weights |= {"fc1": (2 * ffn // shape.tp, shape.hidden_size), "fc2": (shape.hidden_size, ffn // shape.tp)}
+        weights |= {
+            "fc1": (2 * ffn // shape.tp, shape.hidden_size),
+            "fc2": (shape.hidden_size, ffn // shape.tp),
+        }
         if self.has_experts:
             weights["router"] = (shape.num_experts, shape.hidden_size)
             local, inner = shape.num_experts // shape.ep, shape.expert_ffn_hidden_size
@@ -144,7 +161,9 @@ class MegatronLayer(nn.Module):
         heads, groups, size = s.num_attention_heads // s.tp, s.num_kv_heads // s.tp, s.head_dim
         count = len(x) * s.tp
         joined = norm_linear(x, w.qkv, self.dummies, gathered=s.tp)
-        q = move(move(joined, count, heads * size))  # taken from between keys and values, then rotated
+        q = move(
+            move(joined, count, heads * size)
+        )  # taken from between keys and values, then rotated
         k, v = (move(joined, count, groups * size) for _ in range(2))
         del joined
         return self._attended(q, k, v, heads, size)
@@ -187,16 +206,21 @@ class MegatronLayer(nn.Module):
         scores = ((len(x), s.num_experts), FP32)
         routed = run(
             KernelCall(
-                makes=(rows, s.hidden_size), also_keeps=(scores, scores, scores, ((len(x), s.num_experts), torch.bool))
+                makes=(rows, s.hidden_size),
+                also_keeps=(scores, scores, scores, ((len(x), s.num_experts), torch.bool)),
             ),
             normed,
         )
         routed = self.experts(move(move(routed)))  # all-to-all, then sorted by expert
         routed = grouped_linear(
-            swiglu(grouped_linear(routed, self.experts.fc1, self.dummies)), self.experts.fc2, self.dummies
+            swiglu(grouped_linear(routed, self.experts.fc1, self.dummies)),
+            self.experts.fc2,
+            self.dummies,
         )
         routed = move(move(move(routed)), *x.shape)
-        shared = linear(swiglu(linear(normed, self.part.fc1, self.dummies)), self.part.fc2, self.dummies)
+        shared = linear(
+            swiglu(linear(normed, self.part.fc1, self.dummies)), self.part.fc2, self.dummies
+        )
         return routed + shared
 
 
@@ -206,7 +230,10 @@ class MegatronHead(nn.Module):
     def __init__(self, shape: MegatronShape) -> None:
         super().__init__()
         self.shape = shape
-        weights = {"norm": (shape.hidden_size,), "weight": (shape.vocab_size // shape.tp, shape.hidden_size)}
+        weights = {
+            "norm": (shape.hidden_size,),
+            "weight": (shape.vocab_size // shape.tp, shape.hidden_size),
+        }
         self.part = WeightGroup(weights, shape.dp * shape.cp)
         self._gathered: list[Tensor] = []
 
@@ -219,7 +246,10 @@ class MegatronHead(nn.Module):
         weight = self.part.weight
         whole = ((count, width),)
         call = KernelCall(
-            makes=(count, len(weight)), keeps=(0,), backward_scratch=whole, weights=(tuple(weight.shape),)
+            makes=(count, len(weight)),
+            keeps=(0,),
+            backward_scratch=whole,
+            weights=(tuple(weight.shape),),
         )
         return cross_entropy(run(call, x))
 
@@ -231,7 +261,9 @@ class MegatronModel(nn.Module):
         super().__init__()
         dummies = Dummies()
         self.embedding = MegatronEmbedding(shape)
-        self.layers = nn.ModuleList(MegatronLayer(shape, number, dummies) for number in range(shape.num_layers))
+        self.layers = nn.ModuleList(
+            MegatronLayer(shape, number, dummies) for number in range(shape.num_layers)
+        )
         self.head = MegatronHead(shape)
 
     def forward(self, tokens: Tensor) -> Tensor:

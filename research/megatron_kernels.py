@@ -72,7 +72,9 @@ class _Kernel(torch.autograd.Function):
         out = first.new_empty(call.makes, dtype=call.dtype)
         del scratch
         ctx.call, ctx.like = call, [(x.shape, x.dtype, x.requires_grad) for x in inputs]
-        ctx.save_for_backward(*(inputs[i] for i in call.keeps), *also, *((out,) if call.keeps_output else ()))
+        ctx.save_for_backward(
+            *(inputs[i] for i in call.keeps), *also, *((out,) if call.keeps_output else ())
+        )
         return out
 
     @staticmethod
@@ -87,7 +89,10 @@ class _Kernel(torch.autograd.Function):
                 call.dummies.of(shape, gradient)
         if call.takes_over:
             return (None, kept[0].detach(), *(None for _ in ctx.like[1:]))
-        return (None, *(gradient.new_empty(s, dtype=d) if needs else None for s, d, needs in ctx.like))
+        return (
+            None,
+            *(gradient.new_empty(s, dtype=d) if needs else None for s, d, needs in ctx.like),
+        )
 
 
 def run(call: KernelCall, *inputs: Tensor) -> Tensor:
@@ -139,7 +144,9 @@ def linear(x: Tensor, weight: Tensor, dummies: Dummies, *, scattered: int = 1) -
 def grouped_linear(x: Tensor, weights: Tensor, dummies: Dummies) -> Tensor:
     """Projection by as many experts as `weights` (experts, out, in) has, of equally many rows each; they share one dummy."""
     _, outer, inner = weights.shape
-    return run(KernelCall(makes=(len(x), outer), keeps=(0,), weights=((outer, inner),), dummies=dummies), x)
+    return run(
+        KernelCall(makes=(len(x), outer), keeps=(0,), weights=((outer, inner),), dummies=dummies), x
+    )
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, heads: int, value_width: int) -> Tensor:
@@ -171,5 +178,8 @@ def cross_entropy(logits: Tensor) -> Tensor:
     """Losses by token, fp32."""
     rows = len(logits)
     return run(
-        KernelCall(makes=(rows,), keeps=(0,), also_keeps=(((rows, 3), FP32),), takes_over=True, dtype=FP32), logits
+        KernelCall(
+            makes=(rows,), keeps=(0,), also_keeps=(((rows, 3), FP32),), takes_over=True, dtype=FP32
+        ),
+        logits,
     )

@@ -18,7 +18,9 @@ from research.time_fit import pairs
 from tests.benchmarks.perturbation import PHYSICAL, perturbed
 
 MODELS = ("held_out", "shipped", "wrong", "wrong_alike", "useless")
-MEMORY_CONSTANTS = tuple(n for n in PHYSICAL if n.endswith("_bytes") or n in ("activation_factor", "usable_fraction"))
+MEMORY_CONSTANTS = tuple(
+    n for n in PHYSICAL if n.endswith("_bytes") or n in ("activation_factor", "usable_fraction")
+)
 """Constants that are left alone when time is made wrong; memory is scaled as a whole."""
 
 HELD_OUT = tuple(n for n in TIME if not n.endswith("_sigma"))
@@ -33,7 +35,9 @@ class Prediction:
     calibration: Calibration
 
 
-def prediction(space: SearchSpace, model: str, seed: int, held_out: Calibration | None) -> Prediction:
+def prediction(
+    space: SearchSpace, model: str, seed: int, held_out: Calibration | None
+) -> Prediction:
     """The estimate of all configs of a cell, by one of `MODELS`; `held_out` None means that nothing was fitted on its model."""
     apart = len(space) if model != "wrong_alike" else crc32(space.workload.trainer.encode())
     rng = np.random.default_rng([seed, apart])
@@ -43,7 +47,8 @@ def prediction(space: SearchSpace, model: str, seed: int, held_out: Calibration 
         constants = replace(shipped, **{n: getattr(held_out, n) for n in HELD_OUT})
     if model.startswith("wrong"):
         constants = replace(
-            perturbed(constants, rng, math.log(2.0)), **{n: getattr(constants, n) for n in MEMORY_CONSTANTS}
+            perturbed(constants, rng, math.log(2.0)),
+            **{n: getattr(constants, n) for n in MEMORY_CONSTANTS},
         )
     predicted = estimate(space.workload, space.table, calibration=constants)
     if model.startswith("wrong"):
@@ -64,9 +69,13 @@ def held_out_constants() -> dict[tuple[str, str], Calibration]:
     }
 
 
-def _with_memory(predicted: Estimate, factor: float, space: SearchSpace, constants: Calibration) -> Estimate:
+def _with_memory(
+    predicted: Estimate, factor: float, space: SearchSpace, constants: Calibration
+) -> Estimate:
     parts = predicted.memory_parts_bytes
-    scaled = type(parts)(**{n: getattr(parts, n) * factor for n in type(parts).__dataclass_fields__})
+    scaled = type(parts)(
+        **{n: getattr(parts, n) * factor for n in type(parts).__dataclass_fields__}
+    )
     limit = space.workload.cluster.gpu.memory_bytes * constants.usable_fraction
     z = np.log(scaled.total / limit) / constants.memory_sigma
     return replace(

@@ -55,7 +55,9 @@ def after_one(rows: Judged, known: Mapping[str, Any], chosen: Chosen) -> float:
         "spreads": {n: s * chosen["spreads"] for n, s in known["spreads"].items()},
         "own_error": own,
     }
-    derivatives = replace(rows.derivatives, own_sigma=rows.derivatives.own_sigma * chosen["own_sigma"])
+    derivatives = replace(
+        rows.derivatives, own_sigma=rows.derivatives.own_sigma * chosen["own_sigma"]
+    )
     return after_trials(replace(rows, sensitivity=derivatives), 1, prior).median
 
 
@@ -76,18 +78,24 @@ def within(rows: Judged) -> list[np.ndarray]:
 def centered(rows: Judged) -> tuple[np.ndarray, np.ndarray]:
     """Knobs and errors of these rows, less the mean and the median of their study."""
     own = [(rows.derivatives.points[s], rows.error[s]) for s in within(rows)]
-    return np.concatenate([p - p.mean(axis=0) for p, _ in own]), np.concatenate([e - np.median(e) for _, e in own])
+    return np.concatenate([p - p.mean(axis=0) for p, _ in own]), np.concatenate(
+        [e - np.median(e) for _, e in own]
+    )
 
 
 def trends(files: Mapping[str, Judged]) -> dict[str, tuple[float, float]]:
     """Mean size of the errors less their study's median, and less the slopes of the other files too."""
     every = {n: centered(rows) for n, rows in files.items()}
-    found = {penalty: {n: _without_slopes(every, n, penalty) for n in files} for penalty in PENALTIES}
+    found = {
+        penalty: {n: _without_slopes(every, n, penalty) for n in files} for penalty in PENALTIES
+    }
     best = min(found.values(), key=lambda left: float(np.mean(list(left.values()))))
     return {n: (float(np.mean(np.abs(every[n][1]))), best[n]) for n in files}
 
 
-def _without_slopes(every: Mapping[str, tuple[np.ndarray, np.ndarray]], name: str, penalty: float) -> float:
+def _without_slopes(
+    every: Mapping[str, tuple[np.ndarray, np.ndarray]], name: str, penalty: float
+) -> float:
     others = [v for n, v in every.items() if n != name]
     knobs = np.concatenate([p for p, _ in others])
     errors = np.clip(np.concatenate([e for _, e in others]), -CLIP, CLIP)
@@ -121,7 +129,9 @@ def main() -> int:
     known = shipped["refit"]
     _, every = unread_rows(shipped, timed_files(), 1)
     files = {n: rows for n, rows in every.items() if studies(rows, 1)}
-    of_all = least(lambda chosen: float(np.mean([after_one(rows, known, chosen) for rows in files.values()])))
+    of_all = least(
+        lambda chosen: float(np.mean([after_one(rows, known, chosen) for rows in files.values()]))
+    )
     slopes = trends(files)
     figures: list[Sequence[float]] = []
     print("| " + " | ".join(HEADER) + " |\n|" + "---|" * len(HEADER))
@@ -135,7 +145,10 @@ def main() -> int:
             )
         )  # fmt: skip
         before, after = slopes[name]
-        cells = [*(f"{100 * f:.1f}%" for f in figures[-1]), f"{100 * before:.1f}% to {100 * after:.1f}%"]
+        cells = [
+            *(f"{100 * f:.1f}%" for f in figures[-1]),
+            f"{100 * before:.1f}% to {100 * after:.1f}%",
+        ]
         print(f"| {name} | {len(studied)} | " + " | ".join(cells) + " |", flush=True)
     cells = [*(f"{100 * f:.1f}%" for f in np.mean(figures, axis=0)), ""]
     print("| mean | | " + " | ".join(cells) + " |")

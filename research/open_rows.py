@@ -29,7 +29,19 @@ from tests.benchmarks.published.unseen import unseen
 BATCH = 5
 PARTS = ("two thirds", "kept out")
 LONG = 32768
-HEADER = ("source", "rows", "median", "p90", "bias", "inside", "after one", "inside", "ran", "called", "peaks")
+HEADER = (
+    "source",
+    "rows",
+    "median",
+    "p90",
+    "bias",
+    "inside",
+    "after one",
+    "inside",
+    "ran",
+    "called",
+    "peaks",
+)
 
 
 def is_kept_out(where: str, model: str, seq_len: int, gpus: int) -> bool:
@@ -39,10 +51,17 @@ def is_kept_out(where: str, model: str, seq_len: int, gpus: int) -> bool:
 
 def _kept_out(rows: Judged) -> np.ndarray:
     columns = zip(rows.where, rows.model, rows.seq_len, rows.gpus, strict=True)
-    return np.array([is_kept_out(where, model, int(length), int(gpus)) for where, model, length, gpus in columns])
+    return np.array(
+        [
+            is_kept_out(where, model, int(length), int(gpus))
+            for where, model, length, gpus in columns
+        ]
+    )
 
 
-def memory_of(blocks: Sequence[Block], recomputed: Sequence[Block]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def memory_of(
+    blocks: Sequence[Block], recomputed: Sequence[Block]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(P(OOM), log of predicted over printed peak, whether kept out) of the rows that ran."""
     columns: list[list[float]] = []
     for b, again in zip(blocks, recomputed, strict=True):
@@ -50,7 +69,9 @@ def memory_of(blocks: Sequence[Block], recomputed: Sequence[Block]) -> tuple[np.
         chance = np.minimum(chance, fit_memory.predicted(again, calibration_for(again.workload))[1])
         for i, gpus in enumerate(b.table.world_size):
             out = is_kept_out(b.where, b.workload.model.name, b.workload.seq_len, int(gpus))
-            columns.append([float(chance[i]), float(np.log(peak[i] / b.peak_memory_bytes[i])), float(out)])
+            columns.append(
+                [float(chance[i]), float(np.log(peak[i] / b.peak_memory_bytes[i])), float(out)]
+            )
     chance, error, out = np.array(columns).T
     return chance, error, out > 0
 
@@ -65,7 +86,9 @@ def _by(values: np.ndarray, errors: np.ndarray) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Judge both parts and print their tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", action="store_true", help="every row of the two thirds")
     options = parser.parse_args(arguments)
     sources, recomputed = unseen("none", BATCH), unseen("full", BATCH)

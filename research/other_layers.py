@@ -54,12 +54,17 @@ FILES: dict[str, dict[str, Any]] = {
 def main() -> None:
     """Prints the table."""
     runner, limits, logs = dry_runner(), DryRunLimits(), []
-    print(f"{'family':18}{'weights':>12}{'formulas':>12}{'activations, dry run':>22}{'formulas':>12}{'ratio':>8}")
+    print(
+        f"{'family':18}{'weights':>12}{'formulas':>12}{'activations, dry run':>22}{'formulas':>12}{'ratio':>8}"
+    )
     for family, sizes in FILES.items():
         source = json.dumps({**SIZES, **sizes, "model_type": family})
         try:
             model = transformers_model(
-                family, source, base=Path.cwd(), inspect=lambda one: runner.inspect(one, limits=limits)
+                family,
+                source,
+                base=Path.cwd(),
+                inspect=lambda one: runner.inspect(one, limits=limits),
             )
             ratio = _row(model, family)
         except AutotuneError as error:
@@ -71,9 +76,13 @@ def main() -> None:
 
 
 def _row(model: ModelSpec, family: str) -> float:
-    workload = Workload(model=model, cluster=catalog.cluster("h100-sxm-1x1"), seq_len=256, global_batch_size=2)
+    workload = Workload(
+        model=model, cluster=catalog.cluster("h100-sxm-1x1"), seq_len=256, global_batch_size=2
+    )
     (fit,) = autotune.fit(
-        workload, ParallelConfig(micro_batch_size=2, precision="fp32"), limits=DryRunLimits(wall_s=120.0)
+        workload,
+        ParallelConfig(micro_batch_size=2, precision="fp32"),
+        limits=DryRunLimits(wall_s=120.0),
     )
     if fit.fullest is None:
         raise AutotuneError(fit.problem)

@@ -52,10 +52,14 @@ class HereRunner:
         """The model as it is."""
         return model
 
-    def run(self, workload: Workload, config: ParallelConfig, *, pp_rank: int, limits: DryRunLimits) -> DryRun:
+    def run(
+        self, workload: Workload, config: ParallelConfig, *, pp_rank: int, limits: DryRunLimits
+    ) -> DryRun:
         """See `DryRunner.run`."""
         try:
-            return dry_run(stand_in(workload, config).request, rank=first_rank_of_stage(config, pp_rank))
+            return dry_run(
+                stand_in(workload, config).request, rank=first_rank_of_stage(config, pp_rank)
+            )
         finally:
             forget_shardings()  # a later mesh of the same shape would be given groups that are gone
 
@@ -77,7 +81,9 @@ class Planned:
     @property
     def outside(self) -> int:
         """Others that are off by more than 5% and by more than was said."""
-        return sum(abs(e) > max(WITHIN, reach) for e, reach in zip(self.errors, self.reaches, strict=True))
+        return sum(
+            abs(e) > max(WITHIN, reach) for e, reach in zip(self.errors, self.reaches, strict=True)
+        )
 
 
 def study_of(name: str) -> Study:
@@ -85,7 +91,9 @@ def study_of(name: str) -> Study:
     from autotune_workers.own_model.inspection import inspect
 
     code = ModelCode(module="tests.benchmarks.architectures:build", args=json.dumps({"name": name}))
-    unknown = ModelSpec(name="model", num_layers=1, hidden_size=1, num_attention_heads=1, vocab_size=1, code=code)
+    unknown = ModelSpec(
+        name="model", num_layers=1, hidden_size=1, num_attention_heads=1, vocab_size=1, code=code
+    )
     asked = api.load_study(
         {
             "name": "s",
@@ -104,7 +112,9 @@ def truth(workload: Workload, config: ParallelConfig) -> RunDry:
     short = shortened(config)
     asked, limits = replace(workload, global_batch_size=short.global_batch_size), DryRunLimits()
     ranks = pipeline_ranks(short.pp)
-    return RunDry.of(short, tuple(HereRunner().run(asked, short, pp_rank=rank, limits=limits) for rank in ranks))
+    return RunDry.of(
+        short, tuple(HereRunner().run(asked, short, pp_rank=rank, limits=limits) for rank in ranks)
+    )
 
 
 def planned(name: str, seed: int = 0) -> Planned:
@@ -118,13 +128,26 @@ def planned(name: str, seed: int = 0) -> Planned:
     drawn = random.Random(seed).sample(others, min(OTHERS, len(others)))
     errors, reaches = [], []
     for config in drawn:
-        alone = replace(constants, dry_runs=DryRuns(fingerprint="", points=(truth(study.workload, config),)))
-        right, said = (estimate(study.workload, config, calibration=one) for one in (alone, constants))
+        alone = replace(
+            constants, dry_runs=DryRuns(fingerprint="", points=(truth(study.workload, config),))
+        )
+        right, said = (
+            estimate(study.workload, config, calibration=one) for one in (alone, constants)
+        )
         errors.append(float(said.peak_memory_bytes) / float(right.peak_memory_bytes) - 1.0)
         reaches.append(float(said.peak_memory_high_bytes) / float(said.peak_memory_bytes) - 1.0)
-    exact = sum(any(point.config == shortened(row.config) for point in found.points) for row in best)
+    exact = sum(
+        any(point.config == shortened(row.config) for point in found.points) for row in best
+    )
     runs = len(found.points)
-    return Planned(name=name, configs=len(space), runs=runs, exact=exact, errors=tuple(errors), reaches=tuple(reaches))
+    return Planned(
+        name=name,
+        configs=len(space),
+        runs=runs,
+        exact=exact,
+        errors=tuple(errors),
+        reaches=tuple(reaches),
+    )
 
 
 def table(names: Sequence[str]) -> Iterator[Planned]:

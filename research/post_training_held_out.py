@@ -35,9 +35,13 @@ def error_of(log_factors: Sequence[float], sweep: Sequence[Row]) -> float:
     total = 0.0
     results = [(row, predicted(row)) for row in sweep if not row.is_oom]
     for ours, printed in PHASES:
-        logs = np.array([np.log(row.printed[printed] / p[ours]) for row, p in results if printed in row.printed])
+        logs = np.array(
+            [np.log(row.printed[printed] / p[ours]) for row, p in results if printed in row.printed]
+        )
         total += float(((logs - logs.mean()) ** 2).sum()) if len(logs) > 1 else 0.0
-    return total + 0.01 * float(np.square(log_factors).sum())  # a constant that the sweep does not show stays
+    return total + 0.01 * float(
+        np.square(log_factors).sum()
+    )  # a constant that the sweep does not show stays
 
 
 def assign(log_factors: Sequence[float]) -> None:
@@ -54,13 +58,21 @@ def main() -> None:
     fitted: dict[str, np.ndarray] = {}
     for sweep, found in of.items():
         fitted[sweep] = minimize(
-            error_of, np.zeros(len(FIRST)), args=(found,), method="Nelder-Mead", options={"maxfev": 240}
+            error_of,
+            np.zeros(len(FIRST)),
+            args=(found,),
+            method="Nelder-Mead",
+            options={"maxfev": 240},
         ).x
         values = {
             name: value * float(np.exp(moved))
             for (name, value), moved in zip(FIRST.items(), fitted[sweep], strict=True)
         }
-        print(f"fitted to {sweep}:", ", ".join(f"{name} {value:.3g}" for name, value in values.items()), flush=True)
+        print(
+            f"fitted to {sweep}:",
+            ", ".join(f"{name} {value:.3g}" for name, value in values.items()),
+            flush=True,
+        )
     ways = {
         "shipped": np.log([shipped[name] / value for name, value in FIRST.items()]),
         "nothing fitted": np.zeros(len(FIRST)),

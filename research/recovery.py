@@ -40,7 +40,12 @@ SPEC: Spec = {
     "model": "gpt2-medium",
     "cluster": "h100-sxm-1x8",
     "workload": {"seq_len": 1024, "global_batch_size": 64},
-    "space": {"tp": [1, 2, 4], "pp": [1, 2], "micro_batch_size": [1, 2, 4, 8], "precision": ["fp32", "bf16"]},
+    "space": {
+        "tp": [1, 2, 4],
+        "pp": [1, 2],
+        "micro_batch_size": [1, 2, 4, 8],
+        "precision": ["fp32", "bf16"],
+    },
     "budget": {"max_trials": 10, "min_gain": 0},
     "searcher": "bayesian",
     "runner": {"kind": "simulated", "time_scale": 0.05},
@@ -50,7 +55,13 @@ REAL: Spec = {
     "model": "nano-gpt",
     "cluster": {"gpu": "cpu", "num_nodes": 1, "gpus_per_node": 2},
     "workload": {"seq_len": 32, "global_batch_size": 8},
-    "space": {"dp": [2], "tp": [1], "micro_batch_size": [1, 2, 4], "zero_stage": [0, 1], "precision": ["fp32"]},
+    "space": {
+        "dp": [2],
+        "tp": [1],
+        "micro_batch_size": [1, 2, 4],
+        "zero_stage": [0, 1],
+        "precision": ["fp32"],
+    },
     "objective": {"stability_weight": 0},
     "budget": {"max_trials": 6, "min_gain": 0},
     "measure": {
@@ -140,7 +151,9 @@ def under_supervisor(folder: Path) -> tuple[float, float]:
     url = str(folder / "results.db")
     store = open_store(url)
     study = api.submit_study(store, api.load_study(SPEC), SPEC).id
-    supervisor = Supervisor(store, ProcessLauncher(folder / "logs", store_url=url), max_studies=1, grace_s=5.0)
+    supervisor = Supervisor(
+        store, ProcessLauncher(folder / "logs", store_url=url), max_studies=1, grace_s=5.0
+    )
     supervisor.start()
     try:
         while sum(e.kind == "trial.started" for e in store.events(study)) < 5:
@@ -149,7 +162,9 @@ def under_supervisor(folder: Path) -> tuple[float, float]:
         assert lease is not None
         began, before = time.time(), len(store.events(study))
         os.kill(int(lease.owner.split(":")[1]), signal.SIGKILL)
-        while not (again := [e for e in store.events(study, after=before) if e.kind == "trial.started"]):
+        while not (
+            again := [e for e in store.events(study, after=before) if e.kind == "trial.started"]
+        ):
             time.sleep(0.02)
         claimed = next(e for e in store.events(study, after=before) if e.kind == "study.claimed")
         return claimed.at.timestamp() - began, again[0].at.timestamp() - began
@@ -162,7 +177,9 @@ def under_supervisor(folder: Path) -> tuple[float, float]:
 def main() -> None:
     """Prints the table."""
     repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 5
-    print("| successor | study claimed, median | worst | next trial started, median | worst |\n|---|---|---|---|---|")
+    print(
+        "| successor | study claimed, median | worst | next trial started, median | worst |\n|---|---|---|---|---|"
+    )
     ways = {
         "tune again": tune_again,
         "warm process": in_warm_process,
@@ -176,7 +193,9 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 rows.append(once(Path(folder)))
         cells = [
-            f"{value:.2f} s" for column in zip(*rows, strict=True) for value in (statistics.median(column), max(column))
+            f"{value:.2f} s"
+            for column in zip(*rows, strict=True)
+            for value in (statistics.median(column), max(column))
         ]
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
 

@@ -40,14 +40,18 @@ def _cell(seed: int) -> Cell:
             global_batch_size=int(draw.choice([256, 512, 1024])),
             trainer="native",
         )
-        space = SearchSpace.build(workload, parse_space("dense-single-node" if nodes == 1 else "dense-multi-node"))
+        space = SearchSpace.build(
+            workload, parse_space("dense-single-node" if nodes == 1 else "dense-multi-node")
+        )
         if len(space) >= LEAST:
             break
     kept = np.sort(draw.permutation(len(space))[:MOST])
     table = space.table.take(kept)
     predicted = estimate(workload, table)
     times = np.asarray(predicted.step_time_s) * np.exp(ERROR * draw.standard_normal(len(table)))
-    peaks = np.asarray(predicted.peak_memory_bytes) * np.exp(0.03 * draw.standard_normal(len(table)))
+    peaks = np.asarray(predicted.peak_memory_bytes) * np.exp(
+        0.03 * draw.standard_normal(len(table))
+    )
     space, rows = SearchSpace.of(workload, table), {}
     for i in range(len(space)):
         fits = peaks[i] <= 0.95 * cluster.gpu.memory_bytes
@@ -57,4 +61,6 @@ def _cell(seed: int) -> Cell:
             peak_memory_bytes=float(peaks[i]) if fits else None,
             failure=None if fits else FailureKind.OUT_OF_MEMORY,
         )
-    return Cell(name=f"{workload.model.name} on {cluster.name}, {seed}", workload=workload, rows=rows)
+    return Cell(
+        name=f"{workload.model.name} on {cluster.name}, {seed}", workload=workload, rows=rows
+    )

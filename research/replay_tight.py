@@ -70,7 +70,11 @@ def _tried(draw: np.random.Generator, seed: int) -> Cell | None:
         )
         for i in range(len(space))
     }
-    return Cell(name=f"tight {model.name} on {gpu}, {workload.trainer}, {seed}", workload=workload, rows=rows)
+    return Cell(
+        name=f"tight {model.name} on {gpu}, {workload.trainer}, {seed}",
+        workload=workload,
+        rows=rows,
+    )
 
 
 def _factors(draw: np.random.Generator, errors: tuple[float, float], count: int) -> np.ndarray:

@@ -28,20 +28,27 @@ LIKED = 5
 
 def wild_cells(count: int, *, is_fitted: bool) -> list[Cell]:
     """So many cells, of trainers that constants were fitted to or of others."""
-    return [_wild(cell, seed) for seed, cell in enumerate(invented_cells(count, is_fitted=is_fitted))]
+    return [
+        _wild(cell, seed) for seed, cell in enumerate(invented_cells(count, is_fitted=is_fitted))
+    ]
 
 
 def _wild(cell: Cell, seed: int) -> Cell:
     draw = np.random.default_rng([seed, 13])
     configs = list(cell.rows)
     predicted = np.asarray(estimate(cell.workload, ConfigTable.of(configs)).step_time_s)
-    liked = [configs[i] for i in np.argsort(predicted) if cell.rows[configs[i]].failure is None][:LIKED]
+    liked = [configs[i] for i in np.argsort(predicted) if cell.rows[configs[i]].failure is None][
+        :LIKED
+    ]
     best = liked[draw.integers(len(liked))]
     slow = [config for config in liked[:4] if config != best][: draw.integers(1, 4)]
     rows = dict(cell.rows)
-    others = {config: row for config, row in cell.rows.items() if config != best and row.failure is None}
+    others = {
+        config: row for config, row in cell.rows.items() if config != best and row.failure is None
+    }
     held_up = {
-        config: row.step_time_s * float(np.exp(HELD_UP * draw.standard_normal())) for config, row in others.items()
+        config: row.step_time_s * float(np.exp(HELD_UP * draw.standard_normal()))
+        for config, row in others.items()
     }
     level = float(draw.uniform(*AHEAD)) * cell.rows[best].step_time_s / min(held_up.values())
     for config, row in others.items():

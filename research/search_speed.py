@@ -22,14 +22,19 @@ def main() -> None:
     """Prints both figures."""
     model, cluster, seq_len, batch, knobs = CASES["wide"]
     workload = Workload(
-        model=catalog.model(model), cluster=catalog.cluster(cluster), seq_len=seq_len, global_batch_size=batch
+        model=catalog.model(model),
+        cluster=catalog.cluster(cluster),
+        seq_len=seq_len,
+        global_batch_size=batch,
     )
     space = SearchSpace.build(workload, knobs)
     began = process_time()
     make_searcher("bayesian", space).ask(1)
     print(f"searcher made and first ask, {len(space):,} configs: {process_time() - began:.2f} s")
     rng = np.random.default_rng(0)
-    some = SearchSpace.of(workload, space.table.take(np.sort(rng.permutation(len(space))[:CANDIDATES])))
+    some = SearchSpace.of(
+        workload, space.table.take(np.sort(rng.permutation(len(space))[:CANDIDATES]))
+    )
     searcher = make_searcher("bayesian", some)
     chosen = rng.permutation(len(some))[: TOLD + 3]
     trials = [_trial(workload, some[int(i)], rng) for i in chosen]
@@ -39,7 +44,9 @@ def main() -> None:
         began = process_time()
         searcher.tell([trial])
         searcher.ask(1)
-        print(f"tell and ask, {CANDIDATES:,} candidates, {TOLD} told: {process_time() - began:.2f} s")
+        print(
+            f"tell and ask, {CANDIDATES:,} candidates, {TOLD} told: {process_time() - began:.2f} s"
+        )
 
 
 def _trial(workload: Workload, config: ParallelConfig, rng: np.random.Generator) -> Trial:

@@ -33,7 +33,9 @@ from tests.service.running import API, DEADLINE_S, bearer, spec
 
 def ask_for_plans(url: str, token: str, count: int) -> None:
     """Prints a line when all requests are on their way, and the statuses when all are answered."""
-    with httpx.Client(base_url=url, timeout=DEADLINE_S * 5, trust_env=False, limits=httpx.Limits()) as client:
+    with httpx.Client(
+        base_url=url, timeout=DEADLINE_S * 5, trust_env=False, limits=httpx.Limits()
+    ) as client:
 
         def one(_: int) -> int:
             return client.post(f"{API}/plan", json=spec(**LARGE), headers=bearer(token)).status_code
@@ -49,10 +51,15 @@ def open_streams(url: str, token: str, count: int, study: str) -> None:
     address = urlsplit(url)
     head = f"GET {API}/studies/{study}/events HTTP/1.1\r\nHost: {address.netloc}\r\nAccept: text/event-stream\r\n"
     head += f"Authorization: Bearer {token}\r\n\r\n"
-    streams = [socket.create_connection((address.hostname, address.port), timeout=DEADLINE_S) for _ in range(count)]
+    streams = [
+        socket.create_connection((address.hostname, address.port), timeout=DEADLINE_S)
+        for _ in range(count)
+    ]
     for stream in streams:
         stream.sendall(head.encode())
-    print(json.dumps(Counter(stream.recv(4096).split()[1].decode() for stream in streams)), flush=True)
+    print(
+        json.dumps(Counter(stream.recv(4096).split()[1].decode() for stream in streams)), flush=True
+    )
     sys.stdin.read()
     for stream in streams:
         stream.close()
@@ -74,7 +81,9 @@ def first_events_s(client: httpx.Client, study: str, times: int) -> list[float]:
 
     def one() -> float:
         began_s = time.perf_counter()
-        with client.stream("GET", f"{API}/studies/{study}/events", headers={"Accept": "text/event-stream"}) as answer:
+        with client.stream(
+            "GET", f"{API}/studies/{study}/events", headers={"Accept": "text/event-stream"}
+        ) as answer:
             answer.raise_for_status()
             next(line for line in answer.iter_lines() if line.startswith("event:"))
             return time.perf_counter() - began_s
@@ -114,10 +123,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         path = str(Path(name) / "results.db")
         store = open_store(path)
-        owner, reader = (store.tokens.create(*who)[1] for who in (("owner", "submit"), ("reader", "read")))
+        owner, reader = (
+            store.tokens.create(*who)[1] for who in (("owner", "submit"), ("reader", "read"))
+        )
         with (
             served(Path(name), path, 0) as (url, _),
-            httpx.Client(base_url=url, headers=bearer(owner), timeout=DEADLINE_S, trust_env=False) as client,
+            httpx.Client(
+                base_url=url, headers=bearer(owner), timeout=DEADLINE_S, trust_env=False
+            ) as client,
         ):
             study = client.post(f"{API}/studies", json=spec()).json()["study"]["id"]
             said("submission alone", submissions_s(client, asked.times))
@@ -127,7 +140,10 @@ def main() -> None:
             said("submission alone again", submissions_s(client, asked.times))
             said("first event alone", first_events_s(client, study, asked.times))
             streams = beside("streams", url, reader, str(asked.streams), study)
-            said(f"first event beside {asked.streams} streams", first_events_s(client, study, asked.times))
+            said(
+                f"first event beside {asked.streams} streams",
+                first_events_s(client, study, asked.times),
+            )
             said(f"submission beside {asked.streams} streams", submissions_s(client, asked.times))
             streams.communicate()
             said("first event alone again", first_events_s(client, study, asked.times))

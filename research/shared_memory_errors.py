@@ -50,7 +50,9 @@ def _errors(block: Block) -> np.ndarray:
     if not len(known):
         return np.zeros(0)
     block = block.take(known)
-    return np.asarray(np.log(block.peak_memory_bytes / predicted(block, calibration_for(block.workload))[0]))
+    return np.asarray(
+        np.log(block.peak_memory_bytes / predicted(block, calibration_for(block.workload))[0])
+    )
 
 
 if __name__ == "__main__":

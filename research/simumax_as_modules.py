@@ -41,7 +41,9 @@ class Measured:
     @property
     def degrees(self) -> str:
         """Of parallelism, as text."""
-        return " ".join(f"{name}={getattr(self.config, name)}" for name in ("tp", "pp", "dp", "cp", "ep"))
+        return " ".join(
+            f"{name}={getattr(self.config, name)}" for name in ("tp", "pp", "dp", "cp", "ep")
+        )
 
     def __str__(self) -> str:
         return f"{self.model.name} {self.seq_len} {self.degrees} rank {self.pp_rank}"
@@ -57,9 +59,13 @@ def measured() -> Iterator[Measured]:
             continue
         seen.add(place)
         for pp_rank in range(config.pp):
-            mine = ranks[pp_rank * len(ranks) // config.pp : (pp_rank + 1) * len(ranks) // config.pp]
+            mine = ranks[
+                pp_rank * len(ranks) // config.pp : (pp_rank + 1) * len(ranks) // config.pp
+            ]
             most = max(rank["max_allocated_mb"] for rank in mine) * MIB
-            yield Measured(model=run.model, config=config, seq_len=run.seq_len, pp_rank=pp_rank, bytes=most)
+            yield Measured(
+                model=run.model, config=config, seq_len=run.seq_len, pp_rank=pp_rank, bytes=most
+            )
 
 
 def sizes_of(row: Measured) -> dict[str, int]:
@@ -80,19 +86,31 @@ def sizes_of(row: Measured) -> dict[str, int]:
         sizes |= {name: getattr(m, name) for name in latent}
     if m.num_experts:
         routed = ("num_experts", "num_dense_layers", "experts_per_token", "shared_ffn_hidden_size")
-        sizes |= {"expert_ffn_hidden_size": m.ffn_hidden_size, **{name: getattr(m, name) for name in routed}}
+        sizes |= {
+            "expert_ffn_hidden_size": m.ffn_hidden_size,
+            **{name: getattr(m, name) for name in routed},
+        }
     return sizes
 
 
-def training_of(row: Measured, inspect: Callable[[ModelSpec], ModelSpec]) -> tuple[Workload, ParallelConfig]:
+def training_of(
+    row: Measured, inspect: Callable[[ModelSpec], ModelSpec]
+) -> tuple[Workload, ParallelConfig]:
     """What is run dry: tensor, context, data and expert parallelism are in the module's sizes, and the pipeline is the trainer's.
 
     `inspect`: completes a model by what its code tells.
     """
     folder = str(Path(__file__).parents[1])
-    code = ModelCode(module="research.megatron_blocks:build", args=json.dumps(sizes_of(row)), folder=folder)
+    code = ModelCode(
+        module="research.megatron_blocks:build", args=json.dumps(sizes_of(row)), folder=folder
+    )
     unknown = ModelSpec(
-        name=row.model.name, num_layers=1, hidden_size=1, num_attention_heads=1, vocab_size=1, code=code
+        name=row.model.name,
+        num_layers=1,
+        hidden_size=1,
+        num_attention_heads=1,
+        vocab_size=1,
+        code=code,
     )
     c = row.config
     config = ParallelConfig(pp=c.pp, accumulation_steps=c.accumulation_steps, precision="bf16")
@@ -107,7 +125,9 @@ def training_of(row: Measured, inspect: Callable[[ModelSpec], ModelSpec]) -> tup
 
 def main(holding: str = "") -> None:
     """Prints a row for each rank, and the worst."""
-    print("| model | tokens | config | pipeline rank | measured, GiB | dry run, GiB | error | peak at |")
+    print(
+        "| model | tokens | config | pipeline rank | measured, GiB | dry run, GiB | error | peak at |"
+    )
     print("|---|---|---|---|---|---|---|---|", flush=True)
     runner, errors = LocalDryRunner(), []
     for row in measured():
@@ -123,7 +143,9 @@ def main(holding: str = "") -> None:
             flush=True,
         )
     if errors:
-        print(f"\n{len(errors)} ranks: median {np.median(np.abs(errors)):.2%}, worst {max(errors, key=abs):+.2%}")
+        print(
+            f"\n{len(errors)} ranks: median {np.median(np.abs(errors)):.2%}, worst {max(errors, key=abs):+.2%}"
+        )
 
 
 if __name__ == "__main__":

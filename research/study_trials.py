@@ -77,14 +77,21 @@ def _picked(rows: Judged, trials: int, prior: UncertainConstants, tried: list[in
     # per token: configs of a study have the same batch, but rows of a cluster have not
     predicted = np.log(rows.slowness) - rows.error
     while len(tried) < trials:
-        expected = predicted + (errors_after(rows, np.array(tried), prior, slice(None))[0] if tried else 0.0)
+        expected = predicted + (
+            errors_after(rows, np.array(tried), prior, slice(None))[0] if tried else 0.0
+        )
         expected[tried] = np.inf
         tried = [*tried, int(np.argmin(expected))]
     return np.array(tried)
 
 
 def after_trials(
-    rows: Judged, trials: int, known: Mapping[str, Any], *, choose: Choose = drawn, mixed: bool = False
+    rows: Judged,
+    trials: int,
+    known: Mapping[str, Any],
+    *,
+    choose: Choose = drawn,
+    mixed: bool = False,
 ) -> AfterTrials:
     """What is left of the errors after that many trials of each study. `known`: the prior of a refit; `mixed`: rows of several workloads stand for a study."""
     errors, inside = [], []
@@ -101,7 +108,9 @@ def after_trials(
             inside.append(np.abs(left) <= Z90 * sigma)
     if not errors:
         return AfterTrials(studies=0, error=np.empty(0), is_inside=np.empty(0, dtype=bool))
-    return AfterTrials(studies=len(found), error=np.concatenate(errors), is_inside=np.concatenate(inside))
+    return AfterTrials(
+        studies=len(found), error=np.concatenate(errors), is_inside=np.concatenate(inside)
+    )
 
 
 def studies(rows: Judged, trials: int) -> list[np.ndarray]:

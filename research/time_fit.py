@@ -23,7 +23,12 @@ from tests.benchmarks import published
 from tests.benchmarks.published import Block
 
 PRIOR = Calibration(
-    latency_factor=3.0, straggler=0.004, hop_s=60e-6, inter_efficiency=0.85, inter_decay=0.1, cast_bytes=10.0
+    latency_factor=3.0,
+    straggler=0.004,
+    hop_s=60e-6,
+    inter_efficiency=0.85,
+    inter_decay=0.1,
+    cast_bytes=10.0,
 )
 SPREAD = {
     "matmul_efficiency": 0.1, "fp8_factor": 0.15, "half_size": 0.5, "attention_efficiency": 0.3, "memory_efficiency": 0.25, "layer_host_s": 1.0,
@@ -48,15 +53,33 @@ FAMILIES = {
     "blackwell_ultra": ["b300-sxm", "gb300-nvl72"],
 }
 """Blackwell Ultra is a chip of its own, with twice the exponentials per second and more power: the same recipes run a fifth faster on it"""
-BOUNDED_BY = {"a100": "a100-80gb", "h100": "h100-sxm", "blackwell": "b200-sxm", "blackwell_ultra": "b300-sxm"}
+BOUNDED_BY = {
+    "a100": "a100-80gb",
+    "h100": "h100-sxm",
+    "blackwell": "b200-sxm",
+    "blackwell_ultra": "b300-sxm",
+}
 """the GPU type whose fastest measured matmul bounds a family"""
-LOOPS = {"megatron_bridge": "megatron", "nemo": "megatron", "nvidia_recipes": "megatron", "composer": "torchtitan"}
+LOOPS = {
+    "megatron_bridge": "megatron",
+    "nemo": "megatron",
+    "nvidia_recipes": "megatron",
+    "composer": "torchtitan",
+}
 """loops whose time constants are those of another: Megatron Bridge and NeMo run Megatron-Core, composer runs the FSDP that torchtitan runs"""
 HARDWARE_PRIOR = {
     "a100": {"matmul_efficiency": 0.78, "intra_efficiency": 0.76, "attention_efficiency": 0.50},
     "h100": {"matmul_efficiency": 0.70, "intra_efficiency": 0.78, "attention_efficiency": 0.33},
-    "blackwell": {"matmul_efficiency": 0.65, "intra_efficiency": 0.78, "attention_efficiency": 0.45},
-    "blackwell_ultra": {"matmul_efficiency": 0.72, "intra_efficiency": 0.78, "attention_efficiency": 0.55},
+    "blackwell": {
+        "matmul_efficiency": 0.65,
+        "intra_efficiency": 0.78,
+        "attention_efficiency": 0.45,
+    },
+    "blackwell_ultra": {
+        "matmul_efficiency": 0.72,
+        "intra_efficiency": 0.78,
+        "attention_efficiency": 0.55,
+    },
 }
 """with `PRIOR`'s share of the network: about what nccl-tests shows for large gathers on such nodes, alone; attention: causal FlashAttention-2, forward and
 backward together, 150 to 190 of 312 TFLOP/s on A100 and 280 to 350 of 989 on H100 (Dao, arXiv 2307.08691, figures 4 to 7)"""
@@ -91,8 +114,22 @@ class Pair:
 def pairs() -> list[Pair]:
     """The pairs that have measurements."""
     mosaic, bridge = published.mosaic(), published.bridge()
-    network = ("hop_s", "inter_efficiency", "inter_decay", "pipelined_tensor_host_s", "straggler", "tensor_hop_s")
-    flat = ("rails", "layer_host_s", "pipelined_tensor_host_s", "send_host_s", "latency_factor", "tensor_hop_s")
+    network = (
+        "hop_s",
+        "inter_efficiency",
+        "inter_decay",
+        "pipelined_tensor_host_s",
+        "straggler",
+        "tensor_hop_s",
+    )
+    flat = (
+        "rails",
+        "layer_host_s",
+        "pipelined_tensor_host_s",
+        "send_host_s",
+        "latency_factor",
+        "tensor_hop_s",
+    )
 
     def without(*names: str) -> tuple[str, ...]:
         return tuple(n for n in SPREAD if n not in (*names, *EXPERTS))
@@ -168,7 +205,9 @@ def speed_of(block: Block) -> Callable[[Calibration], np.ndarray]:
 def errors_of(blocks: Sequence[Block]) -> Callable[[Calibration], np.ndarray]:
     """log(measured / predicted speed) of every row by constants."""
     pairs_of = [(np.log(b.tokens_per_s_per_gpu), speed_of(b)) for b in blocks]
-    return lambda constants: np.concatenate([measured - np.log(speed(constants)) for measured, speed in pairs_of])
+    return lambda constants: np.concatenate(
+        [measured - np.log(speed(constants)) for measured, speed in pairs_of]
+    )
 
 
 def fit_time(pair: Pair, blocks: Sequence[Block]) -> Calibration:
@@ -176,7 +215,9 @@ def fit_time(pair: Pair, blocks: Sequence[Block]) -> Calibration:
     no step from there would know rows that were held out."""
     family, trainer = pair.name.split("/")
     given = {**HARDWARE_PRIOR[family], **pair.given}
-    prior = replace(PRIOR, gpu=family, trainer=trainer, source=pair.source, fabric=pair.fabric, **given)
+    prior = replace(
+        PRIOR, gpu=family, trainer=trainer, source=pair.source, fabric=pair.fabric, **given
+    )
     if not pair.fabric:  # an estimate then has the network of the usual fabric
         prior = on_fabric(prior, pair.blocks[-1].workload.cluster)
     gpu = catalog.gpu(BOUNDED_BY[family])
@@ -195,7 +236,9 @@ def fit_time(pair: Pair, blocks: Sequence[Block]) -> Calibration:
             if n.endswith("_efficiency") or n in ("data_overlap", "rails"):
                 values[n] = min(values[n], ceilings.get(n, 1.0))
         if "fp8_factor" in values:
-            values["fp8_factor"] = min(values["fp8_factor"], ceiling(gpu, "fp8") / values["matmul_efficiency"])
+            values["fp8_factor"] = min(
+                values["fp8_factor"], ceiling(gpu, "fp8") / values["matmul_efficiency"]
+            )
         return values
 
     spread = {n: SPREAD[n] for n in pair.free}
@@ -210,7 +253,9 @@ def _fit(
     names, widths = list(spread), np.array(list(spread.values()))
 
     def at(z: np.ndarray) -> Calibration:
-        values = {n: float(getattr(prior, n) * np.exp(v)) for n, v in zip(names, z * widths, strict=True)}
+        values = {
+            n: float(getattr(prior, n) * np.exp(v)) for n, v in zip(names, z * widths, strict=True)
+        }
         return replace(prior, **within(values))
 
     def cost(z: np.ndarray) -> np.ndarray:
@@ -218,6 +263,9 @@ def _fit(
         robust = np.sign(scaled) * np.sqrt(2.0 * (np.sqrt(1.0 + scaled**2) - 1.0))
         return np.concatenate([robust, z])
 
-    first = np.array([np.log(start.get(n, getattr(prior, n)) / getattr(prior, n)) for n in names]) / widths
+    first = (
+        np.array([np.log(start.get(n, getattr(prior, n)) / getattr(prior, n)) for n in names])
+        / widths
+    )
     found = least_squares(cost, first, diff_step=1e-3, max_nfev=STEPS)
     return at(found.x), float(found.cost)

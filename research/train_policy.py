@@ -103,13 +103,17 @@ def _draw(rng: np.random.Generator) -> World:
     space = SearchSpace.of(workload, full.table.take(kept))
     constants = replace(calibration_for(workload), time_sigma=0.2, memory_sigma=0.15)
     predicted = estimate(workload, space.table, calibration=constants)
-    real = estimate(workload, space.table, calibration=perturbed(constants, rng, float(rng.uniform(0.1, 0.6))))
+    real = estimate(
+        workload, space.table, calibration=perturbed(constants, rng, float(rng.uniform(0.1, 0.6)))
+    )
     noise = rng.standard_normal((2, len(space))) * np.array([[rng.uniform(0.01, 0.1)], [0.05]])
     peak = np.asarray(real.peak_memory_bytes) * np.exp(noise[1] + 0.1 * rng.standard_normal())
     capacity = workload.cluster.gpu.memory_bytes
     return World(
         space=space,
-        state=SearchState.of(predicted, np.log(np.asarray(predicted.tokens_per_s)), space.coordinates(), capacity),
+        state=SearchState.of(
+            predicted, np.log(np.asarray(predicted.tokens_per_s)), space.coordinates(), capacity
+        ),
         score=np.log(np.asarray(real.tokens_per_s)) + noise[0],
         log_peak_ratio=np.log(peak / capacity),
         out_of_memory=np.log(peak) > log_limits(predicted, capacity),
@@ -117,7 +121,9 @@ def _draw(rng: np.random.Generator) -> World:
     )
 
 
-def rollout(world: World, policy: Policy, rng: np.random.Generator | None) -> tuple[list, np.ndarray]:
+def rollout(
+    world: World, policy: Policy, rng: np.random.Generator | None
+) -> tuple[list, np.ndarray]:
     """Actions (features, allowed, chosen) and the regret after each; samples with `rng`, else takes the most probable."""
     state = replace(world.state, tried=[], scores=[], memory_errors=[], out_of_memory=[])
     allowed = np.ones(len(world.space), dtype=bool)
@@ -162,7 +168,9 @@ def gradient(world: World, policy: Policy, seed: int) -> tuple[dict[str, np.ndar
     return total, float(np.mean([regrets.mean() for _, regrets in played]))
 
 
-def train(worlds: Sequence[World], policy: Policy, *, epochs: int, batch: int = 25, step: float = 0.02) -> Policy:
+def train(
+    worlds: Sequence[World], policy: Policy, *, epochs: int, batch: int = 25, step: float = 0.02
+) -> Policy:
     """Adam (Kingma & Ba 2015) on the policy gradient."""
     first = {n: np.zeros_like(v) for n, v in policy.weights.items()}
     second = {n: np.zeros_like(v) for n, v in policy.weights.items()}
@@ -170,17 +178,27 @@ def train(worlds: Sequence[World], policy: Policy, *, epochs: int, batch: int = 
     for epoch in range(epochs):
         order = np.random.default_rng(epoch).permutation(len(worlds))
         for start in range(0, len(worlds), batch):
-            some = [gradient(worlds[i], policy, seed=1_000_003 * epoch + int(i)) for i in order[start : start + batch]]
+            some = [
+                gradient(worlds[i], policy, seed=1_000_003 * epoch + int(i))
+                for i in order[start : start + batch]
+            ]
             count += 1
             direction = {}
             for n in policy.weights:
                 mean = sum(g[n] for g, _ in some) / len(some)
                 first[n] = 0.9 * first[n] + 0.1 * mean
                 second[n] = 0.99 * second[n] + 0.01 * mean**2
-                direction[n] = first[n] / (1 - 0.9**count) / (np.sqrt(second[n] / (1 - 0.99**count)) + 1e-6)
-            policy = policy.moved(direction, step * (1 - start / len(worlds) * (epoch + 1) / epochs / 2))
+                direction[n] = (
+                    first[n] / (1 - 0.9**count) / (np.sqrt(second[n] / (1 - 0.99**count)) + 1e-6)
+                )
+            policy = policy.moved(
+                direction, step * (1 - start / len(worlds) * (epoch + 1) / epochs / 2)
+            )
             if count % 10 == 0:
-                print(f"epoch {epoch}, batch {count}: mean regret {np.mean([r for _, r in some]):.4f}", flush=True)
+                print(
+                    f"epoch {epoch}, batch {count}: mean regret {np.mean([r for _, r in some]):.4f}",
+                    flush=True,
+                )
     return policy
 
 
@@ -191,7 +209,9 @@ def greedy_regret(worlds: Sequence[World], policy: Policy) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Draws worlds, trains, compares on worlds that were not trained on, writes the weights."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--worlds", type=int, default=1500)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
@@ -200,10 +220,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     held_out, worlds = worlds[:150], worlds[150:]
     before = Policy.initial(HIDDEN, np.random.default_rng(args.seed))
     after = train(worlds, before, epochs=args.epochs)
-    results = {"untrained": greedy_regret(held_out, before), "trained": greedy_regret(held_out, after)}
+    results = {
+        "untrained": greedy_regret(held_out, before),
+        "trained": greedy_regret(held_out, after),
+    }
     print(f"mean log regret over the first {TRIALS} trials in 150 other worlds: {results}")
     made_by = f"python -m research.train_policy --worlds {args.worlds} --epochs {args.epochs} --seed {args.seed}"
-    document = {"made_by": made_by, "features": FEATURES, "regret": results, "weights": after.to_dict()}
+    document = {
+        "made_by": made_by,
+        "features": FEATURES,
+        "regret": results,
+        "weights": after.to_dict(),
+    }
     FILE.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 

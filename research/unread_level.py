@@ -62,13 +62,18 @@ def file_levels(files: Mapping[str, Judged], kinds: Sequence[str] = KINDS) -> di
 
 def program_levels(known: Mapping[str, Mapping[str, Any]], shipping: Mapping[str, Any]) -> Levels:
     """l_f of all files and sources. `known`: constants that have not read a file, by its name; `shipping`: those that have read all files, but no source."""
-    folds = {name: folds_of(FILES[name](), _without_levels(constants)) for name, constants in known.items()}
+    folds = {
+        name: folds_of(FILES[name](), _without_levels(constants))
+        for name, constants in known.items()
+    }
     plain = _without_levels(shipping)
     batches = [
         {name: [(b, calibration_for(b.workload, known=plain)) for b in blocks] for name, blocks in unseen(batch=batch).items()}
         for batch in READ
     ]  # fmt: skip
-    levels = {program: file_levels(_judged({**folds, **batches[0]}, (program,))) for program in PROGRAMS}
+    levels = {
+        program: file_levels(_judged({**folds, **batches[0]}, (program,))) for program in PROGRAMS
+    }
     every = {name: blocks for some in (folds, *batches) for name, blocks in some.items()}
     return {**levels, UNFITTED: file_levels(_judged(every, PROGRAMS), ("datasheet",))}
 
@@ -76,11 +81,17 @@ def program_levels(known: Mapping[str, Mapping[str, Any]], shipping: Mapping[str
 def unread_trainer(levels: Levels, *, prior_sigma: float, shared_sigma: float) -> dict[str, Any]:
     """The factors and the width as `constants.json` keeps them, with the levels that they are of; no factor from fewer than two files. `prior_sigma`: t; `shared_sigma`: w."""
     programs = {
-        p: middle(list(of.values()), prior_sigma=prior_sigma) for p in PROGRAMS if len(of := levels.get(p, {})) > 1
+        p: middle(list(of.values()), prior_sigma=prior_sigma)
+        for p in PROGRAMS
+        if len(of := levels.get(p, {})) > 1
     }
-    rounded = {p: {name: float(f"{level:.4g}") for name, level in of.items()} for p, of in levels.items()}
+    rounded = {
+        p: {name: float(f"{level:.4g}") for name, level in of.items()} for p, of in levels.items()
+    }
     unfitted = np.array(list(levels.get(UNFITTED, {}).values()))
-    width = math.sqrt((PRIOR_FILES * shared_sigma**2 + float(unfitted @ unfitted)) / (PRIOR_FILES + len(unfitted)))
+    width = math.sqrt(
+        (PRIOR_FILES * shared_sigma**2 + float(unfitted @ unfitted)) / (PRIOR_FILES + len(unfitted))
+    )
     return {"programs": programs, f"{UNFITTED}_sigma": float(f"{width:.4g}"), "levels": rounded}
 
 
@@ -93,9 +104,14 @@ def middle(levels: Sequence[float], *, prior_sigma: float) -> float:
     return float(f"{math.exp(median * prior_sigma**2 / (prior_sigma**2 + of_median)):.4g}")
 
 
-def without(levels: Levels, name: str, *, prior_sigma: float, shared_sigma: float) -> dict[str, Any]:
+def without(
+    levels: Levels, name: str, *, prior_sigma: float, shared_sigma: float
+) -> dict[str, Any]:
     """The factors and the width without one file."""
-    rest = {program: {n: level for n, level in of.items() if n != name} for program, of in levels.items()}
+    rest = {
+        program: {n: level for n, level in of.items() if n != name}
+        for program, of in levels.items()
+    }
     return unread_trainer(rest, prior_sigma=prior_sigma, shared_sigma=shared_sigma)
 
 
@@ -106,7 +122,11 @@ def _without_levels(constants: Mapping[str, Any]) -> dict[str, Any]:
 def _judged(folds: Mapping[str, Sequence[Fold]], programs: Sequence[str]) -> dict[str, Judged]:
     """The files that have timed rows of such programs."""
     of_kind = {
-        n: [f for f in every if traits_of(f[0].workload.trainer).program in programs] for n, every in folds.items()
+        n: [f for f in every if traits_of(f[0].workload.trainer).program in programs]
+        for n, every in folds.items()
     }
-    timed = {n: [(b, c) for b, c in every if np.isfinite(b.tokens_per_s_per_gpu).any()] for n, every in of_kind.items()}
+    timed = {
+        n: [(b, c) for b, c in every if np.isfinite(b.tokens_per_s_per_gpu).any()]
+        for n, every in of_kind.items()
+    }
     return {n: judged(every, with_sensitivity=False) for n, every in timed.items() if every}

@@ -86,18 +86,34 @@ def judge(name: str, blocks: Sequence[Block], recomputed: Sequence[Block]) -> So
     """The rows of one source, by the constants that ship. `recomputed`: with full recomputation where none is printed: calls are of the one that fits better."""
     known = unread_of(name)
     folds = [(b, calibration_for(b.workload, known=known)) for b in blocks]
-    timed = judged(folds) if any(np.isfinite(b.tokens_per_s_per_gpu).any() for b in blocks) else None
-    _, left, inside = after_one(timed) if timed is not None else (None, np.empty(0), np.empty(0, dtype=bool))
-    memory, again = (fit_memory.judge(name, [(b, None) for b in several]) for several in (blocks, recomputed))
+    timed = (
+        judged(folds) if any(np.isfinite(b.tokens_per_s_per_gpu).any() for b in blocks) else None
+    )
+    _, left, inside = (
+        after_one(timed) if timed is not None else (None, np.empty(0), np.empty(0, dtype=bool))
+    )
+    memory, again = (
+        fit_memory.judge(name, [(b, None) for b in several]) for several in (blocks, recomputed)
+    )
     memory = replace(memory, probability=np.minimum(memory.probability, again.probability))
-    return Source(name=name, timed=timed, left=left, left_inside=inside, memory=memory, peaks=peak_errors(blocks))
+    return Source(
+        name=name,
+        timed=timed,
+        left=left,
+        left_inside=inside,
+        memory=memory,
+        peaks=peak_errors(blocks),
+    )
 
 
 @cache
 def unread_of(name: str) -> dict[str, Any]:
     """The constants that ship, but with the level of unread trainers that the other files and sources have."""
     shipping = json.loads(CONSTANTS.read_text(encoding="utf-8"))
-    sigmas = {"prior_sigma": shipping["refit"]["level_sigma"], "shared_sigma": shipping["pooled"]["level_sigma"]}
+    sigmas = {
+        "prior_sigma": shipping["refit"]["level_sigma"],
+        "shared_sigma": shipping["pooled"]["level_sigma"],
+    }
     rest = without(shipping["unread_trainer"]["levels"], name, **sigmas)
     return {**shipping, "unread_trainer": rest}
 
@@ -156,7 +172,9 @@ def rows_of(
             peak, probability = fit_memory.predicted(b, constants)
             probability = np.minimum(probability, fit_memory.predicted(again, constants)[1])
             found = (
-                judged([(b, constants)], with_sensitivity=False) if np.isfinite(b.tokens_per_s_per_gpu).any() else None
+                judged([(b, constants)], with_sensitivity=False)
+                if np.isfinite(b.tokens_per_s_per_gpu).any()
+                else None
             )
             timed = (
                 iter(zip(found.error, found.measured_s, found.is_inside, strict=True))
@@ -192,9 +210,15 @@ def _share(value: float | np.floating, digits: int = 1) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Judge all sources and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", action="store_true", help="every row, in the order of the sources")
-    parser.add_argument("--batch", type=int, choices=sorted(BATCHES), default=1, help="which sources")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rows", action="store_true", help="every row, in the order of the sources"
+    )
+    parser.add_argument(
+        "--batch", type=int, choices=sorted(BATCHES), default=1, help="which sources"
+    )
     options = parser.parse_args(arguments)
     sources, recomputed = (unseen(recompute, options.batch) for recompute in ("none", "full"))
     found = [judge(name, blocks, recomputed[name]) for name, blocks in sources.items()]

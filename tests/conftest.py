@@ -37,16 +37,25 @@ def pytest_sessionstart() -> None:
     """Ends at once where the installed metadata is older than pyproject.toml: what was registered since would not be found."""
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
     for group, entries in declared.items():
-        missing = sorted(set(entries) - {entry.name for entry in metadata.entry_points(group=group)})
+        missing = sorted(
+            set(entries) - {entry.name for entry in metadata.entry_points(group=group)}
+        )
         if missing:
             names = ", ".join(missing)
-            pytest.exit(f"{group}: {names} of pyproject.toml is not installed; run: pip install --no-deps -e .", 3)
+            pytest.exit(
+                f"{group}: {names} of pyproject.toml is not installed; run: pip install --no-deps -e .",
+                3,
+            )
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """The Makefile finds the files of tests that run alone by that word: one that inherits the mark under another name would be in no round."""
-    if item.get_closest_marker("alone") is not None and not re.search(r"mark\.alone|ALONE", _text(item.path)):
-        raise pytest.UsageError(f"{item.nodeid} is marked alone: write the mark, or ALONE, in its file")
+    if item.get_closest_marker("alone") is not None and not re.search(
+        r"mark\.alone|ALONE", _text(item.path)
+    ):
+        raise pytest.UsageError(
+            f"{item.nodeid} is marked alone: write the mark, or ALONE, in its file"
+        )
 
 
 @functools.cache
@@ -64,6 +73,10 @@ def own_house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         if name.startswith("AUTOTUNE_"):
             monkeypatch.delenv(name)
     home = tmp_path / "home"
-    for name, folder in (("XDG_DATA_HOME", "data"), ("XDG_CONFIG_HOME", "config"), ("XDG_CACHE_HOME", "cache")):
+    for name, folder in (
+        ("XDG_DATA_HOME", "data"),
+        ("XDG_CONFIG_HOME", "config"),
+        ("XDG_CACHE_HOME", "cache"),
+    ):
         monkeypatch.setenv(name, str(home / folder))
     return home / "data" / "autotune"

@@ -60,15 +60,23 @@ class FakeDryRunner:
             parts = {"parameters": weights, "gradients": weights, "optimizer": 4 * weights}
             parts |= {"activations": held * layers * layer, "inputs": 16 * tokens}
             return MemorySample(
-                moment=Moment(step=1, phase=phase, micro_batch=micro_batch, module=module), parts_bytes=parts
+                moment=Moment(step=1, phase=phase, micro_batch=micro_batch, module=module),
+                parts_bytes=parts,
             )
 
         last = min(config.accumulation_steps, held) - 1
         forward = [sample("forward", last, i + 1, f"layers.{i}") for i in range(LAYERS)]
-        backward = [sample("backward", last, LAYERS - i, f"layers.{LAYERS - 1 - i}") for i in range(LAYERS)]
+        backward = [
+            sample("backward", last, LAYERS - i, f"layers.{LAYERS - 1 - i}") for i in range(LAYERS)
+        ]
         timeline = (*forward, *backward, sample("optimizer", -1, 0, ""))
         dp = CollectiveCall(
-            kind="all_reduce", axis="dp_cp", ranks=tuple(range(config.dp)), num_bytes=weights, phase="backward", count=2
+            kind="all_reduce",
+            axis="dp_cp",
+            ranks=tuple(range(config.dp)),
+            num_bytes=weights,
+            phase="backward",
+            count=2,
         )
         return DryRun(
             rank=pp_rank * config.dp * config.tp,
@@ -92,7 +100,11 @@ class FakeDryRunner:
                 for i in range(LAYERS)
             ),
             flops=3 * weights * tokens,
-            products=(MatrixProduct(m=tokens, n=model.hidden_size, k=model.hidden_size, dtype="bfloat16", count=12),),
+            products=(
+                MatrixProduct(
+                    m=tokens, n=model.hidden_size, k=model.hidden_size, dtype="bfloat16", count=12
+                ),
+            ),
             collectives=(dp,) if config.dp > 1 else (),
             guesses=self.guesses,
             took_s=1.5,

@@ -28,7 +28,8 @@ def sampled(values: Iterable[Any], always: Collection[Any]) -> list[Any]:
         raise ValueError(f"{strange} are no parameters here")
     return [
         pytest.param(
-            *(value if isinstance(value, tuple) else (value,)), marks=[] if value in always else [pytest.mark.thorough]
+            *(value if isinstance(value, tuple) else (value,)),
+            marks=[] if value in always else [pytest.mark.thorough],
         )
         for value in values
     ]

@@ -32,7 +32,11 @@ def find_programs() -> Path | None:
     if on_path := shutil.which("initdb"):
         found.append(Path(on_path).resolve().parent)
     complete = [folder for folder in found if (folder / "postgres").exists()]
-    return max(complete, key=lambda f: [int(d) for d in f.parent.name.split(".") if d.isdigit()], default=None)
+    return max(
+        complete,
+        key=lambda f: [int(d) for d in f.parent.name.split(".") if d.isdigit()],
+        default=None,
+    )
 
 
 class PostgresServer:
@@ -60,7 +64,12 @@ class PostgresServer:
         if account is not None:
             os.chown(folder, account.pw_uid, account.pw_gid)
         if standby_of is not None:
-            copied = [f"--pgdata={self.data}", "--write-recovery-conf", "--no-sync", f"--dbname={standby_of.url()}"]
+            copied = [
+                f"--pgdata={self.data}",
+                "--write-recovery-conf",
+                "--no-sync",
+                f"--dbname={standby_of.url()}",
+            ]
             self._run([str(programs / "pg_basebackup"), "--checkpoint=fast", *copied])
             return
         options = [
@@ -98,13 +107,19 @@ class PostgresServer:
                 argv += ["-c", f"{name}={value}"]
             with self.log.open("ab") as log:
                 self._process = subprocess.Popen(
-                    [*self._become, *argv], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/"
+                    [*self._become, *argv],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    cwd="/",
                 )
             if self._answers(port, deadline):
                 self.port = port
                 return
             if time.monotonic() > deadline:
-                raise RuntimeError(f"PostgreSQL did not start: {self.log.read_text(errors='replace')[-2000:]}")
+                raise RuntimeError(
+                    f"PostgreSQL did not start: {self.log.read_text(errors='replace')[-2000:]}"
+                )
             time.sleep(0.2)  # the port was taken, or the last server still lets go of it
 
     def stop(self, *, kill: bool = False) -> None:
@@ -174,7 +189,11 @@ class PostgresServer:
 
     def _run(self, argv: list[str]) -> None:
         done = subprocess.run(
-            [*self._become, *argv], stdin=subprocess.DEVNULL, capture_output=True, cwd="/", timeout=DEADLINE_S
+            [*self._become, *argv],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            cwd="/",
+            timeout=DEADLINE_S,
         )
         if done.returncode:
             raise RuntimeError(f"{argv[0]} failed: {done.stderr.decode(errors='replace')[-2000:]}")
@@ -182,7 +201,11 @@ class PostgresServer:
 
 @contextlib.contextmanager
 def postgres_server(
-    *, fsync: bool = False, standby_of: PostgresServer | None = None, beside: str = "", parent: Path | None = None
+    *,
+    fsync: bool = False,
+    standby_of: PostgresServer | None = None,
+    beside: str = "",
+    parent: Path | None = None,
 ) -> Iterator[PostgresServer]:
     """A running server; the test is skipped, saying how to install one, where there is none. `parent`: of its folder; the other options are those of
     `PostgresServer`."""

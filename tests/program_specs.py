@@ -15,7 +15,14 @@ for step in range(steps):
     print(f"iter {step}: loss {10 - step / 10:.2f}, time 10.{step:02}ms", flush=True)
 """
 PATTERNS = {"step": "iter ([0-9]+)", "step_time_ms": "time ([0-9.]+)ms", "loss": "loss ([0-9.]+)"}
-SHORT = {"warmup_steps": 1, "first_look": 0, "min_steps": 3, "max_steps": 3, "finalists": 0, "final_rounds": 0}
+SHORT = {
+    "warmup_steps": 1,
+    "first_look": 0,
+    "min_steps": 3,
+    "max_steps": 3,
+    "finalists": 0,
+    "final_rounds": 0,
+}
 
 
 def program_spec(folder: Path, program: str = PROGRAM, **trainer: Any) -> dict[str, Any]:
@@ -39,5 +46,6 @@ def program_spec(folder: Path, program: str = PROGRAM, **trainer: Any) -> dict[s
         "measure": SHORT,
         "searcher": "grid",
         "runner": {"kind": "local", "device": "cpu"},
-        "trainer": {"kind": "command", "argv": argv, "metrics": PATTERNS, "counts": "steps"} | trainer,
+        "trainer": {"kind": "command", "argv": argv, "metrics": PATTERNS, "counts": "steps"}
+        | trainer,
     }

@@ -100,7 +100,11 @@ def study(address: str, steps: str = "500", abandoned_s: str = "3", attempts: st
                     said = ""
                     if isinstance(event, AttemptEnded):
                         is_over = True
-                        said = f"{event.failure.kind}: {event.failure.message}" if event.failure else "measured"
+                        said = (
+                            f"{event.failure.kind}: {event.failure.message}"
+                            if event.failure
+                            else "measured"
+                        )
                     if isinstance(event, StepsReported):
                         said = f"{event.first_step} to {event.first_step + len(event.step_times_s) - 1}"
                     print(type(event).__name__, said, flush=True)
@@ -126,7 +130,9 @@ def program(address: str, abandoned_s: str) -> None:
 
 
 @contextlib.contextmanager
-def played(*role: str, environment: dict[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+def played(
+    *role: str, environment: dict[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
     """A process in that role, whose output can be read; killed at the end with all below it."""
     root = Path(__file__).resolve().parents[1]
     path = os.pathsep.join([str(root), str(root / "workers")])
@@ -136,7 +142,12 @@ def played(*role: str, environment: dict[str, str] | None = None) -> Iterator[su
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "PYTHONPATH": path, "RAY_USAGE_STATS_ENABLED": "0", **(environment or {})},
+        env={
+            **os.environ,
+            "PYTHONPATH": path,
+            "RAY_USAGE_STATS_ENABLED": "0",
+            **(environment or {}),
+        },
         start_new_session=True,
     )
     try:
@@ -181,9 +192,15 @@ def played_head() -> Iterator[tuple[subprocess.Popen[str], str]]:
 def played_node(address: str, *, num_cpus: int) -> Iterator[subprocess.Popen[str]]:
     """A node of that cluster, which has joined it."""
     with (
-        tempfile.TemporaryDirectory(prefix="at-", dir="/tmp") as short,  # the names of Ray's sockets are long
+        tempfile.TemporaryDirectory(
+            prefix="at-", dir="/tmp"
+        ) as short,  # the names of Ray's sockets are long
         played(
-            "node", address, str(num_cpus), short, environment={"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+            "node",
+            address,
+            str(num_cpus),
+            short,
+            environment={"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"},
         ) as process,
     ):
         assert process.stdout is not None
@@ -200,4 +217,6 @@ def go_away(process: subprocess.Popen[str]) -> None:
 
 
 if __name__ == "__main__":
-    {"head": head, "node": node, "janitor": janitor, "study": study, "program": program}[sys.argv[1]](*sys.argv[2:])
+    {"head": head, "node": node, "janitor": janitor, "study": study, "program": program}[
+        sys.argv[1]
+    ](*sys.argv[2:])

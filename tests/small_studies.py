@@ -13,7 +13,12 @@ def spec(**changes: Any) -> dict[str, Any]:
         "model": "gpt2-medium",
         "cluster": "h100-sxm-1x8",
         "workload": {"seq_len": 1024, "global_batch_size": 64},
-        "space": {"tp": [1, 2, 4], "pp": [1, 2], "micro_batch_size": [1, 2, 4, 8], "precision": ["fp32", "bf16"]},
+        "space": {
+            "tp": [1, 2, 4],
+            "pp": [1, 2],
+            "micro_batch_size": [1, 2, 4, 8],
+            "precision": ["fp32", "bf16"],
+        },
         "budget": {"max_trials": 6, "min_gain": 0},
         "searcher": "cost_ranked",
         "trainer": "native",

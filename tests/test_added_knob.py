@@ -69,7 +69,11 @@ print(json.dumps({
 def with_the_line(folder: Path) -> Path:
     """A copy of the packages with one knob more."""
     for package in ("autotune", "workers/autotune_workers"):
-        shutil.copytree(ROOT / package, folder / Path(package).name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / package,
+            folder / Path(package).name,
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
     config = folder / "autotune" / "spec" / "config.py"
     text = config.read_text()
     assert text.count(BEFORE) == 1
@@ -96,7 +100,16 @@ def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def answers(folder: Path) -> dict[str, Any]:
     """What the packages in this folder do with the new knob."""
-    done = python(folder, "-c", ASKED, "x", "{dp}", "{micro_batch_size}", "{accumulation_steps}", "{ddp_bucket_mb}")
+    done = python(
+        folder,
+        "-c",
+        ASKED,
+        "x",
+        "{dp}",
+        "{micro_batch_size}",
+        "{accumulation_steps}",
+        "{ddp_bucket_mb}",
+    )
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -109,14 +122,23 @@ def test_every_part_that_forgot_the_knob_is_named(grown: Path) -> None:
     # `command` knows every knob by its placeholder as soon as it is declared
     forgetful = [use.part for use in knob_uses() if use.part != "trainer command"]
     assert len(forgetful) == len(trainer_names()) - 1 + len(PARTS)
-    sentences = [f"the {part} neither reads ddp_bucket_mb nor declares it neutral or impossible" for part in forgetful]
+    sentences = [
+        f"the {part} neither reads ddp_bucket_mb nor declares it neutral or impossible"
+        for part in forgetful
+    ]
     assert sorted(done.stdout.splitlines()) == sorted(sentences)
 
 
-def test_the_knob_is_spelled_and_stored_without_further_code_and_refused_where_it_is_not_known(grown: Path) -> None:
+def test_the_knob_is_spelled_and_stored_without_further_code_and_refused_where_it_is_not_known(
+    grown: Path,
+) -> None:
     found = answers(grown)
     existing = ParallelConfig(dp=8, micro_batch_size=2, accumulation_steps=4)
-    assert found["labels"] == ["tp1 pp1 dp8 mb2 acc4 bf16", "tp1 pp1 dp8 mb2 acc4 bf16 bucket100", "True"]
+    assert found["labels"] == [
+        "tp1 pp1 dp8 mb2 acc4 bf16",
+        "tp1 pp1 dp8 mb2 acc4 bf16 bucket100",
+        "True",
+    ]
     assert found["keys"][0] == existing.key, "stored configs keep their key"
     assert json.loads(found["keys"][1].partition(":")[2])["ddp_bucket_mb"] == 100
     assert found["schema"]
@@ -130,14 +152,18 @@ def test_the_knob_is_spelled_and_stored_without_further_code_and_refused_where_i
 
 
 @pytest.mark.thorough
-def test_a_knob_that_is_declared_neutral_makes_no_difference_in_estimate_and_simulation(tmp_path: Path) -> None:
+def test_a_knob_that_is_declared_neutral_makes_no_difference_in_estimate_and_simulation(
+    tmp_path: Path,
+) -> None:
     folder = with_the_line(tmp_path)
     declared = folder / "autotune" / "cost" / "model_knobs.py"
     text = declared.read_text()
     mark = "    own_knobs_neutral="
     assert text.count(mark) == 1
     declared.write_text(
-        text.replace(mark, f'    neutral={{"ddp_bucket_mb": "hidden behind the backward pass"}},\n{mark}')
+        text.replace(
+            mark, f'    neutral={{"ddp_bucket_mb": "hidden behind the backward pass"}},\n{mark}'
+        )
     )
     found = answers(folder)
     assert found["cost model"] is None

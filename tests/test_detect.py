@@ -35,7 +35,8 @@ def test_the_local_cluster_is_one_node() -> None:
 
 
 @pytest.mark.parametrize(
-    ("memory", "ranks"), [(64 * GIB, 4), (4 * GIB, 4), (3 * GIB, 2), (GIB + GIB // 2, 1), (GIB // 4, 1)]
+    ("memory", "ranks"),
+    [(64 * GIB, 4), (4 * GIB, 4), (3 * GIB, 2), (GIB + GIB // 2, 1), (GIB // 4, 1)],
 )
 def test_cpu_ranks_share_the_memory(memory: int, ranks: int) -> None:
     cluster = cpu_cluster(memory)
@@ -47,11 +48,17 @@ def test_cpu_ranks_share_the_memory(memory: int, ranks: int) -> None:
 def machine(root: Path, *, cgroup: str = "", **files: str) -> Path:
     """A /proc and /sys of 8 GiB, with these control group files (path with __ for /)."""
     (root / "proc" / "self").mkdir(parents=True)
-    (root / "proc" / "meminfo").write_text(f"MemTotal:       {8 * GIB // 1024} kB\nMemFree: 1 kB\n", encoding="utf-8")
+    (root / "proc" / "meminfo").write_text(
+        f"MemTotal:       {8 * GIB // 1024} kB\nMemFree: 1 kB\n", encoding="utf-8"
+    )
     (root / "proc" / "self" / "cgroup").write_text(cgroup, encoding="utf-8")
     for name, content in files.items():
         path = (
-            root / "sys" / "fs" / "cgroup" / name.replace("__", "/").replace("_max", ".max").replace("_limit", ".limit")
+            root
+            / "sys"
+            / "fs"
+            / "cgroup"
+            / name.replace("__", "/").replace("_max", ".max").replace("_limit", ".limit")
         )
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content, encoding="utf-8")
@@ -64,7 +71,11 @@ def machine(root: Path, *, cgroup: str = "", **files: str) -> Path:
         pytest.param("", {}, 8, id="a plain machine"),
         pytest.param(
             "0::/a/b\n",
-            {"memory_max": "max\n", "a__memory_max": f"{2 * GIB}\n", "a__b__memory_max": f"{4 * GIB}\n"},
+            {
+                "memory_max": "max\n",
+                "a__memory_max": f"{2 * GIB}\n",
+                "a__b__memory_max": f"{4 * GIB}\n",
+            },
             2,
             id="the tightest control group",
         ),
@@ -77,10 +88,17 @@ def machine(root: Path, *, cgroup: str = "", **files: str) -> Path:
             3,
             id="control groups of version 1",
         ),
-        pytest.param("0::/../..\ngarbage\n", {"memory_max": str(64 * GIB)}, 8, id="a limit beyond the machine"),
+        pytest.param(
+            "0::/../..\ngarbage\n",
+            {"memory_max": str(64 * GIB)},
+            8,
+            id="a limit beyond the machine",
+        ),
     ],
 )
-def test_the_tightest_limit_of_the_memory_counts(tmp_path: Path, cgroup: str, files: dict[str, str], gib: int) -> None:
+def test_the_tightest_limit_of_the_memory_counts(
+    tmp_path: Path, cgroup: str, files: dict[str, str], gib: int
+) -> None:
     assert memory_bytes(machine(tmp_path, cgroup=cgroup, **files)) == gib * GIB
 
 
@@ -155,7 +173,9 @@ def test_an_old_product_has_no_bf16() -> None:
 
 def test_looking_around_imports_no_torch_and_makes_no_cuda_context() -> None:
     program = "import sys; from autotune.detect import local_cluster; local_cluster(); print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=os.environ, check=True
+    )
     assert done.stdout.strip() == "False"
 
 
@@ -166,4 +186,6 @@ def test_a_real_gpu_is_found_with_the_memory_that_torch_sees() -> None:
     cluster = detect.local_cluster()
     assert not cluster.gpu.is_cpu
     assert cluster.num_gpus == torch.cuda.device_count()
-    assert cluster.gpu.memory_bytes == pytest.approx(torch.cuda.get_device_properties(0).total_memory, rel=0.01)
+    assert cluster.gpu.memory_bytes == pytest.approx(
+        torch.cuda.get_device_properties(0).total_memory, rel=0.01
+    )

@@ -50,7 +50,13 @@ def test_a_step_becomes_an_optimizer_step_of_its_mini_batch() -> None:
     study = parse_study(spec())
     rl = present(study.workload.rl)
     assert study.workload.global_batch_size == 16 * 16
-    assert (rl.mini_batches, rl.sequences, rl.engine, rl.balance, rl.padded) == (4, 1024, "fsdp", "batch", False)
+    assert (rl.mini_batches, rl.sequences, rl.engine, rl.balance, rl.padded) == (
+        4,
+        1024,
+        "fsdp",
+        "batch",
+        False,
+    )
     assert dict(present(rl.rollout).tokens_per_s_per_gpu) == {1: 6000.0, 2: 5000.0}
     assert parse_study(spec("rl.algorithm", "ppo")).workload.rl.critic == study.workload.model  # type: ignore[union-attr]
 
@@ -103,20 +109,26 @@ def test_mistakes_are_refused_at_their_field(path: str, value: Any, field: str, 
         ({"async": [8, 8], "staleness": 1}, ("async", 8, 1.0)),
     ],
 )
-def test_placements_are_written_as_the_page_has_them(placement: Any, seen: tuple[str, int, float]) -> None:
+def test_placements_are_written_as_the_page_has_them(
+    placement: Any, seen: tuple[str, int, float]
+) -> None:
     rl = present(parse_study(spec("rl.placement", placement)).workload.rl)
     assert (rl.placement, rl.rollout_gpus, rl.staleness) == seen
 
 
 def test_the_baseline_has_the_values_of_the_present_step() -> None:
     """Wherever they stand in the list of a knob."""
-    study = parse_study(spec(knobs={"micro_batch_tokens": [8192, 16384, 32768], "rollout_tp": [2, 1]}))
+    study = parse_study(
+        spec(knobs={"micro_batch_tokens": [8192, 16384, 32768], "rollout_tp": [2, 1]})
+    )
     baseline = default_config(SearchSpace.build(study.workload, study.space))
     assert dict(baseline.extra) == {"micro_batch_tokens": 16384, "rollout_tp": 1}
 
 
 def test_a_reference_that_dpo_does_not_have_costs_nothing() -> None:
-    asked = spec("rl.algorithm", "dpo", rollout=None, trainer="native", cluster="cpu-1x1", model="nano-gpt")
+    asked = spec(
+        "rl.algorithm", "dpo", rollout=None, trainer="native", cluster="cpu-1x1", model="nano-gpt"
+    )
     asked["rl"] |= {"responses": 2, "mini_batch_prompts": 64}
     del asked["rollout"]
     for said, expected in ((None, True), (False, False)):
@@ -133,7 +145,14 @@ def test_an_engine_without_a_share_of_memory_is_an_assumption() -> None:
 
 def test_a_batch_is_asked_for_where_nothing_tells_it() -> None:
     with pytest.raises(SpecError, match="required, but is missing") as caught:
-        parse_study({"model": "llama-1b", "cluster": "h100-sxm-1x8", "workload": {"seq_len": 1024}, "space": {"dp": 8}})
+        parse_study(
+            {
+                "model": "llama-1b",
+                "cluster": "h100-sxm-1x8",
+                "workload": {"seq_len": 1024},
+                "space": {"dp": 8},
+            }
+        )
     assert caught.value.field == "workload.global_batch_size"
 
 
@@ -141,10 +160,17 @@ def test_speed_and_lengths_come_from_a_log(tmp_path: Path) -> None:
     (tmp_path / "run.log").write_text(
         "\n".join(LINE.replace("step:3", f"step:{i}") for i in range(1, 5)), encoding="utf-8"
     )
-    found = present(parse_study(spec("rollout", {"log": "run.log", "memory_fraction": 0.5}), base=tmp_path).workload.rl)
-    assert present(found.rollout).rate(1) == pytest.approx(1024 * found.response_lengths.mean / (144.5 * 16))
+    found = present(
+        parse_study(
+            spec("rollout", {"log": "run.log", "memory_fraction": 0.5}), base=tmp_path
+        ).workload.rl
+    )
+    assert present(found.rollout).rate(1) == pytest.approx(
+        1024 * found.response_lengths.mean / (144.5 * 16)
+    )
     own = parse_study(
-        spec("rl.response_lengths", {"log": "run.log"}) | {"workload": {"seq_len": 99999}}, base=tmp_path
+        spec("rl.response_lengths", {"log": "run.log"}) | {"workload": {"seq_len": 99999}},
+        base=tmp_path,
     ).workload.rl
     assert own is not None
     assert own.response_lengths.mean == pytest.approx(1402.5, rel=0.01)
@@ -157,7 +183,9 @@ def test_a_plan_shows_phases_and_what_was_assumed() -> None:
     study = api.load_study(spec(knobs={"micro_batch_tokens": [9216, 16384], "rollout_tp": [1, 2]}))
     document = api.plan_of(study, top=3).to_dict()
     first = document["configs"][0]
-    assert sum(first["estimate"]["phases_s"].values()) == pytest.approx(first["estimate"]["step_time_s"])
+    assert sum(first["estimate"]["phases_s"].values()) == pytest.approx(
+        first["estimate"]["step_time_s"]
+    )
     assert document["not_modelled"] == []
     assert "prompts" in document["post_training"]["assumed"][0]
     assert document["post_training"]["splits"] == []
@@ -165,7 +193,9 @@ def test_a_plan_shows_phases_and_what_was_assumed() -> None:
 
 
 def test_a_plan_compares_splits_and_finds_the_one_that_waits_least() -> None:
-    study = api.load_study(spec(cluster="h100-sxm-4x8", knobs={"rollout_gpus": [8, 16, 24], "staleness": [1]}))
+    study = api.load_study(
+        spec(cluster="h100-sxm-4x8", knobs={"rollout_gpus": [8, 16, 24], "staleness": [1]})
+    )
     found = api.plan_of(study, top=1).to_dict()
     sides = found["post_training"]
     assert [row["rollout_gpus"] for row in sides["splits"]] == [16, 24]
@@ -189,7 +219,10 @@ def test_a_split_that_the_trainer_cannot_launch_is_in_no_plan() -> None:
     study = api.load_study(spec(cluster="h100-sxm-1x8", knobs={"rollout_gpus": [0, 4]}))
     found = api.plan_of(study, top=1000).to_dict()
     assert {each["config"]["extra"]["rollout_gpus"] for each in found["configs"]} == {0}
-    assert "separate engines need whole nodes of 8 GPUs" in found["post_training"]["splits_why_not"]["4"]
+    assert (
+        "separate engines need whole nodes of 8 GPUs"
+        in found["post_training"]["splits_why_not"]["4"]
+    )
 
 
 def test_fine_tuning_on_unequal_lengths_is_a_step_without_generation() -> None:

@@ -94,7 +94,10 @@ def _said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         pytest.param(
             HUGGING_FACE,
             "cpu-1x2",
-            {"TrainingArguments.per_device_train_batch_size", "TrainingArguments.gradient_accumulation_steps"},
+            {
+                "TrainingArguments.per_device_train_batch_size",
+                "TrainingArguments.gradient_accumulation_steps",
+            },
             id="transformers",
             marks=pytest.mark.slow,
         ),
@@ -119,11 +122,18 @@ def test_a_program_is_tuned_as_it_is(
     monkeypatch.setenv("AUTOTUNE_STORE", f"sqlite:///{tmp_path / 'results.db'}")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     (tmp_path / "train.py").write_text(text)
-    _said(capsys, "init", "train.py", "--cluster", cluster, "--model", "nano-gpt", "-o", "study.yaml")
+    _said(
+        capsys, "init", "train.py", "--cluster", cluster, "--model", "nano-gpt", "-o", "study.yaml"
+    )
     document: dict[str, Any] = yaml.safe_load((tmp_path / "study.yaml").read_text())
     assert places <= document["trainer"]["overrides"]["train.py"].keys()
     document["workload"]["seq_len"] = 64
-    document["space"] |= {"micro_batch_size": [4, 8], "precision": ["fp32"], "recompute": ["none"], "compile": [False]}
+    document["space"] |= {
+        "micro_batch_size": [4, 8],
+        "precision": ["fp32"],
+        "recompute": ["none"],
+        "compile": [False],
+    }
     document["trainer"]["python"] = sys.prefix
     document["budget"] = {"max_trials": 1, "min_gain": 0}
     document["measure"] = {
@@ -138,19 +148,25 @@ def test_a_program_is_tuned_as_it_is(
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
     found = json.loads(_said(capsys, "tune", "study.yaml", "--json"))
     assert found["study"]["status"] == "COMPLETED"
-    assert sum(found["study"]["trials"].values()) >= 3, "the baseline, a config that was searched, a final"
+    assert sum(found["study"]["trials"].values()) >= 3, (
+        "the baseline, a config that was searched, a final"
+    )
     assert not {"FAILED", "OOM"} & found["study"]["trials"].keys()
     assert found["best"]["measurement"]["step_times_s"]
     assert (tmp_path / "train.py").read_text() == text
     left = {path.name for path in tmp_path.iterdir()} - {"train.py", "study.yaml", "home"}
-    assert not [name for name in left if not name.startswith("results.db")], "trials write into their own folders"
+    assert not [name for name in left if not name.startswith("results.db")], (
+        "trials write into their own folders"
+    )
     _said(capsys, "export", "train", "--to", "command", "-o", "launch")
     script = (tmp_path / "launch" / "launch.sh").read_text()
     assert 'train.py "$@"' in script
     assert all(place in (tmp_path / "launch" / "train.py").read_text() for place in places)
     if text is LIGHTNING:
         return  # what it prints is a bar, which shows nothing in a pipe
-    first = subprocess.Popen(["bash", "launch/launch.sh"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    first = subprocess.Popen(
+        ["bash", "launch/launch.sh"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     with first:
         assert first.stdout is not None
         try:

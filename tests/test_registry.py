@@ -18,7 +18,13 @@ from autotune.space import SearchSpace
 from autotune.testing.searchers import WORKLOAD, candidates
 from autotune.trainers import trainer, trainer_names
 
-GROUPS = (registry.SEARCHERS, registry.TRAINERS, registry.RUNNERS, registry.CALIBRATORS, registry.VIEWS)
+GROUPS = (
+    registry.SEARCHERS,
+    registry.TRAINERS,
+    registry.RUNNERS,
+    registry.CALIBRATORS,
+    registry.VIEWS,
+)
 OWN = (DISTRIBUTION, FORMERLY)
 BROKEN = """\
 [autotune.searchers]
@@ -51,7 +57,9 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(tmp_path, monkeypatch, "broken-plugins", "0.3", BROKEN)
 
 
-def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, package: str, version: str, entry_points: str) -> None:
+def installed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, package: str, version: str, entry_points: str
+) -> None:
     """Writes the metadata of an installed package into a folder, which is then the first that is looked into."""
     info = folder / f"{package.replace('-', '_')}-{version}.dist-info"
     info.mkdir()
@@ -93,7 +101,9 @@ def test_options_reach_the_runner() -> None:
         (searcher, "grid:all", "there is no searcher 'grid:all'.*; .*grid"),
     ],
 )
-def test_an_unknown_name_is_answered_with_the_nearest(make: Callable[[str], object], name: str, words: str) -> None:
+def test_an_unknown_name_is_answered_with_the_nearest(
+    make: Callable[[str], object], name: str, words: str
+) -> None:
     with pytest.raises(CatalogError, match=words):
         make(name)
 
@@ -132,10 +142,15 @@ def test_an_installation_that_is_older_than_its_files_says_how_to_install_it_aga
     installed(tmp_path, monkeypatch, DISTRIBUTION, __version__, OUTDATED)
     with pytest.raises(RunnerError) as caught:
         trainer("native")
-    assert f"the installation of {DISTRIBUTION} {__version__} is older than its files" in caught.value.message
+    assert (
+        f"the installation of {DISTRIBUTION} {__version__} is older than its files"
+        in caught.value.message
+    )
     assert "autotune.trainers.catalog.native" in caught.value.message
     checkout = Path(__file__).parents[1]
-    assert caught.value.remedy == f"install it again with: pip install --no-deps --editable {checkout}"
+    assert (
+        caught.value.remedy == f"install it again with: pip install --no-deps --editable {checkout}"
+    )
 
 
 def test_a_package_cannot_take_a_name_of_autotune(broken: None) -> None:

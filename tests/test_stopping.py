@@ -17,7 +17,9 @@ NOISES = [(0.03, 0.05), (0.03, 0.2), (0.1, 0.1), (0.01, 0.0)]
 """Relative spread of a step, and share of steps that take ten times as long."""
 
 
-def series(rng: np.random.Generator, shape: tuple[int, int], spread: float, outliers: float) -> np.ndarray:
+def series(
+    rng: np.random.Generator, shape: tuple[int, int], spread: float, outliers: float
+) -> np.ndarray:
     """Step times, one trial per row."""
     times = np.exp(rng.normal(0.0, spread, shape))
     return np.where(rng.random(shape) < outliers, 10 * times, times)
@@ -40,7 +42,9 @@ def test_too_few_steps_say_nothing_of_the_median() -> None:
 
 @pytest.mark.parametrize(("spread", "outliers"), NOISES)
 @pytest.mark.parametrize("n", [6, 11, 30])
-def test_interval_covers_the_median_as_often_as_it_says(spread: float, outliers: float, n: int) -> None:
+def test_interval_covers_the_median_as_often_as_it_says(
+    spread: float, outliers: float, n: int
+) -> None:
     trials = 4000
     middle = true_median(spread, outliers)
     rows = series(np.random.default_rng(n), (trials, n), spread, outliers)
@@ -50,7 +54,9 @@ def test_interval_covers_the_median_as_often_as_it_says(spread: float, outliers:
 
 
 @pytest.mark.parametrize(("spread", "outliers"), NOISES)
-def test_few_trials_end_with_a_median_that_is_wrongly_called_known(spread: float, outliers: float) -> None:
+def test_few_trials_end_with_a_median_that_is_wrongly_called_known(
+    spread: float, outliers: float
+) -> None:
     """The rule looks after every step and stops when it likes what it sees; even so, few of all trials may end with a false claim."""
     measure = MeasureSpec(precision=0.03, max_steps=30)
     middle = true_median(spread, outliers)
@@ -69,12 +75,17 @@ def test_a_trial_as_good_as_the_best_is_rarely_given_up(spread: float, outliers:
     measure = MeasureSpec(precision=1e-9, max_steps=30)
     best = true_median(spread, outliers)
     rows = series(np.random.default_rng(2), (800, 30), spread, outliers)
-    lost = sum(any(trial_decision(row[:n], measure, best).stopped_early for n in range(1, 31)) for row in rows)
+    lost = sum(
+        any(trial_decision(row[:n], measure, best).stopped_early for n in range(1, 31))
+        for row in rows
+    )
     assert lost / len(rows) <= LOSING_ERROR + 3 * math.sqrt(LOSING_ERROR / len(rows))
 
 
 @pytest.mark.parametrize(("spread", "outliers"), NOISES)
-def test_a_trial_as_good_as_the_best_survives_its_first_look(spread: float, outliers: float) -> None:
+def test_a_trial_as_good_as_the_best_survives_its_first_look(
+    spread: float, outliers: float
+) -> None:
     """One in 64 at most is given up where no more than a quarter of the steps is slower by far, as here."""
     measure = MeasureSpec(min_steps=30)
     best = true_median(spread, outliers)
@@ -89,7 +100,10 @@ def test_a_trial_slower_by_far_ends_at_its_first_look() -> None:
     assert not trial_decision(far[:2], measure, 1.0).stop
     verdict = trial_decision(far, measure, 1.0)
     assert verdict.stopped_early
-    assert verdict.reason == "cannot win: the first 3 steps took over 1.1 s each; winning needs 1 s or less"
+    assert (
+        verdict.reason
+        == "cannot win: the first 3 steps took over 1.1 s each; winning needs 1 s or less"
+    )
     for going_on in (
         trial_decision([1.2, 1.09, 1.3], measure, 1.0),
         trial_decision(far, measure, None),
@@ -134,7 +148,9 @@ def test_verdict_waits_for_the_least_and_ends_at_the_most_steps() -> None:
 
 @settings(deadline=None, derandomize=True)
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=60), st.floats(1e-2, 1e2))
-def test_interval_scales_with_its_unit_and_holds_the_median(times: list[float], unit: float) -> None:
+def test_interval_scales_with_its_unit_and_holds_the_median(
+    times: list[float], unit: float
+) -> None:
     low, high = median_interval(times)
     assert low <= np.median(times) <= high
     scaled = median_interval([unit * t for t in times])

@@ -47,8 +47,12 @@ def test_a_study_measures_the_phases_of_the_trainer_and_says_what_was_told(tmp_p
         assert phases["reward"] == 0.5
         assert phases["generation"] == pytest.approx(float(predicted.generation))
         assert min(phases[name] for name in ("log_prob", "reference", "update")) > 0
-        assert min(measured.step_times_s) > phases["generation"] + phases["reward"] + phases["refit"]
-        assert measured.tokens_per_step == round(study.workload.rl.tokens if study.workload.rl else 0)
+        assert (
+            min(measured.step_times_s) > phases["generation"] + phases["reward"] + phases["refit"]
+        )
+        assert measured.tokens_per_step == round(
+            study.workload.rl.tokens if study.workload.rl else 0
+        )
     (said,) = [note for note in result.notes if "only the trainer's phases" in note]
     assert "log_prob" in said.partition("were measured")[0]
     assert "generation" in said.partition("were measured")[2]

@@ -43,10 +43,22 @@ def test_a_grpo_loop_is_tuned_as_it_is(
     shutil.copy(SCRIPT, tmp_path)
     before = SCRIPT.read_bytes()
     (tmp_path / "run.sh").write_text(RUN, encoding="utf-8")
-    said = command(capsys, "review", "run.sh", "--model", "nano-llama", "--cluster", "cpu-1x1", "--seq-len", "64")
+    said = command(
+        capsys,
+        "review",
+        "run.sh",
+        "--model",
+        "nano-llama",
+        "--cluster",
+        "cpu-1x1",
+        "--seq-len",
+        "64",
+    )
     assert "micro_batch_size=2" in said or "mb2" in said
     assert "recompute=full repeats the forward pass" in said
-    command(capsys, "init", "run.sh", "--cluster", "local", "--model", "nano-llama", "-o", "spec.yaml")
+    command(
+        capsys, "init", "run.sh", "--cluster", "local", "--model", "nano-llama", "-o", "spec.yaml"
+    )
     document: dict[str, Any] = yaml.safe_load((tmp_path / "spec.yaml").read_text(encoding="utf-8"))
     document["workload"]["seq_len"] = 64
     document["space"] |= {"micro_batch_size": [2, 4, 16], "precision": ["fp32"], "compile": [False]}

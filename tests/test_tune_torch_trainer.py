@@ -43,7 +43,11 @@ except MissingExtraError as error:
 def python(code: str, *arguments: str) -> str:
     """What an interpreter of its own prints."""
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=900, check=False
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -59,12 +63,16 @@ def test_importing_it_imports_no_ray_and_does_not_hide_rays_own() -> None:
 def test_without_ray_train_or_pytorch_it_names_the_command_that_installs_them(module: str) -> None:
     """Without pandas Ray itself is there, as the extra `ray` installs it, but Ray Train is not."""
     said = python(HIDDEN, module)
-    assert said.startswith("tuning a TorchTrainer needs Ray Train and PyTorch, which cannot be imported: ")
+    assert said.startswith(
+        "tuning a TorchTrainer needs Ray Train and PyTorch, which cannot be imported: "
+    )
     assert said.endswith("install them with: pip install 'ray[train]' torch\n")
 
 
 @pytest.mark.thorough
 def test_anything_but_a_torch_trainer_is_refused_before_it_is_read() -> None:
     pytest.importorskip("ray.train")
-    with pytest.raises(RunnerError, match=r"runs a ray\.train\.torch\.TorchTrainer, but was given None"):
+    with pytest.raises(
+        RunnerError, match=r"runs a ray\.train\.torch\.TorchTrainer, but was given None"
+    ):
         tune_torch_trainer(None, space={}, model="llama-1b", seq_len=8, global_batch_size=8)  # type: ignore[arg-type]

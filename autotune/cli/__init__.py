@@ -61,14 +61,19 @@ MODULES: Mapping[str, tuple[str, ...]] = {
 }
 """modules of `commands`, with the commands of each; where Python has the name of a command already, its function has a `_` behind it"""
 PARTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "token": ("Create, list and revoke access tokens of the service.", ("create", "list", "revoke", "audit")),
+    "token": (
+        "Create, list and revoke access tokens of the service.",
+        ("create", "list", "revoke", "audit"),
+    ),
     "store": (
         "Check, back up, restore, upgrade, export and compact the results database.",
         ("check", "backup", "restore", "migrate", "export", "vacuum"),
     ),
 }
 """commands that have commands of their own: (help, their names)"""
-PASSED_ON: Mapping[str, dict[str, Any]] = {"run": {"ignore_unknown_options": True, "allow_interspersed_args": False}}
+PASSED_ON: Mapping[str, dict[str, Any]] = {
+    "run": {"ignore_unknown_options": True, "allow_interspersed_args": False}
+}
 """settings of commands whose words belong to another program"""
 SUMMARY = """Find the fastest stable configuration to train a model on a cluster, in about ten short real trials.
 
@@ -139,7 +144,9 @@ def _be_silent(command: list[str], options: list[str]) -> None:
 
         profile = "--profile" in options
         is_watched = profile or "--diagnose" in options
-        exec_in_place(command, variables_of(os.environ, NOWHERE, profile=profile) if is_watched else None)
+        exec_in_place(
+            command, variables_of(os.environ, NOWHERE, profile=profile) if is_watched else None
+        )
 
 
 def application(word: str = "") -> typer.Typer:
@@ -189,7 +196,9 @@ def _add(app: typer.Typer, module: ModuleType, names: Sequence[str]) -> None:
     for name in names:
         if name in PARTS:
             text, parts = PARTS[name]
-            group = typer.Typer(cls=GroupedCommands, help=text, no_args_is_help=True, rich_markup_mode=None)
+            group = typer.Typer(
+                cls=GroupedCommands, help=text, no_args_is_help=True, rich_markup_mode=None
+            )
             _add(group, module, parts)
             app.add_typer(group, name=name)
         else:

@@ -84,7 +84,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "autotune plan study.yaml --clusters h100-sxm,h200-sxm",
     ),
     "estimate": ("autotune estimate study.yaml --config tp=2,micro_batch_size=4",),
-    "fit": ("autotune fit study.yaml", "autotune fit study.yaml --config tp=2,micro_batch_size=4 -o fit.html"),
+    "fit": (
+        "autotune fit study.yaml",
+        "autotune fit study.yaml --config tp=2,micro_batch_size=4 -o fit.html",
+    ),
     "check": ("autotune check study.yaml", "autotune check study.yaml --runner local"),
     "calibrate": ("autotune calibrate",),
     "tune": (
@@ -113,7 +116,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "explain": ("autotune explain kfm4a2b9xq", "autotune explain kfm4a2b9xq 7"),
     "compare": ("autotune compare kfm4a2b9xq p3tn8w5zjd",),
-    "report": ("autotune report kfm4a2b9xq -o report.html", "autotune report kfm4a2b9xq --format markdown"),
+    "report": (
+        "autotune report kfm4a2b9xq -o report.html",
+        "autotune report kfm4a2b9xq --format markdown",
+    ),
     "export": (
         "autotune export kfm4a2b9xq --to torchtitan -o launch/",
         "autotune export kfm4a2b9xq --to megatron --on slurm --option partition=gpu",
@@ -126,7 +132,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "autotune serve --runner local         without Ray",
         "autotune serve --host 0.0.0.0 --allowed-host tuner.example.org",
     ),
-    "submit": ("autotune submit study.yaml --wait", "autotune submit study.yaml --url http://127.0.0.1:8600"),
+    "submit": (
+        "autotune submit study.yaml --wait",
+        "autotune submit study.yaml --url http://127.0.0.1:8600",
+    ),
     "mcp": ("autotune mcp", "autotune mcp --url http://127.0.0.1:8600"),
     "pause": ("autotune pause kfm4a2b9xq",),
     "resume": ("autotune resume kfm4a2b9xq",),
@@ -140,7 +149,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "store backup": ("autotune store backup results-backup.db",),
     "store restore": ("autotune store restore results-backup.db",),
     "store migrate": ("autotune store migrate --dry-run",),
-    "store export": ("autotune store export tables/", "autotune store export tables/ --format parquet"),
+    "store export": (
+        "autotune store export tables/",
+        "autotune store export tables/ --format parquet",
+    ),
     "store vacuum": ("autotune store vacuum",),
     "models": ("autotune models",),
     "clusters": ("autotune clusters",),
@@ -158,10 +170,19 @@ class GroupedCommands(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Writes the commands."""
-        left = {name: command for name in self.list_commands(ctx) if (command := self.get_command(ctx, name))}
+        left = {
+            name: command
+            for name in self.list_commands(ctx)
+            if (command := self.get_command(ctx, name))
+        }
         longest = max(map(len, left))
         for heading, names in GROUPS.items() if ctx.parent is None else ():
-            _write(formatter, heading, {name: left.pop(name) for name in names if name in left}, longest)
+            _write(
+                formatter,
+                heading,
+                {name: left.pop(name) for name in names if name in left},
+                longest,
+            )
         _write(formatter, MORE if ctx.parent is None else "Commands", left, longest)
 
 

@@ -79,13 +79,17 @@ def write_job(
         if not job.container:
             _check_program_file(study, base)
     server = _server(store)
-    made = submission.submission(study, asked, job, base=base, folder=Path.cwd(), keeps_store=not server)
+    made = submission.submission(
+        study, asked, job, base=base, folder=Path.cwd(), keeps_store=not server
+    )
     written = write(made)
     when = submission.check(made)
     for remark in submission.doubtful_options(job):
         note(f"note: {remark}")
     if asked["cluster"] == SLURM:
-        note("note: the nodes' GPUs are detected when the job starts; until then an H100 node is assumed")
+        note(
+            "note: the nodes' GPUs are detected when the job starts; until then an H100 node is assumed"
+        )
     if server:
         note(
             f"note: the job keeps its results in {server}; set AUTOTUNE_STORE to that address in the job's environment too"
@@ -96,7 +100,13 @@ def write_job(
 
 
 def _tell(
-    made: Submission, written: Sequence[Path], *, json: bool, when: str = "", number: str = "", named: str = ""
+    made: Submission,
+    written: Sequence[Path],
+    *,
+    json: bool,
+    when: str = "",
+    number: str = "",
+    named: str = "",
 ) -> None:
     """What was written, and how the job is started, or that it was; `named`: how a command names its study."""
     if json:
@@ -148,10 +158,17 @@ def _said(options: Sequence[str], on: str) -> dict[str, Any]:
 def _check_program_file(study: Study, base: Path) -> None:
     """Raises `SpecError` for a Python file that a command starts and that is not in its folder."""
     options = study.trainer_options
-    words = [word for word in options.get("argv") or () if isinstance(word, str) and word.endswith(".py")]
+    words = [
+        word for word in options.get("argv") or () if isinstance(word, str) and word.endswith(".py")
+    ]
     program = next((word for word in words if not word.startswith("-") and "{" not in word), "")
     folder = Path(options.get("cwd") or base)
-    if study.trainer == COMMAND and program and folder.is_dir() and not (folder / program).is_file():
+    if (
+        study.trainer == COMMAND
+        and program
+        and folder.is_dir()
+        and not (folder / program).is_file()
+    ):
         raise SpecError(
             f"the job would start {program}, but there is no such file in {folder}",
             remedy="correct its path in argv, or trainer.cwd",
@@ -206,7 +223,9 @@ def study_place(folder: Path | None, store: str | None) -> Iterator[StudyPlace]:
 
     if store is not None:
         raise SpecError(
-            "--in and --store both set a location for results", remedy="leave one of them out", field="--in"
+            "--in and --store both set a location for results",
+            remedy="leave one of them out",
+            field="--in",
         )
     job = allocation()
     home: StudyFolder
@@ -234,8 +253,12 @@ def queue_state(folder: Path) -> dict[str, Any] | None:
     if shutil.which("squeue") is None:
         return {"id": number, "state": None}
     try:
-        said = ask("squeue", "--noheader", "--states=all", f"--jobs={number}", "--format=%T|%r|%L|%S")
+        said = ask(
+            "squeue", "--noheader", "--states=all", f"--jobs={number}", "--format=%T|%r|%L|%S"
+        )
     except RunnerError:  # squeue forgets jobs that are over
         return {"id": number, "state": None}
-    state, reason, left, start = (said.splitlines()[0].split("|") + [""] * 4)[:4] if said else ("", "", "", "")
+    state, reason, left, start = (
+        (said.splitlines()[0].split("|") + [""] * 4)[:4] if said else ("", "", "", "")
+    )
     return {"id": number, "state": state or None, "reason": reason, "left": left, "start": start}

@@ -68,13 +68,19 @@ class LiveView:
             from rich.live import Live
 
             self._live = Live(
-                get_renderable=lambda: self, console=self.console, refresh_per_second=REDRAWS_PER_S, transient=True
+                get_renderable=lambda: self,
+                console=self.console,
+                refresh_per_second=REDRAWS_PER_S,
+                transient=True,
             )
             self._live.start()
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._live is not None:
             self._live.stop()
@@ -105,7 +111,9 @@ class LiveView:
             case progress.TrialStepped(number=number, steps=steps):
                 self.steps[number] = steps.first_step + len(steps.step_times_s)
             case progress.TrialRetried(number=number, attempt=attempt, failure=failure):
-                self._line(f"trial {number}: attempt {attempt} was lost ({failure.message}); retrying")
+                self._line(
+                    f"trial {number}: attempt {attempt} was lost ({failure.message}); retrying"
+                )
             case progress.TrialEnded(trial=trial):
                 self.trials[trial.number] = trial
                 self._line(trial_line(trial, self.palette))
@@ -138,7 +146,11 @@ class LiveView:
         workload = self.study.workload
         overflow = "ellipsis" if self.palette.unicode else "crop"
         at_hand = self.study.at_hand
-        place = workload.cluster.name if at_hand is None else f"{at_hand.name} for {workload.cluster.name}"
+        place = (
+            workload.cluster.name
+            if at_hand is None
+            else f"{at_hand.name} for {workload.cluster.name}"
+        )
         how = self.study.searcher if at_hand is None else "proxies"
         title = f"{self.study.name}: {workload.model.name} on {place} ({how})"
         texts = (
@@ -150,7 +162,12 @@ class LiveView:
         )
         head = Group(
             *(
-                Text("".join(c if c.isprintable() else " " for c in text), style=style, no_wrap=True, overflow=overflow)  # type: ignore[arg-type]
+                Text(
+                    "".join(c if c.isprintable() else " " for c in text),
+                    style=style,
+                    no_wrap=True,
+                    overflow=overflow,  # type: ignore[arg-type]
+                )
                 for text, style in texts
                 if text
             )
@@ -184,7 +201,9 @@ class LiveView:
         left = max(0.0, budget.max_wall_s - elapsed)
         ended = [t for t in self.trials.values() if t.status.is_terminal]
         if ended:
-            runs = 0 if self.study.at_hand is not None else 2 * most_runs(self.study)  # with late comers
+            runs = (
+                0 if self.study.at_hand is not None else 2 * most_runs(self.study)
+            )  # with late comers
             finals = runs - sum(t.purpose is TrialPurpose.FINAL for t in ended)
             ahead = max(0, budget.max_trials - searched) + finals
             left = min(left, elapsed / len(ended) * max(0, ahead))
@@ -195,8 +214,14 @@ class LiveView:
 
     def _finals_done(self) -> str:
         """` + 4 of 6 or more finals`, once they began."""
-        done = sum(t.purpose is TrialPurpose.FINAL and t.status.is_terminal for t in self.trials.values())
-        return f" + {done} of {max(done, least_runs(self.study))} finals" if self.phase == "finals" else ""
+        done = sum(
+            t.purpose is TrialPurpose.FINAL and t.status.is_terminal for t in self.trials.values()
+        )
+        return (
+            f" + {done} of {max(done, least_runs(self.study))} finals"
+            if self.phase == "finals"
+            else ""
+        )
 
     def _best_line(self) -> str:
         if self.best is None:

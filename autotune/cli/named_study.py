@@ -66,7 +66,9 @@ def to_delete(source: Source, asked: str) -> str:
 def described(study: dict[str, Any]) -> str:
     """A study in a line: id, when, status, and what it gained."""
     speedup = study.get("speedup")
-    gained = f", {format_speedup(speedup, *interval_of(study), over=' the baseline')}" if speedup else ""
+    gained = (
+        f", {format_speedup(speedup, *interval_of(study), over=' the baseline')}" if speedup else ""
+    )
     gained = f", {noisy['message']}" if (noisy := study.get("too_noisy")) else gained
     return f"{study['id']} of {str(study['created_at'])[:16].replace('T', ' ')}, {study['status']}{gained}"
 

@@ -37,7 +37,10 @@ if TYPE_CHECKING:
 
 
 JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document on stdout; everything else goes to stderr.")
+    bool,
+    typer.Option(
+        "--json", help="Print one JSON document on stdout; everything else goes to stderr."
+    ),
 ]
 
 
@@ -46,7 +49,9 @@ def or_print(path: Path | None) -> Path | None:
     return None if path is not None and str(path) == "-" else path
 
 
-def never_printed(context: typer.Context, parameter: typer.CallbackParam, path: Path | None) -> Path | None:
+def never_printed(
+    context: typer.Context, parameter: typer.CallbackParam, path: Path | None
+) -> Path | None:
     """Callback of a parameter for files that cannot be printed: `-` would be a file of that name. Raises `SpecError`."""
     if path is not None and str(path) == "-" and not context.resilient_parsing:
         field = parameter.opts[-1] if parameter.param_type_name == "option" else str(parameter.name)
@@ -69,7 +74,9 @@ StoreOption = Annotated[
 UrlOption = Annotated[
     str | None,
     typer.Option(
-        "--url", metavar="URL", help="Use the service at this address instead of a store. Default: AUTOTUNE_URL."
+        "--url",
+        metavar="URL",
+        help="Use the service at this address instead of a store. Default: AUTOTUNE_URL.",
     ),
 ]
 VersionOption = Annotated[
@@ -81,7 +88,10 @@ VersionOption = Annotated[
     ),
 ]
 SpecArgument = Annotated[
-    str, typer.Argument(metavar="SPEC", help="Study spec: a YAML or JSON file, or - for standard input.")
+    str,
+    typer.Argument(
+        metavar="SPEC", help="Study spec: a YAML or JSON file, or - for standard input."
+    ),
 ]
 NoCheckOption = Annotated[
     bool,
@@ -95,11 +105,19 @@ NoProfileOption = Annotated[
     ),
 ]
 VerboseOption = Annotated[
-    bool, typer.Option("--verbose", help="Also print what was excluded, where ranks ran, and why the winner won.")
+    bool,
+    typer.Option(
+        "--verbose", help="Also print what was excluded, where ranks ran, and why the winner won."
+    ),
 ]
-StudyArgument = Annotated[str, typer.Argument(metavar="ID", help="Study: id, prefix of the id, or name.")]
+StudyArgument = Annotated[
+    str, typer.Argument(metavar="ID", help="Study: id, prefix of the id, or name.")
+]
 StudyOfFolder = Annotated[
-    str, typer.Argument(metavar="ID", help="Study: id, prefix of the id, or name. With --in it can be left out.")
+    str,
+    typer.Argument(
+        metavar="ID", help="Study: id, prefix of the id, or name. With --in it can be left out."
+    ),
 ]
 InOption = Annotated[
     Path | None,
@@ -135,7 +153,9 @@ def palette_of(out: Console) -> Palette:
     """Blocks for the bars where the console has colours to tell their parts apart, otherwise letters."""
     from autotune.report.terminal import Palette
 
-    return Palette.of(sys.stdout) if out.color_system and not out.no_color else Palette(unicode=False)
+    return (
+        Palette.of(sys.stdout) if out.color_system and not out.no_color else Palette(unicode=False)
+    )
 
 
 def bare_table() -> Table:
@@ -145,7 +165,9 @@ def bare_table() -> Table:
     return TabTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
 
 
-def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Collection[str] = ()) -> None:
+def print_table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Collection[str] = ()
+) -> None:
     """Prints a table on stdout; columns with the heads `numbers` are aligned to the right."""
     table = bare_table()
     for head in heads:
@@ -179,7 +201,9 @@ def key_values(options: Iterable[str], example: str) -> Iterator[tuple[str, str]
         key, sign, value = pair.partition("=")
         if not sign or not key:
             raise SpecError(
-                f"--option must be KEY=VALUE, but is {pair!r}", remedy=f"e.g. --option {example}", field="--option"
+                f"--option must be KEY=VALUE, but is {pair!r}",
+                remedy=f"e.g. --option {example}",
+                field="--option",
             )
         yield key, value
 
@@ -190,7 +214,9 @@ def write_text(path: Path, text: str, *, field: str, remedy: str = "") -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
-        raise SpecError(f"{path} cannot be written: {error.strerror or error}", remedy=remedy, field=field) from None
+        raise SpecError(
+            f"{path} cannot be written: {error.strerror or error}", remedy=remedy, field=field
+        ) from None
 
 
 def note(text: str) -> None:
@@ -209,7 +235,11 @@ def report_error(error: Exception, *, as_json: bool) -> int:
     if isinstance(error, AutotuneError):
         body = error.document()
         text = _with_excerpts(error)
-        code = FAILED if isinstance(error, InfeasibleError | ConflictError | ProgramError | ServiceError) else BAD_INPUT
+        code = (
+            FAILED
+            if isinstance(error, InfeasibleError | ConflictError | ProgramError | ServiceError)
+            else BAD_INPUT
+        )
         code = AWAY if isinstance(error, StoreUnavailableError | ServiceUnavailableError) else code
     else:
         text = error.format_message() if hasattr(error, "format_message") else str(error)
@@ -229,8 +259,14 @@ def report_error(error: Exception, *, as_json: bool) -> int:
 def _joined(text: str, remedy: str) -> str:
     """A wrong command line as one sentence with its remedy."""
     number = "Input should be a valid integer, unable to parse string as an integer"
-    text = text.replace(number, "must be a whole number").replace("Input should be", "must be").rstrip(".")
-    text = re.sub(r"'[^']*' is not a valid integer( range)?$", "must be a whole number", text)  # of older releases
+    text = (
+        text.replace(number, "must be a whole number")
+        .replace("Input should be", "must be")
+        .rstrip(".")
+    )
+    text = re.sub(
+        r"'[^']*' is not a valid integer( range)?$", "must be a whole number", text
+    )  # of older releases
     text = re.sub(r"(\S+) is not in the range (?:(\S+)<=)?x(?:([<>]=)(\S+))?$", _bound, text)
     return f"{text} {remedy[0].upper()}{remedy[1:]}" if text.endswith("?") else f"{text}; {remedy}"
 
@@ -247,7 +283,11 @@ def _with_excerpts(error: AutotuneError) -> str:
     """All mistakes that an error carries, each with the lines of the spec that it is about."""
     shown = []
     for mistake in (error, *error.others):
-        excerpt = indent(mistake.place.excerpt, "  ") + "\n" if mistake.place and mistake.place.excerpt else ""
+        excerpt = (
+            indent(mistake.place.excerpt, "  ") + "\n"
+            if mistake.place and mistake.place.excerpt
+            else ""
+        )
         shown.append(f"error: {mistake}" + (f"\n\n{excerpt}" if excerpt else ""))
     return "\n".join(shown).rstrip("\n")
 

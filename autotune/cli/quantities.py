@@ -61,7 +61,11 @@ def time_span_s(text: str, option: str) -> float:
     from autotune.spec.texts.quantity import TIME
 
     if not text[-1:].isalpha():
-        raise SpecError(f"a time needs a unit, but is {text!r}", remedy="write it as in 90d or 12h", field=option)
+        raise SpecError(
+            f"a time needs a unit, but is {text!r}",
+            remedy="write it as in 90d or 12h",
+            field=option,
+        )
     try:
         return TIME.parse(text)
     except SpecError as error:

@@ -42,14 +42,20 @@ class LocalSource:
         """Stores a study as QUEUED, for `autotune serve` on the same store."""
 
         return api.submitted_document(
-            api.submit_study(self.store, api.load_study(spec), spec, idempotency_key=idempotency_key)
+            api.submit_study(
+                self.store, api.load_study(spec), spec, idempotency_key=idempotency_key
+            )
         )
 
     def studies(self, *, limit: int = 50, offset: int = 0, **filters: Any) -> Document:
         """Newest first."""
 
         records = self.store.studies(limit=limit, offset=offset, **filters)
-        return {"studies": [api.study_document(api.judged_today(self.store, record)) for record in records]}
+        return {
+            "studies": [
+                api.study_document(api.judged_today(self.store, record)) for record in records
+            ]
+        }
 
     def observed(self, *, limit: int = 50, offset: int = 0, **filters: Any) -> Document:
         """Runs that people started themselves, the one that was kept last first."""
@@ -60,7 +66,9 @@ class LocalSource:
         """The study with its best config and its baseline."""
 
         answer = api.document(api.result_of(self.store, study_id))
-        answer["study"]["waits_behind"] = waiting_behind(self.store.waiting(), answer["study"]["id"])
+        answer["study"]["waits_behind"] = waiting_behind(
+            self.store.waiting(), answer["study"]["id"]
+        )
         return answer
 
     def record(self, study_id: str) -> Document:
@@ -83,7 +91,10 @@ class LocalSource:
         """The next page of events after that sequence number."""
 
         record = self.store.study(study_id)
-        return [event.to_dict() for event in hidden_events(record, self.store.events(record.id, after=after))]
+        return [
+            event.to_dict()
+            for event in hidden_events(record, self.store.events(record.id, after=after))
+        ]
 
     def act(self, study_id: str, action: str) -> Document:
         """pause, resume, stop or cancel."""
@@ -104,9 +115,15 @@ class LocalSource:
         self.store.annotations.remove_note(study_id, number)
         return {"notes": self.notes(study_id)}
 
-    def tag(self, study_id: str, *, add: Sequence[str] = (), remove: Sequence[str] = ()) -> Document:
+    def tag(
+        self, study_id: str, *, add: Sequence[str] = (), remove: Sequence[str] = ()
+    ) -> Document:
         """Changes the tags."""
-        return {"study": api.study_document(self.store.annotations.change_tags(study_id, add=add, remove=remove))}
+        return {
+            "study": api.study_document(
+                self.store.annotations.change_tags(study_id, add=add, remove=remove)
+            )
+        }
 
     def deletion(self, study_id: str) -> Document:
         """What deleting would take away."""
@@ -133,7 +150,9 @@ class LocalSource:
 
         return best_known(self.store, Asked(**asked, metric=metric or ""), top=top)
 
-    def export(self, study_id: str, trainer: str, options: Mapping[str, Any], *, on: str = "") -> Document:
+    def export(
+        self, study_id: str, trainer: str, options: Mapping[str, Any], *, on: str = ""
+    ) -> Document:
         """The best config as a launch of that trainer."""
 
         return api.export_document(self.store, study_id, trainer, options, on=on)
@@ -193,14 +212,18 @@ class FolderSource(LocalSource):
 
         wish(self._folder, action)
         found = self.status(study_id)["study"]
-        return {"study": {**found, "message": f"{action} requested: the job reacts within a second"}}
+        return {
+            "study": {**found, "message": f"{action} requested: the job reacts within a second"}
+        }
 
     def close(self) -> None:
         """Removes this process's copy."""
         self._opened.close()
 
 
-def in_folder(study: str, store: str | None, url: str | None, folder: Path | None) -> tuple[str, str | None]:
+def in_folder(
+    study: str, store: str | None, url: str | None, folder: Path | None
+) -> tuple[str, str | None]:
     """The study and the store that a command means: with `--in`, those of the folder. Raises `SpecError` when neither a study nor a folder is named."""
 
     if folder is None:

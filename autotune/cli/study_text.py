@@ -53,7 +53,11 @@ def trial_line(trial: Trial, palette: Palette) -> str:
     """A trial that has ended, in one line."""
     label = f"trial {trial.number} {config_label(trial.config)}: {trial.status.lower()}"
     if (m := trial.measured) is not None:
-        predicted = f" (predicted {format_count(float(trial.estimate.tokens_per_s))})" if trial.estimate else ""
+        predicted = (
+            f" (predicted {format_count(float(trial.estimate.tokens_per_s))})"
+            if trial.estimate
+            else ""
+        )
         label += f", {format_count(m.tokens_per_s)} tokens/s{predicted}, {format_bytes(m.peak_memory_bytes)}"
     remark = note_of(trial)
     return f"{label}; {remark}" if remark else label
@@ -91,8 +95,14 @@ def print_study(
     if not verbose:
         return
     if (job := study.get("ray")) is not None:
-        out.print(f"Ray job {job['job']}" + (f": {job['url']}" if job["url"] else ""), soft_wrap=True)
-    for line in (*placed_lines(study), trials_line(rows), infeasible_line(document.get("infeasible") or {})):
+        out.print(
+            f"Ray job {job['job']}" + (f": {job['url']}" if job["url"] else ""), soft_wrap=True
+        )
+    for line in (
+        *placed_lines(study),
+        trials_line(rows),
+        infeasible_line(document.get("infeasible") or {}),
+    ):
         out.print(line)
     for sentence in (*why, *(document.get("notes") or ())):
         out.print(f"  {sentence}")
@@ -106,20 +116,34 @@ def answer_lines(
     lines: list[tuple[str, str]] = []
     if best:
         config = ParallelConfig.from_dict(best["config"])
-        changes = config_changes(ParallelConfig.from_dict(baseline["config"]), config) if baseline else ""
+        changes = (
+            config_changes(ParallelConfig.from_dict(baseline["config"]), config) if baseline else ""
+        )
         lines.append(
-            ("change", changes or ("nothing: keep the baseline" if baseline else "(the baseline was not measured)"))
+            (
+                "change",
+                changes
+                or (
+                    "nothing: keep the baseline" if baseline else "(the baseline was not measured)"
+                ),
+            )
         )
         if line := speedup_line(document):
             lines.append(("speedup", line + next_best(document, trials)))
         by_number = {t.number: t for t in trials}
-        rival = next((by_number[n] for n in document.get("tied_with") or () if n in by_number), None)
+        rival = next(
+            (by_number[n] for n in document.get("tied_with") or () if n in by_number), None
+        )
         if rival is not None:
             changes = config_changes(config, rival.config)
             lines.append(("tied", f"trial {rival.number} differs from the winner in {changes}"))
         lines.append(("stability", _beside_baseline(best, baseline)))
         lines.append(("config", str(config)))
-    failures = Counter(str(t.failure.kind) if t.failure else "ERROR" for t in trials if t.status is TrialStatus.FAILED)
+    failures = Counter(
+        str(t.failure.kind) if t.failure else "ERROR"
+        for t in trials
+        if t.status is TrialStatus.FAILED
+    )
     if failures:
         kinds = ", ".join(f"{n} {kind}" for kind, n in failures.items())
         lines.append(("failed", f"{kinds} (`autotune logs {study['id']} TRIAL` shows one)"))
@@ -169,7 +193,11 @@ def job_line(job: Mapping[str, Any]) -> str:
         return f"job {job['id']}: not in the queue"
     why = f" ({job['reason']})" if job["reason"] not in ("", "None") else ""
     left = f", {job['left']} left" if job["state"] == "RUNNING" and job["left"] else ""
-    begins = f", expected start {job['start']}" if job["state"] == "PENDING" and job["start"] not in ("", "N/A") else ""
+    begins = (
+        f", expected start {job['start']}"
+        if job["state"] == "PENDING" and job["start"] not in ("", "N/A")
+        else ""
+    )
     return f"job {job['id']}: {job['state']}{why}{left}{begins}"
 
 
@@ -185,13 +213,20 @@ def next_best(document: Mapping[str, Any], trials: Sequence[Trial]) -> str:
         if t.is_measured
         and t.measurement
         and t.config != config
-        and t.purpose not in (TrialPurpose.REFERENCE, TrialPurpose.FINAL)  # a config's figure is its first trial's
+        and t.purpose
+        not in (
+            TrialPurpose.REFERENCE,
+            TrialPurpose.FINAL,
+        )  # a config's figure is its first trial's
     ]
     if not others:
         return ""
     speed, number = max(others)
     ratio = speed / best["measurement"]["tokens_per_s"]
-    runs = sum(t.is_measured and t.config == next(o.config for o in trials if o.number == number) for t in trials)
+    runs = sum(
+        t.is_measured and t.config == next(o.config for o in trials if o.number == number)
+        for t in trials
+    )
     if ratio > 1:
         how = "in one run: not confirmed" if runs == 1 else f"over {runs} runs, which may be chance"
         return f"; trial {number} was {ratio:.2f}x as fast {how}"
@@ -242,7 +277,9 @@ def trials_line(trials: Sequence[Trial]) -> str:
 def runs_line(trials: Sequence[Trial]) -> str:
     """Trials counted by purpose: `14 searched, the baseline, 6 finals`."""
     purposes = Counter(t.purpose for t in trials)
-    return ", ".join(words[n > 1].format(n) for purpose, words in _PURPOSES.items() if (n := purposes[purpose]))
+    return ", ".join(
+        words[n > 1].format(n) for purpose, words in _PURPOSES.items() if (n := purposes[purpose])
+    )
 
 
 def speedup_line(document: Mapping[str, Any]) -> str:
@@ -254,7 +291,11 @@ def speedup_line(document: Mapping[str, Any]) -> str:
     if not study or not best or not baseline:
         return ""
     ended = StudyStatus(study["status"]).is_terminal
-    tied = f"; statistically tied with {trial_numbers(document['tied_with'])}" if document.get("tied_with") else ""
+    tied = (
+        f"; statistically tied with {trial_numbers(document['tied_with'])}"
+        if document.get("tied_with")
+        else ""
+    )
     if noisy := document.get("too_noisy"):
         return str(noisy["message"])
     if best["config"] == baseline["config"]:
@@ -281,13 +322,19 @@ def configs_table(configs: Sequence[Mapping[str, Any]]) -> FittedTable:
         columns=(
             Column(key="rank", heading="#" if across else "rank", right=True),
             Column(key="config", least=MIN_CONFIG, cut=False),
-            *(Column(key=n, right=True) for n in ("GPUs", "tokens/s", "step", "memory", "stability", "reward")),
+            *(
+                Column(key=n, right=True)
+                for n in ("GPUs", "tokens/s", "step", "memory", "stability", "reward")
+            ),
             *(Column(key=n) for n in (("model", "cluster", "runner", "study") if across else ())),
             *([Column(key="note")] if has_notes else []),
         ),
         stages=(
             *(Shortening(without=frozenset(optional[:n])) for n in range(len(optional))),
-            Shortening(without=frozenset(optional), shorten=("config", "model", "cluster") if across else ("config",)),
+            Shortening(
+                without=frozenset(optional),
+                shorten=("config", "model", "cluster") if across else ("config",),
+            ),
         ),
         ellipsis=palette.unicode,
     )
@@ -305,7 +352,10 @@ def configs_table(configs: Sequence[Mapping[str, Any]]) -> FittedTable:
             format_bytes(m.get("peak_memory_bytes")),
             f"{r['stability']:.2f}" if r else "-",
             f"{r['total']:+.3f}" if r else "-",
-            *(safe(str(of[name]), palette) for name in (("model", "cluster", "runner", "id") if across else ())),
+            *(
+                safe(str(of[name]), palette)
+                for name in (("model", "cluster", "runner", "id") if across else ())
+            ),
             *([str(row.get("note") or "")] if has_notes else []),
         )
     return table
@@ -395,13 +445,21 @@ def history_line(event: Mapping[str, Any]) -> str:
         number = data.get("number")
         words = [f"trial {number} {kind.removeprefix('trial.')}"]
         if config := data.get("config"):
-            words.append(str(config) if isinstance(config, str) else config_label(ParallelConfig.from_dict(config)))
-        words += [str(data[name]) for name in ("status", "kind", "message", "reason") if data.get(name)]
+            words.append(
+                str(config)
+                if isinstance(config, str)
+                else config_label(ParallelConfig.from_dict(config))
+            )
+        words += [
+            str(data[name]) for name in ("status", "kind", "message", "reason") if data.get(name)
+        ]
         return ": ".join([words[0], ", ".join(words[1:])]) if len(words) > 1 else words[0]
     if kind == EventKind.ATTEMPT_ENDED:
         failure = data.get("failure") or {}
         why = ": ".join(str(failure[name]) for name in ("kind", "message") if failure.get(name))
-        return f"trial {data.get('number')}: attempt {data.get('attempt')} ended" + (f": {why}" if why else "")
+        return f"trial {data.get('number')}: attempt {data.get('attempt')} ended" + (
+            f": {why}" if why else ""
+        )
     if kind in (EventKind.ATTEMPT_CANCELLED, EventKind.ATTEMPT_QUEUED):
         asked = "is being ended" if kind == EventKind.ATTEMPT_CANCELLED else "waits"
         return f"trial {data.get('number')}: it {asked}: {data.get('reason', '')}"

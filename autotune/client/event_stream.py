@@ -28,11 +28,15 @@ class EventStream:
     def call(self) -> Call:
         """The next request. Drops the incomplete event of a broken connection."""
         self._kind, self._data, self._is_open = "", [], False
-        return Call(path=self._path, params={"after": self._after}, headers={"Accept": "text/event-stream"})
+        return Call(
+            path=self._path, params={"after": self._after}, headers={"Accept": "text/event-stream"}
+        )
 
     def feed(self, line: str) -> Document | None:
         """Read a line, and return the event that it completes, if any."""
-        if line.startswith(":"):  # a comment: the first one opens the stream, a later one shows that it has lasted
+        if line.startswith(
+            ":"
+        ):  # a comment: the first one opens the stream, a later one shows that it has lasted
             if self._is_open:
                 self._failures = 0
             self._is_open = True

@@ -18,7 +18,14 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from autotune import errors
-from autotune.errors import AutotuneError, NotFoundError, ServiceError, ServiceUnavailableError, SourcePlace, SpecError
+from autotune.errors import (
+    AutotuneError,
+    NotFoundError,
+    ServiceError,
+    ServiceUnavailableError,
+    SourcePlace,
+    SpecError,
+)
 
 Document = dict[str, Any]
 One = TypeVar("One")
@@ -47,7 +54,13 @@ class Call:
     def request(self) -> dict[str, Any]:
         """The arguments of httpx's `request`."""
         body = {} if self.body is None else {"json": dict(self.body)}
-        return {"method": self.method, "url": self.path, "params": self.params, "headers": self.headers, **body}
+        return {
+            "method": self.method,
+            "url": self.path,
+            "params": self.params,
+            "headers": self.headers,
+            **body,
+        }
 
 
 Instruction = Call | float
@@ -73,7 +86,9 @@ class Operations(ABC, Generic[One, Many]):
     def submit(self, spec: Mapping[str, Any], *, idempotency_key: str | None = None) -> One:
         """Submit a study: {study, notes}. Without a key a random one is used, so that a repeated request does not create a second study."""
         key = idempotency_key or secrets.token_hex(16)
-        return self._ask(Call(method="POST", path="/studies", body=spec, headers={"Idempotency-Key": key}))
+        return self._ask(
+            Call(method="POST", path="/studies", body=spec, headers={"Idempotency-Key": key})
+        )
 
     def studies(self, *, limit: int = 50, offset: int = 0, **filters: Any) -> One:
         """List studies, newest first: {studies, next_offset}. `filters`: status, model, cluster, owner, name, tag."""
@@ -95,7 +110,9 @@ class Operations(ABC, Generic[One, Many]):
 
     def trials(self, study_id: str, *, version: Sequence[str] = ()) -> Many:
         """List the trials of a study, or only those measured with these versions (NAME=VERSION)."""
-        return self._list(Call(path=of(study_id, "trials"), params={"version": list(version)}), "trials")
+        return self._list(
+            Call(path=of(study_id, "trials"), params={"version": list(version)}), "trials"
+        )
 
     def events(self, study_id: str, *, after: int = 0) -> Many:
         """Read the next page of events after that sequence number."""
@@ -158,8 +175,15 @@ class Operations(ABC, Generic[One, Many]):
     ) -> One:
         """Rank the configs of a study by its own or the given objective: {study, best, baseline, speedup, objective, configs}. `version`: NAME=VERSION; only trials
         measured with these versions are ranked."""
-        asked = {"top": top, "pareto": pareto, "metric": metric, "stability_weight": stability_weight}
-        return self._ask(Call(path=of(study_id, "best"), params={**_given(asked), "version": list(version)}))
+        asked = {
+            "top": top,
+            "pareto": pareto,
+            "metric": metric,
+            "stability_weight": stability_weight,
+        }
+        return self._ask(
+            Call(path=of(study_id, "best"), params={**_given(asked), "version": list(version)})
+        )
 
     def explain(self, study_id: str, trial: int | None = None) -> One:
         """Explain why a trial (the winner, if None) won or lost."""
@@ -186,23 +210,44 @@ class Operations(ABC, Generic[One, Many]):
         contains the configs of the nearest workload or, failing that, the cost model's ranking;
         `source` shows which.
         """
-        asked: dict[str, Any] = {"model": model, "cluster": cluster, "trainer": trainer, "runner": runner, "top": top}
-        asked |= {"num_gpus": num_gpus, "measured_after": measured_after.isoformat() if measured_after else None}
+        asked: dict[str, Any] = {
+            "model": model,
+            "cluster": cluster,
+            "trainer": trainer,
+            "runner": runner,
+            "top": top,
+        }
+        asked |= {
+            "num_gpus": num_gpus,
+            "measured_after": measured_after.isoformat() if measured_after else None,
+        }
         sizes = {"seq_len": seq_len, "global_batch_size": global_batch_size}
         objective = {"metric": metric or None, "stability_weight": stability_weight}
         return self._ask(Call(path="/best", params=_given(asked | sizes | objective)))
 
-    def export(self, study_id: str, trainer: str, options: Mapping[str, Any] | None = None, *, on: str = "") -> One:
+    def export(
+        self, study_id: str, trainer: str, options: Mapping[str, Any] | None = None, *, on: str = ""
+    ) -> One:
         """Export the best config for a trainer and a scheduler (default: shell): {trainer, config, argv, env, files, notes, tuned, job}."""
         if not trainer:  # another path
-            raise NotFoundError("there is no trainer ''", remedy="`autotune trainers` lists them", field="trainer")
+            raise NotFoundError(
+                "there is no trainer ''", remedy="`autotune trainers` lists them", field="trainer"
+            )
         pairs = [f"{key}={value}" for key, value in (options or {}).items()]
         return self._ask(
-            Call(path=of(study_id, "export", trainer), params={"option": pairs, **({"on": on} if on else {})})
+            Call(
+                path=of(study_id, "export", trainer),
+                params={"option": pairs, **({"on": on} if on else {})},
+            )
         )
 
     def plan(
-        self, spec: Mapping[str, Any], *, top: int = 10, clusters: Sequence[str] = (), tokens: float | None = None
+        self,
+        spec: Mapping[str, Any],
+        *,
+        top: int = 10,
+        clusters: Sequence[str] = (),
+        tokens: float | None = None,
     ) -> One:
         """Rank the feasible configs by the cost model: {configs, feasible, infeasible}.
 
@@ -272,12 +317,20 @@ def of(study_id: str, *parts: str) -> str:
     """The URL path of a study, or of a resource below it. Raises `NotFoundError` for a name that would change the path: an empty name, `.` or `..`."""
     if not study_id:
         raise NotFoundError(
-            "the name of the study is empty", remedy="`studies()` lists ids and names", field="study_id"
+            "the name of the study is empty",
+            remedy="`studies()` lists ids and names",
+            field="study_id",
         )
     names = [str(part) for part in (study_id, *parts)]
     for name in names:
-        if name in (".", ".."):  # however they are quoted, an address is shortened by them on its way
-            raise NotFoundError(f"there is no resource {name!r}", remedy="`studies()` lists ids and names of studies")
+        if name in (
+            ".",
+            "..",
+        ):  # however they are quoted, an address is shortened by them on its way
+            raise NotFoundError(
+                f"there is no resource {name!r}",
+                remedy="`studies()` lists ids and names of studies",
+            )
     return "/".join(["/studies", *(quote(name, safe="", errors="replace") for name in names)])
 
 
@@ -317,7 +370,9 @@ def error_of(answer: httpx.Response) -> AutotuneError:
     """The error in a response, as an instance of the class that the service raised."""
     try:
         body = answer.json()["error"]
-        kind, message, field, remedy = (str(body[name]) for name in ("kind", "message", "field", "remedy"))
+        kind, message, field, remedy = (
+            str(body[name]) for name in ("kind", "message", "field", "remedy")
+        )
     except (ValueError, LookupError, TypeError):
         return ServiceError(
             f"the service answered with HTTP {answer.status_code} and no explanation",
@@ -334,7 +389,9 @@ def _problem(kind: type[AutotuneError], problem: Mapping[str, Any]) -> AutotuneE
     """One of the `problems` of an error document."""
     place = None
     if problem.get("line"):
-        place = SourcePlace(file=problem["file"], line=problem["line"], column=problem["column"], excerpt="")
+        place = SourcePlace(
+            file=problem["file"], line=problem["line"], column=problem["column"], excerpt=""
+        )
     return kind(problem["message"], remedy=problem["remedy"], field=problem["field"], place=place)
 
 
@@ -352,5 +409,7 @@ def _document(answer: httpx.Response) -> Document:
 
 
 def _kinds() -> dict[str, type[AutotuneError]]:
-    classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, AutotuneError)]
+    classes = [
+        c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, AutotuneError)
+    ]
     return {c("").kind: c for c in classes}

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import httpx
 
 from autotune.client.event_stream import EventStream
-from autotune.client.operations import Call, Document, Operations, Outcome, Script, address_of, error_of
+from autotune.client.operations import (
+    Call,
+    Document,
+    Operations,
+    Outcome,
+    Script,
+    address_of,
+    error_of,
+)
 
 if TYPE_CHECKING:
     from autotune.results.result import Result
@@ -23,7 +31,9 @@ TIMEOUT_S = 60.0
 class Client(Operations[Document, list[Document]]):
     """A blocking client of one service. Thread-safe; a context manager."""
 
-    def __init__(self, url: str | None = None, *, token: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self, url: str | None = None, *, token: str | None = None, timeout_s: float = TIMEOUT_S
+    ) -> None:
         """`url` and `token` default to AUTOTUNE_URL and AUTOTUNE_TOKEN. Raises `SpecError` for an invalid address."""
         self.url = address_of(url)
         self._http = httpx.Client(**_options(self.url, token, timeout_s))
@@ -35,7 +45,10 @@ class Client(Operations[Document, list[Document]]):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -90,7 +103,9 @@ class Client(Operations[Document, list[Document]]):
 class AsyncClient(Operations[Awaitable[Document], Awaitable[list[Document]]]):
     """An asynchronous client of one service, for one event loop, and an asynchronous context manager. It has the methods of `Client`, which you await."""
 
-    def __init__(self, url: str | None = None, *, token: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self, url: str | None = None, *, token: str | None = None, timeout_s: float = TIMEOUT_S
+    ) -> None:
         """As `Client`."""
         self.url = address_of(url)
         self._http = httpx.AsyncClient(**_options(self.url, token, timeout_s))
@@ -102,7 +117,10 @@ class AsyncClient(Operations[Awaitable[Document], Awaitable[list[Document]]]):
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self.close()
 

@@ -31,4 +31,10 @@ from autotune.cost.calibration import Calibration, calibration_for
 from autotune.cost.estimator import estimate
 from autotune.cost.layout import model_flops_per_token, training_flops_per_token
 
-__all__ = ["Calibration", "calibration_for", "estimate", "model_flops_per_token", "training_flops_per_token"]
+__all__ = [
+    "Calibration",
+    "calibration_for",
+    "estimate",
+    "model_flops_per_token",
+    "training_flops_per_token",
+]

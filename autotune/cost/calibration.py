@@ -260,7 +260,11 @@ class Calibration:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {name: value for name, value in asdict(replace(self, dry_runs=None)).items() if name != "dry_runs"}
+        return {
+            name: value
+            for name, value in asdict(replace(self, dry_runs=None)).items()
+            if name != "dry_runs"
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Calibration:
@@ -268,7 +272,9 @@ class Calibration:
         known = [f.name for f in fields(cls) if f.name != "dry_runs"]
         for name in values:
             if name not in known:
-                raise SpecError(f"a calibration has no constant {name!r}", remedy=nearest(name, known))
+                raise SpecError(
+                    f"a calibration has no constant {name!r}", remedy=nearest(name, known)
+                )
         return cls(**values)
 
     @classmethod
@@ -284,11 +290,18 @@ class Calibration:
         """
         prior = on_fabric(known_constants(cluster.gpu.name, trainer), cluster)
         values: dict[str, Any] = dict(
-            measured_constants(measured, cluster, half_size=prior.half_size, full_speed_ranks=prior.full_speed_ranks)
+            measured_constants(
+                measured,
+                cluster,
+                half_size=prior.half_size,
+                full_speed_ranks=prior.full_speed_ranks,
+            )
         )
         what = ", ".join(key for key in KEYS if measured.get(key)) or "nothing"
         rest = prior.source.partition(";")[0]  # without the advice to calibrate
-        return replace(prior, **values, source=f"measured on {cluster.name} ({what}); the rest: {rest}")
+        return replace(
+            prior, **values, source=f"measured on {cluster.name} ({what}); the rest: {rest}"
+        )
 
 
 def with_columns(constants: Calibration, columns: Mapping[str, Any]) -> Calibration:
@@ -303,7 +316,11 @@ def with_columns(constants: Calibration, columns: Mapping[str, Any]) -> Calibrat
     return found
 
 
-NUMBERS = tuple(f.name for f in fields(Calibration) if f.name not in ("gpu", "trainer", "source", "fabric", "dry_runs"))
+NUMBERS = tuple(
+    f.name
+    for f in fields(Calibration)
+    if f.name not in ("gpu", "trainer", "source", "fabric", "dry_runs")
+)
 """names of all constants"""
 _MAY_BE_ZERO = (
     "full_speed_ranks",
@@ -354,11 +371,17 @@ def calibration_for(workload: Workload, *, known: Mapping[str, Any] | None = Non
     """
     gpu = workload.cluster.gpu
     document = known or _known()
-    constants = on_fabric(known_constants(gpu.name, loop_of(workload), known=document), workload.cluster)
+    constants = on_fabric(
+        known_constants(gpu.name, loop_of(workload), known=document), workload.cluster
+    )
     if gpu.is_cpu:
         cores = workload.cluster.cores_per_node
         return replace(constants, full_speed_ranks=float(cores)) if cores else constants
-    share = None if _family(gpu.name, document) in document["hardware"] else document.get("share_of_measured")
+    share = (
+        None
+        if _family(gpu.name, document) in document["hardware"]
+        else document.get("share_of_measured")
+    )
     return bounded(_with_kernel(constants, workload), gpu, share=share)
 
 
@@ -393,7 +416,9 @@ _LACKING = {
 """what no constants were fitted to, by whether those of the GPU and of the trainer are known; `research.held_out.kind_of` reads these words"""
 
 
-def known_constants(gpu: str, trainer: str, *, known: Mapping[str, Any] | None = None) -> Calibration:
+def known_constants(
+    gpu: str, trainer: str, *, known: Mapping[str, Any] | None = None
+) -> Calibration:
     """The constants for a GPU type and a trainer by name; see `calibration_for`."""
     known = known or _known()
     names = {"gpu": gpu, "trainer": trainer, **memory_values(gpu, trainer)}
@@ -409,7 +434,11 @@ def known_constants(gpu: str, trainer: str, *, known: Mapping[str, Any] | None =
     hardware, software = known["hardware"].get(family, {}), known["software"].get(loop, {})
     lacking = _LACKING[bool(hardware), bool(software)]
     rates = f"{family} rates from other trainers" if hardware else "datasheet peaks"
-    overheads = f"{loop} overheads from other GPUs" if software else "overheads from other GPUs and trainers"
+    overheads = (
+        f"{loop} overheads from other GPUs"
+        if software
+        else "overheads from other GPUs and trainers"
+    )
     unread = known.get("unread_trainer", {})
     if hardware:
         assumed = unread.get("programs", {}).get(traits_of(trainer).program, 1.0)
@@ -423,7 +452,11 @@ def known_constants(gpu: str, trainer: str, *, known: Mapping[str, Any] | None =
 
 def _assumed(trainer: str) -> str:
     """What its source says of a trainer without traits of its own."""
-    return "" if trainer in TRAITS else f", memory and overlap of {USUAL}, because those of {trainer} are unknown"
+    return (
+        ""
+        if trainer in TRAITS
+        else f", memory and overlap of {USUAL}, because those of {trainer} are unknown"
+    )
 
 
 def _family(gpu: str, known: Mapping[str, Any]) -> str:

@@ -38,7 +38,8 @@ from autotune.spec.estimate import PhaseParts
 _SHAPE_LAWS = tuple(
     law
     for law in LAWS
-    if law.name in ("tp_heads", "pp_layers", "cp_sequence", "cp_heads", "replicas_divide", "ep_experts")
+    if law.name
+    in ("tp_heads", "pp_layers", "cp_sequence", "cp_heads", "replicas_divide", "ep_experts")
 )
 BLOCK = 1 << 15
 """rows that are computed at once, so that their columns stay in the processor's cache"""
@@ -77,7 +78,8 @@ def _lawful(workload: Workload, configs: Iterable[ParallelConfig]) -> ConfigTabl
     """The table of these configs. Raises `ConfigError` for one that does not fit the shape of the model."""
     if isinstance(configs, str) or not isinstance(configs, Iterable):
         raise ConfigError(
-            f"configs must be ParallelConfigs, but are {configs!r}", remedy="ParallelConfig.parse reads tp=2,pp=1,..."
+            f"configs must be ParallelConfigs, but are {configs!r}",
+            remedy="ParallelConfig.parse reads tp=2,pp=1,...",
         )
     rows = list(configs)
     for row in rows:
@@ -145,9 +147,12 @@ Columns = TypeVar("Columns", Estimate, TimeParts, MemoryParts, PhaseParts)
 
 def _empty_like(block: Columns, rows: int) -> Columns:
     """The same columns with so many rows, not filled in."""
-    values = [(f.name, value) for f in fields(block) if (value := getattr(block, f.name)) is not None]
+    values = [
+        (f.name, value) for f in fields(block) if (value := getattr(block, f.name)) is not None
+    ]
     columns: dict[str, Any] = {
-        name: np.empty(rows) if isinstance(value, np.ndarray) else _empty_like(value, rows) for name, value in values
+        name: np.empty(rows) if isinstance(value, np.ndarray) else _empty_like(value, rows)
+        for name, value in values
     }
     return type(block)(**columns)
 
@@ -198,7 +203,9 @@ class Sensitivity:
     @classmethod
     def joined(cls, several: Sequence[Sensitivity]) -> Sensitivity:
         """All rows, one after the other."""
-        return cls(**{f.name: np.concatenate([getattr(s, f.name) for s in several]) for f in fields(cls)})
+        return cls(
+            **{f.name: np.concatenate([getattr(s, f.name) for s in several]) for f in fields(cls)}
+        )
 
     def take(self, index: Any) -> Sensitivity:
         """The rows selected by `index` (integers, a slice or a mask)."""
@@ -234,7 +241,9 @@ def step_times_by(
         some = {name: column[start : start + together] for name, column in columns.items()}
         count = min(together, sets - start)
         repeated = table.take(np.tile(np.arange(rows), count))
-        by = with_columns(constants, {name: np.repeat(column, rows) for name, column in some.items()})
+        by = with_columns(
+            constants, {name: np.repeat(column, rows) for name, column in some.items()}
+        )
         found.append(step_times(workload, repeated)(by).total.reshape(count, rows))
     return np.concatenate(found)
 
@@ -251,14 +260,20 @@ def one_by_one(constants: Calibration, moved: Mapping[str, Sequence[float]]) -> 
 
 
 def sensitivity(
-    workload: Workload, table: ConfigTable, constants: Calibration, names: Sequence[str], number: int = 0
+    workload: Workload,
+    table: ConfigTable,
+    constants: Calibration,
+    names: Sequence[str],
+    number: int = 0,
 ) -> Sensitivity:
     """The configs' step times and their derivatives by the constants `names`; `number`: that of the workload."""
     here = step_times(workload, table)(constants)
     log_step_s = np.log(here.total)
     jacobian = np.ones((len(table), len(names) + 1))
     if names:
-        lower = one_by_one(constants, {name: (getattr(constants, name) * np.exp(-STEP),) for name in names})
+        lower = one_by_one(
+            constants, {name: (getattr(constants, name) * np.exp(-STEP),) for name in names}
+        )
         log_lower_s = np.log(step_times_by(workload, table, constants, lower))
         jacobian[:, :-1] = (log_step_s - log_lower_s).T / STEP
     chance, stalled_s = with_stalls(workload.cluster, layout_of(workload, table), here.total)

@@ -50,7 +50,10 @@ def stages_of(model: ModelSpec, table: ConfigTable, split: str) -> Stages:
     """The stages of every row; each value of pp is cut once. `split`: of the trainer, where the config leaves it to it."""
     by_edges = table.is_word("pp_split", "edges")
     kinds, where = np.unique(2 * table.pp + by_edges, return_inverse=True)
-    cuts = np.array([_cut(model, int(kind) // 2, "edges" if kind % 2 else split) for kind in kinds], dtype=np.float64)
+    cuts = np.array(
+        [_cut(model, int(kind) // 2, "edges" if kind % 2 else split) for kind in kinds],
+        dtype=np.float64,
+    )
     cuts = cuts.reshape(-1, 3)
     return Stages(*(cuts[where, i] for i in range(3)))
 
@@ -65,7 +68,11 @@ def layer_weights(model: ModelSpec, layout: Layout) -> tuple[Column, Column]:
     """Weights of one layer on a rank, averaged over the layers: (dense ones, those of its experts)."""
     share = model.expert_share
     kinds = [(1.0 - share, False), (share, True)]
-    found = [(part, weights_of_kind(model, layout, experts=experts)) for part, experts in kinds if part > 0]
+    found = [
+        (part, weights_of_kind(model, layout, experts=experts))
+        for part, experts in kinds
+        if part > 0
+    ]
     dense = sum(part * kind.dense for part, kind in found)
     return np.asarray(dense), np.asarray(sum(part * kind.experts for part, kind in found))
 
@@ -102,12 +109,16 @@ def weights_of_kind(model: ModelSpec, layout: Layout, *, experts: bool) -> Layer
     mlp = model.shared_parameters if experts else model.dense_mlp_parameters
     matrices = [(n * k, cut) for n, k, cut in model.attention_matrices]
     gate = 3 if model.gated_mlp else 2
-    widths = (model.ffn_hidden_size, model.shared_ffn_hidden_size) if experts else (dense_width(model),)
+    widths = (
+        (model.ffn_hidden_size, model.shared_ffn_hidden_size) if experts else (dense_width(model),)
+    )
     matrices += [(gate * model.hidden_size * width, "n") for width in widths]
     shapes = sum(weights / (layout.tp if cut else one) for weights, cut in matrices)
     return LayerWeights(
         dense=(model.attention_parameters - uncut + mlp) / layout.tp + whole,
-        experts=model.num_experts * model.mlp_parameters / (layout.expert_tp * layout.ep) if experts else 0.0 * one,
+        experts=model.num_experts * model.mlp_parameters / (layout.expert_tp * layout.ep)
+        if experts
+        else 0.0 * one,
         shapes=np.asarray(shapes),
     )
 
@@ -177,9 +188,13 @@ class Layout:
     """neighbouring pipeline ranks that share a domain"""
 
 
-def layout_of(workload: Workload, table: ConfigTable, *, whole_experts: bool | None = None) -> Layout:
+def layout_of(
+    workload: Workload, table: ConfigTable, *, whole_experts: bool | None = None
+) -> Layout:
     """The layout of every row. `whole_experts`: whether tensor parallelism leaves experts whole; default: as the workload's trainer does."""
-    tp, pp, dp, cp, ep = (table.column(n).astype(np.float64) for n in ("tp", "pp", "dp", "cp", "ep"))
+    tp, pp, dp, cp, ep = (
+        table.column(n).astype(np.float64) for n in ("tp", "pp", "dp", "cp", "ep")
+    )
     world = tp * pp * dp * cp
     is_whole = keeps_experts_whole(workload) if whole_experts is None else whole_experts
     expert_tp = np.ones_like(tp) if is_whole else tp
@@ -245,7 +260,10 @@ def layer_matmuls(model: ModelSpec) -> tuple[Matmul, ...]:
     matmuls.append(Matmul(float(output[0]), float(output[1]), output[2], "output"))
     share = model.expert_share
     widths = [(model.ffn_hidden_size, model.num_experts > 0, share if model.num_experts else 1.0)]
-    widths += [(model.shared_ffn_hidden_size, False, share), (model.dense_ffn_hidden_size, False, 1.0 - share)]
+    widths += [
+        (model.shared_ffn_hidden_size, False, share),
+        (model.dense_ffn_hidden_size, False, 1.0 - share),
+    ]
     for width, expert, present in widths:
         if width and present:
             matmuls.append(Matmul(gate * width, h, "n", "up", expert, present))
@@ -313,4 +331,8 @@ def training_flops_per_token(workload: Workload) -> float:
     needed = model_flops_per_token(model, attended_len(workload))
     if workload.peft is None:
         return needed
-    return needed - (model.num_layers + model.mtp_layers) * layer_matmul_flops(model) - head_flops(model)
+    return (
+        needed
+        - (model.num_layers + model.mtp_layers) * layer_matmul_flops(model)
+        - head_flops(model)
+    )

@@ -70,7 +70,11 @@ def adapters_forward_s(workload: Workload, layout: Layout, constants: Calibratio
     rank, seconds = float(workload.peft.rank), np.zeros_like(layout.tp)
     per_flop = 1.0 / (sixteen_bits_peak(workload) * constants.matmul_efficiency)
     for matrix, inputs, outputs in _adapted(workload.model, workload.peft, layout):
-        tokens = layout.tokens * matrix.share * (workload.model.experts_per_token if matrix.expert else 1.0)
+        tokens = (
+            layout.tokens
+            * matrix.share
+            * (workload.model.experts_per_token if matrix.expert else 1.0)
+        )
         for width in (inputs, outputs):
             narrow = 1.0 + constants.half_size * (1.0 / layout.tokens + 1.0 / rank + 1.0 / width)
             seconds = seconds + 2.0 * tokens * width * rank * per_flop * narrow
@@ -98,14 +102,18 @@ def adapters_moved_s(
         moved = moved + np.einsum("ipw,iw->ip", beside, widths)
     if is_wide:
         for matrix, inputs, outputs in _adapted(model, Peft(targets="all"), layout):
-            cast = CAST * _widths(model, matrix, inputs, outputs, merged=False).sum(axis=1, keepdims=True)
+            cast = CAST * _widths(model, matrix, inputs, outputs, merged=False).sum(
+                axis=1, keepdims=True
+            )
             moved = moved + np.where(halved[:, 0] & ~compiled[:, 0], cast, 0.0)
     rate = workload.cluster.gpu.memory_bytes_per_s * constants.memory_efficiency
     seconds = moved * (layout.tokens * size / rate)[:, None]
     return seconds[:, 0], seconds[:, 1]
 
 
-def _widths(model: ModelSpec, matrix: Matmul, inputs: Column, outputs: Column, *, merged: bool) -> Column:
+def _widths(
+    model: ModelSpec, matrix: Matmul, inputs: Column, outputs: Column, *, merged: bool
+) -> Column:
     """Elements per token that go into the matrices of this name and those that come out, shape (N, 2). `merged`: queries, keys and values are one matrix, as in Megatron."""
     visits = matrix.share * (model.experts_per_token if matrix.expert else 1.0)
     times = 1.0 if merged else apart(model, matrix.part)
@@ -114,7 +122,9 @@ def _widths(model: ModelSpec, matrix: Matmul, inputs: Column, outputs: Column, *
 
 def apart(model: ModelSpec, part: str) -> float:
     """Weight matrices as libraries hold them in one of the layer's: queries, keys and values apart, and the gate beside the projection up."""
-    return {"inputs": 1.0 if model.is_latent else 3.0, "up": 2.0 if model.gated_mlp else 1.0}.get(part, 1.0)
+    return {"inputs": 1.0 if model.is_latent else 3.0, "up": 2.0 if model.gated_mlp else 1.0}.get(
+        part, 1.0
+    )
 
 
 def unpacking_s(workload: Workload, constants: Calibration, weights: Column) -> Column:
@@ -125,9 +135,13 @@ def unpacking_s(workload: Workload, constants: Calibration, weights: Column) -> 
     return weights * UNPACKED_BYTES / rate
 
 
-def _adapted(model: ModelSpec, peft: Peft, layout: Layout) -> Iterator[tuple[Matmul, Column, Column]]:
+def _adapted(
+    model: ModelSpec, peft: Peft, layout: Layout
+) -> Iterator[tuple[Matmul, Column, Column]]:
     """The matrices of a layer that have adapters, with their input and output width on a rank."""
     for matrix in layer_matmuls(model):
         if peft.targets == "all" or matrix.part in ("inputs", "output"):
-            cut_inputs, cut_outputs = (layout.tp if matrix.cut == side else np.ones_like(layout.tp) for side in "kn")
+            cut_inputs, cut_outputs = (
+                layout.tp if matrix.cut == side else np.ones_like(layout.tp) for side in "kn"
+            )
             yield matrix, matrix.k / cut_inputs, matrix.n / cut_outputs

@@ -228,7 +228,13 @@ TRAITS = {
         attention_speed=TRITON_ATTENTION,
     ),
     "internevo": Traits(gradient_bytes=2.0, reduce_bytes=2.0, loss="copied", step_bytes=4.0),
-    "alpa": Traits(gradient_bytes=2.0, reduce_bytes=2.0, fp16_reduce_bytes=2.0, loss="parallel", reduction="end"),
+    "alpa": Traits(
+        gradient_bytes=2.0,
+        reduce_bytes=2.0,
+        fp16_reduce_bytes=2.0,
+        loss="parallel",
+        reduction="end",
+    ),
     "accelerate": replace(EAGER, shard_hooks=FSDP_HOOKS, peft=True, foreach=True),
     "hf_trainer": replace(
         EAGER,
@@ -242,7 +248,12 @@ TRAITS = {
     "lightning": replace(EAGER, foreach=True),
     "native": NATIVE,
     "command": replace(
-        NATIVE, attention_kernel="", may_reduce_each=True, casts_logits=False, may_cut_logits=True, weighs_in_fp32=False
+        NATIVE,
+        attention_kernel="",
+        may_reduce_each=True,
+        casts_logits=False,
+        may_cut_logits=True,
+        weighs_in_fp32=False,
     ),
 }
 """traits by trainer; a trainer that is not listed counts as `USUAL`, which its constants say (`Calibration.source`). composer, nemo, nvidia_recipes, internevo and alpa are loops of published runs, no trainers
@@ -321,11 +332,15 @@ _REDUCTION = {
 }
 
 
-def memory_differences(trainer: str, other: str, config: ParallelConfig) -> Mapping[str, tuple[str, ...]]:
+def memory_differences(
+    trainer: str, other: str, config: ParallelConfig
+) -> Mapping[str, tuple[str, ...]]:
     """What `trainer` does in this config that `other` does not, by category (weights, gradients, optimizer, activations). Empty for equal traits."""
     mine, theirs = (_habits(traits_of(name), config) for name in (trainer, other))
     found = {
-        category: tuple(words for name, words in habits.items() if words != theirs[category].get(name))
+        category: tuple(
+            words for name, words in habits.items() if words != theirs[category].get(name)
+        )
         for category, habits in mine.items()
     }
     return {category: words for category, words in found.items() if words}
@@ -343,15 +358,23 @@ def _habits(traits: Traits, config: ParallelConfig) -> Mapping[str, Mapping[str,
         activations["selective"] = _SELECTIVE[traits.selective]
     if config.recompute == "full":
         activations["stops_early"] = (
-            "stops recomputation at the last needed tensor" if traits.stops_early else "recomputes whole layers"
+            "stops recomputation at the last needed tensor"
+            if traits.stops_early
+            else "recomputes whole layers"
         )
     if config.compile or traits.fused:
-        activations["fused"] = "fuses norms and activation functions into kernels that keep fewer tensors"
+        activations["fused"] = (
+            "fuses norms and activation functions into kernels that keep fewer tensors"
+        )
     else:
-        activations["fused"] = "keeps all tensors that norms and activation functions save in eager mode"
+        activations["fused"] = (
+            "keeps all tensors that norms and activation functions save in eager mode"
+        )
     if config.sequence_parallel:
         activations["keeps_gathered"] = (
-            "keeps gathered inputs of matmuls" if traits.keeps_gathered else "gathers inputs of matmuls again"
+            "keeps gathered inputs of matmuls"
+            if traits.keeps_gathered
+            else "gathers inputs of matmuls again"
         )
     gradients = {
         "drops": "frees gradients after the optimizer step" if traits.drops_gradients else "keeps its gradient buffer between steps",
@@ -372,5 +395,12 @@ def _habits(traits: Traits, config: ParallelConfig) -> Mapping[str, Mapping[str,
         )  # fmt: skip
     if sharded:
         gradients["reduction"] = _REDUCTION[traits.reduction]
-    optimizer["foreach"] = "runs AdamW as a chain of kernels" if traits.foreach else "runs a fused AdamW"
-    return {"weights": weights, "gradients": gradients, "optimizer": optimizer, "activations": activations}
+    optimizer["foreach"] = (
+        "runs AdamW as a chain of kernels" if traits.foreach else "runs a fused AdamW"
+    )
+    return {
+        "weights": weights,
+        "gradients": gradients,
+        "optimizer": optimizer,
+        "activations": activations,
+    }

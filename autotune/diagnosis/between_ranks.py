@@ -35,7 +35,13 @@ def slow_ranks(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
     """One rank, or all ranks of one node."""
     if len(steps.ranks) < 2:
         return
-    compute = steps.own - steps.free["data"] - steps.free["rest"] - steps.free["evaluation"] - steps.free["checkpoint"]
+    compute = (
+        steps.own
+        - steps.free["data"]
+        - steps.free["rest"]
+        - steps.free["evaluation"]
+        - steps.free["checkpoint"]
+    )
     compute = np.maximum(0.0, compute - compiling(steps))
     for group, node in _groups(steps):
         inside = np.zeros(len(steps.ranks), dtype=bool)
@@ -50,7 +56,11 @@ def slow_ranks(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
             compute[~inside].mean(axis=1).max()
         )
         taken = others_use(evidence, steps.ranks[group[0]].node)
-        least = SLOWER if evidence.on_gpu and not taken else SLOWER_BESIDE * (1.0 + max(0.0, 2.0 * taken - 1.0))
+        least = (
+            SLOWER
+            if evidence.on_gpu and not taken
+            else SLOWER_BESIDE * (1.0 + max(0.0, 2.0 * taken - 1.0))
+        )
         if not is_mostly or usual <= 0 or float(excess[inside].mean()) < least * usual:
             continue
         if _tokens_explain(steps, group):
@@ -85,7 +95,12 @@ def unequal_work(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
     if len(steps.ranks) < 2:
         return
     compute = np.maximum(
-        0.0, steps.own - steps.free["evaluation"] - steps.free["checkpoint"] - steps.free["data"] - compiling(steps)
+        0.0,
+        steps.own
+        - steps.free["evaluation"]
+        - steps.free["checkpoint"]
+        - steps.free["data"]
+        - compiling(steps),
     )
     tokens = _tokens(steps)
     first = np.bincount(compute.argmax(axis=0), minlength=len(steps.ranks)).max() / steps.count
@@ -96,7 +111,9 @@ def unequal_work(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
     part = np.maximum(0.0, compute - compute.mean(axis=0))
     share, low, high = steps.share_of_work(part)
     spread = (
-        "" if tokens is None else f"ranks train {tokens.min():,.0f} to {tokens.max():,.0f} tokens or sequences per step"
+        ""
+        if tokens is None
+        else f"ranks train {tokens.min():,.0f} to {tokens.max():,.0f} tokens or sequences per step"
     )
     yield Finding(
         cause="unequal_lengths",
@@ -123,7 +140,9 @@ def communication(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
     waits = steps.shared_wait
     share, low, high = steps.share(waits)
     beside = max((others_use(evidence, rank.node) for rank in steps.ranks), default=0.0)
-    queued = float((steps.delay / np.maximum(steps.time, 1e-12)).mean(axis=1).max()) if beside else 0.0
+    queued = (
+        float((steps.delay / np.maximum(steps.time, 1e-12)).mean(axis=1).max()) if beside else 0.0
+    )
     if (
         share < communication_due(evidence) + queued or low < SURE
     ):  # a rank whose turn on the processor others took is waited for
@@ -141,7 +160,9 @@ def communication(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         told.append(
             f"sending {format_bytes(ring)} of fp32 gradients in that time means {format_bytes(ring / mean_s)}/s per rank"
         )
-    told += [_link_text(link) for link in _worst_links(steps)[:2]] if several else _moved_inside(steps)
+    told += (
+        [_link_text(link) for link in _worst_links(steps)[:2]] if several else _moved_inside(steps)
+    )
     where = "between nodes" if several else "inside the node"
     is_of_one = slow is not None and len({rank.node for rank in steps.ranks}) > 2
     cause = "communication_between_nodes" if several else "communication_inside_node"
@@ -183,7 +204,9 @@ def _groups(steps: Steps) -> Iterator[tuple[list[int], str]]:
         by_node.setdefault(rank.node, []).append(at)
     if len(by_node) > 1:
         means = steps.own.mean(axis=1)
-        for node, group in sorted(by_node.items(), key=lambda entry: -min(means[at] for at in entry[1])):
+        for node, group in sorted(
+            by_node.items(), key=lambda entry: -min(means[at] for at in entry[1])
+        ):
             if len(group) > 1:
                 yield group, node
     yield [int(steps.own.mean(axis=1).argmax())], ""
@@ -199,7 +222,10 @@ def _why_slow(steps: Steps, group: Sequence[int]) -> Iterator[str]:
         yield f"a cgroup quota stopped it for {held:.0%} of the time"
     if others and ranks[0].cores and ranks[0].cores < min(rank.cores for rank in others):
         yield f"it can use {ranks[0].cores} processors, the others {min(rank.cores for rank in others)}"
-    clock, usual = ranks[0].gpu.get("sm_clock_mhz", 0.0), [rank.gpu.get("sm_clock_mhz", 0.0) for rank in others]
+    clock, usual = (
+        ranks[0].gpu.get("sm_clock_mhz", 0.0),
+        [rank.gpu.get("sm_clock_mhz", 0.0) for rank in others],
+    )
     if clock and usual and clock < 0.95 * float(np.median(usual)):
         yield f"its GPU runs at {clock:.0f} MHz, the others at {np.median(usual):.0f}"
     if (ratio := _computes_more(steps, group)) > 1 + SLOWER:
@@ -260,7 +286,10 @@ def _correlation(tokens: Series, compute: Series) -> float:
 
 def _experts(evidence: Evidence) -> bool:
     config = evidence.facts.get("config") or {}
-    return any(int(config.get(name) or 0) > 1 for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+    return any(
+        int(config.get(name) or 0) > 1
+        for name in ("num_experts", "num_local_experts", "n_routed_experts")
+    )
 
 
 def _axis(evidence: Evidence, steps: Steps) -> tuple[str, str]:
@@ -286,7 +315,9 @@ def _axis(evidence: Evidence, steps: Steps) -> tuple[str, str]:
 
 def _worst_links(steps: Steps) -> list[Link]:
     links = [link for rank in steps.ranks for link in rank.links]
-    return sorted((link for link in links if link.sent_bytes > 0), key=lambda link: link.bytes_per_s or np.inf)
+    return sorted(
+        (link for link in links if link.sent_bytes > 0), key=lambda link: link.bytes_per_s or np.inf
+    )
 
 
 def _moved_inside(steps: Steps) -> list[str]:
@@ -304,9 +335,15 @@ def _moved_inside(steps: Steps) -> list[str]:
 
 
 def _link_text(link: Link) -> str:
-    queued = f", {format_bytes(link.queued_bytes)} queued for sending" if link.queued_bytes > 1e5 else ""
+    queued = (
+        f", {format_bytes(link.queued_bytes)} queued for sending" if link.queued_bytes > 1e5 else ""
+    )
     again = f", {link.resent:.0f} segments retransmitted" if link.resent else ""
-    through = f"{format_bytes(link.bytes_per_s)}/s delivered" if link.bytes_per_s else "hardly anything was sent"
+    through = (
+        f"{format_bytes(link.bytes_per_s)}/s delivered"
+        if link.bytes_per_s
+        else "hardly anything was sent"
+    )
     return f"{link.local} to {link.remote}: {through}, round trips up to {format_duration(link.rtt_s)}{queued}{again}"
 
 
@@ -322,8 +359,13 @@ def _slow_link(steps: Steps) -> str | None:
                 speeds[rank.node, to] = min(speed, speeds.get((rank.node, to), speed))
     nodes = sorted({node for pair in speeds for node in pair})
     if len(nodes) == 2:
-        (slow, _), (fast, _) = min(speeds, key=speeds.__getitem__), max(speeds, key=speeds.__getitem__)
-        return slow if slow != fast and STANDS_OUT * speeds[slow, fast] < speeds[fast, slow] else None
+        (slow, _), (fast, _) = (
+            min(speeds, key=speeds.__getitem__),
+            max(speeds, key=speeds.__getitem__),
+        )
+        return (
+            slow if slow != fast and STANDS_OUT * speeds[slow, fast] < speeds[fast, slow] else None
+        )
     for node in nodes:
         touching = [speed for pair, speed in speeds.items() if node in pair]
         others = [speed for pair, speed in speeds.items() if node not in pair]

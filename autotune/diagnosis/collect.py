@@ -40,7 +40,11 @@ class Reports:
             match report.get("kind"):
                 case "step" if rank in self._steps or len(self._steps) < MOST_RANKS:
                     steps = self._steps[rank]
-                    counted = [step for step in report["steps"] if "phases" in step and not step.get("profiled")]
+                    counted = [
+                        step
+                        for step in report["steps"]
+                        if "phases" in step and not step.get("profiled")
+                    ]
                     steps += counted
                     self._counts[rank] += len(counted)
                     if len(steps) > MOST_STEPS + WARMUP:
@@ -52,7 +56,9 @@ class Reports:
                     self._profiles[rank] = report
                 case "facts" if self._facts_rank is None or rank <= self._facts_rank:
                     self._facts_rank = rank
-                    self.facts = {name: value for name, value in report.items() if name not in ("kind", "pid")}
+                    self.facts = {
+                        name: value for name, value in report.items() if name not in ("kind", "pid")
+                    }
 
     def evidence(self, **known: Any) -> Evidence | None:
         """All of it; `known`: other fields of the evidence. None where no step was seen."""
@@ -60,7 +66,9 @@ class Reports:
         if not ranks:
             return None
         count = min(len(rank.step_times_s) for rank in ranks)
-        slowest = tuple(max(rank.step_times_s[-count:][at] for rank in ranks) for at in range(count))
+        slowest = tuple(
+            max(rank.step_times_s[-count:][at] for rank in ranks) for at in range(count)
+        )
         world = max(int(self.facts.get("world") or 1), len(ranks))
         found = {"step_times_s": slowest, **self._profile(), **known}
         return Evidence(ranks=ranks, nodes=self._nodes(), facts=self.facts, world=world, **found)
@@ -69,11 +77,22 @@ class Reports:
         """Means over ranks of what a profile saw."""
         seen = [report for _, report in sorted(self._profiles.items()) if "parts_s" in report]
         if not seen:
-            return {"profile_failed": next((str(r["failed"]) for r in self._profiles.values() if "failed" in r), "")}
-        delays = [float(report["launch_delay_s"]) for report in seen if report.get("launch_delay_s") is not None]
+            return {
+                "profile_failed": next(
+                    (str(r["failed"]) for r in self._profiles.values() if "failed" in r), ""
+                )
+            }
+        delays = [
+            float(report["launch_delay_s"])
+            for report in seen
+            if report.get("launch_delay_s") is not None
+        ]
         names = seen[0]["parts_s"]
         return {
-            "parts_s": {name: sum(float(r["parts_s"].get(name, 0.0)) for r in seen) / len(seen) for name in names},
+            "parts_s": {
+                name: sum(float(r["parts_s"].get(name, 0.0)) for r in seen) / len(seen)
+                for name in names
+            },
             "longest_s": dict(seen[0].get("longest_s") or {}),
             "launch_delay_s": sum(delays) / len(delays) if delays else None,
         }

@@ -47,32 +47,39 @@ class Steps:
         count = self.count
         self.time = _array([rank.step_times_s[-count:] for rank in ranks], count)
         spent = {
-            name: np.array([[*rank.phases.get(name, ((0.0, 0.0, 0.0),) * count)][-count:] for rank in ranks]).reshape(
-                len(ranks), count, 3
-            )
+            name: np.array(
+                [[*rank.phases.get(name, ((0.0, 0.0, 0.0),) * count)][-count:] for rank in ranks]
+            ).reshape(len(ranks), count, 3)
             for name in PHASES
         }
         for at, rank in enumerate(ranks):
             queued = _queued_for_others(rank, spent, at)
             for values in spent.values():
                 values[at, :, 2] *= queued
-        for at in range(len(ranks)):  # a reference model, a teacher: passes without gradients that belong to each step
+        for at in range(
+            len(ranks)
+        ):  # a reference model, a teacher: passes without gradients that belong to each step
             if count and (spent["evaluation"][at, :, 0] > 0).mean() >= USUAL:
                 spent["forward"][at] += spent["evaluation"][at]
                 spent["evaluation"][at] = 0.0
         self.delay: Series = np.sum([values[:, :, 2] for values in spent.values()], axis=0)
-        self.free = {name: np.maximum(0.0, values[:, :, 0] - values[:, :, 2]) for name, values in spent.items()}
+        self.free = {
+            name: np.maximum(0.0, values[:, :, 0] - values[:, :, 2])
+            for name, values in spent.items()
+        }
         """of a phase without the time on the run queue"""
         self.wall: dict[str, Series] = {name: values[:, :, 0] for name, values in spent.items()}
         self.busy = {name: values[:, :, 1] for name, values in spent.items()}
-        self.is_sharded = any(str(name).startswith("FSDP") for name in evidence.facts.get("wrappers", ())) or (
-            (evidence.facts.get("zero_stage") or 0) >= 3
-        )
+        self.is_sharded = any(
+            str(name).startswith("FSDP") for name in evidence.facts.get("wrappers", ())
+        ) or ((evidence.facts.get("zero_stage") or 0) >= 3)
         self.is_together = evidence.world > 1
         self.wait = self._waits()
         self.own: Series = np.maximum(0.0, np.sum(list(self.free.values()), axis=0) - self.wait)
         self.slowest = self.time.max(axis=0) if count else np.zeros(0)
-        self.undisturbed = np.maximum(0.0, self.time - self.delay).max(axis=0) if count else np.zeros(0)
+        self.undisturbed = (
+            np.maximum(0.0, self.time - self.delay).max(axis=0) if count else np.zeros(0)
+        )
 
     @property
     def is_enough(self) -> bool:
@@ -90,7 +97,9 @@ class Steps:
         else:
             busy = self.busy["forward"].sum(axis=1, keepdims=True)
             longer = np.where(
-                busy > 0, np.maximum(1.0, forward.sum(axis=1, keepdims=True) / np.maximum(busy, 1e-12)), 1.0
+                busy > 0,
+                np.maximum(1.0, forward.sum(axis=1, keepdims=True) / np.maximum(busy, 1e-12)),
+                1.0,
             )
         waits += np.maximum(0.0, backward - longer * self.busy["backward"])
         return waits + self.within("rest", "collective") + self.within("optimizer", "collective")
@@ -99,13 +108,17 @@ class Steps:
         """The time in a phase that was spent on these kinds of work, by how often it was seen there."""
         shares = [[share_of(rank, phase, *kinds)] for rank in self.ranks]
         return np.asarray(
-            (self.wall if wall else self.free)[phase] * np.array(shares).reshape(len(self.ranks), 1), dtype=float
+            (self.wall if wall else self.free)[phase]
+            * np.array(shares).reshape(len(self.ranks), 1),
+            dtype=float,
         )
 
     @property
     def shared_wait(self) -> Series:
         """By step: what even the rank that waits least waits."""
-        return np.asarray(self.wait.min(axis=0) if self.is_together and self.count else np.zeros(self.count))
+        return np.asarray(
+            self.wait.min(axis=0) if self.is_together and self.count else np.zeros(self.count)
+        )
 
     def gain(self, part: Series) -> Series:
         """By step: what it would gain if this part (ranks, steps) of the ranks' own time, without the run queue, were not there."""
@@ -133,7 +146,9 @@ class Steps:
         means = np.array(
             [
                 float(s.sum()) / max(float(t.sum()), 1e-12)
-                for s, t in zip(np.array_split(seconds, batches), np.array_split(steps, batches), strict=True)
+                for s, t in zip(
+                    np.array_split(seconds, batches), np.array_split(steps, batches), strict=True
+                )
             ]
         )
         half = t_quantile(batches - 1, 0.975) * float(means.std(ddof=1)) / math.sqrt(batches)
@@ -153,7 +168,9 @@ def _queued_for_others(rank: Rank, spent: dict[str, Series], at: int) -> float:
     """Share of a rank's time on the run queue in which others had the processor. From Linux 6.18 on, a process that a quota holds is on the queue too: that is
     time of its own."""
     held_s = max(0.0, rank.throttled_s - rank.stopped_s)
-    wall_s, queued_s = (float(sum(values[at, :, part].sum() for values in spent.values())) for part in (0, 2))
+    wall_s, queued_s = (
+        float(sum(values[at, :, part].sum() for values in spent.values())) for part in (0, 2)
+    )
     if held_s <= 0 or queued_s <= 0 or rank.elapsed_s <= 0:
         return 1.0
     return max(0.0, 1.0 - held_s / rank.elapsed_s * wall_s / queued_s)

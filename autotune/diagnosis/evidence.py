@@ -10,7 +10,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-PHASES = ("data", "forward", "backward", "optimizer", "evaluation", "checkpoint", "collective", "rest")
+PHASES = (
+    "data",
+    "forward",
+    "backward",
+    "optimizer",
+    "evaluation",
+    "checkpoint",
+    "collective",
+    "rest",
+)
 KEPT_RANKS, KEPT_STEPS, LEAST_KEPT, MOST_PLACES = 32, 256, 16, 12
 Spent = tuple[float, float, float]
 """wall, processor, run queue"""
@@ -54,7 +63,9 @@ class Link:
     @property
     def bytes_per_s(self) -> float | None:
         """What got through while something was on its way; None where too little was sent to tell."""
-        return self.sent_bytes / self.busy_s if self.sent_bytes > 1 << 20 and self.busy_s > 0 else None
+        return (
+            self.sent_bytes / self.busy_s if self.sent_bytes > 1 << 20 and self.busy_s > 0 else None
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +125,9 @@ class Rank:
             },
             compile_s=self.compile_s[-count:] if any(self.compile_s) else (),
             tokens=self.tokens[-count:],
-            places=tuple(replace(place, share=round(place.share, 4)) for place in self.places[:MOST_PLACES]),
+            places=tuple(
+                replace(place, share=round(place.share, 4)) for place in self.places[:MOST_PLACES]
+            ),
         )
 
 
@@ -178,12 +191,16 @@ class Evidence:
     @property
     def on_gpu(self) -> bool:
         """Whether it trains on GPUs, as far as anything says."""
-        return self.facts.get("device") not in (None, "", "cpu") or any(rank.gpu for rank in self.ranks)
+        return self.facts.get("device") not in (None, "", "cpu") or any(
+            rank.gpu for rank in self.ranks
+        )
 
     @property
     def on_several_nodes(self) -> bool:
         """Whether its ranks are on several nodes; also where some were not watched, which are elsewhere."""
-        return bool(self.ranks) and (len({rank.node for rank in self.ranks}) > 1 or self.world > len(self.ranks))
+        return bool(self.ranks) and (
+            len({rank.node for rank in self.ranks}) > 1 or self.world > len(self.ranks)
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -194,10 +211,14 @@ class Evidence:
         themselves."""
         ranks = self.ranks
         if len(ranks) > KEPT_RANKS:
-            by_work = sorted(ranks, key=lambda r: sum(w - q for s in r.phases.values() for w, _, q in s))
+            by_work = sorted(
+                ranks, key=lambda r: sum(w - q for s in r.phases.values() for w, _, q in s)
+            )
             ranks = (*by_work[: KEPT_RANKS // 2], *by_work[-KEPT_RANKS // 2 :])
         count = max(LEAST_KEPT, KEPT_STEPS // max(1, len(ranks)))
-        return replace(self, ranks=tuple(sorted((r.last(count) for r in ranks), key=lambda r: r.rank)))
+        return replace(
+            self, ranks=tuple(sorted((r.last(count) for r in ranks), key=lambda r: r.rank))
+        )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Evidence:
@@ -215,7 +236,10 @@ class Evidence:
 
 def _rank(values: Mapping[str, Any]) -> Rank:
     v = dict(values)
-    v["phases"] = {name: tuple((s[0], s[1], s[2]) for s in series) for name, series in v.get("phases", {}).items()}
+    v["phases"] = {
+        name: tuple((s[0], s[1], s[2]) for s in series)
+        for name, series in v.get("phases", {}).items()
+    }
     v["places"] = tuple(Place(**place) for place in v.get("places", ()))
     v["links"] = tuple(Link(**link) for link in v.get("links", ()))
     for name in ("step_times_s", "compile_s", "tokens"):

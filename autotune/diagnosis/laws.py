@@ -29,14 +29,32 @@ from typing import Any
 
 import numpy as np
 
-from autotune.diagnosis.between_ranks import communication, communication_due, slow_ranks, unequal_work
+from autotune.diagnosis.between_ranks import (
+    communication,
+    communication_due,
+    slow_ranks,
+    unequal_work,
+)
 from autotune.diagnosis.critical import LEAST_STEPS, Steps
 from autotune.diagnosis.evidence import Evidence
 from autotune.diagnosis.finding import CLAIMED, SURE, Diagnosis, Finding
 from autotune.diagnosis.log_words import WARNED_OF, named_rank
-from autotune.diagnosis.own_time import memory_short, optimizer, own_work, pauses, recompilation, waits_for_input
+from autotune.diagnosis.own_time import (
+    memory_short,
+    optimizer,
+    own_work,
+    pauses,
+    recompilation,
+    waits_for_input,
+)
 from autotune.diagnosis.profiled import profile_lines, with_profile
-from autotune.diagnosis.readings import bubble, clocks, knobs_without_effect, log_times, readings_of_memory
+from autotune.diagnosis.readings import (
+    bubble,
+    clocks,
+    knobs_without_effect,
+    log_times,
+    readings_of_memory,
+)
 from autotune.diagnosis.shared_machine import foreign_processes
 from autotune.spec.texts.as_text import format_duration
 
@@ -55,13 +73,21 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         found += rule(evidence)
     found = with_profile(evidence, found, communication_due(evidence))
     found = _with_log(evidence, found)
-    found = [f for f in found if f.share is None or (f.share >= CLAIMED and (f.low is None or f.low >= SURE))]
+    found = [
+        f
+        for f in found
+        if f.share is None or (f.share >= CLAIMED and (f.low is None or f.low >= SURE))
+    ]
     short = max((f.share or 0.0 for f in found if f.cause == "memory"), default=0.0)
     # clearing pages is the kernel's work, wherever in the program it happens
     found = [f for f in found if f.cause != "host" or not short or (f.share or 0.0) > 2 * short]
-    found += _prediction(evidence, steps, 1.0 - float(np.prod([1.0 - (f.share or 0.0) for f in found])))
+    found += _prediction(
+        evidence, steps, 1.0 - float(np.prod([1.0 - (f.share or 0.0) for f in found]))
+    )
     # what is faster than predicted costs nothing, but whatever else was said of it rests on a wrong prediction
-    found.sort(key=lambda f: (f.cause == "prediction" and f.share is None, f.share or -1.0), reverse=True)
+    found.sort(
+        key=lambda f: (f.cause == "prediction" and f.share is None, f.share or -1.0), reverse=True
+    )
     return Diagnosis(
         findings=tuple(found), verdict=_verdict(evidence, steps, found), not_seen=tuple(_not_seen(evidence)), profile=tuple(profile_lines(evidence)), table=tuple(_table(steps))
     )  # fmt: skip
@@ -72,7 +98,9 @@ def _with_log(evidence: Evidence, found: Sequence[Finding]) -> list[Finding]:
     matter is none."""
     told = dict(evidence.hints)
     known = [
-        replace(f, evidence=(*f.evidence, f"the log says: {line}")) if (line := told.pop(f.cause, "")) else f
+        replace(f, evidence=(*f.evidence, f"the log says: {line}"))
+        if (line := told.pop(f.cause, ""))
+        else f
         for f in found
     ]
     for cause, line in told.items():
@@ -82,7 +110,12 @@ def _with_log(evidence: Evidence, found: Sequence[Finding]) -> list[Finding]:
         rank = named_rank(line) if cause == "slow_rank" else None
         known.append(
             Finding(
-                cause=cause, rank=rank, what=what, evidence=(f"the log says: {line}",), confirm=confirm, change=change
+                cause=cause,
+                rank=rank,
+                what=what,
+                evidence=(f"the log says: {line}",),
+                confirm=confirm,
+                change=change,
             )
         )
     return known
@@ -95,7 +128,9 @@ def _prediction(evidence: Evidence, steps: Steps, explained: float) -> Iterator[
     seen = float(np.median(evidence.step_times_s))
     undisturbed = seen
     if steps.is_enough:  # what others took is not the prediction's fault
-        undisturbed = seen * (1.0 - float((steps.delay / np.maximum(steps.time, 1e-12)).mean(axis=1).max()))
+        undisturbed = seen * (
+            1.0 - float((steps.delay / np.maximum(steps.time, 1e-12)).mean(axis=1).max())
+        )
     if min(undisturbed, seen * (1.0 - explained)) <= high and seen >= low:
         return
     share = max(0.0, 1 - expected / seen) if seen > high else None
@@ -153,7 +188,11 @@ def _table(steps: Steps) -> Iterator[dict[str, Any]]:
             "rank": rank.rank,
             "node": rank.node,
             "step_s": float(steps.time[at].mean()) if steps.count else None,
-            "parts_s": {**parts, "waiting for others": waits, "waiting for a processor": float(steps.delay[at].mean())},
+            "parts_s": {
+                **parts,
+                "waiting for others": waits,
+                "waiting for a processor": float(steps.delay[at].mean()),
+            },
         }
 
 
@@ -175,7 +214,11 @@ def _not_seen(evidence: Evidence) -> Iterator[str]:
 def _verdict(evidence: Evidence, steps: Steps, found: Sequence[Finding]) -> str:
     if found:
         first = found[0]
-        cost = f"{first.share:.0%} of the step" if first.share is not None else "an unknown share of the step"
+        cost = (
+            f"{first.share:.0%} of the step"
+            if first.share is not None
+            else "an unknown share of the step"
+        )
         more = f"; {len(found) - 1} more below" if len(found) > 1 else ""
         return f"{first.what}: {cost}{more}"
     if not evidence.step_times_s:

@@ -30,7 +30,8 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 _RANKS = re.compile(r"\branks?\W{1,4}(\d+)\b(?!\s*,\s*\d)")
 _DATA = r"\b(?:data(?:[_ -]?(?:time|load(?:ing)?(?:[_ -]time)?|wait))?|batch-generator)"
 _DATA_TIME = re.compile(
-    rf"{_DATA}(?:\s*[:=]\s*\(?\s*(\d+(?:\.\d+)?(?:e-?\d+)?)\s*(ms|s)?\b|\s+(\d+(?:\.\d+)?)\s*(ms|s)\b)", re.IGNORECASE
+    rf"{_DATA}(?:\s*[:=]\s*\(?\s*(\d+(?:\.\d+)?(?:e-?\d+)?)\s*(ms|s)?\b|\s+(\d+(?:\.\d+)?)\s*(ms|s)\b)",
+    re.IGNORECASE,
 )
 
 

@@ -37,7 +37,9 @@ class OutOfLine:
     @property
     def text(self) -> str:
         """In a sentence."""
-        return f"{self.name} is an outlier: {self.what} {self.times:.2f} times slower than the others"
+        return (
+            f"{self.name} is an outlier: {self.what} {self.times:.2f} times slower than the others"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -45,7 +47,9 @@ class OutOfLine:
 
 
 def out_of_line(
-    rates: Mapping[str, Mapping[int, float]], nodes: Mapping[int, str], exchanges_s: Mapping[tuple[str, str], float]
+    rates: Mapping[str, Mapping[int, float]],
+    nodes: Mapping[int, str],
+    exchanges_s: Mapping[tuple[str, str], float],
 ) -> tuple[OutOfLine, ...]:
     """`rates`: by what was measured (matmul, memory) of each rank; `nodes`: of each rank; `exchanges_s`: seconds to send the same message from one node to another."""
     found: list[OutOfLine] = []
@@ -55,9 +59,17 @@ def out_of_line(
         whole = several - {nodes[r] for r in of_rank if r not in slow}
         for node in sorted(whole):
             times = median(slow[r] for r in of_rank if nodes[r] == node)
-            found.append(OutOfLine(kind="node", name=f"node {node}", node=node, what=what, times=times))
+            found.append(
+                OutOfLine(kind="node", name=f"node {node}", node=node, what=what, times=times)
+            )
         found += [
-            OutOfLine(kind="gpu", name=f"rank {r} (node {nodes[r]})", node=nodes[r], what=what, times=times)
+            OutOfLine(
+                kind="gpu",
+                name=f"rank {r} (node {nodes[r]})",
+                node=nodes[r],
+                what=what,
+                times=times,
+            )
             for r, times in sorted(slow.items())
             if nodes[r] not in whole
         ]
@@ -107,7 +119,9 @@ def _links(exchanges_s: Mapping[tuple[str, str], float]) -> list[OutOfLine]:
 
 
 def _link(pair: tuple[str, str], times: float) -> OutOfLine:
-    return OutOfLine(kind="link", name=f"{pair[0]} to {pair[1]}", node=pair[0], what="exchange", times=times)
+    return OutOfLine(
+        kind="link", name=f"{pair[0]} to {pair[1]}", node=pair[0], what="exchange", times=times
+    )
 
 
 def of_readings(readings: Sequence[Mapping[str, Any]]) -> tuple[OutOfLine, ...]:

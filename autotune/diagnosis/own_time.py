@@ -9,7 +9,14 @@ import numpy as np
 from autotune.diagnosis.critical import Series, Steps, share_of
 from autotune.diagnosis.evidence import Evidence, Rank
 from autotune.diagnosis.finding import CLAIMED, SURE, Finding
-from autotune.diagnosis.seen_at import most_seen_place, node_of, only_rank, seen_most_often, time_spent, who
+from autotune.diagnosis.seen_at import (
+    most_seen_place,
+    node_of,
+    only_rank,
+    seen_most_often,
+    time_spent,
+    who,
+)
 from autotune.spec.texts.as_text import format_bytes
 
 OPTIMIZER, UNNAMED = 0.35, 0.12
@@ -30,7 +37,9 @@ def waits_for_input(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
     rank = only_rank(steps, part)
     unnamed = () if _has_loader(evidence) else ("",)
     place = most_seen_place(
-        steps.ranks, lambda p: p.phase == "data" or (p.phase == "rest" and p.kind in ("data", *unnamed)), rank
+        steps.ranks,
+        lambda p: p.phase == "data" or (p.phase == "rest" and p.kind in ("data", *unnamed)),
+        rank,
     )
     workers = evidence.facts.get("workers")
     change = (
@@ -57,7 +66,9 @@ def waits_for_input(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
 def own_work(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
     """The program works, prints or waits outside its passes."""
     # Lightning's step of the optimizer has the whole step in it
-    named = steps.within("rest", "log", "own", wall=True) + steps.within("optimizer", "log", wall=True)
+    named = steps.within("rest", "log", "own", wall=True) + steps.within(
+        "optimizer", "log", wall=True
+    )
     if _has_loader(evidence):
         named = named + _unnamed(steps, blocked=True)
     part = named + _unnamed(steps, blocked=False)
@@ -65,7 +76,9 @@ def own_work(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
     if share < UNNAMED and steps.share_of_phase(named)[0] < CLAIMED:
         return
     rank = only_rank(steps, part)
-    place = most_seen_place(steps.ranks, lambda p: p.kind in ("log", "own") or (p.phase == "rest" and not p.kind), rank)
+    place = most_seen_place(
+        steps.ranks, lambda p: p.kind in ("log", "own") or (p.phase == "rest" and not p.kind), rank
+    )
     prints = place is not None and place.kind == "log"
     yield Finding(
         cause="host",
@@ -90,7 +103,9 @@ def pauses(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
     around = steps.wall["data"] + steps.wall["rest"]
     usual = np.median(around, axis=1, keepdims=True)
     part = paused + np.where(paused > 0, np.maximum(0.0, around - usual), 0.0)
-    part = part + np.where(paused > 0, 0.0, steps.within("rest", "checkpoint", "evaluation", wall=True))
+    part = part + np.where(
+        paused > 0, 0.0, steps.within("rest", "checkpoint", "evaluation", wall=True)
+    )
     share, low, high = steps.share_of_phase(part)
     events = int((paused.max(axis=0) > 0).sum()) if steps.count else 0
     saves = float(steps.free["checkpoint"].sum()) > float(steps.free["evaluation"].sum())
@@ -130,16 +145,23 @@ def recompilation(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
 
 def optimizer(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
     """The optimizer's step."""
-    part = steps.wall["optimizer"] - steps.within("optimizer", "collective", "log", "data", wall=True)
+    part = steps.wall["optimizer"] - steps.within(
+        "optimizer", "collective", "log", "data", wall=True
+    )
     part = part + steps.within("rest", "optimizer", wall=True)  # clipping
     share, low, high = steps.share_of_phase(part)
     due = OPTIMIZER
     if evidence.is_measured_here and evidence.predicted_s:
-        due = 1.5 * evidence.predicted_parts_s.get("optimizer", 0.0) / evidence.predicted_s[0] + CLAIMED
+        due = (
+            1.5 * evidence.predicted_parts_s.get("optimizer", 0.0) / evidence.predicted_s[0]
+            + CLAIMED
+        )
     if share < due:
         return
     place = most_seen_place(
-        steps.ranks, lambda p: p.phase == "optimizer" and p.kind not in ("log", "data", "collective"), None
+        steps.ranks,
+        lambda p: p.phase == "optimizer" and p.kind not in ("log", "data", "collective"),
+        None,
     )
     yield Finding(
         cause="optimizer",
@@ -162,11 +184,16 @@ def memory_short(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
             continue
         told, cost_s = [], 0.0
         if rank.alloc_retries > 0:
-            told.append(f"the GPU's allocator had to free its cache and retry {rank.alloc_retries:g} times")
+            told.append(
+                f"the GPU's allocator had to free its cache and retry {rank.alloc_retries:g} times"
+            )
             cost_s = max(cost_s, rank.alloc_retries * 0.1)
         blocked_s = (
             float(
-                (steps.own[steps.ranks.index(rank)] - sum(b[steps.ranks.index(rank)] for b in steps.busy.values()))
+                (
+                    steps.own[steps.ranks.index(rank)]
+                    - sum(b[steps.ranks.index(rank)] for b in steps.busy.values())
+                )
                 .clip(0)
                 .mean()
             )
@@ -174,7 +201,9 @@ def memory_short(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
             * rank.elapsed_s
         )
         if rank.major_faults / rank.elapsed_s > 20:
-            told.append(f"{rank.major_faults / rank.elapsed_s:.0f} pages a second were read back from disk")
+            told.append(
+                f"{rank.major_faults / rank.elapsed_s:.0f} pages a second were read back from disk"
+            )
             cost_s = max(cost_s, blocked_s, rank.major_faults * 1e-4)
         if rank.memory_at_limit / rank.elapsed_s > 1:
             told.append(f"its cgroup reached its memory limit {rank.memory_at_limit:.0f} times")
@@ -241,7 +270,8 @@ def _unnamed(steps: Steps, *, blocked: bool) -> Series:
 def compiling(steps: Steps) -> Series:
     """Seconds in torch's compiler."""
     return np.array(
-        [rank.compile_s[-steps.count :] or (0.0,) * steps.count for rank in steps.ranks], dtype=float
+        [rank.compile_s[-steps.count :] or (0.0,) * steps.count for rank in steps.ranks],
+        dtype=float,
     ).reshape(len(steps.ranks), steps.count)
 
 

@@ -35,9 +35,17 @@ def profile_lines(evidence: Evidence) -> Iterator[str]:
     if not shares:
         return
     whole_s = sum(s for name, s in evidence.parts_s.items() if name != HIDDEN)
-    told = [f"{name} {share:.0%}" for name, share in sorted(shares.items(), key=lambda e: -e[1]) if share >= 0.005]
+    told = [
+        f"{name} {share:.0%}"
+        for name, share in sorted(shares.items(), key=lambda e: -e[1])
+        if share >= 0.005
+    ]
     hidden = evidence.parts_s.get(HIDDEN, 0.0) / whole_s
-    more = f"; communication that overlaps computation takes another {hidden:.0%}" if hidden >= 0.005 else ""
+    more = (
+        f"; communication that overlaps computation takes another {hidden:.0%}"
+        if hidden >= 0.005
+        else ""
+    )
     yield f"a profiled step of {format_duration(whole_s)}: {', '.join(told)}{more}"
     if evidence.longest_s:
         longest = (f"{name[:60]} {s / whole_s:.0%}" for name, s in evidence.longest_s.items())
@@ -54,7 +62,11 @@ def with_profile(evidence: Evidence, found: Sequence[Finding], due: float) -> li
         if claim is not None and finding.share is not None and finding.share < CLAIMED:
             known.append(claim)
         else:
-            known.append(replace(finding, evidence=(*finding.evidence, *claim.evidence)) if claim else finding)
+            known.append(
+                replace(finding, evidence=(*finding.evidence, *claim.evidence))
+                if claim
+                else finding
+            )
     return [*known, *claims.values()]
 
 
@@ -74,7 +86,11 @@ def _claims(evidence: Evidence, due: float) -> Iterator[Finding]:
         )
     delay_s = evidence.launch_delay_s
     if (idle := shares.get("host", 0.0)) >= IDLE and (delay_s is None or delay_s < WAITED_FOR_S):
-        after = f"; a kernel begins {format_duration(delay_s)} after its launch" if delay_s is not None else ""
+        after = (
+            f"; a kernel begins {format_duration(delay_s)} after its launch"
+            if delay_s is not None
+            else ""
+        )
         yield _claim(
             "host",
             idle,
@@ -98,7 +114,9 @@ def _claims(evidence: Evidence, due: float) -> Iterator[Finding]:
         )
 
 
-def _claim(cause: str, share: float, *, what: str, seen: str, confirm: str, change: str, knob: str) -> Finding:
+def _claim(
+    cause: str, share: float, *, what: str, seen: str, confirm: str, change: str, knob: str
+) -> Finding:
     # few steps, slowed by the profiler itself: the interval is wide
     return Finding(
         cause=cause, share=share, low=share / 2, high=min(1.0, 1.5 * share), what=what, evidence=(seen,), confirm=confirm, change=change, knob=knob

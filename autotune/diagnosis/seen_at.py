@@ -49,7 +49,9 @@ def time_spent(steps: Steps, part: Series, rank: int | None, what: str) -> list[
     ]
 
 
-def most_seen_place(ranks: Sequence[Rank], wanted: Callable[[Place], bool], rank: int | None) -> Place | None:
+def most_seen_place(
+    ranks: Sequence[Rank], wanted: Callable[[Place], bool], rank: int | None
+) -> Place | None:
     """Where it was seen most often."""
     chosen = [r for r in ranks if rank in (None, r.rank)]
     places = (place for r in chosen for place in r.places)

@@ -30,7 +30,10 @@ def foreign_processes(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         foreign, stolen = _taken(nodes)
         usable = min(cores, max((steps.ranks[at].cores for at in here), default=cores) * len(names))
         wanted = sum(
-            float((sum(busy[at] for busy in steps.busy.values()) + steps.delay[at]).sum() / steps.time[at].sum())
+            float(
+                (sum(busy[at] for busy in steps.busy.values()) + steps.delay[at]).sum()
+                / steps.time[at].sum()
+            )
             for at in here
         )
         due = max(0.0, 1.0 - usable / wanted) if wanted > 0 else 0.0
@@ -39,15 +42,23 @@ def foreign_processes(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         if foreign + stolen < _noticed(cores) or excess <= 0:
             continue
         cost = min(
-            excess, (foreign + stolen) / max(foreign + stolen + float(np.mean([1 - delays[i] for i in here])), 1e-9)
+            excess,
+            (foreign + stolen)
+            / max(foreign + stolen + float(np.mean([1 - delays[i] for i in here])), 1e-9),
         )
         by_step = (
-            np.maximum(0.0, (steps.delay[at] / np.maximum(steps.time[at], 1e-12) - due) / (1 - due)) * steps.slowest
+            np.maximum(0.0, (steps.delay[at] / np.maximum(steps.time[at], 1e-12) - due) / (1 - due))
+            * steps.slowest
         )
         _, low, high = steps.share(by_step * (cost / excess))
         own = tuple(f"(process {rank.pid})" for rank in steps.ranks)
-        processes = ((cores_used, name) for node in nodes for name, cores_used in node.others.items())
-        others = sorted(((cores_used, name) for cores_used, name in processes if not name.endswith(own)), reverse=True)
+        processes = (
+            (cores_used, name) for node in nodes for name, cores_used in node.others.items()
+        )
+        others = sorted(
+            ((cores_used, name) for cores_used, name in processes if not name.endswith(own)),
+            reverse=True,
+        )
         is_alone = len(here) > 1 and delays[at] >= 2 * max(delays[i] for i in here if i != at)
         rank = steps.ranks[at].rank if is_alone else None
         told = [
@@ -84,7 +95,9 @@ def others_use(evidence: Evidence, name: str) -> float:
 
 def _taken(nodes: Sequence[Node]) -> tuple[float, float]:
     """Processors of one machine that others use, and that a hypervisor took."""
-    return max(node.busy for node in nodes) - sum(node.ours for node in nodes), max(node.stolen for node in nodes)
+    return max(node.busy for node in nodes) - sum(node.ours for node in nodes), max(
+        node.stolen for node in nodes
+    )
 
 
 def _noticed(cores: int) -> float:

@@ -29,6 +29,8 @@ def cost_of(finding: Finding) -> str:
     if finding.share is None:
         return ""
     between = (
-        f" ({finding.low:.0%} to {finding.high:.0%})" if finding.low is not None and finding.high is not None else ""
+        f" ({finding.low:.0%} to {finding.high:.0%})"
+        if finding.low is not None and finding.high is not None
+        else ""
     )
     return f", {finding.share:.0%} of the step{between}"

@@ -65,7 +65,9 @@ def submission(
         ranks=hardware.gpus_per_node,
         on_gpu=not hardware.gpu.is_cpu,
     )
-    head = f"# An autotune study. Needs KubeRay 1.5.1 or newer. Start it: kubectl apply -f {MANIFEST}"
+    head = (
+        f"# An autotune study. Needs KubeRay 1.5.1 or newer. Start it: kubectl apply -f {MANIFEST}"
+    )
     return Submission(
         folder=folder / name,
         files={SPEC: texts[SPEC], MANIFEST: f"{head}\n{to_yaml_documents(*manifest)}"},
@@ -89,7 +91,9 @@ def check_asked(document: Mapping[str, Any]) -> None:
         )
 
 
-def _check(study: Study, document: Mapping[str, Any], job: KubernetesDocument, *, nodes: int) -> None:
+def _check(
+    study: Study, document: Mapping[str, Any], job: KubernetesDocument, *, nodes: int
+) -> None:
     """Raises `SpecError` for what would fail in the pods."""
     if study.runner == "slurm" or (study.runner == "local" and nodes > 1):
         raise SpecError(
@@ -103,7 +107,9 @@ def _check(study: Study, document: Mapping[str, Any], job: KubernetesDocument, *
             remedy="write kubernetes: {store: SECRET}, whose key `url` is the address of a PostgreSQL database; or {results: /data/studies}, a folder on a volume",
             field="kubernetes.store",
         )
-    if job.results is not None and not any(_is_below(job.results, volume.path) for volume in job.volumes):
+    if job.results is not None and not any(
+        _is_below(job.results, volume.path) for volume in job.volumes
+    ):
         raise SpecError(
             f"results must be on a volume that outlives the pods, but {job.results} is on none of kubernetes.volumes",
             remedy="e.g. volumes: [{claim: data, path: /data}]",
@@ -118,7 +124,11 @@ def _check(study: Study, document: Mapping[str, Any], job: KubernetesDocument, *
 
 
 def _is_below(path: str, folder: str) -> bool:
-    return Path(path).is_absolute() and ".." not in Path(path).parts and Path(path).is_relative_to(folder)
+    return (
+        Path(path).is_absolute()
+        and ".." not in Path(path).parts
+        and Path(path).is_relative_to(folder)
+    )
 
 
 def _in_pods(document: Mapping[str, Any], base: Path, sent: Collection[str]) -> dict[str, Any]:
@@ -139,10 +149,22 @@ def _in_pods(document: Mapping[str, Any], base: Path, sent: Collection[str]) -> 
             for path in dict.fromkeys(Path(os.path.abspath(folder / word)) for folder in folders):
                 if path.is_relative_to(base) and path.exists():
                     name = path.relative_to(base).as_posix()
-                    is_there = name in sent if path.is_file() else any(Path(file).is_relative_to(name) for file in sent)
-                    if not is_there and (path.is_file() or Path(word).is_absolute()) and path != base:
+                    is_there = (
+                        name in sent
+                        if path.is_file()
+                        else any(Path(file).is_relative_to(name) for file in sent)
+                    )
+                    if (
+                        not is_there
+                        and (path.is_file() or Path(word).is_absolute())
+                        and path != base
+                    ):
                         missing.add(name)
-        return value.replace(str(base), FOLDER) if _is_below(value.partition("=")[2] or value, str(base)) else value
+        return (
+            value.replace(str(base), FOLDER)
+            if _is_below(value.partition("=")[2] or value, str(base))
+            else value
+        )
 
     found = {key: value if key == "kubernetes" else moved(value) for key, value in document.items()}
     if missing:
@@ -182,9 +204,18 @@ def _label(name: str) -> str:
 
 
 def _manifest(
-    label: str, name: str, job: KubernetesDocument, texts: Mapping[str, str], *, nodes: int, ranks: int, on_gpu: bool
+    label: str,
+    name: str,
+    job: KubernetesDocument,
+    texts: Mapping[str, str],
+    *,
+    nodes: int,
+    ranks: int,
+    on_gpu: bool,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    keys = {path: f"{i}-{path.rpartition('/')[2]}" for i, path in enumerate(texts)}  # a key has no slashes
+    keys = {
+        path: f"{i}-{path.rpartition('/')[2]}" for i, path in enumerate(texts)
+    }  # a key has no slashes
     named = {"namespace": job.namespace} if job.namespace else {}
     config_map = {
         "apiVersion": "v1",
@@ -198,9 +229,17 @@ def _manifest(
         command = f"mkdir -p {results} && {command} --in {results}"
     group = {
         "rayStartParams": {},
-        "template": _pod(label, job, keys, gpus=ranks if on_gpu else 0, cpus=job.cpus or (0 if on_gpu else ranks)),
+        "template": _pod(
+            label, job, keys, gpus=ranks if on_gpu else 0, cpus=job.cpus or (0 if on_gpu else ranks)
+        ),
     }
-    workers = {"groupName": "node", "replicas": nodes - 1, "minReplicas": nodes - 1, "maxReplicas": nodes - 1, **group}
+    workers = {
+        "groupName": "node",
+        "replicas": nodes - 1,
+        "minReplicas": nodes - 1,
+        "maxReplicas": nodes - 1,
+        **group,
+    }
     limit_s = {} if job.time is None else {"activeDeadlineSeconds": round(job.time + START_S)}
     queue = {"labels": {"kueue.x-k8s.io/queue-name": job.queue}} if job.queue else {}
     ray_job = {
@@ -224,19 +263,32 @@ def _manifest(
     return config_map, ray_job
 
 
-def _pod(label: str, job: KubernetesDocument, keys: Mapping[str, str], *, gpus: int, cpus: int) -> dict[str, Any]:
+def _pod(
+    label: str, job: KubernetesDocument, keys: Mapping[str, str], *, gpus: int, cpus: int
+) -> dict[str, Any]:
     """The template of a node."""
-    sizes = {"cpu": str(cpus) if cpus else "", "memory": job.memory or "", job.gpu_resource: str(gpus) if gpus else ""}
+    sizes = {
+        "cpu": str(cpus) if cpus else "",
+        "memory": job.memory or "",
+        job.gpu_resource: str(gpus) if gpus else "",
+    }
     asked = {resource: size for resource, size in sizes.items() if size}
     time_s = [] if job.time is None else [{"name": LIMIT, "value": str(round(job.time))}]
     store = {"valueFrom": {"secretKeyRef": {"name": job.store, "key": "url"}}}
-    copy = [{"name": "files", "mountPath": SOURCE, "readOnly": True}, {"name": "study", "mountPath": FOLDER}]
+    copy = [
+        {"name": "files", "mountPath": SOURCE, "readOnly": True},
+        {"name": "study", "mountPath": FOLDER},
+    ]
     confined = {"allowPrivilegeEscalation": False}
     container = {
         "name": "ray",
         "image": job.image,
         "env": [*time_s, *([{"name": "AUTOTUNE_STORE", **store}] if job.store else [])],
-        **({"envFrom": [{"secretRef": {"name": name}} for name in job.env_from]} if job.env_from else {}),
+        **(
+            {"envFrom": [{"secretRef": {"name": name}} for name in job.env_from]}
+            if job.env_from
+            else {}
+        ),
         "readinessProbe": _PROBE | {"periodSeconds": 5},
         "livenessProbe": _PROBE | {"periodSeconds": 10, "initialDelaySeconds": 60},
         "securityContext": confined,
@@ -244,7 +296,10 @@ def _pod(label: str, job: KubernetesDocument, keys: Mapping[str, str], *, gpus: 
         "volumeMounts": [
             {"name": "study", "mountPath": FOLDER},
             {"name": "shared-memory", "mountPath": "/dev/shm"},
-            *({"name": f"volume-{i}", "mountPath": volume.path} for i, volume in enumerate(job.volumes)),
+            *(
+                {"name": f"volume-{i}", "mountPath": volume.path}
+                for i, volume in enumerate(job.volumes)
+            ),
         ],
     }
     copier = {

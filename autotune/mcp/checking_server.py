@@ -16,7 +16,9 @@ class CheckingServer(MCPServer[Any]):  # type: ignore[misc]  # mypy does not fol
 
     async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
         """Call a tool. Raises `ToolError` for arguments that the tool does not have, and for wrong values."""
-        tools = {tool.name: tool.input_schema.get("properties", {}) for tool in await self.list_tools()}
+        tools = {
+            tool.name: tool.input_schema.get("properties", {}) for tool in await self.list_tools()
+        }
         known = tools.get(name, arguments)
         for given in arguments:
             if given not in known:
@@ -26,7 +28,9 @@ class CheckingServer(MCPServer[Any]):  # type: ignore[misc]  # mypy does not fol
             return await super().call_tool(name, arguments, context)
         except ToolError as error:
             if isinstance(error.__cause__, ValidationError):
-                raise ToolError("; ".join(map(_in_words, error.__cause__.errors()))) from error.__cause__
+                raise ToolError(
+                    "; ".join(map(_in_words, error.__cause__.errors()))
+                ) from error.__cause__
             raise
 
 
@@ -35,5 +39,9 @@ def _in_words(problem: Any) -> str:
     where = ".".join(map(str, problem["loc"]))
     if problem["type"] == "missing":
         return f"{where} is required, but is missing"
-    rule = problem["msg"].replace("Input should be", "must be").replace("Unable", "must be a whole number: unable")
+    rule = (
+        problem["msg"]
+        .replace("Input should be", "must be")
+        .replace("Unable", "must be a whole number: unable")
+    )
     return f"{where} {rule}, but is {problem['input']!r:.80}"

@@ -64,8 +64,14 @@ class SpecTools:
         space = SearchSpace.of_study(api.load_study(spec))
         varying = {name: list(values) for name, values in space.knobs.items() if len(values) > 1}
         fixed = {name: values[0] for name, values in space.knobs.items() if len(values) == 1}
-        given = {name: value for name, value in fixed.items() if name not in KNOBS or value != KNOBS[name].default}
-        return LegalSpace(legal=len(space), knobs=varying, fixed=given, excluded=dict(space.excluded))
+        given = {
+            name: value
+            for name, value in fixed.items()
+            if name not in KNOBS or value != KNOBS[name].default
+        }
+        return LegalSpace(
+            legal=len(space), knobs=varying, fixed=given, excluded=dict(space.excluded)
+        )
 
     def check_config(
         self,
@@ -112,7 +118,11 @@ class SpecTools:
         miss = found.nearest_miss
         return RankedPlan(
             configs=[
-                RankedConfig(rank=row.rank, config=config_text(row.config), predicted=Prediction.of(row.estimate))
+                RankedConfig(
+                    rank=row.rank,
+                    config=config_text(row.config),
+                    predicted=Prediction.of(row.estimate),
+                )
                 for row in found.rows
             ],
             feasible=found.feasible,
@@ -132,23 +142,40 @@ class SpecTools:
                 description="Texts by name: first the launch (shell script, Python script, configuration, manifest or spec), then the files it refers to."
             ),
         ],
-        cluster: Annotated[str | None, Field(description="GPU-NODESxGPUS, or a GPU type: h100-sxm.")] = None,
+        cluster: Annotated[
+            str | None, Field(description="GPU-NODESxGPUS, or a GPU type: h100-sxm.")
+        ] = None,
         model: Annotated[
-            str | None, Field(description="Catalog name or hub id, if the launch does not name the model.")
+            str | None,
+            Field(description="Catalog name or hub id, if the launch does not name the model."),
         ] = None,
         seq_len: Annotated[int | None, Field(ge=1, description="Tokens per sequence.")] = None,
-        batch: Annotated[int | None, Field(ge=1, description="Sequences per optimizer step.")] = None,
-        measured_s: Annotated[float | None, Field(gt=0, description="Measured seconds per step.")] = None,
+        batch: Annotated[
+            int | None, Field(ge=1, description="Sequences per optimizer step.")
+        ] = None,
+        measured_s: Annotated[
+            float | None, Field(gt=0, description="Measured seconds per step.")
+        ] = None,
         precision: Annotated[
-            str | None, Field(description="Precision (bf16, fp16 or fp32), if the launch does not set it.")
+            str | None,
+            Field(description="Precision (bf16, fp16 or fp32), if the launch does not set it."),
         ] = None,
         config: Annotated[
-            str | None, Field(description="Current config as KNOB=VALUE,..., if the launch does not contain it.")
+            str | None,
+            Field(
+                description="Current config as KNOB=VALUE,..., if the launch does not contain it."
+            ),
         ] = None,
-        log: Annotated[str | None, Field(description="Text of the launch's log, for its step times.")] = None,
+        log: Annotated[
+            str | None, Field(description="Text of the launch's log, for its step times.")
+        ] = None,
         train_tokens: Annotated[
             float | None,
-            Field(gt=0, le=1e18, description="Length of the whole training run in tokens, to compute days and cost."),
+            Field(
+                gt=0,
+                le=1e18,
+                description="Length of the whole training run in tokens, to compute days and cost.",
+            ),
         ] = None,
     ) -> ReviewedLaunch:
         """Review a launch as it is, without a spec or a run: whether it fits, how fast it should be, and which lines to edit."""
@@ -170,11 +197,17 @@ class SpecTools:
         spec: Spec,
         clusters: Annotated[
             list[str],
-            Field(description="Clusters (h100-sxm-8x8), or GPU types (h200-sxm) with as many GPUs as the spec's."),
+            Field(
+                description="Clusters (h100-sxm-8x8), or GPU types (h200-sxm) with as many GPUs as the spec's."
+            ),
         ],
         train_tokens: Annotated[
             float | None,
-            Field(gt=0, le=1e18, description="Length of the whole training run in tokens, to compute days and cost."),
+            Field(
+                gt=0,
+                le=1e18,
+                description="Length of the whole training run in tokens, to compute days and cost.",
+            ),
         ] = None,
     ) -> list[ClusterRow]:
         """Compare several clusters: the spec's best config on each, with speed, days and cost."""

@@ -42,7 +42,9 @@ class StudyTools:
 
     def list_studies(
         self,
-        status: Annotated[str, Field(description="Only studies with this status, e.g. RUNNING. Default: all.")] = "",
+        status: Annotated[
+            str, Field(description="Only studies with this status, e.g. RUNNING. Default: all.")
+        ] = "",
         model: Annotated[str, Field(description="Only studies of this model. Default: all.")] = "",
         limit: Annotated[int, Field(ge=1, le=200)] = 20,
     ) -> list[StudySummary]:
@@ -75,10 +77,15 @@ class StudyTools:
         limit: Annotated[int, Field(ge=1, le=200)] = 50,
     ) -> list[TrialRow]:
         """List the trials of a study by number: what was measured, what was predicted, how a trial failed."""
-        return [TrialRow.of(trial) for trial in self._source.result(study).shown[offset : offset + limit]]
+        return [
+            TrialRow.of(trial)
+            for trial in self._source.result(study).shown[offset : offset + limit]
+        ]
 
     def failure_log(
-        self, study: StudyId, number: Annotated[int, Field(ge=0, description="Number of the failed trial.")]
+        self,
+        study: StudyId,
+        number: Annotated[int, Field(ge=0, description="Number of the failed trial.")],
     ) -> str:
         """Read the evidence of one failed trial: kind, message, exception and last log lines."""
         found = trial_of(self._source.result(study), number)
@@ -92,7 +99,9 @@ class StudyTools:
     def explain(
         self,
         study: StudyId,
-        number: Annotated[int | None, Field(description="Number of a trial. Default: the winner.")] = None,
+        number: Annotated[
+            int | None, Field(description="Number of a trial. Default: the winner.")
+        ] = None,
     ) -> list[str]:
         """Explain in sentences why a trial won or lost."""
         text: list[str] = self._source.explain(study, number)["text"]
@@ -100,18 +109,26 @@ class StudyTools:
 
     def best_known(
         self,
-        model: Annotated[str, Field(description="Name of the model, from the catalog or from an earlier study.")],
-        cluster: Annotated[str, Field(description="Only measurements on this cluster. Default: any.")] = "",
+        model: Annotated[
+            str, Field(description="Name of the model, from the catalog or from an earlier study.")
+        ],
+        cluster: Annotated[
+            str, Field(description="Only measurements on this cluster. Default: any.")
+        ] = "",
         top: Top = 3,
     ) -> KnownConfigs:
         """Find the best known configs of a model across all studies. If nothing was measured, they come from the most similar workload or the cost model's ranking. `source` says which."""
         found = self._source.best_across(model=model, cluster=cluster, top=top)
         return KnownConfigs(
-            source=found["source"], configs=[_known(row) for row in found["configs"]], notes=found["notes"]
+            source=found["source"],
+            configs=[_known(row) for row in found["configs"]],
+            notes=found["notes"],
         )
 
     def export_launch(
-        self, study: StudyId, trainer: Annotated[str, Field(description="A trainer of the catalog.")]
+        self,
+        study: StudyId,
+        trainer: Annotated[str, Field(description="A trainer of the catalog.")],
     ) -> LaunchFiles:
         """Export the study's best config for a trainer: command line, environment and files. Nothing is written or started."""
         found = masked(self._source.export(study, trainer, {}))
@@ -175,7 +192,9 @@ def _known(row: dict[str, Any]) -> KnownConfig:
 
 def _report(found: dict[str, Any]) -> StudyReport:
     study = found["study"]
-    best, baseline = (Trial.from_dict(found[key]) if found[key] else None for key in ("best", "baseline"))
+    best, baseline = (
+        Trial.from_dict(found[key]) if found[key] else None for key in ("best", "baseline")
+    )
     return StudyReport(
         id=study["id"],
         name=study["name"],
@@ -187,7 +206,9 @@ def _report(found: dict[str, Any]) -> StudyReport:
         speedup=found["speedup"],
         speedup_low=found["speedup_low"],
         speedup_high=found["speedup_high"],
-        too_noisy=f"{noisy['message']}; {noisy['remedy']}" if (noisy := found.get("too_noisy")) else "",
+        too_noisy=f"{noisy['message']}; {noisy['remedy']}"
+        if (noisy := found.get("too_noisy"))
+        else "",
         target=TargetRanking.of(found["target"]) if found["target"] else None,
         notes=list(found["notes"]),
     )

@@ -178,7 +178,11 @@ class TrialRow(ToolAnswer):
     @classmethod
     def of(cls, trial: Trial) -> TrialRow:
         """The row of a trial."""
-        measured = trial.measurement if trial.measurement is not None and trial.measurement.step_times_s else None
+        measured = (
+            trial.measurement
+            if trial.measurement is not None and trial.measurement.step_times_s
+            else None
+        )
         return cls(
             number=trial.number,
             config=config_text(trial.config),
@@ -186,7 +190,9 @@ class TrialRow(ToolAnswer):
             purpose=str(trial.purpose),
             tokens_per_s=rounded(tokens_per_s(trial)) if measured else None,
             step_time_s=rounded(measured.step_time_s) if measured else None,
-            peak_memory_bytes=rounded(measured.peak_memory_bytes) if measured and measured.peak_memory_bytes else None,
+            peak_memory_bytes=rounded(measured.peak_memory_bytes)
+            if measured and measured.peak_memory_bytes
+            else None,
             predicted_tokens_per_s=rounded(trial.estimate.tokens_per_s) if trial.estimate else None,
             failure=f"{trial.failure.kind}: {trial.failure.message}" if trial.failure else "",
             reason=trial.reason,

@@ -69,7 +69,9 @@ def reviewed(training: Training, *, cluster: str | None, store: str | Path | Non
         ("the sequences per rank in a forward pass", training.micro_batch, "batch="),
     ):
         if value is None:
-            raise SpecError(f"{name} could not be read from the object", remedy=f"say {how}", field="object")
+            raise SpecError(
+                f"{name} could not be read from the object", remedy=f"say {how}", field="object"
+            )
     facts = ProgramFacts(load(RUNNERS, "local").facts_of_model(training.model))
     shape = seen_model(facts, None, seq_len=training.seq_len)
     if shape is None:
@@ -86,7 +88,11 @@ def reviewed(training: Training, *, cluster: str | None, store: str | Path | Non
             "seq_len": training.seq_len,
             "global_batch_size": training.micro_batch * training.accumulation * knobs["dp"],
         },
-        "space": {name: [value] for name, value in knobs.items() if name in ("tp", "pp", "cp", "precision")},
+        "space": {
+            name: [value]
+            for name, value in knobs.items()
+            if name in ("tp", "pp", "cp", "precision")
+        },
         "baseline": knobs,
         "trainer": training.trainer,
     }

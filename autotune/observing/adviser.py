@@ -115,7 +115,9 @@ class _Adviser:
                 if now_s - began_s > WARM_S:  # what is needed at the end takes a second to load
                     import_module("autotune.store.sql")
                 program.look(_descendants(started["pid"]))
-            while time.process_time() - began_cpu_s > AT_ONCE_S + SHARE * (time.monotonic() - began_s):
+            while time.process_time() - began_cpu_s > AT_ONCE_S + SHARE * (
+                time.monotonic() - began_s
+            ):
                 if self._has_ended():
                     break
                 time.sleep(PAUSE_S)
@@ -151,9 +153,13 @@ class _Adviser:
         with suppress(Exception):
             found = review(target, here=cluster_here)
             of_study = (
-                found.study.trainer_options.get("metrics") if found.study and found.study.trainer == COMMAND else None
+                found.study.trainer_options.get("metrics")
+                if found.study and found.study.trainer == COMMAND
+                else None
             )
-            return Review(target=found.target, understood="", metrics=found.metrics or of_study or {})
+            return Review(
+                target=found.target, understood="", metrics=found.metrics or of_study or {}
+            )
         return None
 
     def _finish(
@@ -161,13 +167,17 @@ class _Adviser:
     ) -> None:  # fmt: skip
         code, told = int(end["code"]), str(end["told"])
         is_interrupted = code != 0 and bool(told or -code in _ENDING)
-        seen, failure = program.ended(code, resident_bytes=end["max_rss_bytes"], is_interrupted=is_interrupted)
+        seen, failure = program.ended(
+            code, resident_bytes=end["max_rss_bytes"], is_interrupted=is_interrupted
+        )
         seen, diagnosis = self._diagnosed(seen, found, program)
         outcome = Outcome.of(is_interrupted=is_interrupted, has_failed=code != 0)
         study = found.study if found else None
         command = self._asked.command
         run = ObservedRun(
-            program=program_name(study.trainer, study.trainer_options) if study else name_in(command),
+            program=program_name(study.trainer, study.trainer_options)
+            if study
+            else name_in(command),
             command=tuple(masked(list(command))),
             outcome=outcome,
             exit_code=code,
@@ -214,7 +224,10 @@ class _Adviser:
         if evidence is None:
             return seen, diagnose(
                 Evidence(
-                    step_times_s=seen.step_times_s if seen else (), hints=program.hints, is_watched=True, **predicted
+                    step_times_s=seen.step_times_s if seen else (),
+                    hints=program.hints,
+                    is_watched=True,
+                    **predicted,
                 )
             )
         if self._asked.profiles and not evidence.parts_s and not evidence.profile_failed:
@@ -230,14 +243,20 @@ class _Adviser:
             time_resolution_s=0.0,
         )
         seen = replace(
-            seen, evidence=evidence.shortened().to_dict(), versions=dict(evidence.facts.get("versions") or {})
+            seen,
+            evidence=evidence.shortened().to_dict(),
+            versions=dict(evidence.facts.get("versions") or {}),
         )
         return seen, diagnose(evidence)
 
     def _said_config(self) -> ParallelConfig | None:
         """What `--config` says, where the launch could not be reviewed."""
         with suppress(AutotuneError, ValueError):
-            return ParallelConfig.parse(str(self._asked.said["config"])) if self._asked.said.get("config") else None
+            return (
+                ParallelConfig.parse(str(self._asked.said["config"]))
+                if self._asked.said.get("config")
+                else None
+            )
         return None
 
     def _say(self, line: str, *, is_indented: bool = False) -> None:

@@ -29,7 +29,16 @@ _BASES = (
     ("lightning.pytorch.callbacks", "Callback"),
     ("pytorch_lightning.callbacks", "Callback"),
 )
-_LIBRARIES = ("torch", "transformers", "accelerate", "lightning", "pytorch_lightning", "deepspeed", "peft", "trl")
+_LIBRARIES = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "lightning",
+    "pytorch_lightning",
+    "deepspeed",
+    "peft",
+    "trl",
+)
 
 
 class AutotuneCallback:
@@ -37,8 +46,14 @@ class AutotuneCallback:
 
     def __new__(cls, *args: Any, **options: Any) -> AutotuneCallback:
         """An instance that is a callback of these libraries too."""
-        loaded = [getattr(sys.modules[module], name) for module, name in _BASES if module in sys.modules]
-        kind = type(cls.__name__, (cls, *dict.fromkeys(loaded)), {}) if cls is AutotuneCallback and loaded else cls
+        loaded = [
+            getattr(sys.modules[module], name) for module, name in _BASES if module in sys.modules
+        ]
+        kind = (
+            type(cls.__name__, (cls, *dict.fromkeys(loaded)), {})
+            if cls is AutotuneCallback and loaded
+            else cls
+        )
         made: AutotuneCallback = object.__new__(kind)
         return made
 
@@ -51,7 +66,12 @@ class AutotuneCallback:
         store: str | Path | None = None,
     ) -> None:
         """`seq_len`, `batch`, `cluster`, `store`: as in `autotune.advise`."""
-        self._options: dict[str, Any] = {"seq_len": seq_len, "batch": batch, "cluster": cluster, "store": store}
+        self._options: dict[str, Any] = {
+            "seq_len": seq_len,
+            "batch": batch,
+            "cluster": cluster,
+            "store": store,
+        }
         self._review: Any = None
         self._began: datetime | None = None
         self._ended_s = 0.0
@@ -66,7 +86,11 @@ class AutotuneCallback:
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The review."""
-        self._begin(_Seen(args, kwargs.get("model"), getattr(kwargs.get("train_dataloader"), "dataset", None)))
+        self._begin(
+            _Seen(
+                args, kwargs.get("model"), getattr(kwargs.get("train_dataloader"), "dataset", None)
+            )
+        )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """An optimizer step."""
@@ -79,11 +103,15 @@ class AutotuneCallback:
         from autotune.observing.objects import length_of
 
         loader = getattr(trainer, "train_dataloader", None)
-        self._awaits_batch = self._options["seq_len"] is None and length_of(getattr(loader, "dataset", None)) is None
+        self._awaits_batch = (
+            self._options["seq_len"] is None and length_of(getattr(loader, "dataset", None)) is None
+        )
         if not self._awaits_batch:
             self._begin(trainer)
 
-    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int, *more: Any) -> None:
+    def on_train_batch_start(
+        self, trainer: Any, module: Any, batch: Any, index: int, *more: Any
+    ) -> None:
         """The review, where the first batch says how long sequences are."""
         if self._awaits_batch:
             from autotune.observing.objects import length_of_batch
@@ -92,7 +120,9 @@ class AutotuneCallback:
             self._options["seq_len"] = length_of_batch(batch)
             self._begin(trainer)
 
-    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int, *more: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int, *more: Any
+    ) -> None:
         """The end of a micro-batch, whether or not it is the last of a step."""
         if trainer.global_step != self._steps:
             self._steps = trainer.global_step
@@ -154,7 +184,9 @@ class AutotuneCallback:
             gpu = study.workload.cluster.gpu
             seen = replace(
                 seen,
-                tokens_per_step=round(config.global_batch_size * study.workload.tokens_per_sequence),
+                tokens_per_step=round(
+                    config.global_batch_size * study.workload.tokens_per_sequence
+                ),
                 num_ranks=config.world_size,
                 memory_capacity_bytes=gpu.memory_bytes,
                 peak_flops_per_s=gpu.peak_flops_per_s.get(config.precision),
@@ -167,7 +199,9 @@ class AutotuneCallback:
             config=config,
             estimate=self._review.estimate if self._review else None,
             measurement=seen,
-            failure=_failure(error, self._count) if outcome is Outcome.FAILED and error is not None else None,
+            failure=_failure(error, self._count)
+            if outcome is Outcome.FAILED and error is not None
+            else None,
             versions=_versions(),
             host=socket.gethostname(),
             owner=getpass.getuser(),
@@ -208,5 +242,9 @@ def _failure(error: BaseException, steps: int) -> Failure:
 
 
 def _versions() -> dict[str, str]:
-    found = {name: str(getattr(sys.modules[name], "__version__", "")) for name in _LIBRARIES if name in sys.modules}
+    found = {
+        name: str(getattr(sys.modules[name], "__version__", ""))
+        for name in _LIBRARIES
+        if name in sys.modules
+    }
     return {"python": f"{sys.version_info[0]}.{sys.version_info[1]}", **found}

@@ -60,7 +60,15 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126
 """exit codes of shells"""
 
 _PASSED_ON = frozenset(
-    {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP}
+    {
+        signal.SIGHUP,
+        signal.SIGINT,
+        signal.SIGQUIT,
+        signal.SIGTERM,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+        signal.SIGTSTP,
+    }
     | set(range(signal.SIGRTMIN, signal.SIGRTMAX + 1))
 )
 _HELD = _PASSED_ON | {signal.SIGWINCH, signal.SIGTTIN, signal.SIGTTOU, signal.SIGPIPE}
@@ -72,7 +80,11 @@ Adviser = Callable[[socket.socket], None]
 
 
 def run_in_place(
-    command: Sequence[str], adviser: Adviser, *, to_stderr: bool = False, variables: Mapping[str, str] | None = None
+    command: Sequence[str],
+    adviser: Adviser,
+    *,
+    to_stderr: bool = False,
+    variables: Mapping[str, str] | None = None,
 ) -> Never:
     """Runs the command and ends as it does. `adviser`: runs in a process of its own with its end of the sockets; `to_stderr`: stdout is kept for the adviser's
     document, and the command's goes to stderr; `variables`: what its environment has besides the one that it was given."""
@@ -89,7 +101,10 @@ def exec_in_place(command: Sequence[str], variables: Mapping[str, str] | None = 
 
 def _exec(command: tuple[str, ...], variables: Mapping[str, str]) -> Never:
     """The command in this process, with the environment that it was given and these variables: Python may have added to its own."""
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and an ignored signal stays ignored
+    for number in (
+        signal.SIGPIPE,
+        signal.SIGXFSZ,
+    ):  # Python ignores them, and an ignored signal stays ignored
         signal.signal(number, signal.SIG_DFL)
     given = {os.fsencode(name): os.fsencode(value) for name, value in _given_environment().items()}
     more = {os.fsencode(name): os.fsencode(value) for name, value in variables.items()}
@@ -126,7 +141,9 @@ class _Stream:
 
 @final
 class _Place:
-    def __init__(self, command: tuple[str, ...], *, to_stderr: bool, variables: Mapping[str, str]) -> None:
+    def __init__(
+        self, command: tuple[str, ...], *, to_stderr: bool, variables: Mapping[str, str]
+    ) -> None:
         self._command, self._variables = command, variables
         self._streams: list[_Stream] = []
         self._theirs = {1: 1, 2: 2}
@@ -200,7 +217,9 @@ class _Place:
             real = self._out if fd == 1 else 2
             with contextlib.suppress(OSError):  # a closed descriptor stays closed
                 found = os.fstat(real)
-                places.setdefault((found.st_dev, found.st_ino, found.st_rdev), []).append((fd, real, found))
+                places.setdefault((found.st_dev, found.st_ino, found.st_rdev), []).append(
+                    (fd, real, found)
+                )
         for same in places.values():
             _, real, found = same[0]
             kind = str(same[0][0]).encode()
@@ -276,7 +295,11 @@ class _Place:
                 elif info.si_signo in _PASSED_ON:
                     if info.si_signo in _FROM_A_PERSON:
                         self._told = signal.Signals(info.si_signo).name
-                    if info.si_code <= 0 and info.si_pid != child and not group_has_got(info.si_signo):
+                    if (
+                        info.si_code <= 0
+                        and info.si_pid != child
+                        and not group_has_got(info.si_signo)
+                    ):
                         with contextlib.suppress(ProcessLookupError):
                             os.kill(child, info.si_signo)
 
@@ -353,7 +376,8 @@ class _Place:
         kind = {b"1": b"3", b"2": b"4"}[stream.kind] if self._left_out else stream.kind
         try:
             self._ours.send(
-                kind + struct.pack("d", time.monotonic()) + chunk, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+                kind + struct.pack("d", time.monotonic()) + chunk,
+                socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL,
             )
             self._left_out = False
         except OSError:
@@ -389,7 +413,9 @@ class _Place:
         """Prints the adviser's lines where a line begins."""
         if not self._lines:
             return
-        on_stderr = [stream for stream in self._streams if stream.kind == b"2" or len(self._streams) == 1]
+        on_stderr = [
+            stream for stream in self._streams if stream.kind == b"2" or len(self._streams) == 1
+        ]
         is_inside = any(not stream.at_line_start for stream in on_stderr)
         if is_inside and not force:
             return
@@ -398,7 +424,12 @@ class _Place:
 
     def _end(self, status: int, usage: resource.struct_rusage) -> Never:
         code = os.waitstatus_to_exitcode(status)
-        values = {"code": code, "ended_s": time.time(), "max_rss_bytes": usage.ru_maxrss * 1024, "told": self._told}
+        values = {
+            "code": code,
+            "ended_s": time.time(),
+            "max_rss_bytes": usage.ru_maxrss * 1024,
+            "told": self._told,
+        }
         self._told = ""
         if not self._done:
             self._tell(b"E", **values)
@@ -432,7 +463,9 @@ def _run_adviser(adviser: Adviser, its: socket.socket) -> None:
         adviser(its)
     except BaseException as error:
         text = " ".join(str(error).split())[:300]
-        its.send(f"Lautotune: advice failed, but the command did not: {type(error).__name__}: {text}".encode())
+        its.send(
+            f"Lautotune: advice failed, but the command did not: {type(error).__name__}: {text}".encode()
+        )
     its.send(b"D")
 
 

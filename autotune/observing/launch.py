@@ -21,7 +21,11 @@ from autotune.spec import ClusterSpec
 from autotune.spec.catalog import cluster_of, gpu
 
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
-_TASKS = (("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES"), ("OMPI_COMM_WORLD_SIZE", ""), ("PMI_SIZE", ""))
+_TASKS = (
+    ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES"),
+    ("OMPI_COMM_WORLD_SIZE", ""),
+    ("PMI_SIZE", ""),
+)
 """variables that say how many tasks a launcher has started, and on how many nodes"""
 _ALL_GPUS = ("accelerate", "deepspeed")
 """launchers that start a process for each GPU where nothing else is said"""
@@ -35,11 +39,23 @@ def target_of(command: Sequence[str], environment: Mapping[str, str]) -> Path | 
         return Path(script)
     for tasks, nodes in _TASKS:
         count, on = number(environment, tasks), max(1, number(environment, nodes))
-        if count > on and Path(words[0]).name.startswith("python"):  # one on each node is a launcher of its own
+        if count > on and Path(words[0]).name.startswith(
+            "python"
+        ):  # one on each node is a launcher of its own
             program = next(
-                (at for at, word in enumerate(words) if at and (word == "-m" or not word.startswith("-"))), 1
+                (
+                    at
+                    for at, word in enumerate(words)
+                    if at and (word == "-m" or not word.startswith("-"))
+                ),
+                1,
             )
-            return ("torchrun", f"--nnodes={on}", f"--nproc-per-node={count // on}", *words[program:])
+            return (
+                "torchrun",
+                f"--nnodes={on}",
+                f"--nproc-per-node={count // on}",
+                *words[program:],
+            )
     return words
 
 

@@ -12,7 +12,14 @@ from typing import Any
 from autotune.errors import SpecError
 from autotune.slurm.allocation import number
 
-_PRECISIONS = (("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "fp16"), ("16", "fp16"), ("32", "fp32"), ("no", "fp32"))
+_PRECISIONS = (
+    ("bf16", "bf16"),
+    ("bfloat16", "bf16"),
+    ("fp16", "fp16"),
+    ("16", "fp16"),
+    ("32", "fp32"),
+    ("no", "fp32"),
+)
 _ZERO = {"full_shard": 3, "shard_grad_op": 2, "hybrid_shard": 3, "no_shard": 0}
 _LENGTHS = ("max_length", "max_seq_length", "block_size", "seq_len")
 """names under which arguments and configs of fine-tuning say the tokens per sequence"""
@@ -47,7 +54,9 @@ class Training:
         return {**self.knobs, **batch, "dp": max(1, self.ranks // shared)}
 
 
-def training_of(thing: Any, *, model: Any = None, batch: int | None = None, seq_len: int | None = None) -> Training:
+def training_of(
+    thing: Any, *, model: Any = None, batch: int | None = None, seq_len: int | None = None
+) -> Training:
     """What the object says. `model`: of an `Accelerator` or a `DeviceMesh` that does not hold it; `batch`: sequences of a rank in a forward pass. Raises
     `SpecError` for an object of another kind."""
     names = {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(thing).__mro__}
@@ -73,7 +82,11 @@ def training_of(thing: Any, *, model: Any = None, batch: int | None = None, seq_
             field="object",
         )
     if read["model"] is None:
-        raise SpecError("the object has no model yet", remedy="give it: advise(object, model=...)", field="model")
+        raise SpecError(
+            "the object has no model yet",
+            remedy="give it: advise(object, model=...)",
+            field="model",
+        )
     length = seq_len or read.get("seq_len")
     most = length or _most_positions(read["model"])
     micro = batch or read.get("micro_batch")
@@ -206,7 +219,14 @@ def length_of_batch(batch: Any) -> int | None:
 
 
 def _first(owner: Any, names: Iterable[str]) -> int | None:
-    return next((value for name in names if isinstance(value := getattr(owner, name, None), int) and value > 0), None)
+    return next(
+        (
+            value
+            for name in names
+            if isinstance(value := getattr(owner, name, None), int) and value > 0
+        ),
+        None,
+    )
 
 
 def _most_positions(model: Any) -> int | None:

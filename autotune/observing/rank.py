@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-_RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "NODE_RANK", "GROUP_RANK")
+_RANKS = (
+    "RANK",
+    "SLURM_PROCID",
+    "OMPI_COMM_WORLD_RANK",
+    "PMIX_RANK",
+    "PMI_RANK",
+    "NODE_RANK",
+    "GROUP_RANK",
+)
 _NODE_OPTIONS = ("--node-rank", "--node_rank", "--machine-rank", "--machine_rank")
 
 

@@ -34,7 +34,11 @@ def _python_of(word: str) -> Path | None:
     shebang = _SHEBANG.match(first)
     if shebang is None or "python" not in first:
         return None
-    return Path(shebang[1]) if Path(shebang[1]).is_file() and "python" in Path(shebang[1]).name else None
+    return (
+        Path(shebang[1])
+        if Path(shebang[1]).is_file() and "python" in Path(shebang[1]).name
+        else None
+    )
 
 
 def _found(python: Path) -> dict[str, str]:

@@ -21,7 +21,9 @@ NOWHERE = "-"
 PROFILED_STEPS = 2
 
 
-def variables_of(environment: Mapping[str, str], reports: str, *, profile: bool = False) -> dict[str, str]:
+def variables_of(
+    environment: Mapping[str, str], reports: str, *, profile: bool = False
+) -> dict[str, str]:
     """What the environment of the command gets; `reports`: the folder, or `NOWHERE`; `profile`: torch's profiler watches some steps. Empty where the probe is not installed or was switched off."""
     found = find_spec("autotune_workers")
     if (
@@ -33,7 +35,9 @@ def variables_of(environment: Mapping[str, str], reports: str, *, profile: bool 
     code = str(Path(found.origin).parent / "probe" / "injected")
     path = environment.get("PYTHONPATH", "")
     profiling = {"AUTOTUNE_PROBE_PROFILE": str(PROFILED_STEPS)} if profile else {}
-    if profile and "KINETO_LOG_LEVEL" not in environment:  # else the profiler prints two lines among the command's own
+    if (
+        profile and "KINETO_LOG_LEVEL" not in environment
+    ):  # else the profiler prints two lines among the command's own
         profiling["KINETO_LOG_LEVEL"] = "99"
     return {
         **profiling,

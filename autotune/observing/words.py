@@ -27,10 +27,10 @@ def _measured(run: ObservedRun) -> str:
     if predicted is None:
         return text
     much = against_prediction(seen.step_time_s / float(predicted.step_time_s))
-    inside = float(predicted.step_time_low_s) <= seen.step_time_s <= float(predicted.step_time_high_s)
-    ends = (
-        f"{format_duration(float(predicted.step_time_low_s))} to {format_duration(float(predicted.step_time_high_s))}"
+    inside = (
+        float(predicted.step_time_low_s) <= seen.step_time_s <= float(predicted.step_time_high_s)
     )
+    ends = f"{format_duration(float(predicted.step_time_low_s))} to {format_duration(float(predicted.step_time_high_s))}"
     return f"{text}, {much} ({'within' if inside else 'outside'} {ends})"
 
 

@@ -27,7 +27,12 @@ from autotune.onboarding.launch.launch_script import Started
 from autotune.trainers import Trainer, trainer, trainer_names
 from autotune.trainers.accelerate.read import PRECISIONS
 from autotune.trainers.launch_files import MANIFEST
-from autotune.trainers.present_configuration import DOCUMENTS, PresentConfiguration, flat, parse_document
+from autotune.trainers.present_configuration import (
+    DOCUMENTS,
+    PresentConfiguration,
+    flat,
+    parse_document,
+)
 
 
 class Foreign(NamedTuple):
@@ -62,7 +67,10 @@ def foreign_program(document: Mapping[str, Any], *, is_json: bool = False) -> st
     """The program that autotune does not know whose file it is; empty where none is recognised. `is_json`: TrainingArguments are read from JSON."""
     paths = frozenset(paths_of(document))
     candidates = FOREIGN[:-1] if is_json else FOREIGN
-    return next((each.name for each in candidates if any(paths.issuperset(group) for group in each.marks)), "")
+    return next(
+        (each.name for each in candidates if any(paths.issuperset(group) for group in each.marks)),
+        "",
+    )
 
 
 def paths_of(node: Any, before: str = "", depth: int = 3) -> Iterator[str]:
@@ -92,15 +100,21 @@ def read_present(path: Path) -> PresentConfiguration:
         names, argv, env = list(launch["files"]), tuple(launch["argv"]), dict(launch["env"])
         cwd = str(launch.get("cwd", ""))
     except (ValueError, KeyError, TypeError):
-        raise SpecError(f"{path / MANIFEST} is not a manifest of `autotune export`", field="FILE") from None
+        raise SpecError(
+            f"{path / MANIFEST} is not a manifest of `autotune export`", field="FILE"
+        ) from None
     # the files themselves, not the manifest's copy: somebody may have edited them since
-    return PresentConfiguration(files={name: _text(path / name) for name in names}, argv=argv, env=env, cwd=cwd)
+    return PresentConfiguration(
+        files={name: _text(path / name) for name in names}, argv=argv, env=env, cwd=cwd
+    )
 
 
 def recognized(present: PresentConfiguration) -> str | None:
     """The trainer whose configuration it is: by the keys of its documents and the words of its command, each where that trainer has them; None where
     it is no trainer's."""
-    found = frozenset(present.argv).union(*(_marks(name, text) for name, text in present.files.items()))
+    found = frozenset(present.argv).union(
+        *(_marks(name, text) for name, text in present.files.items())
+    )
     scores = {name: _score(trainer(name), found) for name in trainer_names()}
     best = max(scores, key=lambda name: scores[name], default=None)
     return best if best is not None and scores[best] else None
@@ -132,7 +146,10 @@ def _score(candidate: Trainer, found: frozenset[str]) -> int:
 def _text(path: Path) -> str:
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise SpecError(f"{path} is larger than {MAX_BYTES >> 20} MiB, so it is not a configuration", field="FILE")
+            raise SpecError(
+                f"{path} is larger than {MAX_BYTES >> 20} MiB, so it is not a configuration",
+                field="FILE",
+            )
         return path.read_text(encoding="utf-8-sig")  # editors of Windows begin files with a mark
     except UnicodeDecodeError:
         raise SpecError(f"{path} is not UTF-8 text", field="FILE") from None
@@ -155,7 +172,10 @@ _FORMATS = {
 
 def precision_of(settings: Mapping[str, Any], usual: str = "fp32") -> str:
     """The number format by the settings that switch one on; bf16 also where a program is to find out itself (`auto`). `usual`: where none says."""
-    on = next((name for name, keys in _FORMATS.items() if any(settings.get(key) in ON for key in keys)), "fp32")
+    on = next(
+        (name for name, keys in _FORMATS.items() if any(settings.get(key) in ON for key in keys)),
+        "fp32",
+    )
     said = any(settings.get(key) is not None for name in ("bf16", "fp16") for key in _FORMATS[name])
     return on if said or on == "fp8" or usual == "fp32" else usual
 
@@ -176,7 +196,10 @@ def sharding_of(settings: Mapping[str, Any], base: Path) -> dict[str, Any]:
         return {"zero_stage": int(inner.get("stage", 0)) if isinstance(inner, Mapping) else 0}
     if named:
         found = decided_by("deepspeed", str(named), base)
-        return {"zero_stage": 0, **{knob: found[knob] for knob in ("zero_stage", "offload") if knob in found}}
+        return {
+            "zero_stage": 0,
+            **{knob: found[knob] for knob in ("zero_stage", "offload") if knob in found},
+        }
     inner = _fsdp_config(settings.get("fsdp_config"), base)
     shards = f"{settings.get('fsdp') or ''} {inner or ''}".lower()
     if shards.strip() or kind.get("name") == "fsdp2":
@@ -205,8 +228,12 @@ _FSDP_STAGES = {"2": 2, "SHARD_GRAD_OP": 2, "3": 0, "NO_SHARD": 0}
 
 def decided_for(started: Started, base: Path) -> dict[str, Any]:
     """Knobs that the launch of a script decides: by options of accelerate, and by the files that launcher and script are given."""
-    settings = {a.name.rpartition(".")[2]: a.values[0] if a.values else True for a in started.arguments}
-    settings |= {"deepspeed": file} if isinstance(file := settings.get("deepspeed_config"), str) else {}
+    settings = {
+        a.name.rpartition(".")[2]: a.values[0] if a.values else True for a in started.arguments
+    }
+    settings |= (
+        {"deepspeed": file} if isinstance(file := settings.get("deepspeed_config"), str) else {}
+    )
     found: dict[str, Any] = {}
     if started.launcher == "accelerate":
         if file := started.option("config_file"):
@@ -220,7 +247,9 @@ def decided_for(started: Started, base: Path) -> dict[str, Any]:
         if started.option("offload_optimizer_device") in _HOST:
             found["offload"] = "optimizer"
         if any(option.name == "use_fsdp" for option in started.options):
-            found["zero_stage"] = _FSDP_STAGES.get(started.option("fsdp_sharding_strategy").upper(), 3)
+            found["zero_stage"] = _FSDP_STAGES.get(
+                started.option("fsdp_sharding_strategy").upper(), 3
+            )
     if str(settings.get("use_liger_kernel", "")) in map(str, ON):
         found["loss"] = "fused"
     if isinstance(settings.get("deepspeed"), str):
@@ -242,7 +271,11 @@ def unread_files(started: Started, base: Path) -> Iterator[str]:
         ("accelerate", config),
     ):
         endings = (*DOCUMENTS, ".conf") if name == "deepspeed" else DOCUMENTS
-        if isinstance(file, str) and PurePosixPath(file).suffix.lower() in endings and not (base / file).is_file():
+        if (
+            isinstance(file, str)
+            and PurePosixPath(file).suffix.lower() in endings
+            and not (base / file).is_file()
+        ):
             if name == "fsdp":
                 yield f"{UNREAD}{file} was not found, so no activation checkpointing is assumed"
                 continue
@@ -270,22 +303,34 @@ def _settings_in(path: Path) -> Mapping[str, Any]:
 
 def _accelerate_file(started: Started, base: Path) -> Mapping[str, Any]:
     """The file of `accelerate launch --config_file`; empty if there is none."""
-    return _settings_in(base / started.option("config_file")) if started.launcher == "accelerate" else {}
+    return (
+        _settings_in(base / started.option("config_file"))
+        if started.launcher == "accelerate"
+        else {}
+    )
 
 
 def runs_deepspeed(started: Started, base: Path) -> bool:
     """Whether accelerate runs the steps by DeepSpeed, by its options or its file."""
     if started.launcher != "accelerate":
         return False
-    says = any(option.name in ("use_deepspeed", "deepspeed_config_file") for option in started.options)
+    says = any(
+        option.name in ("use_deepspeed", "deepspeed_config_file") for option in started.options
+    )
     return says or _accelerate_file(started, base).get("distributed_type") == "DEEPSPEED"
 
 
 def offloaded_weights(started: Started, base: Path) -> str:
     """The setting of accelerate's or DeepSpeed's file by which weights wait on the host; empty if none does."""
     settings = {a.name.rpartition(".")[2]: a.values[0] for a in started.arguments if a.values}
-    named = settings.get("deepspeed") or settings.get("deepspeed_config") or started.option("deepspeed_config_file")
-    told = dict(flat(_settings_in(base / str(named or "")))) | dict(flat(_accelerate_file(started, base)))
+    named = (
+        settings.get("deepspeed")
+        or settings.get("deepspeed_config")
+        or started.option("deepspeed_config_file")
+    )
+    told = dict(flat(_settings_in(base / str(named or "")))) | dict(
+        flat(_accelerate_file(started, base))
+    )
     devices = (
         told.get("zero_optimization.offload_param.device"),
         told.get("deepspeed_config.offload_param_device"),
@@ -293,7 +338,10 @@ def offloaded_weights(started: Started, base: Path) -> str:
     )
     if any(device in _HOST for device in devices):
         return "offload_param"
-    by_fsdp = (told.get("fsdp_config.fsdp_offload_params"), started.option("fsdp_offload_params").lower())
+    by_fsdp = (
+        told.get("fsdp_config.fsdp_offload_params"),
+        started.option("fsdp_offload_params").lower(),
+    )
     return "fsdp_offload_params" if any(each in ON for each in by_fsdp) else ""
 
 
@@ -320,13 +368,20 @@ def decided_by(name: str, file: str, base: Path) -> dict[str, Any]:
         with suppress(SpecError):
             present = read_present(path)
             if path.suffix == ".conf":  # JSON, as DeepSpeed takes any name
-                present = PresentConfiguration(files={f"{path.stem}.json": present.files[path.name]})
+                present = PresentConfiguration(
+                    files={f"{path.stem}.json": present.files[path.name]}
+                )
             found = trainer(name).read_config(present).knobs
             told = {knob: found[knob] for knob in knobs if found.get(knob) is not None}
             return told | (
-                _by_plugin(document_of(path.name, present.files[path.name]), base) if name == "accelerate" else {}
+                _by_plugin(document_of(path.name, present.files[path.name]), base)
+                if name == "accelerate"
+                else {}
             )
     tail = path.name.lower()
     if stage := re.search(r"(?:z(?:ero)?[_-]?(?:stage)?|stage)[_-]?([0-3])", tail):
-        return {"zero_stage": int(stage[1]), **({"offload": "optimizer"} if "offload" in tail else {})}
+        return {
+            "zero_stage": int(stage[1]),
+            **({"offload": "optimizer"} if "offload" in tail else {}),
+        }
     return {"zero_stage": 3} if "fsdp" in tail else {}

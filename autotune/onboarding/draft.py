@@ -60,7 +60,11 @@ class Place:
     @property
     def torchrun(self) -> tuple[str, ...]:
         """torchrun and its options; over several nodes its environment tells it how they meet."""
-        return ("torchrun", *(() if self.is_spread else ("--standalone",)), "--nproc-per-node={nproc_per_node}")
+        return (
+            "torchrun",
+            *(() if self.is_spread else ("--standalone",)),
+            "--nproc-per-node={nproc_per_node}",
+        )
 
     @property
     def fill_in(self) -> tuple[str, ...]:
@@ -159,15 +163,23 @@ class Draft:
         def said(entry: Entry, path: str) -> Entry:
             if path in values:
                 return replace(entry, value=values[path], comment="as given")
-            inside = {key: values[f"{path}.{key}"] for key in _keys(entry.value) if f"{path}.{key}" in values}
+            inside = {
+                key: values[f"{path}.{key}"]
+                for key in _keys(entry.value)
+                if f"{path}.{key}" in values
+            }
             if not inside:
-                return replace(entry, parts=tuple(said(part, f"{path}.{part.key}") for part in entry.parts))
+                return replace(
+                    entry, parts=tuple(said(part, f"{path}.{part.key}") for part in entry.parts)
+                )
             left = [words for words in entry.comment.split("; ") if not _asks_for(words, inside)]
             words = "; ".join([*filter(None, left), f"{', '.join(inside)} as given"])
             return replace(entry, value={**entry.value, **inside}, comment=words)
 
         entries = tuple(said(entry, entry.key) for entry in self.entries)
-        return replace(self, entries=entries, fill_in=tuple(key for key in self.fill_in if key not in values))
+        return replace(
+            self, entries=entries, fill_in=tuple(key for key in self.fill_in if key not in values)
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -189,7 +201,11 @@ def _asks_for(words: str, keys: Iterable[str]) -> bool:
 
 def baseline_text(knobs: Mapping[str, Any]) -> str:
     """Knobs as a baseline has them: those that are always shown, and those that are not at their defaults."""
-    shown = {name: value for name, value in knobs.items() if KNOBS[name].always_shown or value != KNOBS[name].default}
+    shown = {
+        name: value
+        for name, value in knobs.items()
+        if KNOBS[name].always_shown or value != KNOBS[name].default
+    }
     return ",".join(f"{name}={KNOBS[name].text(value)}" for name, value in shown.items())
 
 
@@ -203,7 +219,9 @@ def file_name(path: str) -> str:
     stem = path.rstrip("/").rsplit("/", 1)[-1].rsplit(".", 1)[0]
     found = name_of(stem)
     if not found:
-        raise SpecError(f"no study name can be derived from {path!r}", remedy="specify a file", field="FILE")
+        raise SpecError(
+            f"no study name can be derived from {path!r}", remedy="specify a file", field="FILE"
+        )
     return found
 
 
@@ -244,5 +262,7 @@ def _flow(value: Any) -> str:
     """A value in one line of YAML."""
     import yaml  # imported here because it is slow to import
 
-    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1 << 20, allow_unicode=True)
+    text: str = yaml.safe_dump(
+        value, default_flow_style=True, sort_keys=False, width=1 << 20, allow_unicode=True
+    )
     return text.removesuffix("\n").removesuffix("\n...")

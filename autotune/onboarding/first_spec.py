@@ -32,7 +32,11 @@ from autotune.onboarding.draft import Draft, Place
 from autotune.onboarding.imported_spec import import_draft
 from autotune.onboarding.launch.launch_script import Started, started_by, value_of
 from autotune.onboarding.launch.started_program import SAY_IT, placed, started_draft, where_it_runs
-from autotune.onboarding.post_training_launch import inheriting_trainer, post_training_launch, with_its_bases
+from autotune.onboarding.post_training_launch import (
+    inheriting_trainer,
+    post_training_launch,
+    with_its_bases,
+)
 from autotune.onboarding.script.draft import script_draft
 from autotune.onboarding.script.reading import read_script
 from autotune.onboarding.script.written_constants import PARSER
@@ -128,12 +132,18 @@ SHELL_SCRIPTS = frozenset({".sh", ".bash", ".slurm", ".sbatch", ".job", ".pbs"})
 """endings of scripts that start programs"""
 
 
-def first_draft(path: Path, *, model: str | None = None, cluster: str | None = None, folder: Path) -> Draft:
+def first_draft(
+    path: Path, *, model: str | None = None, cluster: str | None = None, folder: Path
+) -> Draft:
     """The draft for the file; `folder`: of the spec. Raises `SpecError` for a file that is neither."""
-    return lawful(_first_draft(path, model=model, cluster=cluster, folder=folder), path.name, folder)
+    return lawful(
+        _first_draft(path, model=model, cluster=cluster, folder=folder), path.name, folder
+    )
 
 
-def command_draft(words: Sequence[str], *, model: str | None = None, cluster: str | None = None, folder: Path) -> Draft:
+def command_draft(
+    words: Sequence[str], *, model: str | None = None, cluster: str | None = None, folder: Path
+) -> Draft:
     """The draft for a command that is started in the present folder. Raises `SpecError` for one that starts no training that autotune knows."""
     text = shlex.join(words)
     started = started_by(text)
@@ -148,7 +158,9 @@ def command_draft(words: Sequence[str], *, model: str | None = None, cluster: st
     return draft
 
 
-def text_draft(text: str, path: Path, *, model: str | None, cluster: str | None, folder: Path) -> Draft | None:
+def text_draft(
+    text: str, path: Path, *, model: str | None, cluster: str | None, folder: Path
+) -> Draft | None:
     """The draft of what a text of commands starts; `path`: where it lies, or would lie. None where it starts no training that is known."""
     present = PresentConfiguration(files={path.name: text})
     draft = _launch_draft(present, path, model=model, cluster=cluster, folder=folder)
@@ -165,9 +177,13 @@ def lawful(draft: Draft, what: str, folder: Path, here: ClusterSpec | None = Non
         if isinstance(trainer, dict):  # a folder that is relative is refused in a text
             trainer = with_program_files(trainer, base)
         document = {**draft.document, "trainer": trainer}
-        parse_study(document, base=base, local_cluster=None if here is None else lambda: here, inspect=None)
+        parse_study(
+            document, base=base, local_cluster=None if here is None else lambda: here, inspect=None
+        )
     except AutotuneError as error:
-        if error.field.partition(".")[0] == "baseline" and any(entry.key == "baseline" for entry in draft.entries):
+        if error.field.partition(".")[0] == "baseline" and any(
+            entry.key == "baseline" for entry in draft.entries
+        ):
             why = f"no baseline: the current settings of {what} are not valid for a study: {error.message}"
             kept = tuple(entry for entry in draft.entries if entry.key != "baseline")
             fill_in = tuple(dict.fromkeys((*draft.fill_in, "baseline")))
@@ -191,7 +207,9 @@ def _first_draft(path: Path, *, model: str | None, cluster: str | None, folder: 
             started = started_by(f"{starts.get(launcher, launcher)} {shlex.quote(path.name)}")
             assert started is not None
             return started_draft(started, path, place, model=model, folder=folder)
-        return script_draft(script, Place(cluster), cwd=path.parent, source=path, model=model, folder=folder)
+        return script_draft(
+            script, Place(cluster), cwd=path.parent, source=path, model=model, folder=folder
+        )
     if path.suffix in SHELL_SCRIPTS or _SHELL.match(present.files.get(path.name, "")):
         found = _launch_draft(present, path, model=model, cluster=cluster, folder=folder)
         if found is not None:
@@ -207,7 +225,9 @@ def _first_draft(path: Path, *, model: str | None, cluster: str | None, folder: 
     elif document := document_of(path.name, present.files.get(path.name, "")):
         program = settings_program(document)
         if program is not None:
-            told = Settings(program=program, document=document, source=path, cwd=path.parent, file=path.name)
+            told = Settings(
+                program=program, document=document, source=path, cwd=path.parent, file=path.name
+            )
             return settings_draft(told, Place(cluster), model=model, folder=folder)
         if foreign := foreign_program(document, is_json=path.suffix == ".json"):
             raise SpecError(
@@ -225,7 +245,12 @@ def _first_draft(path: Path, *, model: str | None, cluster: str | None, folder: 
 
 
 def _launch_draft(
-    present: PresentConfiguration, path: Path, *, model: str | None, cluster: str | None, folder: Path
+    present: PresentConfiguration,
+    path: Path,
+    *,
+    model: str | None,
+    cluster: str | None,
+    folder: Path,
 ) -> Draft | None:
     """The draft of what a text of commands starts; None where it starts nothing that is known."""
     if (found := post_training_launch(present.files[path.name], path)) is not None:
@@ -235,13 +260,18 @@ def _launch_draft(
     if started is not None and (by_file := _told_by_file(started, path)) is not None:
         owner, file = by_file
         told = PresentConfiguration(
-            files={file.name: read_present(file).files[file.name]}, argv=(started.program, *started.words)
+            files={file.name: read_present(file).files[file.name]},
+            argv=(started.program, *started.words),
         )
         return _imported(told, owner, file, model=model, cluster=cluster, folder=folder)
     if started is not None and not (name == "megatron" and _is_of_megatron(started)):
         place = Place(cluster, *ranks_asked(started, where_it_runs(path, started).cwd))
         return started_draft(started, path, place, model=model, folder=folder)
-    return None if name is None else _imported(present, name, path, model=model, cluster=cluster, folder=folder)
+    return (
+        None
+        if name is None
+        else _imported(present, name, path, model=model, cluster=cluster, folder=folder)
+    )
 
 
 def _told_by_file(started: Started, path: Path) -> tuple[str, Path] | None:
@@ -250,11 +280,14 @@ def _told_by_file(started: Started, path: Path) -> tuple[str, Path] | None:
     cwd = where_it_runs(path, started).cwd
     given = value_of(placed(started, path, cwd).arguments, "job.config_file", "config_file")
     is_program = (
-        started.program in ("torchtitan.train", "torchtitan/train.py") or Path(started.file).name == "run_train.py"
+        started.program in ("torchtitan.train", "torchtitan/train.py")
+        or Path(started.file).name == "run_train.py"
     )
     if not is_program or not given.endswith(DOCUMENTS):
         return None
-    file = next((base / given for base in (cwd, path.resolve().parent) if (base / given).is_file()), None)
+    file = next(
+        (base / given for base in (cwd, path.resolve().parent) if (base / given).is_file()), None
+    )
     if file is None:
         raise SpecError(
             f"{path.name} starts {started.program} with {given}, which sets model, batch and degrees but was not found in {cwd}",
@@ -268,14 +301,27 @@ def _told_by_file(started: Started, path: Path) -> tuple[str, Path] | None:
 def _is_of_megatron(started: Started) -> bool:
     """Whether the program is Megatron-LM's own, by its name and its flags. Megatron-DeepSpeed, which is told by DeepSpeed, has these flags, too, but is no Megatron-LM."""
     names = {argument.name for argument in started.arguments}
-    is_of_deepspeed = started.launcher == "deepspeed" or any(name.startswith("deepspeed") for name in names)
-    is_shaped = {"num_layers", "hidden_size"} <= names or {"use_checkpoint_args", "yaml_cfg"} & names
-    is_named = re.match(r"pretrain_(gpt|mamba|moe|hybrid)", started.program.rpartition("/")[2]) is not None
+    is_of_deepspeed = started.launcher == "deepspeed" or any(
+        name.startswith("deepspeed") for name in names
+    )
+    is_shaped = {"num_layers", "hidden_size"} <= names or {
+        "use_checkpoint_args",
+        "yaml_cfg",
+    } & names
+    is_named = (
+        re.match(r"pretrain_(gpt|mamba|moe|hybrid)", started.program.rpartition("/")[2]) is not None
+    )
     return bool(is_named and is_shaped) and not is_of_deepspeed
 
 
 def _imported(
-    present: PresentConfiguration, name: str, path: Path, *, model: str | None, cluster: str | None, folder: Path
+    present: PresentConfiguration,
+    name: str,
+    path: Path,
+    *,
+    model: str | None,
+    cluster: str | None,
+    folder: Path,
 ) -> Draft:
     try:
         draft = import_draft(present, name, path, model=model, cluster=cluster, folder=folder)
@@ -284,4 +330,6 @@ def _imported(
             raise
         remedy = f"give {name}'s own file, as its documentation describes it, or the script that starts the training"
         raise SpecError(error.message, remedy=remedy, field="FILE") from None
-    return replace(draft, notes=(f"{path.name} is a {name} configuration, so it is imported", *draft.notes))
+    return replace(
+        draft, notes=(f"{path.name} is a {name} configuration, so it is imported", *draft.notes)
+    )

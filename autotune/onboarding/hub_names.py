@@ -30,6 +30,8 @@ def model_named(named: Any, base: Path, folder: Path) -> tuple[str, str] | None:
 
 def _tail(hub: str) -> str:
     """A hub id without owner and without what no shape depends on: how the weights were tuned, the 3 or 3.1 of Llama's 8B and 70B, the 2 or 2.5 of Qwen's 1.5B, 7B and 72B."""
-    name = re.sub(r"^(meta-)?llama-3-", "llama-3.1-", hub.rstrip("/").rpartition("/")[2].lower()).removeprefix("meta-")
+    name = re.sub(
+        r"^(meta-)?llama-3-", "llama-3.1-", hub.rstrip("/").rpartition("/")[2].lower()
+    ).removeprefix("meta-")
     name = re.sub(r"^qwen2-(?=(1\.5b|7b|72b)\b)", "qwen2.5-", name)
     return re.sub(r"-(hf|base|(instruct|thinking)(-2507)?|chat|it|sft|dpo)$", "", name)

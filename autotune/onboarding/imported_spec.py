@@ -94,11 +94,21 @@ def import_draft(
     notes = [*reading.remarks, *uncomputed]
     shape = _model(reading, path, model, folder)
     if shape is not None and not shape[1].num_experts:
-        reading = replace(reading, rl={name: value for name, value in reading.rl.items() if name != "whole_experts"})
-    guessed = shape is not None and model is None and "vocab_size" not in reading.model and not reading.model_file
+        reading = replace(
+            reading,
+            rl={name: value for name, value in reading.rl.items() if name != "whole_experts"},
+        )
+    guessed = (
+        shape is not None
+        and model is None
+        and "vocab_size" not in reading.model
+        and not reading.model_file
+    )
     if shape is None or guessed:
         fill_in.append("model")
-    known_model, about_model = (shape[1], shape[2]) if shape else (None, f"fill in: {WHAT_MODEL_IS}")
+    known_model, about_model = (
+        (shape[1], shape[2]) if shape else (None, f"fill in: {WHAT_MODEL_IS}")
+    )
     cluster = cluster or _known_cluster(reading.cluster)
     there = named_cluster(cluster)
     ranks = _ranks(reading, there)
@@ -115,7 +125,9 @@ def import_draft(
     values |= {
         option.name: str((path.parent / values[option.name]).resolve())
         for option in subject.options
-        if option.is_path and values.get(option.name) and (path.parent / values[option.name]).is_file()
+        if option.is_path
+        and values.get(option.name)
+        and (path.parent / values[option.name]).is_file()
     }
     try:
         job = _present_job(subject, reading, known_model, ranks, batch)
@@ -136,7 +148,9 @@ def import_draft(
     values = {key: value for key, value in values.items() if value != defaults.get(key)}
     missing = sorted({"dp", "accumulation_steps"} - reading.knobs.keys())
     unknown = [key.partition(".")[2] for key in fill_in if key.startswith("workload.")]
-    follows = f"{' and '.join(missing)} follow{'s' if len(missing) == 1 else ''} from cluster and batch"
+    follows = (
+        f"{' and '.join(missing)} follow{'s' if len(missing) == 1 else ''} from cluster and batch"
+    )
     said = follows if missing else "the current configuration"
     baseline = Entry(key="baseline", value=_baseline(reading.knobs), comment=said)
     entries = [
@@ -147,14 +161,20 @@ def import_draft(
             comment="fill in: vocab_size of the tokenizer" if guessed else about_model,
         ),
         Entry(
-            key="cluster", value=cluster or "local", comment="" if cluster else _what_cluster_is(ranks, reading.nodes)
+            key="cluster",
+            value=cluster or "local",
+            comment="" if cluster else _what_cluster_is(ranks, reading.nodes),
         ),
         Entry(
             key="workload",
             value={
                 "seq_len": reading.seq_len or STAND_IN_SEQ_LEN,
                 # that of post-training follows from prompts, responses and mini-batches
-                **({} if reading.rl else {"global_batch_size": batch or _least_batch(reading.knobs, gpus)}),
+                **(
+                    {}
+                    if reading.rl
+                    else {"global_batch_size": batch or _least_batch(reading.knobs, gpus)}
+                ),
                 **({} if reading.optimizer in ("", "adamw") else {"optimizer": reading.optimizer}),
                 **({"pure_bf16": True} if reading.pure_bf16 else {}),
                 **({"unfused_attention": True} if reading.unfused_attention else {}),
@@ -165,7 +185,9 @@ def import_draft(
         *post_training_entries(reading, reading.seq_len or STAND_IN_SEQ_LEN),
         Entry(
             key="space",
-            value=post_training_space(reading, name) if reading.rl else _space(there, ranks, known_model),
+            value=post_training_space(reading, name)
+            if reading.rl
+            else _space(there, ranks, known_model),
         ),
         *(() if broken else (baseline,)),
         _trainer_entry(name, values, settings),
@@ -182,7 +204,9 @@ def import_draft(
     if settings:
         notes.append(f"kept unchanged and written to every export: {', '.join(dotted(settings))}")
     if away := [path for path, value in flat(settings) if _is_offload(path, value)]:
-        notes.append(f"plans ignore {', '.join(away)} and assume that weights and states in host memory are on the GPU")
+        notes.append(
+            f"plans ignore {', '.join(away)} and assume that weights and states in host memory are on the GPU"
+        )
     if watching := split_by_path(settings, subject.watching)[1]:
         notes.append(f"monitoring is only in exports, not in trials: {', '.join(watching)}")
     heading = (f"The current configuration of {name}, read from {path.name} by `autotune import`.",)
@@ -199,7 +223,12 @@ def import_draft(
 def _is_offload(path: str, value: Any) -> bool:
     """Whether a setting moves weights or states to host memory."""
     is_off = value in (None, False, "none", "null", "false", 0, "0", {})
-    return bool(re.search(r"offload(?!.*(pin_memory|buffer|fast_init|ratio|nvme_path|pipeline))", path)) and not is_off
+    return (
+        bool(
+            re.search(r"offload(?!.*(pin_memory|buffer|fast_init|ratio|nvme_path|pipeline))", path)
+        )
+        and not is_off
+    )
 
 
 def _what_cluster_is(ranks: int | None, nodes: tuple[int, int] | None) -> str:
@@ -219,7 +248,10 @@ def _known_cluster(name: str) -> str | None:
 def _trainer_entry(name: str, values: Mapping[str, Any], settings: Mapping[str, Any]) -> Entry:
     if not values and not settings:
         return Entry(key="trainer", value=name)
-    parts = [Entry(key="kind", value=name), *(Entry(key=key, value=_plain(value)) for key, value in values.items())]
+    parts = [
+        Entry(key="kind", value=name),
+        *(Entry(key=key, value=_plain(value)) for key, value in values.items()),
+    ]
     if settings:
         comment = "kept from the file and written to every launch"
         inside = tuple(Entry(key=str(key), value=_plain(value)) for key, value in settings.items())
@@ -234,14 +266,24 @@ def _plain(value: Any) -> Any:
 def _baseline(found: Mapping[str, Any]) -> str:
     """The knobs, those without an effect at their neutral values: programs take `--sequence-parallel` beside tp=1, the laws of a space do not."""
     several = {"dp": 2}  # where only the cluster tells
-    whole = effective(ParallelConfig(**{**several, **{name: value for name, value in found.items() if name in KNOBS}}))
+    whole = effective(
+        ParallelConfig(
+            **{**several, **{name: value for name, value in found.items() if name in KNOBS}}
+        )
+    )
     return baseline_text({name: getattr(whole, name) for name in KNOBS if name in found})
 
 
-def _model(reading: Reading, path: Path, asked: str | None, folder: Path) -> tuple[Any, ModelSpec, str] | None:
+def _model(
+    reading: Reading, path: Path, asked: str | None, folder: Path
+) -> tuple[Any, ModelSpec, str] | None:
     """What the spec says of the model, its shape, and a comment; None where nothing tells. Raises `SpecError` for a wrong name or config.json."""
     if asked is not None:
-        return asked, read_model(asked, Path.cwd()) if is_model_file(asked) else catalog.model(asked), ""
+        return (
+            asked,
+            read_model(asked, Path.cwd()) if is_model_file(asked) else catalog.model(asked),
+            "",
+        )
     base = path if path.is_dir() else path.parent
     if reading.model_file and (base / reading.model_file).is_file():
         found = read_model(reading.model_file, base)
@@ -250,7 +292,11 @@ def _model(reading: Reading, path: Path, asked: str | None, folder: Path) -> tup
         if (known_as := model_named(reading.options.get("model"), base, folder)) is None:
             return None
         name, comment = known_as
-        return name, read_model(name, folder) if is_model_file(name) else catalog.model(name), comment
+        return (
+            name,
+            read_model(name, folder) if is_model_file(name) else catalog.model(name),
+            comment,
+        )
     known = {f.name for f in fields(ModelSpec)}
     told = {k: v for k, v in reading.model.items() if k in known}
     try:
@@ -314,7 +360,11 @@ def _space(cluster: ClusterSpec | None, ranks: int | None, model: ModelSpec | No
 
 
 def _present_job(
-    subject: Trainer, reading: Reading, model: ModelSpec | None, ranks: int | None, batch: int | None
+    subject: Trainer,
+    reading: Reading,
+    model: ModelSpec | None,
+    ranks: int | None,
+    batch: int | None,
 ) -> tuple[Workload, ParallelConfig] | None:
     """What the current configuration trains, on a stand-in for its cluster; None where it does not tell all. Raises `AutotuneError`."""
     if not (model and ranks and batch and reading.seq_len):
@@ -331,7 +381,9 @@ def _present_job(
         trainer=subject.name,
         rl=present_post_training(reading, batch) if reading.rl else None,
     )
-    return workload, effective(complete(workload, {k: v for k, v in reading.knobs.items() if k in KNOBS}))
+    return workload, effective(
+        complete(workload, {k: v for k, v in reading.knobs.items() if k in KNOBS})
+    )
 
 
 def _in_folder(reading: Reading, folder: str) -> tuple[Reading, list[str]]:
@@ -359,21 +411,31 @@ def _written_out(value: Any, folder: str) -> Any:
 
 
 def _beyond_a_launch(
-    subject: Trainer, reading: Reading, options: Mapping[str, Any], job: tuple[Workload, ParallelConfig] | None
+    subject: Trainer,
+    reading: Reading,
+    options: Mapping[str, Any],
+    job: tuple[Workload, ParallelConfig] | None,
 ) -> tuple[dict[str, Any], list[str]]:
     """(the settings that a launch would not write by itself, what a launch adds or changes in words)"""
     if job is None:
         return dict(reading.settings), []
     workload, config = job
     try:
-        again = subject.read_config(PresentConfiguration.of_launch(subject.launch(workload, config, options)))
+        again = subject.read_config(
+            PresentConfiguration.of_launch(subject.launch(workload, config, options))
+        )
     except AutotuneError as error:
         return dict(reading.settings), [f"this configuration cannot be exported yet: {error}"]
     settings = without_equal(reading.settings, again.settings)
     notes = []
-    changed = {k: v for k, v in again.knobs.items() if k in reading.knobs and getattr(config, k) != v}
+    changed = {
+        k: v for k, v in again.knobs.items() if k in reading.knobs and getattr(config, k) != v
+    }
     if changed:
-        notes.append("an export changes " + ", ".join(f"{k}: {getattr(config, k)} to {v}" for k, v in changed.items()))
+        notes.append(
+            "an export changes "
+            + ", ".join(f"{k}: {getattr(config, k)} to {v}" for k, v in changed.items())
+        )
     if added := sorted(set(dotted(again.settings)) - set(dotted(reading.settings))):
         notes.append(
             f"an export also writes {', '.join(added)}, although the current configuration leaves them at their defaults"

@@ -63,19 +63,27 @@ def with_its_bases(present: PresentConfiguration, path: Path) -> PresentConfigur
     if path.suffix not in (".yaml", ".yml"):
         return present
     read = _reader(path.parent)
-    files = with_bases(present.files, path.name, read) if _starts_from(present, path) else present.files
+    files = (
+        with_bases(present.files, path.name, read) if _starts_from(present, path) else present.files
+    )
     launchers = _launchers_files(present, read)
     if launchers and recognized(present) == "trl":  # other programs have such keys, too
         files = {**files, **launchers}
     program = USUAL[NEMO_RL][-1]
-    checkout = next((str(each) for each in path.resolve().parents if (each / program).is_file()), "")
+    checkout = next(
+        (str(each) for each in path.resolve().parents if (each / program).is_file()), ""
+    )
     return replace(present, files=files, cwd=present.cwd or checkout)
 
 
 def inheriting_trainer(present: PresentConfiguration, path: Path) -> str | None:
     """NeMo-RL, where a configuration starts from files that say the rest and none of them is of another of its algorithms; None otherwise."""
     keys = {key for name, text in present.files.items() for key in _document(name, text)}
-    return NEMO_RL if _starts_from(present, path) and "policy" in keys and not keys & _OTHER_ALGORITHMS else None
+    return (
+        NEMO_RL
+        if _starts_from(present, path) and "policy" in keys and not keys & _OTHER_ALGORITHMS
+        else None
+    )
 
 
 def _starts_from(present: PresentConfiguration, path: Path) -> tuple[str, ...]:
@@ -135,9 +143,14 @@ def _with_file_of_hydra(present: PresentConfiguration, path: Path) -> PresentCon
         return present
     folders = [folder for flag in ("config-path", "config-dir") if (folder := present.option(flag))]
     told = [os.path.join(folder, f"{named}.yaml") for folder in folders]
-    told += [os.path.join("verl/trainer", inner) for inner in told]  # Hydra: from the program's own folder
+    told += [
+        os.path.join("verl/trainer", inner) for inner in told
+    ]  # Hydra: from the program's own folder
     start = Path(present.cwd).absolute()
-    for where in (start, *start.parents):  # `$(pwd)` is the checkout's folder, in which the script lies
+    for where in (
+        start,
+        *start.parents,
+    ):  # `$(pwd)` is the checkout's folder, in which the script lies
         for inner in map(os.path.normpath, told):
             if (text := _reader(where)(inner)) is not None:
                 return replace(present, files={inner: text})
@@ -148,10 +161,16 @@ def _with_file_of_hydra(present: PresentConfiguration, path: Path) -> PresentCon
     )
 
 
-def _launchers_files(present: PresentConfiguration, read: Callable[[str], str | None]) -> dict[str, str]:
+def _launchers_files(
+    present: PresentConfiguration, read: Callable[[str], str | None]
+) -> dict[str, str]:
     """The files of Accelerate and DeepSpeed that `trl grpo` is given, by command or configuration, by their names; without TRL's own and those that are not here."""
     documents = [_document(name, text) for name, text in present.files.items()]
-    told = [each for key in LAUNCHERS_FILES for each in (present.option(key), *(one.get(key) for one in documents))]
+    told = [
+        each
+        for key in LAUNCHERS_FILES
+        for each in (present.option(key), *(one.get(key) for one in documents))
+    ]
     texts = {os.path.normpath(name): read(name) for name in told if isinstance(name, str)}
     return {name: text for name, text in texts.items() if text is not None}
 

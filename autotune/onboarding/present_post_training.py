@@ -60,7 +60,8 @@ def post_training_entries(reading: Reading, seq_len: int) -> tuple[Entry, ...]:
     rl = {"algorithm": rl.pop("algorithm"), "prompts": rl.pop("prompts", 1), **rl}
     longest = _longest(reading, seq_len)
     lengths = {
-        name: {"mean": max(round(SHARE * most), 1), "max": most} for name, most in zip(LENGTHS, longest, strict=True)
+        name: {"mean": max(round(SHARE * most), 1), "max": most}
+        for name, most in zip(LENGTHS, longest, strict=True)
     }
     how = "fill in: lengths of prompts and responses, as mean and percentiles or as {log: run.log} from your own run"
     speed = "fill in: generated tokens per second per GPU, or `log: run.log` instead"
@@ -89,7 +90,9 @@ def post_training_space(reading: Reading, trainer: str) -> dict[str, Any]:
     return space
 
 
-def answered_by_log(document: Mapping[str, Any], text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+def answered_by_log(
+    document: Mapping[str, Any], text: str
+) -> tuple[dict[str, Any], tuple[str, ...]]:
     """(`rl` and `rollout` of a draft with what a log of verl, NeMo-RL, OpenRLHF or TRL says, the keys that this answers)."""
     log = read_phases(text.splitlines())
     rl, rollout, answered = dict(document["rl"]), dict(document["rollout"]), []
@@ -114,13 +117,20 @@ def at_the_longest(
 
     `seq_len`: tokens of the longest sequence, where the launch does not say them.
     """
-    rl, rollout, assumed, asked = dict(document["rl"]), dict(document["rollout"]), [], set(open_keys)
+    rl, rollout, assumed, asked = (
+        dict(document["rl"]),
+        dict(document["rollout"]),
+        [],
+        set(open_keys),
+    )
     limits = {key: rl[key]["max"] for key in LENGTHS if f"rl.{key}" in asked}
     if seq_len is not None and "prompt_lengths" in limits:
         limits["prompt_lengths"] = max(seq_len - rl["response_lengths"]["max"], 1)
     rl |= {key: {"mean": limit, "max": limit} for key, limit in limits.items()}
     if limits:
-        said = " and ".join(f"every {key.partition('_')[0]} has {limit:,} tokens" for key, limit in limits.items())
+        said = " and ".join(
+            f"every {key.partition('_')[0]} has {limit:,} tokens" for key, limit in limits.items()
+        )
         assumed.append(
             f"{said}, which is the limit: an upper bound on time and memory; pass --log to read the lengths from a run's log"
         )
@@ -136,7 +146,9 @@ def at_the_longest(
 def present_post_training(reading: Reading, batch: int) -> PostTraining:
     """What the configuration says, with stand-ins for what it does not: for a launch that is only read again."""
     rl = {
-        name: value for name, value in reading.rl.items() if name not in (*LENGTHS, "placement", "mini_batch_prompts")
+        name: value
+        for name, value in reading.rl.items()
+        if name not in (*LENGTHS, "placement", "mini_batch_prompts")
     }
     prompt, response = _longest(reading, reading.seq_len or 2)
     responses = int(rl.pop("responses", 1))

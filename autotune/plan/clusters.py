@@ -50,7 +50,9 @@ class ClusterChoice:
         if self.estimate is None:
             return None
         tokens = float(self.estimate.tokens_per_s) * float(self.estimate.step_time_s)
-        return tokens / float(self.estimate.step_time_high_s), tokens / float(self.estimate.step_time_low_s)
+        return tokens / float(self.estimate.step_time_high_s), tokens / float(
+            self.estimate.step_time_low_s
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -86,7 +88,9 @@ def clusters_of(asked: Sequence[str | ClusterSpec], num_gpus: int) -> tuple[Clus
     names = [cluster.name for cluster in found]
     for name in names:
         if names.count(name) > 1:
-            raise SpecError(f"{name} is named twice", remedy="list each cluster once", field="clusters")
+            raise SpecError(
+                f"{name} is named twice", remedy="list each cluster once", field="clusters"
+            )
     return found
 
 
@@ -131,9 +135,15 @@ def _choice(
     nothing = ClusterChoice(cluster=cluster, lacking=lacking)
     if len(lacking) == len(asked):
         has = ", ".join(cluster.gpu.peak_flops_per_s)
-        return replace(nothing, reason=f"{cluster.gpu.name} has no {' and no '.join(lacking)}, only {has}")
+        return replace(
+            nothing, reason=f"{cluster.gpu.name} has no {' and no '.join(lacking)}, only {has}"
+        )
     try:
-        best = plan(SearchSpace.build(workload, space, launchable=launchable), calibration=calibration, top=1)
+        best = plan(
+            SearchSpace.build(workload, space, launchable=launchable),
+            calibration=calibration,
+            top=1,
+        )
     except InfeasibleError as error:
         return replace(nothing, reason=error.message)
     if not best.rows:

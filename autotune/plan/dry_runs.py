@@ -23,7 +23,12 @@ from autotune.plan.fit import pipeline_ranks
 from autotune.plan.plan import plan
 from autotune.ports import DryRunLimits, DryRunner, KnowledgeStore
 from autotune.registry import dry_runner
-from autotune.results.calibrations import find_profile, known_constants, profile_fingerprint, program_of
+from autotune.results.calibrations import (
+    find_profile,
+    known_constants,
+    profile_fingerprint,
+    program_of,
+)
 from autotune.space import SearchSpace
 from autotune.spec import ParallelConfig, Study, Workload
 
@@ -84,7 +89,9 @@ def profile_study(
         except DryRunError as error:
             if not found.points:  # a model that fails here fails in all
                 raise
-            found = replace(found, failed={**found.failed, str(config): " ".join(error.message.split())})
+            found = replace(
+                found, failed={**found.failed, str(config): " ".join(error.message.split())}
+            )
         else:
             found = replace(found, points=(*found.points, run))
         if store is not None:
@@ -103,14 +110,19 @@ def _refuse(workload: Workload) -> None:
         )
     if code is not None and code.has_towers:
         raise DryRunError(
-            f"a dry run trains the model on tokens, but {model.name} has parts that take other inputs", remedy=remedy
+            f"a dry run trains the model on tokens, but {model.name} has parts that take other inputs",
+            remedy=remedy,
         )
 
 
-def _run(workload: Workload, config: ParallelConfig, runner: DryRunner, limits: DryRunLimits) -> RunDry:
+def _run(
+    workload: Workload, config: ParallelConfig, runner: DryRunner, limits: DryRunLimits
+) -> RunDry:
     """The first, middle and last rank of its pipeline, run dry."""
     asked = replace(workload, global_batch_size=config.global_batch_size)
-    runs = (runner.run(asked, config, pp_rank=rank, limits=limits) for rank in pipeline_ranks(config.pp))
+    runs = (
+        runner.run(asked, config, pp_rank=rank, limits=limits) for rank in pipeline_ranks(config.pp)
+    )
     return RunDry.of(config, tuple(runs))
 
 
@@ -118,7 +130,9 @@ def next_run(found: DryRuns, space: SearchSpace, constants: Calibration) -> Para
     """The config to run next; None where the best of the plan are known."""
     corrected = replace(constants, dry_runs=found)
     ranked = plan(space, calibration=corrected, top=TOP)
-    best = [row.config for row in ranked.rows] or ([ranked.nearest_miss.config] if ranked.nearest_miss else [])
+    best = [row.config for row in ranked.rows] or (
+        [ranked.nearest_miss.config] if ranked.nearest_miss else []
+    )
     leader = _unknown(found, (shortened(config) for config in best))
     if leader is None or not found.points or len(found.points) > PINS:
         return leader
@@ -166,7 +180,8 @@ def checks_of(found: DryRuns, workload: Workload, constants: Calibration) -> lis
     for point in found.points if len(found.points) > 1 else ():
         others = replace(found, points=tuple(other for other in found.points if other is not point))
         here, there = (
-            estimate(workload, point.config, calibration=replace(constants, dry_runs=runs)) for runs in (found, others)
+            estimate(workload, point.config, calibration=replace(constants, dry_runs=runs))
+            for runs in (found, others)
         )
         predicted, low = float(there.peak_memory_bytes), float(there.peak_memory_low_bytes)
         checks.append(
@@ -183,7 +198,12 @@ def checks_of(found: DryRuns, workload: Workload, constants: Calibration) -> lis
 def profile_document(found: DryRuns, space: SearchSpace, constants: Calibration) -> dict[str, Any]:
     """The dry runs, each beside what the others say of it, and how far the other configs may be off, as plain JSON values."""
     checks = [
-        {"config": c.config, "predicted_bytes": c.predicted_bytes, "run_bytes": c.run_bytes, "error": c.error}
+        {
+            "config": c.config,
+            "predicted_bytes": c.predicted_bytes,
+            "run_bytes": c.run_bytes,
+            "error": c.error,
+        }
         for c in checks_of(found, space.workload, constants)
     ]
     spread = float(np.median(spread_of(space, replace(constants, dry_runs=found)))) * Z90
@@ -223,7 +243,9 @@ def ensure_profile(
     if store is None or workload.model.code is None or workload.trainer not in PLAYED_TRAINERS:
         return ""
     try:
-        profile_study(study, store=store, on_run=on_run, runner=runner, space=space, configs=configs)
+        profile_study(
+            study, store=store, on_run=on_run, runner=runner, space=space, configs=configs
+        )
     except (DryRunError, MissingExtraError) as error:
         return " ".join(error.message.split())
     return ""

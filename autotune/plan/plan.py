@@ -54,7 +54,10 @@ class NearestMiss(Plain):
     @property
     def need(self) -> str:
         """Its memory, with the risk: the memory alone may be less than that of the GPU."""
-        size, risk = format_bytes(float(self.estimate.peak_memory_bytes)), float(self.estimate.oom_probability)
+        size, risk = (
+            format_bytes(float(self.estimate.peak_memory_bytes)),
+            float(self.estimate.oom_probability),
+        )
         return f"{size}, with a risk of {risk_text(risk)} of running out of memory"
 
 
@@ -157,7 +160,9 @@ def fits(estimate: Estimate) -> NDArray[np.bool_]:
     return np.asarray(np.asarray(estimate.oom_probability, dtype=float) <= FITS)
 
 
-def plan(space: SearchSpace, *, calibration: Calibration | None = None, top: int | None = 10) -> Plan:
+def plan(
+    space: SearchSpace, *, calibration: Calibration | None = None, top: int | None = 10
+) -> Plan:
     """The plan of a space; `top` limits the rows (None: all feasible ones).
 
     Ties in value go to the config that comes first in the space, so that the order is the same everywhere. Configs that differ only in the study's own
@@ -207,7 +212,14 @@ def what_if(
         positive("tokens", tokens)
     free = replace(space, world_sizes=())
     return tuple(
-        _on(workload, free, positive_int("gpus", count, at_most=1 << 24), tokens, calibration, launchable)
+        _on(
+            workload,
+            free,
+            positive_int("gpus", count, at_most=1 << 24),
+            tokens,
+            calibration,
+            launchable,
+        )
         for count in gpus
     )
 
@@ -223,10 +235,16 @@ def _on(
     cluster = workload.cluster
     per_node = min(count, cluster.gpus_per_node)
     if count % per_node:
-        return WhatIf(num_gpus=count, reason=f"{count} GPUs are not a whole number of nodes of {per_node}")
-    resized = replace(workload, cluster=cluster.resized(num_nodes=count // per_node, gpus_per_node=per_node))
+        return WhatIf(
+            num_gpus=count, reason=f"{count} GPUs are not a whole number of nodes of {per_node}"
+        )
+    resized = replace(
+        workload, cluster=cluster.resized(num_nodes=count // per_node, gpus_per_node=per_node)
+    )
     try:
-        best = plan(SearchSpace.build(resized, space, launchable=launchable), calibration=calibration, top=1)
+        best = plan(
+            SearchSpace.build(resized, space, launchable=launchable), calibration=calibration, top=1
+        )
     except InfeasibleError as error:
         return WhatIf(num_gpus=count, reason=str(error))
     if not best.rows:
@@ -239,20 +257,36 @@ def _on(
     return replace(found, days=bill.days, cost_usd=bill.cost_usd)
 
 
-def nearest_miss(space: SearchSpace, predicted: Estimate, constants: Calibration | None = None) -> NearestMiss:
+def nearest_miss(
+    space: SearchSpace, predicted: Estimate, constants: Calibration | None = None
+) -> NearestMiss:
     """The config of a space that comes nearest to fitting, and what would make it fit. `predicted`: of every config of the space."""
     constants = constants or calibration_for(space.workload)
-    index = int(np.lexsort((np.asarray(predicted.peak_memory_bytes), np.asarray(predicted.oom_probability)))[0])
+    index = int(
+        np.lexsort(
+            (np.asarray(predicted.peak_memory_bytes), np.asarray(predicted.oom_probability))
+        )[0]
+    )
     config, row = space[index], predicted.row(index)
-    return NearestMiss(config=config, estimate=row, remedies=_remedies(space.workload, config, constants))
+    return NearestMiss(
+        config=config, estimate=row, remedies=_remedies(space.workload, config, constants)
+    )
 
 
-def _remedies(workload: Workload, config: ParallelConfig, constants: Calibration) -> tuple[str, ...]:
+def _remedies(
+    workload: Workload, config: ParallelConfig, constants: Calibration
+) -> tuple[str, ...]:
     """Single changes of `config` that fit, fastest first; else how many GPUs would hold the model fully sharded."""
-    changes = [(words, changed) for words, changed in _changes(config) if why_not(workload, changed) is None]
+    changes = [
+        (words, changed)
+        for words, changed in _changes(config)
+        if why_not(workload, changed) is None
+    ]
     found: list[tuple[float, str]] = []
     if changes:
-        predicted = estimate(workload, ConfigTable.of([c for _, c in changes]), calibration=constants)
+        predicted = estimate(
+            workload, ConfigTable.of([c for _, c in changes]), calibration=constants
+        )
         for i, (words, _) in enumerate(changes):
             row = predicted.row(i)
             if fits(row):
@@ -281,16 +315,27 @@ def _changes(config: ParallelConfig) -> Iterator[tuple[str, ParallelConfig]]:
         yield f"pp={config.pp * 2}", replace(fewer, pp=config.pp * 2)
 
 
-def _more_gpus(workload: Workload, config: ParallelConfig, constants: Calibration) -> tuple[str, ...]:
+def _more_gpus(
+    workload: Workload, config: ParallelConfig, constants: Calibration
+) -> tuple[str, ...]:
     times = [1 << i for i in range(1, 13)]
     wide = [
-        replace(config, dp=config.dp * n, zero_stage=3, recompute="full", micro_batch_size=1, accumulation_steps=1)
+        replace(
+            config,
+            dp=config.dp * n,
+            zero_stage=3,
+            recompute="full",
+            micro_batch_size=1,
+            accumulation_steps=1,
+        )
         for n in times
     ]
     enough = np.flatnonzero(fits(estimate(workload, ConfigTable.of(wide), calibration=constants)))
     if len(enough):
         gpus = config.world_size * times[int(enough[0])]
-        return (f"about {gpus:,} GPUs, with zero_stage=3, recompute=full and micro_batch_size=1, would be enough",)
+        return (
+            f"about {gpus:,} GPUs, with zero_stage=3, recompute=full and micro_batch_size=1, would be enough",
+        )
     return (
         "sharding alone cannot make it fit on any number of such GPUs; split the sequence (cp) or the layers (tp) further",
     )

@@ -60,12 +60,16 @@ def plan_of(
     return replace(found, source=source, post_training=beside, baseline=baseline)
 
 
-def _baseline(study: Study, space: SearchSpace, found: Plan, calibration: Calibration | None) -> RankedConfig | None:
+def _baseline(
+    study: Study, space: SearchSpace, found: Plan, calibration: Calibration | None
+) -> RankedConfig | None:
     """What the configs of a plan are compared with; None for a study of proxies, where nothing fits, or where it cannot be run."""
     config = study.baseline or default_config(space)
     if not found.rows or study.at_hand is not None or why_not(study.workload, config):
         return None
-    return RankedConfig(rank=0, config=config, estimate=estimate(study.workload, config, calibration=calibration))
+    return RankedConfig(
+        rank=0, config=config, estimate=estimate(study.workload, config, calibration=calibration)
+    )
 
 
 def cannot_run_here(study: Study) -> str:
@@ -80,7 +84,9 @@ def cannot_run_here(study: Study) -> str:
     return preflight.cannot_run_here(here.study, here.space)
 
 
-def few_for_many_of(study: Study, *, top: int = 10, store: KnowledgeStore | None = None) -> dict[str, Any]:
+def few_for_many_of(
+    study: Study, *, top: int = 10, store: KnowledgeStore | None = None
+) -> dict[str, Any]:
     """What a plan shows of a study with a target: {proxies, target}; both are empty for a study without one. Raises `InfeasibleError`.
 
     `proxies`: of the `top` configs of the plan, which proxy would run here: {rank, config, proxy, reason}. `proxy`: {config, model, num_layers,
@@ -92,7 +98,10 @@ def few_for_many_of(study: Study, *, top: int = 10, store: KnowledgeStore | None
         return {"proxies": [], "target": {}}
     found = assemble(study, store)
     searcher = cast("TargetSearcher", found.searcher())
-    return {"proxies": _proxies(found, searcher, top), "target": TargetFindings(searcher)()["target"]}
+    return {
+        "proxies": _proxies(found, searcher, top),
+        "target": TargetFindings(searcher)()["target"],
+    }
 
 
 def _proxies(found: Assembly, searcher: TargetSearcher, top: int) -> list[dict[str, Any]]:
@@ -102,10 +111,14 @@ def _proxies(found: Assembly, searcher: TargetSearcher, top: int) -> list[dict[s
         assert index is not None
         proxy = searcher.proxy_at(index)
         if isinstance(proxy, str):
-            rows.append({"rank": row.rank, "config": row.config.to_dict(), "proxy": None, "reason": proxy})
+            rows.append(
+                {"rank": row.rank, "config": row.config.to_dict(), "proxy": None, "reason": proxy}
+            )
             continue
         same = (proxy.workload, proxy.config)
-        shared = next((rank for known, rank in first if (known.workload, known.config) == same), None)
+        shared = next(
+            (rank for known, rank in first if (known.workload, known.config) == same), None
+        )
         first += [(proxy, row.rank)] if shared is None else []
         rows.append(
             {
@@ -128,12 +141,18 @@ def _proxies(found: Assembly, searcher: TargetSearcher, top: int) -> list[dict[s
 
 
 def what_if_of(
-    study: Study, gpus: Sequence[int], *, tokens: float | None = None, store: KnowledgeStore | None = None
+    study: Study,
+    gpus: Sequence[int],
+    *,
+    tokens: float | None = None,
+    store: KnowledgeStore | None = None,
 ) -> tuple[WhatIf, ...]:
     """The best of the study's space on clusters of other sizes, with days and cost for a budget of `tokens`."""
     known = stored_calibration(study.workload, store, program_of(study))
     trainer = Launchable.of(study)
-    return what_if(study.workload, study.space, gpus, tokens=tokens, calibration=known, launchable=trainer)
+    return what_if(
+        study.workload, study.space, gpus, tokens=tokens, calibration=known, launchable=trainer
+    )
 
 
 def compare_clusters_of(
@@ -170,23 +189,33 @@ def estimate_of(
     `profile` and `on_dry_run`: see `plan_of`.
     """
     problem = ensure_profile(study, store, on_run=on_dry_run, configs=[config]) if profile else ""
-    constants = stored_calibration(study.workload, store, program_of(study)) or calibration_for(study.workload)
+    constants = stored_calibration(study.workload, store, program_of(study)) or calibration_for(
+        study.workload
+    )
     source = _sources(study, store, problem, constants, SearchSpace.of(study.workload, [config]))
     return estimate(study.workload, config, calibration=constants), source
 
 
 def _sources(
-    study: Study, store: KnowledgeStore | None, problem: str, calibration: Calibration | None, space: SearchSpace
+    study: Study,
+    store: KnowledgeStore | None,
+    problem: str,
+    calibration: Calibration | None,
+    space: SearchSpace,
 ) -> str:
     """Where the constants come from, and the memory of these configs. `problem`: why nothing could be run dry, where that was tried."""
-    source = (known_constants(study.workload, store, program_of(study)) or calibration_for(study.workload)).source
+    source = (
+        known_constants(study.workload, store, program_of(study)) or calibration_for(study.workload)
+    ).source
     if problem:
         return f"{source}; memory from a decoder's formulas, because a dry run was impossible: {problem}"
     runs = calibration.dry_runs if calibration is not None else None
     if calibration is None or runs is None or not runs.points:
         return source
     spread = float(np.median(spread_of(space, calibration))) * Z90
-    failed = next((f"; {config} cannot be dry-run: {reason}" for config, reason in runs.failed.items()), "")
+    failed = next(
+        (f"; {config} cannot be dry-run: {reason}" for config, reason in runs.failed.items()), ""
+    )
     return (
         f"{source}; memory from dry runs of {len(runs.points)} configs; for others, from formulas that the runs correct "
         f"(here within {spread:.0%}){failed}"

@@ -60,7 +60,9 @@ def post_training_findings(
         **found,
         "splits": splits,
         "splits_why_not": no_split,
-        "balanced": _balanced(best) if asked.staleness or any(spec.extra.get("staleness", ())) else None,
+        "balanced": _balanced(best)
+        if asked.staleness or any(spec.extra.get("staleness", ()))
+        else None,
         "one_more_node": more,
         "one_more_node_why_not": why_not,
     }
@@ -76,7 +78,9 @@ def _splits(
     """(the best of each split by rising GPUs that generate, why there is none for a split that the space lists): the splits that the space lists, and with one alone all in steps of a
     node (of an engine on one node)."""
     cluster = workload.cluster
-    asked_for = sorted({int(gpus) for gpus in spec.extra.get("rollout_gpus", (asked.rollout_gpus,)) if gpus})
+    asked_for = sorted(
+        {int(gpus) for gpus in spec.extra.get("rollout_gpus", (asked.rollout_gpus,)) if gpus}
+    )
     listed = asked_for
     if len(listed) == 1:
         engine = max(int(tp) for tp in spec.extra.get("rollout_tp", (asked.today("rollout_tp"),)))
@@ -89,15 +93,25 @@ def _splits(
 
 
 def _best(
-    workload: Workload, spec: SpaceSpec, generating: int, calibration: Calibration | None, launchable: Launchable | None
+    workload: Workload,
+    spec: SpaceSpec,
+    generating: int,
+    calibration: Calibration | None,
+    launchable: Launchable | None,
 ) -> tuple[dict[str, Any] | None, str]:
     """(the best config with so many GPUs that only generate (0: none), or None where none is legal or fits; why there is none)"""
     try:
-        space = SearchSpace.build(workload, _with_generating(spec, generating), launchable=launchable)
+        space = SearchSpace.build(
+            workload, _with_generating(spec, generating), launchable=launchable
+        )
     except InfeasibleError as error:
         return None, error.brief or error.message
     best = plan(space, calibration=calibration, top=1)
-    return (_sides(workload, best.rows[0], generating), "") if best.rows else (None, "no valid config fits")
+    return (
+        (_sides(workload, best.rows[0], generating), "")
+        if best.rows
+        else (None, "no valid config fits")
+    )
 
 
 def _with_generating(spec: SpaceSpec, generating: int) -> SpaceSpec:
@@ -115,9 +129,13 @@ def _with_generating(spec: SpaceSpec, generating: int) -> SpaceSpec:
 def _sides(workload: Workload, best: RankedConfig, generating: int) -> dict[str, Any]:
     one, config = best.estimate, best.config
     assert one.phases_s is not None
-    training = sum(float(getattr(one.phases_s, name)) for name in ("log_prob", "reference", "values", "update"))
+    training = sum(
+        float(getattr(one.phases_s, name)) for name in ("log_prob", "reference", "values", "update")
+    )
     gpus = np.array([float(generating or config.world_size)])
-    bulk, tail = generation_s(workload, np.array([knob_value(workload, config, "rollout_tp")]), gpus)
+    bulk, tail = generation_s(
+        workload, np.array([knob_value(workload, config, "rollout_tp")]), gpus
+    )
     step, generation = float(one.step_time_s), float(bulk[0] + tail[0])
     return {
         "rollout_gpus": generating,
@@ -137,9 +155,15 @@ def _balanced(best: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """The share of the GPUs of the best split that should generate so that both sides work equally long."""
     if best is None:
         return None
-    train, generate = best["training_s"] * best["training_gpus"], best["generation_s"] * best["rollout_gpus"]
+    train, generate = (
+        best["training_s"] * best["training_gpus"],
+        best["generation_s"] * best["rollout_gpus"],
+    )
     gpus = best["training_gpus"] + best["rollout_gpus"]
-    return {"rollout_gpus": gpus * generate / (train + generate), "step_time_s": (train + generate) / gpus}
+    return {
+        "rollout_gpus": gpus * generate / (train + generate),
+        "step_time_s": (train + generate) / gpus,
+    }
 
 
 def _one_more_node(
@@ -159,7 +183,9 @@ def _one_more_node(
         for nodes in range(1, min(MOST_NODES, workload.cluster.num_nodes) + 1):
             larger = replace(
                 workload,
-                cluster=workload.cluster.resized(num_nodes=workload.cluster.num_nodes + nodes, gpus_per_node=per_node),
+                cluster=workload.cluster.resized(
+                    num_nodes=workload.cluster.num_nodes + nodes, gpus_per_node=per_node
+                ),
             )
             engines = generating + (nodes * per_node if side == "generation" else 0)
             row, reason = _best(larger, spec, engines, calibration, launchable)

@@ -12,7 +12,16 @@ Nothing here does anything. Runners and stores implement these protocols without
 """
 
 from autotune.ports.annotations import AnnotationStore, StudyNote
-from autotune.ports.decision import CloseAttempt, Decision, EndTrial, Fact, KeepNote, KeepSteps, KeepTrial, StartAttempt
+from autotune.ports.decision import (
+    CloseAttempt,
+    Decision,
+    EndTrial,
+    Fact,
+    KeepNote,
+    KeepSteps,
+    KeepTrial,
+    StartAttempt,
+)
 from autotune.ports.dry_runner import DryRunLimits, DryRunner
 from autotune.ports.service_store import (
     SCOPES,

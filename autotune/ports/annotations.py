@@ -41,7 +41,12 @@ class AnnotationStore(Protocol):
         ...
 
     def change_tags(
-        self, study_id: str, *, add: Iterable[str] = (), remove: Iterable[str] = (), author: str = ""
+        self,
+        study_id: str,
+        *,
+        add: Iterable[str] = (),
+        remove: Iterable[str] = (),
+        author: str = "",
     ) -> StudyRecord:
         """The study with tags added and removed; a tag that is there already, or was not, is no mistake. Raises `SpecError` for what is no tag."""
         ...

@@ -24,5 +24,7 @@ class DryRunner(Protocol):
     def inspect(self, model: ModelSpec, *, limits: DryRunLimits) -> ModelSpec:
         """The model with what only its code can tell: shape, parameters, plans, fingerprint. Raises `DryRunError` with the line that failed and a remedy."""
 
-    def run(self, workload: Workload, config: ParallelConfig, *, pp_rank: int, limits: DryRunLimits) -> DryRun:
+    def run(
+        self, workload: Workload, config: ParallelConfig, *, pp_rank: int, limits: DryRunLimits
+    ) -> DryRun:
         """Two optimizer steps of the first rank of that pipeline stage. Raises `DryRunError`: what cannot be run dry, why, and what to do."""

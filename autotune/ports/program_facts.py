@@ -57,30 +57,41 @@ class ProgramFacts:
     @property
     def computes(self) -> str:
         """The format that it computes in, where something other than its weights' says so: autocast, or FSDP's mixed precision."""
-        return _TYPES.get(self.values.get("autocast", ""), "") or _TYPES.get(self.values.get("sharded_type", ""), "")
+        return _TYPES.get(self.values.get("autocast", ""), "") or _TYPES.get(
+            self.values.get("sharded_type", ""), ""
+        )
 
     @property
     def precision(self) -> str:
         """The precision; empty if not observed."""
         found = self.computes or self.weights
-        has_tf32 = self.values.get("device") == "cuda" and self.values.get("matmul", "highest") != "highest"
+        has_tf32 = (
+            self.values.get("device") == "cuda"
+            and self.values.get("matmul", "highest") != "highest"
+        )
         return "tf32" if found == "fp32" and has_tf32 else found
 
     @property
     def is_pure_bf16(self) -> bool:
         """Whether weights and what the optimizer steps are in bf16, and nothing in fp32."""
-        return self.weights == "bf16" and {_format(name) for name in self.values.get("stepped_types", ())} == {"bf16"}
+        return self.weights == "bf16" and {
+            _format(name) for name in self.values.get("stepped_types", ())
+        } == {"bf16"}
 
     @property
     def optimizers(self) -> str:
         """Classes of its optimizers."""
-        return " and ".join(str(name).rsplit(".", 1)[-1] for name in self.values.get("optimizers", ()))
+        return " and ".join(
+            str(name).rsplit(".", 1)[-1] for name in self.values.get("optimizers", ())
+        )
 
     @property
     def optimizer(self) -> str | None:
         """The optimizer by the name that `workload.optimizer` has for it; None for one whose memory autotune does not know."""
         names = self.optimizers.lower()
-        return next((name for name, words in _OPTIMIZERS if any(word in names for word in words)), None)
+        return next(
+            (name for name, words in _OPTIMIZERS if any(word in names for word in words)), None
+        )
 
     @property
     def zero_stage(self) -> int | None:
@@ -112,7 +123,11 @@ class ProgramFacts:
     def degrees(self) -> dict[str, int]:
         """Degrees above 1 that the program's own meshes tell."""
         told = self.values.get("degrees") or {}
-        return {name: int(told[name]) for name in _DEGREES if name in FIELDS and int(told.get(name) or 1) > 1}
+        return {
+            name: int(told[name])
+            for name in _DEGREES
+            if name in FIELDS and int(told.get(name) or 1) > 1
+        }
 
 
 def _format(name: str) -> str:

@@ -76,7 +76,9 @@ class Statistics:
 class TokenStore(Protocol):
     """Makes, checks and revokes tokens. Threads may share it."""
 
-    def create(self, owner: str, scope: str, *, expires_in_s: float | None = None) -> tuple[Token, str]:
+    def create(
+        self, owner: str, scope: str, *, expires_in_s: float | None = None
+    ) -> tuple[Token, str]:
         """A new token and its text, which nobody can show again. Raises `SpecError` for an unknown scope or a lifetime below zero."""
         ...
 
@@ -96,7 +98,9 @@ class TokenStore(Protocol):
 class AuditLog(Protocol):
     """Who did what through the service: append-only."""
 
-    def record_audit(self, actor: str, action: str, subject: str = "", data: Mapping[str, Any] | None = None) -> None:
+    def record_audit(
+        self, actor: str, action: str, subject: str = "", data: Mapping[str, Any] | None = None
+    ) -> None:
         """Adds a line to the audit."""
         ...
 

@@ -185,7 +185,12 @@ class HistoryEvent:
 
     def to_dict(self) -> dict[str, Any]:
         """The event as plain values, without the study's id."""
-        return {"sequence": self.sequence, "at": self.at.isoformat(), "kind": self.kind, "data": dict(self.data)}
+        return {
+            "sequence": self.sequence,
+            "at": self.at.isoformat(),
+            "kind": self.kind,
+            "data": dict(self.data),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

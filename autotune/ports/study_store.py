@@ -50,7 +50,9 @@ class StudyReader(Protocol):
         """The study of this id, the newest of this name, or the one whose id begins so."""
         ...
 
-    def studies(self, *, limit: int = 50, offset: int = 0, **filters: Unpack[StudyFilter]) -> list[StudyRecord]:
+    def studies(
+        self, *, limit: int = 50, offset: int = 0, **filters: Unpack[StudyFilter]
+    ) -> list[StudyRecord]:
         """Studies that match all filters, newest first."""
         ...
 
@@ -66,11 +68,15 @@ class StudyReader(Protocol):
         """What the study is at now; far cheaper than the study, for those who ask again and again."""
         ...
 
-    def events(self, study_id: str, *, after: int = 0, limit: int = 1000, newest: bool = False) -> list[HistoryEvent]:
+    def events(
+        self, study_id: str, *, after: int = 0, limit: int = 1000, newest: bool = False
+    ) -> list[HistoryEvent]:
         """History after that sequence number, in order: the first `limit` events, or with `newest` the last `limit`."""
         ...
 
-    def steps(self, study_id: str, number: int, *, attempt: int | None = None) -> dict[str, list[float]]:
+    def steps(
+        self, study_id: str, number: int, *, attempt: int | None = None
+    ) -> dict[str, list[float]]:
         """Step metrics of a trial's attempt (default the last): step, step_time_s, loss, grad_norm as lists."""
         ...
 
@@ -235,7 +241,9 @@ class ObservedStore(Protocol):
         """Keeps the run; the same with the id by which it is known from now on."""
         ...
 
-    def observed(self, *, limit: int = 50, offset: int = 0, **filters: Unpack[ObservedFilter]) -> list[ObservedRun]:
+    def observed(
+        self, *, limit: int = 50, offset: int = 0, **filters: Unpack[ObservedFilter]
+    ) -> list[ObservedRun]:
         """Runs that match all filters, the one that was kept last first."""
         ...
 
@@ -251,7 +259,9 @@ class ReferenceLossStore(Protocol):
         """The losses by step, from 0; None when nobody measured them."""
         ...
 
-    def save_reference_losses(self, model: str, data: str, seed: int, losses: Sequence[float]) -> None:
+    def save_reference_losses(
+        self, model: str, data: str, seed: int, losses: Sequence[float]
+    ) -> None:
         """Keeps the losses by step; a shorter series does not replace a longer one."""
         ...
 

@@ -23,7 +23,10 @@ def cluster_table(choices: Sequence[ClusterChoice], *, palette: Palette = FULL) 
         columns=(
             Column(key="cluster"),
             Column(key="config", least=MIN_CONFIG, cut=False),
-            *(Column(key=name, right=True) for name in ("tokens/s", "90%", "per GPU", "MFU", "OOM risk", *bill)),
+            *(
+                Column(key=name, right=True)
+                for name in ("tokens/s", "90%", "per GPU", "MFU", "OOM risk", *bill)
+            ),
         ),
         stages=(
             Shortening(),
@@ -34,7 +37,10 @@ def cluster_table(choices: Sequence[ClusterChoice], *, palette: Palette = FULL) 
         ellipsis=palette.unicode,
     )
     for choice in choices:
-        table.add_row(choice.cluster.name, *(_cells(choice, billed) if choice.config else _nothing(choice, len(bill))))
+        table.add_row(
+            choice.cluster.name,
+            *(_cells(choice, billed) if choice.config else _nothing(choice, len(bill))),
+        )
     return table
 
 
@@ -96,12 +102,15 @@ def cluster_notes(choices: Sequence[ClusterChoice]) -> list[str]:
         fastest = max(found, key=lambda choice: float(choice.estimate.tokens_per_s))  # type: ignore[union-attr]
         ahead = [f"fastest: {fastest.cluster.name}"]
         ahead += _least("cheapest", found, lambda choice: choice.bill and choice.bill.cost_usd)
-        ahead += _least("least energy", found, lambda choice: choice.bill and choice.bill.energy_kwh)
+        ahead += _least(
+            "least energy", found, lambda choice: choice.bill and choice.bill.energy_kwh
+        )
         lines.append("; ".join(ahead))
     sources = _by(found, lambda choice: choice.source)
     if len(sources) > 1:
         lines += [
-            f"constants of the cost model on {', '.join(on)}: {source_words(source)}" for source, on in sources.items()
+            f"constants of the cost model on {', '.join(on)}: {source_words(source)}"
+            for source, on in sources.items()
         ]
     if any(choice.bill for choice in found):
         lines.append(
@@ -110,7 +119,9 @@ def cluster_notes(choices: Sequence[ClusterChoice]) -> list[str]:
     return lines
 
 
-def _by(choices: Sequence[ClusterChoice], of: Callable[[ClusterChoice], str]) -> dict[str, list[str]]:
+def _by(
+    choices: Sequence[ClusterChoice], of: Callable[[ClusterChoice], str]
+) -> dict[str, list[str]]:
     """Names of the clusters by what is the same of them."""
     groups: dict[str, list[str]] = {}
     for choice in choices:
@@ -123,9 +134,13 @@ def source_words(source: str) -> str:
     return ("fitted to published measurements, " if source.endswith(".csv") else "") + source
 
 
-def _least(word: str, found: Sequence[ClusterChoice], of: Callable[[ClusterChoice], float | None]) -> list[str]:
+def _least(
+    word: str, found: Sequence[ClusterChoice], of: Callable[[ClusterChoice], float | None]
+) -> list[str]:
     """The cluster with the least of something, of those for which it is known."""
-    known = [(amount, choice.cluster.name) for choice in found if (amount := of(choice)) is not None]
+    known = [
+        (amount, choice.cluster.name) for choice in found if (amount := of(choice)) is not None
+    ]
     if len(known) < 2:
         return []
     unknown = len(found) - len(known)

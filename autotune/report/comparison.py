@@ -40,7 +40,10 @@ Side = tuple[StudyRecord, Sequence[Trial]]
 
 def differing_versions(first: Trial | None, second: Trial | None) -> list[tuple[str, str, str]]:
     """What differs between what two trials were measured with: name, and the version of each."""
-    known = [trial.measurement.versions if trial and trial.measurement else {} for trial in (first, second)]
+    known = [
+        trial.measurement.versions if trial and trial.measurement else {}
+        for trial in (first, second)
+    ]
     return differences(*known)
 
 
@@ -59,8 +62,12 @@ def compare(first: Side, second: Side, *, palette: Palette = FULL) -> Table:
     if a.best is not None and b.best is not None:
         arrow = "->"
         changes = changed_knobs(a.best, b.best)
-        text = ", ".join(f"{name} {before} {arrow} {after}" for name, (before, after) in changes.items())
-        table.caption = safe(f"winners differ by: {text}" if text else "both found the same config", palette)
+        text = ", ".join(
+            f"{name} {before} {arrow} {after}" for name, (before, after) in changes.items()
+        )
+        table.caption = safe(
+            f"winners differ by: {text}" if text else "both found the same config", palette
+        )
     return table
 
 
@@ -79,17 +86,24 @@ def facts(found: Result) -> dict[str, str]:
         "sequences per step": ", ".join(map(str, workload.global_batch_sizes)),
         "objective": f"{objective.metric}, stability weight {objective.stability_weight:g}",
         "searcher": record.study.searcher,
-        "trials": ", ".join(f"{n} {status.lower()}" for status, n in status_counts(found.shown).items()) or "-",
+        "trials": ", ".join(
+            f"{n} {status.lower()}" for status, n in status_counts(found.shown).items()
+        )
+        or "-",
         "time": format_duration(record.elapsed_s),
         "best config": config_label(best.config) if best is not None else "-",
-        "first config of the target": config_label(first) if (first := first_pick(record)) is not None else "-",
+        "first config of the target": config_label(first)
+        if (first := first_pick(record)) is not None
+        else "-",
         "tokens/s": format_count(tokens_per_s(best)) if best is not None else "-",
         "step time": format_duration(measured.step_time_s if measured else None),
         "peak memory": format_bytes(measured.peak_memory_bytes if measured else None),
         "stability": f"{stability(measured):.2f}" if measured else "-",
         "per million tokens": _cost(measured, workload) if measured else "-",
         "speedup over the baseline": speedup_word(found, times="", nothing="-"),
-        "median error of predicted step time": f"{errors['step_time']:.0%}" if "step_time" in errors else "-",
+        "median error of predicted step time": f"{errors['step_time']:.0%}"
+        if "step_time" in errors
+        else "-",
     }
 
 
@@ -117,21 +131,33 @@ def side_by_side(columns: Sequence[Mapping[str, str]]) -> Comparison:
     rows = [(name, tuple(column.get(name, UNKNOWN) for column in columns)) for name in names]
     return Comparison(
         differing=tuple(row for row in rows if len(set(row[1])) > 1),
-        equal=tuple((name, values[0]) for name, values in rows if len(set(values)) == 1 and values[0] != UNKNOWN),
+        equal=tuple(
+            (name, values[0])
+            for name, values in rows
+            if len(set(values)) == 1 and values[0] != UNKNOWN
+        ),
     )
 
 
 def study_facts(found: Result) -> dict[str, str]:
     """What a study was asked and what came out, with the knobs of its best config."""
     best = found.best
-    knobs = {f"best {name}": value for name, value in knob_words(best.config).items()} if best is not None else {}
+    knobs = (
+        {f"best {name}": value for name, value in knob_words(best.config).items()}
+        if best is not None
+        else {}
+    )
     return {**facts(found), **knobs, **version_facts(best)}
 
 
 def version_facts(trial: Trial | None) -> dict[str, str]:
     """The releases and limits that a trial was measured with."""
     seen = trial.measurement if trial is not None else None
-    return {f"version of {name}": version for name, version in sorted(seen.versions.items())} if seen else {}
+    return (
+        {f"version of {name}": version for name, version in sorted(seen.versions.items())}
+        if seen
+        else {}
+    )
 
 
 def trial_facts(trial: Trial) -> dict[str, str]:
@@ -150,8 +176,12 @@ def trial_facts(trial: Trial) -> dict[str, str]:
         "predicted step time": format_duration(float(estimate.step_time_s) if estimate else None),
         "spread of step times": f"{measured.step_time_spread:.1%}" if measured else UNKNOWN,
         "peak memory": format_bytes(m.peak_memory_bytes if m else None),
-        "predicted peak memory": format_bytes(float(estimate.peak_memory_bytes) if estimate else None),
-        "probability of running out of memory": f"{float(estimate.oom_probability):.0%}" if estimate else UNKNOWN,
+        "predicted peak memory": format_bytes(
+            float(estimate.peak_memory_bytes) if estimate else None
+        ),
+        "probability of running out of memory": f"{float(estimate.oom_probability):.0%}"
+        if estimate
+        else UNKNOWN,
         "model FLOPs utilization": f"{measured.mfu:.1%}"
         if measured and measured.mfu is not None and measured.mfu <= 1.0
         else UNKNOWN,
@@ -161,7 +191,9 @@ def trial_facts(trial: Trial) -> dict[str, str]:
         "steps that count": str(len(measured.step_times_s)) if measured else UNKNOWN,
         "setup": format_duration(m.setup_s) if m and m.setup_s else UNKNOWN,
         **{
-            f"time: {PART_NAMES.get(name, name)} ({'profiled' if is_profiled else 'predicted'})": format_duration(value)
+            f"time: {PART_NAMES.get(name, name)} ({'profiled' if is_profiled else 'predicted'})": format_duration(
+                value
+            )
             for name, value in times.items()
             if value > 0
         },

@@ -19,8 +19,12 @@ def deletion_lines(deletion: Mapping[str, Any]) -> list[str]:
             f"{deletion['measured']:,} measured configs are no longer used by queries across studies and by later searches"
         )
     if learners := deletion["learners"]:
-        names = ", ".join(one["name"] for one in learners[:NAMED]) + (", ..." if len(learners) > NAMED else "")
-        lines.append(f"{len(learners):,} later studies may have learned from it ({names}); they keep their own results")
+        names = ", ".join(one["name"] for one in learners[:NAMED]) + (
+            ", ..." if len(learners) > NAMED else ""
+        )
+        lines.append(
+            f"{len(learners):,} later studies may have learned from it ({names}); they keep their own results"
+        )
     if held := deletion["held_by"]:
         lines.append(
             f"it cannot be deleted until {held[0]['name']} ({held[0]['id']}), which learned from it, has ended"

@@ -27,7 +27,10 @@ def time_parts(trial: Trial) -> tuple[dict[str, float], bool]:
 
 def changed_knobs(before: Trial, after: Trial) -> dict[str, tuple[object, object]]:
     """Knobs with different values, with both of them."""
-    pairs = {name: (before.config.value(name), after.config.value(name)) for name in after.config.values()}
+    pairs = {
+        name: (before.config.value(name), after.config.value(name))
+        for name in after.config.values()
+    }
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
@@ -36,7 +39,9 @@ def why(found: Result) -> list[str]:
     best, baseline = found.best, found.baseline
     if best is None:
         if any(t.purpose is TrialPurpose.PROXY for t in found.measured):
-            return ["Proxies are not ranked, so no trial wins; the target's configs are ranked instead."]
+            return [
+                "Proxies are not ranked, so no trial wins; the target's configs are ranked instead."
+            ]
         return ["No trial was measured, so there is no winner."]
     if baseline is None:
         return [
@@ -45,7 +50,9 @@ def why(found: Result) -> list[str]:
     rivals = trial_numbers(found.tied_with) if found.tied_with else ""
     tied = [f"Trial {best.number} is statistically tied with {rivals}."] if rivals else []
     if found.too_noisy is not None:
-        return [f"{str(found.too_noisy).capitalize()}, so no speedup is claimed and the baseline stays."]
+        return [
+            f"{str(found.too_noisy).capitalize()}, so no speedup is claimed and the baseline stays."
+        ]
     if best.config == baseline.config:
         return ["Nothing that was tried beats the baseline.", *tied]
     sentences = []
@@ -57,7 +64,9 @@ def why(found: Result) -> list[str]:
     sentences += tied
     changes = changed_knobs(baseline, best)
     sentences.append(
-        "It differs by " + ", ".join(f"{n} {value_word(a)} -> {value_word(b)}" for n, (a, b) in changes.items()) + "."
+        "It differs by "
+        + ", ".join(f"{n} {value_word(a)} -> {value_word(b)}" for n, (a, b) in changes.items())
+        + "."
     )
     sentences += _moves(baseline, best)
     memory = _memory(baseline, best)
@@ -75,9 +84,13 @@ def _moves(baseline: Trial, best: Trial) -> list[str]:
     source = "profiled" if measured_before and measured_after else "predicted"
     sentences = []
     for word, sign in (("shrank", -1), ("grew", 1)):
-        large = sorted((n for n in moves if sign * moves[n] > 0.01 * total), key=lambda n: -sign * moves[n])[:3]
+        large = sorted(
+            (n for n in moves if sign * moves[n] > 0.01 * total), key=lambda n: -sign * moves[n]
+        )[:3]
         if large:
-            parts = ", ".join(f"{PART_NAMES.get(n, n)} by {format_duration(abs(moves[n]))}" for n in large)
+            parts = ", ".join(
+                f"{PART_NAMES.get(n, n)} by {format_duration(abs(moves[n]))}" for n in large
+            )
             sentences.append(
                 f"Of a step of {format_duration(total)} ({source}), at equal tokens, these parts {word}: {parts}."
             )
@@ -102,10 +115,15 @@ def prediction_errors(trials: Sequence[Trial]) -> dict[str, float]:
     for trial in trials:
         if not trial.is_measured or trial.estimate is None or trial.measurement is None:
             continue
-        errors["step_time"].append(abs(float(trial.estimate.step_time_s) / trial.measurement.step_time_s - 1))
+        errors["step_time"].append(
+            abs(float(trial.estimate.step_time_s) / trial.measurement.step_time_s - 1)
+        )
         if trial.measurement.peak_memory_bytes:
             errors["memory"].append(
-                abs(float(trial.estimate.peak_memory_bytes) / trial.measurement.peak_memory_bytes - 1)
+                abs(
+                    float(trial.estimate.peak_memory_bytes) / trial.measurement.peak_memory_bytes
+                    - 1
+                )
             )
     return {name: sorted(values)[len(values) // 2] for name, values in errors.items() if values}
 

@@ -55,11 +55,19 @@ def memory_figure(fit: Fit, run: DryRun) -> str:
     peak = max(sample.total_bytes for sample in shown)
     near = fit.memory_bytes <= FAR * peak
     return stacked_area(
-        {name: [float(sample.parts_bytes.get(name, 0)) for sample in shown] for name in CATEGORY_NAMES},
+        {
+            name: [float(sample.parts_bytes.get(name, 0)) for sample in shown]
+            for name in CATEGORY_NAMES
+        },
         names=CATEGORY_NAMES,
         colours=CATEGORY_COLOURS,
-        titles=[f"{moment_words(s, fit.config.accumulation_steps)}: {format_bytes(s.total_bytes)}" for s in shown],
-        stretches=[Stretch(label=label, first=first, end=end) for label, first, end in phases(shown)],
+        titles=[
+            f"{moment_words(s, fit.config.accumulation_steps)}: {format_bytes(s.total_bytes)}"
+            for s in shown
+        ],
+        stretches=[
+            Stretch(label=label, first=first, end=end) for label, first, end in phases(shown)
+        ],
         limit=fit.memory_bytes if near else None,
         limit_label=f"{fit.workload.cluster.gpu.name}: {format_bytes(fit.memory_bytes)}",
         number=format_bytes,

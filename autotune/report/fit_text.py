@@ -49,7 +49,10 @@ def problem_lines(fit: Fit) -> list[str]:
     """Why no dry run could be made, and what to do; empty where one was. It stands before all else: it may be a fault of the model's code."""
     if not fit.problem:
         return []
-    return [f"a dry run was impossible: {fit.problem}", *([f"  {fit.remedy}"] if fit.remedy else [])]
+    return [
+        f"a dry run was impossible: {fit.problem}",
+        *([f"  {fit.remedy}"] if fit.remedy else []),
+    ]
 
 
 def verdict_line(fit: Fit) -> str:
@@ -60,10 +63,14 @@ def verdict_line(fit: Fit) -> str:
         f"(90%: {format_bytes(fit.reserved.low_bytes)} to {format_bytes(fit.reserved.high_bytes)})"
     )
     if fit.basis == "dry run":
-        said = {FITS: "yes, it fits", AT_THE_LIMIT: "at the limit"}.get(fit.verdict, "no, it does not fit")
+        said = {FITS: "yes, it fits", AT_THE_LIMIT: "at the limit"}.get(
+            fit.verdict, "no, it does not fit"
+        )
         size = f"{format_bytes(fit.allocated_bytes)} allocated at the peak, {reserved}"
     else:
-        said = {FITS: "it should fit", AT_THE_LIMIT: "at the limit"}.get(fit.verdict, "it should not fit")
+        said = {FITS: "it should fit", AT_THE_LIMIT: "at the limit"}.get(
+            fit.verdict, "it should not fit"
+        )
         whose = (
             f"the cost model of {fit.workload.trainer} says (the dry run below executes the {PLAYED} trainer's loop)"
             if fit.runs
@@ -112,12 +119,18 @@ def rank_names(fit: Fit) -> tuple[str, ...]:
     if len(fit.runs) < 2:
         return ("every rank",) * len(fit.runs)
     words = ("first", "last") if len(fit.runs) == 2 else ("first", "middle", "last")
-    return tuple(f"{word} (pp rank {run.pp_rank})" for word, run in zip(words, fit.runs, strict=True))
+    return tuple(
+        f"{word} (pp rank {run.pp_rank})" for word, run in zip(words, fit.runs, strict=True)
+    )
 
 
 def peaks(fit: Fit) -> Rows:
     """The peak of each rank by category."""
-    used = [name for name in CATEGORY_NAMES if any(run.peak.parts_bytes.get(name, 0) for run in fit.runs)]
+    used = [
+        name
+        for name in CATEGORY_NAMES
+        if any(run.peak.parts_bytes.get(name, 0) for run in fit.runs)
+    ]
     rows = [
         (
             name,
@@ -142,15 +155,32 @@ def peak_lines(fit: Fit) -> list[str]:
 def cost_model(fit: Fit) -> Rows:
     """The categories of the fullest rank beside those of the cost model, with the reasons where they are two trainers'."""
     found = beside_cost_model(fit)
-    rows = [(row.name, format_bytes(row.dry_run_bytes), format_bytes(row.cost_model_bytes)) for row in found]
-    total = ("total", format_bytes(fit.allocated_bytes), format_bytes(float(fit.estimate.peak_memory_bytes)))
+    rows = [
+        (row.name, format_bytes(row.dry_run_bytes), format_bytes(row.cost_model_bytes))
+        for row in found
+    ]
+    total = (
+        "total",
+        format_bytes(fit.allocated_bytes),
+        format_bytes(float(fit.estimate.peak_memory_bytes)),
+    )
     if fit.is_played:
         heads = ("category", "dry run (allocated)", "formulas (reserved)")
         return Rows(title="Dry run and formulas", heads=heads, rows=(*rows, total))
     trainer = fit.workload.trainer
-    compared = ("category", f"what {trainer} does differently", f"{PLAYED}, dry run", f"{trainer}, formulas")
+    compared = (
+        "category",
+        f"what {trainer} does differently",
+        f"{PLAYED}, dry run",
+        f"{trainer}, formulas",
+    )
     reasons = [(name, row.why, *sizes) for row, (name, *sizes) in zip(found, rows, strict=True)]
-    return Rows(title="Dry run and formulas", heads=compared, rows=(*reasons, (total[0], "", *total[1:])), text=2)
+    return Rows(
+        title="Dry run and formulas",
+        heads=compared,
+        rows=(*reasons, (total[0], "", *total[1:])),
+        text=2,
+    )
 
 
 def modules(run: DryRun) -> Rows:
@@ -182,7 +212,12 @@ def modules(run: DryRun) -> Rows:
 def products(run: DryRun) -> Rows:
     """The matmuls that take most of the work."""
     rows = [
-        (f"{p.m:,} x {p.k:,} x {p.n:,}", p.dtype, f"{p.count:,}", format_count(float(product_flops(p))))
+        (
+            f"{p.m:,} x {p.k:,} x {p.n:,}",
+            p.dtype,
+            f"{p.count:,}",
+            format_count(float(product_flops(p))),
+        )
         for p in largest_products(run)
     ]
     heads = ("m x k x n", "type", "times in a micro-batch", "FLOPs")
@@ -222,7 +257,9 @@ def closing_lines(fit: Fit) -> list[str]:
     """What was assumed, what was left out, versions and time."""
     gpu = fit.workload.cluster.gpu.name
     lines = (
-        [f"reserved: the memory that {gpu}'s allocator holds beyond the tensors is {fit.reserved.source}"]
+        [
+            f"reserved: the memory that {gpu}'s allocator holds beyond the tensors is {fit.reserved.source}"
+        ]
         if fit.basis == "dry run"
         else []
     )
@@ -247,7 +284,13 @@ def tables(fit: Fit) -> list[Rows]:
         return []
     return [
         rows
-        for rows in (peaks(fit), cost_model(fit), modules(run), products(run), collectives(run, fit.config))
+        for rows in (
+            peaks(fit),
+            cost_model(fit),
+            modules(run),
+            products(run),
+            collectives(run, fit.config),
+        )
         if rows.rows
     ]
 

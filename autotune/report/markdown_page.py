@@ -61,10 +61,19 @@ def markdown_report(record: StudyRecord, trials: Sequence[Trial], *, service: st
     """The report of a study, running or finished. `service`: address of the service whose pages of the study are linked; empty for no links."""
     found = result_from(record, trials)
     page = f"{service.rstrip('/')}/studies/{record.id}" if service else ""
-    first = [_head(found, page), _answer(found, page), _target(found), _trials(found, page), _failures(found, page)]
+    first = [
+        _head(found, page),
+        _answer(found, page),
+        _target(found),
+        _trials(found, page),
+        _failures(found, page),
+    ]
     last = [_rewards(found), _again(found)]
     room = MOST_CHARACTERS - sum(len(part) + 2 for part in (*first, *last))
-    return "\n\n".join(filter(None, [*first, *_figures(figures_of(found), record.id, room), *last])) + "\n"
+    return (
+        "\n\n".join(filter(None, [*first, *_figures(figures_of(found), record.id, room), *last]))
+        + "\n"
+    )
 
 
 def _head(found: Result, page: str) -> str:
@@ -86,7 +95,11 @@ def _answer(found: Result, page: str) -> str:
     known = {trial.number for _, trial in named if trial is not None}
     named += [("", trial) for trial in found.confirmed[:MOST_CONFIGS] if trial.number not in known]
     measured = [(word, trial) for word, trial in named if trial is not None and trial.measurement]
-    if found.best is not None and found.baseline is not None and found.best.number == found.baseline.number:
+    if (
+        found.best is not None
+        and found.baseline is not None
+        and found.best.number == found.baseline.number
+    ):
         measured = measured[1:]
     top = max((tokens_per_s(trial) for _, trial in measured), default=0.0)
     rows = []
@@ -103,7 +116,8 @@ def _answer(found: Result, page: str) -> str:
             ]
         )
     sentences = "\n".join(
-        f"- {text(line, most=MOST_SENTENCE)}" for line in (*why(found), *found.notes, counts_line(found))
+        f"- {text(line, most=MOST_SENTENCE)}"
+        for line in (*why(found), *found.notes, counts_line(found))
     )
     winner = f"Best config: {code(str(found.best.config))}" if found.best is not None else ""
     return "\n\n".join(filter(None, [table(ANSWER_HEADS, rows) if rows else "", winner, sentences]))
@@ -129,7 +143,11 @@ def _trials(found: Result, page: str) -> str:
     best = found.best.number if found.best is not None else None
     ranked = sorted(
         searched,
-        key=lambda t: (t.number != best, not t.is_measured, -tokens_per_s(t) if t.is_measured else t.number),
+        key=lambda t: (
+            t.number != best,
+            not t.is_measured,
+            -tokens_per_s(t) if t.is_measured else t.number,
+        ),
     )
     rows = []
     for trial in ranked[:MOST_TRIALS]:
@@ -141,7 +159,11 @@ def _trials(found: Result, page: str) -> str:
         speeds_line(found.shown),
         *notes.shared[:MOST_FAILURES],
         *([f"{cut:,} more are not shown"] if cut else []),
-        *([f"{finals:,} more trials re-measured the top configs to get the figures above"] if finals else []),
+        *(
+            [f"{finals:,} more trials re-measured the top configs to get the figures above"]
+            if finals
+            else []
+        ),
     ]
     said = "\n".join(f"- {text(line, most=MOST_SENTENCE)}" for line in lines)
     return details(f"Trials ({count:,})", table([TRIAL_HEADS[i] for i in shown], rows), said)
@@ -157,7 +179,15 @@ def _failures(found: Result, page: str) -> str:
         _, label, kind, where, message = failure_row(trial)
         exception = trial.failure.exception if trial.failure else ""
         said = ": ".join(filter(None, [message, exception.splitlines()[0] if exception else ""]))
-        rows.append([_link(trial.number, page), code(label), text(kind), text(where), text(said, most=MOST_SENTENCE)])
+        rows.append(
+            [
+                _link(trial.number, page),
+                code(label),
+                text(kind),
+                text(where),
+                text(said, most=MOST_SENTENCE),
+            ]
+        )
     cut = len(failed) - len(rows)
     return details(
         f"What failed ({len(failed):,})",
@@ -187,7 +217,10 @@ def _rewards(found: Result) -> str:
     if found.best is None:
         return ""
     explanation = explained(found)
-    said = "\n".join(f"- {text(line, most=MOST_SENTENCE)}" for line in (*explanation["text"], f"{STABILITY_RULE}."))
+    said = "\n".join(
+        f"- {text(line, most=MOST_SENTENCE)}"
+        for line in (*explanation["text"], f"{STABILITY_RULE}.")
+    )
     heads, rows = reward_rows(explanation)
     parts = table([(head, i > 0) for i, head in enumerate(heads)], _cells(rows)) if rows else ""
     return details("Reward by parts", said, parts)
@@ -198,7 +231,11 @@ def _again(found: Result) -> str:
     parts = [
         block("\n".join(commands_again(found)), "sh"),
         f"Seed {found.record.study.seed}; written by autotune {__version__}.",
-        *(("The best config:", block(json.dumps(best.config.to_dict()), "json")) if best is not None else ()),
+        *(
+            ("The best config:", block(json.dumps(best.config.to_dict()), "json"))
+            if best is not None
+            else ()
+        ),
         "The study as it was submitted (YAML reads JSON):",
         block(spec_text(found, most=MOST_SPEC), "json"),
     ]

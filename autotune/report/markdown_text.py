@@ -26,7 +26,9 @@ def text(words: str, *, most: int = MOST_IN_CELL) -> str:
     line = " ".join(words.split())
     line = line if len(line) <= most else f"{line[: most - 1]}…"
     line = _SIGNS.sub(r"\\\g<0>", line.replace("&", "&amp;")).replace("<", "&lt;")
-    line = _LEADING.sub(lambda found: f"\\{found[1]}" if not found[1].isdigit() else f"{found[1]}\\", line)
+    line = _LEADING.sub(
+        lambda found: f"\\{found[1]}" if not found[1].isdigit() else f"{found[1]}\\", line
+    )
     line = re.sub(r"#(?=\w)", "\\#&#8203;", line)
     line = re.sub(r"@(?=\w)", "@&#8203;", line)
     line = re.sub(r"(https?|www)(?=[:.])", r"\1&#8203;", line).replace("$", "<span>$</span>")
@@ -47,15 +49,25 @@ def block(words: str, language: str = "") -> str:
 
 def table(heads: Sequence[tuple[str, bool]], rows: Sequence[Sequence[str]]) -> str:
     """`heads`: (text, whether it is a number); `rows`: cells in Markdown. A number is not parted from its unit."""
-    lines = [[text(name) for name, _ in heads], ["---:" if is_number else "---" for _, is_number in heads]]
+    lines = [
+        [text(name) for name, _ in heads],
+        ["---:" if is_number else "---" for _, is_number in heads],
+    ]
     for row in rows:
-        lines.append([cell.replace(" ", NO_BREAK) if n else cell for cell, (_, n) in zip(row, heads, strict=True)])
+        lines.append(
+            [
+                cell.replace(" ", NO_BREAK) if n else cell
+                for cell, (_, n) in zip(row, heads, strict=True)
+            ]
+        )
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def details(summary: str, *parts: str) -> str:
     """A part that opens with a click; `summary` is text."""
-    return "\n\n".join([f"<details><summary>{escape(summary)}</summary>", *filter(None, parts), "</details>"])
+    return "\n\n".join(
+        [f"<details><summary>{escape(summary)}</summary>", *filter(None, parts), "</details>"]
+    )
 
 
 def bar(share: float) -> str:

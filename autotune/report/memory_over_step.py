@@ -41,7 +41,10 @@ def columns(timeline: Sequence[MemorySample], width: int) -> list[MemorySample]:
     """At most `width` samples in order, each the fullest of those that it stands for."""
     count = min(width, len(timeline))
     bounds = [len(timeline) * i // count for i in range(count + 1)] if count else []
-    return [max(timeline[low:high], key=lambda sample: sample.total_bytes) for low, high in pairwise(bounds)]
+    return [
+        max(timeline[low:high], key=lambda sample: sample.total_bytes)
+        for low, high in pairwise(bounds)
+    ]
 
 
 def phases(samples: Sequence[MemorySample]) -> list[tuple[str, int, int]]:
@@ -61,13 +64,20 @@ def phases(samples: Sequence[MemorySample]) -> list[tuple[str, int, int]]:
 
 
 def sketch(
-    timeline: Sequence[MemorySample], *, limit_bytes: float, palette: Palette, width: int = 64, height: int = 10
+    timeline: Sequence[MemorySample],
+    *,
+    limit_bytes: float,
+    palette: Palette,
+    width: int = 64,
+    height: int = 10,
 ) -> list[str]:
     """The figure as lines of a terminal, in rich markup: stacked columns, the limit as a line where it is near, phases below."""
     samples = columns(timeline, width)
     if not samples:
         return []
-    shown = [samples[len(samples) * i // width] for i in range(width)]  # a short run is stretched to the width
+    shown = [
+        samples[len(samples) * i // width] for i in range(width)
+    ]  # a short run is stretched to the width
     peak = max(sample.total_bytes for sample in shown)
     near = limit_bytes <= FAR * peak
     top = max(peak, limit_bytes) if near else peak
@@ -79,13 +89,19 @@ def sketch(
         at_limit = near and top * (row - 1) / height < limit_bytes <= top * row / height
         empty = limit_mark if at_limit else " "
         cells = "".join(_cell(sample, level, empty, palette) for sample in shown)
-        lines.append(f"{label:>9} {'│' if palette.unicode else '|'}{cells}" + (" limit" if at_limit else ""))
+        lines.append(
+            f"{label:>9} {'│' if palette.unicode else '|'}{cells}" + (" limit" if at_limit else "")
+        )
     lines.append(
-        " " * 11 + "".join(sample.moment.phase[0] for sample in shown) + "  f forward, b backward, o optimizer"
+        " " * 11
+        + "".join(sample.moment.phase[0] for sample in shown)
+        + "  f forward, b backward, o optimizer"
     )
     lines.append(" " * 11 + _legend(shown, palette))
     if not near:
-        lines.append(" " * 11 + f"the limit, {format_bytes(limit_bytes)}, is above the top of the figure")
+        lines.append(
+            " " * 11 + f"the limit, {format_bytes(limit_bytes)}, is above the top of the figure"
+        )
     return lines
 
 
@@ -99,6 +115,11 @@ def _cell(sample: MemorySample, level: float, empty: str, palette: Palette) -> s
 
 
 def _legend(shown: Sequence[MemorySample], palette: Palette) -> str:
-    used = [name for name in CATEGORY_NAMES if any(sample.parts_bytes.get(name, 0) for sample in shown)]
-    marks = {name: f"[{CATEGORY_COLOURS[name]}]█[/] " if palette.unicode else f"{_LETTERS[name]}=" for name in used}
+    used = [
+        name for name in CATEGORY_NAMES if any(sample.parts_bytes.get(name, 0) for sample in shown)
+    ]
+    marks = {
+        name: f"[{CATEGORY_COLOURS[name]}]█[/] " if palette.unicode else f"{_LETTERS[name]}="
+        for name in used
+    }
     return "  ".join(f"{marks[name]}{CATEGORY_NAMES[name]}" for name in used)

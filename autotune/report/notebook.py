@@ -26,22 +26,29 @@ class NotebookView:
     def summary_html(self, result: Result) -> str:
         """Name, status and speedup; a table of winner and baseline; why it won."""
         study = result.record.study
-        heading = (
-            f"<strong>{escape(study.name)}</strong>: {escape(str(result.record.status))}, {len(result.shown)} trials"
-        )
+        heading = f"<strong>{escape(study.name)}</strong>: {escape(str(result.record.status))}, {len(result.shown)} trials"
         if result.too_noisy is not None:
             heading += f", {escape(str(result.too_noisy))}"
         elif result.speedup is not None:
             speedup = result.speedup, result.speedup_low, result.speedup_high
             is_open = not result.record.status.is_terminal
-            heading += f", {escape(format_speedup(*speedup, over=' over the baseline', is_open=is_open))}"
+            heading += (
+                f", {escape(format_speedup(*speedup, over=' over the baseline', is_open=is_open))}"
+            )
         rows = [
             _row(label, trial)
             for label, trial in (("best", result.best), ("baseline", result.baseline))
             if trial is not None
         ]
-        heads = "".join(f"<th>{name}</th>" for name in ("", "trial", "config", "tokens/s", "step time", "peak memory"))
-        table = f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>" if rows else ""
+        heads = "".join(
+            f"<th>{name}</th>"
+            for name in ("", "trial", "config", "tokens/s", "step time", "peak memory")
+        )
+        table = (
+            f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+            if rows
+            else ""
+        )
         lines = [*why(result), *result.notes, infeasible_line(result.infeasible)]
         text = "".join(f"<p>{escape(line)}</p>" for line in lines if line)
         return f'<div class="autotune-result"><p>{heading}</p>{table}{text}</div>'

@@ -64,12 +64,22 @@ def brief_note(trial: Trial, *, most: int) -> str:
         return re.split(r"[:;,] ", note, maxsplit=1)[0]
     failure = trial.failure
     kind = failure.kind.lower().replace("_", " ")
-    said = failure.exception.splitlines()[0].partition(": ")[2] if failure.kind in CAUSES and failure.exception else ""
+    said = (
+        failure.exception.splitlines()[0].partition(": ")[2]
+        if failure.kind in CAUSES and failure.exception
+        else ""
+    )
     sentences = [s.strip() for s in re.split(r"(?<=[.;:]) ", said or failure.message) if s.strip()]
-    telling = [s for s in sentences if kind not in s.lower() and not re.fullmatch(r"\S*(Error|Exception):", s)]
+    telling = [
+        s
+        for s in sentences
+        if kind not in s.lower() and not re.fullmatch(r"\S*(Error|Exception):", s)
+    ]
     rank = "" if failure.rank is None else f"rank {failure.rank}: "
     what = (telling or sentences or [""])[0].rstrip(".;:")
-    return f"{rank}{what}" if failure.kind in CAUSES and what else f"{kind}: {rank}{what}".rstrip(": ")
+    return (
+        f"{rank}{what}" if failure.kind in CAUSES and what else f"{kind}: {rank}{what}".rstrip(": ")
+    )
 
 
 def _throttling(measurement: Measurement) -> str:
@@ -90,9 +100,13 @@ def infeasible_line(counts: Mapping[str, int]) -> str:
     ranked = list(in_words(counts).items())
     named = ranked if len(ranked) <= SHOWN_REASONS + 1 else ranked[:SHOWN_REASONS]
     rest = sum(n for _, n in ranked[len(named) :])
-    reasons = [f"{reason} ({n:,})" for reason, n in named] + ([f"other reasons ({rest:,})"] if rest else [])
+    reasons = [f"{reason} ({n:,})" for reason, n in named] + (
+        [f"other reasons ({rest:,})"] if rest else []
+    )
     total = sum(counts.values())
-    return f"{total:,} {'combination' if total == 1 else 'combinations'} skipped: {', '.join(reasons)}"
+    return (
+        f"{total:,} {'combination' if total == 1 else 'combinations'} skipped: {', '.join(reasons)}"
+    )
 
 
 def gist_of(trial: Trial) -> str:
@@ -113,7 +127,11 @@ def notes_of(trials: Sequence[Trial]) -> Notes:
     for key, group in sorted(groups.items(), key=lambda item: -len(item[1])):
         first = group[0]
         gist = gist_of(first)
-        if len(group) < SHARED_BY or key == gist == note_of(first) or (not gist and len(key) <= MAX_REPEATED):
+        if (
+            len(group) < SHARED_BY
+            or key == gist == note_of(first)
+            or (not gist and len(key) <= MAX_REPEATED)
+        ):
             continue
         if not gist or gist in taken:
             marks += 1
@@ -121,8 +139,14 @@ def notes_of(trials: Sequence[Trial]) -> Notes:
         taken.add(gist)
         cells |= dict.fromkeys((t.number for t in group), mark)
         details = [note_of(t).removeprefix(f"{gist}: ") for t in group]
-        count = f"{len(group)} trials" if len(set(details)) == 1 else f"{len(group)} trials, e.g. {first.number}"
-        shared.append(f"{mark} ({count}): {details[0]}" if gist else f"{mark} {count}: {details[0]}")
+        count = (
+            f"{len(group)} trials"
+            if len(set(details)) == 1
+            else f"{len(group)} trials, e.g. {first.number}"
+        )
+        shared.append(
+            f"{mark} ({count}): {details[0]}" if gist else f"{mark} {count}: {details[0]}"
+        )
     return Notes(cells=cells, shared=tuple(shared))
 
 
@@ -142,7 +166,10 @@ def placed_lines(study: Mapping[str, Any]) -> list[str]:
     for place in study.get("placed") or ():
         trials.setdefault(place["trial"], []).append(_on_node(place))
     placed = [f"trial {number} {verb} {'; '.join(places)}" for number, places in trials.items()]
-    return [*placed, *(f"trial {row['trial']} waits: {row['reason']}" for row in study.get("waiting") or ())]
+    return [
+        *placed,
+        *(f"trial {row['trial']} waits: {row['reason']}" for row in study.get("waiting") or ()),
+    ]
 
 
 def _on_node(place: Mapping[str, Any]) -> str:

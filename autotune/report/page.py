@@ -90,9 +90,14 @@ def _answer(found: Result) -> str:
         ("trials", f"{len(found.shown):,}"),
     ]
     boxes = "".join(
-        f'<div class="card"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for name, value in cards
+        f'<div class="card"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
+        for name, value in cards
     )
-    winner = f"<p>Best: <code>{escape(str(best.config))}</code> (trial {best.number})</p>" if best else ""
+    winner = (
+        f"<p>Best: <code>{escape(str(best.config))}</code> (trial {best.number})</p>"
+        if best
+        else ""
+    )
     sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in why(found))
     counts = f'<p class="soft">{escape(counts_line(found))}</p>'
     return f'<div class="cards">{boxes}</div><div class="answer">{winner}{sentences}{counts}</div>'
@@ -118,8 +123,15 @@ def _rewards(found: Result) -> str:
     parts = f"<h2>Reward by parts</h2>{said}" + _words(*reward_rows(explanation), text=1)
     parts += f'<p class="soft">{STABILITY_RULE}.</p>' + _words(*formula_rows(explanation), text=2)
     heads, rows = front_rows(front_documents(found))
-    caption = "No other measured config is at least as good in speed, stability, free memory and cost."
-    return parts + "<h2>Pareto front</h2>" + _words(heads, rows, text=2) + f'<p class="soft">{caption}</p>'
+    caption = (
+        "No other measured config is at least as good in speed, stability, free memory and cost."
+    )
+    return (
+        parts
+        + "<h2>Pareto front</h2>"
+        + _words(heads, rows, text=2)
+        + f'<p class="soft">{caption}</p>'
+    )
 
 
 def _words(heads: Sequence[str], rows: Sequence[Sequence[str]], *, text: int) -> str:
@@ -149,15 +161,23 @@ def _failures(found: Result) -> str:
     rows = []
     for t in found.failed:
         *cells, message = map(escape, failure_row(t))
-        evidence = "\n".join(filter(None, [t.failure.exception, *t.failure.log_tail])) if t.failure else ""
-        shown = f"<details><summary>evidence</summary><pre>{escape(evidence)}</pre></details>" if evidence else ""
+        evidence = (
+            "\n".join(filter(None, [t.failure.exception, *t.failure.log_tail])) if t.failure else ""
+        )
+        shown = (
+            f"<details><summary>evidence</summary><pre>{escape(evidence)}</pre></details>"
+            if evidence
+            else ""
+        )
         rows.append(("", [*cells, f"{message}{shown}"]))
     return "<h2>What failed</h2>" + html_table(FAILURE_HEADS, rows)
 
 
 def _reproduce(found: Result) -> str:
     best: dict[str, Any] = found.best.config.to_dict() if found.best is not None else {}
-    config = f"<p>The best config:</p><pre>{escape(json.dumps(best, indent=2))}</pre>" if best else ""
+    config = (
+        f"<p>The best config:</p><pre>{escape(json.dumps(best, indent=2))}</pre>" if best else ""
+    )
     return (
         f"<h2>How to reproduce it</h2><p>Seed {found.record.study.seed}; written by autotune {escape(__version__)}.</p>"
         f"<pre>{escape(chr(10).join(commands_again(found)))}</pre>{config}"

@@ -20,15 +20,21 @@ def whole_page(title: str, body: Iterable[str]) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f"<title>{escape(title)}</title><style>{styles}</style></head>"
-        '<body class="autotune"><main>\n' + "\n".join(part for part in body if part) + "\n</main></body></html>\n"
+        '<body class="autotune"><main>\n'
+        + "\n".join(part for part in body if part)
+        + "\n</main></body></html>\n"
     )
 
 
-def html_table(heads: Sequence[tuple[str, bool]], rows: Iterable[tuple[str, Sequence[str]]], *, label: str = "") -> str:
+def html_table(
+    heads: Sequence[tuple[str, bool]], rows: Iterable[tuple[str, Sequence[str]]], *, label: str = ""
+) -> str:
     """`heads`: (name, whether it is a number); `rows`: (class, cells as HTML); `label`: what a screen reader calls it, empty where a heading does."""
     classes = [" class=n" if is_number else "" for _, is_number in heads]
     named = zip(heads, classes, strict=True)
-    top = "".join(f"<th{css}>{escape(name)}</th>" if name else "<td></td>" for (name, _), css in named)
+    top = "".join(
+        f"<th{css}>{escape(name)}</th>" if name else "<td></td>" for (name, _), css in named
+    )
     lines = []
     for kind, cells in rows:
         inner = "".join(f"<td{css}>{cell}</td>" for css, cell in zip(classes, cells, strict=True))

@@ -22,16 +22,24 @@ def reward_rows(explanation: Mapping[str, Any]) -> tuple[list[str], list[list[st
     if not mine:
         return [], []
     columns = {f"trial {explanation['trial']['number']}": mine}
-    columns |= {f"{name} ({other['number']})": other["reward"] for name, other in explanation["against"].items()}
+    columns |= {
+        f"{name} ({other['number']})": other["reward"]
+        for name, other in explanation["against"].items()
+    }
     rewards, objective = list(columns.values()), explanation["objective"]
     w = objective["stability_weight"]
 
-    def row(label: str, values: Sequence[float | None], digits: int = 2, *, sign: str = "") -> list[str]:
+    def row(
+        label: str, values: Sequence[float | None], digits: int = 2, *, sign: str = ""
+    ) -> list[str]:
         return [label, *("-" if v is None else f"{v:{sign}.{digits}f}" for v in values)]
 
     def known(names: Mapping[str, str], indent: str) -> list[list[str]]:
         return [
-            row(indent + label.format(whose=explanation["relative_to"]), [r["parts"].get(name) for r in rewards])
+            row(
+                indent + label.format(whose=explanation["relative_to"]),
+                [r["parts"].get(name) for r in rewards],
+            )
             for name, label in names.items()
             if any(name in r["parts"] for r in rewards)
         ]
@@ -71,7 +79,9 @@ def front_rows(configs: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[li
                 config_label(ParallelConfig.from_dict(trial["config"])),
                 format_count(merits["tokens_per_s"]),
                 f"{merits['stability']:.2f}",
-                f"{headroom:.0%} ({format_bytes(m['peak_memory_bytes'])} used)" if headroom is not None else "-",
+                f"{headroom:.0%} ({format_bytes(m['peak_memory_bytes'])} used)"
+                if headroom is not None
+                else "-",
                 cost_label(merits["cost_of_million_tokens"], merits["cost_unit"]),
                 *([trial.get("note") or ""] if has_notes else []),
             ]

@@ -18,11 +18,24 @@ from autotune.spec.texts.as_text import format_speedup
 from autotune.trainers import python_line
 
 TRIAL_HEADS = (
-    *(("#", True), ("config", False), ("status", False), ("predicted", True), ("measured", True), ("step", True)),
+    *(
+        ("#", True),
+        ("config", False),
+        ("status", False),
+        ("predicted", True),
+        ("measured", True),
+        ("step", True),
+    ),
     *(("spread", True), ("memory", True), ("reward", True), ("why", False)),
 )
 """heads of `trial_row`, and whether the column is of numbers"""
-FAILURE_HEADS = (("#", True), ("config", False), ("kind", False), ("where", False), ("what happened", False))
+FAILURE_HEADS = (
+    ("#", True),
+    ("config", False),
+    ("kind", False),
+    ("where", False),
+    ("what happened", False),
+)
 """the same of `failure_row`"""
 
 
@@ -41,7 +54,11 @@ def when_line(found: Result) -> str:
     """Status, start and length."""
     record = found.record
     started = f", {record.started_at:%Y-%m-%d %H:%M} UTC" if record.started_at else ""
-    return record.status.lower() + started + (f", {format_duration(record.elapsed_s)}" if record.elapsed_s else "")
+    return (
+        record.status.lower()
+        + started
+        + (f", {format_duration(record.elapsed_s)}" if record.elapsed_s else "")
+    )
 
 
 def speedup_word(found: Result, *, over: str = "", times: str = "×", nothing: str = "–") -> str:
@@ -51,12 +68,22 @@ def speedup_word(found: Result, *, over: str = "", times: str = "×", nothing: s
     if found.speedup is None:
         return nothing
     is_open = not found.record.status.is_terminal
-    return format_speedup(found.speedup, found.speedup_low, found.speedup_high, times=times, over=over, is_open=is_open)
+    return format_speedup(
+        found.speedup,
+        found.speedup_low,
+        found.speedup_high,
+        times=times,
+        over=over,
+        is_open=is_open,
+    )
 
 
 def counts_line(found: Result) -> str:
     """Trials by status, and what cannot be run."""
-    counts = ", ".join(f"{n} {status.lower()}" for status, n in status_counts(found.shown).items()) or "no trials yet"
+    counts = (
+        ", ".join(f"{n} {status.lower()}" for status, n in status_counts(found.shown).items())
+        or "no trials yet"
+    )
     return counts + (f"; {line}" if (line := infeasible_line(found.infeasible)) else "")
 
 
@@ -77,7 +104,8 @@ def trial_row(trial: Trial, note: str) -> list[str]:
     predicted, measured, step, memory = measured_cells(trial, "–")
     return [
         str(trial.number),
-        config_label(trial.config) + ("" if trial.purpose is TrialPurpose.SEARCH else f" ({trial.purpose})"),
+        config_label(trial.config)
+        + ("" if trial.purpose is TrialPurpose.SEARCH else f" ({trial.purpose})"),
         trial.status.lower(),
         predicted,
         measured,
@@ -109,7 +137,9 @@ def commands_again(found: Result) -> list[str]:
         export = f"autotune export {record.id} --to {_word(record.study.trainer)} -o launch"
         commands.append(f"# in Python: {line}" if line else export)
     if record.study.runner.startswith(PASSED):
-        commands.append("# in Python: the call that started the study and produced the document below")
+        commands.append(
+            "# in Python: the call that started the study and produced the document below"
+        )
     else:
         commands.append("autotune tune study.yaml   # the document below")
     return commands

@@ -75,7 +75,9 @@ class FittedTable:
     def add_row(self, *cells: str | Text, style: str = "") -> None:
         """Adds a row: one cell for each column, those that may be left out too."""
         if len(cells) != len(self.columns):
-            raise ValueError(f"a row of {len(self.columns)} columns needs as many cells, but got {len(cells)}")
+            raise ValueError(
+                f"a row of {len(self.columns)} columns needs as many cells, but got {len(cells)}"
+            )
         self.rows.append((cells, style))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -85,7 +87,10 @@ class FittedTable:
             return
         unbounded = options.update(width=UNBOUNDED)
         for stage in self.stages:
-            excess = console.measure(self._table(stage, {}), options=unbounded).maximum - options.max_width
+            excess = (
+                console.measure(self._table(stage, {}), options=unbounded).maximum
+                - options.max_width
+            )
             widths: dict[str, int] = {}
             for key in stage.shorten:
                 natural, least = self._natural(key)
@@ -112,7 +117,9 @@ class FittedTable:
     def _table(self, stage: Shortening, widths: Mapping[str, int]) -> Table:
         table = self.empty()
         table.caption = self.caption
-        shown = [place for place, column in enumerate(self.columns) if column.key not in stage.without]
+        shown = [
+            place for place, column in enumerate(self.columns) if column.key not in stage.without
+        ]
         for column in (self.columns[place] for place in shown):
             table.add_column(
                 self._heading(column),
@@ -131,7 +138,9 @@ class FittedTable:
 class TabTable(Table):
     """A rich table; tab-separated lines where the console is no terminal."""
 
-    def add_column(self, header: RenderableType = "", footer: RenderableType = "", **options: Any) -> None:
+    def add_column(
+        self, header: RenderableType = "", footer: RenderableType = "", **options: Any
+    ) -> None:
         """Adds a column."""
         super().add_column(_as_it_is(header), _as_it_is(footer), **options)
 

@@ -35,9 +35,13 @@ def target_sentences(target: Mapping[str, Any]) -> list[str]:
     """What is known of the target, and what is not, the most important first. `target`: the document of `autotune.results.target`."""
     ran = f"{target['proxies']} {'proxy' if target['proxies'] == 1 else 'proxies'}"
     sizes = f"{target['num_gpus']:,} GPUs, {target['times']:g} times those of {target['at_hand']}"
-    said = [f"target {target['cluster']} ({sizes}): ranked by the cost model and {ran} on {target['at_hand']}"]
+    said = [
+        f"target {target['cluster']} ({sizes}): ranked by the cost model and {ran} on {target['at_hand']}"
+    ]
     said.append(statement_sentence(target))
-    said.append(f"one trial on the target is expected to improve the speed by {target['gain_of_a_real_trial']:.1%}")
+    said.append(
+        f"one trial on the target is expected to improve the speed by {target['gain_of_a_real_trial']:.1%}"
+    )
     if target["configs"] and (stalls := target["configs"][0].get("stall_probability", 0.0)):
         slow = format_duration(target["configs"][0]["stalled_step_time_s"])
         said.append(
@@ -94,9 +98,15 @@ def proxy_rows(proxies: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     for row in proxies:
         proxy = row["proxy"]
         if proxy is not None and row["shared_with"] is None:
-            ranks = [str(r["rank"]) for r in proxies if r is row or r.get("shared_with") == row["rank"]]
+            ranks = [
+                str(r["rank"]) for r in proxies if r is row or r.get("shared_with") == row["rank"]
+            ]
             label = config_label(ParallelConfig.from_dict(proxy["config"]))
             sizes = str(proxy["num_layers"]), str(proxy["global_batch_size"])
             rows.append([", ".join(ranks), label, *sizes, format_duration(proxy["step_time_s"])])
-    rows += [[str(row["rank"]), f"none: {row['reason']}", "", "", ""] for row in proxies if row["proxy"] is None]
+    rows += [
+        [str(row["rank"]), f"none: {row['reason']}", "", "", ""]
+        for row in proxies
+        if row["proxy"] is None
+    ]
     return rows

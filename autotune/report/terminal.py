@@ -77,9 +77,7 @@ SPEEDS = (
     "Step is the median step time."
 )
 """under tables of trials: which figure a config has (`autotune.results.config_figures`)"""
-AS_MEASURED = (
-    "Tokens/s are as measured: the baseline was not measured, so drift is not corrected. Step is the median step time."
-)
+AS_MEASURED = "Tokens/s are as measured: the baseline was not measured, so drift is not corrected. Step is the median step time."
 """the same where the baseline could not be measured"""
 MIN_CONFIG = 24
 """columns that a config has at the least; three or four knobs to a line"""
@@ -125,7 +123,12 @@ LEAST_SHARE = 0.005
 """of a part that the legend of a bar names"""
 
 
-def time_bar(parts: TimeParts | MemoryParts | Mapping[str, float], *, width: int = 40, palette: Palette = FULL) -> str:
+def time_bar(
+    parts: TimeParts | MemoryParts | Mapping[str, float],
+    *,
+    width: int = 40,
+    palette: Palette = FULL,
+) -> str:
     """A stacked bar of `width` characters with its legend: one letter (or block, in rich markup) per part, in proportion.
 
     With a plain palette a part is drawn by the first letter of its name and the text holds no markup.
@@ -136,29 +139,45 @@ def time_bar(parts: TimeParts | MemoryParts | Mapping[str, float], *, width: int
         return " " * width
     cells = _shares(values, width)
     if palette.unicode:
-        bar = "".join(f"[{PART_COLOURS.get(name, 'white')}]{'█' * cells[name]}[/]" for name in values if cells[name])
+        bar = "".join(
+            f"[{PART_COLOURS.get(name, 'white')}]{'█' * cells[name]}[/]"
+            for name in values
+            if cells[name]
+        )
     else:
         bar = "".join(_letter(name) * cells[name] for name in values)
     return bar
 
 
-def time_legend(parts: TimeParts | MemoryParts | Mapping[str, float], *, palette: Palette = FULL) -> str:
+def time_legend(
+    parts: TimeParts | MemoryParts | Mapping[str, float], *, palette: Palette = FULL
+) -> str:
     """`compute 71%  bubble 12%  dp comm 9%`: the parts of at least `LEAST_SHARE`, largest first."""
     values = _positive(parts)
     total = sum(values.values())
     shown = (
-        sorted(((v / total, n) for n, v in values.items() if v >= LEAST_SHARE * total), reverse=True) if total else []
+        sorted(
+            ((v / total, n) for n, v in values.items() if v >= LEAST_SHARE * total), reverse=True
+        )
+        if total
+        else []
     )
     words = []
     for share, name in shown:
-        mark = f"[{PART_COLOURS.get(name, 'white')}]█[/] " if palette.unicode else f"{_letter(name)}="
+        mark = (
+            f"[{PART_COLOURS.get(name, 'white')}]█[/] " if palette.unicode else f"{_letter(name)}="
+        )
         words.append(f"{mark}{PART_NAMES.get(name, name)} {share:.0%}")
     return "  ".join(words)
 
 
 def speeds_line(trials: Sequence[Trial]) -> str:
     """What the speeds in a table of these trials are."""
-    return SPEEDS if any(t.purpose is TrialPurpose.BASELINE and t.is_measured for t in trials) else AS_MEASURED
+    return (
+        SPEEDS
+        if any(t.purpose is TrialPurpose.BASELINE and t.is_measured for t in trials)
+        else AS_MEASURED
+    )
 
 
 def by_config(trials: Iterable[Trial]) -> list[tuple[Trial, int, float]]:
@@ -196,7 +215,10 @@ def configs_of_study_table(
             Column(key="config", least=MIN_CONFIG, cut=False),
             Column(key="runs", right=True),
             Column(key="status"),
-            *(Column(key=n, right=True) for n in ("predicted", "measured", "step", "memory", "stability", "spent")),
+            *(
+                Column(key=n, right=True)
+                for n in ("predicted", "measured", "step", "memory", "stability", "spent")
+            ),
             Column(key="note", most=MAX_NOTE, least=MIN_NOTE),
             Column(key="gist", heading="note"),
         ),
@@ -206,11 +228,20 @@ def configs_of_study_table(
             Shortening(without=frozenset(dropped), shorten=("config",)),
         ),
         ellipsis=palette.unicode,
-        caption="\n".join((speeds_line([t for t, _, _ in rows]), *(safe(line, palette) for line in notes.shared))),
+        caption="\n".join(
+            (speeds_line([t for t, _, _ in rows]), *(safe(line, palette) for line in notes.shared))
+        ),
     )
-    chosen = next((t for t, _, _ in rows if t.config == best and t.purpose is not TrialPurpose.REFERENCE), None)
+    chosen = next(
+        (t for t, _, _ in rows if t.config == best and t.purpose is not TrialPurpose.REFERENCE),
+        None,
+    )
     for trial, runs, spent in rows:
-        wins = best is not None and trial.config == best and trial.purpose is not TrialPurpose.REFERENCE
+        wins = (
+            best is not None
+            and trial.config == best
+            and trial.purpose is not TrialPurpose.REFERENCE
+        )
         named = trial.purpose in (TrialPurpose.BASELINE, TrialPurpose.REFERENCE, TrialPurpose.PROXY)
         table.add_row(
             f"{trial.number}{palette.best if wins else ''}",
@@ -240,7 +271,9 @@ def measured_cells(trial: Trial, nothing: str) -> list[str]:
 
 def spent_s(trials: Iterable[Trial]) -> float:
     """Seconds that these trials took."""
-    return sum((t.ended_at - t.started_at).total_seconds() for t in trials if t.started_at and t.ended_at)
+    return sum(
+        (t.ended_at - t.started_at).total_seconds() for t in trials if t.started_at and t.ended_at
+    )
 
 
 def _row_note(trial: Trial, note: str, best: Trial | None) -> str:
@@ -286,11 +319,18 @@ def trials_table(
             Shortening(without=frozenset({"gist"}), shorten=("note",)),
             Shortening(without=frozenset({"note"})),
             Shortening(without=frozenset({"note", "predicted"})),
-            Shortening(without=frozenset({"note", "predicted", "step"}), shorten=() if one_line else ("config",)),
-            Shortening(without=frozenset({"note", "predicted", "step", "gist"}), shorten=("config",)),
+            Shortening(
+                without=frozenset({"note", "predicted", "step"}),
+                shorten=() if one_line else ("config",),
+            ),
+            Shortening(
+                without=frozenset({"note", "predicted", "step", "gist"}), shorten=("config",)
+            ),
         ),
         ellipsis=palette.unicode,
-        caption=None if one_line else "\n".join((speeds_line(shown), *(safe(line, palette) for line in notes.shared))),
+        caption=None
+        if one_line
+        else "\n".join((speeds_line(shown), *(safe(line, palette) for line in notes.shared))),
     )
     for trial in shown:
         number = f"{trial.number}{palette.best if trial.number == best else ''}"
@@ -320,7 +360,9 @@ def plan_table(plan: Any, *, top: int | None = None, palette: Palette = FULL) ->
     baseline = getattr(plan, "baseline", None)
     shown = list(rows)[:top]
     base = (
-        None if baseline is None or float(baseline.estimate.oom_probability) > 0.5 else baseline.estimate.tokens_per_s
+        None
+        if baseline is None or float(baseline.estimate.oom_probability) > 0.5
+        else baseline.estimate.tokens_per_s
     )
     without = frozenset() if base else frozenset({"gain"})
     table = FittedTable(
@@ -328,7 +370,10 @@ def plan_table(plan: Any, *, top: int | None = None, palette: Palette = FULL) ->
         columns=(
             Column(key="rank", right=True),
             Column(key="config", least=MIN_CONFIG, cut=False),
-            *(Column(key=name, right=True) for name in ("tokens/s", "gain", "step", "MFU", "memory", "OOM risk")),
+            *(
+                Column(key=name, right=True)
+                for name in ("tokens/s", "gain", "step", "MFU", "memory", "OOM risk")
+            ),
             Column(key="step by parts"),
         ),
         stages=(
@@ -338,7 +383,9 @@ def plan_table(plan: Any, *, top: int | None = None, palette: Palette = FULL) ->
             Shortening(without=without | {"step by parts", "step"}, shorten=("config",)),
         ),
         ellipsis=palette.unicode,
-        caption=Text.from_markup(time_legend(_shown_parts(shown[0].estimate), palette=palette), style="table.caption")
+        caption=Text.from_markup(
+            time_legend(_shown_parts(shown[0].estimate), palette=palette), style="table.caption"
+        )
         if shown
         else None,
     )

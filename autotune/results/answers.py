@@ -21,7 +21,15 @@ from autotune.results.target import first_pick, prediction_note, target_of
 from autotune.results.winner import confirmed_best, standings, winner_of
 from autotune.reward import at_first_level
 from autotune.reward.explanation import learning_rate_note
-from autotune.spec import ObservedRun, ParallelConfig, Study, StudyStatus, Trial, TrialStatus, Workload
+from autotune.spec import (
+    ObservedRun,
+    ParallelConfig,
+    Study,
+    StudyStatus,
+    Trial,
+    TrialStatus,
+    Workload,
+)
 from autotune.spec.plain import to_plain
 from autotune.spec.post_training import TRAINED
 from autotune.spec.runs.versions import asked_versions, has_versions
@@ -37,9 +45,7 @@ from autotune.trainers import trainer as trainer_of
 NO_CONTROLLER = "No controller is running this study. A service on this store restarts it when it can; its health page says what prevents that. Without a service, run `autotune serve` on this store, or repeat `autotune tune SPEC`."
 PAGE = 200
 """observed runs that are read at once where not all match"""
-AGAIN_IN_PYTHON = (
-    "No controller is running this study. Repeat the Python call that started it, because it has the study's runner."
-)
+AGAIN_IN_PYTHON = "No controller is running this study. Repeat the Python call that started it, because it has the study's runner."
 
 
 def result_of(store: StudyReader, study_id: str) -> Result:
@@ -51,7 +57,9 @@ def result_of(store: StudyReader, study_id: str) -> Result:
 
 def is_left(store: StudyReader, record: StudyRecord) -> bool:
     """Whether the study waits for another controller, because its last one died."""
-    return record.status in (StudyStatus.RUNNING, StudyStatus.STOPPING) and not is_held(store, record.id)
+    return record.status in (StudyStatus.RUNNING, StudyStatus.STOPPING) and not is_held(
+        store, record.id
+    )
 
 
 def is_held(store: StudyReader, study_id: str) -> bool:
@@ -65,7 +73,9 @@ def result_from(record: StudyRecord, found: Iterable[Trial]) -> Result:
     trials = tuple(sorted(found, key=lambda trial: trial.number))
     weight = record.study.objective.stability_weight
     winner, shown = with_figures(winner_of(record, trials), at_first_level(trials, weight), weight)
-    is_settled = record.status.is_terminal or winner.rounds >= max(1, record.study.measure.final_rounds)
+    is_settled = record.status.is_terminal or winner.rounds >= max(
+        1, record.study.measure.final_rounds
+    )
     result = Result(
         record=record,
         trials=trials,
@@ -79,7 +89,11 @@ def result_from(record: StudyRecord, found: Iterable[Trial]) -> Result:
         tied_with=winner.tied_with,
         final_rounds=winner.rounds,
         confirmed=winner.confirmed,
-        notes=(*winner.notes, *_drawn_lengths(winner), *(() if winner.too_noisy else _payback(record, winner))),
+        notes=(
+            *winner.notes,
+            *_drawn_lengths(winner),
+            *(() if winner.too_noisy else _payback(record, winner)),
+        ),
         too_noisy=winner.too_noisy,
     )
     return with_standing(result)
@@ -87,8 +101,12 @@ def result_from(record: StudyRecord, found: Iterable[Trial]) -> Result:
 
 def _infeasible(record: StudyRecord, trials: Sequence[Trial]) -> dict[str, int]:
     """The counts of the record, and of the trials that older releases stored for such configs."""
-    counts = Counter({str(reason): int(n) for reason, n in record.result.get("infeasible", {}).items()})
-    counts.update(t.reason or "no reason is stored" for t in trials if t.status is TrialStatus.INFEASIBLE)
+    counts = Counter(
+        {str(reason): int(n) for reason, n in record.result.get("infeasible", {}).items()}
+    )
+    counts.update(
+        t.reason or "no reason is stored" for t in trials if t.status is TrialStatus.INFEASIBLE
+    )
     return dict(counts.most_common())
 
 
@@ -100,7 +118,9 @@ def _drawn_lengths(winner: Winner) -> list[str]:
         return []
 
     def said(measured: bool) -> str:
-        return ", ".join(f"{n} {s:.3g} s" for n, s in phases.items() if (n in TRAINED) is measured and s > 0)
+        return ", ".join(
+            f"{n} {s:.3g} s" for n, s in phases.items() if (n in TRAINED) is measured and s > 0
+        )
 
     lengths = "trials ran on lengths drawn from the given distribution, the same for every config"
     if not (told := said(False)):
@@ -117,9 +137,19 @@ def _payback(record: StudyRecord, winner: Winner) -> list[str]:
     if tokens is None or best is None or baseline is None:
         return []
     ours, default = training_s(best, tokens), training_s(baseline, tokens)
-    if record.study.objective.metric == "goodput" and best.reward is not None and baseline.reward is not None:
-        ours = default / math.exp(best.reward.throughput - baseline.reward.throughput)  # a token may be worth less
-    cost = f"; the study took {format_duration(record.elapsed_s)}" if record.study.runner != SIMULATED else ""
+    if (
+        record.study.objective.metric == "goodput"
+        and best.reward is not None
+        and baseline.reward is not None
+    ):
+        ours = default / math.exp(
+            best.reward.throughput - baseline.reward.throughput
+        )  # a token may be worth less
+    cost = (
+        f"; the study took {format_duration(record.elapsed_s)}"
+        if record.study.runner != SIMULATED
+        else ""
+    )
     return [
         f"training on {tokens:.3g} tokens takes {format_duration(ours)} with the best config, {format_duration(default)} with the baseline{cost}"
     ]
@@ -143,7 +173,11 @@ def next_export(result: Result, able: Sequence[str]) -> dict[str, Any] | None:
     study = result.record.study
     if chosen_config(result) is not None and (line := python_line(study.trainer)):
         return {"trainer": study.trainer, "options": {}, "python": line}
-    if chosen_config(result) is not None and study.trainer not in able and (missing := _missing_options(result)):
+    if (
+        chosen_config(result) is not None
+        and study.trainer not in able
+        and (missing := _missing_options(result))
+    ):
         return {"trainer": study.trainer, "options": missing}
     return next(({"trainer": name, "options": {}} for name in able), None)
 
@@ -192,7 +226,10 @@ def study_document(record: StudyRecord, *, is_left: bool = False) -> dict[str, A
     `ray`: the Ray job that runs it, {job, url}, or null. `placed`: where the ranks are of the trials that run, or of the last that ran: {trial, node, ranks,
     gpus}; empty where the runner cannot tell. `waiting`: trials waiting for ranks, and why: {trial, reason}.
     """
-    study, times = record.study, (record.created_at, record.started_at, record.ended_at, record.updated_at)
+    study, times = (
+        record.study,
+        (record.created_at, record.started_at, record.ended_at, record.updated_at),
+    )
     created, started, ended, updated = (t.isoformat() if t else None for t in times)
     left = AGAIN_IN_PYTHON if study.runner.startswith(PASSED) else NO_CONTROLLER
     return {
@@ -207,7 +244,10 @@ def study_document(record: StudyRecord, *, is_left: bool = False) -> dict[str, A
         "trainer": study.trainer,
         "runner": study.runner,
         "searcher": study.searcher,
-        "objective": {"metric": study.objective.metric, "stability_weight": study.objective.stability_weight},
+        "objective": {
+            "metric": study.objective.metric,
+            "stability_weight": study.objective.stability_weight,
+        },
         "budget": asdict(study.budget),
         "owner": record.owner,
         "created_at": created,
@@ -269,7 +309,9 @@ def document(result: Result, *, top: int = 0) -> dict[str, Any]:
     """
     study = study_document(result.record, is_left=result.is_left)
     noisy = to_plain(result.too_noisy)
-    study["too_noisy"] = noisy  # as soon as it is known, and one answer also where an earlier release wrote the record
+    study["too_noisy"] = (
+        noisy  # as soon as it is known, and one answer also where an earlier release wrote the record
+    )
     if result.record.status.is_terminal:
         study["speedup"] = result.speedup
     if not study["trials"]:
@@ -320,7 +362,9 @@ def observed_document(
     """Runs that people started themselves, the one that was kept last first: {runs, next_offset}. They are no trials. `version`: NAME=VERSION, only those that were
     measured with all of these."""
     if asked := asked_versions(version):
-        matching = (run for run in _all_observed(store, filters) if has_versions(run.all_versions, asked))
+        matching = (
+            run for run in _all_observed(store, filters) if has_versions(run.all_versions, asked)
+        )
         found = list(islice(matching, offset, offset + limit + 1))
     else:
         found = store.observed(limit=limit + 1, offset=offset, **filters)
@@ -348,7 +392,12 @@ def export_document(
 ) -> dict[str, Any]:
     """`launch_document` of what the store knows of the study, with its secrets: for who owns the store."""
     return launch_document(
-        result_of(store, study_id), trainer, options, on=on, trial=trial, study=store.study(study_id).study
+        result_of(store, study_id),
+        trainer,
+        options,
+        on=on,
+        trial=trial,
+        study=store.study(study_id).study,
     )
 
 
@@ -383,12 +432,21 @@ def launch_document(
     is_told = "steps" in options or "steps" in study.trainer_options.get("training", {})
     told = () if is_told else _length_notes(target, study.workload, config, {**own, **options})
     if own and study.baseline is not None:
-        told = (*told, *change_notes(target.launch(study.workload, study.baseline, {**own, **options}), launch))
-    if study.baseline is not None and (note := learning_rate_note(config, study.baseline, study.workload)):
+        told = (
+            *told,
+            *change_notes(
+                target.launch(study.workload, study.baseline, {**own, **options}), launch
+            ),
+        )
+    if study.baseline is not None and (
+        note := learning_rate_note(config, study.baseline, study.workload)
+    ):
         told = (*told, note)
     if result.best is None and trial is None:
         told = (prediction_note(result.record), *told)
-    if silenced := [f"--{name}={off}" for name, off in OF_A_RUN.items() if f"--{name}={off}" in launch.argv]:
+    if silenced := [
+        f"--{name}={off}" for name, off in OF_A_RUN.items() if f"--{name}={off}" in launch.argv
+    ]:
         told = (
             *told,
             f"switched off, as in trials: {', '.join(silenced)}; to change that, append your own: `sh launch.sh --save_strategy=steps`",
@@ -405,7 +463,9 @@ def _exported_config(result: Result, number: int | None) -> ParallelConfig:
         trial = trial_of(result, number)
         return trial.stands_for.config if trial.stands_for is not None else trial.config
     if (chosen := chosen_config(result)) is None:
-        raise NotFoundError(f"study {result.record.id} has no measured config to export", remedy="let it run first")
+        raise NotFoundError(
+            f"study {result.record.id} has no measured config to export", remedy="let it run first"
+        )
     return chosen
 
 
@@ -427,10 +487,14 @@ def _length_notes(
     steps = target.checked(options).get("steps")
     if steps is None:
         return ()
-    launch, longer = (target.launch(workload, config, {**options, "steps": n}) for n in (steps, steps + 1))
+    launch, longer = (
+        target.launch(workload, config, {**options, "steps": n}) for n in (steps, steps + 1)
+    )
     if launch == longer:
         return ()
-    return (f"runs only {steps} steps, like a trial; for the full run export again with `--option steps=N`",)
+    return (
+        f"runs only {steps} steps, like a trial; for the full run export again with `--option steps=N`",
+    )
 
 
 def ranked_documents(result: Result, top: int) -> list[dict[str, Any]]:

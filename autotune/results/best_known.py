@@ -63,7 +63,14 @@ def best_known(store: BestKnownStore, asked: Asked, *, top: int = 1) -> dict[str
     """
     answer: dict[str, Any] = {"study": None, "best": None, "baseline": None, "configs": []}
     answer |= dict.fromkeys(("speedup", "speedup_low", "speedup_high"))
-    answer |= {"source": "none", "evidence": None, "untried": None, "nearest": None, "assumed": None, "notes": []}
+    answer |= {
+        "source": "none",
+        "evidence": None,
+        "untried": None,
+        "nearest": None,
+        "assumed": None,
+        "notes": [],
+    }
     answer["objective"] = _objective_document(asked.objective)
     answer["observed"] = _observed(store, asked)
     if not (asked.model and asked.cluster):
@@ -76,16 +83,26 @@ def best_known(store: BestKnownStore, asked: Asked, *, top: int = 1) -> dict[str
             hint += f"; simulated results are shown only with runner {SIMULATED}"
         return answer | {"notes": ["nothing was measured" + hint]}
     if pairs := measured_configs(store, asked, model=asked.model, cluster=asked.cluster):
-        rows = [{"study": study_document(record), "best": trial.to_dict()} for record, trial in pairs[:top]]
+        rows = [
+            {"study": study_document(record), "best": trial.to_dict()}
+            for record, trial in pairs[:top]
+        ]
         answer |= {**rows[0], "source": "measured", "configs": rows}
-        return answer | {"evidence": evidence(pairs), "untried": _untried(store, pairs)} | _compared(asked, pairs)
+        return (
+            answer
+            | {"evidence": evidence(pairs), "untried": _untried(store, pairs)}
+            | _compared(asked, pairs)
+        )
     try:
         workload, assumed = _workload(store, asked)
     except CatalogError as error:
         return {**answer, "notes": [str(error)]}
     return (
         answer
-        | (from_nearest(store, asked, workload, top) or _from_cost_model(store, asked, workload, assumed["space"], top))
+        | (
+            from_nearest(store, asked, workload, top)
+            or _from_cost_model(store, asked, workload, assumed["space"], top)
+        )
         | {"assumed": assumed}
     )
 
@@ -93,7 +110,9 @@ def best_known(store: BestKnownStore, asked: Asked, *, top: int = 1) -> dict[str
 def _observed(store: BestKnownStore, asked: Asked) -> list[dict[str, Any]]:
     if not (asked.model and asked.cluster):
         return []
-    runs = store.observed(model=asked.model, cluster=asked.cluster, trainer=asked.trainer, measured=True, limit=RUNS)
+    runs = store.observed(
+        model=asked.model, cluster=asked.cluster, trainer=asked.trainer, measured=True, limit=RUNS
+    )
     sure = [run for run in runs if run.measurement and (run.measurement.mfu or 0.0) <= 1.0]
     sure.sort(key=lambda run: -run.measurement.median_tokens_per_s if run.measurement else 0.0)
     return [run.to_dict() for run in sure[:SHOWN_RUNS]]
@@ -105,7 +124,11 @@ def _compared(asked: Asked, pairs: list[tuple[StudyRecord, Trial]]) -> dict[str,
         return {}
     w = pairs[0][0].study.workload
     batches = ", ".join(map(str, w.global_batch_sizes))
-    return {"notes": [f"among measurements at {w.seq_len:,} tokens x {batches} sequences, trainer {w.trainer}"]}
+    return {
+        "notes": [
+            f"among measurements at {w.seq_len:,} tokens x {batches} sequences, trainer {w.trainer}"
+        ]
+    }
 
 
 def _objective_document(objective: Objective | None) -> dict[str, Any] | None:
@@ -114,7 +137,9 @@ def _objective_document(objective: Objective | None) -> dict[str, Any] | None:
     return {"metric": objective.metric, "stability_weight": objective.stability_weight}
 
 
-def _untried(store: KnowledgeStore, pairs: list[tuple[StudyRecord, Trial]]) -> dict[str, Any] | None:
+def _untried(
+    store: KnowledgeStore, pairs: list[tuple[StudyRecord, Trial]]
+) -> dict[str, Any] | None:
     """What the space of the best config's study holds beside the measured configs; None when it cannot be worked out any more."""
 
     study = pairs[0][0].study
@@ -124,9 +149,15 @@ def _untried(store: KnowledgeStore, pairs: list[tuple[StudyRecord, Trial]]) -> d
         return None
     done = {trial.config for record, trial in pairs if record.study.workload == study.workload}
     tried = [config for config in done if space.index_of(config) is not None]
-    ranked = plan(space, calibration=stored_calibration(study.workload, store, program_of(study)), top=len(tried) + 1)
+    ranked = plan(
+        space,
+        calibration=stored_calibration(study.workload, store, program_of(study)),
+        top=len(tried) + 1,
+    )
     first = next((row for row in ranked.rows if row.config not in done), None)
-    best = {"config": first.config.to_dict(), "estimate": first.estimate.to_dict()} if first else None
+    best = (
+        {"config": first.config.to_dict(), "estimate": first.estimate.to_dict()} if first else None
+    )
     return {"legal": len(space), "measured": len(tried), "best": best}
 
 
@@ -149,10 +180,16 @@ def _workload(store: HistoryReader, asked: Asked) -> tuple[Workload, dict[str, A
     )
     workload = guess
     near = min(known, key=lambda w: distance(with_open_fields_of(asked, guess, w), w), default=None)
-    if near is not None and distance(asked_like := with_open_fields_of(asked, guess, near), near) <= FARTHEST:
+    if (
+        near is not None
+        and distance(asked_like := with_open_fields_of(asked, guess, near), near) <= FARTHEST
+    ):
         workload = asked_like
     settled = {"seq_len": workload.seq_len, "global_batch_size": list(workload.global_batch_sizes)}
-    return workload, settled | {"trainer": workload.trainer, "space": space_for(workload.model, workload.cluster)}
+    return workload, settled | {
+        "trainer": workload.trainer,
+        "space": space_for(workload.model, workload.cluster),
+    }
 
 
 def _from_cost_model(
@@ -182,7 +219,9 @@ def _from_cost_model(
         for r in found.rows
     ]
     untried = {"legal": len(space), "measured": 0, "best": None}
-    by_speed = ["ranked by predicted speed: other objectives need measurements"] if asked.objective else []
+    by_speed = (
+        ["ranked by predicted speed: other objectives need measurements"] if asked.objective else []
+    )
     return {
         **rows[0],
         "configs": rows,
@@ -231,15 +270,22 @@ def with_open_fields_of(asked: Asked, guess: Workload, known: Workload) -> Workl
 def _adapted(workload: Workload, config: ParallelConfig) -> ParallelConfig | None:
     """The config with the accumulation that this workload's batch needs; None when it is not legal here."""
 
-    knobs = {name: value for name, value in config.to_dict().items() if name != "accumulation_steps"}
+    knobs = {
+        name: value for name, value in config.to_dict().items() if name != "accumulation_steps"
+    }
     here = complete(workload, knobs)
     return here if why_not(workload, here) is None else None
 
 
-def from_nearest(store: BestKnownStore, asked: Asked, workload: Workload, top: int) -> dict[str, Any] | None:
+def from_nearest(
+    store: BestKnownStore, asked: Asked, workload: Workload, top: int
+) -> dict[str, Any] | None:
     """The configs of the nearest workload that are legal here and expected to fit."""
 
-    near = sorted(((distance(k.workload, workload), k) for k in store.known_workloads()), key=lambda pair: pair[0])
+    near = sorted(
+        ((distance(k.workload, workload), k) for k in store.known_workloads()),
+        key=lambda pair: pair[0],
+    )
     for far, known in near:
         if far > FARTHEST:
             return None
@@ -265,7 +311,13 @@ def from_nearest(store: BestKnownStore, asked: Asked, workload: Workload, top: i
                 "distance": far,
                 "here": first,
             }
-            return {**rows[0], "configs": rows, "source": "nearest", "nearest": nearest, "evidence": evidence(pairs)}
+            return {
+                **rows[0],
+                "configs": rows,
+                "source": "nearest",
+                "nearest": nearest,
+                "evidence": evidence(pairs),
+            }
     return None
 
 
@@ -273,7 +325,9 @@ MOST_CONFIGS = 1000
 """measured configs of one workload that are looked at"""
 
 
-def measured_configs(store: HistoryReader, asked: Asked, **names: Any) -> list[tuple[StudyRecord, Trial]]:
+def measured_configs(
+    store: HistoryReader, asked: Asked, **names: Any
+) -> list[tuple[StudyRecord, Trial]]:
     """All measured configs of that model and cluster (or workload), best first."""
     without = "" if asked.runner else SIMULATED
     filters = {"limit": MOST_CONFIGS, "without_runner": without, **asked.measured_filters, **names}
@@ -281,7 +335,9 @@ def measured_configs(store: HistoryReader, asked: Asked, **names: Any) -> list[t
     return _by_objective(found, asked.objective) if found and asked.objective is not None else found
 
 
-def _by_objective(pairs: list[tuple[StudyRecord, Trial]], objective: Objective) -> list[tuple[StudyRecord, Trial]]:
+def _by_objective(
+    pairs: list[tuple[StudyRecord, Trial]], objective: Objective
+) -> list[tuple[StudyRecord, Trial]]:
     """The measurements of the first one's workload with their rewards under that objective, best first."""
 
     study = pairs[0][0].study
@@ -308,7 +364,10 @@ def evidence(pairs: list[tuple[StudyRecord, Trial]]) -> dict[str, Any]:
     ends = [trial.ended_at for _, trial in pairs if trial.ended_at is not None]
     best = pairs[0][1].measurement
     return {
-        "trials": sum(sum(r.trial_counts.get(s, 0) for s in ("COMPLETED", "STOPPED")) for r in studies.values()),
+        "trials": sum(
+            sum(r.trial_counts.get(s, 0) for s in ("COMPLETED", "STOPPED"))
+            for r in studies.values()
+        ),
         "configs": len(pairs),
         "studies": len(studies),
         "last_at": max(ends).isoformat() if ends else None,

@@ -35,14 +35,18 @@ MOST_WORKLOADS = 6
 
 def measured_constants(workload: Workload, store: CalibrationStore | None) -> Calibration | None:
     """What `autotune calibrate` measured on this cluster for this trainer, where the store has it."""
-    values = store.calibration(workload.cluster.name, workload.trainer) if store is not None else None
+    values = (
+        store.calibration(workload.cluster.name, workload.trainer) if store is not None else None
+    )
     if values is None:
         return None
 
     return Calibration.from_dict(values)
 
 
-def known_constants(workload: Workload, store: KnowledgeStore | None, program: str = "") -> Calibration | None:
+def known_constants(
+    workload: Workload, store: KnowledgeStore | None, program: str = ""
+) -> Calibration | None:
     """The measured constants, as observed runs of the program move them; None where the store has neither."""
     measured = measured_constants(workload, store)
     runs = _runs_like(workload, store, program) if store is not None else []
@@ -52,7 +56,9 @@ def known_constants(workload: Workload, store: KnowledgeStore | None, program: s
     return _taught(measured or calibration_for(workload), runs)
 
 
-def stored_calibration(workload: Workload, store: KnowledgeStore | None, program: str = "") -> Calibration | None:
+def stored_calibration(
+    workload: Workload, store: KnowledgeStore | None, program: str = ""
+) -> Calibration | None:
     """The measured constants as runs of the program move them, with the dry runs of the workload, where the store has any of these. `program`: its name
     (`autotune.trainers.base.own_program`), where the trainer is any program; its runs alone tell of it."""
     if store is None:
@@ -99,21 +105,32 @@ def program_of(study: Study) -> str:
     return program_name(study.trainer, study.trainer_options)
 
 
-def _runs_like(workload: Workload, store: ObservedStore, program: str) -> list[tuple[Workload, Trial]]:
+def _runs_like(
+    workload: Workload, store: ObservedStore, program: str
+) -> list[tuple[Workload, Trial]]:
     """Measured runs of the same GPU type and program, on one node or on the same network; the last ones."""
     if workload.trainer == COMMAND and not program:
         return []
     name = program if workload.trainer == COMMAND else ""
     found = store.observed(
-        gpu=workload.cluster.gpu.name, trainer=workload.trainer, program=name, measured=True, limit=LOOKED_AT
+        gpu=workload.cluster.gpu.name,
+        trainer=workload.trainer,
+        program=name,
+        measured=True,
+        limit=LOOKED_AT,
     )
     pairs = [
-        (run.workload, trial) for run in found if run.workload is not None and (trial := run.as_trial()) is not None
+        (run.workload, trial)
+        for run in found
+        if run.workload is not None and (trial := run.as_trial()) is not None
     ]
     return [
         (theirs, trial)
         for theirs, trial in pairs
-        if (theirs.cluster.num_nodes == 1 or theirs.cluster.inter_node.fabric == workload.cluster.inter_node.fabric)
+        if (
+            theirs.cluster.num_nodes == 1
+            or theirs.cluster.inter_node.fabric == workload.cluster.inter_node.fabric
+        )
         and trial.measurement is not None
         and (trial.measurement.mfu or 0.0) <= 1.0
     ]
@@ -145,7 +162,9 @@ def keep_outliers(store: CalibrationStore, gpu: str, measured: Mapping[str, Any]
     again = set(measured.get("nodes", ()))
     if again:
         rest = [entry for entry in known_outliers(store, gpu) if entry["node"] not in again]
-        found = [{**entry, "date": measured.get("date", "")} for entry in measured.get("out_of_line", ())]
+        found = [
+            {**entry, "date": measured.get("date", "")} for entry in measured.get("out_of_line", ())
+        ]
         store.save_calibration(gpu, KEPT_AS, {"found": [*rest, *found]})
 
 

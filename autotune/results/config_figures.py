@@ -27,21 +27,36 @@ from dataclasses import replace
 from autotune.reward import moved, slowed, tokens_per_s
 from autotune.spec import Trial, TrialPurpose
 from autotune.study.controller import Winner
-from autotune.study.controller.finals.rounds import baseline_of, ended_finals, gained, joined, measured_finals
+from autotune.study.controller.finals.rounds import (
+    baseline_of,
+    ended_finals,
+    gained,
+    joined,
+    measured_finals,
+)
 
 SAME = 1e-9
 """relative difference of two speeds that is rounding"""
 
 
-def with_figures(winner: Winner, trials: Sequence[Trial], stability_weight: float) -> tuple[Winner, tuple[Trial, ...]]:
+def with_figures(
+    winner: Winner, trials: Sequence[Trial], stability_weight: float
+) -> tuple[Winner, tuple[Trial, ...]]:
     """The winner and all trials, each measurement moved to its config's figure. The first trial of a config that was re-measured holds what the finals
     measured; a final trial has the figure of its own round. `stability_weight`: of the study's objective."""
     again = {t.number: t for t in winner.confirmed}
-    default = winner.baseline if winner.baseline is not None and winner.baseline.number in again else None
+    default = (
+        winner.baseline if winner.baseline is not None and winner.baseline.number in again else None
+    )
     log_gain = gained(default.config, trials) if default is not None else 0.0
     shown = dict[int, Trial]()
     for t in trials:
-        if default is None or t.number in again or t.purpose is TrialPurpose.FINAL or not t.is_measured:
+        if (
+            default is None
+            or t.number in again
+            or t.purpose is TrialPurpose.FINAL
+            or not t.is_measured
+        ):
             shown[t.number] = _at_figure(t, again.get(t.number, t), winner, trials)
         elif t.config == default.config:
             shown[t.number] = _slowed(t, tokens_per_s(t) / tokens_per_s(default))
@@ -68,12 +83,18 @@ def _default_speed(trial: Trial, trials: Sequence[Trial], figure: Trial) -> floa
         return None
     if trial.purpose is TrialPurpose.FINAL:
         finals = ended_finals(trials)
-        mine, theirs = (measured_finals(config, finals) for config in (trial.config, default.config))
+        mine, theirs = (
+            measured_finals(config, finals) for config in (trial.config, default.config)
+        )
         now = next((i for i, t in enumerate(mine) if t.number == trial.number), None)
         if not theirs or now is None:
             return None
         now += joined(trial.config, finals, default)
-        return tokens_per_s(figure) * _median_speed(theirs[min(now, len(theirs) - 1)]) / _median_speed(figure)
+        return (
+            tokens_per_s(figure)
+            * _median_speed(theirs[min(now, len(theirs) - 1)])
+            / _median_speed(figure)
+        )
     ratio = trial.reward.parts.get("tokens_per_s_ratio") if trial.reward is not None else None
     return tokens_per_s(trial) / ratio if ratio else tokens_per_s(default)
 
@@ -92,7 +113,9 @@ def _at_figure(first: Trial, trial: Trial, winner: Winner, trials: Sequence[Tria
     at_the_time = _default_speed(source, trials, default)
     if not at_the_time:
         return trial
-    return _slowed(trial, tokens_per_s(trial) / tokens_per_s(source) * at_the_time / tokens_per_s(default))
+    return _slowed(
+        trial, tokens_per_s(trial) / tokens_per_s(source) * at_the_time / tokens_per_s(default)
+    )
 
 
 def _searched(trial: Trial, gained: float, default: Trial, stability_weight: float) -> Trial:

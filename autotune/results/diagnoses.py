@@ -21,7 +21,11 @@ def expected(estimate: Estimate | None) -> dict[str, Any]:
     if estimate is None:
         return {}
     return {
-        "predicted_s": (float(estimate.step_time_s), float(estimate.step_time_low_s), float(estimate.step_time_high_s)),
+        "predicted_s": (
+            float(estimate.step_time_s),
+            float(estimate.step_time_low_s),
+            float(estimate.step_time_high_s),
+        ),
         "predicted_parts_s": estimate.time_parts_s.to_dict(),
         "is_measured_here": float(estimate.level) != 1.0,
     }
@@ -41,7 +45,9 @@ def evidence_of_run(run: Trial | ObservedRun) -> Evidence:
         "alloc_retries": seen.utilization.get("alloc_retries", 0.0),
         **expected(run.estimate),
     }
-    return with_asked(replace(kept, **found), run.config, said_by="spec" if isinstance(run, Trial) else "launch")
+    return with_asked(
+        replace(kept, **found), run.config, said_by="spec" if isinstance(run, Trial) else "launch"
+    )
 
 
 def with_asked(evidence: Evidence, config: ParallelConfig | None, *, said_by: str) -> Evidence:
@@ -80,9 +86,13 @@ def diagnosis_of_log(log: str, study: Study, estimate: Estimate | None) -> Diagn
     )
 
 
-def _steps(lines: Sequence[str], name: str, options: Mapping[str, Any]) -> list[tuple[float, float | None]]:
+def _steps(
+    lines: Sequence[str], name: str, options: Mapping[str, Any]
+) -> list[tuple[float, float | None]]:
     """Seconds of each step whose time the lines say, with those that it waited for data."""
     read = trainer(name).reader(options)
     return [
-        (said.step_time_s, data_time_s(line)) for line in lines if (said := read(line)) is not None and said.step_time_s
+        (said.step_time_s, data_time_s(line))
+        for line in lines
+        if (said := read(line)) is not None and said.step_time_s
     ]

@@ -43,7 +43,11 @@ class Column:
 
     def shown(self, value: Any) -> str:
         """The formatted value; a dash if there is none."""
-        return "–" if value is None or (isinstance(value, float) and math.isnan(value)) else self.show(value)
+        return (
+            "–"
+            if value is None or (isinstance(value, float) and math.isnan(value))
+            else self.show(value)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +68,9 @@ class FigureTable:
 
     def shown_rows(self, most: int) -> list[list[str]]:
         """The first `most` rows, formatted."""
-        return [[c.shown(v) for c, v in zip(self.columns, row, strict=True)] for row in self.rows[:most]]
+        return [
+            [c.shown(v) for c, v in zip(self.columns, row, strict=True)] for row in self.rows[:most]
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -97,7 +103,11 @@ class Figure:
         Raises `SpecError` for any other suffix, and `OSError` if the file cannot be written.
         """
         target = Path(path)
-        writers: Mapping[str, Callable[[], str]] = {".svg": self.picture, ".html": self._page, ".csv": self.csv}
+        writers: Mapping[str, Callable[[], str]] = {
+            ".svg": self.picture,
+            ".html": self._page,
+            ".csv": self.csv,
+        }
         if target.suffix.lower() not in writers:
             raise SpecError(
                 f"a figure is saved as .svg, .html or .csv, but the file is {target.name!r}",
@@ -128,7 +138,9 @@ class Figure:
 def picture_of(svg: str) -> str:
     """Inline SVG as a self-contained file, in light colours."""
     head, _, rest = svg.partition(">")
-    opening = head.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" class="autotune-figure picture" ', 1)
+    opening = head.replace(
+        "<svg ", '<svg xmlns="http://www.w3.org/2000/svg" class="autotune-figure picture" ', 1
+    )
     return f"{opening}><style>{assets.web_file('figures.css')}</style>{rest}"
 
 

@@ -19,7 +19,9 @@ def secrets_of_record(record: StudyRecord) -> frozenset[str]:
 def hidden_record(record: StudyRecord) -> StudyRecord:
     """The record without its secrets."""
     study, spec = record.study, masked(record.spec)
-    options, runner_options, data = (masked(part) for part in (study.trainer_options, study.runner_options, study.data))
+    options, runner_options, data = (
+        masked(part) for part in (study.trainer_options, study.runner_options, study.data)
+    )
     secrets = secrets_of_record(record)
     plain = (study.trainer_options, study.runner_options, study.data, record.spec)
     if not secrets and (options, runner_options, data, spec) == plain:
@@ -57,7 +59,9 @@ def hidden_trials(record: StudyRecord, trials: Iterable[Trial]) -> list[Trial]:
 def hidden_events(record: StudyRecord, events: Iterable[HistoryEvent]) -> list[HistoryEvent]:
     """The events of the study without its secrets."""
     secrets = secrets_of_record(record)
-    return [replace(event, data=without(secrets, event.data)) if secrets else event for event in events]
+    return [
+        replace(event, data=without(secrets, event.data)) if secrets else event for event in events
+    ]
 
 
 def secrets_note(study: Study) -> str:

@@ -13,7 +13,12 @@ from typing import Any
 from autotune.ports.program_facts import NARROW, RECOMPUTED, ProgramFacts
 from autotune.spec import ParallelConfig
 
-UNASKED: Mapping[str, Any] = {"precision": "fp32", "zero_stage": 0, "recompute": "none", "compile": False}
+UNASKED: Mapping[str, Any] = {
+    "precision": "fp32",
+    "zero_stage": 0,
+    "recompute": "none",
+    "compile": False,
+}
 """what a program does of which nothing is asked"""
 
 
@@ -38,7 +43,9 @@ class Row:
         """In words; empty where there is none."""
         if self.agrees is not False:
             return ""
-        return f"{self.name}: the spec has {self.said}, the probe observed {self.seen}; {self.remedy}"
+        return (
+            f"{self.name}: the spec has {self.said}, the probe observed {self.seen}; {self.remedy}"
+        )
 
 
 def precision_row(config: ParallelConfig, facts: ProgramFacts) -> Row:
@@ -89,7 +96,9 @@ def knob_rows(config: ParallelConfig, facts: ProgramFacts) -> Iterator[Row]:
     )
 
 
-def without_effect_in(config: ParallelConfig, facts: Mapping[str, Any], *, said_by: str) -> dict[str, str]:
+def without_effect_in(
+    config: ParallelConfig, facts: Mapping[str, Any], *, said_by: str
+) -> dict[str, str]:
     """What the config asks for beyond what a program does anyway, and the probe did not see; in words, by knob. `said_by`: the spec or the launch."""
     if "compiled" not in facts:  # not the probe's
         return {}

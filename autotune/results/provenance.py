@@ -50,7 +50,9 @@ def provenance(result: Result) -> dict[str, Any]:
         "final_rounds": result.final_rounds,
         "measured_at": ended.isoformat(timespec="seconds") if ended else None,
         "trials": {"measured": _searched(result.measured), "failed": _searched(result.failed)},
-        "default": _measured(result.baseline) if result.baseline and result.baseline.measurement else None,
+        "default": _measured(result.baseline)
+        if result.baseline and result.baseline.measurement
+        else None,
         "speedup": result.speedup,
         "speedup_low": result.speedup_low,
         "speedup_high": result.speedup_high,

@@ -70,4 +70,8 @@ class Asked:
         if not self.metric and self.stability_weight is None:
             return None
         asked = Objective(metric=self.metric) if self.metric else Objective()
-        return asked if self.stability_weight is None else replace(asked, stability_weight=self.stability_weight)
+        return (
+            asked
+            if self.stability_weight is None
+            else replace(asked, stability_weight=self.stability_weight)
+        )

@@ -46,7 +46,12 @@ def best_document(
     """`ranking_document` of what the store knows of the study. Raises `NotFoundError`."""
     result = result_of(store, study_id)
     return ranking_document(
-        result, top=top, pareto=pareto, metric=metric, stability_weight=stability_weight, version=version
+        result,
+        top=top,
+        pareto=pareto,
+        metric=metric,
+        stability_weight=stability_weight,
+        version=version,
     )
 
 
@@ -85,16 +90,22 @@ def ranking_document(
         return _measured_with(result, versions, top)
     answer = document(result, top=top)
     answer["objective"] = {"metric": asked.metric, "stability_weight": asked.stability_weight}
-    ranked = _ranked(result, asked) if asked != objective else []  # by its own objective they are ranked already
+    ranked = (
+        _ranked(result, asked) if asked != objective else []
+    )  # by its own objective they are ranked already
     if asked != objective:
         answer |= _under(result, ranked)
-        answer["configs"] = [{"rank": i, **t.to_dict(), "note": ""} for i, t in enumerate(ranked[:top], 1)]
+        answer["configs"] = [
+            {"rank": i, **t.to_dict(), "note": ""} for i, t in enumerate(ranked[:top], 1)
+        ]
     if pareto:
         answer["configs"] = front_documents(result, {t.number: t for t in ranked})
     return answer
 
 
-def front_documents(result: Result, rewarded: Mapping[int, Trial] = MappingProxyType({})) -> list[dict[str, Any]]:
+def front_documents(
+    result: Result, rewarded: Mapping[int, Trial] = MappingProxyType({})
+) -> list[dict[str, Any]]:
     """The front, fastest first, each trial with its rank and `merits`; `rewarded`: the same trials with other rewards."""
     front, workload = pareto(result), result.record.study.workload
     return [
@@ -129,7 +140,9 @@ def merits_document(trial: Trial, workload: Workload) -> dict[str, Any]:
 def _under(result: Result, ranked: list[Trial]) -> dict[str, Any]:
     """Best and speedup of another ranking, as far as that was measured."""
     best, base = next(iter(ranked), None), result.baseline
-    speeds = [reward.tokens_per_s(t) for t in (best, base) if t is not None and t.measurement is not None]
+    speeds = [
+        reward.tokens_per_s(t) for t in (best, base) if t is not None and t.measurement is not None
+    ]
     again = {t.number for t in result.confirmed}
     confirmed = best is not None and base is not None and {best.number, base.number} <= again
     return {
@@ -154,9 +167,18 @@ def _measured_with(result: Result, versions: Mapping[str, str], top: int) -> dic
     if best is None or result.best is None or best.number != result.best.number:
         answer |= dict.fromkeys(("speedup", "speedup_low", "speedup_high")) | {"tied_with": []}
     words = ", ".join(f"{name}={version}" for name, version in versions.items())
-    answer["notes"] = [f"only trials measured with {words} are ranked: {len(rows)}", *answer["notes"]]
-    answer["objective"] = {"metric": objective.metric, "stability_weight": objective.stability_weight}
-    return answer | {"best": to_plain(best), "configs": [{**row, "rank": at} for at, row in enumerate(rows[:top], 1)]}
+    answer["notes"] = [
+        f"only trials measured with {words} are ranked: {len(rows)}",
+        *answer["notes"],
+    ]
+    answer["objective"] = {
+        "metric": objective.metric,
+        "stability_weight": objective.stability_weight,
+    }
+    return answer | {
+        "best": to_plain(best),
+        "configs": [{**row, "rank": at} for at, row in enumerate(rows[:top], 1)],
+    }
 
 
 def _ranked(result: Result, objective: Objective) -> list[Trial]:
@@ -183,7 +205,9 @@ def explained(result: Result, number: int | None = None) -> dict[str, Any]:
             if any(t.purpose is TrialPurpose.PROXY for t in result.measured)
             else "has no measured trial yet"
         )
-        raise NotFoundError(f"study {result.record.id} {why}", remedy="specify a trial: autotune explain ID TRIAL")
+        raise NotFoundError(
+            f"study {result.record.id} {why}", remedy="specify a trial: autotune explain ID TRIAL"
+        )
     trial = result.best if number is None else trial_of(result, number)
     assert trial is not None
     won = result.best is not None and trial.config == result.best.config
@@ -214,13 +238,17 @@ def explained(result: Result, number: int | None = None) -> dict[str, Any]:
         )
     below = result.below.get(trial.number)
     if below and not won:
-        document["text"].append(f"its speed is higher than the winner's, but it ranks lower: {below}")
+        document["text"].append(
+            f"its speed is higher than the winner's, but it ranks lower: {below}"
+        )
     return {**document, "notes": list(result.notes) if won else []}
 
 
 def _profiles(trials: tuple[Trial, ...]) -> dict[int, Mapping[str, float]]:
     """Breakdowns taken in the final rounds, under the number of the config's first trial."""
     taken = {
-        t.config: t.measurement.breakdown_s for t in trials if t.measurement is not None and t.measurement.breakdown_s
+        t.config: t.measurement.breakdown_s
+        for t in trials
+        if t.measurement is not None and t.measurement.breakdown_s
     }
     return {t.number: taken[t.config] for t in trials if t.config in taken}

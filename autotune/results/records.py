@@ -14,7 +14,9 @@ def record_of(document: Mapping[str, Any]) -> StudyRecord:
     """The record of `StudyRecord.to_dict`. Raises `ServiceError` for what another release wrote and this one cannot read."""
     known = {field.name for field in fields(StudyRecord)}
     try:
-        return StudyRecord.from_dict({name: value for name, value in document.items() if name in known})
+        return StudyRecord.from_dict(
+            {name: value for name, value in document.items() if name in known}
+        )
     except (LookupError, TypeError, ValueError) as error:
         raise ServiceError(
             f"this release cannot read the study that the service sent: {error}",

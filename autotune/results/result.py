@@ -91,7 +91,9 @@ class Result:
             facts.append(str(self.too_noisy))
         elif self.speedup is not None:
             is_open = not record.status.is_terminal
-            facts.append(format_speedup(self.speedup, self.speedup_low, self.speedup_high, is_open=is_open))
+            facts.append(
+                format_speedup(self.speedup, self.speedup_low, self.speedup_high, is_open=is_open)
+            )
         return f"Result({', '.join(facts)})"
 
     def _repr_html_(self) -> str:
@@ -104,7 +106,8 @@ def trial_frame(trials: Sequence[Trial]) -> DataFrame:
         import pandas
     except ModuleNotFoundError as error:
         raise MissingExtraError(
-            "a data frame needs pandas, which is not installed", remedy="install it with: pip install pandas"
+            "a data frame needs pandas, which is not installed",
+            remedy="install it with: pip install pandas",
         ) from error
     frame = pandas.DataFrame([trial_row(trial) for trial in trials], columns=list(TRIAL_COLUMNS))
     for name in ("created_at", "started_at", "ended_at"):
@@ -138,7 +141,9 @@ class Plots:
         makers = result_view().plots()
         if name not in makers:
             names = ", ".join(makers)
-            raise NotFoundError(f"there is no figure {name!r}", remedy=nearest(name, makers) or f"figures: {names}")
+            raise NotFoundError(
+                f"there is no figure {name!r}", remedy=nearest(name, makers) or f"figures: {names}"
+            )
         plot = makers[name](self._result)
         if plot is None:
             having = ", ".join(self) or "none yet"
@@ -150,11 +155,15 @@ class Plots:
 
     def __getattr__(self, name: str) -> Callable[[], Figure]:
         if name.startswith("_") or name not in result_view().plots():
-            raise AttributeError(f"a result has no figure {name!r}; figures: {', '.join(result_view().plots())}")
+            raise AttributeError(
+                f"a result has no figure {name!r}; figures: {', '.join(result_view().plots())}"
+            )
         return lambda: self(name)
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name, make in result_view().plots().items() if make(self._result) is not None)
+        return (
+            name for name, make in result_view().plots().items() if make(self._result) is not None
+        )
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *result_view().plots()]

@@ -9,7 +9,12 @@ from autotune.results.result import Result
 from autotune.reward import competes, counted_once, tokens_per_s
 from autotune.spec import Trial, TrialPurpose, TrialStatus
 from autotune.study.controller import failed_in_finals
-from autotune.study.controller.finals.finalists import ROUNDING, first_finalists, next_final, total_of
+from autotune.study.controller.finals.finalists import (
+    ROUNDING,
+    first_finalists,
+    next_final,
+    total_of,
+)
 
 
 def with_standing(result: Result) -> Result:
@@ -18,7 +23,9 @@ def with_standing(result: Result) -> Result:
     if not below:
         return result
     shown = tuple(
-        replace(t, reason="; ".join(filter(None, (below[t.number], t.reason)))) if t.number in below else t
+        replace(t, reason="; ".join(filter(None, (below[t.number], t.reason))))
+        if t.number in below
+        else t
         for t in result.shown
     )
     return replace(result, below=below, shown=shown)
@@ -33,7 +40,9 @@ def _below(result: Result) -> Mapping[int, str]:
     rivals = [
         t
         for t in result.shown
-        if t.is_measured and t.config != best.config and t.purpose not in (TrialPurpose.FINAL, TrialPurpose.PROXY)
+        if t.is_measured
+        and t.config != best.config
+        and t.purpose not in (TrialPurpose.FINAL, TrialPurpose.PROXY)
     ]
     speed = tokens_per_s(best) * (1 + ROUNDING)
     return {
@@ -59,7 +68,9 @@ def why_below(trial: Trial, result: Result, *, than: float) -> str:
         return "its reward is lower"
     if trial.number in {t.number for t in result.confirmed}:
         return "re-measured: not significantly faster than the baseline"
-    once = "measured once" if trial.status is TrialStatus.COMPLETED else "ended early, measured once"
+    once = (
+        "measured once" if trial.status is TrialStatus.COMPLETED else "ended early, measured once"
+    )
     if not result.final_rounds or result.baseline is None:
         return once
     if not result.record.status.is_terminal:

@@ -21,7 +21,11 @@ def target_of(record: StudyRecord) -> Mapping[str, Any] | None:
 def first_pick(record: StudyRecord) -> ParallelConfig | None:
     """The target's config that ranks first, once a proxy was measured."""
     found = target_of(record)
-    return ParallelConfig.from_dict(found["configs"][0]["config"]) if found and found["proxies"] else None
+    return (
+        ParallelConfig.from_dict(found["configs"][0]["config"])
+        if found and found["proxies"]
+        else None
+    )
 
 
 def prediction_note(record: StudyRecord) -> str:

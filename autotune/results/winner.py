@@ -24,11 +24,15 @@ def winner_of(record: StudyRecord, trials: Sequence[Trial]) -> Winner:
     """The winner of a study that has ended, else the best so far."""
     if not record.status.is_terminal:
         return decide(trials, record.study)
-    finalists = [ParallelConfig.from_dict(final["config"]) for final in record.result.get("finals", ())]
+    finalists = [
+        ParallelConfig.from_dict(final["config"]) for final in record.result.get("finals", ())
+    ]
     return decide(trials, record.study, finalists)
 
 
-def standings(best: Trial | None, confirmed: Sequence[Trial], trials: Sequence[Trial], study: Study) -> list[Trial]:
+def standings(
+    best: Trial | None, confirmed: Sequence[Trial], trials: Sequence[Trial], study: Study
+) -> list[Trial]:
     """One trial for each measured config, without those that failed in the finals; `trials`: with their configs' figures.
 
     The winner, then the others that beat the baseline in the finals, then the rest, each by reward: of two configs that look alike, the one that was
@@ -38,10 +42,15 @@ def standings(best: Trial | None, confirmed: Sequence[Trial], trials: Sequence[T
     rewarded = (t for t in may_win(trials, study) if t.reward is not None)
     for trial in [*confirmed, *sorted(rewarded, key=reward.by_reward)]:
         seen.setdefault(trial.config, trial)
-    default = next((reward.by_reward(t) for t in confirmed if t.purpose is TrialPurpose.BASELINE), None)
+    default = next(
+        (reward.by_reward(t) for t in confirmed if t.purpose is TrialPurpose.BASELINE), None
+    )
     proven = {t.number for t in confirmed if default is None or reward.by_reward(t) < default}
     first = best.config if best else None
-    return sorted(seen.values(), key=lambda t: (t.config != first, t.number not in proven, reward.by_reward(t)))
+    return sorted(
+        seen.values(),
+        key=lambda t: (t.config != first, t.number not in proven, reward.by_reward(t)),
+    )
 
 
 def may_win(trials: Sequence[Trial], study: Study) -> list[Trial]:
@@ -68,8 +77,12 @@ def _as_confirmed(record: StudyRecord, trial: Trial) -> Trial:
 def _reward_at(speed: float, record: StudyRecord, trial: Trial) -> Reward | None:
     """The trial's reward at that speed, relative to the baseline in the finals; unchanged if the baseline was not re-measured."""
     finals = record.result["finals"]
-    default = next((final["tokens_per_s"] for final in finals if final.get("number") == record.baseline), None)
+    default = next(
+        (final["tokens_per_s"] for final in finals if final.get("number") == record.baseline), None
+    )
     ratio = trial.reward.parts.get("tokens_per_s_ratio") if trial.reward is not None else None
     if trial.reward is None or not default or not ratio:
         return trial.reward
-    return moved(trial.reward, math.log(speed / default / ratio), record.study.objective.stability_weight)
+    return moved(
+        trial.reward, math.log(speed / default / ratio), record.study.objective.stability_weight
+    )

@@ -50,7 +50,11 @@ class Gain:
     def chance(self) -> float:
         """That it is a gain: of a logarithm that is distributed on each side of its median as the normal distribution with that end of the interval."""
         sd = self._sd_towards_none
-        return float(self.gain > 1.0) if sd <= 0 else float(normal_cdf(np.asarray(math.log(self.gain) / sd)))
+        return (
+            float(self.gain > 1.0)
+            if sd <= 0
+            else float(normal_cdf(np.asarray(math.log(self.gain) / sd)))
+        )
 
     @property
     def expected(self) -> float:
@@ -65,7 +69,9 @@ class Gain:
             improved = max(median, 0.0)
         else:
             z = median / sd
-            improved = sd * (at_zero * math.exp(-0.5 * z * z) + z * float(normal_cdf(np.asarray(z))))
+            improved = sd * (
+                at_zero * math.exp(-0.5 * z * z) + z * float(normal_cdf(np.asarray(z)))
+            )
         if median >= 0:
             improved += (math.log(self.high / self.gain) / Z90 - sd) * at_zero
         return math.exp(max(improved, 0.0))
@@ -118,7 +124,9 @@ class Edit(Plain):
             "gain_low": self.alone.low if self.alone else None,
             "gain_high": self.alone.high if self.alone else None,
             "chance": self.alone.chance if self.alone else None,
-            "gain_beside": None if self.beside is None else [self.beside.gain, self.beside.low, self.beside.high],
+            "gain_beside": None
+            if self.beside is None
+            else [self.beside.gain, self.beside.low, self.beside.high],
             "memory_bytes": self.memory_bytes,
             "oom_probability": self.oom_probability,
             "remark": self.remark,

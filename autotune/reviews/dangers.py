@@ -20,8 +20,14 @@ BUBBLE = 0.25
 
 _SLOW_VARIABLES = {
     "CUDA_LAUNCH_BLOCKING": ("1", "every kernel waits for the previous one; for debugging only"),
-    "TORCH_DISTRIBUTED_DEBUG": ("DETAIL", "every collective is first checked on all ranks; for debugging only"),
-    "NCCL_P2P_DISABLE": ("1", "GPUs in a node communicate through the host instead of NVLink or PCIe"),
+    "TORCH_DISTRIBUTED_DEBUG": (
+        "DETAIL",
+        "every collective is first checked on all ranks; for debugging only",
+    ),
+    "NCCL_P2P_DISABLE": (
+        "1",
+        "GPUs in a node communicate through the host instead of NVLink or PCIe",
+    ),
     "NCCL_IB_DISABLE": ("1", "nodes communicate over TCP instead of InfiniBand or RoCE"),
     "NCCL_SHM_DISABLE": ("1", "ranks on a node communicate through the network stack"),
     "TORCH_NCCL_BLOCKING_WAIT": ("1", "the host waits for each collective"),
@@ -42,7 +48,11 @@ def dangers_of(
     """What there is to warn of, the worst first. `is_upper_bound`: whether the launch saves memory in a way that is not in the prediction;
     `is_lower_bound`: whether it needs memory that is not there."""
     if workload is not None and config is not None and predicted is not None:
-        if not is_upper_bound and (words := _without_sharding(workload, config, predicted, is_lower_bound)) is not None:
+        if (
+            not is_upper_bound
+            and (words := _without_sharding(workload, config, predicted, is_lower_bound))
+            is not None
+        ):
             yield Danger(text=words)
         yield from _of_the_config(texts, workload, config, predicted, is_lower_bound)
     for name, text in texts.items():
@@ -53,7 +63,11 @@ def dangers_of(
 
 
 def _of_the_config(
-    texts: Mapping[str, str], workload: Workload, config: ParallelConfig, predicted: Estimate, is_lower_bound: bool
+    texts: Mapping[str, str],
+    workload: Workload,
+    config: ParallelConfig,
+    predicted: Estimate,
+    is_lower_bound: bool,
 ) -> Iterator[Danger]:
     used = float(predicted.peak_memory_bytes) / workload.cluster.gpu.memory_bytes
     if config.recompute != "none" and used < 1.0 - FREE and not is_lower_bound:
@@ -81,11 +95,16 @@ def _of_the_config(
         )
     if config.precision == "fp16":
         is_scaled = any(
-            re.search(r"GradScaler|loss_scale|initial_scale_power|HfArgumentParser|Trainer\(|accelerat", text)
+            re.search(
+                r"GradScaler|loss_scale|initial_scale_power|HfArgumentParser|Trainer\(|accelerat",
+                text,
+            )
             for text in texts.values()
         )
         python = any(name.endswith(".py") for name in texts)
-        has_own_loop = workload.trainer == "command" and not workload.loop  # others scale their losses themselves
+        has_own_loop = (
+            workload.trainer == "command" and not workload.loop
+        )  # others scale their losses themselves
         if has_own_loop and python and not is_scaled:
             yield _at(
                 texts,
@@ -98,7 +117,11 @@ def _without_sharding(
     workload: Workload, config: ParallelConfig, predicted: Estimate, is_lower_bound: bool
 ) -> str | None:
     """That sharding would make a launch fit whose ranks hold everything, in words."""
-    if config.zero_stage == 3 or config.dp == 1 or float(predicted.oom_probability) <= AT_THE_LIMIT[1]:
+    if (
+        config.zero_stage == 3
+        or config.dp == 1
+        or float(predicted.oom_probability) <= AT_THE_LIMIT[1]
+    ):
         return None
     cheapest = replace(
         config,
@@ -125,9 +148,13 @@ def _without_sharding(
 def _of_variables(name: str, text: str) -> Iterator[Danger]:
     for variable, (value, why) in _SLOW_VARIABLES.items():
         for at, line in enumerate(text.splitlines(), start=1):
-            if name.endswith(".py") and "environ" not in line:  # what a docstring says is set by nobody
+            if (
+                name.endswith(".py") and "environ" not in line
+            ):  # what a docstring says is set by nobody
                 continue
-            if not line.lstrip().startswith("#") and re.search(rf"\b{variable}[\"']?\]?\s*=\s*[\"']?{value}\b", line):
+            if not line.lstrip().startswith("#") and re.search(
+                rf"\b{variable}[\"']?\]?\s*=\s*[\"']?{value}\b", line
+            ):
                 yield Danger(text=f"{variable}={value}: {why}", line=at, file=name)
 
 
@@ -182,14 +209,20 @@ def _of_flags(name: str, text: str, workload: Workload | None) -> Iterator[Dange
     flags: dict[str, tuple[int, str]] = {}
     for number, line in code_lines(text):
         for found in re.finditer(r"(?:^|\s)--([A-Za-z][\w.-]*)(?:[=\s]+([^\s\\-][^\s\\]*))?", line):
-            flags.setdefault(found[1].replace("-", "_"), (number, (found[2] or "true").strip("\"'").lower()))
+            flags.setdefault(
+                found[1].replace("-", "_"), (number, (found[2] or "true").strip("\"'").lower())
+            )
 
     def on(flag: str) -> bool:
         return flag in flags and flags[flag][1] not in ("false", "0", "no", "none")
 
     is_python, unset = name.endswith(".py"), "dataloader_num_workers" not in flags
     rules = (
-        (on("bf16") and on("fp16"), "fp16", "--bf16 and --fp16 are both on: programs reject this, or pick one of them"),
+        (
+            on("bf16") and on("fp16"),
+            "fp16",
+            "--bf16 and --fp16 are both on: programs reject this, or pick one of them",
+        ),
         (
             "amp_dtype" in flags and not on("amp") and not is_python,
             "amp_dtype",
@@ -233,7 +266,11 @@ def _of_flags(name: str, text: str, workload: Workload | None) -> Iterator[Dange
 
 def code_lines(text: str) -> list[tuple[int, str]]:
     """(number, text) of the lines that are no comments."""
-    return [(n, line) for n, line in enumerate(text.splitlines(), start=1) if not line.lstrip().startswith("#")]
+    return [
+        (n, line)
+        for n, line in enumerate(text.splitlines(), start=1)
+        if not line.lstrip().startswith("#")
+    ]
 
 
 def _at(texts: Mapping[str, str], pattern: str, words: str) -> Danger:

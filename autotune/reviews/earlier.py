@@ -69,13 +69,20 @@ class Earlier(Plain):
     """knobs in which its config differs: (here, there); empty: the same config"""
 
 
-def earlier_of(study: Study, config: ParallelConfig, store: BestKnownStore | None) -> Earlier | None:
+def earlier_of(
+    study: Study, config: ParallelConfig, store: BestKnownStore | None
+) -> Earlier | None:
     """The nearest one; None where nothing of the model and these GPUs is known."""
     program = program_name(study.trainer, study.trainer_options)
     workload = study.workload
-    found = [*(_kept(workload, config, store) if store is not None else ()), *_published(workload, config)]
+    found = [
+        *(_kept(workload, config, store) if store is not None else ()),
+        *_published(workload, config),
+    ]
     return min(
-        found, key=lambda e: (e.kind == PUBLISHED, len(e.differs), e.program != program, -e.tokens_per_s), default=None
+        found,
+        key=lambda e: (e.kind == PUBLISHED, len(e.differs), e.program != program, -e.tokens_per_s),
+        default=None,
     )
 
 
@@ -84,7 +91,12 @@ def _kept(workload: Workload, config: ParallelConfig, store: BestKnownStore) -> 
     model, gpu = workload.model.name, workload.cluster.gpu.name
 
     def one(
-        kind: str, where: str, program: str, theirs: Workload, there: ParallelConfig, seen: Measurement
+        kind: str,
+        where: str,
+        program: str,
+        theirs: Workload,
+        there: ParallelConfig,
+        seen: Measurement,
     ) -> Iterator[Earlier]:
         if there.world_size == config.world_size and (seen.mfu or 0.0) <= 1.0:
             yield Earlier(
@@ -102,11 +114,18 @@ def _kept(workload: Workload, config: ParallelConfig, store: BestKnownStore) -> 
     for run in store.observed(model=model, gpu=gpu, measured=True, limit=LOOKED_AT):
         if run.workload and run.config and run.measurement:
             yield from one(OBSERVED, run.id, run.program, run.workload, run.config, run.measurement)
-    for record, trial in store.best(model=model, gpu=gpu, without_runner=SIMULATED, limit=LOOKED_AT):
+    for record, trial in store.best(
+        model=model, gpu=gpu, without_runner=SIMULATED, limit=LOOKED_AT
+    ):
         if trial.measurement is not None:
             program = program_name(record.study.trainer, record.study.trainer_options)
             yield from one(
-                TRIAL, f"{record.id}/{trial.number}", program, record.study.workload, trial.config, trial.measurement
+                TRIAL,
+                f"{record.id}/{trial.number}",
+                program,
+                record.study.workload,
+                trial.config,
+                trial.measurement,
             )
 
 
@@ -141,12 +160,18 @@ def _published_rows() -> Mapping[tuple[str, ...], Sequence[Mapping[str, str]]]:
     found: dict[tuple[str, ...], list[Mapping[str, str]]] = {}
     with PUBLISHED_FILE.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            found.setdefault((row["layers"], row["hidden"], row["gpu"], row["gpus"]), []).append(row)
+            found.setdefault((row["layers"], row["hidden"], row["gpu"], row["gpus"]), []).append(
+                row
+            )
     return found
 
 
 def _differences(
     workload: Workload, config: ParallelConfig, seq_len: int, there: ParallelConfig
 ) -> dict[str, tuple[Any, Any]]:
-    found = {n: (getattr(config, n), getattr(there, n)) for n in FIELDS if getattr(config, n) != getattr(there, n)}
+    found = {
+        n: (getattr(config, n), getattr(there, n))
+        for n in FIELDS
+        if getattr(config, n) != getattr(there, n)
+    }
     return found | ({"seq_len": (workload.seq_len, seq_len)} if seq_len != workload.seq_len else {})

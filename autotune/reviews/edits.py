@@ -103,7 +103,9 @@ def proposal(
     launch = estimate(workload, config, calibration=constants)
     is_safe = float(launch.oom_probability) < AT_THE_LIMIT[0]
     # another arithmetic is no way to save memory
-    same = space.table.column("precision") == space.table.knobs["precision"].encode(config.precision)
+    same = space.table.column("precision") == space.table.knobs["precision"].encode(
+        config.precision
+    )
     speed = np.where(same | (speed >= LEAST * float(launch.tokens_per_s)), speed, 0.0)
     fastest = _first(space, speed * (risk <= SURE), LOOKED_AT // share, can_launch)
     may_fit = speed * (1.0 - risk) * (risk <= (RISKY if is_safe else FITS))
@@ -119,9 +121,17 @@ def proposal(
     target = weighed.surely_faster(leading)
     most = max(1.0, weighed.gain(fastest[0]).gain) if fastest else 1.0
     if target is None:
-        return Proposal((), None, most, tuple(weighed.trials()), None if is_safe else weighed.rescue(leading))
-    edits = tuple(sorted((weighed.edit(group, target) for group in _groups(config, target)), key=_order))
-    return Proposal(edits, Together(config=target, estimate=weighed.estimate(target), gain=weighed.gain(target)), most)
+        return Proposal(
+            (), None, most, tuple(weighed.trials()), None if is_safe else weighed.rescue(leading)
+        )
+    edits = tuple(
+        sorted((weighed.edit(group, target) for group in _groups(config, target)), key=_order)
+    )
+    return Proposal(
+        edits,
+        Together(config=target, estimate=weighed.estimate(target), gain=weighed.gain(target)),
+        most,
+    )
 
 
 def _any(row: int) -> bool:
@@ -152,7 +162,12 @@ class _Weighed:
         measured_s: float | None,
         launchable: Launchable | None,
     ) -> None:
-        self._workload, self._config, self._constants, self._measured_s = workload, config, constants, measured_s
+        self._workload, self._config, self._constants, self._measured_s = (
+            workload,
+            config,
+            constants,
+            measured_s,
+        )
         self._launchable = launchable
         self._known: dict[ParallelConfig, tuple[Estimate, Gain, Gains]] = {}
         self._legal: dict[ParallelConfig, bool] = {}
@@ -173,8 +188,14 @@ class _Weighed:
         """What makes a launch fit that may not: the leading config, which surely fits, else the one whose speed times its chance to fit is highest."""
         if leading is not None:
             return self.whole(leading)
-        may_fit = [each for each in self._known if self.risk(each) <= min(FITS, self.risk(self._config) - SURE)]
-        best = max(may_fit, key=lambda each: self.gain(each).gain * (1.0 - self.risk(each)), default=None)
+        may_fit = [
+            each
+            for each in self._known
+            if self.risk(each) <= min(FITS, self.risk(self._config) - SURE)
+        ]
+        best = max(
+            may_fit, key=lambda each: self.gain(each).gain * (1.0 - self.risk(each)), default=None
+        )
         return None if best is None else self.whole(best)
 
     def is_legal(self, config: ParallelConfig) -> bool:
@@ -213,7 +234,10 @@ class _Weighed:
         """The config with as few changes as say the same."""
         while True:
             groups = _groups(self._config, best)
-            fewer = [_with(self._config, best, [each for each in groups if each != group]) for group in groups]
+            fewer = [
+                _with(self._config, best, [each for each in groups if each != group])
+                for group in groups
+            ]
             new = [each for each in fewer if each is not None and each not in (self._config, best)]
             allowed = self.legal_among(new)
             self.look_at(allowed)
@@ -232,7 +256,10 @@ class _Weighed:
             best = leading
         gain = self.gain(best)
         return (
-            None if self.risk(self._config) <= AT_THE_LIMIT[1] and (gain.low <= SURELY or gain.gain < LEAST) else best
+            None
+            if self.risk(self._config) <= AT_THE_LIMIT[1]
+            and (gain.low <= SURELY or gain.gain < LEAST)
+            else best
         )
 
     def trials(self) -> Iterator[Edit]:
@@ -251,7 +278,9 @@ class _Weighed:
 
     def whole(self, config: ParallelConfig) -> Edit:
         """All its changes as one."""
-        knobs = tuple(name for name in config.values() if self._config.value(name) != config.value(name))
+        knobs = tuple(
+            name for name in config.values() if self._config.value(name) != config.value(name)
+        )
         return replace(self.edit(knobs, config), alone=self.gain(config), beside=None)
 
     def _expected(self, config: ParallelConfig) -> float:
@@ -281,11 +310,17 @@ class _Weighed:
     def _alone(self, group: tuple[str, ...], best: ParallelConfig) -> Gain | None:
         """By the change without the others; None where that is illegal, or may not fit."""
         alone = _with(self._config, best, [group])
-        return self.gain(alone) if alone is not None and self.is_legal(alone) and self.surely_fits(alone) else None
+        return (
+            self.gain(alone)
+            if alone is not None and self.is_legal(alone) and self.surely_fits(alone)
+            else None
+        )
 
     def _rest(self, group: tuple[str, ...], best: ParallelConfig) -> ParallelConfig | None:
         """The others without the change; None where that is illegal, or may not fit."""
-        rest = _with(self._config, best, [each for each in _groups(self._config, best) if each != group])
+        rest = _with(
+            self._config, best, [each for each in _groups(self._config, best) if each != group]
+        )
         return rest if rest is not None and self.is_legal(rest) and self.surely_fits(rest) else None
 
     def _beside(self, group: tuple[str, ...], best: ParallelConfig) -> Gain | None:
@@ -303,15 +338,25 @@ class _Weighed:
         }
         alone = _with(self._config, best, [group])
         gain = self._alone(group, best)
-        if alone is not None and gain is not None and self._config.accumulation_steps != alone.accumulation_steps:
-            changes["accumulation_steps"] = (self._config.accumulation_steps, alone.accumulation_steps)
+        if (
+            alone is not None
+            and gain is not None
+            and self._config.accumulation_steps != alone.accumulation_steps
+        ):
+            changes["accumulation_steps"] = (
+                self._config.accumulation_steps,
+                alone.accumulation_steps,
+            )
         after = self.estimate(alone if alone is not None and self.is_legal(alone) else best)
         is_sure = gain is not None and gain.low > SURELY
         return Edit(
             changes=changes,
             alone=gain if is_sure else None,
-            beside=None if is_sure or len(_groups(self._config, best)) == 1 else self._beside(group, best),
-            memory_bytes=float(after.peak_memory_bytes) - float(self.estimate(self._config).peak_memory_bytes),
+            beside=None
+            if is_sure or len(_groups(self._config, best)) == 1
+            else self._beside(group, best),
+            memory_bytes=float(after.peak_memory_bytes)
+            - float(self.estimate(self._config).peak_memory_bytes),
             oom_probability=float(after.oom_probability),
             remark=_NUMERICS if "precision" in changes else "",
         )
@@ -383,7 +428,9 @@ def _parts(before: ParallelConfig, after: ParallelConfig) -> Iterator[ParallelCo
     yield after
 
 
-def _with(before: ParallelConfig, after: ParallelConfig, groups: list[tuple[str, ...]]) -> ParallelConfig | None:
+def _with(
+    before: ParallelConfig, after: ParallelConfig, groups: list[tuple[str, ...]]
+) -> ParallelConfig | None:
     """The first config with these groups of the second, its batch kept by the accumulation; None where it cannot be kept."""
     config = before.with_values({name: after.value(name) for group in groups for name in group})
     per_step = config.micro_batch_size * config.dp
@@ -403,14 +450,22 @@ def space_around(study: Study, config: ParallelConfig) -> SearchSpace | None:
         powers = {1 << n for n in range(most.bit_length()) if 1 << n <= most}
         knobs["micro_batch_size"] = tuple(sorted({*powers, config.micro_batch_size}))
     for name in KNOBS:
-        if name in knobs and getattr(config, name) not in knobs[name] and name not in ("dp", "accumulation_steps"):
+        if (
+            name in knobs
+            and getattr(config, name) not in knobs[name]
+            and name not in ("dp", "accumulation_steps")
+        ):
             knobs[name] = (*knobs[name], getattr(config, name))
         elif name not in knobs and name not in ("dp", "accumulation_steps"):
             knobs[name] = (getattr(config, name),)
     if len(study.space.knobs.get("accumulation_steps", ())) == 1:
         knobs["accumulation_steps"] = study.space.knobs["accumulation_steps"]
     # the cost model knows own knobs of post-training alone; others stay as they are
-    own = study.space.extra if workload.rl else {name: (value,) for name, value in config.extra.items()}
+    own = (
+        study.space.extra
+        if workload.rl
+        else {name: (value,) for name, value in config.extra.items()}
+    )
     for name in _narrowed({**knobs, **own}):
         knobs[name] = (getattr(config, name),)
     spec = SpaceSpec(knobs=knobs, world_sizes=(config.world_size,), extra=own)

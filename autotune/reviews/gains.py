@@ -61,7 +61,9 @@ class Gains:
         return Gains(self.rows.take([index]), self.shifts[[index]], self.prior, None)
 
 
-def gains_of(workload: Workload, table: ConfigTable, constants: Calibration, measured_s: float | None) -> Gains:
+def gains_of(
+    workload: Workload, table: ConfigTable, constants: Calibration, measured_s: float | None
+) -> Gains:
     """Of the configs of a table over its first row; `measured_s`: step time of that row, where it is known."""
     prior = uncertain(constants)
     rows = sensitivity(workload, table, constants, prior.names if measured_s is not None else ())
@@ -77,7 +79,9 @@ def gains_of(workload: Workload, table: ConfigTable, constants: Calibration, mea
 
 def gain_between(before: Gains, after: Gains) -> Gain:
     """Of one config over another; both `Gains.only` of the same launch."""
-    log_gain, fall, rise = _interval(after.rows, before.rows, after.shifts - before.shifts, before.prior)
+    log_gain, fall, rise = _interval(
+        after.rows, before.rows, after.shifts - before.shifts, before.prior
+    )
     return _gain(log_gain[0], fall[0], rise[0])
 
 
@@ -87,7 +91,9 @@ def _interval(
     """(log gains over one config, how far below them the lower ends of the 90% intervals are, how far above the upper ends)."""
     own = prior.own_error
     alone = own.alone(rows) ** 2 + own.alone(first) ** 2
-    variance = own.rest(rows) ** 2 + own.rest(first) ** 2 - 2.0 * own.covariance(rows, first)[:, 0] + alone
+    variance = (
+        own.rest(rows) ** 2 + own.rest(first) ** 2 - 2.0 * own.covariance(rows, first)[:, 0] + alone
+    )
     spread = Z90**2 * np.maximum(variance, 0.0)
     fall = np.sqrt(spread + (np.minimum(shifts.min(axis=2), 0.0) ** 2).sum(axis=1))
     rise = np.sqrt(spread + (np.maximum(shifts.max(axis=2), 0.0) ** 2).sum(axis=1))
@@ -96,7 +102,11 @@ def _interval(
 
 def _gain(log_gain: float, fall: float, rise: float) -> Gain:
     log_gain = float(log_gain)
-    return Gain(gain=math.exp(log_gain), low=math.exp(log_gain - float(fall)), high=math.exp(log_gain + float(rise)))
+    return Gain(
+        gain=math.exp(log_gain),
+        low=math.exp(log_gain - float(fall)),
+        high=math.exp(log_gain + float(rise)),
+    )
 
 
 def given_that_it_ran(predicted: Estimate, launch: Estimate) -> Estimate:
@@ -117,7 +127,11 @@ def given_that_it_ran(predicted: Estimate, launch: Estimate) -> Estimate:
 
 
 def corrected(
-    workload: Workload, config: ParallelConfig, predicted: Estimate, constants: Calibration, measured_s: float
+    workload: Workload,
+    config: ParallelConfig,
+    predicted: Estimate,
+    constants: Calibration,
+    measured_s: float,
 ) -> Estimate:
     """The estimate of a config given a measured step time of it."""
     prior = uncertain(constants)

@@ -52,7 +52,9 @@ def recommended(text: str, **said: Any) -> tuple[Any, str]:
     try:
         document = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise SpecError(f"the text is neither YAML nor JSON: {str(error).splitlines()[0]}", field="TARGET") from None
+        raise SpecError(
+            f"the text is neither YAML nor JSON: {str(error).splitlines()[0]}", field="TARGET"
+        ) from None
     kind = document.get("kind") if isinstance(document, Mapping) else None
     if kind == "TrainJob":
         found = of_job(document, **said)
@@ -69,7 +71,11 @@ def recommended(text: str, **said: Any) -> tuple[Any, str]:
 
 def _admitted(request: Mapping[str, Any], said: Mapping[str, Any]) -> Recommended:
     job = request.get("object")
-    if request.get("operation") != "CREATE" or not isinstance(job, Mapping) or job.get("kind") != "TrainJob":
+    if (
+        request.get("operation") != "CREATE"
+        or not isinstance(job, Mapping)
+        or job.get("kind") != "TrainJob"
+    ):
         return Recommended((), "a TrainJob can only change at creation")
     annotations = _mapping(_mapping(job.get("metadata")).get("annotations"))
     if annotations.get(PLUGIN) != NAME:
@@ -95,7 +101,10 @@ def of_job(job: Mapping[str, Any], **said: Any) -> Recommended:
     text = _text(job)
     found = review_texts({_FILE: text}, **said)
     if any("precision" in edit.changes for edit in found.edits) and found.config is not None:
-        said = {**said, "precision": found.config.precision}  # its arithmetic is for people to decide
+        said = {
+            **said,
+            "precision": found.config.precision,
+        }  # its arithmetic is for people to decide
         found = review_texts({_FILE: text}, **said)
     if found.missing:
         missing = "; ".join(f"{each.what} ({each.remedy})" for each in found.missing)
@@ -121,7 +130,9 @@ def _added(job: dict[str, Any], options: tuple[str, ...]) -> bool:
     trainer = _mapping(_mapping(job.get("spec")).get("trainer"))
     key = next((key for key in reversed(_WORDS) if trainer.get(key)), None)
     first = str((trainer.get("command") or trainer.get("args") or [""])[0]).rpartition("/")[2]
-    if options and (key is None or first in ("sh", "bash") or any(not _is_option(each) for each in options)):
+    if options and (
+        key is None or first in ("sh", "bash") or any(not _is_option(each) for each in options)
+    ):
         return False
     if key is not None:
         trainer[key].extend(options)
@@ -136,18 +147,26 @@ def _operations(before: Any, after: Any, path: str) -> Iterator[dict[str, Any]]:
     """What makes the second document of the first."""
     if isinstance(before, Mapping) and isinstance(after, Mapping) and before.keys() == after.keys():
         for key in before:
-            yield from _operations(before[key], after[key], f"{path}/{key.replace('~', '~0').replace('/', '~1')}")
+            yield from _operations(
+                before[key], after[key], f"{path}/{key.replace('~', '~0').replace('/', '~1')}"
+            )
     elif isinstance(before, list) and isinstance(after, list) and len(before) <= len(after):
         for at, (old, new) in enumerate(zip(before, after, strict=False)):
             yield from _operations(old, new, f"{path}/{at}")
-        yield from ({"op": "add", "path": f"{path}/-", "value": new} for new in after[len(before) :])
+        yield from (
+            {"op": "add", "path": f"{path}/-", "value": new} for new in after[len(before) :]
+        )
     elif before != after:
         yield {"op": "replace", "path": path, "value": copy.deepcopy(after)}
 
 
 def _why(found: Review) -> str:
     assert found.together is not None
-    changes = ", ".join(f"{name} {old} -> {new}" for edit in found.edits for name, (old, new) in edit.changes.items())
+    changes = ", ".join(
+        f"{name} {old} -> {new}"
+        for edit in found.edits
+        for name, (old, new) in edit.changes.items()
+    )
     return f"{changes}: predicted {gain_words(found.together.gain)} in tokens/s"
 
 

@@ -71,7 +71,11 @@ def changed_lines(
         alone = _holds_options(told, texts, started)
         change = _as_key(told) if alone else told
         is_held = change.name.lstrip("-") in held
-        among = {n: text for n, text in lines.items() if (n in alone if alone else n.endswith(".py") or not is_held)}
+        among = {
+            n: text
+            for n, text in lines.items()
+            if (n in alone if alone else n.endswith(".py") or not is_held)
+        }
         places = next((p for name in among if (p := _applied(lines[name], name, change))), [])
         left = not places and not _follows(lines, change)
         if left:
@@ -89,21 +93,28 @@ def changed_lines(
     for name, at in dict.fromkeys(touched):
         old = texts[name].splitlines()[at]
         found.append(LineEdit(file=name, line=at + 1, before=old, after=lines[name][at]))
-    changed = sorted((each for each in found if each.before != each.after), key=lambda each: (each.file, each.line))
+    changed = sorted(
+        (each for each in found if each.before != each.after),
+        key=lambda each: (each.file, each.line),
+    )
     return tuple(changed), tuple(unplaced)
 
 
 def _holds_options(change: Change, texts: Mapping[str, str], started: Started | None) -> list[str]:
     """The file that is the program's only argument, and so holds what would be its options; empty for an option of its launcher."""
     of_launcher = {argument.name for argument in started.options} if started else set()
-    is_option = change.name.startswith("--") and change.name[2:].replace("-", "_") not in of_launcher
+    is_option = (
+        change.name.startswith("--") and change.name[2:].replace("-", "_") not in of_launcher
+    )
     alone = started.file_alone if started and is_option else ""
     return [name for name in texts if name.endswith(DOCUMENTS) and alone.endswith(name)]
 
 
 def _as_key(change: Change) -> Change:
     """An option as the key of a file, with flags as JSON and YAML have them."""
-    old, new = (text.lower() if text in ("True", "False") else text for text in (change.old, change.new))
+    old, new = (
+        text.lower() if text in ("True", "False") else text for text in (change.old, change.new)
+    )
     return Change(change.name.lstrip("-"), old, new)
 
 
@@ -111,11 +122,15 @@ def line_of_knob(found: Review, knob: str, usual: Any) -> str:
     """Where the launch asks for a knob, as file:number: the line that would change if the knob had its usual value; empty where none is found."""
     if found.study is None or found.config is None:
         return ""
-    lines, _ = changed_lines(found.texts, found.study, found.config, replace(found.config, **{knob: usual}))
+    lines, _ = changed_lines(
+        found.texts, found.study, found.config, replace(found.config, **{knob: usual})
+    )
     return f"{lines[0].file}:{lines[0].line}" if lines else ""
 
 
-def baseline_line(name: str, text: str, after: ParallelConfig) -> tuple[tuple[LineEdit, ...], tuple[str, ...]]:
+def baseline_line(
+    name: str, text: str, after: ParallelConfig
+) -> tuple[tuple[LineEdit, ...], tuple[str, ...]]:
     """As `changed_lines`, of a spec: its baseline is the launch."""
     for at, line in enumerate(text.splitlines(), start=1):
         if found := re.match(r"baseline:\s*[^\s#{]\S*", line):
@@ -163,13 +178,17 @@ def _changes(study: Study, before: ParallelConfig, after: ParallelConfig) -> Ite
             yield Change(name, old.get(name), new.get(name))
 
 
-def _batch_unsaid(texts: Mapping[str, str], study: Study, after: ParallelConfig) -> Iterator[Change]:
+def _batch_unsaid(
+    texts: Mapping[str, str], study: Study, after: ParallelConfig
+) -> Iterator[Change]:
     """The batch of a step where the launch tells it and the texts do not: there it follows from micro-batch and ranks, which change."""
     launch = _launched(study, after)
     for name, value in dict(_told(launch)).items() if launch else ():
         key = name.lstrip("-").rpartition(".")[2]
         is_batch = re.fullmatch(r"global[-_]batch[-_]size|train_batch_size", key) is not None
-        if is_batch and not any(re.search(rf"\b{re.escape(key)}\b", text) for text in texts.values()):
+        if is_batch and not any(
+            re.search(rf"\b{re.escape(key)}\b", text) for text in texts.values()
+        ):
             yield Change(name, None, value)
 
 
@@ -180,7 +199,10 @@ def _launched(study: Study, config: ParallelConfig) -> Launch | None:
         try:
             return subject.launch(study.workload, config, options)
         except AutotuneError as error:
-            if error.field not in {option.name for option in subject.options} or error.field in options:
+            if (
+                error.field not in {option.name for option in subject.options}
+                or error.field in options
+            ):
                 return None
             options[error.field] = error.field
     return None
@@ -229,13 +251,19 @@ def _apply(lines: list[str], file: str, change: Change) -> tuple[str, int] | Non
 def _applied(lines: list[str], file: str, change: Change) -> list[tuple[str, int]]:
     """Makes the change in these lines, in each pod of a manifest, and says where."""
     places = [place] if (place := _apply(lines, file, change)) is not None else []
-    while places and _is_manifest(file, lines) and (place := _apply(lines, file, change)) not in (None, places[-1]):
+    while (
+        places
+        and _is_manifest(file, lines)
+        and (place := _apply(lines, file, change)) not in (None, places[-1])
+    ):
         places.append(place)
     return places
 
 
 def _is_manifest(file: str, lines: list[str]) -> bool:
-    return file.endswith((".yaml", ".yml")) and any(line.startswith("apiVersion:") for line in lines)
+    return file.endswith((".yaml", ".yml")) and any(
+        line.startswith("apiVersion:") for line in lines
+    )
 
 
 def commands_in(text: str) -> list[range]:
@@ -258,7 +286,9 @@ def other_commands(text: str, started: Started | None) -> list[range]:
         return []
     lines = text.splitlines()
     words = [started.program, *started.words]
-    shared = [sum(word in "\n".join(lines[at] for at in each) for word in words) for each in commands]
+    shared = [
+        sum(word in "\n".join(lines[at] for at in each) for word in words) for each in commands
+    ]
     reviewed = commands[max(range(len(commands)), key=lambda at: shared[at])]
     return [each for each in commands if each is not reviewed]
 
@@ -290,10 +320,16 @@ def _added(lines: Mapping[str, list[str]], change: Change) -> list[tuple[str, in
     if change.new is None:
         return []
     if not change.name.startswith("-"):
-        return with_key({n: text for n, text in lines.items() if not _is_manifest(n, text)}, change.name, change.new)
+        return with_key(
+            {n: text for n, text in lines.items() if not _is_manifest(n, text)},
+            change.name,
+            change.new,
+        )
     if not change.name.startswith("--"):
         return []
-    spelled = re.compile("[-_]".join(re.escape(part) for part in re.split(r"[-_]", change.name.lstrip("-"))) + r"\b")
+    spelled = re.compile(
+        "[-_]".join(re.escape(part) for part in re.split(r"[-_]", change.name.lstrip("-"))) + r"\b"
+    )
     if any(spelled.search(line) for text in lines.values() for line in text):
         return []
     for name, text in lines.items():
@@ -324,7 +360,9 @@ def _with_argument(lines: list[str], change: Change) -> list[int]:
 def _written(lines: Mapping[str, list[str]], change: Change, beside: str) -> list[tuple[str, int]]:
     """Gives a call a keyword argument that no text mentions, because its default held so far."""
     key = change.name.lstrip("-").rpartition(".")[2].replace("-", "_")
-    if change.new is None or any(re.search(rf"\b{key}\b", line) for text in lines.values() for line in text):
+    if change.new is None or any(
+        re.search(rf"\b{key}\b", line) for text in lines.values() for line in text
+    ):
         return []
     place = re.compile(rf"(?:^|[(,])\s*{beside}\s*=(?!=)\s*[^\s,#()]+")
     is_plain = re.fullmatch(r"True|False|None|[\d.]+", change.new) is not None
@@ -348,7 +386,9 @@ def _of_option(lines: list[str], spelled: str, change: Change, *, has_flags: boo
     """`has_flags`: whether a bare option is one that is on, and not one that is declared."""
     if change.new is None:  # an option that goes, with its values
         count = len(change.old.split()) if change.old else 0
-        pattern = re.compile(rf"(^|\s)--?{spelled}" + r"(?:(?:=|\s+)(?!-)[^\s\\]+)" * count + r"(?=[\s\\]|$)")
+        pattern = re.compile(
+            rf"(^|\s)--?{spelled}" + r"(?:(?:=|\s+)(?!-)[^\s\\]+)" * count + r"(?=[\s\\]|$)"
+        )
         for at, line in enumerate(lines):
             if not _is_comment(line) and pattern.search(line):
                 left = pattern.sub("", line, count=1)
@@ -368,9 +408,13 @@ def _of_option(lines: list[str], spelled: str, change: Change, *, has_flags: boo
         if listed.match(line) and at + 1 < len(lines):  # a list of words, one to a line
             value = re.match(r"""(\s*-\s*["']?)([^\s"']+)""", lines[at + 1])
             if value and value[2] == change.old:
-                lines[at + 1] = lines[at + 1][: value.start(2)] + change.new + lines[at + 1][value.end(2) :]
+                lines[at + 1] = (
+                    lines[at + 1][: value.start(2)] + change.new + lines[at + 1][value.end(2) :]
+                )
                 return at + 1
-        if has_flags and _same(change.old, "true") and (flag := bare.search(line)):  # on, without a word that says so
+        if (
+            has_flags and _same(change.old, "true") and (flag := bare.search(line))
+        ):  # on, without a word that says so
             lines[at] = f"{line[: flag.end()]}={change.new}{line[flag.end() :]}"
             return at
         for found in option.finditer(line):
@@ -386,9 +430,15 @@ def _of_option(lines: list[str], spelled: str, change: Change, *, has_flags: boo
 def _of_variable(lines: list[str], name: str, change: Change) -> int | None:
     assert change.old is not None
     assert change.new is not None
-    assignment = re.compile(rf"""((?:^|[\s;]){re.escape(name)}=["']?(?:\$\{{{re.escape(name)}:?-)?)([^\s"';}}]+)""")
+    assignment = re.compile(
+        rf"""((?:^|[\s;]){re.escape(name)}=["']?(?:\$\{{{re.escape(name)}:?-)?)([^\s"';}}]+)"""
+    )
     for at, line in reversed(list(enumerate(lines))):
-        if not _is_comment(line) and (found := assignment.search(line)) and _same(found[2], change.old):
+        if (
+            not _is_comment(line)
+            and (found := assignment.search(line))
+            and _same(found[2], change.old)
+        ):
             lines[at] = line[: found.start(2)] + change.new + line[found.end(2) :]
             return at
     listed = re.compile(rf"""\s*-?\s*name:\s*["']?{re.escape(name)}["']?\s*$""")
@@ -413,7 +463,11 @@ def _of_default(lines: list[str], spelled: str, change: Change) -> int | None:
             found = default.search(lines[behind])
             if found and _same(found["value"].strip("\"'"), change.old):
                 value = found["value"].replace(found["value"].strip("\"'"), change.new)
-                lines[behind] = lines[behind][: found.start("value")] + value + lines[behind][found.end("value") :]
+                lines[behind] = (
+                    lines[behind][: found.start("value")]
+                    + value
+                    + lines[behind][found.end("value") :]
+                )
                 return behind
         begin = None if _is_comment(line) else assigns.search(line)
         found = re.match(r"[^\s,#()]+", line[begin.end() :]) if begin else None
@@ -461,7 +515,9 @@ def _appended(lines: list[str], change: Change) -> int | None:
     return at
 
 
-_STARTS = re.compile(r"\b(?:torchrun|python[0-9.]*|accelerate\s+launch|deepspeed|srun|mpirun|torch\.distributed)\b")
+_STARTS = re.compile(
+    r"\b(?:torchrun|python[0-9.]*|accelerate\s+launch|deepspeed|srun|mpirun|torch\.distributed)\b"
+)
 
 
 def _same(text: str, value: str) -> bool:

@@ -74,7 +74,9 @@ def _pods(document: Mapping[str, Any]) -> Iterator[_Pod]:
             per_node = trainer.get("numProcPerNode")
             asked = _gpus(_mapping(trainer.get("resourcesPerNode")))
             count = per_node if isinstance(per_node, int) else asked
-            yield _pod(trainer, _count(trainer.get("numNodes")), per_node=count, gpus=asked or count)
+            yield _pod(
+                trainer, _count(trainer.get("numNodes")), per_node=count, gpus=asked or count
+            )
         case "PyTorchJob":
             replicas = _mapping(spec.get("pytorchReplicaSpecs"))
             nodes = sum(_count(_mapping(each).get("replicas")) for each in replicas.values())
@@ -103,13 +105,19 @@ def _pods(document: Mapping[str, Any]) -> Iterator[_Pod]:
                 yield _Pod(("bash", "-c", entry), (), 1, None, None)
         case "Job":
             for container in _containers(_mapping(spec.get("template"))):
-                yield _pod(container, _count(spec.get("parallelism")), gpus=_gpus(_mapping(container.get("resources"))))
+                yield _pod(
+                    container,
+                    _count(spec.get("parallelism")),
+                    gpus=_gpus(_mapping(container.get("resources"))),
+                )
         case "Pod":
             for container in _containers(document):
                 yield _pod(container, 1, gpus=_gpus(_mapping(container.get("resources"))))
 
 
-def _pod(container: Mapping[str, Any], nodes: int, *, gpus: int | None, per_node: int | None = None) -> _Pod:
+def _pod(
+    container: Mapping[str, Any], nodes: int, *, gpus: int | None, per_node: int | None = None
+) -> _Pod:
     words = [str(word) for key in ("command", "args") for word in container.get(key) or ()]
     env = [
         (str(each["name"]), str(each["value"]))
@@ -132,11 +140,21 @@ def _script(pod: _Pod) -> str:
     """The pod as a shell script; a command that no launcher starts is started by the runtime's torchrun."""
     words = list(pod.words)
     shell = words[0].rpartition("/")[2] if words else ""
-    body = words[2] if shell in ("sh", "bash") and len(words) > 2 and words[1].endswith("c") else shlex.join(words)
+    body = (
+        words[2]
+        if shell in ("sh", "bash") and len(words) > 2 and words[1].endswith("c")
+        else shlex.join(words)
+    )
     is_bare = shell.startswith("python") or (shell == "torchrun" and "nproc" not in body)
     if pod.per_node and is_bare:
-        body = shlex.join(["torchrun", f"--nnodes={pod.nodes}", f"--nproc-per-node={pod.per_node}", *words[1:]])
-    lines = ["#!/bin/bash", *(f"export {name}={shlex.quote(value)}" for name, value in pod.env), body]
+        body = shlex.join(
+            ["torchrun", f"--nnodes={pod.nodes}", f"--nproc-per-node={pod.per_node}", *words[1:]]
+        )
+    lines = [
+        "#!/bin/bash",
+        *(f"export {name}={shlex.quote(value)}" for name, value in pod.env),
+        body,
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -55,7 +55,9 @@ def _add_to_toml(lines: list[str], sections: list[str], rest: list[str], value: 
         lines[at] += f"\n\n[{'.'.join((*sections, *inner))}]\n{text}"
         return at
     header = f"[{'.'.join(sections)}]"
-    header_at = next((n for n, line in enumerate(lines) if line.partition("#")[0].strip() == header), None)
+    header_at = next(
+        (n for n, line in enumerate(lines) if line.partition("#")[0].strip() == header), None
+    )
     if header_at is not None:
         lines[header_at] += f"\n{text}"
     return header_at
@@ -65,8 +67,14 @@ def _add_to_yaml(lines: list[str], sections: list[str], rest: list[str], value: 
     *inner, key = rest
     at, end, indent = -1, 0, ""
     for section in sections:
-        opens = re.compile(rf"^{indent}(\s*)[\"']?{re.escape(section)}[\"']?\s*:[ \t]*(#.*)?$", re.MULTILINE)
-        places = ((n, opens.search(line, end if n == at else 0)) for n, line in enumerate(lines) if n >= at)
+        opens = re.compile(
+            rf"^{indent}(\s*)[\"']?{re.escape(section)}[\"']?\s*:[ \t]*(#.*)?$", re.MULTILINE
+        )
+        places = (
+            (n, opens.search(line, end if n == at else 0))
+            for n, line in enumerate(lines)
+            if n >= at
+        )
         found = next(((n, match.end()) for n, match in places if match), None)
         if found is None:
             return None
@@ -89,7 +97,10 @@ def _add_to_json(lines: list[str], sections: list[str], rest: list[str], value: 
     at = next((n for n, line in enumerate(lines) if line.strip() == "{"), None)
     for section in sections:
         opens = re.compile(rf'\s*"{re.escape(section)}"\s*:\s*\{{\s*$')
-        at = next((n for n, line in enumerate(lines) if at is not None and n > at and opens.match(line)), None)
+        at = next(
+            (n for n, line in enumerate(lines) if at is not None and n > at and opens.match(line)),
+            None,
+        )
     if at is None:
         return None
     *inner, key = rest

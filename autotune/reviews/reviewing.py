@@ -15,7 +15,12 @@ from autotune.errors import SpecError
 from autotune.onboarding.configuration_files import MAY_SHARD, UNREAD
 from autotune.onboarding.draft import named_cluster
 from autotune.onboarding.imported_spec import NOT_VALID
-from autotune.onboarding.present_post_training import LENGTHS, SPEED, answered_by_log, at_the_longest
+from autotune.onboarding.present_post_training import (
+    LENGTHS,
+    SPEED,
+    answered_by_log,
+    at_the_longest,
+)
 from autotune.onboarding.script.adapters import (
     ALL_TRAINED,
     ASSUMED_TARGETS,
@@ -38,7 +43,15 @@ from autotune.schema import parse_study
 from autotune.schema.files import is_model_file, with_program_files
 from autotune.space import Launchable, complete
 from autotune.space.baseline import default_of_study
-from autotune.spec import ClusterSpec, Estimate, ParallelConfig, Study, Workload, catalog, config_label
+from autotune.spec import (
+    ClusterSpec,
+    Estimate,
+    ParallelConfig,
+    Study,
+    Workload,
+    catalog,
+    config_label,
+)
 from autotune.spec.config import knobs_of
 from autotune.spec.post_training import TRAINED
 from autotune.spec.texts.as_text import format_count
@@ -51,14 +64,20 @@ if TYPE_CHECKING:
     from autotune.results.best_known import BestKnownStore
 
 _HOW = {
-    "model": ("the model's shape", "add --model with a catalog name, a hub id or the path of its config.json"),
+    "model": (
+        "the model's shape",
+        "add --model with a catalog name, a hub id or the path of its config.json",
+    ),
     "cluster": ("the GPUs it runs on", "give --cluster, e.g. --cluster h100-sxm-1x8"),
     "workload.seq_len": ("the tokens per sequence", "give --seq-len"),
     "workload.global_batch_size": ("the sequences per optimizer step", "give --batch"),
     "space.precision": ("the precision", "add --precision bf16, fp16 or fp32"),
     "baseline": ("the config it trains with", "add --config micro_batch_size=4,tp=2,..."),
     **{
-        f"rl.{key}": (f"the {key.replace('_', ' ')}", f"add --log with the log of a run, or write rl.{key} into a spec")
+        f"rl.{key}": (
+            f"the {key.replace('_', ' ')}",
+            f"add --log with the log of a run, or write rl.{key} into a spec",
+        )
         for key in LENGTHS
     },
     f"rollout.{SPEED}": (
@@ -143,7 +162,11 @@ def _read(target: str | Path | Sequence[str], model: str | None, cluster: str | 
         return read_target(target, model=model, cluster=cluster)
     except SpecError as error:
         is_file = isinstance(target, str | Path) and Path(target).is_file()
-        texts = {Path(str(target)).name: Path(str(target)).read_text(errors="replace")} if is_file else {}
+        texts = (
+            {Path(str(target)).name: Path(str(target)).read_text(errors="replace")}
+            if is_file
+            else {}
+        )
         raise with_lines(error, texts) from None
 
 
@@ -167,7 +190,9 @@ def review_texts(
         given = {**read.texts, **{name: texts[name] for name in read.texts if name in texts}}
         name = next(iter(texts))
         base = None if read.is_spec else read.base
-        return _review(replace(read, name=name, texts=given, base=base), said, measured_s, log, store, None)
+        return _review(
+            replace(read, name=name, texts=given, base=base), said, measured_s, log, store, None
+        )
 
 
 def _review(
@@ -200,14 +225,18 @@ def _review(
     launch = "\n".join(line for _, line in code_lines(text))
     unmodelled = tuple(flag for flag in LOWER_MEMORY if flag in launch)
     if unmodelled:
-        assumed += (f"the cost model ignores the memory saved by {', '.join(unmodelled)}, so the launch may need less",)
+        assumed += (
+            f"the cost model ignores the memory saved by {', '.join(unmodelled)}, so the launch may need less",
+        )
     other_ranks = _other_ranks(found, document, said)
     is_upper_bound = bool(unmodelled or bounds) or any(
         (note.startswith(NOT_COUNTED) and (ALL_TRAINED in note or NEEDS_LESS in note))
         or (note.startswith(UNREAD) and note.endswith(MAY_SHARD))
         for note in found.notes
     )
-    is_lower_bound = any(note.startswith(NOT_PREDICTED) or NEEDS_MORE in note for note in found.notes)
+    is_lower_bound = any(
+        note.startswith(NOT_PREDICTED) or NEEDS_MORE in note for note in found.notes
+    )
     if missing:
         return Review(
             target=found.name,
@@ -230,16 +259,22 @@ def _review(
             f"the launch uses {used} of the {study.workload.cluster.num_gpus} GPUs of {study.workload.cluster.name}",
         )
         starts_one = (
-            found.started is not None and found.started.launcher == "python" and "CUDA_VISIBLE_DEVICES" not in launch
+            found.started is not None
+            and found.started.launcher == "python"
+            and "CUDA_VISIBLE_DEVICES" not in launch
         )
         if starts_one and study.workload.loop in _STARTS_MORE:
             assumed += (_STARTS_MORE[study.workload.loop],)
-    constants = stored_calibration(study.workload, store, program_of(study)) or calibration_for(study.workload)
+    constants = stored_calibration(study.workload, store, program_of(study)) or calibration_for(
+        study.workload
+    )
     predicted = estimate(study.workload, config, calibration=constants)
     measured_s, source = _measured(study, config, predicted, measured_s, log)
     observed = None
     if measured_s is not None:
-        observed = Observed(step_time_s=measured_s, source=source, slower=measured_s / float(predicted.step_time_s))
+        observed = Observed(
+            step_time_s=measured_s, source=source, slower=measured_s / float(predicted.step_time_s)
+        )
         _refuse_beyond_the_peak(predicted, measured_s)
         predicted = corrected(study.workload, config, predicted, constants, measured_s)
         predicted = given_that_it_ran(predicted, predicted)
@@ -249,8 +284,12 @@ def _review(
         proposed = proposal(space, config, constants, measured_s, Launchable.of(study))
     edits = tuple(_located(found, study, config, edit) for edit in proposed.edits)
     if is_lower_bound:
-        edits = tuple(replace(edit, remark=_NEEDS_ROOM) if edit.memory_bytes > 0 else edit for edit in edits)
-    lines, unplaced = _lines(found, study, config, proposed.together.config) if proposed.together else ((), ())
+        edits = tuple(
+            replace(edit, remark=_NEEDS_ROOM) if edit.memory_bytes > 0 else edit for edit in edits
+        )
+    lines, unplaced = (
+        _lines(found, study, config, proposed.together.config) if proposed.together else ((), ())
+    )
     return Review(
         target=found.name,
         understood=_whole(study, config),
@@ -286,7 +325,9 @@ def _review(
     )
 
 
-def _other_ranks(found: Target, document: Mapping[str, Any], said: Mapping[str, Any]) -> tuple[str, ...]:
+def _other_ranks(
+    found: Target, document: Mapping[str, Any], said: Mapping[str, Any]
+) -> tuple[str, ...]:
     """What there is to say where the launch starts another number of ranks than the named cluster has."""
     cluster = named_cluster(str(document.get("cluster"))) if said.get("cluster") else None
     if cluster is None or found.asked is None or math.prod(found.asked) == cluster.num_gpus:
@@ -301,7 +342,11 @@ def _spec(found: Target, said: Mapping[str, Any]) -> str:
     """The text of a spec with what was said in its place."""
     if found.draft is None:
         return found.texts.get(found.name, "")
-    given = {f"workload.{key}": said[name] for name, key in _OF_WORKLOAD.items() if said.get(name) is not None}
+    given = {
+        f"workload.{key}": said[name]
+        for name, key in _OF_WORKLOAD.items()
+        if said.get(name) is not None
+    }
     return found.draft.with_values(given).text
 
 
@@ -316,7 +361,9 @@ def _completed(
     """The spec with what was said in its place, what is still missing, and what is at its limit because nobody told it."""
     document = dict(found.document)
     workload = dict(document.get("workload") or {})
-    open_keys = dict.fromkeys(key for key in found.fill_in if key not in ("trainer.argv", "trainer.cwd"))
+    open_keys = dict.fromkeys(
+        key for key in found.fill_in if key not in ("trainer.argv", "trainer.cwd")
+    )
     if any(VOCABULARY in comment for comment in found.comments):  # the shape is known but for that
         open_keys.pop("model", None)
     for name, key in _OF_WORKLOAD.items():
@@ -338,7 +385,9 @@ def _completed(
             else document.get("space")
         )
         if isinstance(document.get("baseline"), str):
-            document["baseline"] = re.sub(r"precision=\w+", f"precision={said['precision']}", document["baseline"])
+            document["baseline"] = re.sub(
+                r"precision=\w+", f"precision={said['precision']}", document["baseline"]
+            )
         launcher = document.get("trainer")
         if (
             isinstance(launcher, dict)
@@ -365,11 +414,17 @@ def _completed(
     if "baseline" not in document and not found.is_spec:
         open_keys["baseline"] = None
     bounds: tuple[str, ...] = ()
-    if "rl" in document and not found.is_spec and not open_keys.keys() & {"workload.seq_len", "rl.prompts"}:
+    if (
+        "rl" in document
+        and not found.is_spec
+        and not open_keys.keys() & {"workload.seq_len", "rl.prompts"}
+    ):
         seq_len = said.get("seq_len") if "workload.seq_len" in found.fill_in else None
         # a measured step has its own lengths and generation: at their limits they would pass for its error
         bounded = [
-            key for key in open_keys if key.startswith("rl.prompt_lengths" if is_measured else ("rl.", "rollout."))
+            key
+            for key in open_keys
+            if key.startswith("rl.prompt_lengths" if is_measured else ("rl.", "rollout."))
         ]
         changed, bounds = at_the_longest(document, bounded, seq_len)
         document |= changed
@@ -401,7 +456,11 @@ def _completed(
             )
             continue
         what, remedy = _HOW.get(
-            key, (key, f"create a spec with autotune init {found.name} -o study.yaml and write {key} into it")
+            key,
+            (
+                key,
+                f"create a spec with autotune init {found.name} -o study.yaml and write {key} into it",
+            ),
         )
         if key == "cluster" and one_gpu:
             what, remedy = (
@@ -419,7 +478,9 @@ def _completed(
 def _with_config(document: Mapping[str, Any], said: str) -> dict[str, Any]:
     """Trainer and space of a program that has no options for some of the knobs that are said: it does them all the same, and none of them changes."""
     launcher, space = document.get("trainer"), document.get("space")
-    if not (isinstance(launcher, dict) and launcher.get("kind") == "command" and isinstance(space, dict)):
+    if not (
+        isinstance(launcher, dict) and launcher.get("kind") == "command" and isinstance(space, dict)
+    ):
         return {}
     told = str({key: value for key, value in launcher.items() if key != "fixed"})
     held = {
@@ -435,11 +496,16 @@ def _with_config(document: Mapping[str, Any], said: str) -> dict[str, Any]:
 
 def _with_accumulation(document: Mapping[str, Any], knobs: Mapping[str, Any]) -> Mapping[str, Any]:
     """The knobs with the accumulation that batch and ranks leave, where these are known."""
-    cluster, batch = named_cluster(document.get("cluster")), document["workload"].get("global_batch_size")
+    cluster, batch = (
+        named_cluster(document.get("cluster")),
+        document["workload"].get("global_batch_size"),
+    )
     if cluster is None or not isinstance(batch, int):
         return knobs
     degrees = math.prod(knobs.get(name, 1) for name in ("tp", "pp", "cp"))
-    per_step = knobs.get("micro_batch_size", 1) * knobs.get("dp", max(1, cluster.num_gpus // degrees))
+    per_step = knobs.get("micro_batch_size", 1) * knobs.get(
+        "dp", max(1, cluster.num_gpus // degrees)
+    )
     return knobs if batch % per_step else {"accumulation_steps": batch // per_step, **knobs}
 
 
@@ -451,7 +517,10 @@ def _no_baseline(found: Target, what: str, remedy: str) -> tuple[str, str]:
     said = re.sub(_OF_A_BASELINE, "", told.removeprefix(NOT_VALID))
     why, _, rest = said.partition("; ")
     if places := lines_of_values(why, found.texts):
-        return f"a valid configuration: {why} ({places})", rest or "change one of them in the launch"
+        return (
+            f"a valid configuration: {why} ({places})",
+            rest or "change one of them in the launch",
+        )
     if told.startswith(NOT_VALID):
         return (
             f"a valid configuration: {said}",
@@ -468,13 +537,18 @@ def _remarks(found: Target) -> tuple[str, ...]:
     return found.draft.remarks if found.draft else ()
 
 
-_DECIDES_NO_STEP = re.compile(r"\b(?:seed|total_epochs|total_training_steps|max_steps|max_num_steps|train-iters)\b")
+_DECIDES_NO_STEP = re.compile(
+    r"\b(?:seed|total_epochs|total_training_steps|max_steps|max_num_steps|train-iters)\b"
+)
 """numbers that decide nothing about one step"""
 
 
 def _open_nodes(started: Started | None) -> str:
     """The word that a launcher is told for its nodes, where that is a variable whose value nothing in the launch says."""
-    told = next((word for name in ("nnodes", "num_machines") if started and (word := started.option(name))), "")
+    told = next(
+        (word for name in ("nnodes", "num_machines") if started and (word := started.option(name))),
+        "",
+    )
     return told if told.startswith("$") and started is not None and started.nodes == 1 else ""
 
 
@@ -494,20 +568,35 @@ def _config(study: Study, asked: str | None) -> ParallelConfig:
 
 
 def _measured(
-    study: Study, config: ParallelConfig, predicted: Estimate, measured_s: float | None, log: str | None
+    study: Study,
+    config: ParallelConfig,
+    predicted: Estimate,
+    measured_s: float | None,
+    log: str | None,
 ) -> tuple[float | None, str]:
     if measured_s is not None and log is not None:
-        raise SpecError("--measured and --log both give the step time", remedy="give one of them", field="--measured")
+        raise SpecError(
+            "--measured and --log both give the step time",
+            remedy="give one of them",
+            field="--measured",
+        )
     if measured_s is not None:
         if not (math.isfinite(measured_s) and measured_s > 0):
-            raise SpecError(f"a step time must be above 0 s, but --measured is {measured_s}", field="--measured")
+            raise SpecError(
+                f"a step time must be above 0 s, but --measured is {measured_s}", field="--measured"
+            )
         return measured_s, "as given"
     if log is None:
         return None, ""
     if predicted.phases_s is not None and (trained := _trained_s(log)) is not None:
         seconds, steps = trained
-        rest_s = float(predicted.step_time_s) - sum(float(getattr(predicted.phases_s, name)) for name in TRAINED)
-        return rest_s + seconds, f"phases of {steps} steps in the log, excluding evaluation and saving"
+        rest_s = float(predicted.step_time_s) - sum(
+            float(getattr(predicted.phases_s, name)) for name in TRAINED
+        )
+        return (
+            rest_s + seconds,
+            f"phases of {steps} steps in the log, excluding evaluation and saving",
+        )
     read = trainer(study.trainer).reader(study.trainer_options)
     of_step: dict[str, int] = {
         "tokens_per_step": study.workload.seq_len * config.global_batch_size,
@@ -557,7 +646,9 @@ def _lines(
     if found.is_spec:
         return baseline_line(found.name, found.texts[found.name], after)
     beside, held = (found.draft.beside, found.draft.held) if found.draft else ("", frozenset[str]())
-    return changed_lines(found.texts, study, before, after, beside=beside, held=held, started=found.started)
+    return changed_lines(
+        found.texts, study, before, after, beside=beside, held=held, started=found.started
+    )
 
 
 def _refuse_beyond_the_peak(predicted: Estimate, measured_s: float) -> None:
@@ -589,7 +680,11 @@ def _batch_words(workload: Workload, config: ParallelConfig) -> str:
 def _whole(study: Study, config: ParallelConfig) -> str:
     workload = study.workload
     tokens = config.global_batch_size * workload.tokens_per_sequence
-    lora = f" with {workload.peft.method} r{workload.peft.rank} ({workload.peft.targets})" if workload.peft else ""
+    lora = (
+        f" with {workload.peft.method} r{workload.peft.rank} ({workload.peft.targets})"
+        if workload.peft
+        else ""
+    )
     return (
         f"{'a model' if workload.model.name == 'imported' else workload.model.name} ({format_count(workload.model.num_parameters)}){lora} on {workload.cluster.num_gpus} x {workload.cluster.gpu.name}, "
         f"{_batch_words(workload, config)} = {format_count(tokens)} tokens a step, {config_label(config)}, {_trainer_words(study)}"
@@ -600,7 +695,11 @@ def _trainer_words(study: Study) -> str:
     """The trainer as people call it: their own script names the library whose training loop it runs."""
     if study.trainer != "command":
         return f"trainer {study.trainer}"
-    return f"your own script ({_LOOPS[study.workload.loop]})" if study.workload.loop else "your own script"
+    return (
+        f"your own script ({_LOOPS[study.workload.loop]})"
+        if study.workload.loop
+        else "your own script"
+    )
 
 
 def _part(document: Mapping[str, Any], found: Target) -> str:

@@ -12,7 +12,9 @@ from autotune.errors import SpecError
 from autotune.reviews.dangers import code_lines
 from autotune.spec.texts.usual_names import target_of
 
-_VALUE = re.compile(r"\b(tp|pp|cp|ep|dp|micro_batch_size|accumulation_steps|global_batch_size)=(\d+)")
+_VALUE = re.compile(
+    r"\b(tp|pp|cp|ep|dp|micro_batch_size|accumulation_steps|global_batch_size)=(\d+)"
+)
 _IN_WORDS = (
     ("global_batch_size", re.compile(r"global batch of (\d+)")),
     ("nproc_per_node", re.compile(r"the (\d+) ranks")),
@@ -35,9 +37,13 @@ def with_lines(error: SpecError, texts: Mapping[str, str]) -> SpecError:
 def lines_of_values(words: str, texts: Mapping[str, str]) -> str:
     """The lines that give the values of knobs in a message, as `train.sh:4: tp=3, train.sh:9: pp=2`; empty where none is found."""
     values = [(knob, int(value)) for knob, value in _VALUE.findall(words)]
-    values += [(knob, int(found[1])) for knob, pattern in _IN_WORDS if (found := pattern.search(words))]
+    values += [
+        (knob, int(found[1])) for knob, pattern in _IN_WORDS if (found := pattern.search(words))
+    ]
     places = [
-        f"{place}: {knob}={value}" for knob, value in dict.fromkeys(values) if (place := _line_of(knob, value, texts))
+        f"{place}: {knob}={value}"
+        for knob, value in dict.fromkeys(values)
+        if (place := _line_of(knob, value, texts))
     ]
     return ", ".join(places[:MOST])
 

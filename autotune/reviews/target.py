@@ -101,7 +101,9 @@ class Target:
     """the spec with its comments; None where it is one already"""
 
 
-def read_target(target: str | Path | Sequence[str], *, model: str | None = None, cluster: str | None = None) -> Target:
+def read_target(
+    target: str | Path | Sequence[str], *, model: str | None = None, cluster: str | None = None
+) -> Target:
     """The launch in a file, or in the words of a command. `cluster`: GPU-NODESxGPUS, or a GPU alone, of which there are as many as the launch has ranks.
     Raises `SpecError` for what is no launch."""
     if not isinstance(target, str | Path):
@@ -113,7 +115,11 @@ def read_target(target: str | Path | Sequence[str], *, model: str | None = None,
     document = document_of(path.name, text)
     if all(key in document for key in _OF_SPEC):
         return Target(
-            name=path.name, texts={path.name: text}, document=dict(document), base=path.absolute().parent, is_spec=True
+            name=path.name,
+            texts={path.name: text},
+            document=dict(document),
+            base=path.absolute().parent,
+            is_spec=True,
         )
     if is_manifest(text):
         script = launch_of(text)
@@ -124,7 +130,12 @@ def read_target(target: str | Path | Sequence[str], *, model: str | None = None,
                 field="TARGET",
             )
         found = _of_command(
-            script, path.name, path.absolute().parent, model=model, cluster=cluster, asked=gpus_of(text)
+            script,
+            path.name,
+            path.absolute().parent,
+            model=model,
+            cluster=cluster,
+            asked=gpus_of(text),
         )
         return replace(found, texts={**found.texts, path.name: text})
     is_script = path.suffix in SHELL_SCRIPTS or (text.startswith("#!") and path.suffix != ".py")
@@ -145,8 +156,12 @@ def name_for(text: str) -> str:
     """The name of a file with that text: `launch` with the ending of a script, a document or a Python program."""
     ending = ".sh"
     if started_by(text) is None:
-        endings = (each for each in (".toml", ".json", ".yaml") if document_of(f"launch{each}", text))
-        ending = next(endings, ".py" if re.search(r"^\s*(import|from) \w", text, re.MULTILINE) else ".sh")
+        endings = (
+            each for each in (".toml", ".json", ".yaml") if document_of(f"launch{each}", text)
+        )
+        ending = next(
+            endings, ".py" if re.search(r"^\s*(import|from) \w", text, re.MULTILINE) else ".sh"
+        )
     return f"launch{ending}"
 
 
@@ -161,7 +176,11 @@ def folder_of(texts: Mapping[str, str]) -> Iterator[Path]:
         for name, text in texts.items():
             path = Path(name)
             if path.is_absolute() or ".." in path.parts or len(path.parts) > 8 or not name.strip():
-                raise SpecError(f"{name!r} is not a file name", remedy="give plain file names: train.sh", field="files")
+                raise SpecError(
+                    f"{name!r} is not a file name",
+                    remedy="give plain file names: train.sh",
+                    field="files",
+                )
             try:
                 (inner / path).parent.mkdir(parents=True, exist_ok=True)
                 (inner / path).write_text(_confined(text), encoding="utf-8")
@@ -230,7 +249,11 @@ def _drafted(
     asked = (started.nodes, started.gpus_per_node) if started and started.gpus_per_node else None
     folder = path.absolute().parent
     draft = first_draft(path, model=model, cluster=sized(cluster, asked), folder=folder)
-    if asked is None and cluster in catalog.gpu_names() and (asked := _ranks_of(draft, started)) is not None:
+    if (
+        asked is None
+        and cluster in catalog.gpu_names()
+        and (asked := _ranks_of(draft, started)) is not None
+    ):
         draft = first_draft(path, model=model, cluster=sized(cluster, asked), folder=folder)
     return _read(draft, name, texts, started, asked, folder)
 
@@ -259,7 +282,12 @@ def _ranks_of(draft: Draft, started: Started | None) -> tuple[int, int] | None:
         return None
     ranks = ParallelConfig.parse(baseline).world_size
     trainer_entry = draft.document.get("trainer")
-    if started is not None and isinstance(trainer_entry, dict) and trainer_entry.get("kind") == COMMAND and ranks > 1:
+    if (
+        started is not None
+        and isinstance(trainer_entry, dict)
+        and trainer_entry.get("kind") == COMMAND
+        and ranks > 1
+    ):
         return None
     per_node = min(ranks, NODE)
     return (ranks // per_node, per_node) if ranks % per_node == 0 else None
@@ -315,5 +343,8 @@ def _text(path: Path) -> str:
     try:
         return read_present(path).files[path.name]
     except SpecError as error:
-        remedy = error.remedy or "give a script, a configuration, a manifest or a spec, or a command after `--`"
+        remedy = (
+            error.remedy
+            or "give a script, a configuration, a manifest or a spec, or a command after `--`"
+        )
         raise SpecError(error.message, remedy=remedy, field="TARGET") from None

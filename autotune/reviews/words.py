@@ -39,7 +39,9 @@ class _Part:
         return [row for item in self.items[: self.kept] for row in item]
 
 
-def lines_of(review: Review, *, tokens: float | None = None, most: int | None = MOST, width: int = WIDTH) -> list[str]:
+def lines_of(
+    review: Review, *, tokens: float | None = None, most: int | None = MOST, width: int = WIDTH
+) -> list[str]:
     """The lines. `tokens`: of the whole training, for days and cost; `most`: rows, None for all; `width`: characters of a row."""
 
     def wrapped(lines: Iterable[str]) -> list[str]:
@@ -48,13 +50,21 @@ def lines_of(review: Review, *, tokens: float | None = None, most: int | None = 
     understood = wrapped([f"{review.target}: {review.understood}"])
     verdict = wrapped(_verdict(review, tokens))
     together = wrapped([*_if_out_of_memory(review), *_together(review)])
-    missing = _Part("missing thing", [wrapped([f"  missing: {each.what}; {each.remedy}"]) for each in review.missing])
-    edits = _Part("edit", [wrapped(_edit(number, each, review)) for number, each in enumerate(review.edits, start=1)])
+    missing = _Part(
+        "missing thing",
+        [wrapped([f"  missing: {each.what}; {each.remedy}"]) for each in review.missing],
+    )
+    edits = _Part(
+        "edit",
+        [wrapped(_edit(number, each, review)) for number, each in enumerate(review.edits, start=1)],
+    )
     trials = _Part("trial", [wrapped(_trial(each)) for each in review.trials])
     warnings = _Part("warning", [wrapped([each]) for each in _warnings(review)])
     assumed = _Part("assumption", [wrapped([f"  assumed: {each}"]) for each in review.assumed])
     parts = (missing, edits, trials, warnings, assumed)
-    left_out = _shared(parts, None if most is None else most - len(understood) - len(verdict) - len(together))
+    left_out = _shared(
+        parts, None if most is None else most - len(understood) - len(verdict) - len(together)
+    )
     return [
         *understood,
         *assumed.rows(),
@@ -87,7 +97,9 @@ def _shared(parts: Sequence[_Part], room: int | None) -> list[str]:
             if part.kept == len(part.items):
                 growing.remove(part)
     left = [(len(part.items) - part.kept, part.noun) for part in parts]
-    words = ", ".join(f"{count} more {noun}{'s' if count > 1 else ''}" for count, noun in left if count)
+    words = ", ".join(
+        f"{count} more {noun}{'s' if count > 1 else ''}" for count, noun in left if count
+    )
     return [f"and {words}: --all prints them"]
 
 
@@ -99,7 +111,9 @@ def short_lines(review: Review) -> list[str]:
     elif review.edits:
         first, more = review.edits[0], len(review.edits) - 1
         gain = f"{_changes(first)}: {_gain_of(first, review)}, {_memory(first.memory_bytes)}"
-        found.append(f"faster: {gain}{f'; {more} more' if more else ''}: autotune review shows the lines")
+        found.append(
+            f"faster: {gain}{f'; {more} more' if more else ''}: autotune review shows the lines"
+        )
     return [*found, *list(_warnings(review))[:1]][:5]
 
 
@@ -138,7 +152,11 @@ def _of_config(review: Review, tokens: float | None) -> Iterator[str]:
         )
         yield f"{word}: {memory} of {limit}, {at_risk}"
     else:
-        excess = ", too high for this program" if float(estimate.peak_memory_low_bytes) > gpu.memory_bytes else ""
+        excess = (
+            ", too high for this program"
+            if float(estimate.peak_memory_low_bytes) > gpu.memory_bytes
+            else ""
+        )
         yield f"fits, because it ran; predicted{excess}: {memory} of {limit}"
     low, high = float(estimate.step_time_low_s), float(estimate.step_time_high_s)
     speed = f"{format_count(float(estimate.tokens_per_s))} tokens/s"
@@ -228,7 +246,9 @@ def _together(review: Review) -> Iterator[str]:
 
 
 def _changes(edit: Edit) -> str:
-    return ", ".join(f"{name} {_value(old)} -> {_value(new)}" for name, (old, new) in edit.changes.items())
+    return ", ".join(
+        f"{name} {_value(old)} -> {_value(new)}" for name, (old, new) in edit.changes.items()
+    )
 
 
 def _value(value: object) -> str:
@@ -247,7 +267,11 @@ def _gain_of(edit: Edit, review: Review) -> str:
 
 def gain_words(gain: Gain) -> str:
     """`+36% (+13% to +71%)`, or `3.3x the speed (1.2x to 4.1x)`."""
-    ends = f"{gain.low:.3g}x to {gain.high:.3g}x" if gain.gain >= 2 else f"{gain.low - 1:+.0%} to {gain.high - 1:+.0%}"
+    ends = (
+        f"{gain.low:.3g}x to {gain.high:.3g}x"
+        if gain.gain >= 2
+        else f"{gain.low - 1:+.0%} to {gain.high - 1:+.0%}"
+    )
     return f"{format_gain(gain.gain)} ({ends})"
 
 
@@ -259,7 +283,9 @@ def _excerpt(line: LineEdit) -> str:
     """A line as it will be, or that it goes; of one that is longer than a row, what is around the change, which is shown whole."""
     place = f"     {line.file}:{line.line}: "
     if line.after.startswith(f"{line.before}\n"):  # new lines behind it
-        added = (each.strip() for each in line.after[len(line.before) :].splitlines() if each.strip())
+        added = (
+            each.strip() for each in line.after[len(line.before) :].splitlines() if each.strip()
+        )
         return f"{place}add below: {'; '.join(added)}"
     text = line.after.strip()
     if not text:
@@ -277,10 +303,13 @@ def _excerpt(line: LineEdit) -> str:
 def _changed(before: str, after: str) -> tuple[int, int]:
     """Where the new text differs from the old one."""
     same = next(
-        (at for at, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after))
+        (at for at, (a, b) in enumerate(zip(before, after, strict=False)) if a != b),
+        min(len(before), len(after)),
     )
     behind = zip(reversed(before[same:]), reversed(after[same:]), strict=False)
-    alike = next((at for at, (a, b) in enumerate(behind) if a != b), min(len(before), len(after)) - same)
+    alike = next(
+        (at for at, (a, b) in enumerate(behind) if a != b), min(len(before), len(after)) - same
+    )
     return same, len(after) - alike
 
 

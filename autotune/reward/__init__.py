@@ -31,8 +31,22 @@ from autotune.reward.machine_level import (
 )
 from autotune.reward.parts import STABILITY_PARTS, STABILITY_RULE, THROUGHPUT_TERMS
 from autotune.reward.price import TokenCost, token_cost
-from autotune.reward.ranking import asked_again, competes, counted_once, merits, pareto, speeds_in_finals, standing
-from autotune.reward.run_noise import RunNoise, squares_of_rounds, steady_rounds, undisturbed, within_run_variance
+from autotune.reward.ranking import (
+    asked_again,
+    competes,
+    counted_once,
+    merits,
+    pareto,
+    speeds_in_finals,
+    standing,
+)
+from autotune.reward.run_noise import (
+    RunNoise,
+    squares_of_rounds,
+    steady_rounds,
+    undisturbed,
+    within_run_variance,
+)
 from autotune.reward.stability import diverged, spikes, stability, stability_parts
 from autotune.reward.total import (
     DIVERGED_CEILING,

@@ -93,7 +93,10 @@ def compare_at_equal_tokens(curve: LossCurve, others: Iterable[LossCurve]) -> Lo
     excesses = np.array([d.excess for d in found])
     excess = float(np.median(excesses))
     spread = 1.4826 * float(np.median(np.abs(excesses - excess)))
-    own, theirs = (float(np.median([getattr(d, name) for d in found])) for name in ("own_variance", "other_variance"))
+    own, theirs = (
+        float(np.median([getattr(d, name) for d in found]))
+        for name in ("own_variance", "other_variance")
+    )
     quantile = t_quantile(min(d.freedom for d in found))
     return LossComparison(
         excess=excess,
@@ -118,7 +121,10 @@ def _nearest(curve: LossCurve, pairs: Sequence[tuple[LossCurve, _Difference]]) -
 def _difference(x: LossCurve, r: LossCurve) -> _Difference | None:
     if x.tokens_per_step <= 0 or r.tokens_per_step <= 0:
         return None
-    (p, mine), (q, theirs) = _placed(x, min(x.tokens_per_step, r.tokens_per_step)), _placed(r, r.tokens_per_step)
+    (p, mine), (q, theirs) = (
+        _placed(x, min(x.tokens_per_step, r.tokens_per_step)),
+        _placed(r, r.tokens_per_step),
+    )
     if not len(p) or not len(q):
         return None
     low, high = max(p[0], q[0]), min(p[-1], q[-1])

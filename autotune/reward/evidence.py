@@ -49,7 +49,11 @@ def posterior_correlation(a: Series, b: Series) -> float:
     """Correlation of two curves of four values or more; one that does not vary says nothing."""
     a, b = a - a.mean(), b - b.mean()
     scale = float(np.sqrt((a @ a) * (b @ b)))
-    seen = min(max(float(a @ b) / scale, -HEALTHY_CORRELATION), HEALTHY_CORRELATION) if scale > 0 else 0.0
+    seen = (
+        min(max(float(a @ b) / scale, -HEALTHY_CORRELATION), HEALTHY_CORRELATION)
+        if scale > 0
+        else 0.0
+    )
     freedom = len(a) - 3
     z = PRIOR_STEPS * math.atanh(HEALTHY_CORRELATION) + freedom * math.atanh(seen)
     return math.tanh(z / (PRIOR_STEPS + freedom))
@@ -83,10 +87,16 @@ def slowing(times: Series) -> float:
     """Step time at the end of a run over that in its middle, >= 1, by the median slope between any two steps (Theil 1950, Sen 1968), which a slow tail or
     quick first steps do not move. The growth is the mean of a posterior whose prior holds steps that do not become slower."""
     n, middle = len(times), float(np.median(times))
-    blocks = times if n <= MOST_BLOCKS else np.array([np.median(part) for part in np.array_split(times, MOST_BLOCKS)])
+    blocks = (
+        times
+        if n <= MOST_BLOCKS
+        else np.array([np.median(part) for part in np.array_split(times, MOST_BLOCKS)])
+    )
     i, j = np.triu_indices(len(blocks), k=1)
     growing = (
-        float(np.median((blocks[j] - blocks[i]) / (j - i))) * (len(blocks) - 1) / 2 / middle if middle > 0 else 0.0
+        float(np.median((blocks[j] - blocks[i]) / (j - i))) * (len(blocks) - 1) / 2 / middle
+        if middle > 0
+        else 0.0
     )
     return 1.0 + max(0.0, growing) * n / (n + PRIOR_STEPS)
 
@@ -97,7 +107,9 @@ def _slow_noise(values: Series) -> float:
         return 0.0
     at, logs = np.arange(len(values)) - (len(values) - 1) / 2, np.log(values)
     residuals = logs - logs.mean() - at * (at @ logs) / (at @ at)
-    return math.sqrt(float(residuals @ residuals) / (len(values) - 2) * steps_per_independent_one(residuals))
+    return math.sqrt(
+        float(residuals @ residuals) / (len(values) - 2) * steps_per_independent_one(residuals)
+    )
 
 
 def noise_of(values: Series, healthy: float, most: float) -> float:

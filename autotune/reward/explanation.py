@@ -14,7 +14,15 @@ from autotune.reward.goodput import known_noise_scale, learning_rate_factor
 from autotune.reward.parts import STABILITY_PARTS
 from autotune.reward.stability import diverged, spikes, stability_parts
 from autotune.reward.total import first_measured, reference_of, score
-from autotune.spec import Measurement, Objective, ParallelConfig, Reward, Trial, TrialPurpose, Workload
+from autotune.spec import (
+    Measurement,
+    Objective,
+    ParallelConfig,
+    Reward,
+    Trial,
+    TrialPurpose,
+    Workload,
+)
 from autotune.spec.texts.as_text import format_duration, value_word
 
 WEAK = 0.95
@@ -23,7 +31,9 @@ WORTH_SAYING = 0.01
 """a part of the step that changed by less than this share of the baseline's step is not mentioned"""
 NO_CONTENDER = "it is an fp32 reference outside the search space and cannot win: the losses of other trials are compared with its losses"
 PROXY = "it is a proxy, a smaller job that represents configs of the target, and cannot win"
-SIMULATED_LOSSES = "its losses are made up: a simulated run trains nothing, so they say nothing about this config"
+SIMULATED_LOSSES = (
+    "its losses are made up: a simulated run trains nothing, so they say nothing about this config"
+)
 LEAST_LOSS = 5e-4
 """a smaller difference of losses, nats per token, is called none"""
 GIB = 1 << 30
@@ -61,8 +71,13 @@ class Explanation:
             "text": list(self.text),
             "shares": dict(self.shares),
             "parts": dict(self.parts),
-            "formulas": {name: part.formula for name, part in STABILITY_PARTS.items() if name in self.parts},
-            "objective": {"metric": self.objective.metric, "stability_weight": self.objective.stability_weight},
+            "formulas": {
+                name: part.formula for name, part in STABILITY_PARTS.items() if name in self.parts
+            },
+            "objective": {
+                "metric": self.objective.metric,
+                "stability_weight": self.objective.stability_weight,
+            },
             "relative_to": self.relative_to,
             "reward": self.reward.to_dict() if self.reward is not None else None,
             "against": {name: dict(other) for name, other in self.against.items()},
@@ -93,10 +108,14 @@ def explain(
     m = trial.measurement
     if not trial.is_measured or m is None:
         parts = stability_parts(m) if m else {}
-        return Explanation(trial=trial, text=tuple(_failed(trial)), shares={}, parts=parts, objective=objective)
+        return Explanation(
+            trial=trial, text=tuple(_failed(trial)), shares={}, parts=parts, objective=objective
+        )
     if trial.purpose is TrialPurpose.PROXY:
         text = [PROXY, *_against_prediction(trial, m), *_weaknesses(m)]
-        return Explanation(trial=trial, text=tuple(text), shares={}, parts=stability_parts(m), objective=objective)
+        return Explanation(
+            trial=trial, text=tuple(text), shares={}, parts=stability_parts(m), objective=objective
+        )
     if baseline is not None and baseline.is_measured:
         first, whose = baseline, "the baseline's"
     else:
@@ -115,7 +134,9 @@ def explain(
     }
     step_parts, source = _step_parts(trial, baseline, profiles or {})
     batches = (
-        m.tokens_per_step / reference.tokens_per_step if reference is not None and reference.tokens_per_step else 1.0
+        m.tokens_per_step / reference.tokens_per_step
+        if reference is not None and reference.tokens_per_step
+        else 1.0
     )
     text = [
         *(() if can_win else (NO_CONTENDER,)),
@@ -125,7 +146,9 @@ def explain(
     ]
     if m.losses and simulated:
         text.append(SIMULATED_LOSSES)
-    elif m.losses and (m.loss_comparison is None or stability_parts(m).get("equal_tokens", 1.0) >= WEAK):
+    elif m.losses and (
+        m.loss_comparison is None or stability_parts(m).get("equal_tokens", 1.0) >= WEAK
+    ):
         text.append(loss_in_words(m))
     if objective.metric == "goodput":
         told_by = reference if known_noise_scale(reference) is not None else m
@@ -150,9 +173,13 @@ def _failed(trial: Trial) -> list[str]:
     text = [f"trial {trial.number} ({trial.config}) has no result: it is {trial.status}"]
     if trial.failure is not None:
         where = ", ".join(
-            f"{k} {v}" for k, v in (("rank", trial.failure.rank), ("step", trial.failure.step)) if v is not None
+            f"{k} {v}"
+            for k, v in (("rank", trial.failure.rank), ("step", trial.failure.step))
+            if v is not None
         )
-        text.append(f"{trial.failure.kind}: {trial.failure.message}" + (f" ({where})" if where else ""))
+        text.append(
+            f"{trial.failure.kind}: {trial.failure.message}" + (f" ({where})" if where else "")
+        )
         if trial.failure.exception:
             text.append(trial.failure.exception)
     elif trial.reason:
@@ -166,11 +193,18 @@ def _against_prediction(trial: Trial, m: Measurement) -> list[str]:
         return []
     predicted = float(trial.estimate.tokens_per_s)
     ratio = f"{m.tokens_per_s / predicted:.2f} times the predicted {predicted:,.0f}"
-    return [f"it reached {m.tokens_per_s:,.0f} tokens/s, {ratio}. Such ratios correct the target's ranking"]
+    return [
+        f"it reached {m.tokens_per_s:,.0f} tokens/s, {ratio}. Such ratios correct the target's ranking"
+    ]
 
 
 def _compare(
-    trial: Trial, worth: Reward, other: Trial, reference: Measurement | None, objective: Objective, workload: Workload
+    trial: Trial,
+    worth: Reward,
+    other: Trial,
+    reference: Measurement | None,
+    objective: Objective,
+    workload: Workload,
 ) -> dict[str, Any]:
     assert trial.measurement is not None
     assert other.measurement is not None
@@ -179,7 +213,9 @@ def _compare(
     return {
         "number": other.number,
         "config_changes": {
-            name: [yours.value(name), value] for name, value in mine.values().items() if value != yours.value(name)
+            name: [yours.value(name), value]
+            for name, value in mine.values().items()
+            if value != yours.value(name)
         },
         "speed_ratio": trial.measurement.tokens_per_s / other.measurement.tokens_per_s,
         "total_difference": worth.total - theirs.total,
@@ -189,17 +225,30 @@ def _compare(
 
 
 def _speech(
-    trial: Trial, worth: Reward, objective: Objective, against: Mapping[str, Mapping[str, Any]], whose: str
+    trial: Trial,
+    worth: Reward,
+    objective: Objective,
+    against: Mapping[str, Mapping[str, Any]],
+    whose: str,
 ) -> list[str]:
     text = []
     for name, other in against.items():
         ratio = other["speed_ratio"]
-        speed = f"{ratio:.2f} times as fast as" if ratio >= 1 else f"slower ({ratio:.2f} times the speed) than"
+        speed = (
+            f"{ratio:.2f} times as fast as"
+            if ratio >= 1
+            else f"slower ({ratio:.2f} times the speed) than"
+        )
         changed = (
-            ", ".join(f"{n} {value_word(a)} -> {value_word(b)}" for n, (a, b) in other["config_changes"].items())
+            ", ".join(
+                f"{n} {value_word(a)} -> {value_word(b)}"
+                for n, (a, b) in other["config_changes"].items()
+            )
             or "nothing"
         )
-        text.append(f"trial {trial.number} is {speed} the {name} (trial {other['number']}); it changes {changed}")
+        text.append(
+            f"trial {trial.number} is {speed} the {name} (trial {other['number']}); it changes {changed}"
+        )
         text.append(
             f"its reward is {abs(other['total_difference']):.3f} {'higher' if other['total_difference'] >= 0 else 'lower'}, "
             f"with stability {worth.stability:.2f} against {other['stability']:.2f}"
@@ -263,7 +312,9 @@ def _step_parts(
     return {n: (before.get(n), after.get(n)) for n in names}, source
 
 
-def _shrunk(parts: Mapping[str, tuple[float | None, float | None]], source: str, *, tokens_ratio: float) -> list[str]:
+def _shrunk(
+    parts: Mapping[str, tuple[float | None, float | None]], source: str, *, tokens_ratio: float
+) -> list[str]:
     """The causes that changed most, in words; `tokens_ratio`: tokens of this trial's step over those of the baseline's."""
     exposed = {name: pair for name, pair in parts.items() if not name.endswith("overlapped")}
     pairs = {name: ((a or 0.0) * tokens_ratio, b or 0.0) for name, (a, b) in exposed.items()}
@@ -276,12 +327,17 @@ def _shrunk(parts: Mapping[str, tuple[float | None, float | None]], source: str,
         gains = sorted(((a - b) * sign, name) for name, (a, b) in pairs.items())[::-1]
         names = [name for gain, name in gains if gain > least][:most]
         return ", ".join(
-            f"{name.replace('_', ' ')} from {seconds(pairs[name][0])} to {seconds(pairs[name][1])}" for name in names
+            f"{name.replace('_', ' ')} from {seconds(pairs[name][0])} to {seconds(pairs[name][1])}"
+            for name in names
         )
 
     shrunk, grown = moved(1, 3), moved(-1, 1)
     how = source if tokens_ratio == 1 else f"{source}, at equal tokens"
-    text = [f"parts of the step that are shorter than the baseline's ({how}): {shrunk}"] if shrunk else []
+    text = (
+        [f"parts of the step that are shorter than the baseline's ({how}): {shrunk}"]
+        if shrunk
+        else []
+    )
     return text + ([f"parts that got longer ({how}): {grown}"] if grown and shrunk else [])
 
 
@@ -299,7 +355,11 @@ def _weaknesses(m: Measurement) -> list[str]:
         "jitter": f"step times vary by {m.step_time_spread:.0%}",
         "finite": f"{m.nonfinite_steps} steps were not finite",
     }
-    text = [f"{name} {value:.2f}: {evidence[name]}" for name, value in stability_parts(m).items() if value < WEAK]
+    text = [
+        f"{name} {value:.2f}: {evidence[name]}"
+        for name, value in stability_parts(m).items()
+        if value < WEAK
+    ]
     broken = diverged(m)
     return text + ([f"it diverged: {broken.message}"] if broken else [])
 
@@ -309,7 +369,9 @@ def loss_in_words(m: Measurement) -> str:
     if not m.losses:
         return ""
     if m.reference_losses:
-        return "its losses were compared step by step with those of an fp32 reference on the same data"
+        return (
+            "its losses were compared step by step with those of an fp32 reference on the same data"
+        )
     if (c := m.loss_comparison) is None:
         return "its losses could not be compared with those of other trials, so only their trend counts"
     others = f"{c.curves} other trial{'s' if c.curves > 1 else ''}"

@@ -44,7 +44,12 @@ class NoiseScale:
 
 
 def noise_scale(
-    small_squared: Sequence[float], big_squared: Sequence[float], *, small: int, big: int, seed: int = 0
+    small_squared: Sequence[float],
+    big_squared: Sequence[float],
+    *,
+    small: int,
+    big: int,
+    seed: int = 0,
 ) -> NoiseScale | None:
     """Phi from squared gradient norms at two batch sizes, one pair per step; None with fewer than two steps or equal sizes.
 
@@ -62,7 +67,10 @@ def noise_scale(
     signal = (big * highs - small * lows) / (big - small)
     noise = (lows - highs) / (1.0 / small - 1.0 / big)
     draws = np.random.default_rng(seed).integers(0, len(lows), size=(500, len(lows)))
-    spread = sorted(_ratio(n, s) for n, s in zip(noise[draws].mean(axis=1), signal[draws].mean(axis=1), strict=True))
+    spread = sorted(
+        _ratio(n, s)
+        for n, s in zip(noise[draws].mean(axis=1), signal[draws].mean(axis=1), strict=True)
+    )
     return NoiseScale(value=_ratio(noise.mean(), signal.mean()), low=spread[25], high=spread[474])
 
 
@@ -84,7 +92,9 @@ def known_noise_scale(measurement: Measurement | None) -> float | None:
     phi = measurement.gradient_noise_scale if measurement is not None else None
     if measurement is None or phi is None or math.isnan(phi) or phi < 0:
         return None
-    low = measurement.gradient_noise_interval[0] if measurement.gradient_noise_interval else math.inf
+    low = (
+        measurement.gradient_noise_interval[0] if measurement.gradient_noise_interval else math.inf
+    )
     return low if math.isinf(phi) and math.isfinite(low) else phi
 
 

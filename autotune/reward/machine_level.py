@@ -93,17 +93,22 @@ class MachineChange:
 class MachineLevels:
     """The phases of one study's search, and the level in each of its trials."""
 
-    def __init__(self, trials: Iterable[Trial] = (), *, earlier: MachineLevels | None = None) -> None:
+    def __init__(
+        self, trials: Iterable[Trial] = (), *, earlier: MachineLevels | None = None
+    ) -> None:
         """`trials`: of one study, in any order; final measurements, which are held against the baseline of their own round, count for nothing. `earlier`: the
         levels of some of them, of which figures are taken over."""
         measured = sorted(
-            (t for t in trials if t.is_measured and t.purpose is not TrialPurpose.FINAL), key=lambda t: t.number
+            (t for t in trials if t.is_measured and t.purpose is not TrialPurpose.FINAL),
+            key=lambda t: t.number,
         )
         runs = [t for t in measured if t.purpose is TrialPurpose.BASELINE]
         others = [t for t in measured if t.purpose is not TrialPurpose.BASELINE]
         known: Mapping[int, _Run] = earlier._runs if earlier is not None else {}
         self._runs: dict[int, _Run] = {
-            t.number: known.get(t.number) or _Run.of(t.measurement) for t in runs if t.measurement is not None
+            t.number: known.get(t.number) or _Run.of(t.measurement)
+            for t in runs
+            if t.measurement is not None
         }
         found, alone = _phases(self._runs) if runs else ([], [])
         self.phases = tuple(found)
@@ -119,7 +124,10 @@ class MachineLevels:
     @property
     def changes(self) -> tuple[MachineChange, ...]:
         """All changes, in order."""
-        return tuple(MachineChange(before=a, after=b) for a, b in zip(self.phases, self.phases[1:], strict=False))
+        return tuple(
+            MachineChange(before=a, after=b)
+            for a, b in zip(self.phases, self.phases[1:], strict=False)
+        )
 
     @property
     def is_uneven(self) -> bool:
@@ -160,7 +168,11 @@ class MachineLevels:
 def at_first_level(trials: Sequence[Trial], stability_weight: float) -> list[Trial]:
     """All trials of a study as they would have come out at the machine's first level, but final measurements."""
     levels = MachineLevels(trials)
-    return [levels.seen(trial, stability_weight) for trial in trials] if levels.is_uneven else list(trials)
+    return (
+        [levels.seen(trial, stability_weight) for trial in trials]
+        if levels.is_uneven
+        else list(trials)
+    )
 
 
 def at_level(trial: Trial, level: float, stability_weight: float) -> Trial:
@@ -168,11 +180,17 @@ def at_level(trial: Trial, level: float, stability_weight: float) -> Trial:
     if not level or trial.measurement is None or trial.purpose is TrialPurpose.FINAL:
         return trial
     measurement = slowed(trial.measurement, math.exp(level))
-    return replace(trial, measurement=measurement, reward=_reward_at(trial, level, stability_weight))
+    return replace(
+        trial, measurement=measurement, reward=_reward_at(trial, level, stability_weight)
+    )
 
 
 def _reward_at(trial: Trial, level: float, stability_weight: float) -> Reward | None:
-    return moved(trial.reward, -level, stability_weight) if level and trial.reward is not None else trial.reward
+    return (
+        moved(trial.reward, -level, stability_weight)
+        if level and trial.reward is not None
+        else trial.reward
+    )
 
 
 def slowed(measurement: Measurement, factor: float) -> Measurement:
@@ -209,7 +227,9 @@ class _Run:
 
     @classmethod
     def of(cls, measurement: Measurement) -> _Run:
-        return cls(y=math.log(measurement.median_tokens_per_s), within=within_run_variance(measurement))
+        return cls(
+            y=math.log(measurement.median_tokens_per_s), within=within_run_variance(measurement)
+        )
 
 
 def _phases(runs: Mapping[int, _Run]) -> tuple[list[Phase], list[tuple[Phase, Phase]]]:
@@ -238,7 +258,9 @@ def _phases(runs: Mapping[int, _Run]) -> tuple[list[Phase], list[tuple[Phase, Ph
     def phase(numbers: Sequence[int]) -> Phase:
         return Phase(level=_mean([runs[k].y for k in numbers]) - origin, runs=tuple(numbers))
 
-    return [phase(numbers) for numbers in found], [(phase(before), phase([n])) for n, before in alone.items()]
+    return [phase(numbers) for numbers in found], [
+        (phase(before), phase([n])) for n, before in alone.items()
+    ]
 
 
 class _PhaseNoise:
@@ -278,7 +300,9 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def _gap(before: Phase, after: Phase, trials: Sequence[Trial], unchanged: float | None = None) -> dict[int, LevelRange]:
+def _gap(
+    before: Phase, after: Phase, trials: Sequence[Trial], unchanged: float | None = None
+) -> dict[int, LevelRange]:
     """The possible levels of the trials between two phases, by number. `unchanged`: probability beforehand that the machine changed after the last of them."""
     inside = [t for t in trials if before.runs[-1] < t.number < after.runs[0]]
     if not inside:
@@ -286,12 +310,17 @@ def _gap(before: Phase, after: Phase, trials: Sequence[Trial], unchanged: float 
     early = np.array([_log_likelihood(t, before.level) for t in inside])
     late = np.array([_log_likelihood(t, after.level) for t in inside])
     # place j: trials before j are still at the first level, those from j on are at the second
-    places = np.concatenate([[0.0], np.cumsum(early)]) + np.concatenate([np.cumsum(late[::-1])[::-1], [0.0]])
+    places = np.concatenate([[0.0], np.cumsum(early)]) + np.concatenate(
+        [np.cumsum(late[::-1])[::-1], [0.0]]
+    )
     if unchanged is not None:
         places += np.log([(1 - unchanged) / len(inside)] * len(inside) + [unchanged])
     chance: NDArray[np.float64] = np.exp(places - places.max())
     changed = np.cumsum(chance)[:-1] / chance.sum()
-    return {t.number: _range(before.level, after.level, float(p)) for t, p in zip(inside, changed, strict=True)}
+    return {
+        t.number: _range(before.level, after.level, float(p))
+        for t, p in zip(inside, changed, strict=True)
+    }
 
 
 def _range(early: float, late: float, changed: float) -> LevelRange:
@@ -303,14 +332,20 @@ def _range(early: float, late: float, changed: float) -> LevelRange:
 def _log_likelihood(trial: Trial, level: float) -> float:
     """Of a trial's step time, had the machine been at this level; 0 where nothing was predicted."""
     error = prediction_error(trial, level)
-    return 0.0 if error is None else -(PREDICTION_FREEDOM + 1) / 2 * math.log1p(error**2 / PREDICTION_FREEDOM)
+    return (
+        0.0
+        if error is None
+        else -(PREDICTION_FREEDOM + 1) / 2 * math.log1p(error**2 / PREDICTION_FREEDOM)
+    )
 
 
 def prediction_error(trial: Trial, level: float) -> float | None:
     """ln of measured over predicted step time, had the machine been at this level, in standard deviations of prediction and run; None where nothing was predicted."""
     if trial.estimate is None or trial.measurement is None:
         return None
-    low = float(trial.estimate.step_time_low_s)  # a stall may widen the interval above the step time
+    low = float(
+        trial.estimate.step_time_low_s
+    )  # a stall may widen the interval above the step time
     predicted, measured = float(trial.estimate.step_time_s), trial.measurement.step_time_s
     if not 0 < low <= predicted < math.inf or not measured > 0:
         return None

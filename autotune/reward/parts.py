@@ -51,7 +51,9 @@ class ScoredValue:
     @property
     def formula(self) -> str:
         """How it is scored, in words."""
-        return f"{self.meaning}: 1 {'up to' if self.good else 'at'} {self.good:g}, 0 from {self.bad:g}"
+        return (
+            f"{self.meaning}: 1 {'up to' if self.good else 'at'} {self.good:g}, 0 from {self.bad:g}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,31 +70,43 @@ class StabilityPart:
     @property
     def formula(self) -> str:
         """How it is scored, in words."""
-        return ("the smallest of " if len(self.values) > 1 else "") + "; ".join(v.formula for v in self.values.values())
+        return ("the smallest of " if len(self.values) > 1 else "") + "; ".join(
+            v.formula for v in self.values.values()
+        )
 
 
 STABILITY_PARTS: Mapping[str, StabilityPart] = {
     "finite": StabilityPart(
         label="finite losses and gradients",
-        values={"finite": ScoredValue(meaning="share of steps with a non-finite loss or gradient", good=0.0, bad=0.05)},
+        values={
+            "finite": ScoredValue(
+                meaning="share of steps with a non-finite loss or gradient", good=0.0, bad=0.05
+            )
+        },
     ),
     "trend": StabilityPart(
         label="loss does not grow",
         values={
             "trend": ScoredValue(
-                meaning="growth of the loss beyond its noise, relative to fp32's if known", good=1.05, bad=1.5
+                meaning="growth of the loss beyond its noise, relative to fp32's if known",
+                good=1.05,
+                bad=1.5,
             ),
         },
     ),
     "fidelity": StabilityPart(
         label="loss follows fp32",
         values={
-            "correlation": ScoredValue(meaning="1 - correlation with the losses in fp32", good=0.05, bad=0.5),
+            "correlation": ScoredValue(
+                meaning="1 - correlation with the losses in fp32", good=0.05, bad=0.5
+            ),
             "final_loss": ScoredValue(
                 meaning="difference between the final loss and that of fp32", good=0.03, bad=0.15
             ),
             "outliers": ScoredValue(
-                meaning=f"share of steps with a loss more than {POINTWISE:.0%} away from fp32's", good=0.1, bad=0.5
+                meaning=f"share of steps with a loss more than {POINTWISE:.0%} away from fp32's",
+                good=0.1,
+                bad=0.5,
             ),
         },
     ),
@@ -118,7 +132,11 @@ STABILITY_PARTS: Mapping[str, StabilityPart] = {
     ),
     "skipped": StabilityPart(
         label="no steps skipped by loss scaling",
-        values={"skipped": ScoredValue(meaning="share of steps that loss scaling skipped", good=0.02, bad=0.5)},
+        values={
+            "skipped": ScoredValue(
+                meaning="share of steps that loss scaling skipped", good=0.02, bad=0.5
+            )
+        },
     ),
     "headroom": StabilityPart(
         label="memory headroom",
@@ -127,12 +145,16 @@ STABILITY_PARTS: Mapping[str, StabilityPart] = {
     "slowing": StabilityPart(
         label="steps do not become slower",
         values={
-            "slowing": ScoredValue(meaning="step time at the end relative to the middle of the run", good=1.03, bad=1.2)
+            "slowing": ScoredValue(
+                meaning="step time at the end relative to the middle of the run", good=1.03, bad=1.2
+            )
         },
     ),
     "jitter": StabilityPart(
         label="steady step time",
-        values={"jitter": ScoredValue(meaning="relative spread of the step time", good=0.15, bad=1.0)},
+        values={
+            "jitter": ScoredValue(meaning="relative spread of the step time", good=0.15, bad=1.0)
+        },
         exponent=0.25,
     ),
 }

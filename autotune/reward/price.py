@@ -30,7 +30,9 @@ def token_cost(measurement: Measurement, gpu: GpuSpec) -> TokenCost:
     """Cost of one token at the median step."""
     rank_seconds = measurement.num_ranks / measurement.tokens_per_s
     if gpu.usd_per_hour is not None:
-        return TokenCost(value=rank_seconds * gpu.usd_per_hour / SECONDS_PER_HOUR, unit="USD", source="price")
+        return TokenCost(
+            value=rank_seconds * gpu.usd_per_hour / SECONDS_PER_HOUR, unit="USD", source="price"
+        )
     if watts := measurement.utilization.get("power_watts"):
         return TokenCost(value=rank_seconds * watts, unit="J", source="measured power")
     if gpu.power_watts:

@@ -46,13 +46,21 @@ def asked_again(trials: Iterable[Trial]) -> set[int]:
 def counted_once(trials: Sequence[Trial]) -> list[Trial]:
     """The measured trials but the finals' and the proxies, by number, each config of the search once: of the baseline the first run, which everything is relative
     to; of a config that was asked for again the last run."""
-    measured = sorted((t for t in trials if t.is_measured and t.purpose not in _OUTSIDE), key=lambda t: t.number)
+    measured = sorted(
+        (t for t in trials if t.is_measured and t.purpose not in _OUTSIDE), key=lambda t: t.number
+    )
     default = next((t for t in measured if t.purpose is TrialPurpose.BASELINE), None)
     again = asked_again(measured)
-    return [t for t in measured if (t is default if t.purpose is TrialPurpose.BASELINE else t.number not in again)]
+    return [
+        t
+        for t in measured
+        if (t is default if t.purpose is TrialPurpose.BASELINE else t.number not in again)
+    ]
 
 
-def merits(trial: Trial, measurement: Measurement, cost_of_token: float) -> tuple[float, float, float, float]:
+def merits(
+    trial: Trial, measurement: Measurement, cost_of_token: float
+) -> tuple[float, float, float, float]:
     """(tokens/s, stability, memory headroom as a share of the capacity, -cost per token) of a trial with that measurement, each the higher the better.
 
     Unknown memory counts as none free. The stability is that of its reward, where it was scored.
@@ -69,7 +77,9 @@ def pareto(trials: Sequence[Trial], gpu: GpuSpec) -> list[Trial]:
 
     Costs that cannot be compared (power was measured in some only) count in rank-seconds.
     """
-    first = [(t, t.measured) for t in trials if t.purpose not in _OUTSIDE and t.measured is not None]
+    first = [
+        (t, t.measured) for t in trials if t.purpose not in _OUTSIDE and t.measured is not None
+    ]
     costs = [token_cost(m, gpu) for _, m in first]
     alike = len({cost.source for cost in costs}) == 1
     scored = [

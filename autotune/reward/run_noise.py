@@ -49,7 +49,9 @@ class RunNoise:
     """nu_0 + nu"""
 
     @classmethod
-    def of(cls, measurements: Iterable[Measurement], squares: float = 0.0, freedom: float = 0.0) -> RunNoise:
+    def of(
+        cls, measurements: Iterable[Measurement], squares: float = 0.0, freedom: float = 0.0
+    ) -> RunNoise:
         """The noise of runs like these, updated by a sum of squares with so many degrees of freedom."""
         within = [within_run_variance(m) for m in measurements]
         return cls.of_typical(float(np.median(within)) if within else 0.0, squares, freedom)
@@ -66,7 +68,12 @@ class RunNoise:
         return t_quantile(self.freedom, confidence) * math.sqrt(2 * self.variance)
 
     def half_width(
-        self, rounds: float, *, configs: int = 1, confidence: float = CONFIDENCE, within: float = 0.0
+        self,
+        rounds: float,
+        *,
+        configs: int = 1,
+        confidence: float = CONFIDENCE,
+        within: float = 0.0,
     ) -> float:
         """Half-width of the two-sided interval of a difference of ln speeds over so many rounds; `configs`: m, the best of which is looked at.
 
@@ -86,7 +93,9 @@ def within_run_variance(measurement: Measurement) -> float:
     if n < 2 or not mean > 0:
         return 0.0
     residuals = times - mean
-    return float(residuals @ residuals) / (n - 1) / n / mean**2 * steps_per_independent_one(residuals)
+    return (
+        float(residuals @ residuals) / (n - 1) / n / mean**2 * steps_per_independent_one(residuals)
+    )
 
 
 def undisturbed(runs: Sequence[Measurement]) -> list[bool]:
@@ -113,7 +122,11 @@ def squares_of_rounds(speeds: Sequence[Sequence[float]]) -> tuple[float, int]:
     logs = [np.log(np.asarray(rounds, dtype=float)) for rounds in speeds]
     squares, freedom = 0.0, 0
     for r in range(1, max((len(rounds) for rounds in logs), default=0)):
-        both = [(rounds[r], known) for rounds in logs if len(rounds) > r and len(known := _known(rounds[:r]))]
+        both = [
+            (rounds[r], known)
+            for rounds in logs
+            if len(rounds) > r and len(known := _known(rounds[:r]))
+        ]
         moves = np.array([now - known.mean() for now, known in both if math.isfinite(now)])
         sizes = np.array([1 + 1 / len(known) for now, known in both if math.isfinite(now)])
         if len(moves) > 1:

@@ -61,7 +61,9 @@ def stability(measurement: Measurement) -> float:
 
 def stability_of(parts: Mapping[str, float]) -> float:
     """The parts of a measurement that broke no hard gate as one number."""
-    return math.prod((float(value ** STABILITY_PARTS[name].exponent) for name, value in parts.items()), start=1.0)
+    return math.prod(
+        (float(value ** STABILITY_PARTS[name].exponent) for name, value in parts.items()), start=1.0
+    )
 
 
 def stability_parts(measurement: Measurement) -> dict[str, float]:
@@ -76,7 +78,9 @@ def stability_parts(measurement: Measurement) -> dict[str, float]:
         parts["equal_tokens"] = _ramp("excess", measurement.loss_comparison.unexplained)
     if len(norms) >= MIN_STEPS:
         parts["spikes"] = _ramp("spikes", posterior_share(len(spikes(measurement)), len(norms)))
-    parts["skipped"] = _ramp("skipped", posterior_share(measurement.skipped_steps, _steps(measurement)))
+    parts["skipped"] = _ramp(
+        "skipped", posterior_share(measurement.skipped_steps, _steps(measurement))
+    )
     occupied = measurement.occupied_memory_bytes
     if occupied is not None and measurement.memory_capacity_bytes:
         parts["headroom"] = _ramp("headroom", occupied / measurement.memory_capacity_bytes)
@@ -97,9 +101,7 @@ def diverged(measurement: Measurement) -> Failure | None:
         message = f"{count} of {_steps(measurement)} steps had a non-finite loss or gradient"
         return Failure(kind=FailureKind.DIVERGED, message=message, step=where)
     if (share := measurement.skipped_share) > 0.9:
-        message = (
-            f"loss scaling skipped {share:.0%} of {_steps(measurement)} steps: the gradients overflow at any scale"
-        )
+        message = f"loss scaling skipped {share:.0%} of {_steps(measurement)} steps: the gradients overflow at any scale"
         return Failure(kind=FailureKind.DIVERGED, message=message)
     losses, reference = _beside_reference(measurement)
     is_compared = len(reference) >= MIN_STEPS
@@ -134,26 +136,38 @@ def spikes(measurement: Measurement) -> list[int]:
     """Steps (from 0, after warm-up) whose gradient norm stands out of its neighbours', and the reference's at the same step does not. A norm that
     falls from step to step is none."""
     norms = np.asarray(measurement.grad_norms, dtype=float)
-    shared = set(_standing_out(np.asarray(measurement.reference_grad_norms, dtype=float), SHARED_SPIKE))
+    shared = set(
+        _standing_out(np.asarray(measurement.reference_grad_norms, dtype=float), SHARED_SPIKE)
+    )
     return [i for i in _standing_out(norms, SPIKE_FACTOR) if i not in shared]
 
 
 def _standing_out(norms: Series, factor: float) -> list[int]:
     finite = norms[np.isfinite(norms)]
-    if len(finite) <= NEIGHBOURS or finite.max() <= factor * finite.min():  # no median of others is below the least
+    if (
+        len(finite) <= NEIGHBOURS or finite.max() <= factor * finite.min()
+    ):  # no median of others is below the least
         return []
     found = []
     for i, norm in enumerate(norms):
-        around = np.concatenate([norms[max(0, i - NEIGHBOURS) : i], norms[i + 1 : i + 1 + NEIGHBOURS]])
+        around = np.concatenate(
+            [norms[max(0, i - NEIGHBOURS) : i], norms[i + 1 : i + 1 + NEIGHBOURS]]
+        )
         around = around[np.isfinite(around)]
-        if np.isfinite(norm) and len(around) >= NEIGHBOURS and norm > factor * float(np.median(around)) > 0:
+        if (
+            np.isfinite(norm)
+            and len(around) >= NEIGHBOURS
+            and norm > factor * float(np.median(around)) > 0
+        ):
             found.append(i)
     return found
 
 
 def _beside_reference(measurement: Measurement) -> tuple[Series, Series]:
     """Losses of this run and of the fp32 reference at the steps that both tell."""
-    losses, reference = (np.asarray(s, dtype=float) for s in (measurement.losses, measurement.reference_losses))
+    losses, reference = (
+        np.asarray(s, dtype=float) for s in (measurement.losses, measurement.reference_losses)
+    )
     n = min(len(losses), len(reference))
     losses, reference = losses[:n], reference[:n]
     both = np.isfinite(losses) & np.isfinite(reference) & (reference > 0)
@@ -197,7 +211,8 @@ def _nonfinite_steps(measurement: Measurement) -> int:
     ):  # read from a log: NaN stands for what it does not say, and a logged one has ended the trial
         return measurement.nonfinite_steps
     seen = max(
-        int(np.sum(~np.isfinite(np.asarray(s, dtype=float)))) for s in (measurement.losses, measurement.grad_norms)
+        int(np.sum(~np.isfinite(np.asarray(s, dtype=float))))
+        for s in (measurement.losses, measurement.grad_norms)
     )
     return max(measurement.nonfinite_steps, seen - measurement.skipped_steps, 0)
 

@@ -26,7 +26,15 @@ from dataclasses import replace
 from autotune.reward.goodput import efficiency, study_noise_scale, with_noise_scale
 from autotune.reward.price import token_cost
 from autotune.reward.stability import diverged, stability_of, stability_parts
-from autotune.spec import Measurement, Objective, ParallelConfig, Reward, Trial, TrialPurpose, Workload
+from autotune.spec import (
+    Measurement,
+    Objective,
+    ParallelConfig,
+    Reward,
+    Trial,
+    TrialPurpose,
+    Workload,
+)
 
 DIVERGED_CEILING = -10.0
 """total of a trial that broke a hard gate"""
@@ -48,17 +56,25 @@ def reward(
     reference = baseline if baseline is not None and _is_sound(baseline) else measurement
     parts = stability_parts(measurement)
     if not _is_sound(measurement) or diverged(measurement) is not None:
-        return Reward(total=DIVERGED_CEILING, throughput=DIVERGED_CEILING, stability=0.0, parts=parts)
+        return Reward(
+            total=DIVERGED_CEILING, throughput=DIVERGED_CEILING, stability=0.0, parts=parts
+        )
     ratio = measurement.tokens_per_s / reference.tokens_per_s
     terms = {"tokens_per_s_ratio": ratio}
     if objective.metric == "goodput":
         phi = study_noise_scale(measurement, baseline)
-        gained = efficiency(config.global_batch_size, reference.tokens_per_step / workload.tokens_per_sequence, phi)
+        gained = efficiency(
+            config.global_batch_size, reference.tokens_per_step / workload.tokens_per_sequence, phi
+        )
         per_node = workload.cluster.gpus_per_node
-        kept = objective.kept_share(config.world_size, per_node) / objective.kept_share(reference.num_ranks, per_node)
+        kept = objective.kept_share(config.world_size, per_node) / objective.kept_share(
+            reference.num_ranks, per_node
+        )
         gained *= kept
         terms |= {"kept_share_ratio": kept} if objective.failures is not None else {}
-        terms |= {"efficiency": gained} | ({"noise_scale": phi} if phi is not None and math.isfinite(phi) else {})
+        terms |= {"efficiency": gained} | (
+            {"noise_scale": phi} if phi is not None and math.isfinite(phi) else {}
+        )
         throughput = math.log(ratio * gained)
     elif objective.metric == "cost":
         paid, paid_by_reference = (
@@ -97,11 +113,21 @@ def reference_of(trials: Sequence[Trial], baseline: Measurement | None) -> Measu
     return with_noise_scale(reference, (t.measurement for t in trials if t.is_measured))
 
 
-def score(trial: Trial, *, reference: Measurement | None, objective: Objective, workload: Workload) -> Reward:
+def score(
+    trial: Trial, *, reference: Measurement | None, objective: Objective, workload: Workload
+) -> Reward:
     """The reward of a trial with a measurement; without a reference relative to itself."""
     if trial.measurement is None:
-        raise ValueError(f"a trial needs a measurement to be scored, but trial {trial.number} has none")
-    return reward(trial.measurement, baseline=reference, objective=objective, workload=workload, config=trial.config)
+        raise ValueError(
+            f"a trial needs a measurement to be scored, but trial {trial.number} has none"
+        )
+    return reward(
+        trial.measurement,
+        baseline=reference,
+        objective=objective,
+        workload=workload,
+        config=trial.config,
+    )
 
 
 def by_reward(trial: Trial) -> tuple[float, int]:
@@ -110,7 +136,11 @@ def by_reward(trial: Trial) -> tuple[float, int]:
 
 
 def rerank(
-    trials: Sequence[Trial], *, objective: Objective, workload: Workload, baseline: Measurement | None
+    trials: Sequence[Trial],
+    *,
+    objective: Objective,
+    workload: Workload,
+    baseline: Measurement | None,
 ) -> list[Trial]:
     """The measured trials with their rewards under `objective`, best first; without a baseline relative to the first of them."""
     reference = reference_of(trials, baseline)

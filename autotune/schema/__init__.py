@@ -13,4 +13,12 @@ from autotune.schema.parsing import json_schema, parse_space, parse_study
 from autotune.schema.source_text import ReadDocument, places_in
 from autotune.schema.spec_models import StudyDocument
 
-__all__ = ["ReadDocument", "StudyDocument", "json_schema", "parse_space", "parse_study", "places_in", "read_spec"]
+__all__ = [
+    "ReadDocument",
+    "StudyDocument",
+    "json_schema",
+    "parse_space",
+    "parse_study",
+    "places_in",
+    "read_spec",
+]

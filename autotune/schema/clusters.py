@@ -33,14 +33,20 @@ class AskedJob:
     @property
     def name(self) -> str:
         """Its cluster, and the one at hand where that is another."""
-        return self.cluster.name if self.at_hand is None else f"{self.cluster.name}-by-{self.at_hand.name}"
+        return (
+            self.cluster.name
+            if self.at_hand is None
+            else f"{self.cluster.name}-by-{self.at_hand.name}"
+        )
 
 
 def asked_job(asked: StudyDocument, at_hand: ClusterSpec) -> AskedJob:
     """The job of a spec. A target with as many GPUs as are at hand is run as it is."""
     step = asked.workload
     if asked.target is None:
-        return AskedJob(cluster=at_hand, seq_len=step.seq_len, global_batch_size=step.global_batch_size)
+        return AskedJob(
+            cluster=at_hand, seq_len=step.seq_len, global_batch_size=step.global_batch_size
+        )
     meant = TargetDocument(cluster=asked.target) if isinstance(asked.target, str) else asked.target
     if meant.cluster in (LOCAL, SLURM):
         raise SpecError(
@@ -88,7 +94,11 @@ def asked_cluster(
 
 
 def _inline_cluster(asked: ClusterDocument) -> ClusterSpec:
-    gpu = catalog.gpu(asked.gpu) if isinstance(asked.gpu, str) else GpuSpec(**asked.gpu.model_dump(exclude_none=True))
+    gpu = (
+        catalog.gpu(asked.gpu)
+        if isinstance(asked.gpu, str)
+        else GpuSpec(**asked.gpu.model_dump(exclude_none=True))
+    )
     if asked.usd_per_hour is not None:
         gpu = replace(gpu, usd_per_hour=asked.usd_per_hour)
     cluster = catalog.cluster_of(gpu, num_nodes=asked.num_nodes, gpus_per_node=asked.gpus_per_node)
@@ -106,4 +116,6 @@ def _inline_cluster(asked: ClusterDocument) -> ClusterSpec:
 def _link(asked: LinkDocument, usual: LinkSpec) -> LinkSpec:
     """The link as asked; what is left out is the bandwidth of the fabric's port, where its name fixes one, else that of the usual link."""
     port = FABRICS.get(asked.fabric or "")
-    return replace(usual, **({"bytes_per_s": port} if port else {}) | asked.model_dump(exclude_none=True))
+    return replace(
+        usual, **({"bytes_per_s": port} if port else {}) | asked.model_dump(exclude_none=True)
+    )

@@ -26,12 +26,26 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_core import CoreSchema, ErrorDetails, InitErrorDetails, PydanticCustomError, core_schema
+from pydantic_core import (
+    CoreSchema,
+    ErrorDetails,
+    InitErrorDetails,
+    PydanticCustomError,
+    core_schema,
+)
 
 from autotune.errors import SpecError
 from autotune.spec import KNOBS
 from autotune.spec.checks import nearest
-from autotune.spec.texts.quantity import BYTES, BYTES_PER_S, FLOPS_PER_S, SEQUENCE, TIME, TOKENS, Quantity
+from autotune.spec.texts.quantity import (
+    BYTES,
+    BYTES_PER_S,
+    FLOPS_PER_S,
+    SEQUENCE,
+    TIME,
+    TOKENS,
+    Quantity,
+)
 from autotune.spec.texts.usual_names import meant_by
 
 _EXPONENT = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]{1,3}")
@@ -51,16 +65,27 @@ def written(quantity: Quantity, bounds: Any, *, whole: bool = False) -> BeforeVa
     """Text as people write the quantity (`1h`, `80GiB`), as the plain number; `bounds` and `whole` are those of the number, for the JSON schema."""
 
     def plain(value: Any) -> Any:
-        if not isinstance(value, str) or not any(sign.isalpha() for sign in value) or _EXPONENT.fullmatch(value):
+        if (
+            not isinstance(value, str)
+            or not any(sign.isalpha() for sign in value)
+            or _EXPONENT.fullmatch(value)
+        ):
             return value
         try:
             number = quantity.parse(value)
         except SpecError as error:
-            raise PydanticCustomError("quantity", "{words}", {"words": error.message, "remedy": error.remedy}) from None
+            raise PydanticCustomError(
+                "quantity", "{words}", {"words": error.message, "remedy": error.remedy}
+            ) from None
         return int(number) if whole and number.is_integer() else number
 
     number: Any = Annotated[int if whole else float, bounds]
-    text = Annotated[str, Field(pattern=r"^ *[0-9]", max_length=40, examples=[quantity.example.split()[0].rstrip(",")])]
+    text = Annotated[
+        str,
+        Field(
+            pattern=r"^ *[0-9]", max_length=40, examples=[quantity.example.split()[0].rstrip(",")]
+        ),
+    ]
     return BeforeValidator(plain, json_schema_input_type=number | text)
 
 
@@ -126,8 +151,12 @@ class Document(BaseModel):
     def _known_keys_only(cls, values: Any, check: ModelWrapValidatorHandler[Self]) -> Self:
         """Refuses unknown keys, and reports them together with what is wrong with the known ones."""
         fields = cls.model_fields  # looked up once: it is worked out anew each time
-        unknown = [key for key in values if key not in fields] if isinstance(values, Mapping) else []
-        if unknown:  # a key that is a word of Python's own, such as `async`, is a field by its alias
+        unknown = (
+            [key for key in values if key not in fields] if isinstance(values, Mapping) else []
+        )
+        if (
+            unknown
+        ):  # a key that is a word of Python's own, such as `async`, is a field by its alias
             fields = {field.alias or name: field for name, field in fields.items()}
             unknown = [key for key in values if key not in fields]
         if not unknown:
@@ -146,20 +175,27 @@ class Document(BaseModel):
         try:
             check({name: values[name] for name in fields if name in values})
         except ValidationError as error:
-            mistakes += [_carried(found) for found in error.errors(include_url=False)]  # sorted where all are known
+            mistakes += [
+                _carried(found) for found in error.errors(include_url=False)
+            ]  # sorted where all are known
         raise ValidationError.from_exception_data(cls.__name__, mistakes)
 
     @classmethod
     def _remedy(cls, key: Any) -> str:
         """What to write instead of a key that this mapping does not have. Sought only for mistakes that are told: it takes a millisecond."""
         of_workload = {key} | (meant_by(str(key)) - {"model"}) if isinstance(key, str) else set()
-        if (meant := next((name for name in OF_WORKLOAD if name in of_workload), "")) and meant not in cls.model_fields:
+        if (
+            meant := next((name for name in OF_WORKLOAD if name in of_workload), "")
+        ) and meant not in cls.model_fields:
             its = "it" if meant == key else meant
             return f"{its} is a key of workload: write `workload: {{{meant}: ...}}`"
         names = [field.alias or name for name, field in cls.model_fields.items()]
         if found := nearest(key, names):
             return found
-        if knob := next((name for name in KNOBS if name in meant_by(str(key)) and name not in cls.model_fields), ""):
+        if knob := next(
+            (name for name in KNOBS if name in meant_by(str(key)) and name not in cls.model_fields),
+            "",
+        ):
             return f"did you mean the knob {knob}? Its values go under `space`: write `space: {{{knob}: [...]}}`"
         return f"keys: {', '.join(names)}"
 
@@ -171,10 +207,14 @@ class Later:
     def __init__(self, document: type[BaseModel]) -> None:
         self._document = document
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(self._document.model_validate)
 
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
         """The document's own, among the definitions."""
         self._document.model_rebuild()
         whole = dict(self._document.__pydantic_core_schema__)

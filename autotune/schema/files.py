@@ -66,9 +66,14 @@ def _include_files(document: ReadDocument, base: Path) -> None:
         config = canonical(json.loads(path.read_text(encoding="utf-8")))
         document["model"] = {**model, "hf": model_name(path), "source": config}
     elif isinstance(model, dict) and isinstance(model.get("module"), str):
-        document["model"] = {**model, "folder": str(locate(str(model.get("folder", ".")), base, field="model.folder"))}
+        document["model"] = {
+            **model,
+            "folder": str(locate(str(model.get("folder", ".")), base, field="model.folder")),
+        }
     elif isinstance(model, str) and is_model_file(model):
-        document["model"] = {k: v for k, v in asdict(read_model(model, base)).items() if k != "code"}
+        document["model"] = {
+            k: v for k, v in asdict(read_model(model, base)).items() if k != "code"
+        }
     if isinstance(space, str) and is_space_file(space):
         path = locate(space, base, field="space")
         knobs = read_document(path, what="search space")
@@ -77,24 +82,36 @@ def _include_files(document: ReadDocument, base: Path) -> None:
     if isinstance(data, str):
         document["data"] = find_data(data, base)
     if isinstance(document.get("trainer"), dict):
-        document["trainer"] = with_program_files(document["trainer"], base, has_image=_has_image(document))
+        document["trainer"] = with_program_files(
+            document["trainer"], base, has_image=_has_image(document)
+        )
 
 
 def _has_image(document: Mapping[str, Any]) -> bool:
     """Whether the program runs in a container, whose files are not those of this machine."""
     slurm = document.get("slurm")
-    return bool(document.get("kubernetes") or (isinstance(slurm, Mapping) and slurm.get("container")))
+    return bool(
+        document.get("kubernetes") or (isinstance(slurm, Mapping) and slurm.get("container"))
+    )
 
 
-def with_program_files(asked: dict[str, Any], base: Path, *, has_image: bool = False) -> dict[str, Any]:
+def with_program_files(
+    asked: dict[str, Any], base: Path, *, has_image: bool = False
+) -> dict[str, Any]:
     """The trainer with absolute paths of its program's folder (`cwd`; `base`, where a program has a relative path beside it and no folder) and environment
     (`python`), and with the contents of the templates that it names (`files`). `has_image`: an absolute path may be that of a container's image."""
     cwd, files, python = asked.get("cwd"), asked.get("files"), asked.get("python")
     options = _options(asked)
     changes: dict[str, Any] = {
-        option.name: path for option in options if option.is_path and (path := _beside(asked.get(option.name), base))
+        option.name: path
+        for option in options
+        if option.is_path and (path := _beside(asked.get(option.name), base))
     }
-    if cwd is None and CWD in options and any(_is_relative(asked.get(name)) for name in PROGRAM_OPTIONS):
+    if (
+        cwd is None
+        and CWD in options
+        and any(_is_relative(asked.get(name)) for name in PROGRAM_OPTIONS)
+    ):
         cwd = "."
     if cwd is None and asked.get("kind") == "command" and _names_a_file(asked.get("argv"), base):
         cwd = "."
@@ -138,14 +155,19 @@ def _beside(path: Any, base: Path) -> str:
     if not _is_relative(path) or "\0" in path:
         return ""
     whole = base.absolute() / path
-    return str(whole) if whole.exists() or any(whole.parent.glob(f"{glob.escape(whole.name)}.*")) else ""
+    return (
+        str(whole)
+        if whole.exists() or any(whole.parent.glob(f"{glob.escape(whole.name)}.*"))
+        else ""
+    )
 
 
 def _names_a_file(argv: Any, base: Path) -> bool:
     """Whether a command has a word that is a file beside the spec: its program then runs in the spec's folder, wherever the launch is started."""
     words = argv if isinstance(argv, list) else ()
     return any(
-        _is_relative(word) and "\0" not in word and len(word) < 4096 and (base / word).is_file() for word in words
+        _is_relative(word) and "\0" not in word and len(word) < 4096 and (base / word).is_file()
+        for word in words
     )
 
 
@@ -161,7 +183,9 @@ def read_template(text: str, base: Path, *, field: str) -> dict[str, Any]:
         raise SpecError(error.message, remedy=error.remedy, field=field) from None
     except (OSError, ValueError, RecursionError) as error:
         raise SpecError(
-            f"the template {text!r} is not TOML: {error}", remedy='write placeholders in quotes: "{tp}"', field=field
+            f"the template {text!r} is not TOML: {error}",
+            remedy='write placeholders in quotes: "{tp}"',
+            field=field,
         ) from None
     check_size(document)
     return document
@@ -183,7 +207,9 @@ def read_model(text: str, base: Path | None) -> ModelSpec:
     """The model of a Hugging Face `config.json`, or of the folder that holds one, named after the folder."""
     path = config_json(text, base)
     model = ModelSpec.from_hf(path, name=model_name(path))
-    return check_source(replace(model, source=canonical(json.loads(path.read_text(encoding="utf-8")))))
+    return check_source(
+        replace(model, source=canonical(json.loads(path.read_text(encoding="utf-8"))))
+    )
 
 
 def config_json(text: str, base: Path | None) -> Path:
@@ -192,8 +218,15 @@ def config_json(text: str, base: Path | None) -> Path:
     if path.is_dir():
         path = path / "config.json"
     if not path.is_file() or path.stat().st_size > MODEL_BYTES:
-        what = "is not a config.json" if path.exists() else "is neither a file nor the hub id of a catalog model"
-        remedy = nearest(text.lower(), catalog.hub_models()) or "give the path of its config.json, or its fields inline"
+        what = (
+            "is not a config.json"
+            if path.exists()
+            else "is neither a file nor the hub id of a catalog model"
+        )
+        remedy = (
+            nearest(text.lower(), catalog.hub_models())
+            or "give the path of its config.json, or its fields inline"
+        )
         raise SpecError(f"{text!r} {what}", remedy=remedy, field="model")
     read_config_json(path)
     return path
@@ -243,7 +276,13 @@ Inspect = Callable[[ModelSpec], ModelSpec]
 
 
 def own_model(
-    module: str, args: Mapping[str, Any], folder: str | None, *, name: str, base: Path | None, inspect: Inspect | None
+    module: str,
+    args: Mapping[str, Any],
+    folder: str | None,
+    *,
+    name: str,
+    base: Path | None,
+    inspect: Inspect | None,
 ) -> ModelSpec:
     """The model that the user's function builds. Raises `SpecError` where code may not be run, and what `inspect` raises."""
     if base is None or inspect is None:
@@ -253,11 +292,17 @@ def own_model(
             remedy="run `autotune tune SPEC` (or plan, fit) on your machine; elsewhere give the model's shape inline, or {hf: PATH} to a config.json",
             field="model.module",
         )
-    code = ModelCode(module=module, args=canonical(args), folder=str(locate(folder or ".", base, field="model.folder")))
+    code = ModelCode(
+        module=module,
+        args=canonical(args),
+        folder=str(locate(folder or ".", base, field="model.folder")),
+    )
     return inspect(_unknown(name, code=code))
 
 
-def transformers_model(text: str, source: str, *, base: Path | None, inspect: Inspect | None) -> ModelSpec:
+def transformers_model(
+    text: str, source: str, *, base: Path | None, inspect: Inspect | None
+) -> ModelSpec:
     """transformers' own class of a config.json: of the file at that path, or of the JSON text `source`; then `text` is its name."""
     if source:
         document, name = _parsed(source), name_of(text)
@@ -291,7 +336,9 @@ def transformers_model(text: str, source: str, *, base: Path | None, inspect: In
 
 def _unknown(name: str, *, code: ModelCode) -> ModelSpec:
     """A model whose shape is not known yet."""
-    return ModelSpec(name=name, num_layers=1, hidden_size=1, num_attention_heads=1, vocab_size=1, code=code)
+    return ModelSpec(
+        name=name, num_layers=1, hidden_size=1, num_attention_heads=1, vocab_size=1, code=code
+    )
 
 
 def _parsed(source: str) -> dict[str, Any]:

@@ -6,7 +6,16 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, Discriminator, Field, StrictBool, StrictInt, StrictStr, Tag
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Discriminator,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    Tag,
+)
 from pydantic_core import PydanticCustomError
 
 from autotune.schema.document import Count, Document, Name, Text
@@ -20,25 +29,47 @@ class ModelDocument(Document, defer_build=True):
     hidden_size: Count
     num_attention_heads: Count
     vocab_size: Count
-    ffn_hidden_size: StrictInt = Field(default=0, ge=0, description="inner width of the MLP; 0 means 4 * hidden_size")
+    ffn_hidden_size: StrictInt = Field(
+        default=0, ge=0, description="inner width of the MLP; 0 means 4 * hidden_size"
+    )
     num_kv_heads: StrictInt = Field(default=0, ge=0, description="0 means num_attention_heads")
-    gated_mlp: StrictBool = Field(default=False, description="Llama style: gated MLP, RMSNorm, rotary positions")
+    gated_mlp: StrictBool = Field(
+        default=False, description="Llama style: gated MLP, RMSNorm, rotary positions"
+    )
     tied_embeddings: StrictBool = False
     num_experts: StrictInt = Field(default=0, ge=0, description="0 means a dense model")
     experts_per_token: StrictInt = Field(default=0, ge=0)
-    max_positions: StrictInt = Field(default=0, ge=0, description="learned positions; 0 means none (rotary)")
-    attention_head_dim: StrictInt = Field(default=0, ge=0, description="0 means hidden_size / num_attention_heads")
-    num_dense_layers: StrictInt = Field(default=0, ge=0, description="layers without experts in a model with experts")
-    dense_ffn_hidden_size: StrictInt = Field(default=0, ge=0, description="inner width of these layers' MLP")
-    shared_ffn_hidden_size: StrictInt = Field(default=0, ge=0, description="inner width of the shared experts")
-    kv_lora_rank: StrictInt = Field(default=0, ge=0, description="latent attention: width of the latent; 0 means none")
+    max_positions: StrictInt = Field(
+        default=0, ge=0, description="learned positions; 0 means none (rotary)"
+    )
+    attention_head_dim: StrictInt = Field(
+        default=0, ge=0, description="0 means hidden_size / num_attention_heads"
+    )
+    num_dense_layers: StrictInt = Field(
+        default=0, ge=0, description="layers without experts in a model with experts"
+    )
+    dense_ffn_hidden_size: StrictInt = Field(
+        default=0, ge=0, description="inner width of these layers' MLP"
+    )
+    shared_ffn_hidden_size: StrictInt = Field(
+        default=0, ge=0, description="inner width of the shared experts"
+    )
+    kv_lora_rank: StrictInt = Field(
+        default=0, ge=0, description="latent attention: width of the latent; 0 means none"
+    )
     q_lora_rank: StrictInt = Field(
         default=0, ge=0, description="latent attention: width of the query latent; 0 means none"
     )
-    qk_rope_head_dim: StrictInt = Field(default=0, ge=0, description="latent attention: rotated part of a head")
-    v_head_dim: StrictInt = Field(default=0, ge=0, description="latent attention: size of one head's values")
+    qk_rope_head_dim: StrictInt = Field(
+        default=0, ge=0, description="latent attention: rotated part of a head"
+    )
+    v_head_dim: StrictInt = Field(
+        default=0, ge=0, description="latent attention: size of one head's values"
+    )
     mtp_layers: StrictInt = Field(
-        default=0, ge=0, description="multi-token prediction layers after the last one, if the trainer has them"
+        default=0,
+        ge=0,
+        description="multi-token prediction layers after the last one, if the trainer has them",
     )
     source: StrictStr = Field(
         default="",
@@ -50,15 +81,21 @@ class ModelDocument(Document, defer_build=True):
 class HuggingFaceModelDocument(Document, defer_build=True):
     """The transformers class of a Hugging Face `config.json`."""
 
-    hf: Text = Field(description="path to a config.json or its folder; with `source`, the model's name")
-    source: StrictStr = Field(default="", max_length=1 << 18, description="the file's JSON text, instead of the file")
+    hf: Text = Field(
+        description="path to a config.json or its folder; with `source`, the model's name"
+    )
+    source: StrictStr = Field(
+        default="", max_length=1 << 18, description="the file's JSON text, instead of the file"
+    )
 
 
 class NamedModelDocument(Document, defer_build=True):
     """A model from the catalog or a `config.json`, with trainer settings."""
 
     name: Text = Field(description="catalog name, or path to a Hugging Face config.json")
-    mtp_layers: StrictInt = Field(ge=0, le=16, description="multi-token prediction layers that the trainer trains")
+    mtp_layers: StrictInt = Field(
+        ge=0, le=16, description="multi-token prediction layers that the trainer trains"
+    )
 
 
 class CountedModelDocument(Document, defer_build=True):
@@ -67,7 +104,9 @@ class CountedModelDocument(Document, defer_build=True):
     parameters: Annotated[StrictInt, Field(ge=1, le=1 << 50)] = Field(
         description="its total number of weights, as `autotune check` counts them; predictions use a decoder of that size"
     )
-    name: Name | None = Field(default=None, description="name of the model; default: the study's name")
+    name: Name | None = Field(
+        default=None, description="name of the model; default: the study's name"
+    )
 
 
 _BUILDER = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
@@ -76,7 +115,8 @@ _BUILDER = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
 def _builder_name(name: str) -> str:
     if not re.fullmatch(_BUILDER, name):
         raise PydanticCustomError(
-            "builder_name", "must be MODULE:FUNCTION or PACKAGE.MODULE:FUNCTION, such as my_model:build"
+            "builder_name",
+            "must be MODULE:FUNCTION or PACKAGE.MODULE:FUNCTION, such as my_model:build",
         )
     return name
 
@@ -97,7 +137,9 @@ class ModuleModelDocument(Document, defer_build=True):
     folder: Text | None = Field(
         default=None, description="folder from which the module is imported; default: the spec's"
     )
-    name: Name | None = Field(default=None, description="name of the model; default: the function's name")
+    name: Name | None = Field(
+        default=None, description="name of the model; default: the function's name"
+    )
 
 
 def _kind_of_model(value: Any) -> str:

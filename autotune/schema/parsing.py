@@ -115,7 +115,9 @@ def parse_study(
     except SpecError as error:
         raise with_others(error, unknown_names(document)) from None
     checked_names(document)
-    in_job = None if slurm_cluster is None else partial(slurm_cluster, asked.slurm or SlurmDocument())
+    in_job = (
+        None if slurm_cluster is None else partial(slurm_cluster, asked.slurm or SlurmDocument())
+    )
     job = asked_job(asked, asked_cluster(asked.cluster, local_cluster, in_job))
     trainer_name, trainer_options = _kind(asked.trainer)
     trainer(trainer_name).checked(trainer_options)
@@ -144,10 +146,16 @@ def parse_study(
             loop=asked.workload.loop,
         ),
     )
-    space = replace(parse_space(asked.space, base=base), extra=_today_first(_own_knobs(asked), workload.rl))
+    space = replace(
+        parse_space(asked.space, base=base), extra=_today_first(_own_knobs(asked), workload.rl)
+    )
     own = space.own_knobs
-    enqueue = [_config(workload, config, f"enqueue.{i}", own) for i, config in enumerate(asked.enqueue)]
-    baseline = None if asked.baseline is None else _config(workload, asked.baseline, "baseline", own)
+    enqueue = [
+        _config(workload, config, f"enqueue.{i}", own) for i, config in enumerate(asked.enqueue)
+    ]
+    baseline = (
+        None if asked.baseline is None else _config(workload, asked.baseline, "baseline", own)
+    )
     launchable = Launchable.in_space(trainer(trainer_name), trainer_options, workload, space)
     launchable.trainer.check_own_knobs(space.extra, launchable.options)
 
@@ -175,7 +183,8 @@ def parse_study(
         workload=workload,
         space=space,
         objective=Objective(
-            **asked.objective.model_dump(), failures=Failures(**asked.failures.model_dump()) if asked.failures else None
+            **asked.objective.model_dump(),
+            failures=Failures(**asked.failures.model_dump()) if asked.failures else None,
         ),
         budget=Budget(**asked.budget.model_dump()),
         measure=MeasureSpec(**asked.measure.model_dump()),
@@ -205,8 +214,12 @@ def parse_space(
     """The space of a name that ships, of a path to a YAML file, or of inline knobs. Raises `SpecError` or `CatalogError`."""
     if isinstance(space, str):
         path = locate(space, base, field="space") if is_space_file(space) else space_file(space)
-        return parse_space(read_document(path, what="search space"), name=name_of(path.stem), base=base)
-    asked = space if isinstance(space, SpaceDocument) else _checked(SpaceDocument, space, field="space")
+        return parse_space(
+            read_document(path, what="search space"), name=name_of(path.stem), base=base
+        )
+    asked = (
+        space if isinstance(space, SpaceDocument) else _checked(SpaceDocument, space, field="space")
+    )
     given = {knob: getattr(asked, knob) for knob in KNOBS}
     knobs = {knob: _listed(values) for knob, values in given.items() if values is not None}
     if mistakes := list(_wrong_values(knobs)):
@@ -214,7 +227,9 @@ def parse_space(
     return SpaceSpec(
         name=asked.name or name or "inline",
         knobs=knobs,
-        world_sizes=() if asked.world_sizes is None else tuple(sorted(set(_listed(asked.world_sizes)))),
+        world_sizes=()
+        if asked.world_sizes is None
+        else tuple(sorted(set(_listed(asked.world_sizes)))),
     )
 
 
@@ -236,7 +251,9 @@ def json_schema() -> dict[str, Any]:
 def _checked(kind: type[D], document: Any, *, field: str = "") -> D:
     """The document as `kind`, or a `SpecError` that says where and why not."""
     if not isinstance(document, Mapping):
-        raise SpecError(f"must be a mapping of keys to values, but is {document!r:.80}", field=field)
+        raise SpecError(
+            f"must be a mapping of keys to values, but is {document!r:.80}", field=field
+        )
     if not isinstance(document, ReadDocument):  # which was looked at when it was read
         check_size(document)
     try:
@@ -249,7 +266,9 @@ def _readable(error: ValidationError, document: Mapping[str, Any], field: str) -
     """The first problems in words, in the order of the document: the first as the error, with the others."""
     order = _Order(document, field)
     found: dict[tuple[str, str], SpecError] = {}
-    for problem in sorted(error.errors(include_url=False), key=lambda problem: order.of(_where(problem, field))):
+    for problem in sorted(
+        error.errors(include_url=False), key=lambda problem: order.of(_where(problem, field))
+    ):
         mistake = _mistake(problem, field)
         found.setdefault((mistake.field, mistake.message), mistake)
         if len(found) == MOST_MISTAKES:
@@ -278,20 +297,34 @@ class _Order:
                 found.append(self._places[id(document)].get(part, len(document)))
                 document = document.get(part)
             else:
-                found.append(int(part) if isinstance(document, list) and part.isdigit() and len(part) < 10 else 0)
-                document = document[found[-1]] if isinstance(document, list) and found[-1] < len(document) else None
+                found.append(
+                    int(part)
+                    if isinstance(document, list) and part.isdigit() and len(part) < 10
+                    else 0
+                )
+                document = (
+                    document[found[-1]]
+                    if isinstance(document, list) and found[-1] < len(document)
+                    else None
+                )
         return found
 
 
 def _mistake(problem: Mapping[str, Any], field: str) -> SpecError:
     """One problem of pydantic's."""
     where, context = _where(problem, field), problem.get("ctx", {})
-    message = _PLAIN.get(problem["type"], "").format(**context) or problem["msg"].replace("Input should", "must")
+    message = _PLAIN.get(problem["type"], "").format(**context) or problem["msg"].replace(
+        "Input should", "must"
+    )
     if problem["type"] == "unknown_key":
         context = {**context, "remedy": context["remedy"]()}
-    elif problem["type"] not in ("missing", "quantity") and not isinstance(problem["input"], Mapping | BaseModel):
+    elif problem["type"] not in ("missing", "quantity") and not isinstance(
+        problem["input"], Mapping | BaseModel
+    ):
         message += f", but is {problem['input']!r:.80}"
-    return SpecError(message, remedy=_remedy(problem["type"], problem["input"], where, context), field=where)
+    return SpecError(
+        message, remedy=_remedy(problem["type"], problem["input"], where, context), field=where
+    )
 
 
 def _remedy(kind: str, value: Any, where: str, context: Mapping[str, Any]) -> str:
@@ -314,7 +347,9 @@ def _remedy(kind: str, value: Any, where: str, context: Mapping[str, Any]) -> st
 
 def _where(problem: Mapping[str, Any], field: str) -> str:
     """The field of a problem."""
-    parts = [str(part) for part in problem["loc"] if not str(part).startswith("<") and part != "[key]"]
+    parts = [
+        str(part) for part in problem["loc"] if not str(part).startswith("<") and part != "[key]"
+    ]
     named = [problem["ctx"]["key"]] if problem["type"] == "unknown_key" else []
     return ".".join([*filter(None, [field]), *parts, *named])
 
@@ -324,7 +359,9 @@ def _model(asked: AskedModel, base: Path | None, inspect: Inspect | None) -> Mod
         return transformers_model(asked.hf, asked.source, base=base, inspect=inspect)
     if isinstance(asked, ModuleModelDocument):
         name = asked.name or name_of(asked.module.replace(":", "."))
-        return own_model(asked.module, asked.args, asked.folder, name=name, base=base, inspect=inspect)
+        return own_model(
+            asked.module, asked.args, asked.folder, name=name, base=base, inspect=inspect
+        )
     if isinstance(asked, NamedModelDocument):
         return replace(_model(asked.name, base, inspect), mtp_layers=asked.mtp_layers)
     if isinstance(asked, CountedModelDocument):
@@ -336,7 +373,10 @@ def _model(asked: AskedModel, base: Path | None, inspect: Inspect | None) -> Mod
 
 def _named(model: ModelSpec, asked: StudyDocument) -> ModelSpec:
     """A model that is written out without a name is called after its study, with a digest of its shape: in history two models never share a name."""
-    if not isinstance(asked.model, ModelDocument | CountedModelDocument) or "name" in asked.model.model_fields_set:
+    if (
+        not isinstance(asked.model, ModelDocument | CountedModelDocument)
+        or "name" in asked.model.model_fields_set
+    ):
         return model
     shape = {name: value for name, value in asked.model.model_dump().items() if name != "name"}
     return replace(model, name=f"{asked.name or 'model'}-{identity(shape)[:6]}")
@@ -355,14 +395,19 @@ def _with_text_keys(value: Any) -> Any:
     """Keys as JSON writes them (`true`, `8`), so that an option read from YAML is the one that a store gives back."""
     if isinstance(value, Mapping):
         return {
-            key if isinstance(key, str) else json.dumps(key): _with_text_keys(inner) for key, inner in value.items()
+            key if isinstance(key, str) else json.dumps(key): _with_text_keys(inner)
+            for key, inner in value.items()
         }
     return [_with_text_keys(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _refuse_export_options(name: str, options: Mapping[str, Any]) -> None:
     """Raises `SpecError` for options that only an export reads: trials would run as if they had not been given."""
-    ignored = [option.name for option in trainer(name).options if option.export_only and option.name in options]
+    ignored = [
+        option.name
+        for option in trainer(name).options
+        if option.export_only and option.name in options
+    ]
     for option in ignored:
         if option in StudyDocument.model_fields:
             message, remedy = (
@@ -372,15 +417,23 @@ def _refuse_export_options(name: str, options: Mapping[str, Any]) -> None:
         else:
             message = f"trials do not use {option}: it belongs to an export"
             remedy = f"leave it out here, and give it to `autotune export --option {option}=...`"
-        raise SpecError(f"{message}; trials would ignore it", remedy=remedy, field=f"trainer.{option}")
+        raise SpecError(
+            f"{message}; trials would ignore it", remedy=remedy, field=f"trainer.{option}"
+        )
 
 
-def _config(workload: Workload, asked: str | Mapping[str, Any], field: str, own: Sequence[Knob] = ()) -> ParallelConfig:
+def _config(
+    workload: Workload, asked: str | Mapping[str, Any], field: str, own: Sequence[Knob] = ()
+) -> ParallelConfig:
     return located(field, partial(complete, workload, asked, own))
 
 
 def _post_training(
-    asked: StudyDocument, trainer_name: str, model: ModelSpec, cluster: ClusterSpec, base: Path | None
+    asked: StudyDocument,
+    trainer_name: str,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    base: Path | None,
 ) -> PostTraining | None:
     """What a step is beside a plain optimizer step; None for a plain one. Raises `SpecError` with the field."""
     step, batch = asked.workload, asked.workload.global_batch_size
@@ -392,7 +445,9 @@ def _post_training(
                 field="rollout",
             )
         if batch is None:
-            raise SpecError("this key is required, but is missing", field="workload.global_batch_size")
+            raise SpecError(
+                "this key is required, but is missing", field="workload.global_batch_size"
+            )
         if step.lengths is None:
             return None
         if not isinstance(batch, int):
@@ -437,7 +492,9 @@ def _post_training(
     return found
 
 
-def _today_first(knobs: Mapping[str, tuple[Any, ...]], rl: PostTraining | None) -> dict[str, tuple[Any, ...]]:
+def _today_first(
+    knobs: Mapping[str, tuple[Any, ...]], rl: PostTraining | None
+) -> dict[str, tuple[Any, ...]]:
     """A knob's first value is that of the baseline: of post-training, what `rl` says of the present step, where the list has it."""
     return {
         name: tuple(dict.fromkeys((rl.today(name), *values)))

@@ -21,7 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import SpecError
-from autotune.schema.source_text import MAX_BRACKETS, ReadDocument, SourceText, open_brackets, places_in
+from autotune.schema.source_text import (
+    MAX_BRACKETS,
+    ReadDocument,
+    SourceText,
+    open_brackets,
+    places_in,
+)
 from autotune.spec.checks import nearest
 
 MAX_BYTES = 1 << 18
@@ -32,13 +38,17 @@ MAX_DEPTH = 20
 def read_document(source: str | Path, *, what: str) -> ReadDocument:
     """The mapping that the file holds; `what` names it in errors."""
     if str(source) == "-":
-        return parse_text(sys.stdin.read(MAX_BYTES + 1), where="standard input", what=what, file="standard input")
+        return parse_text(
+            sys.stdin.read(MAX_BYTES + 1), where="standard input", what=what, file="standard input"
+        )
     path = Path(source)
     try:
         if not path.is_file():
             raise SpecError(
-                f"the {what} {str(source)!r} " + ("is not a file" if path.exists() else "does not exist"),
-                remedy=_nearest_file(path) or "give the path of a YAML or JSON file, or - for standard input",
+                f"the {what} {str(source)!r} "
+                + ("is not a file" if path.exists() else "does not exist"),
+                remedy=_nearest_file(path)
+                or "give the path of a YAML or JSON file, or - for standard input",
             )
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -61,7 +71,9 @@ def _kind(document: Any) -> str:
     return "text" if isinstance(document, str) else "one value"
 
 
-def parse_text(text: str, *, where: str, what: str, file: str = "", most_yaml_bytes: int = MAX_BYTES) -> ReadDocument:
+def parse_text(
+    text: str, *, where: str, what: str, file: str = "", most_yaml_bytes: int = MAX_BYTES
+) -> ReadDocument:
     """The mapping that the text holds, as YAML or JSON. `file`: the name of the text in the places of mistakes."""
     import yaml
 
@@ -98,7 +110,11 @@ def parse_text(text: str, *, where: str, what: str, file: str = "", most_yaml_by
 def _nearest_file(path: Path) -> str:
     """ "did you mean X?" for the file of a like name beside a path, or nothing."""
     with suppress(OSError):
-        beside = [other.name for other in path.parent.iterdir() if other.suffix in (".yaml", ".yml", ".json")]
+        beside = [
+            other.name
+            for other in path.parent.iterdir()
+            if other.suffix in (".yaml", ".yml", ".json")
+        ]
         return nearest(path.name, beside[:1000])
     return ""
 
@@ -139,9 +155,17 @@ def _why_not_json(node: str | float | None) -> str:
     """Why a plain value is none of JSON, in words; empty when it is one."""
     if isinstance(node, str):
         is_whole = node.isascii() or not _HALF.search(node)
-        return "" if is_whole else f"a spec's text must be Unicode, but {node[:40]!a} contains an unpaired surrogate"
+        return (
+            ""
+            if is_whole
+            else f"a spec's text must be Unicode, but {node[:40]!a} contains an unpaired surrogate"
+        )
     if isinstance(node, int):
-        return "" if abs(node) < 1 << 63 else "a spec's whole numbers must be below 2^63, but one is larger"
+        return (
+            ""
+            if abs(node) < 1 << 63
+            else "a spec's whole numbers must be below 2^63, but one is larger"
+        )
     if isinstance(node, float) and not math.isfinite(node):
         return f"a spec's numbers must be finite, but one is {node}"
     return ""
@@ -274,7 +298,9 @@ def _yaml_mistake(error: Exception, source: SourceText, *, what: str) -> SpecErr
     if "mapping values" in problem and (glued := re.match(r"\s*[\w.-]+:(?=[^\s:])", line)):
         message, remedy = "a colon needs a space after it", f"write `{glued[0].strip()} ...`"
         return SpecError(
-            f"the {what} is not YAML: {message}", remedy=remedy, place=source.place(mark.line + 1, glued.end())
+            f"the {what} is not YAML: {message}",
+            remedy=remedy,
+            place=source.place(mark.line + 1, glued.end()),
         )
     place = source.place(mark.line + 1, mark.column + 1)
     return SpecError(f"the {what} is not YAML: {message}", remedy=remedy, place=place)

@@ -15,7 +15,16 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StrictBool, StrictInt, StrictStr, Tag
 
 from autotune.errors import SpecError
-from autotune.schema.document import Count, Document, Fraction, Number, Positive, Seconds, Text, either
+from autotune.schema.document import (
+    Count,
+    Document,
+    Fraction,
+    Number,
+    Positive,
+    Seconds,
+    Text,
+    either,
+)
 from autotune.schema.files import locate
 from autotune.schema.source_text import located
 from autotune.spec import ClusterSpec, ModelSpec
@@ -31,26 +40,40 @@ Percentage = Annotated[Number, Field(ge=0, le=1 << 27)]
 class LengthsDocument(Document, defer_build=True):
     """Lengths of sequences."""
 
-    mean: Annotated[Number, Field(gt=0, le=1 << 27)] | None = Field(default=None, description="tokens on average")
-    min: Percentage | None = Field(default=None, description="length of the shortest sequence in tokens")
+    mean: Annotated[Number, Field(gt=0, le=1 << 27)] | None = Field(
+        default=None, description="tokens on average"
+    )
+    min: Percentage | None = Field(
+        default=None, description="length of the shortest sequence in tokens"
+    )
     p5: Percentage | None = None
     p10: Percentage | None = None
     p25: Percentage | None = None
-    p50: Percentage | None = Field(default=None, description="median number of tokens; likewise p75, p90 and others")
+    p50: Percentage | None = Field(
+        default=None, description="median number of tokens; likewise p75, p90 and others"
+    )
     p75: Percentage | None = None
     p90: Percentage | None = None
     p95: Percentage | None = None
     p99: Percentage | None = None
-    max: Percentage | None = Field(default=None, description="length of the longest possible sequence in tokens")
-    histogram: Annotated[dict[StrictInt | StrictStr, NotNegative], Field(min_length=1, max_length=100_000)] | None = (
-        Field(default=None, description="number of sequences by length: {512: 100, 1024: 40}")
+    max: Percentage | None = Field(
+        default=None, description="length of the longest possible sequence in tokens"
     )
-    file: Text | None = Field(default=None, description="path of a text file with one length per line")
-    log: Text | None = Field(default=None, description="path of a log of verl, NeMo-RL, OpenRLHF or TRL")
+    histogram: (
+        Annotated[dict[StrictInt | StrictStr, NotNegative], Field(min_length=1, max_length=100_000)]
+        | None
+    ) = Field(default=None, description="number of sequences by length: {512: 100, 1024: 40}")
+    file: Text | None = Field(
+        default=None, description="path of a text file with one length per line"
+    )
+    log: Text | None = Field(
+        default=None, description="path of a log of verl, NeMo-RL, OpenRLHF or TRL"
+    )
 
 
 AskedLengths = Annotated[
-    Annotated[Number, Field(gt=0, le=1 << 27), Tag("<tokens>")] | Annotated[LengthsDocument, Tag("<inline>")],
+    Annotated[Number, Field(gt=0, le=1 << 27), Tag("<tokens>")]
+    | Annotated[LengthsDocument, Tag("<inline>")],
     either("<tokens>", "<inline>"),
 ]
 Gpus = Annotated[list[Count], Field(min_length=2, max_length=2)]
@@ -60,18 +83,22 @@ class PlacementDocument(Document, defer_build=True):
     """GPUs for the trainer and the generation engine."""
 
     split: Gpus | None = Field(
-        default=None, description="[number of training GPUs, number of generation GPUs]; each group waits for the other"
+        default=None,
+        description="[number of training GPUs, number of generation GPUs]; each group waits for the other",
     )
     async_: Gpus | None = Field(default=None, alias="async", description="the same, both at once")
     staleness: NotNegative | None = Field(
-        default=None, description="how many steps the generating policy may lag behind the updated one"
+        default=None,
+        description="how many steps the generating policy may lag behind the updated one",
     )
 
 
 class CriticDocument(Document, defer_build=True):
     """The critic of ppo."""
 
-    model: Text = Field(description="catalog name or path to a config.json; default: the policy's shape")
+    model: Text = Field(
+        description="catalog name or path to a config.json; default: the policy's shape"
+    )
 
 
 class PostTrainingDocument(Document, defer_build=True):
@@ -81,7 +108,9 @@ class PostTrainingDocument(Document, defer_build=True):
         description="ppo has a critic, grpo and dapo have none, and dpo generates no responses"
     )
     prompts: Count = Field(description="prompts per step")
-    responses: Count | None = Field(default=None, description="responses per prompt; default: 2 for dpo, otherwise 1")
+    responses: Count | None = Field(
+        default=None, description="responses per prompt; default: 2 for dpo, otherwise 1"
+    )
     mini_batches: Count | None = Field(
         default=None, description="optimizer steps per post-training step and epoch; default: 1"
     )
@@ -92,10 +121,12 @@ class PostTrainingDocument(Document, defer_build=True):
     prompt_lengths: AskedLengths = Field(description="prompt lengths in tokens")
     response_lengths: AskedLengths = Field(description="response lengths in tokens")
     same_prompt: Fraction = Field(
-        default=0.3, description="share of the variance of response lengths that lies between prompts"
+        default=0.3,
+        description="share of the variance of response lengths that lies between prompts",
     )
     reference: StrictBool | None = Field(
-        default=None, description="whether a frozen reference model scores the responses; default: only for dpo"
+        default=None,
+        description="whether a frozen reference model scores the responses; default: only for dpo",
     )
     reference_offload: StrictBool | None = Field(
         default=None,
@@ -111,22 +142,27 @@ class PostTrainingDocument(Document, defer_build=True):
         default=None, description="how many steps the generating policy may lag behind, for `async`"
     )
     reward_s: NotNegative = Field(
-        default=0.0, description="seconds per step spent only on computing rewards; default: as in rollout.log"
+        default=0.0,
+        description="seconds per step spent only on computing rewards; default: as in rollout.log",
     )
     engine: Literal["fsdp", "megatron", "deepspeed"] | None = Field(
         default=None, description="the training engine; default: the trainer's usual one"
     )
     micro_batch_tokens: Annotated[StrictInt, Field(ge=0)] = Field(
-        default=0, description="pack micro-batches up to this many tokens per GPU. 0 counts sequences instead"
+        default=0,
+        description="pack micro-batches up to this many tokens per GPU. 0 counts sequences instead",
     )
     log_prob_micro_batch_tokens: Annotated[StrictInt, Field(ge=0)] = Field(
-        default=0, description="the same for log-probabilities. 0 means the value of micro_batch_tokens"
+        default=0,
+        description="the same for log-probabilities. 0 means the value of micro_batch_tokens",
     )
     phase_offload: Literal["none", "optimizer", "all"] = Field(
-        default="none", description="what part of the trainer is in host memory while responses are generated"
+        default="none",
+        description="what part of the trainer is in host memory while responses are generated",
     )
     balance: Literal["none", "batch", "in_order", "mini_batch"] | None = Field(
-        default=None, description="how tokens are balanced across ranks; default: the trainer's usual method"
+        default=None,
+        description="how tokens are balanced across ranks; default: the trainer's usual method",
     )
     group_by_length: StrictBool = Field(
         default=False, description="whether sequences of similar length share a micro-batch"
@@ -150,7 +186,11 @@ class RolloutDocument(Document, defer_build=True):
     tokens_per_s_per_gpu: (
         Annotated[
             Annotated[Positive, Tag("<number>")]
-            | Annotated[dict[StrictInt | StrictStr, Positive], Field(min_length=1, max_length=64), Tag("<inline>")],
+            | Annotated[
+                dict[StrictInt | StrictStr, Positive],
+                Field(min_length=1, max_length=64),
+                Tag("<inline>"),
+            ],
             either("<number>", "<inline>"),
         ]
         | None
@@ -159,17 +199,20 @@ class RolloutDocument(Document, defer_build=True):
         description="generated tokens per second per GPU, or by tensor-parallel degree: {1: 2400, 2: 2100}",
     )
     generation_s: Seconds | None = Field(
-        default=None, description="time to generate a step's responses in seconds, instead of tokens_per_s_per_gpu"
+        default=None,
+        description="time to generate a step's responses in seconds, instead of tokens_per_s_per_gpu",
     )
     gpus: Count | None = Field(
-        default=None, description="number of GPUs for generation_s; default: all GPUs in the cluster"
+        default=None,
+        description="number of GPUs for generation_s; default: all GPUs in the cluster",
     )
     tp: Count = Field(default=1, description="tensor-parallel degree of the engine")
     memory_fraction: Fraction = Field(
         default=0.0, description="share of a GPU's memory that the engine uses while generating"
     )
     sleeps: StrictBool = Field(
-        default=True, description="whether a colocated engine returns that memory while the trainer works"
+        default=True,
+        description="whether a colocated engine returns that memory while the trainer works",
     )
     tokens_per_s_per_response: Positive | None = Field(
         default=None, description="tokens per second for a single response"
@@ -218,7 +261,9 @@ def post_training_of(
         judge = (
             model
             if asked.critic is None
-            else located("rl.critic.model", lambda: critic(str(asked.critic and asked.critic.model)))
+            else located(
+                "rl.critic.model", lambda: critic(str(asked.critic and asked.critic.model))
+            )
         )
     elif asked.critic is not None:
         raise SpecError(
@@ -239,7 +284,9 @@ def post_training_of(
         response_lengths=responses,
         same_prompt=asked.same_prompt,
         reference=asked.algorithm == "dpo" if asked.reference is None else asked.reference,
-        reference_offload=trainer == "nemo_rl" if asked.reference_offload is None else asked.reference_offload,
+        reference_offload=trainer == "nemo_rl"
+        if asked.reference_offload is None
+        else asked.reference_offload,
         critic=judge,
         placement=placement,
         rollout_gpus=gpus,
@@ -275,23 +322,33 @@ def fine_tuning_of(lengths: Any, batch: int, *, trainer: str, base: Path | None)
     )
 
 
-def lengths_of(asked: float | LengthsDocument, field: str, base: Path | None, which: str) -> Lengths:
+def lengths_of(
+    asked: float | LengthsDocument, field: str, base: Path | None, which: str
+) -> Lengths:
     """The distribution that a spec asks for. `which`: prompt or response, if a log contains both."""
     if not isinstance(asked, LengthsDocument):
         return Lengths(values=(float(asked),))
     ways = [name for name in ("histogram", "file", "log") if getattr(asked, name) is not None]
     percentiles = _percentiles(asked)
     if ways == ["log"] and percentiles.keys() == {100.0} and asked.mean is None:
-        return _lengths_of_log(_log(str(asked.log), f"{field}.log", base), f"{field}.log", which, percentiles[100.0])
+        return _lengths_of_log(
+            _log(str(asked.log), f"{field}.log", base), f"{field}.log", which, percentiles[100.0]
+        )
     if len(ways) + bool(percentiles or asked.mean) != 1:
-        said = ", ".join([*ways, *(["mean and percentiles"] if percentiles or asked.mean else [])]) or "nothing"
+        said = (
+            ", ".join([*ways, *(["mean and percentiles"] if percentiles or asked.mean else [])])
+            or "nothing"
+        )
         raise SpecError(
             f"the spec must give lengths in exactly one way, but it gives {said}",
             remedy="give mean and percentiles, a histogram, a file, or a log",
             field=field,
         )
     if asked.histogram is not None:
-        counts = {float(_whole(length, f"{field}.histogram")): count for length, count in asked.histogram.items()}
+        counts = {
+            float(_whole(length, f"{field}.histogram")): count
+            for length, count in asked.histogram.items()
+        }
         return located(field, lambda: Lengths.of_histogram(counts))
     if asked.file is not None:
         return _of_file(asked.file, f"{field}.file", base)
@@ -303,7 +360,9 @@ def lengths_of(asked: float | LengthsDocument, field: str, base: Path | None, wh
 def _percentiles(asked: LengthsDocument) -> dict[float, float]:
     named: dict[float, float | None] = {0.0: asked.min, 100.0: asked.max}
     named |= {
-        float(name[1:]): getattr(asked, name) for name in LengthsDocument.model_fields if re.fullmatch(r"p\d+", name)
+        float(name[1:]): getattr(asked, name)
+        for name in LengthsDocument.model_fields
+        if re.fullmatch(r"p\d+", name)
     }
     return {share: length for share, length in named.items() if length is not None}
 
@@ -312,7 +371,10 @@ def _of_file(text: str, field: str, base: Path | None) -> Lengths:
     path = locate(text, base, field=field)
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise SpecError(f"a length file may have at most {MAX_BYTES:,} bytes, but {text!r} has more", field=field)
+            raise SpecError(
+                f"a length file may have at most {MAX_BYTES:,} bytes, but {text!r} has more",
+                field=field,
+            )
         words = re.split(r"[\s,]+", path.read_text(encoding="utf-8").strip().strip("[]"))
     except (OSError, ValueError) as error:
         raise SpecError(f"the length file {text!r} cannot be read: {error}", field=field) from None
@@ -321,7 +383,8 @@ def _of_file(text: str, field: str, base: Path | None) -> Lengths:
     except ValueError:
         wrong = next(word for word in words if word and not re.fullmatch(r"[0-9.eE+]+", word))
         raise SpecError(
-            f"a length file must have one number of tokens per line, but one is {wrong!r:.60}", field=field
+            f"a length file must have one number of tokens per line, but one is {wrong!r:.60}",
+            field=field,
         ) from None
     return located(field, lambda: Lengths.of(lengths))
 
@@ -346,8 +409,14 @@ def _lengths_of_log(log: PhaseLog, field: str, which: str, most: float | None = 
     """`most`: tokens of the longest sequence that may come, which a short log has not seen."""
     mean, longest = log.median(f"{which}_mean"), most or log.largest(f"{which}_max")
     if mean is None:
-        raise SpecError(f"the log contains no {which} lengths", remedy="give them as mean and percentiles", field=field)
-    return located(field, lambda: Lengths.of_percentiles({} if longest is None else {100.0: longest}, mean))
+        raise SpecError(
+            f"the log contains no {which} lengths",
+            remedy="give them as mean and percentiles",
+            field=field,
+        )
+    return located(
+        field, lambda: Lengths.of_percentiles({} if longest is None else {100.0: longest}, mean)
+    )
 
 
 def _placement(asked: PostTrainingDocument, cluster: ClusterSpec) -> tuple[str, int, float]:
@@ -362,7 +431,11 @@ def _placement(asked: PostTrainingDocument, cluster: ClusterSpec) -> tuple[str, 
                 remedy="{split: [16, 16]} or {async: [16, 16], staleness: 1}",
                 field="rl.placement",
             )
-        word, gpus, inner = "split" if asked.placement.split else "async", both, asked.placement.staleness
+        word, gpus, inner = (
+            "split" if asked.placement.split else "async",
+            both,
+            asked.placement.staleness,
+        )
     staleness = inner if inner is not None else asked.staleness
     if word == "split" and staleness:
         raise SpecError(
@@ -388,7 +461,8 @@ def _placement(asked: PostTrainingDocument, cluster: ClusterSpec) -> tuple[str, 
     generating = 0 if word == "colocated" else split
     if word != "colocated" and generating == 0:
         raise SpecError(
-            f"{word} needs at least two GPUs, but {cluster.name} has {cluster.num_gpus}", field="rl.placement"
+            f"{word} needs at least two GPUs, but {cluster.name} has {cluster.num_gpus}",
+            field="rl.placement",
         )
     return word, generating, float(staleness or 0.0)
 
@@ -411,9 +485,17 @@ def _mini_batches(asked: PostTrainingDocument) -> int:
 
 
 def _rollout(
-    asked: RolloutDocument, tokens: float, cluster: ClusterSpec, generating: int, log: PhaseLog | None
+    asked: RolloutDocument,
+    tokens: float,
+    cluster: ClusterSpec,
+    generating: int,
+    log: PhaseLog | None,
 ) -> Rollout:
-    ways = [name for name in ("tokens_per_s_per_gpu", "generation_s", "log") if getattr(asked, name) is not None]
+    ways = [
+        name
+        for name in ("tokens_per_s_per_gpu", "generation_s", "log")
+        if getattr(asked, name) is not None
+    ]
     if len(ways) != 1:
         raise SpecError(
             "the spec must give the generation speed in exactly one way, but it gives "
@@ -426,7 +508,8 @@ def _rollout(
     if isinstance(asked.tokens_per_s_per_gpu, Mapping):
         rates = tuple(
             sorted(
-                (_whole(tp, "rollout.tokens_per_s_per_gpu"), rate) for tp, rate in asked.tokens_per_s_per_gpu.items()
+                (_whole(tp, "rollout.tokens_per_s_per_gpu"), rate)
+                for tp, rate in asked.tokens_per_s_per_gpu.items()
             )
         )
     elif asked.tokens_per_s_per_gpu is not None:
@@ -437,7 +520,11 @@ def _rollout(
         assert log is not None
         seconds = log.median("generation")
         if seconds is None or seconds <= 0:
-            raise SpecError("the log has no generation times", remedy="give tokens_per_s_per_gpu", field="rollout.log")
+            raise SpecError(
+                "the log has no generation times",
+                remedy="give tokens_per_s_per_gpu",
+                field="rollout.log",
+            )
         seen = log.median("response_tokens")
         rates = ((asked.tp, (seen or tokens) / (seconds * gpus)),)
     if asked.tp not in dict(rates):

@@ -47,7 +47,10 @@ class SourceText:
         lines = self.text.splitlines() or [""]
         at = min(line, len(lines))
         return SourcePlace(
-            file=self.file, line=line, column=column, excerpt=_excerpt(lines[:at][-2:], at, column, length)
+            file=self.file,
+            line=line,
+            column=column,
+            excerpt=_excerpt(lines[:at][-2:], at, column, length),
         )
 
     def place_of(self, field: str) -> SourcePlace | None:
@@ -80,7 +83,9 @@ def _root(text: str) -> Any:
     if len(text) > LARGEST_CHARACTERS or open_brackets(text) > MAX_BRACKETS:
         return None
     try:
-        return yaml.compose(text.replace("\t", " "), Loader=yaml.SafeLoader)  # JSON may be indented with tabs
+        return yaml.compose(
+            text.replace("\t", " "), Loader=yaml.SafeLoader
+        )  # JSON may be indented with tabs
     except (yaml.YAMLError, ValueError, RecursionError):
         return None
 
@@ -152,7 +157,9 @@ def _excerpt(lines: list[str], number: int, column: int, length: int) -> str:
     shown = []
     for i, line in enumerate(lines, start=number - len(lines) + 1):
         if line.strip() or i == number:
-            clean = "".join(c if c.isprintable() else " " for c in line)[from_column : from_column + WIDTH]
+            clean = "".join(c if c.isprintable() else " " for c in line)[
+                from_column : from_column + WIDTH
+            ]
             shown.append(f"{i:>{width}} | {clean}".rstrip())
     length = max(1, min(length, MOST_CARETS, from_column + WIDTH - column + 1))
     return "\n".join([*shown, f"{'':>{width}} | {'':>{column - 1 - from_column}}{'^' * length}"])
@@ -177,7 +184,9 @@ def located(field: str, make: Callable[[], T]) -> T:
             raise
         raise CatalogError(error.message, remedy=error.remedy, field=field) from None
     except (SpecError, ConfigError) as error:
-        raise SpecError(error.message, remedy=error.remedy, field=_within(field, error.field)) from None
+        raise SpecError(
+            error.message, remedy=error.remedy, field=_within(field, error.field)
+        ) from None
     except (TypeError, ValueError) as error:
         if isinstance(error, AutotuneError):
             raise

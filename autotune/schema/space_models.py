@@ -24,7 +24,9 @@ from autotune.spec import KNOBS, ClusterSpec, ModelSpec, catalog
 class ValueRule(Document, defer_build=True):
     """A rule that lists the values of a knob; both ends are included."""
 
-    powers_of_two: list[Count] | None = Field(default=None, min_length=2, max_length=2, description="[from, to]")
+    powers_of_two: list[Count] | None = Field(
+        default=None, min_length=2, max_length=2, description="[from, to]"
+    )
     range: list[StrictInt] | None = Field(
         default=None, min_length=2, max_length=3, description="[from, to] or [from, to, step]"
     )
@@ -36,10 +38,13 @@ class ValueRule(Document, defer_build=True):
         low, high, *step = self.powers_of_two or self.range or []
         if low > high or any(s < 1 for s in step):
             raise PydanticCustomError(
-                "empty_range", "the first number of a range must not exceed the second, and a step must be at least 1"
+                "empty_range",
+                "the first number of a range must not exceed the second, and a step must be at least 1",
             )
         if self.range is not None and (high - low) // (step[0] if step else 1) >= MAX_VALUES:
-            raise PydanticCustomError("long_range", "the range may have {most} values", {"most": MAX_VALUES})
+            raise PydanticCustomError(
+                "long_range", "the range may have {most} values", {"most": MAX_VALUES}
+            )
         return self
 
     def listed(self) -> tuple[int, ...]:
@@ -48,7 +53,9 @@ class ValueRule(Document, defer_build=True):
             low, high, *step = self.range
             return tuple(range(low, high + 1, *step))
         low, high = self.powers_of_two or (1, 0)
-        return tuple(1 << i for i in range(low.bit_length() - 1, high.bit_length()) if low <= 1 << i <= high)
+        return tuple(
+            1 << i for i in range(low.bit_length() - 1, high.bit_length()) if low <= 1 << i <= high
+        )
 
 
 def _values_kind(value: Any) -> str:
@@ -62,7 +69,9 @@ def _scalar_kind(value: Any) -> str | None:
 
 
 Scalar = Annotated[
-    Annotated[StrictBool, Tag("<flag>")] | Annotated[StrictInt, Tag("<number>")] | Annotated[Text, Tag("<word>")],
+    Annotated[StrictBool, Tag("<flag>")]
+    | Annotated[StrictInt, Tag("<number>")]
+    | Annotated[Text, Tag("<word>")],
     Discriminator(
         _scalar_kind,
         custom_error_type="scalar",
@@ -103,7 +112,9 @@ Sizes = Annotated[
 class _SpaceHead(Document, defer_build=True):
     name: Name | None = None
     description: str = ""
-    world_sizes: Sizes | None = Field(default=None, description="allowed numbers of ranks; default: all GPUs")
+    world_sizes: Sizes | None = Field(
+        default=None, description="allowed numbers of ranks; default: all GPUs"
+    )
 
 
 _DOC = "The values that each knob may take. Omitted knobs keep their default; dp and accumulation_steps follow from world size and batch."
@@ -116,7 +127,10 @@ else:
         "SpaceDocument",
         __base__=_SpaceHead,
         __doc__=_DOC,
-        **{name: (KnobValues | None, Field(default=None, description=knob.doc)) for name, knob in KNOBS.items()},
+        **{
+            name: (KnobValues | None, Field(default=None, description=knob.doc))
+            for name, knob in KNOBS.items()
+        },
     )
 
 
@@ -129,7 +143,9 @@ def usual_space(
     """The name of the space for a spec's `model` (a name or a file) and `cluster` (a name of the catalog, or one of `here`, such as `local`). Raises `SpecError` or
     `CatalogError` for an unknown one."""
     model, cluster = str(document["model"]), str(document["cluster"])
-    read = located("model", lambda: read_model(model, base) if is_model_file(model) else catalog.model(model))
+    read = located(
+        "model", lambda: read_model(model, base) if is_model_file(model) else catalog.model(model)
+    )
     find = (here or {}).get(cluster, lambda: catalog.cluster(cluster))
     return space_for(read, located("cluster", find))
 

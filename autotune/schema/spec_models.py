@@ -98,12 +98,20 @@ class GpuDocument(Document, defer_build=True):
     usd_per_hour: Positive | None = None
     power_watts: Positive | None = None
     rated_watts: Positive | None = Field(
-        default=None, description="power at which the peaks and measured rates hold, if power_watts is lower"
+        default=None,
+        description="power at which the peaks and measured rates hold, if power_watts is lower",
     )
 
 
 Fabric = Literal[
-    "efa", "infiniband-edr", "infiniband-hdr", "infiniband-ndr", "infiniband-xdr", "roce", "ethernet", "nvlink"
+    "efa",
+    "infiniband-edr",
+    "infiniband-hdr",
+    "infiniband-ndr",
+    "infiniband-xdr",
+    "roce",
+    "ethernet",
+    "nvlink",
 ]
 
 
@@ -122,7 +130,8 @@ class ClusterDocument(Document, defer_build=True):
 
     name: Name | None = None
     gpu: Annotated[
-        Annotated[Text, Tag("<name>")] | Annotated[GpuDocument, Tag("<inline>")], either("<name>", "<inline>")
+        Annotated[Text, Tag("<name>")] | Annotated[GpuDocument, Tag("<inline>")],
+        either("<name>", "<inline>"),
     ]
     num_nodes: Annotated[StrictInt, Field(ge=1, le=1 << 20)] = 1
     gpus_per_node: Annotated[StrictInt, Field(ge=1, le=1 << 12)] = 8
@@ -132,11 +141,14 @@ class ClusterDocument(Document, defer_build=True):
     )
     intra_node: LinkDocument | None = None
     inter_node: LinkDocument | None = None
-    usd_per_hour: Positive | None = Field(default=None, description="price of one GPU-hour, if yours differs")
+    usd_per_hour: Positive | None = Field(
+        default=None, description="price of one GPU-hour, if yours differs"
+    )
 
 
 AskedCluster = Annotated[
-    Annotated[Text, Tag("<name>")] | Annotated[ClusterDocument, Later(ClusterDocument), Tag("<inline>")],
+    Annotated[Text, Tag("<name>")]
+    | Annotated[ClusterDocument, Later(ClusterDocument), Tag("<inline>")],
     either("<name>", "<inline>"),
 ]
 
@@ -148,7 +160,8 @@ class TargetDocument(Document, defer_build=True):
         description="catalog name (GPU-NODESxGPUS), or the fields inline; the GPU type must be that of the study's `cluster`"
     )
     global_batch_size: Sizes | None = Field(
-        default=None, description="sequences per optimizer step of that job; default: the workload's"
+        default=None,
+        description="sequences per optimizer step of that job; default: the workload's",
     )
     seq_len: SequenceLength | None = Field(
         default=None, description="tokens per sequence of that job; default: the workload's"
@@ -158,13 +171,18 @@ class TargetDocument(Document, defer_build=True):
 class PeftDocument(Document, defer_build=True):
     """Fine-tuning that trains only low-rank adapters."""
 
-    method: Literal["lora", "qlora"] = Field(default="lora", description="qlora keeps the frozen weights in 4 bits")
-    rank: Annotated[StrictInt, Field(ge=1, le=1 << 16)] = Field(default=16, description="inner width of an adapter")
+    method: Literal["lora", "qlora"] = Field(
+        default="lora", description="qlora keeps the frozen weights in 4 bits"
+    )
+    rank: Annotated[StrictInt, Field(ge=1, le=1 << 16)] = Field(
+        default=16, description="inner width of an adapter"
+    )
     targets: Literal["attention", "all"] = Field(
         default="all", description="projections with adapters: attention only, or MLP too"
     )
     library: Literal["", "peft"] = Field(
-        default="", description="peft: Hugging Face's PEFT adapters, which cast their inputs to fp32"
+        default="",
+        description="peft: Hugging Face's PEFT adapters, which cast their inputs to fp32",
     )
 
 
@@ -185,9 +203,12 @@ class WorkloadDocument(Document, defer_build=True):
         default=0,
         description="mean document length in tokens, if sequences are packed from documents that do not attend to each other. 0 means that each sequence is one document",
     )
-    peft: PeftDocument | None = Field(default=None, description="train only adapters; default: all weights")
+    peft: PeftDocument | None = Field(
+        default=None, description="train only adapters; default: all weights"
+    )
     pure_bf16: StrictBool = Field(
-        default=False, description="whether the program keeps weights, gradients and moments in bf16"
+        default=False,
+        description="whether the program keeps weights, gradients and moments in bf16",
     )
     shards_in_fp32: StrictBool = Field(
         default=False,
@@ -197,10 +218,20 @@ class WorkloadDocument(Document, defer_build=True):
         default=False, description="whether the program's attention stores the score matrix"
     )
     attention_kernel: Literal["", "flash2", "flash3", "cudnn"] = Field(
-        default="", description="the program's attention kernel, if its user chooses it; default: the trainer's own"
+        default="",
+        description="the program's attention kernel, if its user chooses it; default: the trainer's own",
     )
-    loop: Literal["", "accelerate", "deepspeed", "hf_trainer", "lightning", "megatron", "nanotron", "torchtitan"] = (
-        Field(default="", description="the trainer whose training loop your own program uses, if known")
+    loop: Literal[
+        "",
+        "accelerate",
+        "deepspeed",
+        "hf_trainer",
+        "lightning",
+        "megatron",
+        "nanotron",
+        "torchtitan",
+    ] = Field(
+        default="", description="the trainer whose training loop your own program uses, if known"
     )
 
 
@@ -221,13 +252,18 @@ class FailuresDocument(Document, defer_build=True):
         description="mean time between failures of one node, e.g. 30 d"
     )
     restart_s: Seconds = Field(description="time from a failure until training continues")
-    checkpoint_s: Seconds | None = Field(default=None, description="time that a checkpoint blocks training")
-    checkpoint_bytes: Bytes | None = Field(default=None, description="size of a checkpoint, if its time is unknown")
+    checkpoint_s: Seconds | None = Field(
+        default=None, description="time that a checkpoint blocks training"
+    )
+    checkpoint_bytes: Bytes | None = Field(
+        default=None, description="size of a checkpoint, if its time is unknown"
+    )
     write_bytes_per_s: BytesPerSecond | None = Field(
         default=None, description="bandwidth of the storage for the whole job"
     )
     replicas: Annotated[StrictInt, Field(ge=1, le=4096)] = Field(
-        default=1, description="groups with identical weights that can continue without each other (torchft, HSDP)"
+        default=1,
+        description="groups with identical weights that can continue without each other (torchft, HSDP)",
     )
 
 
@@ -295,7 +331,8 @@ class KindDocument(BaseModel):
 
 
 Kind = Annotated[
-    Annotated[Name, Tag("<name>")] | Annotated[KindDocument, Tag("<inline>")], either("<name>", "<inline>")
+    Annotated[Name, Tag("<name>")] | Annotated[KindDocument, Tag("<inline>")],
+    either("<name>", "<inline>"),
 ]
 ConfigValue = Annotated[
     Annotated[OwnScalar, Tag("<one>")]
@@ -305,7 +342,9 @@ ConfigValue = Annotated[
 """A knob's value, or under `extra` the values of the study's own knobs, as in config documents."""
 Config = Annotated[
     Annotated[Text, Tag("<text>")]
-    | Annotated[dict[StrictStr, ConfigValue], Field(max_length=len(KNOBS) + MAX_OWN_KNOBS), Tag("<inline>")],
+    | Annotated[
+        dict[StrictStr, ConfigValue], Field(max_length=len(KNOBS) + MAX_OWN_KNOBS), Tag("<inline>")
+    ],
     either("<text>", "<inline>"),
 ]
 
@@ -315,7 +354,8 @@ class ContainerDocument(Document, defer_build=True):
 
     image: Word = Field(description="file (.sqsh) or name, as `srun --container-image` takes it")
     mounts: Annotated[list[Word], Field(max_length=100)] = Field(
-        default=[], description="folders to mount in addition to the study's: FOLDER or FOLDER:WHERE"
+        default=[],
+        description="folders to mount in addition to the study's: FOLDER or FOLDER:WHERE",
     )
 
 
@@ -329,7 +369,9 @@ def _job_time(value: Any) -> Any:
             try:
                 seconds = TIME.parse(value) if not value.strip().isdigit() else None
             except SpecError as error:
-                raise PydanticCustomError("quantity", "{words}", {"words": error.message, "remedy": remedy}) from None
+                raise PydanticCustomError(
+                    "quantity", "{words}", {"words": error.message, "remedy": remedy}
+                ) from None
         if seconds is not None:
             return seconds
     words = f"must be a time with its unit, but is {value!r}: a plain number may mean minutes (Slurm) or seconds"
@@ -339,7 +381,9 @@ def _job_time(value: Any) -> Any:
 JobTime = Annotated[
     Number,
     Field(ge=60, le=366 * 86400),
-    BeforeValidator(_job_time, json_schema_input_type=Annotated[str, Field(max_length=40, examples=["4h"])]),
+    BeforeValidator(
+        _job_time, json_schema_input_type=Annotated[str, Field(max_length=40, examples=["4h"])]
+    ),
 ]
 
 
@@ -348,7 +392,9 @@ class SlurmDocument(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
 
-    time: JobTime | None = Field(default=None, description="time limit, e.g. 4h; default: the partition's")
+    time: JobTime | None = Field(
+        default=None, description="time limit, e.g. 4h; default: the partition's"
+    )
     partition: Word | None = None
     account: Word | None = None
     qos: Word | None = None
@@ -402,24 +448,32 @@ class VolumeDocument(Document, defer_build=True):
     """A volume to mount in the pods of a job."""
 
     claim: Word = Field(description="name of the PersistentVolumeClaim")
-    path: Annotated[Word, Field(pattern="^/")] = Field(description="where it is mounted in the pods")
+    path: Annotated[Word, Field(pattern="^/")] = Field(
+        description="where it is mounted in the pods"
+    )
 
 
 class KubernetesDocument(Document, defer_build=True):
     """The RayJob that runs the study (`autotune tune SPEC --on kubernetes`): one pod per node of the cluster."""
 
-    image: Word = Field(description="container image with autotune, Ray, the program and its libraries")
+    image: Word = Field(
+        description="container image with autotune, Ray, the program and its libraries"
+    )
     time: JobTime | None = Field(
         default=None,
         description="time limit from the start of the first pod, e.g. 4h. The study names a winner before this limit; the job ends at most 15 minutes later. Default: none",
     )
-    namespace: Word | None = Field(default=None, description="namespace of the job; default: kubectl's context")
+    namespace: Word | None = Field(
+        default=None, description="namespace of the job; default: kubectl's context"
+    )
     queue: Word | None = Field(default=None, description="local queue of Kueue")
     store: Word | None = Field(
-        default=None, description="secret whose key `url` holds the address of the PostgreSQL database for the results"
+        default=None,
+        description="secret whose key `url` holds the address of the PostgreSQL database for the results",
     )
     results: Word | None = Field(
-        default=None, description="instead of `store`: a folder on a volume; each study gets its own subfolder"
+        default=None,
+        description="instead of `store`: a folder on a volume; each study gets its own subfolder",
     )
     files: Annotated[list[Word], Field(max_length=100)] = Field(
         default=[],
@@ -429,16 +483,21 @@ class KubernetesDocument(Document, defer_build=True):
         default=[], description="secrets whose keys become environment variables of the pods"
     )
     volumes: Annotated[list[VolumeDocument], Field(max_length=20)] = Field(default=[])
-    cpus: Annotated[StrictInt, Field(ge=1, le=1 << 12)] | None = Field(default=None, description="CPUs of each pod")
+    cpus: Annotated[StrictInt, Field(ge=1, le=1 << 12)] | None = Field(
+        default=None, description="CPUs of each pod"
+    )
     memory: Annotated[StrictStr, Field(pattern=r"^[0-9]+([EPTGM]i?|Ki|k)$")] | None = Field(
         default=None, description="memory of each pod, e.g. 128Gi"
     )
-    gpu_resource: Word = Field(default="nvidia.com/gpu", description="name of the GPU resource in Kubernetes")
+    gpu_resource: Word = Field(
+        default="nvidia.com/gpu", description="name of the GPU resource in Kubernetes"
+    )
     node_selector: Annotated[dict[StrictStr, StrictStr], Field(max_length=20)] = Field(
         default={}, description="labels of the nodes to run on"
     )
     retries: Annotated[StrictInt, Field(ge=0, le=100)] = Field(
-        default=2, description="how many times a failed job is restarted; it continues the same study"
+        default=2,
+        description="how many times a failed job is restarted; it continues the same study",
     )
 
 
@@ -455,7 +514,8 @@ class StudyDocument(Document, defer_build=True):
     )
     target: (
         Annotated[
-            Annotated[Text, Tag("<name>")] | Annotated[TargetDocument, Later(TargetDocument), Tag("<inline>")],
+            Annotated[Text, Tag("<name>")]
+            | Annotated[TargetDocument, Later(TargetDocument), Tag("<inline>")],
             either("<name>", "<inline>"),
         ]
         | None
@@ -474,7 +534,8 @@ class StudyDocument(Document, defer_build=True):
         description="generation speed for `rl`, as numbers or from a log; it is not modelled",
     )
     space: Annotated[
-        Annotated[Text, Tag("<name>")] | Annotated[SpaceDocument, Tag("<inline>")], either("<name>", "<inline>")
+        Annotated[Text, Tag("<name>")] | Annotated[SpaceDocument, Tag("<inline>")],
+        either("<name>", "<inline>"),
     ] = Field(description="name of a built-in search space, path to a file, or the knobs inline")
     knobs: Annotated[dict[StrictStr, OwnValues], Field(max_length=MAX_OWN_KNOBS)] = Field(
         default={},
@@ -482,7 +543,8 @@ class StudyDocument(Document, defer_build=True):
     )
     objective: ObjectiveDocument = ObjectiveDocument.model_construct()
     failures: Annotated[FailuresDocument, Later(FailuresDocument)] | None = Field(
-        default=None, description="cluster failures and the cost of a checkpoint; used by the metric goodput"
+        default=None,
+        description="cluster failures and the cost of a checkpoint; used by the metric goodput",
     )
     budget: BudgetDocument = BudgetDocument.model_construct()
     measure: MeasureDocument = MeasureDocument.model_construct()
@@ -506,13 +568,17 @@ class StudyDocument(Document, defer_build=True):
         description="whether the probe observes the program: its optimizer steps, micro-batches, model and files",
     )
     slurm: Annotated[SlurmDocument, Later(SlurmDocument)] | None = Field(
-        default=None, description="the Slurm job that runs the study, with `autotune tune SPEC --on slurm`"
+        default=None,
+        description="the Slurm job that runs the study, with `autotune tune SPEC --on slurm`",
     )
     kubernetes: Annotated[KubernetesDocument, Later(KubernetesDocument)] | None = Field(
-        default=None, description="the RayJob that runs the study, with `autotune tune SPEC --on kubernetes`"
+        default=None,
+        description="the RayJob that runs the study, with `autotune tune SPEC --on kubernetes`",
     )
     seed: Annotated[StrictInt, Field(ge=0, lt=1 << 31)] = 0
-    data: Text | None = Field(default=None, description="text or .bin file to train on; default: the bundled text")
+    data: Text | None = Field(
+        default=None, description="text or .bin file to train on; default: the bundled text"
+    )
     baseline: Config | None = Field(
         default=None,
         description="the config that trials are compared with; default: pure data parallelism. dp and accumulation_steps follow from the other knobs",

@@ -90,11 +90,17 @@ def in_own_keys(document: Mapping[str, Any]) -> Mapping[str, Any]:
     from autotune.spec import ModelSpec
 
     model = document.get("model")
-    if not isinstance(model, Mapping) or not ({"model_type", *HUGGING_FACE} & model.keys()) or "hf" in model:
+    if (
+        not isinstance(model, Mapping)
+        or not ({"model_type", *HUGGING_FACE} & model.keys())
+        or "hf" in model
+    ):
         return document
     if "model_type" in model:
         given = {key: model[key] for key in ("name", *_ONLY_OWN) if key in model}
-        read = located("model", lambda: ModelSpec.from_hf({k: v for k, v in model.items() if k not in given}))
+        read = located(
+            "model", lambda: ModelSpec.from_hf({k: v for k, v in model.items() if k not in given})
+        )
         fields = {k: v for k, v in asdict(read).items() if k not in ("code", "name")}
         return {**document, "model": fields | given}
     own = {HUGGING_FACE.get(key, key): value for key, value in model.items() if key != "hidden_act"}

@@ -40,9 +40,20 @@ class BayesianSearcher(ModelBasedSearcher):
         if best is None:
             best = float(np.median(mean[0][runs >= min(math.log(0.5), float(np.max(runs)))]))
             likely = runs >= min(math.log(SURE), float(np.max(runs)))
-            candidates, mean, sd, runs = candidates[likely], mean[:, likely], sd[:, likely], runs[likely]
+            candidates, mean, sd, runs = (
+                candidates[likely],
+                mean[:, likely],
+                sd[:, likely],
+                runs[likely],
+            )
         gain = log_mixture_improvement(log_weights, mean, sd, best)
         at = int(np.argmax(gain + runs))
         expected = self.as_throughput_gain(math.exp(gain[at]))
-        said = f"expected gain {expected:.1%} over" if expected < 1 else f"expected {format_gain(1 + expected)} of"
-        return int(candidates[at]), f"{said} the best so far, {math.exp(runs[at]):.0%} likely to run"
+        said = (
+            f"expected gain {expected:.1%} over"
+            if expected < 1
+            else f"expected {format_gain(1 + expected)} of"
+        )
+        return int(
+            candidates[at]
+        ), f"{said} the best so far, {math.exp(runs[at]):.0%} likely to run"

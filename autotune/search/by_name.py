@@ -57,7 +57,9 @@ def make_searcher(
         enqueue=tuple(enqueue),
         options=options,
     )
-    factory, allowed = _find(searcher) if isinstance(searcher, str) else (searcher, _options(searcher))
+    factory, allowed = (
+        _find(searcher) if isinstance(searcher, str) else (searcher, _options(searcher))
+    )
     for option in options:
         if option not in allowed:
             raise SpecError(
@@ -207,4 +209,8 @@ class OneSearcher:
 def _are_same(one: SearchSpace, other: SearchSpace) -> bool:
     """Whether two spaces hold the same configs in the same order."""
     a, b = one.table, other.table
-    return len(a) == len(b) and a.knobs == b.knobs and all((a.column(n) == b.column(n)).all() for n in a.knobs)
+    return (
+        len(a) == len(b)
+        and a.knobs == b.knobs
+        and all((a.column(n) == b.column(n)).all() for n in a.knobs)
+    )

@@ -32,7 +32,9 @@ class CostRankedSearcher(Searcher):
     def _rank(self) -> None:
         with np.errstate(divide="ignore"):
             fits = np.log1p(-np.minimum(np.atleast_1d(self._estimate.oom_probability), 1.0))
-        predicted = predicted_objective(self.problem, self._estimate, [trial for _, trial in self.trials])
+        predicted = predicted_objective(
+            self.problem, self._estimate, [trial for _, trial in self.trials]
+        )
         self._order = np.argsort(-(predicted + fits), kind="stable")
 
     def propose(self) -> tuple[int, str] | None:

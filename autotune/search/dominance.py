@@ -18,7 +18,15 @@ from numpy.typing import NDArray
 
 from autotune.spec import ConfigTable, ParallelConfig
 
-ORDERED = ("tp", "pp", "micro_batch_size", "accumulation_steps", "zero_stage", "recompute", "sequence_parallel")
+ORDERED = (
+    "tp",
+    "pp",
+    "micro_batch_size",
+    "accumulation_steps",
+    "zero_stage",
+    "recompute",
+    "sequence_parallel",
+)
 """Knobs that one of the rules orders; all other knobs must be equal."""
 
 

@@ -33,7 +33,9 @@ def informed(problem: Problem) -> Problem:
         return problem
     found = history_refit(problem)
     refitted = with_refit(problem, found)
-    if not any(b.said for b in found.believed) or not any(trial.stands_for for _, trial in problem.history):
+    if not any(b.said for b in found.believed) or not any(
+        trial.stands_for for _, trial in problem.history
+    ):
         return refitted
     predicted, workload, table = refitted.predict(), problem.space.workload, problem.space.table
     center = transferred_mean(workload, table, found) - np.log(np.asarray(predicted.step_time_s))
@@ -64,10 +66,17 @@ def _kin(problem: Problem) -> list[Measured]:
         (theirs, trial)
         for theirs, trial in problem.history
         if (theirs.cluster.gpu.name, theirs.trainer) == (ours.cluster.gpu.name, ours.trainer)
-        and (theirs.cluster.num_nodes == 1 or theirs.cluster.inter_node.fabric == ours.cluster.inter_node.fabric)
+        and (
+            theirs.cluster.num_nodes == 1
+            or theirs.cluster.inter_node.fabric == ours.cluster.inter_node.fabric
+        )
     ]
     return [
-        replace(m, table=m.table.take(np.arange(len(m.table))[:MOST_CONFIGS]), step_time_s=m.step_time_s[:MOST_CONFIGS])
+        replace(
+            m,
+            table=m.table.take(np.arange(len(m.table))[:MOST_CONFIGS]),
+            step_time_s=m.step_time_s[:MOST_CONFIGS],
+        )
         for m in measured_workloads(kin)[:MOST_WORKLOADS]
     ]
 
@@ -77,5 +86,9 @@ def _is_made_of_its_constants(problem: Problem) -> bool:
     if problem.estimate is None:
         return True
     rows = np.unique(np.linspace(0, len(problem.space) - 1, CHECKED).astype(int))
-    anew = estimate(problem.space.workload, problem.space.table.take(rows), calibration=problem.calibration)
-    return bool(np.allclose(anew.step_time_s, np.asarray(problem.estimate.step_time_s)[rows], rtol=1e-6))
+    anew = estimate(
+        problem.space.workload, problem.space.table.take(rows), calibration=problem.calibration
+    )
+    return bool(
+        np.allclose(anew.step_time_s, np.asarray(problem.estimate.step_time_s)[rows], rtol=1e-6)
+    )

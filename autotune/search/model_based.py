@@ -42,7 +42,8 @@ class ModelBasedSearcher(Searcher):
         log_weights, mean, sd, runs = self.predict(candidates)
         likely = np.argsort(-(log_mixture_improvement(log_weights, mean, sd, best) + runs))[:trials]
         gains = [
-            expected_maximum(m[likely], s[likely], np.exp(runs[likely]), best) for m, s in zip(mean, sd, strict=True)
+            expected_maximum(m[likely], s[likely], np.exp(runs[likely]), best)
+            for m, s in zip(mean, sd, strict=True)
         ]
         return self.as_throughput_gain(float(np.exp(log_weights) @ gains))
 
@@ -61,7 +62,9 @@ class ModelBasedSearcher(Searcher):
 
     def predict(self, candidates: NDArray[np.intp]) -> tuple[Array, Array, Array, Array]:
         """Log weights of the models, shape (M,); mean and standard deviation of the scores in each, shape (M, N); log P(runs), shape (N,)."""
-        return *self.posterior.score(candidates, self.pending()), self.posterior.log_runs(candidates)
+        return *self.posterior.score(candidates, self.pending()), self.posterior.log_runs(
+            candidates
+        )
 
     def best_score(self) -> float | None:
         """Best score of any measured trial, the baseline included; None before the first measurement."""

@@ -23,12 +23,16 @@ from autotune.search.searcher import Problem, score
 from autotune.spec import ConfigTable, Estimate, Objective, Trial
 
 
-def predicted_objective(problem: Problem, estimate: Estimate, trials: Sequence[Trial] = ()) -> NDArray[np.float64]:
+def predicted_objective(
+    problem: Problem, estimate: Estimate, trials: Sequence[Trial] = ()
+) -> NDArray[np.float64]:
     """Log of the predicted throughput, efficiency and cost included, up to a constant, shape (N,); `trials`: all trials so far."""
     log_tokens = np.log(np.atleast_1d(np.asarray(estimate.tokens_per_s, dtype=np.float64)))
     table = problem.space.table
     gained = log_efficiency(problem.objective, table.global_batch_size, trials)
-    return np.asarray(log_tokens + gained - log_cost(problem.objective, table) + log_kept(problem, table))
+    return np.asarray(
+        log_tokens + gained - log_cost(problem.objective, table) + log_kept(problem, table)
+    )
 
 
 def log_kept(problem: Problem, table: ConfigTable) -> NDArray[np.float64]:
@@ -45,7 +49,9 @@ def log_cost(objective: Objective, table: ConfigTable) -> NDArray[np.float64]:
     return np.zeros(len(table))
 
 
-def log_efficiency(objective: Objective, batches: NDArray[np.int64], trials: Sequence[Trial]) -> NDArray[np.float64]:
+def log_efficiency(
+    objective: Objective, batches: NDArray[np.int64], trials: Sequence[Trial]
+) -> NDArray[np.float64]:
     """Log of the statistical efficiency of these global batches, shape (N,); zero unless the objective is goodput.
 
     It is relative to the batch of the first measured trial (the baseline). The noise scale is that of the first trial that measured one; before

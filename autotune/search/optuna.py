@@ -54,16 +54,22 @@ class OptunaSearcher(Searcher):
         Raises `MissingExtraError` when Optuna is not installed.
         """
         for extra in EXTRAS.get(variant, ("optuna",)):
-            require_extra(extra, f"the searcher 'optuna:{variant}'" if variant else "a sampler of Optuna")
+            require_extra(
+                extra, f"the searcher 'optuna:{variant}'" if variant else "a sampler of Optuna"
+            )
         super().__init__(problem)
         self._make = sampler or partial(make_sampler, variant)
         self._stateful = stateful or variant in STATEFUL
         self._label = f"{variant} sampler" if sampler is None else "sampler"
         knobs = {name: values for name, values in problem.space.knobs.items() if len(values) > 1}
         self._sizes = {name: len(values) for name, values in knobs.items()}
-        columns = [np.unique(problem.space.table.column(name), return_inverse=True)[1] for name in knobs]
+        columns = [
+            np.unique(problem.space.table.column(name), return_inverse=True)[1] for name in knobs
+        ]
         self._ranks: NDArray[np.int64] = (
-            np.stack(columns, axis=1) if columns else np.zeros((len(problem.space), 0), dtype=np.int64)
+            np.stack(columns, axis=1)
+            if columns
+            else np.zeros((len(problem.space), 0), dtype=np.int64)
         )
 
     def propose(self) -> tuple[int, str] | None:
@@ -82,7 +88,8 @@ class OptunaSearcher(Searcher):
         import optuna
 
         space: dict[str, optuna.distributions.BaseDistribution] = {
-            name: optuna.distributions.IntDistribution(0, size - 1) for name, size in self._sizes.items()
+            name: optuna.distributions.IntDistribution(0, size - 1)
+            for name, size in self._sizes.items()
         }
         observed = [(index, trial) for index, trial in self.trials if index is not None]
         pending = self.pending().tolist()
@@ -95,7 +102,13 @@ class OptunaSearcher(Searcher):
         return np.array([asked.params[name] for name in space], dtype=np.int64)
 
     def _add(
-        self, study: optuna.Study, space: dict[str, Any], index: int, value: float | None, *, running: bool = False
+        self,
+        study: optuna.Study,
+        space: dict[str, Any],
+        index: int,
+        value: float | None,
+        *,
+        running: bool = False,
     ) -> None:
         """Adds a candidate with its outcome to the study; no value and not running means failed."""
         from optuna.trial import TrialState, create_trial
@@ -104,7 +117,9 @@ class OptunaSearcher(Searcher):
         ended = TrialState.FAIL if value is None else TrialState.COMPLETE
         state = TrialState.RUNNING if running else ended
         if not self._stateful:
-            study.add_trial(create_trial(state=state, params=params, distributions=space, value=value))
+            study.add_trial(
+                create_trial(state=state, params=params, distributions=space, value=value)
+            )
             return
         study.enqueue_trial(params)
         trial = study.ask(space)
@@ -129,7 +144,10 @@ def make_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
         if name == "nsga2":
             return samplers.NSGAIISampler(seed=seed)
         return samplers.QMCSampler(
-            seed=seed, scramble=True, warn_independent_sampling=False, warn_asynchronous_seeding=False
+            seed=seed,
+            scramble=True,
+            warn_independent_sampling=False,
+            warn_asynchronous_seeding=False,
         )
 
 

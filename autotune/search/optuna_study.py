@@ -91,14 +91,18 @@ STATES = {
 class SearcherSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]  # Optuna is not typed for us
     """An autotune searcher as an Optuna sampler. It keeps no state: each call replays the study's trials."""
 
-    def __init__(self, space: SearchSpace, searcher: str = "bayesian", *, seed: int = 0, **options: Any) -> None:
+    def __init__(
+        self, space: SearchSpace, searcher: str = "bayesian", *, seed: int = 0, **options: Any
+    ) -> None:
         """`options`: further arguments of `make_searcher`."""
         self._space = space
         self._searcher = searcher
         self._seed = seed
         self._options = options
 
-    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+    def infer_relative_search_space(
+        self, study: optuna.Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
         """The knobs that vary."""
         return distributions(self._space)
 
@@ -111,20 +115,28 @@ class SearcherSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]  # Opt
                 f"the study must maximize tokens per second, but its direction is {', '.join(d.name for d in study.directions)}",
                 remedy='use create_study(direction="maximize"), and return tokens per second',
             )
-        if search_space and search_space.keys() <= trial.system_attrs.get("fixed_params", {}).keys():
+        if (
+            search_space
+            and search_space.keys() <= trial.system_attrs.get("fixed_params", {}).keys()
+        ):
             return {}  # enqueued by the user
         with _asking:
             asked = self._replayed(study, excluding=trial.number).ask(1)
             if not asked:
                 raise InfeasibleError(
-                    f"none of the {len(self._space)} configs is left to try", remedy="end the study, or widen the space"
+                    f"none of the {len(self._space)} configs is left to try",
+                    remedy="end the study, or widen the space",
                 )
             knobs = {name: asked[0].value(name) for name in search_space}
             study._storage.set_trial_system_attr(trial._trial_id, ASKED, knobs)
         return knobs
 
     def after_trial(
-        self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        state: TrialState,
+        values: Sequence[float] | None,
     ) -> None:
         """Stop `study.optimize` if no eligible config is left and nothing is enqueued."""
         if study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
@@ -133,11 +145,17 @@ class SearcherSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]  # Opt
         ended.state, ended.values = state, values
         after = partial(self._replayed, study, excluding=trial.number, also=ended)
         if not after(searcher="grid").eligible().size and not after().ask(1):
-            with suppress(RuntimeError):  # study.stop raises when the trials are asked and told without study.optimize
+            with suppress(
+                RuntimeError
+            ):  # study.stop raises when the trials are asked and told without study.optimize
                 study.stop()
 
     def sample_independent(
-        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
     ) -> Any:
         """Sample parameters that are not knobs of the space at random."""
         sampler = optuna.samplers.RandomSampler(seed=self._seed + trial.number)
@@ -148,10 +166,17 @@ class SearcherSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]  # Opt
         return self._replayed(study).expected_gain()
 
     def _replayed(
-        self, study: optuna.Study, *, excluding: int = -1, also: FrozenTrial | None = None, searcher: str = ""
+        self,
+        study: optuna.Study,
+        *,
+        excluding: int = -1,
+        also: FrozenTrial | None = None,
+        searcher: str = "",
     ) -> Searcher:
         """The searcher after all trials of the study except number `excluding`, followed by `also`."""
-        replayed = make_searcher(searcher or self._searcher, self._space, seed=self._seed, **self._options)
+        replayed = make_searcher(
+            searcher or self._searcher, self._space, seed=self._seed, **self._options
+        )
         trials = [t for t in study.get_trials(deepcopy=False) if t.number != excluding]
         replay = map(self._as_trial, trials if also is None else [*trials, also])
         replayed.tell(t for t in replay if t is not None)
@@ -159,7 +184,11 @@ class SearcherSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]  # Opt
 
     def _as_trial(self, frozen: FrozenTrial) -> Trial | None:
         names = distributions(self._space)
-        knobs = {**frozen.system_attrs.get(ASKED, {}), **frozen.system_attrs.get("fixed_params", {}), **frozen.params}
+        knobs = {
+            **frozen.system_attrs.get(ASKED, {}),
+            **frozen.system_attrs.get("fixed_params", {}),
+            **frozen.params,
+        }
         if not set(names) <= set(knobs):
             return None
         fixed = {name: values[0] for name, values in self._space.knobs.items()}
@@ -172,19 +201,30 @@ class SearcherSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]  # Opt
                 tokens_per_step=tokens,
                 num_ranks=config.world_size,
             )
-            return Trial(config=config, number=frozen.number, status=TrialStatus.COMPLETED, measurement=measurement)
+            return Trial(
+                config=config,
+                number=frozen.number,
+                status=TrialStatus.COMPLETED,
+                measurement=measurement,
+            )
         if not frozen.state.is_finished():
             return Trial(config=config, number=frozen.number, status=TrialStatus.RUNNING)
         if frozen.state is TrialState.PRUNED:
             return Trial(config=config, number=frozen.number, status=TrialStatus.INFEASIBLE)
         kind = one_of("failure", frozen.user_attrs.get("failure", FailureKind.ERROR), FailureKind)
         failure = Failure(kind=FailureKind(kind), message="the objective failed")
-        return Trial(config=config, number=frozen.number, status=TrialStatus.FAILED, failure=failure)
+        return Trial(
+            config=config, number=frozen.number, status=TrialStatus.FAILED, failure=failure
+        )
 
 
 def distributions(space: SearchSpace) -> dict[str, BaseDistribution]:
     """The knobs of a space that vary, as Optuna distributions: categorical, values in ascending order."""
-    return {name: CategoricalDistribution(values) for name, values in space.knobs.items() if len(values) > 1}
+    return {
+        name: CategoricalDistribution(values)
+        for name, values in space.knobs.items()
+        if len(values) > 1
+    }
 
 
 def suggest_config(trial: optuna.Trial, space: SearchSpace) -> ParallelConfig:
@@ -215,14 +255,23 @@ def export_study(
     study.set_user_attr("made_by", "autotune")
     study.set_user_attr("value", "tokens_per_s")
     names = dict.fromkeys(name for trial in trials for name in trial.config.values())
-    knobs = {n: tuple(sorted({t.config.value(n) for t in trials if t.config.value(n) is not None})) for n in names}
+    knobs = {
+        n: tuple(sorted({t.config.value(n) for t in trials if t.config.value(n) is not None}))
+        for n in names
+    }
     choices = {n: CategoricalDistribution(values) for n, values in knobs.items() if values}
-    files = [{} if artifact_store is None else keep_files(trial, artifact_store) for trial in trials]
-    study.add_trials([_exported(trial, choices, kept) for trial, kept in zip(trials, files, strict=True)])
+    files = [
+        {} if artifact_store is None else keep_files(trial, artifact_store) for trial in trials
+    ]
+    study.add_trials(
+        [_exported(trial, choices, kept) for trial, kept in zip(trials, files, strict=True)]
+    )
     return study
 
 
-def _exported(trial: Trial, choices: dict[str, CategoricalDistribution], files: Mapping[str, str]) -> FrozenTrial:
+def _exported(
+    trial: Trial, choices: dict[str, CategoricalDistribution], files: Mapping[str, str]
+) -> FrozenTrial:
     """The trial as Optuna's; `files`: system attributes that name its artifacts."""
     state = STATES.get(trial.status, TrialState.FAIL)
     attributes = {
@@ -236,13 +285,19 @@ def _exported(trial: Trial, choices: dict[str, CategoricalDistribution], files: 
     }
     frozen = create_trial(
         state=state,
-        params={n: getattr(trial.config, n) for n in choices} if state is not TrialState.WAITING else {},
+        params={n: getattr(trial.config, n) for n in choices}
+        if state is not TrialState.WAITING
+        else {},
         distributions=choices if state is not TrialState.WAITING else {},
         value=trial.measured.tokens_per_s if trial.measured else None,
         user_attrs={k: v for k, v in attributes.items() if v not in (None, "")},
         system_attrs={
             **files,
-            **({"fixed_params": {n: getattr(trial.config, n) for n in choices}} if state is TrialState.WAITING else {}),
+            **(
+                {"fixed_params": {n: getattr(trial.config, n) for n in choices}}
+                if state is TrialState.WAITING
+                else {}
+            ),
         },
     )
     started, ended = trial.started_at or trial.created_at, trial.ended_at

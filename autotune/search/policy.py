@@ -71,7 +71,9 @@ class SearchState:
     """which of them ran out of memory"""
 
     @classmethod
-    def of(cls, estimate: Estimate, predicted: Array, points: Array, capacity_bytes: float) -> SearchState:
+    def of(
+        cls, estimate: Estimate, predicted: Array, points: Array, capacity_bytes: float
+    ) -> SearchState:
         """The state before any trial."""
         times, total = estimate.time_parts_s, np.asarray(estimate.step_time_s)
         parts = (times.compute, times.bubble, times.tp_comm, times.dp_comm)
@@ -83,7 +85,9 @@ class SearchState:
             points=points,
         )
 
-    def add(self, index: int, score: float, *, log_peak_ratio: float | None, out_of_memory: bool) -> None:
+    def add(
+        self, index: int, score: float, *, log_peak_ratio: float | None, out_of_memory: bool
+    ) -> None:
         """Takes in a trial: its score (nan when it failed) and log of (measured peak / GPU memory), where it is known."""
         error = np.nan if log_peak_ratio is None else log_peak_ratio + float(self.headroom[index])
         if out_of_memory:
@@ -139,18 +143,27 @@ class Policy:
         logits = features @ w["w"] + np.tanh(features @ w["W"] + w["b"]) @ w["v"]
         return np.asarray(log_softmax(np.where(allowed, logits, -np.inf)))
 
-    def gradient(self, features: Array, allowed: NDArray[np.bool_], chosen: int) -> dict[str, Array]:
+    def gradient(
+        self, features: Array, allowed: NDArray[np.bool_], chosen: int
+    ) -> dict[str, Array]:
         """Gradient of the log probability of the chosen candidate, by name of the weights."""
         w = self.weights
         push = -np.exp(self.log_probabilities(features, allowed))
         push[chosen] += 1.0
         hidden = np.tanh(features @ w["W"] + w["b"])
         back = np.outer(push, w["v"]) * (1.0 - hidden**2)
-        return {"w": push @ features, "W": features.T @ back, "b": back.sum(axis=0), "v": push @ hidden}
+        return {
+            "w": push @ features,
+            "W": features.T @ back,
+            "b": back.sum(axis=0),
+            "v": push @ hidden,
+        }
 
     def moved(self, direction: Mapping[str, Array], step: float) -> Policy:
         """The policy with its weights moved by `step` along `direction`."""
-        return Policy(weights={name: value + step * direction[name] for name, value in self.weights.items()})
+        return Policy(
+            weights={name: value + step * direction[name] for name, value in self.weights.items()}
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, rounded to five decimals."""

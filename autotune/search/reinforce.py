@@ -58,7 +58,10 @@ class ReinforceSearcher(ModelBasedSearcher):
             return None
         logs = self._policy.log_probabilities(self._search_state.features(), allowed)
         index = int(np.argmax(logs))
-        return index, f"the policy's choice among {int(allowed.sum())}, with probability {math.exp(logs[index]):.0%}"
+        return (
+            index,
+            f"the policy's choice among {int(allowed.sum())}, with probability {math.exp(logs[index]):.0%}",
+        )
 
     def learn(self, index: int | None, trial: Trial) -> None:
         if self.problem.objective.metric == "goodput":

@@ -23,7 +23,9 @@ class RuleOfThumbSearcher(Searcher):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         fits = np.atleast_1d(np.asarray(problem.predict().oom_probability)) <= SAFE
-        self._order = preference(problem.space.table, fits, problem.space.workload.cluster.domain_gpus)
+        self._order = preference(
+            problem.space.table, fits, problem.space.workload.cluster.domain_gpus
+        )
         self._rank = np.argsort(self._order)
 
     def propose(self) -> tuple[int, str] | None:
@@ -31,7 +33,10 @@ class RuleOfThumbSearcher(Searcher):
         if not len(candidates):
             return None
         index = int(candidates[np.argmin(self._rank[candidates])])
-        return index, "rule of thumb: least model parallelism that should fit, then the largest micro-batch"
+        return (
+            index,
+            "rule of thumb: least model parallelism that should fit, then the largest micro-batch",
+        )
 
 
 def preference(table: ConfigTable, fits: NDArray[np.bool_], domain_gpus: int) -> NDArray[np.intp]:

@@ -27,7 +27,15 @@ from autotune.cost import Calibration, estimate
 from autotune.errors import ConfigError
 from autotune.search.dominance import needs_as_much_memory
 from autotune.space import SearchSpace
-from autotune.spec import Estimate, FailureKind, Objective, ParallelConfig, Trial, TrialStatus, Workload
+from autotune.spec import (
+    Estimate,
+    FailureKind,
+    Objective,
+    ParallelConfig,
+    Trial,
+    TrialStatus,
+    Workload,
+)
 
 FREE, PENDING, DONE = 0, 1, 2
 """States of a candidate."""
@@ -129,7 +137,9 @@ class Searcher(ABC):
         """Replace these trials, matched by number, and drop those listed in `without`, because the machine changed while they were measured.
         The state of the candidates stays the same."""
         by_number = {trial.number: trial for trial in trials}
-        self.trials = [(i, by_number.get(t.number, t)) for i, t in self.trials if t.number not in without]
+        self.trials = [
+            (i, by_number.get(t.number, t)) for i, t in self.trials if t.number not in without
+        ]
         self.relearn()
 
     @abstractmethod
@@ -152,7 +162,11 @@ class Searcher(ABC):
         if not free:
             count = len(self.space) - int(self.left_out.sum())
             which = "of the space" if count == len(self.space) else "in the space that can run here"
-            return f"all {count:,} configs {which} were tried" if count > 1 else f"the only config {which} was tried"
+            return (
+                f"all {count:,} configs {which} were tried"
+                if count > 1
+                else f"the only config {which} was tried"
+            )
         return f"the {free:,} untried configs need at least as much memory as a config that ran out of memory"
 
     def reason(self, config: ParallelConfig) -> str:
@@ -181,7 +195,9 @@ class Searcher(ABC):
             self.state[index] = state
 
     def _next_enqueued(self) -> tuple[int, str] | None:
-        return next(((i, "enqueued by the spec") for i in self._enqueued if self.state[i] == FREE), None)
+        return next(
+            ((i, "enqueued by the spec") for i in self._enqueued if self.state[i] == FREE), None
+        )
 
     def _index_of_enqueued(self, config: ParallelConfig) -> int:
         index = self.space.index_of(config)

@@ -150,10 +150,16 @@ class TargetSearcher(Searcher):
         pick = int(standing.order[0])
         rivals = np.array([pick, *(i for i in self._by_improvement() if i != pick)], dtype=np.intp)
         proxies, running = (
-            [(proxy.workload, proxy.config) for proxy in map(self.proxy_at, some) if isinstance(proxy, Proxy)]
+            [
+                (proxy.workload, proxy.config)
+                for proxy in map(self.proxy_at, some)
+                if isinstance(proxy, Proxy)
+            ]
             for some in (indices, self.pending().tolist())
         )
-        fallen = transferred_gain(workload, self.space.table.take(rivals), standing.refitted, 0, proxies, running)
+        fallen = transferred_gain(
+            workload, self.space.table.take(rivals), standing.refitted, 0, proxies, running
+        )
         sd = np.sqrt(np.maximum(standing.sd[rivals, None] ** 2 - fallen, 1e-8))
         expected = standing.expected[rivals]
         left = np.exp(log_expected_improvement(expected[:, None], sd, float(expected[0])))
@@ -195,7 +201,9 @@ class TargetSearcher(Searcher):
     def expected_gain(self, trials: int = 1) -> float | None:
         """Expected relative gain of the pick by the next proxy: an upper bound, for it may not tell all that is unknown of its config."""
         standing = self.standing
-        open_ones = (float(standing.improvement[i]) for i in self._by_improvement() if self.is_open(i))
+        open_ones = (
+            float(standing.improvement[i]) for i in self._by_improvement() if self.is_open(i)
+        )
         return max(open_ones, default=0.0)
 
     def nothing_left(self) -> str:
@@ -219,7 +227,10 @@ class TargetSearcher(Searcher):
             stands_for = trial.stands_for
             if stands_for is None:
                 continue
-            index, mark = self.space.index_of(stands_for.config), _mark_of(stands_for.workload, trial.config)
+            index, mark = (
+                self.space.index_of(stands_for.config),
+                _mark_of(stands_for.workload, trial.config),
+            )
             if trial.status is TrialStatus.CANCELLED:
                 self._move(index, FREE)
                 self._asked.discard(mark)
@@ -233,11 +244,17 @@ class TargetSearcher(Searcher):
     def trials_of(self, index: int) -> list[int]:
         """Numbers of the trials, measured or failed, whose proxy is also that of this config."""
         mark = self._mark(index)
-        return [t.number for _, t in self.trials if t.stands_for and _mark_of(t.stands_for.workload, t.config) == mark]
+        return [
+            t.number
+            for _, t in self.trials
+            if t.stands_for and _mark_of(t.stands_for.workload, t.config) == mark
+        ]
 
     def sigma_of(self, indices: NDArray[np.intp]) -> Array:
         """Standard deviation of the log step time of these configs, with what all configs share and what no proxy tells."""
-        return transferred_sigma(self.space.workload, self.space.table.take(indices), self.standing.refitted)
+        return transferred_sigma(
+            self.space.workload, self.space.table.take(indices), self.standing.refitted
+        )
 
     @property
     def _evidence(self) -> tuple[tuple[Workload, Trial], ...]:
@@ -273,7 +290,9 @@ class TargetSearcher(Searcher):
         near = order[:RANKED]
         sd, gained = np.zeros(len(table)), np.zeros(len(table))
         sd[near] = transferred_difference(workload, table.take(near), refit, 0)
-        improved = log_expected_improvement(expected[near], np.maximum(sd[near], 1e-9), float(expected[order[0]]))
+        improved = log_expected_improvement(
+            expected[near], np.maximum(sd[near], 1e-9), float(expected[order[0]])
+        )
         gained[near] = np.expm1(np.exp(np.minimum(improved, 0.0)))
         standing = Standing(
             log_tokens_per_s=mean, sd=sd, runs=runs, improvement=gained * runs, order=order, stall_probability=stalls, stalled_factor=factor,
@@ -284,7 +303,9 @@ class TargetSearcher(Searcher):
     def _stalls(self, predicted: Estimate, mean: Array) -> tuple[Array, Array]:
         """Probability of a stall, and by which factor it lengthens the step of that log throughput; shape (N,) each."""
         waits = np.asarray(predicted.stalled_step_time_s) - np.asarray(predicted.step_time_s)
-        step_s = self.space.table.global_batch_size * float(self.space.workload.seq_len) / np.exp(mean)
+        step_s = (
+            self.space.table.global_batch_size * float(self.space.workload.seq_len) / np.exp(mean)
+        )
         return np.asarray(predicted.stall_probability), 1.0 + waits / step_s
 
     # ---- inside
@@ -298,7 +319,14 @@ class TargetSearcher(Searcher):
         return [int(i) for i in np.argsort(-standing.improvement, kind="stable")[: self._looked_at]]
 
     def _next_enqueued(self) -> tuple[int, str] | None:
-        return next(((i, "represents a config enqueued in the spec") for i in self._enqueued if self.is_open(i)), None)
+        return next(
+            (
+                (i, "represents a config enqueued in the spec")
+                for i in self._enqueued
+                if self.is_open(i)
+            ),
+            None,
+        )
 
     def _why(self, index: int) -> str:
         place = int(np.flatnonzero(self.standing.order == index)[0]) + 1
@@ -324,7 +352,9 @@ class TargetSearcher(Searcher):
             for i in {index, *self._by_improvement()}:
                 mark, proxy = self._mark(i), self._stands(i)
                 if isinstance(proxy, Proxy):
-                    alike.setdefault(repr(replace(proxy.workload, global_batch_size=1)), {})[mark] = proxy
+                    alike.setdefault(repr(replace(proxy.workload, global_batch_size=1)), {})[
+                        mark
+                    ] = proxy
             for some in alike.values():
                 proxies = list(some.values())
                 fits = posterior.fits(proxies[0].workload, [proxy.config for proxy in proxies])

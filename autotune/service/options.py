@@ -19,7 +19,16 @@ LOOPBACK = "loopback"
 
 RUNNER_OPTIONS: Mapping[str, frozenset[str]] = {
     "simulated": frozenset(
-        {"noise", "bias", "memory_bias", "outlier_every", "seed", "faults", "time_scale", "capacity"}
+        {
+            "noise",
+            "bias",
+            "memory_bias",
+            "outlier_every",
+            "seed",
+            "faults",
+            "time_scale",
+            "capacity",
+        }
     ),
     "local": frozenset({"max_ranks", "device"}),
     "ray": frozenset({"cpus_per_rank", "gpus_per_rank"}),
@@ -122,7 +131,10 @@ class ServiceOptions:
     @property
     def study_environment(self) -> dict[str, str]:
         """Variables for the processes of studies: how they start the programs of trainers."""
-        return {PROGRAM_USER: self.program_user, PROGRAM_ENVIRONMENT: ",".join(self.program_environment)}
+        return {
+            PROGRAM_USER: self.program_user,
+            PROGRAM_ENVIRONMENT: ",".join(self.program_environment),
+        }
 
     @property
     def on_loopback(self) -> bool:

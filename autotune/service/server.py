@@ -55,7 +55,9 @@ def serve(
     address = store_url or settings().store
     with contextlib.ExitStack() as at_the_end:
         store = at_the_end.enter_context(contextlib.closing(open_store(address)))
-        logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+        logging.basicConfig(
+            stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
+        )
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         logging.getLogger("httpx").setLevel(logging.WARNING)
         _check_programs(options)
@@ -131,7 +133,9 @@ def _import_ahead() -> None:
     for module in ("autotune.api", "scipy.special"):
         import_module(module)
     for name in trainer_names():
-        with contextlib.suppress(AutotuneError):  # another package's that cannot be loaded is refused where it is used
+        with contextlib.suppress(
+            AutotuneError
+        ):  # another package's that cannot be loaded is refused where it is used
             trainer(name)
     gc.freeze()  # collections look at what requests made: beside all that was imported, the trials of a large study took 0.2 s more
 
@@ -191,7 +195,9 @@ def _check_programs(options: ServiceOptions) -> None:
     for root in options.program_roots:
         if not root.is_dir():
             raise SpecError(
-                f"there is no folder {str(root)!r}", remedy="specify an existing one", field="--program-root"
+                f"there is no folder {str(root)!r}",
+                remedy="specify an existing one",
+                field="--program-root",
             )
     if options.program_user:
         import pwd
@@ -221,7 +227,9 @@ def _warn_of_readers(store: str) -> None:
     path = find_location(store).path
     if path is not None and path.exists() and path.stat().st_mode & 0o077:
         log.warning(
-            "other users of this machine can read the database %s; to prevent it, run `chmod 600 %s`", path, path
+            "other users of this machine can read the database %s; to prevent it, run `chmod 600 %s`",
+            path,
+            path,
         )
 
 
@@ -255,7 +263,14 @@ def _launcher(options: ServiceOptions, store_url: str, url: str) -> Launcher:
         else:
             require_extra("ray", "the service's own Ray cluster")
         page = options.public_url or url
-        return RetriedRay(lambda given_up: RayLauncher.open(options, store_url=store_url, url=page, given_up=given_up))
+        return RetriedRay(
+            lambda given_up: RayLauncher.open(
+                options, store_url=store_url, url=page, given_up=given_up
+            )
+        )
     return ProcessLauncher(
-        data_folder() / "logs", store_url=store_url, lease_s=options.lease_s, environment=options.study_environment
+        data_folder() / "logs",
+        store_url=store_url,
+        lease_s=options.lease_s,
+        environment=options.study_environment,
     )

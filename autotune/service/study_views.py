@@ -63,7 +63,9 @@ class StudyViews:
         """What the store knows of the study now. Raises `NotFoundError`."""
 
         result, _ = self._seen(study_id)
-        return replace(result, is_left=is_left(self._store, result.record))  # a lease runs out without a revision
+        return replace(
+            result, is_left=is_left(self._store, result.record)
+        )  # a lease runs out without a revision
 
     def is_at_hand(self, study_id: str) -> bool:
         """Whether the result is known as of the study's present revision, so that nothing has to be read for it. Raises `NotFoundError`."""
@@ -74,7 +76,9 @@ class StudyViews:
     def figures(self, study_id: str) -> tuple[Figure, ...]:
         """The study's figures as of its revision. Raises `NotFoundError`."""
         result, view = self._seen(study_id)
-        return tuple(figure for name in FIGURES if (figure := self._drawn(result, view, name)) is not None)
+        return tuple(
+            figure for name in FIGURES if (figure := self._drawn(result, view, name)) is not None
+        )
 
     def figure(self, study_id: str, name: str) -> Figure | None:
         """One figure of the study, drawn without the others; None where there is nothing to show. Raises `NotFoundError`."""
@@ -103,7 +107,9 @@ class StudyViews:
         """The source of the figure of the running trials: their steps as they are now, which are no part of a revision."""
         study = result.record.id
         numbers = [t.number for t in result.shown if t.status is TrialStatus.RUNNING]
-        return FigureSource(result=result, steps={number: self._store.steps(study, number) for number in numbers})
+        return FigureSource(
+            result=result, steps={number: self._store.steps(study, number) for number in numbers}
+        )
 
     def _drawn(self, result: Result, view: _View, name: str) -> Figure | None:
         """The figure of the result, kept as long as the view is that of the result."""
@@ -115,14 +121,18 @@ class StudyViews:
             return view.figures[name]
 
     def _seen(self, study_id: str) -> tuple[Result, _View]:
-        revision = self._store.revision(study_id)  # read before the trials: a view is never taken for newer than it is
+        revision = self._store.revision(
+            study_id
+        )  # read before the trials: a view is never taken for newer than it is
         with self._lock:
             view = self._views.setdefault(revision.id, _View())
             self._views.move_to_end(revision.id)
         with view.lock:
             if view.result is None or view.revision != revision:
                 record = self._store.study(revision.id)
-                view.result = result_from(hidden_record(record), hidden_trials(record, self._trials(view, revision)))
+                view.result = result_from(
+                    hidden_record(record), hidden_trials(record, self._trials(view, revision))
+                )
                 view.source, view.figures = FigureSource(result=view.result), {}
                 view.revision = revision
             result = view.result
@@ -132,17 +142,28 @@ class StudyViews:
     def _trials(self, view: _View, revision: Revision) -> Collection[Trial]:
         """The study's trials as of that revision or later. Those that did not change since the view was made are taken from it."""
         study, known, before = revision.id, view.result, view.revision
-        if known is None or before is None or not 0 <= revision.events - before.events <= MOST_EVENTS:
+        if (
+            known is None
+            or before is None
+            or not 0 <= revision.events - before.events <= MOST_EVENTS
+        ):
             return self._store.trials(study)
         events = self._store.events(study, after=before.events, limit=MOST_EVENTS)
-        changed = {e.data["number"] for e in events if e.kind.startswith(("trial.", "attempt.")) and "number" in e.data}
+        changed = {
+            e.data["number"]
+            for e in events
+            if e.kind.startswith(("trial.", "attempt.")) and "number" in e.data
+        }
         read = self._store.trials(study, numbers=changed) if changed else []
         return {t.number: t for t in (*known.trials, *read)}.values()
 
     def _drop_old(self, newest: str) -> None:
         """Drops the views that were asked for longest ago while there are too many trials."""
         with self._lock:
-            sizes = {name: len(view.result.trials) if view.result else 0 for name, view in self._views.items()}
+            sizes = {
+                name: len(view.result.trials) if view.result else 0
+                for name, view in self._views.items()
+            }
             total = sum(sizes.values())
             for name in list(self._views):
                 if (total <= MOST_TRIALS and len(self._views) <= MOST_VIEWS) or name == newest:

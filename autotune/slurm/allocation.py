@@ -67,7 +67,14 @@ class Allocation:
                 f"--ntasks={count}",
                 "--ntasks-per-node=1",
             ),
-            *("--cpu-bind=none", "--mem=0", "--mpi=none", "--kill-on-bad-exit=0", "--wait=0", "--quiet"),
+            *(
+                "--cpu-bind=none",
+                "--mem=0",
+                "--mpi=none",
+                "--kill-on-bad-exit=0",
+                "--wait=0",
+                "--quiet",
+            ),
             *(word for word in _further_options() if not (plain and word.startswith(_CONTAINER))),
             *options,
         ]
@@ -101,7 +108,8 @@ def allocation(environment: Mapping[str, str] | None = None) -> Allocation | Non
         node_list=nodes,
         restarts=number(told, "SLURM_RESTART_COUNT"),
         cpus_per_node=min(
-            (int(n) for n in re.findall(r"(?:^|,)(\d+)", told.get("SLURM_JOB_CPUS_PER_NODE", ""))), default=0
+            (int(n) for n in re.findall(r"(?:^|,)(\d+)", told.get("SLURM_JOB_CPUS_PER_NODE", ""))),
+            default=0,
         ),
     )
 
@@ -131,7 +139,11 @@ def _further_options() -> list[str]:
 
 def step_environment() -> dict[str, str]:
     """Our environment for srun, without what Slurm said of our own step."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("SLURM_") or _KEPT.match(name)}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("SLURM_") or _KEPT.match(name)
+    }
 
 
 def is_same_host(one: str, other: str) -> bool:
@@ -141,7 +153,10 @@ def is_same_host(one: str, other: str) -> bool:
 
 def is_on_a_node(hosts: Sequence[str]) -> bool:
     """Whether this process runs on one of these nodes; under salloc it may run on the login node."""
-    here = {name.partition(".")[0] for name in (socket.gethostname(), os.environ.get("SLURMD_NODENAME", ""))}
+    here = {
+        name.partition(".")[0]
+        for name in (socket.gethostname(), os.environ.get("SLURMD_NODENAME", ""))
+    }
     return bool(here & {host.partition(".")[0] for host in hosts})
 
 
@@ -154,7 +169,9 @@ def move_to_nodes() -> None:
     command = job.srun(*terminal, f"--nodelist={hosts[0]}", f"--chdir={os.getcwd()}", nodes=1)
     told = {"SLURM_JOB_NODELIST": job.node_list, "SLURM_JOB_NUM_NODES": str(job.num_nodes)}
     told |= {name: os.environ[name] for name in ("SLURM_JOB_CPUS_PER_NODE",) if name in os.environ}
-    words = [f"{name}={value}" for name, value in told.items()]  # of the job, where srun would tell of its own step
+    words = [
+        f"{name}={value}" for name, value in told.items()
+    ]  # of the job, where srun would tell of its own step
     os.execvpe(command[0], [*command, "env", *words, *sys.orig_argv], step_environment())
 
 
@@ -177,7 +194,9 @@ def ask(*argv: str, folder: Path | None = None) -> str:
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip())[-500:]
         raise RunnerError(
-            f"{' '.join(argv[:2])} failed: {said}", remedy="check Slurm with `squeue` and `sinfo`", field="slurm"
+            f"{' '.join(argv[:2])} failed: {said}",
+            remedy="check Slurm with `squeue` and `sinfo`",
+            field="slurm",
         )
     return done.stdout.strip()
 
@@ -211,7 +230,9 @@ class JobClock:
         self._notice_s: float | None = None
         self._closed = threading.Event()
         self._look()
-        self._thread = threading.Thread(target=self._keep_looking, name="autotune-slurm-clock", daemon=True)
+        self._thread = threading.Thread(
+            target=self._keep_looking, name="autotune-slurm-clock", daemon=True
+        )
         self._thread.start()
 
     def left_s(self) -> float | None:

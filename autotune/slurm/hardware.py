@@ -44,10 +44,20 @@ def slurm_cluster(*, spare_nodes: int = 0) -> ClusterSpec:
 
 def look(job: Allocation) -> list[dict[str, Any]]:
     """What each node says of itself. Raises `RunnerError` for nodes that do not answer."""
-    command = [*job.srun(plain=True), sys.executable, "-m", __name__]  # what a node has, it has in a container too
+    command = [
+        *job.srun(plain=True),
+        sys.executable,
+        "-m",
+        __name__,
+    ]  # what a node has, it has in a container too
     try:
         done = subprocess.run(
-            command, env=step_environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LOOK_S
+            command,
+            env=step_environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=LOOK_S,
         )
         said, why = done.stdout, done.stderr.strip()
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -87,7 +97,9 @@ def cluster_from(nodes: Sequence[Mapping[str, Any]], *, num_nodes: int) -> Clust
     cores = min(int(node["cpus"]) for node in nodes)
     one = cpu_cluster(int(least["memory_bytes"]), max_ranks=_power_of_two(cores), cores=cores)
     ranks = one.gpus_per_node
-    return replace(cluster_of(one.gpu, num_nodes=num_nodes, gpus_per_node=ranks), cores_per_node=cores)
+    return replace(
+        cluster_of(one.gpu, num_nodes=num_nodes, gpus_per_node=ranks), cores_per_node=cores
+    )
 
 
 def _power_of_two(cores: int) -> int:
@@ -97,7 +109,10 @@ def _power_of_two(cores: int) -> int:
 
 def _in_words(node: Mapping[str, Any]) -> str:
     names = Counter(str(device["name"]) for device in node["devices"])
-    return ", ".join(f"{count} x {name}" for name, count in sorted(names.items())) or f"{node['given_gpus']} GPUs"
+    return (
+        ", ".join(f"{count} x {name}" for name, count in sorted(names.items()))
+        or f"{node['given_gpus']} GPUs"
+    )
 
 
 def _own_node() -> dict[str, Any]:

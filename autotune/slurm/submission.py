@@ -58,7 +58,13 @@ def stand_in(job: SlurmDocument) -> ClusterSpec:
 
 
 def submission(
-    study: Study, document: Mapping[str, Any], job: SlurmDocument, *, base: Path, folder: Path, keeps_store: bool = True
+    study: Study,
+    document: Mapping[str, Any],
+    job: SlurmDocument,
+    *,
+    base: Path,
+    folder: Path,
+    keeps_store: bool = True,
 ) -> Submission:
     """The files for the study of that document. `base`: folder of its paths; `folder`: where the job's folder is made; `keeps_store`: whether its results lie there,
     and not in a database that the environment names."""
@@ -89,16 +95,31 @@ def submission(
     where = folder / name
     texts = {
         SPEC: to_yaml(dict(document)),
-        JOB: _script(name, job, nodes=nodes, gpus=gpus, base=base, folder=where, keeps_store=keeps_store),
+        JOB: _script(
+            name, job, nodes=nodes, gpus=gpus, base=base, folder=where, keeps_store=keeps_store
+        ),
     }
-    return Submission(folder=where, files=texts, start=f"cd {shlex.quote(str(where))} && sbatch {JOB}")
+    return Submission(
+        folder=where, files=texts, start=f"cd {shlex.quote(str(where))} && sbatch {JOB}"
+    )
 
 
 def _script(
-    name: str, job: SlurmDocument, *, nodes: int, gpus: int, base: Path, folder: Path, keeps_store: bool
+    name: str,
+    job: SlurmDocument,
+    *,
+    nodes: int,
+    gpus: int,
+    base: Path,
+    folder: Path,
+    keeps_store: bool,
 ) -> str:
     named = {key.replace("_", "-"): value for key, value in job.options.items()}
-    is_otherwise = {"gres", "gpus", "gpus-per-task"} & named.keys()  # sites that do not know --gpus-per-node
+    is_otherwise = {
+        "gres",
+        "gpus",
+        "gpus-per-task",
+    } & named.keys()  # sites that do not know --gpus-per-node
     asked = {key: getattr(job, key) or "" for key in ("partition", "account", "qos")}
     asked["time"] = _slurm_time(job.time) if job.time else ""
     lines = directive_lines(
@@ -108,7 +129,11 @@ def _script(
         asked=asked,
         exclusive=job.exclusive,
     )
-    lines += ["#SBATCH --mem=0"] if job.exclusive and not any(key.startswith("mem") for key in named) else []
+    lines += (
+        ["#SBATCH --mem=0"]
+        if job.exclusive and not any(key.startswith("mem") for key in named)
+        else []
+    )
     notice = round(notice_s(job.time or USUAL_LIMIT_S))
     lines += [
         *(
@@ -127,7 +152,9 @@ def _script(
     body = ["set -e", f"cd {shlex.quote(str(folder))}", *job.setup]
     if (box := job.container) is not None:
         mounts = ",".join([str(folder), str(base), *box.mounts])
-        body.append(f"export {SRUN}={shlex.quote(f'--container-image={box.image} --container-mounts={mounts}')}")
+        body.append(
+            f"export {SRUN}={shlex.quote(f'--container-image={box.image} --container-mounts={mounts}')}"
+        )
     where = "--in ." if keeps_store else ""
     body += [
         "# Slurm's signals reach autotune directly, so it can pause the study and resume it later.",
@@ -165,7 +192,9 @@ def check(made: Submission) -> str:
         timeout=60,
     )
     said = (done.stderr.strip() or done.stdout.strip()).replace("sbatch: ", "")
-    if done.returncode and re.search(r"ontact slurm controller|configuration source|resolve controller", said):
+    if done.returncode and re.search(
+        r"ontact slurm controller|configuration source|resolve controller", said
+    ):
         return f"no answer: {said.splitlines()[0]}"
     if done.returncode:
         raise SpecError(
@@ -180,7 +209,9 @@ def submit(made: Submission) -> str:
     """Submits the job; its number. Raises `RunnerError` with Slurm's words."""
     if shutil.which("sbatch") is None:
         raise RunnerError(
-            "sbatch is not installed on this machine", remedy=f"submit it on a login node: {made.start}", field="on"
+            "sbatch is not installed on this machine",
+            remedy=f"submit it on a login node: {made.start}",
+            field="on",
         )
     number = ask("sbatch", "--parsable", JOB, folder=made.folder).partition(";")[0]
     (made.folder / SUBMITTED).write_text(json.dumps({"job": number}) + "\n")

@@ -36,7 +36,9 @@ def default_of_study(study: Study) -> ParallelConfig:
     return _default(valid, launchable, can_launch)
 
 
-def _default(space: SearchSpace, launchable: Launchable | None, can_launch: Callable[[int], bool]) -> ParallelConfig:
+def _default(
+    space: SearchSpace, launchable: Launchable | None, can_launch: Callable[[int], bool]
+) -> ParallelConfig:
     named = space.spec.knobs.get("precision", ()) if space.spec else ()
     precision = str(named[0]) if named else space[0].precision
     extra = {knob.name: knob.default for knob in space.table.own}
@@ -44,7 +46,10 @@ def _default(space: SearchSpace, launchable: Launchable | None, can_launch: Call
         for batch in space.workload.global_batch_sizes:
             if batch % world_size == 0:
                 config = ParallelConfig(
-                    dp=world_size, accumulation_steps=batch // world_size, precision=precision, extra=extra
+                    dp=world_size,
+                    accumulation_steps=batch // world_size,
+                    precision=precision,
+                    extra=extra,
                 )
                 if why_not(space.workload, config) is None and (
                     launchable is None or launchable.why_not(space.workload, config) is None

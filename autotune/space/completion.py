@@ -18,10 +18,14 @@ from autotune.spec.config import knobs_of, unknown_knob
 
 def default_precision(workload: Workload) -> str:
     """What a config computes in when nothing is said: bf16, or the next best that the GPU has."""
-    return next((p for p in ("bf16", "fp16", "fp32") if p in workload.cluster.gpu.peak_flops_per_s), "bf16")
+    return next(
+        (p for p in ("bf16", "fp16", "fp32") if p in workload.cluster.gpu.peak_flops_per_s), "bf16"
+    )
 
 
-def complete(workload: Workload, asked: str | Mapping[str, Any], own: Iterable[Knob] = ()) -> ParallelConfig:
+def complete(
+    workload: Workload, asked: str | Mapping[str, Any], own: Iterable[Knob] = ()
+) -> ParallelConfig:
     """The config of `tp=2,pp=1,...`, of `tp2 pp1 ...` (or of a mapping) with dp, accumulation_steps and precision derived when they are not given.
 
     `own`: the study's own knobs; those left out take their defaults. What cannot be derived keeps its default: the laws then say what is wrong. Raises
@@ -37,11 +41,15 @@ def complete(workload: Workload, asked: str | Mapping[str, Any], own: Iterable[K
         if name not in declared:
             raise unknown_knob(name, {**KNOBS, **declared})
         declared[name].check(value)
-        extra[name] = declared[name].decode(declared[name].encode(value))  # as it is declared: 1, where a text says 1.0
+        extra[name] = declared[name].decode(
+            declared[name].encode(value)
+        )  # as it is declared: 1, where a text says 1.0
     given["extra"] = {**{name: knob.default for name, knob in declared.items()}, **extra}
     config = ParallelConfig.from_dict({"precision": default_precision(workload), **given})
     if "dp" not in given:
-        config = replace(config, dp=max(1, workload.cluster.num_gpus // (config.tp * config.pp * config.cp)))
+        config = replace(
+            config, dp=max(1, workload.cluster.num_gpus // (config.tp * config.pp * config.cp))
+        )
     if "accumulation_steps" not in given:
         per_micro_batch = config.micro_batch_size * config.dp
         fitting = [size for size in workload.global_batch_sizes if size % per_micro_batch == 0]
@@ -50,11 +58,17 @@ def complete(workload: Workload, asked: str | Mapping[str, Any], own: Iterable[K
     return config
 
 
-def filled_in(asked: str | Mapping[str, Any], config: ParallelConfig, varying: Collection[str]) -> str:
+def filled_in(
+    asked: str | Mapping[str, Any], config: ParallelConfig, varying: Collection[str]
+) -> str:
     """Which of the `varying` knobs `asked` left out that count in `config`, with the values that they got; dp and accumulation_steps follow from the others."""
     own = {name: Knob.own(name, (value,)) for name, value in config.extra.items()}
     given = dict(knobs_of(asked, own) if isinstance(asked, str) else asked)
     said = {"dp", "accumulation_steps", *given, *given.get("extra", {})}
     beside = {name: KNOBS[name].shown_beside if name in KNOBS else "" for name in varying}
-    left = [name for name in varying if name not in said and (not beside[name] or config.value(beside[name]) > 1)]
+    left = [
+        name
+        for name in varying
+        if name not in said and (not beside[name] or config.value(beside[name]) > 1)
+    ]
     return ", ".join(f"{name}={({**KNOBS, **own})[name].text(config.value(name))}" for name in left)

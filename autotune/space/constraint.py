@@ -36,17 +36,23 @@ def laws_for(workload: Workload) -> tuple[Law, ...]:
     return LAWS if workload.rl is None else (*LAWS, *RL_LAWS)
 
 
-def why_not(workload: Workload, config: ParallelConfig, laws: Sequence[Law] | None = None) -> str | None:
+def why_not(
+    workload: Workload, config: ParallelConfig, laws: Sequence[Law] | None = None
+) -> str | None:
     """The reason of the first law that `config` breaks, or None when it is legal."""
     return next(_broken(workload, config, laws), None)
 
 
-def reasons(workload: Workload, config: ParallelConfig, laws: Sequence[Law] | None = None) -> list[str]:
+def reasons(
+    workload: Workload, config: ParallelConfig, laws: Sequence[Law] | None = None
+) -> list[str]:
     """The reasons of all laws (default: those of the workload) that `config` breaks."""
     return list(_broken(workload, config, laws))
 
 
-def _broken(workload: Workload, config: ParallelConfig, laws: Sequence[Law] | None) -> Iterator[str]:
+def _broken(
+    workload: Workload, config: ParallelConfig, laws: Sequence[Law] | None
+) -> Iterator[str]:
     table = ConfigTable.of([config])
     for law in laws_for(workload) if laws is None else laws:
         if not law.check(workload, table)[0]:

@@ -94,7 +94,9 @@ def choices_of(workload: Workload, space: SpaceSpec) -> dict[str, NDArray[np.int
     return {
         name: given[name]
         if name in given
-        else np.array(sorted(derived.get(name, (KNOBS[name].encode(KNOBS[name].default),))), dtype=np.int64)
+        else np.array(
+            sorted(derived.get(name, (KNOBS[name].encode(KNOBS[name].default),))), dtype=np.int64
+        )
         for name in _order(own)
     }
 
@@ -108,7 +110,8 @@ def world_sizes(workload: Workload, space: SpaceSpec) -> tuple[int, ...]:
     for size in asked:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise SpecError(
-                f"world_sizes must be whole numbers above zero, but one is {size!r}", field="space.world_sizes"
+                f"world_sizes must be whole numbers above zero, but one is {size!r}",
+                field="space.world_sizes",
             )
     sizes = tuple(size for size in asked if size <= workload.cluster.num_gpus)
     if not sizes:
@@ -151,7 +154,11 @@ def enumerate_configs(workload: Workload, space: SpaceSpec) -> tuple[ConfigTable
             raise _too_many(choices)
         later = math.prod(len(choices[name]) for name in order[place + 1 :])
         known.add(knob)
-        due = [law for law in laws if knob in law.fields and known.issuperset(declared.keys() & law.fields)]
+        due = [
+            law
+            for law in laws
+            if knob in law.fields and known.issuperset(declared.keys() & law.fields)
+        ]
         kept: list[Columns] = []
         count = 0
         alone = len(choices[knob]) == 1 and knob not in _FACTORS
@@ -172,8 +179,14 @@ def enumerate_configs(workload: Workload, space: SpaceSpec) -> tuple[ConfigTable
             count += _length(columns)
             if count > (MAX_CONFIGS if place == len(order) - 1 else MAX_ROWS):
                 raise _too_many(choices)
-        rows = kept[0] if len(kept) == 1 else {name: np.concatenate([p[name] for p in kept]) for name in kept[0]}
-    return ConfigTable({**rows, **constants}, own), {name: count for name, count in excluded.items() if count}
+        rows = (
+            kept[0]
+            if len(kept) == 1
+            else {name: np.concatenate([p[name] for p in kept]) for name in kept[0]}
+        )
+    return ConfigTable({**rows, **constants}, own), {
+        name: count for name, count in excluded.items() if count
+    }
 
 
 def nearest_miss(
@@ -191,7 +204,9 @@ def nearest_miss(
         picks = tuple(random.integers(0, len(choices[name]), sample) for name in order)
     columns: Columns = {name: choices[name][pick] for name, pick in zip(order, picks, strict=True)}
     if _is_derived("dp", space):
-        columns["dp"] = np.maximum(1, columns["dp"] // (columns["tp"] * columns["pp"] * columns["cp"]))
+        columns["dp"] = np.maximum(
+            1, columns["dp"] // (columns["tp"] * columns["pp"] * columns["cp"])
+        )
     if _is_derived("accumulation_steps", space):
         one_step = columns["micro_batch_size"] * columns["dp"]
         columns["accumulation_steps"] = np.maximum(1, columns["accumulation_steps"] // one_step)
@@ -201,17 +216,26 @@ def nearest_miss(
     return config, {law.name: reason for law in laws for reason in reasons(workload, config, [law])}
 
 
-def _grow(rows: Columns, knob: Knob, values: NDArray[np.int64], space: SpaceSpec) -> Iterator[tuple[Columns, int, str]]:
+def _grow(
+    rows: Columns, knob: Knob, values: NDArray[np.int64], space: SpaceSpec
+) -> Iterator[tuple[Columns, int, str]]:
     """Chunks of `rows` times `values`, with the number of combinations that no whole number completes, and the law that they break."""
     length = _length(rows)
     chunk = max(1, CHUNK // len(values))
     for start in range(0, max(length, 1), chunk):
-        part = {name: np.repeat(column[start : start + chunk], len(values)) for name, column in rows.items()}
+        part = {
+            name: np.repeat(column[start : start + chunk], len(values))
+            for name, column in rows.items()
+        }
         column = np.tile(values, min(chunk, length - start))
         if knob.name == "dp" and _is_derived("dp", space):
-            yield _derive(part, "dp", column, by=part["tp"] * part["pp"] * part["cp"], law="world_size")
+            yield _derive(
+                part, "dp", column, by=part["tp"] * part["pp"] * part["cp"], law="world_size"
+            )
         elif _is_derived(knob.name, space):
-            yield _derive(part, knob.name, column, by=part["micro_batch_size"] * part["dp"], law="batch")
+            yield _derive(
+                part, knob.name, column, by=part["micro_batch_size"] * part["dp"], law="batch"
+            )
         else:
             part[knob.name] = column.astype(knob.dtype)
             yield part, 0, "batch"
@@ -233,7 +257,11 @@ def _derive(
 
 def _order(own: Sequence[Knob]) -> tuple[str, ...]:
     """All knobs in the order in which they are grown; the study's own come last, for no law reads them."""
-    return (*GROWN_FIRST, *(name for name in KNOBS if name not in GROWN_FIRST), *(knob.name for knob in own))
+    return (
+        *GROWN_FIRST,
+        *(name for name in KNOBS if name not in GROWN_FIRST),
+        *(knob.name for knob in own),
+    )
 
 
 def _length(rows: Mapping[str, NDArray[Any]]) -> int:
@@ -247,7 +275,10 @@ def _codes(knob: Knob, values: Sequence[Any]) -> NDArray[np.int64]:
     if not values:
         raise SpecError(f"the knob {knob.name} must have at least one value", field=where)
     if len(values) > MAX_VALUES:
-        raise SpecError(f"a knob may have at most {MAX_VALUES} values, but {knob.name} has {len(values)}", field=where)
+        raise SpecError(
+            f"a knob may have at most {MAX_VALUES} values, but {knob.name} has {len(values)}",
+            field=where,
+        )
     for value in values:
         try:
             knob.check(value)
@@ -262,14 +293,18 @@ def _too_many(choices: Mapping[str, NDArray[np.int64]]) -> SpecError:
     return SpecError(
         f"a space may have at most {MAX_CONFIGS:,} valid configs, but this one has more, among {total:,} combinations",
         remedy="narrow "
-        + ", ".join(f"{name} ({len(choices[name])} values)" for name in widest if len(choices[name]) > 1),
+        + ", ".join(
+            f"{name} ({len(choices[name])} values)" for name in widest if len(choices[name]) > 1
+        ),
         field="space",
     )
 
 
 MEMORY = "memory"
 """the name under which configs are counted that are expected to run out of memory"""
-_WORDS = {law.name: law.broken for law in (*LAWS, *RL_LAWS)} | {MEMORY: "expected to run out of memory"}
+_WORDS = {law.name: law.broken for law in (*LAWS, *RL_LAWS)} | {
+    MEMORY: "expected to run out of memory"
+}
 
 
 def exclusion_words(name: str) -> str:

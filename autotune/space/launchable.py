@@ -35,9 +35,13 @@ class Launchable:
         return cls(trainer=trainer(study.trainer), options=study.trainer_options)
 
     @classmethod
-    def in_space(cls, trainer: Trainer, options: Mapping[str, Any], workload: Workload, space: SpaceSpec) -> Launchable:
+    def in_space(
+        cls, trainer: Trainer, options: Mapping[str, Any], workload: Workload, space: SpaceSpec
+    ) -> Launchable:
         """The laws of a trainer in one space: a knob with one value there need not be passed on. Raises `SpecError` for wrong options."""
-        return cls(trainer=trainer, options=trainer.for_space(options, fixed_knobs(workload, space)))
+        return cls(
+            trainer=trainer, options=trainer.for_space(options, fixed_knobs(workload, space))
+        )
 
     def why_not(self, workload: Workload, config: ParallelConfig) -> str | None:
         """Why the trainer cannot launch the config, in words; None when it can."""
@@ -48,9 +52,14 @@ class Launchable:
         """The values that the trainer cannot express, each with the reason; empty when it can launch the config."""
         return "; ".join(map(str, self.trainer.limits(workload, config, self.options)))
 
-    def cut(self, workload: Workload, table: ConfigTable) -> tuple[NDArray[np.bool_], dict[str, int]]:
+    def cut(
+        self, workload: Workload, table: ConfigTable
+    ) -> tuple[NDArray[np.bool_], dict[str, int]]:
         """Which rows it can launch, shape (N,), and how many it cannot, by the first knob that stands against it."""
-        columns = [np.unique(table.column(name), return_inverse=True)[1].reshape(-1) for name in self._limiting(table)]
+        columns = [
+            np.unique(table.column(name), return_inverse=True)[1].reshape(-1)
+            for name in self._limiting(table)
+        ]
         rows = np.stack([np.zeros(len(table), dtype=np.int64), *columns], axis=1)
         _, first, kind = np.unique(rows, axis=0, return_index=True, return_inverse=True)
         found = [self.trainer.limits(workload, table[int(row)], self.options) for row in first]
@@ -64,7 +73,10 @@ class Launchable:
 
     def asked_by_row(self, workload: Workload, table: ConfigTable) -> Callable[[int], bool]:
         """Whether it can launch a row, asked when it is needed: for a look at a few rows, for which `cut` would ask about all."""
-        columns, answers = [table.column(name) for name in self._limiting(table)], dict[tuple[Any, ...], bool]()
+        columns, answers = (
+            [table.column(name) for name in self._limiting(table)],
+            dict[tuple[Any, ...], bool](),
+        )
 
         def can_launch(row: int) -> bool:
             kind = tuple(column[row] for column in columns)
@@ -77,7 +89,11 @@ class Launchable:
     def _limiting(self, table: ConfigTable) -> list[str]:
         """The knobs that its limits depend on. All rows have the same own knobs, most of which are carried or refused by name: their values multiply the rows,
         not the questions."""
-        return [name for name in table.knobs if name in self.trainer.limited_by or name in self.trainer.limited_by_own]
+        return [
+            name
+            for name in table.knobs
+            if name in self.trainer.limited_by or name in self.trainer.limited_by_own
+        ]
 
 
 def why_not_in(study: Study, config: ParallelConfig) -> str | None:
@@ -92,7 +108,10 @@ def fixed_knobs(workload: Workload, space: SpaceSpec) -> dict[str, Any]:
     """
     listed = {"precision": (default_precision(workload),), **space.knobs, **space.extra}
     fixed = {name: values[0] for name, values in listed.items() if len(set(values)) == 1}
-    mesh: list[Any] = [fixed.get(knob, None if knob in listed else KNOBS[knob].default) for knob in ("tp", "pp", "cp")]
+    mesh: list[Any] = [
+        fixed.get(knob, None if knob in listed else KNOBS[knob].default)
+        for knob in ("tp", "pp", "cp")
+    ]
     sizes = set(space.world_sizes or (workload.cluster.num_gpus,))
     if "dp" not in listed and len(sizes) == 1 and None not in mesh:
         fixed["dp"] = max(1, sizes.pop() // math.prod(mesh))
@@ -103,5 +122,7 @@ def fixed_knobs(workload: Workload, space: SpaceSpec) -> dict[str, Any]:
         and "dp" in fixed
         and micro_batch_size
     ):
-        fixed["accumulation_steps"] = max(1, workload.global_batch_sizes[0] // (micro_batch_size * fixed["dp"]))
+        fixed["accumulation_steps"] = max(
+            1, workload.global_batch_sizes[0] // (micro_batch_size * fixed["dp"])
+        )
     return fixed

@@ -40,7 +40,11 @@ def world_size_law(sizes: Sequence[int]) -> Law:
 
 def _kv_heads(workload: Workload) -> int:
     """Heads of keys and values that attention sees: latent attention expands its latent to one per head of queries."""
-    return workload.model.num_attention_heads if workload.model.kv_lora_rank else workload.model.num_kv_heads
+    return (
+        workload.model.num_attention_heads
+        if workload.model.kv_lora_rank
+        else workload.model.num_kv_heads
+    )
 
 
 def _degrees(c: ParallelConfig) -> str:
@@ -71,7 +75,11 @@ def _tp_must_divide(name: str, size: Callable[[Workload], int], what: str) -> La
 def _mlp_width(workload: Workload) -> int:
     """Inner width of the MLP; 0, which everything divides, where it was guessed."""
     model = workload.model
-    return 0 if model.code is not None and "ffn_hidden_size" in model.code.guessed else model.ffn_hidden_size
+    return (
+        0
+        if model.code is not None and "ffn_hidden_size" in model.code.guessed
+        else model.ffn_hidden_size
+    )
 
 
 def _tp_within_node(workload: Workload, table: ConfigTable) -> Mask:
@@ -196,7 +204,9 @@ MESH_LAWS: tuple[Law, ...] = (
         name="replicas_shards",
         broken="dp_replicas without shards to replicate",
         fields=("dp", "cp", "zero_stage", "dp_replicas"),
-        check=lambda w, t: (t.dp_replicas == 1) | ((t.zero_stage > 0) & (t.dp * t.cp > t.dp_replicas)),
+        check=lambda w, t: (
+            (t.dp_replicas == 1) | ((t.zero_stage > 0) & (t.dp * t.cp > t.dp_replicas))
+        ),
         reason=lambda w, c: (
             f"dp_replicas replicates ZeRO's shards: it needs zero_stage >= 1 and fewer replicas than dp * cp, but zero_stage={c.zero_stage}, dp * cp = {c.dp * c.cp} and dp_replicas={c.dp_replicas}; "
             "use dp_replicas=1, or zero_stage=0 to replicate everything"
@@ -226,7 +236,9 @@ MESH_LAWS: tuple[Law, ...] = (
         name="ep_experts",
         broken="ep does not divide num_experts",
         fields=("ep",),
-        check=lambda w, t: (t.ep == 1) | (divides(w.model.num_experts, t.ep) & (w.model.num_experts > 0)),
+        check=lambda w, t: (
+            (t.ep == 1) | (divides(w.model.num_experts, t.ep) & (w.model.num_experts > 0))
+        ),
         reason=lambda w, c: (
             f"ep must divide num_experts, but ep={c.ep} and num_experts={w.model.num_experts}; "
             f"use {listed(divisors(max(1, w.model.num_experts), at_most=4096))}"

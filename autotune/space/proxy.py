@@ -43,7 +43,12 @@ from autotune.trainers.base.layer_split import cut_layers, layer_split
 from autotune.trainers.base.training_loop import training_loop
 from autotune.trainers.base.whole_experts import keeps_experts_whole
 
-ONE_STAGE: Mapping[str, Any] = {"pp": 1, "pp_schedule": "1f1b", "virtual_stages": 1, "pp_split": "layers"}
+ONE_STAGE: Mapping[str, Any] = {
+    "pp": 1,
+    "pp_schedule": "1f1b",
+    "virtual_stages": 1,
+    "pp_split": "layers",
+}
 """knobs of a config without a pipeline"""
 
 
@@ -123,7 +128,9 @@ def proxy_of(target: Workload, config: ParallelConfig, held: ClusterSpec) -> Pro
     for law in PROXY_LAWS:
         if not law.holds(target, config, held):
             raise ConfigError(
-                law.reason(target, config, held), remedy=law.remedy(target, config, held), field=law.field
+                law.reason(target, config, held),
+                remedy=law.remedy(target, config, held),
+                field=law.field,
             )
     model = target.model
     if config.pp > 1:
@@ -143,16 +150,24 @@ def proxy_of(target: Workload, config: ParallelConfig, held: ClusterSpec) -> Pro
 
 
 def _legal(
-    target: Workload, config: ParallelConfig, model: ModelSpec, kept: ParallelConfig, held: ClusterSpec
+    target: Workload,
+    config: ParallelConfig,
+    model: ModelSpec,
+    kept: ParallelConfig,
+    held: ClusterSpec,
 ) -> Proxy | str:
     """The proxy of `config` with the other degrees of `kept` and as many data-parallel ranks as may be; why there is none, empty where the ranks do not suffice."""
     reason = ""
     for dp in _data_ranks(kept, held):
         asked = _with_data_ranks(kept, dp)
-        workload = replace(target, model=model, cluster=held, global_batch_size=asked.global_batch_size)
+        workload = replace(
+            target, model=model, cluster=held, global_batch_size=asked.global_batch_size
+        )
         broken = why_not(workload, asked)
         if not broken:
-            return Proxy(workload=workload, config=asked, blind=_blind(target, config, workload, asked))
+            return Proxy(
+                workload=workload, config=asked, blind=_blind(target, config, workload, asked)
+            )
         reason = reason or broken
     return reason
 
@@ -182,7 +197,9 @@ def _with_data_ranks(config: ParallelConfig, dp: int) -> ParallelConfig:
     )  # fmt: skip
 
 
-def _blind(target: Workload, config: ParallelConfig, ours: Workload, proxy: ParallelConfig) -> tuple[str, ...]:
+def _blind(
+    target: Workload, config: ParallelConfig, ours: Workload, proxy: ParallelConfig
+) -> tuple[str, ...]:
     told = _read(ours, proxy)
     return tuple(name for name in _read(target, config) if name not in told)
 
@@ -256,7 +273,11 @@ def fullest_stage(model: ModelSpec, config: ParallelConfig, trainer: str) -> Sta
     counts = [int(count) for count in cut_layers(model, config.pp, split)]
     for rank, count in enumerate(counts):
         dense = min(max(model.num_dense_layers - first, 0), count)
-        stages.append(StageLayers(layers=count, dense=dense, mtp=model.mtp_layers if rank == len(counts) - 1 else 0))
+        stages.append(
+            StageLayers(
+                layers=count, dense=dense, mtp=model.mtp_layers if rank == len(counts) - 1 else 0
+            )
+        )
         first += count
     return max(stages, key=lambda stage: _weights(model, stage))
 
@@ -303,14 +324,19 @@ def _cut_source(cut: ModelSpec) -> str:
         if "layer" not in key:
             continue
         if isinstance(value, list) and len(value) == whole:
-            document[key] = value[: cut.num_layers] if cut.num_dense_layers else value[whole - cut.num_layers :]
+            document[key] = (
+                value[: cut.num_layers] if cut.num_dense_layers else value[whole - cut.num_layers :]
+            )
         elif value == whole:
             document[key] = cut.num_layers
     for key in ("first_k_dense_replace", "moe_layer_start_index"):
         if key in document:
             document[key] = cut.num_dense_layers
     read = fields_of(document)
-    if (read["num_layers"], read.get("num_dense_layers", 0)) != (cut.num_layers, cut.num_dense_layers):
+    if (read["num_layers"], read.get("num_dense_layers", 0)) != (
+        cut.num_layers,
+        cut.num_dense_layers,
+    ):
         raise SpecError(
             f"the config.json of {cut.name} must say which layers are dense by their number, but it reads as "
             f"{read['num_layers']} layers with {read.get('num_dense_layers', 0)} dense ones instead of {cut.num_layers} and {cut.num_dense_layers}",

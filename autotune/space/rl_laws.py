@@ -44,9 +44,13 @@ def _generating(workload: Workload, table: ConfigTable) -> NDArray[Any]:
     return np.asarray(np.where(own > 0, own, table.world_size))
 
 
-def _generates(check: Callable[[Workload, ConfigTable], Any]) -> Callable[[Workload, ConfigTable], Mask]:
+def _generates(
+    check: Callable[[Workload, ConfigTable], Any],
+) -> Callable[[Workload, ConfigTable], Mask]:
     """The check where responses are generated; others hold."""
-    return lambda w, t: np.asarray(check(w, t)) if asked_of(w).generates else np.ones(len(t), dtype=np.bool_)
+    return lambda w, t: (
+        np.asarray(check(w, t)) if asked_of(w).generates else np.ones(len(t), dtype=np.bool_)
+    )
 
 
 ALONE = ("openrlhf",)
@@ -62,7 +66,10 @@ def _holds_longest(workload: Workload, table: ConfigTable, name: str) -> Mask:
 
 def _told(workload: Workload, tp: NDArray[Any]) -> Mask:
     rollout = asked_of(workload).rollout
-    return np.array([rollout is not None and rollout.rate(int(degree)) is not None for degree in tp], dtype=np.bool_)
+    return np.array(
+        [rollout is not None and rollout.rate(int(degree)) is not None for degree in tp],
+        dtype=np.bool_,
+    )
 
 
 def _told_degrees(workload: Workload) -> str:
@@ -73,7 +80,9 @@ def _told_degrees(workload: Workload) -> str:
 def _engine_fits(workload: Workload, table: ConfigTable) -> Mask:
     rollout = asked_of(workload).rollout
     share = 0.0 if rollout is None else rollout.memory_fraction
-    weights = ENGINE_BYTES * workload.model.num_parameters / knob_values(workload, table, "rollout_tp")
+    weights = (
+        ENGINE_BYTES * workload.model.num_parameters / knob_values(workload, table, "rollout_tp")
+    )
     return np.asarray((share == 0.0) | (weights <= share * workload.cluster.gpu.memory_bytes))
 
 
@@ -95,7 +104,9 @@ RL_LAWS: tuple[Law, ...] = (
         name="rl_split",
         broken="generation and training GPUs together exceed the cluster",
         fields=("rollout_gpus", "tp", "pp", "dp", "cp"),
-        check=_generates(lambda w, t: t.world_size + knob_values(w, t, "rollout_gpus") <= w.cluster.num_gpus),
+        check=_generates(
+            lambda w, t: t.world_size + knob_values(w, t, "rollout_gpus") <= w.cluster.num_gpus
+        ),
         reason=lambda w, c: (
             f"{c.world_size} training GPUs and rollout_gpus={knob_value(w, c, 'rollout_gpus')} must fit the cluster, but {w.cluster.name} has {w.cluster.num_gpus}; "
             "use fewer of either"
@@ -105,7 +116,11 @@ RL_LAWS: tuple[Law, ...] = (
         name="rl_placement",
         broken="staleness without GPUs that only generate",
         fields=("rollout_gpus", "staleness", "tp"),
-        check=_generates(lambda w, t: (knob_values(w, t, "rollout_gpus") > 0) | (knob_values(w, t, "staleness") == 0)),
+        check=_generates(
+            lambda w, t: (
+                (knob_values(w, t, "rollout_gpus") > 0) | (knob_values(w, t, "staleness") == 0)
+            )
+        ),
         reason=lambda w, c: (
             f"with rollout_gpus=0 engine and trainer alternate, so staleness must be 0, but staleness={knob_value(w, c, 'staleness')}; "
             "use staleness=0, or rollout_gpus above 0"
@@ -149,7 +164,9 @@ RL_LAWS: tuple[Law, ...] = (
         name="rl_micro_batch",
         broken="micro_batch_size with micro-batches packed by tokens",
         fields=("micro_batch_tokens", "micro_batch_size"),
-        check=lambda w, t: np.asarray((knob_values(w, t, "micro_batch_tokens") == 0) | (t.micro_batch_size == 1)),
+        check=lambda w, t: np.asarray(
+            (knob_values(w, t, "micro_batch_tokens") == 0) | (t.micro_batch_size == 1)
+        ),
         reason=lambda w, c: (
             f"micro-batches are packed up to micro_batch_tokens={knob_value(w, c, 'micro_batch_tokens')}, so micro_batch_size must be 1, but "
             f"micro_batch_size={c.micro_batch_size}; use micro_batch_size=1, or micro_batch_tokens=0"

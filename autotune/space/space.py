@@ -66,7 +66,9 @@ class SearchSpace:
         return cls.build(study.workload, study.space, launchable=Launchable.of(study))
 
     @classmethod
-    def build(cls, workload: Workload, space: SpaceSpec, *, launchable: Launchable | None = None) -> SearchSpace:
+    def build(
+        cls, workload: Workload, space: SpaceSpec, *, launchable: Launchable | None = None
+    ) -> SearchSpace:
         """Every valid combination of the knobs of `space`, except those that the trainer of `launchable` cannot launch.
 
         Raises `SpecError` for unknown knobs, impossible values and spaces that are too large to list, `InfeasibleError` (with counts by rule and the
@@ -91,12 +93,18 @@ class SearchSpace:
         table = configs if isinstance(configs, ConfigTable) else ConfigTable.of(configs)
         if not len(table):
             raise InfeasibleError(
-                "a space needs at least one config, but the list is empty", remedy="give some configs"
+                "a space needs at least one config, but the list is empty",
+                remedy="give some configs",
             )
         table.check_counts()
         rows = np.stack([table.column(name).astype(np.int64) for name in table.knobs], axis=1)
         first = np.sort(np.unique(rows, axis=0, return_index=True)[1])
-        return cls(workload, table if len(first) == len(table) else table.take(first), excluded={}, spec=None)
+        return cls(
+            workload,
+            table if len(first) == len(table) else table.take(first),
+            excluded={},
+            spec=None,
+        )
 
     def __len__(self) -> int:
         return len(self.table)
@@ -132,11 +140,16 @@ class SearchSpace:
             return None
         if self.spec is None:
             broken = why_not(self.workload, config)
-            return broken or f"the space is a list of {len(self)} configs, and {config} is not among them"
+            return (
+                broken
+                or f"the space is a list of {len(self)} configs, and {config} is not among them"
+            )
         broken = why_outside(self.workload, self.spec, config)
         if broken:
             return broken
-        if self.launchable is not None and (broken := self.launchable.why_not(self.workload, config)):
+        if self.launchable is not None and (
+            broken := self.launchable.why_not(self.workload, config)
+        ):
             return broken
         raise AssertionError(f"{config} satisfies every rule and knob, but was not enumerated")
 
@@ -197,9 +210,15 @@ def why_outside(workload: Workload, space: SpaceSpec, config: ParallelConfig) ->
 
 
 def _nothing_launchable(
-    workload: Workload, space: SpaceSpec, launchable: Launchable, table: ConfigTable, cut: Mapping[str, int]
+    workload: Workload,
+    space: SpaceSpec,
+    launchable: Launchable,
+    table: ConfigTable,
+    cut: Mapping[str, int],
 ) -> InfeasibleError:
-    counts = ", ".join(f"{name} {count:,}" for name, count in sorted(cut.items(), key=lambda item: -item[1]))
+    counts = ", ".join(
+        f"{name} {count:,}" for name, count in sorted(cut.items(), key=lambda item: -item[1])
+    )
     return InfeasibleError(
         f"the trainer {launchable.trainer.name} cannot launch any of the {len(table):,} valid configs in the space {space.name!r} for "
         f"{workload.model.name} ({counts}); for example {table[0]}: {launchable.why_not(workload, table[0])}",
@@ -208,13 +227,19 @@ def _nothing_launchable(
     )
 
 
-def _nothing_legal(workload: Workload, space: SpaceSpec, excluded: Mapping[str, int]) -> InfeasibleError:
+def _nothing_legal(
+    workload: Workload, space: SpaceSpec, excluded: Mapping[str, int]
+) -> InfeasibleError:
     config, reasons = nearest_miss(workload, space)
     foremost = sorted(reasons, key=lambda name: -excluded.get(name, 0))[:SAID_LAWS]
     said = in_words(excluded)
     counts = "; ".join(f"{count:,}: {words}" for words, count in said.items())
     total = sum(excluded.values())
-    broken = "its only combination breaks a rule" if total == 1 else f"all {total:,} combinations break a rule"
+    broken = (
+        "its only combination breaks a rule"
+        if total == 1
+        else f"all {total:,} combinations break a rule"
+    )
     error = InfeasibleError(
         f"no config of the space {space.name!r} is valid for {workload.model.name} on {workload.cluster.name}: "
         f"{broken} ({counts}); the nearest miss is {config}: {'; and '.join(reasons[name] for name in foremost)}",

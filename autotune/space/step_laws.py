@@ -19,7 +19,9 @@ def _pipelined(table: ConfigTable) -> Mask:
 
 
 def _interleaved(table: ConfigTable) -> Mask:
-    return table.is_word("pp_schedule", "interleaved_1f1b") | table.is_word("pp_schedule", "interleaved_zero_bubble")
+    return table.is_word("pp_schedule", "interleaved_1f1b") | table.is_word(
+        "pp_schedule", "interleaved_zero_bubble"
+    )
 
 
 def _precisions(workload: Workload) -> str:
@@ -40,7 +42,9 @@ _WITH_BF16 = ("bf16", "fp8", "mxfp8", "nvfp4")
 def _goes_with_bf16(workload: Workload, table: ConfigTable) -> Mask:
     if not workload.pure_bf16:
         return np.ones(len(table), dtype=np.bool_)
-    return np.asarray(np.logical_or.reduce([table.is_word("precision", word) for word in _WITH_BF16]))
+    return np.asarray(
+        np.logical_or.reduce([table.is_word("precision", word) for word in _WITH_BF16])
+    )
 
 
 STEP_LAWS: tuple[Law, ...] = (
@@ -57,7 +61,9 @@ STEP_LAWS: tuple[Law, ...] = (
         name="pp_layers",
         broken="more pipeline stages than layers",
         fields=("pp", "virtual_stages", "pp_split"),
-        check=lambda w, t: t.pp * t.virtual_stages <= w.model.num_layers + 2 * t.is_word("pp_split", "edges"),
+        check=lambda w, t: (
+            t.pp * t.virtual_stages <= w.model.num_layers + 2 * t.is_word("pp_split", "edges")
+        ),
         reason=lambda w, c: (
             "every pipeline stage needs a layer (with pp_split=edges, embedding and loss count as one each): pp * virtual_stages must be at "
             f"most {'num_layers + 2' if c.pp_split == 'edges' else 'num_layers'}, but pp={c.pp}, virtual_stages={c.virtual_stages} and "
@@ -68,7 +74,9 @@ STEP_LAWS: tuple[Law, ...] = (
         name="pp_schedule",
         broken="a pipeline schedule without a pipeline",
         fields=("pp", "pp_schedule", "virtual_stages"),
-        check=lambda w, t: _pipelined(t) | (t.is_word("pp_schedule", "1f1b") & (t.virtual_stages == 1)),
+        check=lambda w, t: (
+            _pipelined(t) | (t.is_word("pp_schedule", "1f1b") & (t.virtual_stages == 1))
+        ),
         reason=lambda w, c: (
             "without a pipeline there is nothing to schedule: pp=1 needs pp_schedule=1f1b and virtual_stages=1, "
             f"but pp_schedule={c.pp_schedule} and virtual_stages={c.virtual_stages}; leave both at their defaults, or use pp > 1"
@@ -156,7 +164,9 @@ STEP_LAWS: tuple[Law, ...] = (
         name="budget",
         broken="activation_budget without compile, or with recompute",
         fields=("recompute", "compile", "activation_budget"),
-        check=lambda w, t: (t.activation_budget == _FULL_BUDGET) | (t.compile & t.is_word("recompute", "none")),
+        check=lambda w, t: (
+            (t.activation_budget == _FULL_BUDGET) | (t.compile & t.is_word("recompute", "none"))
+        ),
         reason=lambda w, c: (
             "the compiler chooses what activation_budget recomputes: it needs compile=true and recompute=none, "
             f"but compile={str(c.compile).lower()}, recompute={c.recompute} and activation_budget={c.activation_budget}; "

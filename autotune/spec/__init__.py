@@ -19,7 +19,15 @@ Units are SI and bytes; a name ends in its unit. Only the catalog does I/O, on f
 """
 
 from autotune.spec.cluster import ClusterSpec, GpuSpec, LinkSpec
-from autotune.spec.config import FIELDS, KNOBS, PRECISIONS, SCHEDULES, ParallelConfig, config_changes, config_label
+from autotune.spec.config import (
+    FIELDS,
+    KNOBS,
+    PRECISIONS,
+    SCHEDULES,
+    ParallelConfig,
+    config_changes,
+    config_label,
+)
 from autotune.spec.estimate import Estimate, MemoryParts, TimeParts
 from autotune.spec.knob import Knob
 from autotune.spec.knob_use import KnobUse
@@ -37,8 +45,24 @@ from autotune.spec.runs.dry_run import (
 )
 from autotune.spec.runs.measurement import LossComparison, Measurement
 from autotune.spec.runs.observed import ObservedRun, Outcome
-from autotune.spec.runs.trial import Failure, FailureKind, Reward, StandsFor, Trial, TrialPurpose, TrialStatus
-from autotune.spec.study import Budget, MeasureSpec, Objective, SpaceSpec, Study, StudyStatus, Wanted
+from autotune.spec.runs.trial import (
+    Failure,
+    FailureKind,
+    Reward,
+    StandsFor,
+    Trial,
+    TrialPurpose,
+    TrialStatus,
+)
+from autotune.spec.study import (
+    Budget,
+    MeasureSpec,
+    Objective,
+    SpaceSpec,
+    Study,
+    StudyStatus,
+    Wanted,
+)
 from autotune.spec.table import ConfigTable
 from autotune.spec.workload import Peft, Workload
 

@@ -36,12 +36,15 @@ def read_entry(kind: str, name: str, *, field: str) -> Mapping[str, Any]:
     if name not in names:
         raise CatalogError(
             f"there is no {_KINDS[kind]} {name!r}",
-            remedy=nearest(name.rpartition("/")[2], names) or f"`autotune {_LISTED_BY[kind]}` lists all {len(names)}",
+            remedy=nearest(name.rpartition("/")[2], names)
+            or f"`autotune {_LISTED_BY[kind]}` lists all {len(names)}",
             field=field,
         )
     import yaml  # takes a while to import, and most commands read no file of the catalog
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is ten times as fast, where it is there
+    loader = getattr(
+        yaml, "CSafeLoader", yaml.SafeLoader
+    )  # libyaml's is ten times as fast, where it is there
     values: dict[str, Any] = yaml.load(_text(kind, name), Loader=loader)
     return values
 

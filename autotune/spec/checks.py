@@ -38,7 +38,9 @@ def positive(name: str, value: object, *, zero: bool = False) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise SpecError(f"{name} must be a finite number, but is {value!r}", field=name)
     if value < 0 or (value == 0 and not zero):
-        raise SpecError(f"{name} must be {'at least' if zero else 'above'} zero, but is {value}", field=name)
+        raise SpecError(
+            f"{name} must be {'at least' if zero else 'above'} zero, but is {value}", field=name
+        )
     return float(value)
 
 
@@ -46,13 +48,20 @@ def figure(name: str, value: object) -> float:
     """`value` as a hardware figure in SI units, within bounds that keep computed times finite."""
     number = positive(name, value)
     if not _LEAST_FIGURE <= number <= _LARGEST_FIGURE:
-        raise SpecError(f"{name} must be {_LEAST_FIGURE:g} to {_LARGEST_FIGURE:g}, but is {number:g}", field=name)
+        raise SpecError(
+            f"{name} must be {_LEAST_FIGURE:g} to {_LARGEST_FIGURE:g}, but is {number:g}",
+            field=name,
+        )
     return number
 
 
 def check_names(name: str, value: object) -> None:
     """`value`, which must be a list of names."""
-    if isinstance(value, str) or not isinstance(value, Iterable) or not all(isinstance(word, str) for word in value):
+    if (
+        isinstance(value, str)
+        or not isinstance(value, Iterable)
+        or not all(isinstance(word, str) for word in value)
+    ):
         raise SpecError(f"{name} must be a list of names, but is {value!r:.80}", field=name)
 
 
@@ -84,7 +93,9 @@ def nearest(word: object, known: Iterable[str]) -> str:
     meant = [name for name in known if name in meant_by(str(word)[:LONGEST_NAME])]
     if len(meant) == 1:
         return f"did you mean {meant[0]}?"
-    close = difflib.get_close_matches(str(word), known, n=1, cutoff=NEAR if len(str(word)) > 3 else NEAR_SHORT)
+    close = difflib.get_close_matches(
+        str(word), known, n=1, cutoff=NEAR if len(str(word)) > 3 else NEAR_SHORT
+    )
     if not close:
         close = [name for name in known if str(word) in name.split("_")]
     return f"did you mean {close[0]}?" if len(close) == 1 else ""

@@ -75,7 +75,9 @@ class GpuSpec:
         figure("host_bytes_per_s", self.host_bytes_per_s)
         _checked_fabric("usual_fabric", self.usual_fabric)
         if not self.peak_flops_per_s:
-            raise SpecError("peak_flops_per_s must contain at least one precision", field="peak_flops_per_s")
+            raise SpecError(
+                "peak_flops_per_s must contain at least one precision", field="peak_flops_per_s"
+            )
         for name, rates in (
             ("peak_flops_per_s", self.peak_flops_per_s),
             ("measured_flops_per_s", self.measured_flops_per_s),
@@ -105,7 +107,9 @@ class GpuSpec:
         """
         peak = self.peak_flops_per_s[precision]
         twin = _SAME_RATE.get(precision, precision)
-        return self.measured_flops_per_s.get(precision, min(self.measured_flops_per_s.get(twin, peak), peak))
+        return self.measured_flops_per_s.get(
+            precision, min(self.measured_flops_per_s.get(twin, peak), peak)
+        )
 
     @property
     def clock(self) -> float:
@@ -147,7 +151,8 @@ class LinkSpec:
     def __post_init__(self) -> None:
         if positive("latency_s", self.latency_s, zero=True) > _LONGEST_LATENCY_S:
             raise SpecError(
-                f"latency_s must be at most {_LONGEST_LATENCY_S:g} s, but is {self.latency_s:g}", field="latency_s"
+                f"latency_s must be at most {_LONGEST_LATENCY_S:g} s, but is {self.latency_s:g}",
+                field="latency_s",
             )
         figure("bytes_per_s", self.bytes_per_s)
         _checked_fabric("fabric", self.fabric)
@@ -167,7 +172,9 @@ class ClusterSpec:
     """GPUs (or CPU ranks) per node, >= 1"""
     intra_node: LinkSpec = field(default_factory=lambda: LinkSpec(latency_s=5e-6, bytes_per_s=64e9))
     """link between GPUs in the same node or domain"""
-    inter_node: LinkSpec = field(default_factory=lambda: LinkSpec(latency_s=10e-6, bytes_per_s=25e9))
+    inter_node: LinkSpec = field(
+        default_factory=lambda: LinkSpec(latency_s=10e-6, bytes_per_s=25e9)
+    )
     """link between GPUs of two domains"""
     gpus_per_domain: int = 0
     """GPUs joined by the intra_node link, if it reaches beyond a node (72 in a GB200 NVL72 rack); 0 if it joins only the GPUs of a node"""
@@ -206,8 +213,12 @@ class ClusterSpec:
         """
         if self.nodes_per_domain == 1:
             return np.full(np.shape(world), float(self.gpus_per_node))
-        nodes, where = np.unique(np.ceil(np.asarray(world) / self.gpus_per_node), return_inverse=True)
-        shares = [_share(int(count), self.nodes_per_domain) * float(self.gpus_per_node) for count in nodes]
+        nodes, where = np.unique(
+            np.ceil(np.asarray(world) / self.gpus_per_node), return_inverse=True
+        )
+        shares = [
+            _share(int(count), self.nodes_per_domain) * float(self.gpus_per_node) for count in nodes
+        ]
         return np.reshape(np.array(shares)[where], np.shape(world))
 
     def resized(self, *, num_nodes: int, gpus_per_node: int) -> ClusterSpec:
@@ -222,7 +233,9 @@ class ClusterSpec:
         A GPU outside the catalog gets this class's default links; set your own with `dataclasses.replace`.
         """
         if isinstance(gpu, str):
-            has_sizes = gpu not in entry_names("gpus") and gpu.rpartition("-")[2].replace("x", "").isdigit()
+            has_sizes = (
+                gpu not in entry_names("gpus") and gpu.rpartition("-")[2].replace("x", "").isdigit()
+            )
             if has_sizes and (num_nodes, gpus_per_node) == (1, 8):
                 return cls.named(gpu)
             gpu = GpuSpec.of(gpu)

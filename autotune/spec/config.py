@@ -62,13 +62,30 @@ NO_EXTRA = Extra()
 class ParallelConfig(Plain):
     """How a model is distributed over ranks and how a step is divided."""
 
-    tp: int = knob("degree", 1, "tensor-parallel degree", label="tp{}", unit="ranks", always_shown=True)
-    pp: int = knob("degree", 1, "pipeline-parallel degree", label="pp{}", unit="ranks", always_shown=True)
-    dp: int = knob("degree", 1, "data-parallel degree", label="dp{}", unit="ranks", always_shown=True)
+    tp: int = knob(
+        "degree", 1, "tensor-parallel degree", label="tp{}", unit="ranks", always_shown=True
+    )
+    pp: int = knob(
+        "degree", 1, "pipeline-parallel degree", label="pp{}", unit="ranks", always_shown=True
+    )
+    dp: int = knob(
+        "degree", 1, "data-parallel degree", label="dp{}", unit="ranks", always_shown=True
+    )
     cp: int = knob("degree", 1, "context-parallel degree", label="cp{}", unit="ranks")
-    ep: int = knob("degree", 1, "expert-parallel degree; its ranks are taken from dp * cp", label="ep{}", unit="ranks")
+    ep: int = knob(
+        "degree",
+        1,
+        "expert-parallel degree; its ranks are taken from dp * cp",
+        label="ep{}",
+        unit="ranks",
+    )
     micro_batch_size: int = knob(
-        "count", 1, "sequences per rank and micro-batch", label="mb{}", unit="sequences", always_shown=True
+        "count",
+        1,
+        "sequences per rank and micro-batch",
+        label="mb{}",
+        unit="sequences",
+        always_shown=True,
     )
     accumulation_steps: int = knob(
         "count",
@@ -101,7 +118,10 @@ class ParallelConfig(Plain):
         label="zero{}",
     )
     sequence_parallel: bool = knob(
-        "flag", False, "shard the activations between tensor-parallel regions along the sequence", label="sp"
+        "flag",
+        False,
+        "shard the activations between tensor-parallel regions along the sequence",
+        label="sp",
     )
     pp_schedule: str = knob(
         "word",
@@ -164,7 +184,10 @@ class ParallelConfig(Plain):
         label="{}-offload",
     )
     async_tp: bool = knob(
-        "flag", False, "split tensor-parallel collectives and overlap them with their matrix products", label="async-tp"
+        "flag",
+        False,
+        "split tensor-parallel collectives and overlap them with their matrix products",
+        label="async-tp",
     )
     cuda_graph: str = knob(
         "word",
@@ -181,7 +204,10 @@ class ParallelConfig(Plain):
         label="{}-dispatch",
     )
     ep_overlap: bool = knob(
-        "flag", False, "hide the experts' all-to-all behind another micro-batch's compute", label="ep-overlap"
+        "flag",
+        False,
+        "hide the experts' all-to-all behind another micro-batch's compute",
+        label="ep-overlap",
     )
     extra: Mapping[str, Value] = NO_EXTRA
     """values of the study's own knobs, by name"""
@@ -214,7 +240,10 @@ class ParallelConfig(Plain):
     def of_values(cls, values: Mapping[str, Any]) -> ParallelConfig:
         """The config from `values()`; unknown names are the study's own knobs."""
         fixed = {name: value for name, value in values.items() if name in KNOBS}
-        return cls(**fixed, extra=Extra({name: value for name, value in values.items() if name not in KNOBS}))
+        return cls(
+            **fixed,
+            extra=Extra({name: value for name, value in values.items() if name not in KNOBS}),
+        )
 
     def with_values(self, values: Mapping[str, Any]) -> ParallelConfig:
         """A copy of this config with some knobs changed, including the study's own."""
@@ -226,7 +255,11 @@ class ParallelConfig(Plain):
 
         `1:{"dp":8,"precision":"fp32"}`. It includes all values of a study's own knobs.
         """
-        given = {name: getattr(self, name) for name in FIELDS if getattr(self, name) != KNOBS[name].default}
+        given = {
+            name: getattr(self, name)
+            for name in FIELDS
+            if getattr(self, name) != KNOBS[name].default
+        }
         values = {**given, **({"extra": dict(self.extra)} if self.extra else {})}
         return f"{KEY_VERSION}:{json.dumps(values, sort_keys=True, separators=(',', ':'))}"
 
@@ -252,12 +285,16 @@ class ParallelConfig(Plain):
         """Short and unambiguous: the knobs that differ from their defaults, and always tp, pp, dp, batch and precision."""
         shown = [k for k in KNOBS.values() if k.always_shown or getattr(self, k.name) != k.default]
         pairs = [f"{k.name}={k.text(getattr(self, k.name))}" for k in shown]
-        pairs += [f"{n}={str(v).lower() if isinstance(v, bool) else v}" for n, v in self.extra.items()]
+        pairs += [
+            f"{n}={str(v).lower() if isinstance(v, bool) else v}" for n, v in self.extra.items()
+        ]
         return ",".join(pairs)
 
 
 KNOBS: Mapping[str, Knob] = {
-    f.name: Knob(name=f.name, **f.metadata["knob"]) for f in fields(ParallelConfig) if "knob" in f.metadata
+    f.name: Knob(name=f.name, **f.metadata["knob"])
+    for f in fields(ParallelConfig)
+    if "knob" in f.metadata
 }
 """The declarations of the built-in knobs by name, in display order."""
 FIELDS: tuple[str, ...] = tuple(KNOBS)
@@ -275,9 +312,13 @@ def unknown_knob(name: Any, known: Mapping[str, Knob] = KNOBS) -> ConfigError:
 def config_label(config: ParallelConfig) -> str:
     """The config in a few words: `tp2 pp2 dp4 mb1 acc8 bf16 full-recompute zero1`. Different configs have different labels."""
     words = [
-        declared.label_of(getattr(config, declared.name)) for declared in KNOBS.values() if _is_shown(declared, config)
+        declared.label_of(getattr(config, declared.name))
+        for declared in KNOBS.values()
+        if _is_shown(declared, config)
     ]
-    words += [f"{name}={str(v).lower() if isinstance(v, bool) else v}" for name, v in config.extra.items()]
+    words += [
+        f"{name}={str(v).lower() if isinstance(v, bool) else v}" for name, v in config.extra.items()
+    ]
     return " ".join(words)
 
 
@@ -285,15 +326,22 @@ def config_changes(before: ParallelConfig, after: ParallelConfig) -> str:
     """The changes from one config to the other, formatted like labels: `mb 4 -> 8, acc 4 -> 2`; empty if both are equal."""
     own = {*before.extra, *after.extra}
     pairs = {
-        **{_short_name(d): (getattr(before, d.name), getattr(after, d.name)) for d in KNOBS.values()},
+        **{
+            _short_name(d): (getattr(before, d.name), getattr(after, d.name))
+            for d in KNOBS.values()
+        },
         **{name: (before.extra.get(name), after.extra.get(name)) for name in sorted(own)},
     }
-    return ", ".join(f"{name} {_as_word(a)} -> {_as_word(b)}" for name, (a, b) in pairs.items() if a != b)
+    return ", ".join(
+        f"{name} {_as_word(a)} -> {_as_word(b)}" for name, (a, b) in pairs.items() if a != b
+    )
 
 
 def _short_name(declared: Knob) -> str:
     """`mb` of the label `mb{}`; the knob's name where the label is of its value."""
-    return declared.label.removesuffix("{}") if not declared.label.startswith("{}") else declared.name
+    return (
+        declared.label.removesuffix("{}") if not declared.label.startswith("{}") else declared.name
+    )
 
 
 def _as_word(value: Any) -> str:
@@ -319,7 +367,10 @@ def knobs_of(text: str, own: Mapping[str, Knob] | None = None) -> dict[str, Any]
             raise ConfigError(f"{name} is given twice", field=name)
         values[name] = parsed
     extra = {name: value for name, value in values.items() if name not in KNOBS}
-    return {**{n: v for n, v in values.items() if n in KNOBS}, **({"extra": extra} if extra else {})}
+    return {
+        **{n: v for n, v in values.items() if n in KNOBS},
+        **({"extra": extra} if extra else {}),
+    }
 
 
 def _is_shown(declared: Knob, config: ParallelConfig) -> bool:
@@ -351,10 +402,15 @@ def _checked_extra(values: Any) -> Extra:
         raise ConfigError(f"extra must map knobs to values, but is {values!r}", field="extra")
     for name, value in values.items():
         if name in KNOBS:
-            raise ConfigError(f"{name} is a built-in knob, but is in extra", remedy=f"set {name} itself", field="extra")
+            raise ConfigError(
+                f"{name} is a built-in knob, but is in extra",
+                remedy=f"set {name} itself",
+                field="extra",
+            )
         if not isinstance(value, bool | int | float | str):
             raise ConfigError(
-                f"extra.{name} must be a number, a word, true or false, but is {value!r}", field=f"extra.{name}"
+                f"extra.{name} must be a number, a word, true or false, but is {value!r}",
+                field=f"extra.{name}",
             )
     if isinstance(values, Extra):
         return values

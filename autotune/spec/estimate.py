@@ -166,7 +166,9 @@ class Estimate(Plain):
             if value is None:
                 continue
             if isinstance(value, _Parts):
-                values[f.name] = type(value)(**{p.name: function(getattr(value, p.name)) for p in fields(value)})
+                values[f.name] = type(value)(
+                    **{p.name: function(getattr(value, p.name)) for p in fields(value)}
+                )
             else:
                 values[f.name] = function(value)
         return Estimate(**values)

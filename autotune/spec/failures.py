@@ -48,7 +48,9 @@ class Failures:
     """groups with identical weights that can continue without each other"""
 
     def __post_init__(self) -> None:
-        if self.checkpoint_s is None and (self.checkpoint_bytes is None or self.write_bytes_per_s is None):
+        if self.checkpoint_s is None and (
+            self.checkpoint_bytes is None or self.write_bytes_per_s is None
+        ):
             raise SpecError(
                 "the cost of a checkpoint is missing",
                 remedy="give failures.checkpoint_s, e.g. 60 s, or checkpoint_bytes and write_bytes_per_s",
@@ -83,7 +85,11 @@ class Failures:
             tau = min(tau, LONGEST_S)
         # expm1 of a huge exponent: a job that fails faster than it saves does not get on
         exponent, restart = (tau + delta) / between_s, self.restart_s / between_s
-        left = 0.0 if max(exponent, restart) > 500 else tau / (between_s * math.exp(restart) * math.expm1(exponent))
+        left = (
+            0.0
+            if max(exponent, restart) > 500
+            else tau / (between_s * math.exp(restart) * math.expm1(exponent))
+        )
         return CheckpointPolicy(
             interval_s=tau,
             interval_steps=max(1, round(tau / step_s)) if step_s else None,
@@ -112,7 +118,10 @@ class CheckpointPolicy(Plain):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, with the source of the formula."""
-        return {**Plain.to_dict(self), "source": "Daly 2006, eq. 37 and 20 (Young 1974, eq. 3, in first order)"}
+        return {
+            **Plain.to_dict(self),
+            "source": "Daly 2006, eq. 37 and 20 (Young 1974, eq. 3, in first order)",
+        }
 
     @property
     def text(self) -> str:

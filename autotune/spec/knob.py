@@ -141,7 +141,9 @@ class Knob:
         """The value in a label: `tp8`, `bf16`, `full-recompute`, `sp`, `num_workers=4`."""
         if self.kind == "flag" and not self.is_own:
             return self.label
-        return self.label.format(self.short.get(value, self.text(value)) if self.kind == "word" else self.text(value))
+        return self.label.format(
+            self.short.get(value, self.text(value)) if self.kind == "word" else self.text(value)
+        )
 
     def encode(self, value: Any) -> int:
         """The integer that represents the value in a column."""
@@ -166,7 +168,9 @@ class Knob:
         if not self.values:
             return np.asarray(np.log2(column.astype(np.float64)))
         if self.kind == "number" and min(self.values) > 0:
-            return np.asarray(np.log2(np.array(self.values, dtype=np.float64))[column.astype(np.int64)])
+            return np.asarray(
+                np.log2(np.array(self.values, dtype=np.float64))[column.astype(np.int64)]
+            )
         return column.astype(np.float64)
 
     def _wrong(self, law: str, value: Any, *, remedy: str = "") -> ConfigError:
@@ -177,13 +181,19 @@ def knob(kind: str, default: Any, doc: str, **declared: Any) -> Any:
     """Declare a field of `ParallelConfig`: a `dataclasses.field` that carries its `Knob`."""
     if kind == "flag":
         declared["values"] = (False, True)
-    return field(default=default, metadata={"knob": {"kind": kind, "default": default, "doc": doc, **declared}})
+    return field(
+        default=default,
+        metadata={"knob": {"kind": kind, "default": default, "doc": doc, **declared}},
+    )
 
 
 def _kind_of(values: Sequence[Any]) -> str | None:
     if all(isinstance(value, bool) for value in values):
         return "flag"
-    if all(isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) for value in values):
+    if all(
+        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        for value in values
+    ):
         return "number"
     if all(isinstance(value, str) and re.fullmatch(r"[^\s,=]{1,100}", value) for value in values):
         return "word"

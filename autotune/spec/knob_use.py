@@ -47,7 +47,9 @@ class KnobUse:
     def mistakes(self) -> tuple[str, ...]:
         """Mistakes in the declaration itself, as text: unknown knobs, unknown values, and knobs declared in two ways."""
         whole, single = _split(self.cannot)
-        strange = sorted((self.reads | self.neutral.keys() | whole | {name for name, _ in single}) - KNOBS.keys())
+        strange = sorted(
+            (self.reads | self.neutral.keys() | whole | {name for name, _ in single}) - KNOBS.keys()
+        )
         answers = (
             (self.reads, "reads it"),
             (self.neutral.keys(), "declares it neutral"),
@@ -59,7 +61,11 @@ class KnobUse:
         }
         return (
             *(f"the {self.part} declares {name}, which is not a knob" for name in strange),
-            *(f"{name}: the {self.part} {' and '.join(said)}" for name, said in twice.items() if len(said) > 1),
+            *(
+                f"{name}: the {self.part} {' and '.join(said)}"
+                for name, said in twice.items()
+                if len(said) > 1
+            ),
             *(
                 f"the {self.part} declares {name}={value} as impossible, but {name} never has this value"
                 for name, value in sorted(single)
@@ -140,4 +146,6 @@ def own_knob_remedy(name: str) -> str:
 def _split(cannot: Mapping[str, str]) -> tuple[set[str], set[tuple[str, str]]]:
     """(knobs that are impossible as a whole, single values that are)."""
     pieces = [name.partition("=") for name in cannot]
-    return {name for name, sign, _ in pieces if not sign}, {(name, value) for name, sign, value in pieces if sign}
+    return {name for name, sign, _ in pieces if not sign}, {
+        (name, value) for name, sign, value in pieces if sign
+    }

@@ -45,7 +45,9 @@ class Lengths:
 
     def __post_init__(self) -> None:
         if not self.values or min(self.values) < 0 or not all(map(math.isfinite, self.values)):
-            raise SpecError("lengths must be numbers of tokens, 0 or more, and there must be at least one")
+            raise SpecError(
+                "lengths must be numbers of tokens, 0 or more, and there must be at least one"
+            )
 
     @property
     def mean(self) -> float:
@@ -77,14 +79,18 @@ class Lengths:
         where = sorted(counts)
         weights = np.array([counts[length] for length in where], dtype=np.float64)
         if not len(weights) or weights.min() < 0 or weights.sum() <= 0:
-            raise SpecError("a histogram must have at least one length, and no count may be below 0")
+            raise SpecError(
+                "a histogram must have at least one length, and no count may be below 0"
+            )
         ends = np.cumsum(weights) / weights.sum()
         picked = np.searchsorted(ends, (np.arange(POINTS) + 0.5) / POINTS, side="left")
         values = tuple(float(where[min(int(i), len(where) - 1)]) for i in picked)
         return cls(values=values, most=float(max(length for length in where if counts[length])))
 
     @classmethod
-    def of_percentiles(cls, percentiles: Mapping[float, float], mean: float | None = None) -> Lengths:
+    def of_percentiles(
+        cls, percentiles: Mapping[float, float], mean: float | None = None
+    ) -> Lengths:
         """The distribution with these lengths by percentile (0: shortest, 100: longest), and with this mean if it is given.
 
         Raises `SpecError` for decreasing percentiles, and for a mean that is impossible with them.
@@ -133,8 +139,14 @@ class Lengths:
             above, below = 1.0 / _STEEPEST, _STEEPEST
             for _ in range(60):
                 exponent = math.sqrt(above * below)
-                above, below = (exponent, below) if float(drawn(exponent).mean()) > mean else (above, exponent)
-        return cls(values=tuple(np.round(np.sort(drawn(exponent)), 1).tolist()), most=knots[-1][1], assumed=assumed)
+                above, below = (
+                    (exponent, below) if float(drawn(exponent).mean()) > mean else (above, exponent)
+                )
+        return cls(
+            values=tuple(np.round(np.sort(drawn(exponent)), 1).tolist()),
+            most=knots[-1][1],
+            assumed=assumed,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Mean and percentiles in the notation of a spec."""
@@ -147,24 +159,28 @@ class Lengths:
 def _of_mean(mean: float, longest: float | None) -> Lengths:
     """Log-normal lengths of that mean, cut at the longest. The cut takes from the mean, so the scale grows until the mean is the one that was given."""
     if longest is not None and mean > longest:
-        raise SpecError(f"the mean cannot exceed the longest length, but mean={mean:g} and max={longest:g}")
+        raise SpecError(
+            f"the mean cannot exceed the longest length, but mean={mean:g} and max={longest:g}"
+        )
     sigma = math.sqrt(math.log1p(USUAL_SPREAD**2))
     shape = np.exp(sigma * np.array([_NORMAL.inv_cdf((i + 0.5) / POINTS) for i in range(POINTS)]))
     most = math.inf if longest is None else longest
     low, high = 0.0, max(mean, 1.0) * 1e3
     for _ in range(80):
         scale = 0.5 * (low + high)
-        low, high = (low, scale) if float(np.minimum(scale * shape, most).mean()) > mean else (scale, high)
+        low, high = (
+            (low, scale) if float(np.minimum(scale * shape, most).mean()) > mean else (scale, high)
+        )
     values = np.minimum(0.5 * (low + high) * shape, most)
-    said = (
-        f"lengths are log-normal with a standard deviation of {USUAL_SPREAD:.0%} of their mean (only the mean is given)"
-    )
+    said = f"lengths are log-normal with a standard deviation of {USUAL_SPREAD:.0%} of their mean (only the mean is given)"
     return Lengths(values=tuple(np.round(values, 1).tolist()), most=longest or 0.0, assumed=said)
 
 
 def _spread(knots: Sequence[tuple[float, float]]) -> float:
     """Deviation of ln-lengths that two percentiles have, if lengths are log-normal; the usual one where there are no two."""
-    inner = [(share, length) for share, length in knots if _LOWEST < share < _HIGHEST and length > 0]
+    inner = [
+        (share, length) for share, length in knots if _LOWEST < share < _HIGHEST and length > 0
+    ]
     if len(inner) < 2 or inner[0][1] == inner[-1][1]:
         return math.sqrt(math.log1p(USUAL_SPREAD**2))
     (low, least), (high, most) = inner[0], inner[-1]

@@ -117,8 +117,12 @@ class ModelSpec(Plain):
             )
         for name in ("experts_per_token", "num_dense_layers", "shared_ffn_hidden_size"):
             if getattr(self, name) and not self.num_experts:
-                raise SpecError(f"{name}={getattr(self, name)} needs num_experts", field="num_experts")
-        if self.num_dense_layers >= self.num_layers or bool(self.num_dense_layers) != bool(self.dense_ffn_hidden_size):
+                raise SpecError(
+                    f"{name}={getattr(self, name)} needs num_experts", field="num_experts"
+                )
+        if self.num_dense_layers >= self.num_layers or bool(self.num_dense_layers) != bool(
+            self.dense_ffn_hidden_size
+        ):
             raise SpecError(
                 "num_dense_layers must be fewer than num_layers and come with dense_ffn_hidden_size, "
                 f"but num_dense_layers={self.num_dense_layers}, num_layers={self.num_layers} and dense_ffn_hidden_size={self.dense_ffn_hidden_size}",
@@ -154,7 +158,11 @@ class ModelSpec(Plain):
         if not self.is_latent:
             return ((q + 2 * self.num_kv_heads * self.head_dim, h, "n"), (h, q, "k"))
         heads, plain = self.num_attention_heads, self.head_dim - self.qk_rope_head_dim
-        queries = ((self.q_lora_rank, h, ""), (q, self.q_lora_rank, "n")) if self.q_lora_rank else ((q, h, "n"),)
+        queries = (
+            ((self.q_lora_rank, h, ""), (q, self.q_lora_rank, "n"))
+            if self.q_lora_rank
+            else ((q, h, "n"),)
+        )
         return (
             *queries,
             (self.kv_lora_rank + self.qk_rope_head_dim, h, ""),
@@ -206,7 +214,12 @@ class ModelSpec(Plain):
     def layer_parameters(self) -> int:
         """Weights of one layer, with all its experts."""
         common = self.attention_parameters + self.norm_parameters
-        return common + self.router_parameters + self.shared_parameters + self.mlp_parameters * max(1, self.num_experts)
+        return (
+            common
+            + self.router_parameters
+            + self.shared_parameters
+            + self.mlp_parameters * max(1, self.num_experts)
+        )
 
     @property
     def embedding_parameters(self) -> int:
@@ -230,8 +243,12 @@ class ModelSpec(Plain):
     def shape_parameters(self) -> int:
         """All weights of a decoder with this shape, regardless of what builds it."""
         head = 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
-        dense = self.attention_parameters + self.norm_parameters + self._mlp(self.dense_ffn_hidden_size)
-        layers = (self.num_layers - self.num_dense_layers) * self.layer_parameters + self.num_dense_layers * dense
+        dense = (
+            self.attention_parameters + self.norm_parameters + self._mlp(self.dense_ffn_hidden_size)
+        )
+        layers = (
+            self.num_layers - self.num_dense_layers
+        ) * self.layer_parameters + self.num_dense_layers * dense
         layers += self.mtp_layers * (self.layer_parameters + self.mtp_parameters)
         return layers + self.embedding_parameters + self.norm_parameters // 2 + head
 
@@ -239,7 +256,9 @@ class ModelSpec(Plain):
     def active_parameters(self) -> int:
         """Weights that one token uses: `num_parameters` without the experts that the token does not use."""
         idle = max(0, self.num_experts - self.experts_per_token) * self.mlp_parameters
-        return self.num_parameters - (self.num_layers - self.num_dense_layers + self.mtp_layers) * idle
+        return (
+            self.num_parameters - (self.num_layers - self.num_dense_layers + self.mtp_layers) * idle
+        )
 
     @property
     def is_counted(self) -> bool:
@@ -253,7 +272,9 @@ class ModelSpec(Plain):
         if self.is_counted:
             stands_for = "activations and times are those of a decoder of that size, so only trials show which config is fast and which one fits"
             counted = "its weights, gradients and optimizer states are counted"
-            return (f"{self.name} is known only by its {self.num_parameters:,} weights: {counted}; {stands_for}",)
+            return (
+                f"{self.name} is known only by its {self.num_parameters:,} weights: {counted}; {stands_for}",
+            )
         document = json.loads(self.source) if self.source else {}
         if document and text_of(document) is None and (family := guessed_family(document)):
             found.append(
@@ -309,7 +330,9 @@ class ModelSpec(Plain):
             tied_embeddings=True,
         )
         code = ModelCode(
-            num_parameters=parameters, guessed=("num_attention_heads", "ffn_hidden_size"), reads_tokens=False
+            num_parameters=parameters,
+            guessed=("num_attention_heads", "ffn_hidden_size"),
+            reads_tokens=False,
         )
         return replace(stands_for, code=code)
 
@@ -336,7 +359,9 @@ def read_config_json(path: str | Path) -> Mapping[str, Any]:
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise SpecError(f"the model file {path} cannot be read: {error.strerror or error}", field="model") from None
+        raise SpecError(
+            f"the model file {path} cannot be read: {error.strerror or error}", field="model"
+        ) from None
     except ValueError as error:
         raise SpecError(f"the model file {path} is not JSON: {error}", field="model") from None
     if not isinstance(document, dict):

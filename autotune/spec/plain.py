@@ -91,7 +91,11 @@ def _reader(kind: Any) -> Reader | None:
         return tuple if item is None else lambda values: tuple(map(item, values))
     if origin is Mapping:
         entry = _reader(parts[1])
-        return None if entry is None else lambda values: {key: entry(value) for key, value in values.items()}
+        return (
+            None
+            if entry is None
+            else lambda values: {key: entry(value) for key, value in values.items()}
+        )
     if isinstance(kind, type):
         return _reader_of_class(kind)
     several = [part for part in parts if part is not NoneType]
@@ -150,5 +154,7 @@ _ADDED = frozenset({"host_bytes_per_s", "measured_flops_per_s", "rated_watts", "
 
 def _said(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: said for key, item in value.items() if key not in _ADDED and (said := _said(item))}
+        return {
+            key: said for key, item in value.items() if key not in _ADDED and (said := _said(item))
+        }
     return [_said(item) for item in value] if isinstance(value, list | tuple) else value

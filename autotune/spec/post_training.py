@@ -43,8 +43,14 @@ RL_KNOBS: dict[str, tuple[str, tuple[Any, ...]]] = {
         "limit of tokens per GPU when packing the update's micro-batches. With 0, each has micro_batch_size sequences",
         (),
     ),
-    "log_prob_micro_batch_tokens": ("the same for log-probabilities and values. 0 means the update's limit", ()),
-    "phase_offload": ("which parts of the trainer are in host memory while the engine generates", PHASE_OFFLOADS),
+    "log_prob_micro_batch_tokens": (
+        "the same for log-probabilities and values. 0 means the update's limit",
+        (),
+    ),
+    "phase_offload": (
+        "which parts of the trainer are in host memory while the engine generates",
+        PHASE_OFFLOADS,
+    ),
     "staleness": ("how many steps the generating policy may lag behind the updated one", ()),
     "balance": ("how tokens are balanced between data-parallel ranks", BALANCES),
     "group_by_length": ("sequences of similar length share a micro-batch", ()),
@@ -78,10 +84,14 @@ class Rollout:
             positive("rollout.tokens_per_s_per_gpu", rate)
         if not 0.0 <= self.memory_fraction <= 1.0:
             raise SpecError(
-                f"memory_fraction must be from 0 to 1, but is {self.memory_fraction!r}", field="rollout.memory_fraction"
+                f"memory_fraction must be from 0 to 1, but is {self.memory_fraction!r}",
+                field="rollout.memory_fraction",
             )
         if self.tokens_per_s_per_response < 0:
-            raise SpecError("tokens_per_s_per_response must not be below 0", field="rollout.tokens_per_s_per_response")
+            raise SpecError(
+                "tokens_per_s_per_response must not be below 0",
+                field="rollout.tokens_per_s_per_response",
+            )
 
     def rate(self, tp: int) -> float | None:
         """Tokens per second per GPU with this tensor-parallel degree; None if it was not given."""
@@ -159,7 +169,10 @@ class PostTraining:
                 field="rl.mini_batches",
             )
         if not 0.0 <= self.same_prompt <= 1.0:
-            raise SpecError(f"same_prompt must be from 0 to 1, but is {self.same_prompt!r}", field="rl.same_prompt")
+            raise SpecError(
+                f"same_prompt must be from 0 to 1, but is {self.same_prompt!r}",
+                field="rl.same_prompt",
+            )
         if self.staleness < 0 or self.reward_s < 0:
             raise SpecError("staleness and reward_s must not be below 0", field="rl")
         if self.staleness and self.placement == "colocated":
@@ -212,14 +225,21 @@ class PostTraining:
         """The post-training knobs that apply to this step."""
         if self.generates:
             return tuple(RL_KNOBS)
-        return _SEQUENCES if self.algorithm == "sft" else (*_SEQUENCES, "log_prob_micro_batch_tokens")
+        return (
+            _SEQUENCES if self.algorithm == "sft" else (*_SEQUENCES, "log_prob_micro_batch_tokens")
+        )
 
     @property
     def assumed(self) -> tuple[str, ...]:
         """What the spec does not give and autotune therefore assumes, as text."""
         both = (("prompts", self.prompt_lengths), ("responses", self.response_lengths))
         told = tuple(f"{what}: {lengths.assumed}" for what, lengths in both if lengths.assumed)
-        if self.generates and self.rollout is not None and not self.rollout.memory_fraction and not self.rollout_gpus:
+        if (
+            self.generates
+            and self.rollout is not None
+            and not self.rollout.memory_fraction
+            and not self.rollout_gpus
+        ):
             told += (
                 "the engine holds no GPU memory while the trainer works or generates (rollout.memory_fraction is not given)",
             )
@@ -248,7 +268,11 @@ def check_rl_knob(name: str, values: Iterable[Any]) -> None:
             )
         else:
             least = 1 if name == "rollout_tp" else 0
-            is_count = isinstance(value, int) and not isinstance(value, bool) and least <= value <= 1 << 27
+            is_count = (
+                isinstance(value, int) and not isinstance(value, bool) and least <= value <= 1 << 27
+            )
             wrong = "" if is_count else f"a whole number, {least} or more"
         if wrong:
-            raise SpecError(f"{name} must be {wrong}, but one value is {value!r}", field=f"knobs.{name}")
+            raise SpecError(
+                f"{name} must be {wrong}, but one value is {value!r}", field=f"knobs.{name}"
+            )

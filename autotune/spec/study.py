@@ -206,12 +206,20 @@ class Study(Plain):
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values. A study without a target has no `at_hand`, so its fingerprint is the same as before targets existed."""
         values = Plain.to_dict(self)
-        return values if self.at_hand is not None else {k: v for k, v in values.items() if k != "at_hand"}
+        return (
+            values
+            if self.at_hand is not None
+            else {k: v for k, v in values.items() if k != "at_hand"}
+        )
 
 
-def is_same_study(kept: Study, kept_spec: Mapping[str, Any], study: Study, spec: Mapping[str, Any]) -> bool:
+def is_same_study(
+    kept: Study, kept_spec: Mapping[str, Any], study: Study, spec: Mapping[str, Any]
+) -> bool:
     """Whether a stored study has the same values, or the same spec if there is one. If the model's code has changed, it is a different study."""
-    is_same = kept.to_dict() == study.to_dict() or (bool(spec) and to_plain(kept_spec) == to_plain(spec))
+    is_same = kept.to_dict() == study.to_dict() or (
+        bool(spec) and to_plain(kept_spec) == to_plain(spec)
+    )
     return is_same and kept.workload.model.code == study.workload.model.code
 
 
@@ -259,8 +267,12 @@ def _check_target(target: ClusterSpec, at_hand: ClusterSpec, objective: Objectiv
         )
 
 
-def policy_for(study: Study, config: ParallelConfig, step_s: float | None) -> CheckpointPolicy | None:
+def policy_for(
+    study: Study, config: ParallelConfig, step_s: float | None
+) -> CheckpointPolicy | None:
     """The checkpoint plan of a study's config; None if the spec does not describe failures."""
     failures = study.objective.failures
     per_node = study.workload.cluster.gpus_per_node
-    return failures.policy(-(-config.world_size // per_node), step_s) if failures is not None else None
+    return (
+        failures.policy(-(-config.world_size // per_node), step_s) if failures is not None else None
+    )

@@ -37,13 +37,19 @@ class ConfigTable:
             name: np.asarray(columns.get(name, knob.encode(knob.default)), dtype=knob.dtype)
             for name, knob in self.knobs.items()
         }
-        length = np.broadcast_shapes((1,) if not columns else (), *(np.atleast_1d(a).shape for a in arrays.values()))
+        length = np.broadcast_shapes(
+            (1,) if not columns else (), *(np.atleast_1d(a).shape for a in arrays.values())
+        )
         if len(length) != 1:
             raise ConfigError(f"columns must have one dimension, but broadcast to shape {length}")
-        self._columns: dict[str, Column] = {n: np.broadcast_to(a, length) for n, a in arrays.items()}
+        self._columns: dict[str, Column] = {
+            n: np.broadcast_to(a, length) for n, a in arrays.items()
+        }
 
     @classmethod
-    def of(cls, configs: Iterable[ParallelConfig], own: Iterable[Knob] | None = None) -> ConfigTable:
+    def of(
+        cls, configs: Iterable[ParallelConfig], own: Iterable[Knob] | None = None
+    ) -> ConfigTable:
         """The table of these configs, in the given order. Without `own`, the declarations of the configs' own knobs are derived from the values that occur.
 
         Raises `ConfigError` if a config has own knobs that another lacks, or a value that its declaration does not list.
@@ -62,7 +68,11 @@ class ConfigTable:
             for knob in declared:
                 knob.check(config.extra[knob.name])
         return cls(
-            {k.name: np.array([k.encode(c.value(k.name)) for c in rows], dtype=k.dtype) for k in knobs}, declared
+            {
+                k.name: np.array([k.encode(c.value(k.name)) for c in rows], dtype=k.dtype)
+                for k in knobs
+            },
+            declared,
         )
 
     @classmethod
@@ -117,7 +127,9 @@ class ConfigTable:
 
     def coordinates(self) -> NDArray[np.float64]:
         """The coordinates of each config, shape (N, d): log2 of counts, codes of words, 0 or 1 for flags. One step in any column is one step of a knob."""
-        return np.stack([knob.coordinate(self.column(name)) for name, knob in self.knobs.items()], axis=1)
+        return np.stack(
+            [knob.coordinate(self.column(name)) for name, knob in self.knobs.items()], axis=1
+        )
 
     def check_counts(self) -> None:
         """Raise `ConfigError` if a degree or count is below 1."""

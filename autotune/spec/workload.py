@@ -98,9 +98,15 @@ class Workload(Plain):
         positive_int("seq_len", self.seq_len, at_most=1 << 27)
         if isinstance(self.global_batch_size, list):
             object.__setattr__(self, "global_batch_size", tuple(self.global_batch_size))
-        sizes = self.global_batch_size if isinstance(self.global_batch_size, tuple) else (self.global_batch_size,)
+        sizes = (
+            self.global_batch_size
+            if isinstance(self.global_batch_size, tuple)
+            else (self.global_batch_size,)
+        )
         if not sizes:
-            raise SpecError("global_batch_size must contain at least one size", field="global_batch_size")
+            raise SpecError(
+                "global_batch_size must contain at least one size", field="global_batch_size"
+            )
         for size in sizes:
             positive_int("global_batch_size", size, at_most=1 << 30)
         if isinstance(self.global_batch_size, tuple):
@@ -152,7 +158,11 @@ class Workload(Plain):
     @property
     def global_batch_sizes(self) -> tuple[int, ...]:
         """All allowed global batch sizes, in ascending order."""
-        return self.global_batch_size if isinstance(self.global_batch_size, tuple) else (self.global_batch_size,)
+        return (
+            self.global_batch_size
+            if isinstance(self.global_batch_size, tuple)
+            else (self.global_batch_size,)
+        )
 
     @property
     def tokens_per_sequence(self) -> float:

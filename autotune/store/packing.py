@@ -51,7 +51,8 @@ def unpack_document(packed: bytes) -> dict[str, Any]:
         return _read(zlib.decompressobj(zdict=_KEYS).decompress(packed[1:]))  # type: ignore[no-any-return]
     except (ValueError, zlib.error) as error:
         raise StoreCorruptError(
-            f"a trial's document cannot be read: {error}", remedy="run `autotune store check`, restore a backup"
+            f"a trial's document cannot be read: {error}",
+            remedy="run `autotune store check`, restore a backup",
         ) from error
 
 
@@ -59,7 +60,9 @@ def _read(text: bytes) -> Any:
     """The values of `json.loads`, in a third of its time: it was most of what the trials of a large study take to read."""
     try:
         return from_json(text)
-    except ValueError:  # half a surrogate pair, as of a file's name in a message: only `json` reads it
+    except (
+        ValueError
+    ):  # half a surrogate pair, as of a file's name in a message: only `json` reads it
         return json.loads(text)
 
 
@@ -79,7 +82,9 @@ def append_steps(packed: bytes, report: StepsReported) -> bytes:
 def unpack_steps(packed: bytes) -> dict[str, list[float]]:
     """The series by name, ordered by step."""
     if len(packed) % STEP.itemsize:
-        raise StoreCorruptError("a step series is cut short", remedy="run `autotune store check`, restore a backup")
+        raise StoreCorruptError(
+            "a step series is cut short", remedy="run `autotune store check`, restore a backup"
+        )
     rows = np.frombuffer(packed, STEP)
     rows = rows[np.argsort(rows["step"], kind="stable")]
     return {name: rows[name].tolist() for name in STEP.names or ()}

@@ -23,24 +23,34 @@ from autotune.store.tables import attempts, records, specs, studies, tags, trial
 
 _LISTED = 5
 """Number of candidates that the error for an ambiguous id lists."""
-_REVISION = select(studies.c.num_events, studies.c.updated_us).where(studies.c.key == bindparam("of_key"))
+_REVISION = select(studies.c.num_events, studies.c.updated_us).where(
+    studies.c.key == bindparam("of_key")
+)
 
 
 def _study_rows() -> Select[Any]:
     columns = [c for c in studies.c if not c.name.startswith("lease_")]
-    return select(*columns, specs.c["values"].label("values_text"), specs.c.spec, specs.c.result).join(
-        specs, specs.c.study == studies.c.key
-    )
+    return select(
+        *columns, specs.c["values"].label("values_text"), specs.c.spec, specs.c.result
+    ).join(specs, specs.c.study == studies.c.key)
 
 
 def resolve(connection: Connection, study_id: str) -> tuple[int, str]:
     """(key, id) of the study with this id, of the newest with this name, or of the only one whose id starts so. Raises `NotFoundError`."""
     if not study_id:
-        raise NotFoundError("the name of the study is empty", remedy="`autotune list` shows ids and names")
+        raise NotFoundError(
+            "the name of the study is empty", remedy="`autotune list` shows ids and names"
+        )
     by_name = studies.c.name == study_id
-    for condition in (studies.c.id == study_id, by_name, studies.c.id.startswith(study_id, autoescape=True)):
+    for condition in (
+        studies.c.id == study_id,
+        by_name,
+        studies.c.id.startswith(study_id, autoescape=True),
+    ):
         rows = connection.execute(
-            select(studies.c.key, studies.c.id, studies.c.name, studies.c.status, studies.c.created_us)
+            select(
+                studies.c.key, studies.c.id, studies.c.name, studies.c.status, studies.c.created_us
+            )
             .where(condition)
             .order_by(studies.c.created_us.desc(), studies.c.key.desc())
             .limit(_LISTED + 1)
@@ -48,11 +58,16 @@ def resolve(connection: Connection, study_id: str) -> tuple[int, str]:
         if len(rows) == 1 or (rows and condition is by_name):
             return rows[0].key, rows[0].id
         if rows:
-            some = "; ".join(map(_described, rows[:_LISTED])) + ("; and others" if len(rows) > _LISTED else "")
-            raise NotFoundError(
-                f"more than one study has an id that starts with {study_id!r}: {some}", remedy="give the whole id"
+            some = "; ".join(map(_described, rows[:_LISTED])) + (
+                "; and others" if len(rows) > _LISTED else ""
             )
-    raise NotFoundError(f"there is no study with the id or name {study_id!r}", remedy="`autotune list` shows them")
+            raise NotFoundError(
+                f"more than one study has an id that starts with {study_id!r}: {some}",
+                remedy="give the whole id",
+            )
+    raise NotFoundError(
+        f"there is no study with the id or name {study_id!r}", remedy="`autotune list` shows them"
+    )
 
 
 def _described(row: Any) -> str:
@@ -114,7 +129,9 @@ def list_studies(
         query = query.where(studies.c.key.in_(select(tags.c.study).where(tags.c.tag == tag)))
     # the specs are fetched for those that were picked: those before the offset would be read and left out
     picked = list(connection.scalars(query))
-    rows = {row.key: row for row in connection.execute(_study_rows().where(studies.c.key.in_(picked)))}
+    rows = {
+        row.key: row for row in connection.execute(_study_rows().where(studies.c.key.in_(picked)))
+    }
     return _records(connection, [rows[key] for key in picked])
 
 
@@ -134,7 +151,9 @@ def claimable(connection: Connection, now: int, *, limit: int) -> list[StudyReco
     )
     found = connection.execute(begun).all()
     keys = [row.key for row in waiting(connection, now, limit=limit - len(found))]
-    rows = {row.key: row for row in connection.execute(_study_rows().where(studies.c.key.in_(keys)))}
+    rows = {
+        row.key: row for row in connection.execute(_study_rows().where(studies.c.key.in_(keys)))
+    }
     return _records(connection, [*found, *(rows[key] for key in keys)])
 
 
@@ -146,7 +165,9 @@ def waiting(connection: Connection, now: int, *, limit: int | None = None) -> Se
     """
     line = studies.alias("line")
     waits = (line.c.status == str(StudyStatus.QUEUED)) & (line.c.lease_expires_us <= now)
-    place = func.row_number().over(partition_by=line.c.owner, order_by=(line.c.created_us, line.c.key))
+    place = func.row_number().over(
+        partition_by=line.c.owner, order_by=(line.c.created_us, line.c.key)
+    )
     of_owner = (
         select(
             studies.c.owner,
@@ -167,7 +188,9 @@ def waiting(connection: Connection, now: int, *, limit: int | None = None) -> Se
     return connection.execute(query).all()
 
 
-def list_trials(connection: Connection, study_id: str, numbers: Collection[int] | None = None) -> list[Trial]:
+def list_trials(
+    connection: Connection, study_id: str, numbers: Collection[int] | None = None
+) -> list[Trial]:
     """All trials of a study by number, or those of these numbers."""
     key, found = resolve(connection, study_id)
     query = select(trials).where(trials.c.study == key).order_by(trials.c.number)
@@ -176,7 +199,9 @@ def list_trials(connection: Connection, study_id: str, numbers: Collection[int] 
     return [read_trial(found, row) for row in connection.execute(query)]
 
 
-def steps(connection: Connection, study_id: str, number: int, attempt: int | None) -> dict[str, list[float]]:
+def steps(
+    connection: Connection, study_id: str, number: int, attempt: int | None
+) -> dict[str, list[float]]:
     """The step metrics of an attempt, by default of the last one."""
     key, found = resolve(connection, study_id)
     query = select(attempts.c.steps).where(attempts.c.study == key, attempts.c.number == number)
@@ -216,7 +241,9 @@ def best(
     if gpu or num_gpus is not None or seq_len is not None:
         picked = picked.join(workloads, workloads.c.key == records.c.workload)
     if owner or runner or without_runner or measured_after is not None:
-        picked = picked.join(trials, trials.c.key == records.c.trial).join(studies, studies.c.key == trials.c.study)
+        picked = picked.join(trials, trials.c.key == records.c.trial).join(
+            studies, studies.c.key == trials.c.study
+        )
     picked = picked.where(
         *_equal(
             (records.c.model, model),
@@ -248,7 +275,9 @@ def best(
         )
     # the trials' documents are fetched for those that were picked: sorting would drag all of them along
     places = {trial: at for at, trial in enumerate(connection.scalars(picked.limit(limit)))}
-    query = select(trials, studies.c.id.label("study_id")).join(studies, studies.c.key == trials.c.study)
+    query = select(trials, studies.c.id.label("study_id")).join(
+        studies, studies.c.key == trials.c.study
+    )
     rows = connection.execute(query.where(trials.c.key.in_(sorted(places)))).all()
     rows = sorted(rows, key=lambda row: places[row.key])
     of = {record.id: record for record in _by_key(connection, {row.study for row in rows})}
@@ -256,7 +285,9 @@ def best(
 
 
 def _by_key(connection: Connection, keys: set[int]) -> list[StudyRecord]:
-    return _records(connection, connection.execute(_study_rows().where(studies.c.key.in_(sorted(keys)))).all())
+    return _records(
+        connection, connection.execute(_study_rows().where(studies.c.key.in_(sorted(keys)))).all()
+    )
 
 
 def _records(connection: Connection, rows: Iterable[Row[Any]]) -> list[StudyRecord]:
@@ -276,8 +307,12 @@ def _tags(connection: Connection, keys: list[int]) -> dict[int, list[str]]:
 def _trial_counts(connection: Connection, keys: list[int]) -> dict[int, dict[str, int]]:
     counts: dict[int, dict[str, int]] = defaultdict(dict)
     if keys:
-        query = select(trials.c.study, trials.c.status, func.count()).where(trials.c.study.in_(keys))
-        for key, status, count in connection.execute(query.group_by(trials.c.study, trials.c.status)):
+        query = select(trials.c.study, trials.c.status, func.count()).where(
+            trials.c.study.in_(keys)
+        )
+        for key, status, count in connection.execute(
+            query.group_by(trials.c.study, trials.c.status)
+        ):
             counts[key][status] = count
     return counts
 
@@ -285,7 +320,9 @@ def _trial_counts(connection: Connection, keys: list[int]) -> dict[int, dict[str
 def statistics(connection: Connection, now: int) -> Statistics:
     """The present counts."""
     by_status = select(studies.c.status, func.count()).group_by(studies.c.status)
-    by_ending = select(trials.c.status, trials.c.failure, func.count()).group_by(trials.c.status, trials.c.failure)
+    by_ending = select(trials.c.status, trials.c.failure, func.count()).group_by(
+        trials.c.status, trials.c.failure
+    )
     trial_counts: dict[str, int] = {}
     failures: dict[str, int] = {}
     for status, failure, count in connection.execute(by_ending):
@@ -311,6 +348,8 @@ def known_workloads(connection: Connection) -> list[KnownWorkload]:
         .order_by(found.c.newest.desc())
     )
     return [
-        KnownWorkload(key=row.key, workload=Workload.from_dict(json.loads(row.workload)), configs=row.configs)
+        KnownWorkload(
+            key=row.key, workload=Workload.from_dict(json.loads(row.workload)), configs=row.configs
+        )
         for row in rows
     ]

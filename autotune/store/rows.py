@@ -39,7 +39,9 @@ def clean(text: str) -> str:
 
 def config_key(config: ParallelConfig) -> int:
     """A signed 64-bit number that is the same for equal configs."""
-    return int.from_bytes(hashlib.blake2b(config.key.encode(), digest_size=16).digest()[:8], "big", signed=True)
+    return int.from_bytes(
+        hashlib.blake2b(config.key.encode(), digest_size=16).digest()[:8], "big", signed=True
+    )
 
 
 def json_text(values: Any) -> str:
@@ -76,7 +78,11 @@ def read_study(row: Row[Any], trial_counts: Mapping[str, int], tags: Iterable[st
 def read_event(study_id: str, row: Row[Any]) -> HistoryEvent:
     """The event of a row of `events`."""
     return HistoryEvent(
-        study=study_id, sequence=row.sequence, at=from_us(row.at_us), kind=row.kind, data=json.loads(row.data)
+        study=study_id,
+        sequence=row.sequence,
+        at=from_us(row.at_us),
+        kind=row.kind,
+        data=json.loads(row.data),
     )
 
 
@@ -139,7 +145,9 @@ def document_of(trial: Trial) -> dict[str, Any]:
     document: dict[str, Any] = {name: to_plain(getattr(trial, name)) for name in names}
     if trial.measurement is not None:
         stored = Measurement.__dataclass_fields__
-        document["measurement"] = {name: v for name, v in document["measurement"].items() if name in stored}
+        document["measurement"] = {
+            name: v for name, v in document["measurement"].items() if name in stored
+        }
     if trial.stands_for is not None:
         document["stands_for"] = trial.stands_for.to_dict()
     return document

@@ -52,7 +52,10 @@ def _upgrade_locked(database: Database, path: Path | None) -> None:
             return
         refuse_unknown(database, found)
         if found is not None and path is not None:
-            back_up(path, path.with_name(f"{path.name}.v{found}-{datetime.now(UTC):%Y%m%dT%H%M%S%f}.backup"))
+            back_up(
+                path,
+                path.with_name(f"{path.name}.v{found}-{datetime.now(UTC):%Y%m%dT%H%M%S%f}.backup"),
+            )
         is_new_file = found is None and connection.dialect.name == "sqlite"
         if is_new_file and _MADE:
             for statement in _MADE:
@@ -61,7 +64,9 @@ def _upgrade_locked(database: Database, path: Path | None) -> None:
         upgrade(connection, HEAD)
         if is_new_file:
             own = "sql IS NOT NULL AND name NOT LIKE 'sqlite_%'"
-            made = connection.exec_driver_sql(f"SELECT sql FROM sqlite_master WHERE {own} ORDER BY rowid")
+            made = connection.exec_driver_sql(
+                f"SELECT sql FROM sqlite_master WHERE {own} ORDER BY rowid"
+            )
             _MADE[:] = [*made.scalars(), f"INSERT INTO autotune_version VALUES ('{HEAD}')"]
 
 
@@ -119,7 +124,9 @@ def back_up(source: Path, target: Path) -> None:
 
 def _make_folder(database: Database, path: Path) -> None:
     if path.is_dir():
-        raise SpecError(f"a store must be a file, but {path} is a folder", remedy="specify a file in it")
+        raise SpecError(
+            f"a store must be a file, but {path} is a folder", remedy="specify a file in it"
+        )
     if (mount := shared_mount(path)) is not None:
         raise SpecError(
             f"an SQLite store must be on a local disk, but {path} is on {mount.folder}, which is {mount.kind}: locks may not work across machines, and the file would be corrupted",
@@ -130,7 +137,8 @@ def _make_folder(database: Database, path: Path) -> None:
     folder = path.parent
     if folder != data_folder() and not folder.exists():  # a mistyped path should not create folders
         raise StoreUnavailableError(
-            f"the folder {folder} of the store {path.name} does not exist", remedy="create it, or use another store"
+            f"the folder {folder} of the store {path.name} does not exist",
+            remedy="create it, or use another store",
         )
     with diagnosed(database.location):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

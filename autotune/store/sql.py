@@ -28,7 +28,16 @@ from autotune.spec import ObservedRun, Study, StudyStatus, Trial, Wanted
 from autotune.store import queries, schema
 from autotune.store.connection.database import Database
 from autotune.store.connection.location import StoreLocation
-from autotune.store.writes import decisions, history, lifecycle, locking, measured_once, observed, submissions, trials
+from autotune.store.writes import (
+    decisions,
+    history,
+    lifecycle,
+    locking,
+    measured_once,
+    observed,
+    submissions,
+    trials,
+)
 from autotune.store.writes.annotations import AnnotationKeeper
 from autotune.store.writes.tokens import TokenKeeper, keep_audit, read_audit
 
@@ -74,7 +83,9 @@ class SqlStore:
         with self.database.read() as connection:
             return queries.revision(connection, study_id)
 
-    def studies(self, *, limit: int = 50, offset: int = 0, **filters: Unpack[StudyFilter]) -> list[StudyRecord]:
+    def studies(
+        self, *, limit: int = 50, offset: int = 0, **filters: Unpack[StudyFilter]
+    ) -> list[StudyRecord]:
         """Studies that match all filters, newest first."""
         with self.database.read() as connection:
             return queries.list_studies(connection, limit=limit, offset=offset, **filters)
@@ -82,7 +93,9 @@ class SqlStore:
     def claimable(self, *, limit: int = 50) -> list[StudyRecord]:
         """Studies that should run (QUEUED, RUNNING, STOPPING) but whose lease nobody holds, in the order in which they are started."""
         with self.database.read() as connection:
-            return queries.claimable(connection, self.database.server_now_us(connection), limit=limit)
+            return queries.claimable(
+                connection, self.database.server_now_us(connection), limit=limit
+            )
 
     def waiting(self) -> list[tuple[str, str]]:
         """Id and owner of the studies that wait for their first process, in the order in which they are started: owners take turns."""
@@ -95,7 +108,9 @@ class SqlStore:
         with self.database.read() as connection:
             return queries.list_trials(connection, study_id, numbers)
 
-    def events(self, study_id: str, *, after: int = 0, limit: int = 1000, newest: bool = False) -> list[HistoryEvent]:
+    def events(
+        self, study_id: str, *, after: int = 0, limit: int = 1000, newest: bool = False
+    ) -> list[HistoryEvent]:
         """History after that sequence number, in order: the first `limit` events, or with `newest` the last `limit`."""
         with self.database.read() as connection:
             key, found = queries.resolve(connection, study_id)
@@ -138,7 +153,9 @@ class SqlStore:
 
     def keep_decision(self, lease: Lease, decision: Decision) -> None:
         """Keeps all of a decision, or nothing. Measurements under a lease that was taken over are stored as late."""
-        with self.database.write(durable=decisions.must_survive_a_power_cut(decision)) as connection:
+        with self.database.write(
+            durable=decisions.must_survive_a_power_cut(decision)
+        ) as connection:
             try:
                 return decisions.keep(self.database, connection, lease, decision)
             except locking.FencedError as fenced:
@@ -157,7 +174,9 @@ class SqlStore:
             with self.database.write() as connection:
                 trials.add_steps(connection, lease, steps)
 
-    def steps(self, study_id: str, number: int, *, attempt: int | None = None) -> dict[str, list[float]]:
+    def steps(
+        self, study_id: str, number: int, *, attempt: int | None = None
+    ) -> dict[str, list[float]]:
         """Step metrics of a trial's attempt: step, step_time_s, loss, grad_norm."""
         with self.database.read() as connection:
             return queries.steps(connection, study_id, number, attempt)
@@ -241,12 +260,16 @@ class SqlStore:
         with self.database.write(durable=True) as connection:
             return replace(run, id=observed.keep(connection, run))
 
-    def observed(self, *, limit: int = 50, offset: int = 0, **filters: Unpack[ObservedFilter]) -> list[ObservedRun]:
+    def observed(
+        self, *, limit: int = 50, offset: int = 0, **filters: Unpack[ObservedFilter]
+    ) -> list[ObservedRun]:
         """Observed runs that match all filters, the one that was stored last first."""
         with self.database.read() as connection:
             return list(observed.read(connection, limit=limit, offset=offset, **filters))
 
-    def save_reference_losses(self, model: str, data: str, seed: int, losses: Sequence[float]) -> None:
+    def save_reference_losses(
+        self, model: str, data: str, seed: int, losses: Sequence[float]
+    ) -> None:
         """Stores the losses of the fp32 reference by step; a shorter series does not replace a longer one."""
         with self.database.write() as connection:
             measured_once.save_reference_losses(connection, model, data, seed, losses)
@@ -256,7 +279,9 @@ class SqlStore:
         with self.database.read() as connection:
             return measured_once.find_reference_losses(connection, model, data, seed)
 
-    def record_audit(self, actor: str, action: str, subject: str = "", data: Mapping[str, Any] | None = None) -> None:
+    def record_audit(
+        self, actor: str, action: str, subject: str = "", data: Mapping[str, Any] | None = None
+    ) -> None:
         """Appends a line to the audit log."""
         with self.database.write() as connection:
             keep_audit(connection, actor, action, subject, data or {})

@@ -122,7 +122,9 @@ trials = Table(
     Column("purpose", Text, nullable=False),
     Column("attempts", Integer, nullable=False),
     Column("failure", Text),
-    Column("throughput", Float),  # tokens per second per GPU of the cluster; null unless measured, and for proxy trials
+    Column(
+        "throughput", Float
+    ),  # tokens per second per GPU of the cluster; null unless measured, and for proxy trials
     Column("reward", Float),
     Column("created_us", BigInteger, nullable=False),
     Column("started_us", BigInteger),

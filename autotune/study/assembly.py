@@ -71,7 +71,10 @@ class Assembly:
         return estimate(self.study.workload, config, calibration=self.calibration)
 
     def searcher(
-        self, history: Sequence[tuple[Workload, Trial]] = (), *, factory: SearcherFactory | None = None
+        self,
+        history: Sequence[tuple[Workload, Trial]] = (),
+        *,
+        factory: SearcherFactory | None = None,
     ) -> Searcher:
         """A fresh searcher, which has been told nothing yet: of the study's name, or made by `factory`; of a study with a target the one that asks for
         proxies."""
@@ -80,7 +83,11 @@ class Assembly:
         study = self.study
         if study.at_hand is not None:
             return make_target_searcher(
-                study, self.space, estimate=self.estimate, calibration=self.calibration, history=history
+                study,
+                self.space,
+                estimate=self.estimate,
+                calibration=self.calibration,
+                history=history,
             )
         return make_searcher(
             factory or study.searcher,
@@ -104,10 +111,19 @@ class Assembly:
         (stability counts for nothing, all configs are fp32, configs do not see the same data, the baseline is its own) or cannot be run."""
         lower = bool((~self.space.table.is_word("precision", "fp32")).any())
         study = self.study
-        if study.objective.stability_weight == 0 or not lower or not study.same_data or study.at_hand is not None:
+        if (
+            study.objective.stability_weight == 0
+            or not lower
+            or not study.same_data
+            or study.at_hand is not None
+        ):
             return {}
         found = {batch: self._reference(batch) for batch in self.study.workload.global_batch_sizes}
-        return {batch: config for batch, config in found.items() if config is not None and config != self.baseline}
+        return {
+            batch: config
+            for batch, config in found.items()
+            if config is not None and config != self.baseline
+        }
 
     def _reference(self, batch: int) -> ParallelConfig | None:
         plain = replace(self.baseline, precision="fp32")
@@ -117,7 +133,8 @@ class Assembly:
         of_batch = np.flatnonzero(self.space.table.global_batch_size == batch)
         peaks = np.asarray(self.estimate.peak_memory_bytes, dtype=float)[of_batch]
         smallest = (
-            replace(self.space[int(i)], precision="fp32") for i in of_batch[np.argsort(peaks)[:REFERENCES_TRIED]]
+            replace(self.space[int(i)], precision="fp32")
+            for i in of_batch[np.argsort(peaks)[:REFERENCES_TRIED]]
         )
         return next((config for config in smallest if self._can_refer(config)), None)
 
@@ -127,7 +144,9 @@ class Assembly:
 
     def check_fit(self) -> None:
         """Raises `InfeasibleError` when nothing is expected to fit and no guess of the user stands a chance."""
-        hopeful = any(float(self.predict(guess).oom_probability) <= HOPELESS for guess in self.study.enqueue)
+        hopeful = any(
+            float(self.predict(guess).oom_probability) <= HOPELESS for guess in self.study.enqueue
+        )
         if hopeful or bool(fits(self.estimate).any()):
             return
         miss = nearest_miss(self.space, self.estimate, self.calibration)
@@ -147,7 +166,9 @@ def assemble(study: Study, store: KnowledgeStore | None = None) -> Assembly:
     """
     calibration = stored_calibration(study.workload, store, program_of(study))
     if calibration is None and study.at_hand is not None:
-        calibration = stored_calibration(replace(study.workload, cluster=study.at_hand), store, program_of(study))
+        calibration = stored_calibration(
+            replace(study.workload, cluster=study.at_hand), store, program_of(study)
+        )
     return assemble_with(study, calibration)
 
 
@@ -197,7 +218,9 @@ def _here(assembly: Assembly) -> Assembly:
     )
 
 
-def history_of(study: Study, store: StudyReader, *, before: datetime) -> list[tuple[Workload, Trial]]:
+def history_of(
+    study: Study, store: StudyReader, *, before: datetime
+) -> list[tuple[Workload, Trial]]:
     """Ended trials of the studies that it learns from (`teachers_of`), in their order."""
     teachers = teachers_of(study, store, before=before)
     trials = ((teacher, trial) for teacher in teachers for trial in store.trials(teacher.id))
@@ -229,8 +252,14 @@ def studies_alike(
     """The newest studies on the same model, the same cluster and the same trainer, up to `limit` of each; simulated ones only for simulated ones."""
     workload = study.workload
     only, without = (SIMULATED, "") if study.runner == SIMULATED else ("", SIMULATED)
-    newest = partial(store.studies, ended_before=ended_before, runner=only, without_runner=without, limit=limit)
-    alike = newest(model=workload.model.name), newest(cluster=workload.cluster.name), newest(trainer=workload.trainer)
+    newest = partial(
+        store.studies, ended_before=ended_before, runner=only, without_runner=without, limit=limit
+    )
+    alike = (
+        newest(model=workload.model.name),
+        newest(cluster=workload.cluster.name),
+        newest(trainer=workload.trainer),
+    )
     return list({record.id: record for records in alike for record in records}.values())
 
 

@@ -43,7 +43,10 @@ class Deletion:
             "name": self.record.study.name,
             "trials": self.trials,
             "measured": self.measured,
-            **{key: [{"id": r.id, "name": r.study.name} for r in records] for key, records in named.items()},
+            **{
+                key: [{"id": r.id, "name": r.study.name} for r in records]
+                for key, records in named.items()
+            },
         }
 
 
@@ -61,7 +64,8 @@ def deletion_of(store: StudyReader, study_id: str) -> Deletion:
     held_by = [
         kin
         for kin in open_ones
-        if record.id in {teacher.id for teacher in teachers_of(kin.study, store, before=kin.created_at)}
+        if record.id
+        in {teacher.id for teacher in teachers_of(kin.study, store, before=kin.created_at)}
     ]
     return Deletion(
         record=record,
@@ -95,6 +99,8 @@ def _later_kin(store: StudyReader, record: StudyRecord) -> list[StudyRecord]:
     found = [
         kin
         for kin in studies_alike(record.study, store, limit=MOST_LEARNERS)
-        if ended is not None and kin.created_at > ended and transfer_weight(kin.study.workload, workload)
+        if ended is not None
+        and kin.created_at > ended
+        and transfer_weight(kin.study.workload, workload)
     ]
     return sorted(found, key=lambda kin: kin.created_at, reverse=True)

@@ -66,10 +66,14 @@ class StudyLease:
         self._came_round_s = time.monotonic()
         self._decisions: int | None = None
         """how many are kept of this study"""
-        self._renewer = threading.Thread(target=self._renew, name=f"lease of {lease.study}", daemon=True)
+        self._renewer = threading.Thread(
+            target=self._renew, name=f"lease of {lease.study}", daemon=True
+        )
 
     @classmethod
-    def claim(cls, store: LeasedStore, study_id: str, *, lease_s: float = 10.0, **options: Any) -> StudyLease:
+    def claim(
+        cls, store: LeasedStore, study_id: str, *, lease_s: float = 10.0, **options: Any
+    ) -> StudyLease:
         """The lease of a study that nobody else runs. A holder that was a process of this host and has ended is replaced at once.
 
         Raises `ConflictError` when a live controller holds the study, or when the study has ended.
@@ -81,7 +85,8 @@ class StudyLease:
         if lease is None:
             held = store.holder(study_id)
             raise ConflictError(
-                f"study {study_id} is being run by another controller" + (f" ({held.owner})" if held else ""),
+                f"study {study_id} is being run by another controller"
+                + (f" ({held.owner})" if held else ""),
                 remedy=f"wait for it; if it died, its lease expires in {lease_s:.0f} s",
             )
         return cls(store, lease, lease_s=lease_s, **options)
@@ -91,11 +96,16 @@ class StudyLease:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._closed.set()
         self._renewer.join()
-        with contextlib.suppress(StoreUnavailableError, ConflictError):  # else it runs out by itself
+        with contextlib.suppress(
+            StoreUnavailableError, ConflictError
+        ):  # else it runs out by itself
             self.store.release(self._lease)
 
     def come_round(self) -> None:
@@ -103,13 +113,18 @@ class StudyLease:
         self._came_round_s = time.monotonic()
         if self.fenced.is_set():
             raise ConflictError(
-                f"the lease on study {self.study_id} was taken over", remedy="another controller runs the study now"
+                f"the lease on study {self.study_id} was taken over",
+                remedy="another controller runs the study now",
             )
 
     def told_in_order(self) -> list[Trial]:
         """All trials: the terminal ones in the order in which they ended, then the others by number."""
         trials = self.trials()
-        order = [int(event.data["number"]) for event in self._events() if event.kind == EventKind.TRIAL_ENDED]
+        order = [
+            int(event.data["number"])
+            for event in self._events()
+            if event.kind == EventKind.TRIAL_ENDED
+        ]
         ended = {n: trials[n] for n in order if n in trials and trials[n].status.is_terminal}
         return [*ended.values(), *(t for n, t in sorted(trials.items()) if n not in ended)]
 
@@ -120,13 +135,21 @@ class StudyLease:
     def lost(self) -> dict[int, int]:
         """By trial, how many of its attempts were lost, those aside that only the end of a controller cut off."""
         ends = [
-            event.data for event in self._events() if event.kind == EventKind.ATTEMPT_ENDED and event.data["failure"]
+            event.data
+            for event in self._events()
+            if event.kind == EventKind.ATTEMPT_ENDED and event.data["failure"]
         ]
-        return dict(Counter(int(end["number"]) for end in ends if end["failure"]["message"] != CUT_OFF.message))
+        return dict(
+            Counter(
+                int(end["number"]) for end in ends if end["failure"]["message"] != CUT_OFF.message
+            )
+        )
 
     def _events(self) -> Iterator[HistoryEvent]:
         after = 0
-        while page := self._patiently(lambda: self.store.events(self.study_id, after=after, limit=PAGE)):  # noqa: B023  called at once
+        while page := self._patiently(
+            lambda: self.store.events(self.study_id, after=after, limit=PAGE)  # noqa: B023  called at once
+        ):
             yield from page
             after = page[-1].sequence
 
@@ -158,7 +181,9 @@ class StudyLease:
     def add_remark(self, number: int, text: str) -> None:
         """Keeps what was seen of a trial, in its history."""
         remark = {"number": number, "message": text}
-        self._patiently(lambda: self.store.record_event(self.study_id, EventKind.TRIAL_REMARK, remark))
+        self._patiently(
+            lambda: self.store.record_event(self.study_id, EventKind.TRIAL_REMARK, remark)
+        )
 
     def decide(
         self,
@@ -186,11 +211,18 @@ class StudyLease:
         self._decisions += 1
 
     def decide_pause(
-        self, cause: Mapping[str, Any], facts: Sequence[Fact], *, message: str, **fields: Unpack[StudyFields]
+        self,
+        cause: Mapping[str, Any],
+        facts: Sequence[Fact],
+        *,
+        message: str,
+        **fields: Unpack[StudyFields],
     ) -> None:
         """Keeps the decision to rest: as PAUSED while people want a pause; else the status stays, so that another controller goes on with the study."""
         self._while_paused(
-            lambda status, wanted: self.decide(cause, facts, status=status, message=message, wanted=wanted, **fields)
+            lambda status, wanted: self.decide(
+                cause, facts, status=status, message=message, wanted=wanted, **fields
+            )
         )
 
     def pause_if_wanted(self, message: str) -> StudyRecord:

@@ -165,7 +165,9 @@ class Loop:
             self._say(event for event in reported if isinstance(event, ProgramSeen))
             now = self.monotonic()
             if why := self.interrupted():
-                events.append(InterruptAsked(reason=why) if isinstance(why, str) else InterruptAsked())
+                events.append(
+                    InterruptAsked(reason=why) if isinstance(why, str) else InterruptAsked()
+                )
             is_due = now - glanced >= GLANCE_S
             if is_due:
                 glanced = now
@@ -193,7 +195,9 @@ class Loop:
     def _hear(self, record: StudyRecord) -> None:
         """Takes in what people want of the study, which may have ended meanwhile."""
         if record.status.is_terminal:
-            raise ConflictError(f"study {record.id} has ended as {record.status}", remedy="submit a new study")
+            raise ConflictError(
+                f"study {record.id} has ended as {record.status}", remedy="submit a new study"
+            )
         if record.wanted is Wanted.STOP and record.status is not StudyStatus.STOPPING:
             self.lease.move(StudyStatus.STOPPING)
         self._handle(ASKED[record.wanted])
@@ -221,12 +225,17 @@ class Loop:
         """Stores all facts that follow from the event in one transaction, before anything is done about them."""
         for command in commands:
             self._locate(command)
-        facts = [fact for command in commands if (fact := self._fact(command, commands)) is not None]
+        facts = [
+            fact for command in commands if (fact := self._fact(command, commands)) is not None
+        ]
         phases = [c for c in commands if isinstance(c, EnterPhase)]
         heard = any(isinstance(c, NoteRest) for c in commands)
         end = next((c for c in commands if isinstance(c, EndStudy)), None)
         if phases:
-            self._result = {"phase": str(phases[-1].phase), "stop_reason": self.controller.stop_reason}
+            self._result = {
+                "phase": str(phases[-1].phase),
+                "stop_reason": self.controller.stop_reason,
+            }
         if not (facts or phases or end or heard):
             return
         if any(isinstance(fact, CloseAttempt | EndTrial) for fact in facts):
@@ -274,14 +283,19 @@ class Loop:
             case KeepLate(event=late) if (report := self.controller.late(late)) is not None:
                 return EndTrial(trial=report)
             case NoteQueued(number=number, reason=reason):
-                return KeepNote(kind=EventKind.ATTEMPT_QUEUED, data={"number": number, "reason": reason})
+                return KeepNote(
+                    kind=EventKind.ATTEMPT_QUEUED, data={"number": number, "reason": reason}
+                )
             case CancelAttempt(id=attempt_id, reason=reason):
                 said = {"number": attempt_id.trial, "attempt": attempt_id.attempt, "reason": reason}
                 return KeepNote(kind=EventKind.ATTEMPT_CANCELLED, data=said)
             case NoteMachineChange(change=change, again=again):
                 ended = {c.trial.number: c.trial for c in others if isinstance(c, EndTrial)}
                 self._change = f"{change_in_words(change, {**self.lease.trials(), **ended})} {plan_in_words(again)}"
-                return KeepNote(kind=EventKind.MACHINE_CHANGED, data={"message": self._change, "again": list(again)})
+                return KeepNote(
+                    kind=EventKind.MACHINE_CHANGED,
+                    data={"message": self._change, "again": list(again)},
+                )
         return None
 
     def _carry_out(self, command: Command) -> None:
@@ -323,7 +337,9 @@ class Loop:
     def _spent(self) -> dict[str, Any]:
         """What is known of the study beside its trials: with the rank-seconds, which a later controller cannot add up from the trials (their wall-clock times
         include outages and clock changes), and the counts of configs that cannot be run here, which are no trials."""
-        waiting = [{"trial": number, "reason": reason} for number, reason in sorted(self._waiting.items())]
+        waiting = [
+            {"trial": number, "reason": reason} for number, reason in sorted(self._waiting.items())
+        ]
         return {
             **self._result,
             **self._findings(),

@@ -32,7 +32,13 @@ class Outliers:
     """What is known of one study's nodes, and what became of it."""
 
     def __init__(
-        self, study: Study, space: SearchSpace, runner: TrialRunner, tell: OnEvent, *, keep: Callable[[str], object]
+        self,
+        study: Study,
+        space: SearchSpace,
+        runner: TrialRunner,
+        tell: OnEvent,
+        *,
+        keep: Callable[[str], object],
     ) -> None:
         """`keep`: writes a line of the study's history."""
         self._runner, self._tell, self._keep = runner, tell, keep
@@ -85,7 +91,11 @@ class Outliers:
         self._tell(Notice(message=told))
 
     def _leave_out(self, node: str) -> str:
-        return self._runner.leave_out(node, self._needed) if isinstance(self._runner, ChoosingRunner) else ""
+        return (
+            self._runner.leave_out(node, self._needed)
+            if isinstance(self._runner, ChoosingRunner)
+            else ""
+        )
 
     def _words(self, kind: str, node: str, became: str) -> str:
         if kind == LINK:

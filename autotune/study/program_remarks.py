@@ -46,6 +46,8 @@ def remarks(seen: ProgramSeen, *, keeps_outputs: bool) -> Iterator[str]:
 def listed(files: Mapping[str, Mapping[str, Any]]) -> str:
     """Paths, the first ones, relative to the present folder where they lie in it."""
     here = os.getcwd()
-    names = [os.path.relpath(path, here) if path.startswith(here + os.sep) else path for path in files]
+    names = [
+        os.path.relpath(path, here) if path.startswith(here + os.sep) else path for path in files
+    ]
     more = len(names) - SHOWN
     return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -114,7 +114,9 @@ OnEvent = Callable[[LoopEvent], None]
 OnTrial = Callable[[Trial], None]
 
 
-def with_callbacks(on_event: OnEvent | None, *, on_trial: OnTrial | None, on_best: OnTrial | None) -> OnEvent | None:
+def with_callbacks(
+    on_event: OnEvent | None, *, on_trial: OnTrial | None, on_best: OnTrial | None
+) -> OnEvent | None:
     """A listener that passes every event to `on_event`, and trials to the callbacks; None if none is given."""
     if on_trial is None and on_best is None:
         return on_event

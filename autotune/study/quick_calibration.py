@@ -32,11 +32,15 @@ MARK = "quick calibration: "
 """begins the source of what a quick calibration measured"""
 
 
-def needs_calibration(study: Study, store: CalibrationStore, past: Sequence[Trial], num_configs: int) -> bool:
+def needs_calibration(
+    study: Study, store: CalibrationStore, past: Sequence[Trial], num_configs: int
+) -> bool:
     """Whether a quick calibration would improve this study; `num_configs`: size of its space."""
     from autotune.detect import local_cluster
 
-    is_real = study.trainer == NATIVE and study.runner in REAL and "trial" not in study.runner_options
+    is_real = (
+        study.trainer == NATIVE and study.runner in REAL and "trial" not in study.runner_options
+    )
     if not study.calibrate or not is_real or past:
         return False
     if num_configs <= study.budget.max_trials or CALIBRATOR not in registered(CALIBRATORS):
@@ -78,7 +82,11 @@ def calibrate_quickly(
     values = {**constants.to_dict(), "source": MARK + constants.source}
     store.save_calibration(cluster.name, study.trainer, values)
     took_s = time.monotonic() - began_s
-    tell(Notice(message=f"calibrated in {took_s:.0f} s; `autotune calibrate` measures it more precisely"))
+    tell(
+        Notice(
+            message=f"calibrated in {took_s:.0f} s; `autotune calibrate` measures it more precisely"
+        )
+    )
     return Calibration.from_dict(values)
 
 
@@ -100,5 +108,7 @@ def profile_first(study: Study, store: Store, tell: OnEvent, *, passed: bool) ->
     problem = ensure_profile(study, store, space=space, on_run=on_run)
     if problem:
         tell(
-            Notice(message=f"memory predictions use a decoder's formulas, because a dry run was impossible: {problem}")
+            Notice(
+                message=f"memory predictions use a decoder's formulas, because a dry run was impossible: {problem}"
+            )
         )

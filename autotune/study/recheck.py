@@ -26,7 +26,14 @@ import numpy as np
 from autotune import reward
 from autotune.diagnosis import Evidence, diagnose
 from autotune.errors import NotFoundError, SpecError, StoreError
-from autotune.ports import AttemptEnded, AttemptQueued, ServiceStore, StudyRecord, TrialRequest, TrialRunner
+from autotune.ports import (
+    AttemptEnded,
+    AttemptQueued,
+    ServiceStore,
+    StudyRecord,
+    TrialRequest,
+    TrialRunner,
+)
 from autotune.results.answers import result_of
 from autotune.results.result import Result
 from autotune.reward.run_noise import RunNoise
@@ -105,7 +112,9 @@ class Recheck:
     @property
     def is_slower(self) -> bool:
         """Beyond chance, by an interval that reaches beyond what was allowed; also where a config does not run any more."""
-        return (self._seems_slower and not self.is_inconclusive) or any(c.failure is not None for c in self.configs)
+        return (self._seems_slower and not self.is_inconclusive) or any(
+            c.failure is not None for c in self.configs
+        )
 
     @property
     def _seems_slower(self) -> bool:
@@ -128,7 +137,9 @@ class Recheck:
                 half = self.noise.half_width(2 / (1 / len(better.now) + 1 / len(worse.now)))
                 if log_ratio > half:
                     ahead = math.expm1(log_ratio)
-                    overtaken.append(f"the {_shown(worse.role)} is now {ahead:.1%} ahead of the {_shown(better.role)}")
+                    overtaken.append(
+                        f"the {_shown(worse.role)} is now {ahead:.1%} ahead of the {_shown(better.role)}"
+                    )
         return overtaken
 
     @property
@@ -163,7 +174,11 @@ class Recheck:
         for evidence in (m.evidence for c in self.configs for m in c.now):
             if evidence:
                 findings = diagnose(Evidence.from_dict(evidence)).findings
-                shares += [f.share for f in findings if f.cause == "foreign_process" and f.share is not None]
+                shares += [
+                    f.share
+                    for f in findings
+                    if f.cause == "foreign_process" and f.share is not None
+                ]
         return max(shares)
 
     @property
@@ -176,7 +191,10 @@ class Recheck:
         ]
         found = self.change
         if found is None:
-            return "; ".join(failed) or "nothing could be compared: no config was measured both before and now"
+            return (
+                "; ".join(failed)
+                or "nothing could be compared: no config was measured both before and now"
+            )
         middle, low, high = found
         way = "slower" if middle < 0 else "faster"
         ends = sorted((abs(low), abs(high)))
@@ -205,7 +223,9 @@ class Recheck:
             "order_holds": self.order_holds,
             "order": self.order,
             "busy": self.busy,
-            "versions": [{"name": name, "before": then, "now": now} for name, then, now in self.versions],
+            "versions": [
+                {"name": name, "before": then, "now": now} for name, then, now in self.versions
+            ],
             "configs": [self._row(c) for c in self.configs],
         }
 
@@ -218,8 +238,12 @@ class Recheck:
             "before_tokens_per_s": _speed(one.before),
             "now_tokens_per_s": _speed(one.now),
             "change": math.expm1(one.change) if one.change is not None else None,
-            "change_low": math.expm1(one.change - half) if one.change is not None and half is not None else None,
-            "change_high": math.expm1(one.change + half) if one.change is not None and half is not None else None,
+            "change_low": math.expm1(one.change - half)
+            if one.change is not None and half is not None
+            else None,
+            "change_high": math.expm1(one.change + half)
+            if one.change is not None and half is not None
+            else None,
             "runs": len(one.now),
             "failure": one.failure.to_dict() if one.failure else None,
         }
@@ -231,7 +255,11 @@ def _shown(role: str) -> str:
 
 def differences(then: Mapping[str, str], now: Mapping[str, str]) -> list[tuple[str, str, str]]:
     """What differs between two sets of versions; what only one of them knows is no difference."""
-    return [(name, then[name], now[name]) for name in sorted(then.keys() & now.keys()) if then[name] != now[name]]
+    return [
+        (name, then[name], now[name])
+        for name in sorted(then.keys() & now.keys())
+        if then[name] != now[name]
+    ]
 
 
 def chosen(
@@ -240,17 +268,29 @@ def chosen(
     """Winner, runner-up and baseline of a study, with what was measured of them; `ranked`: best first. Raises `NotFoundError` for a study that has
     measured none."""
     wanted = list(
-        dict.fromkeys([*ranked[:1], *[c for c in ranked[1:] if c != default][:1], *([default] if default else [])])
+        dict.fromkeys(
+            [
+                *ranked[:1],
+                *[c for c in ranked[1:] if c != default][:1],
+                *([default] if default else []),
+            ]
+        )
     )
     found = []
     for config in wanted[:MOST_CONFIGS]:
         seen = tuple(
-            t.measured for t in trials if t.config == config and t.measured is not None and t.stands_for is None
+            t.measured
+            for t in trials
+            if t.config == config and t.measured is not None and t.stands_for is None
         )
         if seen:
-            found.append(Rechecked(role=_role(config, wanted[0], default), config=config, before=seen))
+            found.append(
+                Rechecked(role=_role(config, wanted[0], default), config=config, before=seen)
+            )
     if not found:
-        raise NotFoundError("the study has no measured config to re-measure", remedy="tune it first")
+        raise NotFoundError(
+            "the study has no measured config to re-measure", remedy="tune it first"
+        )
     return tuple(sorted(found, key=lambda c: ROLES.index(c.role)))
 
 
@@ -286,7 +326,9 @@ def run_recheck(
 
 def _request(study: Study, study_id: str, config: ParallelConfig, number: int) -> TrialRequest:
     known = {option.name for option in trainer(study.trainer).options if not option.export_only}
-    steps = {"steps": study.measure.warmup_steps + study.measure.max_steps} if "steps" in known else {}
+    steps = (
+        {"steps": study.measure.warmup_steps + study.measure.max_steps} if "steps" in known else {}
+    )
     return TrialRequest(
         study=f"{study_id}-recheck",
         number=number,
@@ -356,12 +398,18 @@ def junit(found: Recheck) -> str:
     rows = found.to_dict()["configs"]
     cases = []
     for row in rows:
-        body = f"<failure message={quoteattr(row['failure']['message'])}/>" if row["failure"] else ""
+        body = (
+            f"<failure message={quoteattr(row['failure']['message'])}/>" if row["failure"] else ""
+        )
         cases.append(
             f"<testcase classname={quoteattr(found.name)} name={quoteattr(_shown(row['role']))}>{body}</testcase>"
         )
     failed = f"<failure message={quoteattr(found.verdict)}/>" if found.is_slower else ""
-    failed = f"<skipped message={quoteattr(found.verdict)}/>" if found.is_inconclusive and not failed else failed
+    failed = (
+        f"<skipped message={quoteattr(found.verdict)}/>"
+        if found.is_inconclusive and not failed
+        else failed
+    )
     cases.append(
         f"<testcase classname={quoteattr(found.name)} name={quoteattr(f'not slower than {found.max_slowdown:.1%}')}>"
         f"{failed}<system-out>{escape(markdown(found))}</system-out></testcase>"
@@ -406,11 +454,15 @@ def recheck_study(
             remedy="recheck a study whose trials ran on the target itself",
             field="STUDY",
         )
-    configs = chosen(found.trials, _ranked(found), found.baseline.config if found.baseline else None)
+    configs = chosen(
+        found.trials, _ranked(found), found.baseline.config if found.baseline else None
+    )
     with closing(make_runner_of(assemble(record.study, store), runner)) as opened:
         seen = run_recheck(record.study, record.id, opened, configs, rounds=rounds, say=say)
     result = Recheck(
-        name=record.study.name, configs=seen, max_slowdown=SLOWER if max_slowdown is None else max_slowdown
+        name=record.study.name,
+        configs=seen,
+        max_slowdown=SLOWER if max_slowdown is None else max_slowdown,
     )
     with suppress(StoreError):  # the answer is worth more than its note
         store.annotations.add_note(record.id, f"recheck: {result.verdict}; {result.order}")
@@ -421,5 +473,8 @@ def _ranked(found: Result) -> list[ParallelConfig]:
     """Its configs, best first."""
     best = [found.best.config] if found.best else []
     confirmed = [trial.config for trial in found.confirmed]
-    others = [trial.config for trial in sorted((t for t in found.measured if t.reward), key=reward.by_reward)]
+    others = [
+        trial.config
+        for trial in sorted((t for t in found.measured if t.reward), key=reward.by_reward)
+    ]
     return list(dict.fromkeys([*best, *confirmed, *others]))

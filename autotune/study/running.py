@@ -30,7 +30,12 @@ from autotune.spec import Study, StudyStatus, Wanted
 from autotune.study.assembly import Assembly, assemble, history_of, make_runner_of
 from autotune.study.beginning import Beginning
 from autotune.study.check.unseen_program import check_unseen, needs_check
-from autotune.study.controller import CANCELLED_ON_REQUEST, JOB_ENDS, PAUSED_ON_REQUEST, STOPPED_ON_REQUEST
+from autotune.study.controller import (
+    CANCELLED_ON_REQUEST,
+    JOB_ENDS,
+    PAUSED_ON_REQUEST,
+    STOPPED_ON_REQUEST,
+)
 from autotune.study.controller.ending import has_found
 from autotune.study.lease import StudyLease, release_dead
 from autotune.study.loop import Loop
@@ -126,13 +131,31 @@ def run_study(
     with StudyLease.claim(store, record.id, lease_s=lease_s, **trouble) as lease:
         try:
             if not _rests_as_wanted(lease):
-                _run(store, lease, tell, stop, left_s, goes_on, leave, searcher, runner, about, assembly)
+                _run(
+                    store,
+                    lease,
+                    tell,
+                    stop,
+                    left_s,
+                    goes_on,
+                    leave,
+                    searcher,
+                    runner,
+                    about,
+                    assembly,
+                )
         except (ConflictError, StoreError):
             raise
         except Exception as error:
-            message = str(error) if isinstance(error, AutotuneError) else f"{type(error).__name__}: {error}"
+            message = (
+                str(error)
+                if isinstance(error, AutotuneError)
+                else f"{type(error).__name__}: {error}"
+            )
             why = stop()
-            if isinstance(error, RunnerError) and why:  # who ends a job signals all of its processes, Ray's too
+            if (
+                isinstance(error, RunnerError) and why
+            ):  # who ends a job signals all of its processes, Ray's too
                 message = f"{why if isinstance(why, str) else 'interrupted'}, and the runner ended too: {message}"
             elif isinstance(error, JobEndedError):
                 message = f"{JOB_ENDS}: {error.message}"
@@ -146,7 +169,10 @@ def run_study(
             can_go_on = (
                 lacks_object
                 or isinstance(error, OSError | MemoryError | CallbackError)
-                or (isinstance(error, RunnerError) and any(t.is_measured for t in store.trials(record.id)))
+                or (
+                    isinstance(error, RunnerError)
+                    and any(t.is_measured for t in store.trials(record.id))
+                )
             )
             lease.move(StudyStatus.PAUSED if can_go_on else StudyStatus.FAILED, message)
             raise
@@ -194,7 +220,9 @@ def _settled(store: LeasedStore, record: StudyRecord) -> StudyRecord:
     match record.wanted:
         case Wanted.PAUSE:
             return (
-                record if record.status is StudyStatus.PAUSED else move(StudyStatus.PAUSED, message=PAUSED_ON_REQUEST)
+                record
+                if record.status is StudyStatus.PAUSED
+                else move(StudyStatus.PAUSED, message=PAUSED_ON_REQUEST)
             )
         case Wanted.CANCEL:
             return move(StudyStatus.CANCELLED, message=CANCELLED_ON_REQUEST)
@@ -205,7 +233,11 @@ def _settled(store: LeasedStore, record: StudyRecord) -> StudyRecord:
                 "baseline": result.baseline.number if result.baseline else None,
                 "speedup": result.speedup,
             }
-            ended = StudyStatus.COMPLETED if has_found(fields["best"], result.trials) else StudyStatus.CANCELLED
+            ended = (
+                StudyStatus.COMPLETED
+                if has_found(fields["best"], result.trials)
+                else StudyStatus.CANCELLED
+            )
             return move(ended, message=STOPPED_ON_REQUEST, **fields)
     goes_on = StudyStatus.RUNNING if record.started_at else StudyStatus.QUEUED
     return move(goes_on, message="") if record.status is StudyStatus.PAUSED else record
@@ -284,17 +316,26 @@ def _run(
         tell(Notice(message=told))
         if record.started_at is None:
             store.record_event(
-                record.id, EventKind.GUESS_FILLED_IN, {"message": told, "guesses": list(study.filled_in)}
+                record.id,
+                EventKind.GUESS_FILLED_IN,
+                {"message": told, "guesses": list(study.filled_in)},
             )
     past = lease.told_in_order()
     # The runner comes before a calibration, which shares its connection to Ray: of a process that connects a second time Ray shows no metrics any more.
     runner = _runner_in_time(
-        assembly, passed, lease, tell, lambda: bool(stop()), waits=leave and record.started_at is not None
+        assembly,
+        passed,
+        lease,
+        tell,
+        lambda: bool(stop()),
+        waits=leave and record.started_at is not None,
     )
     if runner is None:
         return
     try:
-        if passed is None and needs_calibration(assembly.runs_here.study, store, past, len(assembly.space)):
+        if passed is None and needs_calibration(
+            assembly.runs_here.study, store, past, len(assembly.space)
+        ):
             constants = calibrate_quickly(assembly.runs_here.study, store, tell, interrupted)
             if constants is not None:
                 store.record_event(record.id, EventKind.CALIBRATED, {"message": constants.source})
@@ -312,13 +353,17 @@ def _run(
         outliers.judge(known_outliers(store, study.workload.cluster.gpu.name))
         for trial in past:
             outliers.see(trial)
-        searcher = assembly.searcher(history_of(study, store, before=record.created_at), factory=factory)
+        searcher = assembly.searcher(
+            history_of(study, store, before=record.created_at), factory=factory
+        )
         if record.status is not StudyStatus.STOPPING:
             record = lease.move(StudyStatus.RUNNING, "" if record.wanted is Wanted.RUN else None)
         if needs_check(study, store, record.id, past):
             check_unseen(assembly.runs_here, runner, lease, tell, lambda: bool(stop()))
         losses = known_losses(assembly, store)
-        begins = Beginning.of(record, assembly, capacity=runner.capacity, fp32_losses=losses, goes_on=goes_on)
+        begins = Beginning.of(
+            record, assembly, capacity=runner.capacity, fp32_losses=losses, goes_on=goes_on
+        )
         controller = begins.controller(record, assembly, searcher, past=past, lost=lease.lost())
         lease.decide({"event": "ControllerBegan"}, [begins.to_note()])
         tell(StudyOpened(record=record, past=tuple(past)))

@@ -82,7 +82,9 @@ def _row(searcher: TargetSearcher, rank: int, index: int, sigma: float) -> dict[
     step_s, chance = tokens / tokens_per_s, float(standing.stall_probability[index])
     stalled_s = step_s * float(standing.stalled_factor[index])
     low_s = float(interval(np.array(step_s), sigma)[0])
-    high_s = float(upper_end(*(np.full(1, value) for value in (step_s, sigma, stalled_s, chance)))[0])
+    high_s = float(
+        upper_end(*(np.full(1, value) for value in (step_s, sigma, stalled_s, chance)))[0]
+    )
     return {
         "rank": rank,
         "config": config.to_dict(),

@@ -44,9 +44,19 @@ WORKLOAD = Workload(
 
 def configs() -> Iterator[ParallelConfig]:
     """Some hundreds of configs that fill 8 or 16 GPUs and make a batch of 64."""
-    shapes = [(1, 1, 8, 1), (2, 2, 2, 1), (2, 1, 4, 2), (1, 4, 2, 1), (8, 1, 1, 1), (1, 2, 8, 1), (4, 1, 4, 1)]
+    shapes = [
+        (1, 1, 8, 1),
+        (2, 2, 2, 1),
+        (2, 1, 4, 2),
+        (1, 4, 2, 1),
+        (8, 1, 1, 1),
+        (1, 2, 8, 1),
+        (4, 1, 4, 1),
+    ]
     schedules = [("1f1b", 1), ("gpipe", 1), ("interleaved_1f1b", 2), ("interleaved_zero_bubble", 2)]
-    words = itertools.product(("bf16", "fp32", "fp16", "fp8"), ("none", "selective", "full"), (0, 1, 2, 3))
+    words = itertools.product(
+        ("bf16", "fp32", "fp16", "fp8"), ("none", "selective", "full"), (0, 1, 2, 3)
+    )
     for (tp, pp, dp, cp), (precision, recompute, zero) in itertools.product(shapes, words):
         for schedule, stages in schedules if pp > 1 else schedules[:1]:
             yield ParallelConfig(
@@ -68,8 +78,17 @@ def configs() -> Iterator[ParallelConfig]:
 
 def one_node_configs() -> Iterator[ParallelConfig]:
     """Some configs on one node, down to a single rank."""
-    for tp, pp, dp, cp in [(1, 1, 1, 1), (1, 1, 2, 1), (2, 1, 1, 1), (2, 2, 1, 1), (1, 1, 1, 2), (4, 1, 2, 1)]:
-        for precision, zero, micro in itertools.product(("bf16", "fp32", "tf32"), (0, 1, 2, 3), (1, 4)):
+    for tp, pp, dp, cp in [
+        (1, 1, 1, 1),
+        (1, 1, 2, 1),
+        (2, 1, 1, 1),
+        (2, 2, 1, 1),
+        (1, 1, 1, 2),
+        (4, 1, 2, 1),
+    ]:
+        for precision, zero, micro in itertools.product(
+            ("bf16", "fp32", "tf32"), (0, 1, 2, 3), (1, 4)
+        ):
             yield ParallelConfig(
                 tp=tp,
                 pp=pp,

@@ -32,7 +32,10 @@ COUNTS = (1, 2, 4)
 
 def knob_uses() -> tuple[KnobUse, ...]:
     """What each part of the program does with each knob."""
-    return (*(trainer(name).knob_use for name in trainer_names()), *(resolve_name(part) for part in PARTS))
+    return (
+        *(trainer(name).knob_use for name in trainer_names()),
+        *(resolve_name(part) for part in PARTS),
+    )
 
 
 def complaints_of(use: KnobUse) -> tuple[str, ...]:
@@ -67,7 +70,9 @@ def base_configs(workload: Workload) -> Iterator[ParallelConfig]:
         replace(pipeline, pp_schedule="interleaved_1f1b", virtual_stages=2),
         replace(pipeline, pp_schedule="interleaved_1f1b", virtual_stages=4),
     )
-    asked = [replace(shape, zero_stage=stage) for shape in shapes for stage in KNOBS["zero_stage"].values]
+    asked = [
+        replace(shape, zero_stage=stage) for shape in shapes for stage in KNOBS["zero_stage"].values
+    ]
     yield from itertools.compress(asked, _legal(workload, asked))
 
 
@@ -109,7 +114,9 @@ def _legal(workload: Workload, configs: Sequence[ParallelConfig]) -> Sequence[bo
     if not configs:
         return ()
     batches = tuple(sorted({config.global_batch_size for config in configs}))
-    mask: list[bool] = legal(replace(workload, global_batch_size=batches), ConfigTable.of(configs)).tolist()
+    mask: list[bool] = legal(
+        replace(workload, global_batch_size=batches), ConfigTable.of(configs)
+    ).tolist()
     return mask
 
 
@@ -120,7 +127,9 @@ def main() -> int:
     for sentence in found:
         print(sentence)
     if not found:
-        print(f"{len(KNOBS)} knobs: read, or declared neutral or impossible, by each of {len(uses)} parts")
+        print(
+            f"{len(KNOBS)} knobs: read, or declared neutral or impossible, by each of {len(uses)} parts"
+        )
     return 1 if found else 0
 
 

@@ -70,7 +70,9 @@ class RunnerContract:
         assert runner.capacity >= 1
         assert "native" in runner.trainers
 
-    def test_a_trial_starts_reports_its_steps_and_ends_once(self, runner: TrialRunner, request_for: RequestFor) -> None:
+    def test_a_trial_starts_reports_its_steps_and_ends_once(
+        self, runner: TrialRunner, request_for: RequestFor
+    ) -> None:
         request = request_for(0)
         runner.start(request)
         events = events_until_ended(runner, [request.id], deadline_s=self.deadline_s)
@@ -84,13 +86,18 @@ class RunnerContract:
         assert not end.cancelled
         self._check_measurement(request, end, events)
 
-    def _check_measurement(self, request: TrialRequest, end: AttemptEnded, events: list[RunnerEvent]) -> None:
+    def _check_measurement(
+        self, request: TrialRequest, end: AttemptEnded, events: list[RunnerEvent]
+    ) -> None:
         measurement, measure = end.measurement, request.measure
         assert measurement is not None
         assert measure.min_steps <= len(measurement.step_times_s) <= measure.max_steps
         assert all(t > 0 for t in measurement.step_times_s)
         assert measurement.num_ranks == request.config.world_size
-        assert measurement.tokens_per_step == request.config.global_batch_size * request.workload.seq_len
+        assert (
+            measurement.tokens_per_step
+            == request.config.global_batch_size * request.workload.seq_len
+        )
         reported = [e for e in events if isinstance(e, StepsReported)]
         position = 0
         for report in reported:
@@ -113,15 +120,21 @@ class RunnerContract:
     def test_polling_without_trials_returns_nothing(self, runner: TrialRunner) -> None:
         assert runner.poll(0.0) == []
 
-    def test_start_returns_before_the_trial_ends(self, runner: TrialRunner, request_for: RequestFor) -> None:
+    def test_start_returns_before_the_trial_ends(
+        self, runner: TrialRunner, request_for: RequestFor
+    ) -> None:
         requests = [request_for(number) for number in range(2)]
         for request in requests:
             runner.start(request)
-        events = events_until_ended(runner, [r.id for r in requests], deadline_s=2 * self.deadline_s)
+        events = events_until_ended(
+            runner, [r.id for r in requests], deadline_s=2 * self.deadline_s
+        )
         for request in requests:
             assert ended(events, request.id).failure is None
 
-    def test_a_cancelled_trial_ends_as_cancelled(self, runner: TrialRunner, request_for: RequestFor) -> None:
+    def test_a_cancelled_trial_ends_as_cancelled(
+        self, runner: TrialRunner, request_for: RequestFor
+    ) -> None:
         request = request_for(0)
         endless = replace(request, measure=replace(request.measure, min_steps=500, max_steps=500))
         runner.start(endless)
@@ -130,11 +143,16 @@ class RunnerContract:
         assert end.cancelled
         assert end.failure is None
 
-    def test_the_next_trial_runs_after_a_cancelled_one(self, runner: TrialRunner, request_for: RequestFor) -> None:
+    def test_the_next_trial_runs_after_a_cancelled_one(
+        self, runner: TrialRunner, request_for: RequestFor
+    ) -> None:
         self.test_a_cancelled_trial_ends_as_cancelled(runner, request_for)
         again = request_for(1)
         runner.start(again)
-        assert ended(events_until_ended(runner, [again.id], deadline_s=self.deadline_s)).failure is None
+        assert (
+            ended(events_until_ended(runner, [again.id], deadline_s=self.deadline_s)).failure
+            is None
+        )
 
     def test_cancelling_the_unknown_or_the_ended_does_nothing(
         self, runner: TrialRunner, request_for: RequestFor
@@ -146,14 +164,20 @@ class RunnerContract:
         runner.cancel(request.id)
         assert runner.poll(0.1) == []
 
-    def test_a_closed_runner_starts_nothing(self, runner: TrialRunner, request_for: RequestFor) -> None:
+    def test_a_closed_runner_starts_nothing(
+        self, runner: TrialRunner, request_for: RequestFor
+    ) -> None:
         runner.close()
         runner.close()
         with pytest.raises(RunnerError):
             runner.start(request_for(0))
 
-    def test_closing_ends_a_running_trial(self, runner: TrialRunner, request_for: RequestFor) -> None:
+    def test_closing_ends_a_running_trial(
+        self, runner: TrialRunner, request_for: RequestFor
+    ) -> None:
         request = request_for(0)
-        runner.start(replace(request, measure=replace(request.measure, min_steps=500, max_steps=500)))
+        runner.start(
+            replace(request, measure=replace(request.measure, min_steps=500, max_steps=500))
+        )
         runner.poll(0.0)
         runner.close()

@@ -32,10 +32,18 @@ from autotune.spec import (
 
 GIB = 2.0**30
 GPU = GpuSpec(
-    name="a100-80gb", memory_bytes=80 * GIB, peak_flops_per_s={"bf16": 312e12, "fp32": 19.5e12}, memory_bytes_per_s=2e12
+    name="a100-80gb",
+    memory_bytes=80 * GIB,
+    peak_flops_per_s={"bf16": 312e12, "fp32": 19.5e12},
+    memory_bytes_per_s=2e12,
 )
 MODEL = ModelSpec(
-    name="contract-8b", num_layers=32, hidden_size=4096, ffn_hidden_size=16384, num_attention_heads=32, vocab_size=50304
+    name="contract-8b",
+    num_layers=32,
+    hidden_size=4096,
+    ffn_hidden_size=16384,
+    num_attention_heads=32,
+    vocab_size=50304,
 )
 WORKLOAD = Workload(
     model=MODEL,
@@ -73,7 +81,9 @@ def truth(workload: Workload, config: ParallelConfig) -> tuple[float, float]:
     talk = 0.02 * math.log2(c.tp) * c.accumulation_steps / c.pp + 0.3 * (c.dp > 1) / (c.tp * c.pp)
     held = 8 + (12 / c.dp if c.zero_stage else 12)
     in_flight = min(c.pp, c.accumulation_steps) / c.pp
-    saved = 34 * workload.seq_len * m.hidden_size * m.num_layers * c.micro_batch_size * in_flight / c.tp
+    saved = (
+        34 * workload.seq_len * m.hidden_size * m.num_layers * c.micro_batch_size * in_flight / c.tp
+    )
     return busy + bubble + talk, parameters / (c.tp * c.pp) * held + saved + 4 * GIB
 
 
@@ -117,15 +127,21 @@ class SearcherContract:
     budget: ClassVar[int] = 40
     """trials that a test plays at most"""
 
-    def make(self, configs: Sequence[ParallelConfig] | None = None, *, seed: int = 0, **keywords: Any) -> Searcher:
+    def make(
+        self, configs: Sequence[ParallelConfig] | None = None, *, seed: int = 0, **keywords: Any
+    ) -> Searcher:
         """A fresh searcher."""
         space = SearchSpace.of(WORKLOAD, candidates() if configs is None else configs)
         return make_searcher(self.searcher, space, seed=seed, **self.options, **keywords)
 
-    def play(self, searcher: Searcher, answer: Any = measured, *, trials: int | None = None) -> list[Trial]:
+    def play(
+        self, searcher: Searcher, answer: Any = measured, *, trials: int | None = None
+    ) -> list[Trial]:
         """Asks and tells one by one until the searcher has nothing to ask or `trials` are done."""
         played: list[Trial] = []
-        while len(played) < (self.budget if trials is None else trials) and (asked := searcher.ask(1)):
+        while len(played) < (self.budget if trials is None else trials) and (
+            asked := searcher.ask(1)
+        ):
             played.append(answer(asked[0], number=len(played)))
             searcher.tell([played[-1]])
         return played
@@ -177,7 +193,11 @@ class SearcherContract:
     def test_failed_configs_are_not_asked_again(self) -> None:
         def answer(config: ParallelConfig, *, number: int) -> Trial:
             kinds = list(FailureKind)
-            return failed(config, kinds[number % len(kinds)]) if number % 2 else measured(config, number=number)
+            return (
+                failed(config, kinds[number % len(kinds)])
+                if number % 2
+                else measured(config, number=number)
+            )
 
         played = self.play(self.make(), answer)
         assert len({t.config for t in played}) == len(played)
@@ -185,7 +205,11 @@ class SearcherContract:
     def test_all_fail(self) -> None:
         """Ends, or continues with untried candidates, when every trial runs out of memory."""
         configs = candidates()
-        played = self.play(self.make(), lambda c, number: failed(c, FailureKind.OUT_OF_MEMORY), trials=len(configs) + 1)
+        played = self.play(
+            self.make(),
+            lambda c, number: failed(c, FailureKind.OUT_OF_MEMORY),
+            trials=len(configs) + 1,
+        )
         assert 1 <= len(played) <= len(configs)
 
     def test_no_memory_reported(self) -> None:
@@ -193,8 +217,12 @@ class SearcherContract:
 
         def answer(config: ParallelConfig, *, number: int) -> Trial:
             time, _ = truth(WORKLOAD, config)
-            values = Measurement(step_times_s=(time,), tokens_per_step=config.global_batch_size * WORKLOAD.seq_len)
-            return Trial(config=config, number=number, status=TrialStatus.STOPPED, measurement=values)
+            values = Measurement(
+                step_times_s=(time,), tokens_per_step=config.global_batch_size * WORKLOAD.seq_len
+            )
+            return Trial(
+                config=config, number=number, status=TrialStatus.STOPPED, measurement=values
+            )
 
         assert len(self.play(self.make(), answer, trials=5)) == 5
 
@@ -229,7 +257,15 @@ class SearcherContract:
 
     def test_a_baseline_outside_the_space_is_accepted(self) -> None:
         searcher = self.make()
-        searcher.tell([measured(ParallelConfig(dp=16, micro_batch_size=4, accumulation_steps=1, recompute="full"))])
+        searcher.tell(
+            [
+                measured(
+                    ParallelConfig(
+                        dp=16, micro_batch_size=4, accumulation_steps=1, recompute="full"
+                    )
+                )
+            ]
+        )
         assert len(self.play(searcher, trials=3)) == 3
 
     def test_corrected_trials_count_as_if_they_had_been_told_so(self) -> None:

@@ -20,9 +20,30 @@ import pytest
 from autotune.errors import CatalogError, ExportError, SpecError
 from autotune.spec import FIELDS, Knob, ParallelConfig, Workload, catalog
 from autotune.spec.workload import LOOPS
-from autotune.testing.checked_configs import EXPERTS, GPT, MODEL, WORKLOAD, configs, one_node_configs
-from autotune.testing.knobs import EXPERT_KNOBS, base_configs, complaints_of, variations, varied_configs
-from autotune.trainers import Launch, Limit, StepMetrics, Trainer, trainer, trainer_names, write_launch
+from autotune.testing.checked_configs import (
+    EXPERTS,
+    GPT,
+    MODEL,
+    WORKLOAD,
+    configs,
+    one_node_configs,
+)
+from autotune.testing.knobs import (
+    EXPERT_KNOBS,
+    base_configs,
+    complaints_of,
+    variations,
+    varied_configs,
+)
+from autotune.trainers import (
+    Launch,
+    Limit,
+    StepMetrics,
+    Trainer,
+    trainer,
+    trainer_names,
+    write_launch,
+)
 from autotune.trainers.base.effective import effective
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, without_equal
 
@@ -88,7 +109,9 @@ class TrainerContract:
             f"the trainer {subject.name} rejects every config, even plain data parallelism: the last one because of {limits}"
         )
 
-    def test_a_trainer_that_only_python_starts_refuses_every_launch_with_the_line_that_does(self) -> None:
+    def test_a_trainer_that_only_python_starts_refuses_every_launch_with_the_line_that_does(
+        self,
+    ) -> None:
         subject, given = self.subject(), self._with_meeting()
         if not subject.in_python:
             pytest.skip("its launches start it")
@@ -115,7 +138,9 @@ class TrainerContract:
                     # of degrees and counts one value suffices
                     key = (knob.name, value if knob.values else None)
                     told = self._told(workload, config)
-                    seen[key] = seen.get(key, False) | self._makes_a_difference(knob, (base, start), (config, told))
+                    seen[key] = seen.get(key, False) | self._makes_a_difference(
+                        knob, (base, start), (config, told)
+                    )
         assert {name for name, _ in seen} == set(FIELDS)
         ignored = [f"{name}={value}" for (name, value), differs in seen.items() if not differs]
         ignored = [said for said in ignored if said.partition("=")[0] not in subject.neutral]
@@ -136,7 +161,11 @@ class TrainerContract:
             workload = replace(self.workload, model=model, seq_len=2050)
             asked = itertools.chain(configs(), one_node_configs(), varied_configs(workload))
             for config in itertools.islice(asked, 0, None, 7):
-                silent |= {str(limit) for limit in subject.limits(workload, config, given) if not limit.way_out}
+                silent |= {
+                    str(limit)
+                    for limit in subject.limits(workload, config, given)
+                    if not limit.way_out
+                }
         assert not silent
 
     def test_a_knob_of_the_study_is_carried_or_refused_by_name(self) -> None:
@@ -168,12 +197,20 @@ class TrainerContract:
         ):
             if subject.limits(workload, config, given):
                 continue
-            reading = subject.read_config(PresentConfiguration.of_launch(subject.launch(workload, config, given)))
+            reading = subject.read_config(
+                PresentConfiguration.of_launch(subject.launch(workload, config, given))
+            )
             # where the user's own program is started, the launch cannot tell what only that program knows
-            untold = [n for n in FIELDS if n in subject.neutral or (self.notes_count and n not in reading.knobs)]
+            untold = [
+                n
+                for n in FIELDS
+                if n in subject.neutral or (self.notes_count and n not in reading.knobs)
+            ]
             knobs = {**reading.knobs, **{name: config.value(name) for name in untold}}
             assert effective(ParallelConfig(**knobs)) == effective(config), reading
-            assert reading.global_batch_size == config.global_batch_size or (self.notes_count and untold)
+            assert reading.global_batch_size == config.global_batch_size or (
+                self.notes_count and untold
+            )
             assert not reading.remarks
             read += 1
         assert read > 0
@@ -199,7 +236,9 @@ class TrainerContract:
         if SETTINGS not in subject.options:
             pytest.skip("it cannot carry settings that it does not know")
         with pytest.raises(SpecError, match="follows from the knobs") as caught:
-            subject.check_own_knobs((), {**self._with_meeting(), "settings": self.settings_of_a_knob})
+            subject.check_own_knobs(
+                (), {**self._with_meeting(), "settings": self.settings_of_a_knob}
+            )
         assert caught.value.field.startswith("trainer.settings.")
 
     def test_nearest_values_lead_to_a_launch_that_says_so(self) -> None:
@@ -215,7 +254,10 @@ class TrainerContract:
                 launch = subject.launch(self.workload, config, given)
             except ExportError:
                 continue  # the nearest values themselves met another limit: refused with its name
-            assert all(any(note.startswith(f"changed to {limit.knob}=") for note in launch.notes) for limit in limits)
+            assert all(
+                any(note.startswith(f"changed to {limit.knob}=") for note in launch.notes)
+                for limit in limits
+            )
 
     def test_limits_do_not_depend_on_knobs_without_effect(self) -> None:
         subject = self.subject()
@@ -229,13 +271,17 @@ class TrainerContract:
         subject, given = self.subject(), self._with_meeting()
         first: dict[tuple[Any, ...], tuple[ParallelConfig, set[str]]] = {}
         varied = (
-            replace(c, micro_batch_size=m, accumulation_steps=64 // (m * c.dp)) for c in configs() for m in (1, 8)
+            replace(c, micro_batch_size=m, accumulation_steps=64 // (m * c.dp))
+            for c in configs()
+            for m in (1, 8)
         )
         for config in varied:
             limits = {limit.knob for limit in subject.limits(self.workload, config, given)}
             depends = tuple(config.value(name) for name in sorted(subject.limited_by))
             other, expected = first.setdefault(depends, (config, limits))
-            assert limits == expected, f"{config} and {other} have the same values of limited_by, but different limits"
+            assert limits == expected, (
+                f"{config} and {other} have the same values of limited_by, but different limits"
+            )
 
     def test_ranks_that_do_not_fit_are_refused(self) -> None:
         config = ParallelConfig(dp=32, micro_batch_size=2, accumulation_steps=1)
@@ -245,12 +291,16 @@ class TrainerContract:
     def test_unknown_options_are_named(self) -> None:
         self._skip_without_steps()
         with pytest.raises(SpecError, match=r"has no option 'stpes'.*did you mean steps"):
-            self.subject().launch(self.workload, ParallelConfig(dp=8, micro_batch_size=8), {"stpes": 3})
+            self.subject().launch(
+                self.workload, ParallelConfig(dp=8, micro_batch_size=8), {"stpes": 3}
+            )
 
     def test_options_of_a_wrong_type_are_named(self) -> None:
         self._skip_without_steps()
         with pytest.raises(SpecError, match="steps must be a whole number"):
-            self.subject().launch(self.workload, ParallelConfig(dp=8, micro_batch_size=8), {"steps": "many"})
+            self.subject().launch(
+                self.workload, ParallelConfig(dp=8, micro_batch_size=8), {"steps": "many"}
+            )
 
     def test_unknown_names_are_answered_with_the_nearest(self) -> None:
         with pytest.raises(CatalogError, match=f"did you mean {self.trainer}"):
@@ -307,7 +357,9 @@ class TrainerContract:
         said = f"the trainer {subject.name}: {knob.name}={getattr(config, knob.name)}"
         if isinstance(told, tuple):
             refused = any(limit.knob == knob.name for limit in told)
-            assert not (refused and knob.name in subject.neutral), f"{said} is rejected, but declared neutral"
+            assert not (refused and knob.name in subject.neutral), (
+                f"{said} is rejected, but declared neutral"
+            )
             return refused
         if isinstance(start, tuple):
             return any(limit.knob == knob.name for limit in start)

@@ -35,7 +35,12 @@ NODE_RANK, MASTER_ADDR, MASTER_PORT = "@node-rank@", "@master-addr@", "@master-p
 """placeholders for the number of a node, from 0, and for the rendezvous address and port"""
 DEFAULT_PORT = 29500
 """rendezvous port unless MASTER_PORT is set: torchrun's own default"""
-_SHELL = {FOLDER: "here", NODE_RANK: "NODE_RANK", MASTER_ADDR: "MASTER_ADDR", MASTER_PORT: "MASTER_PORT"}
+_SHELL = {
+    FOLDER: "here",
+    NODE_RANK: "NODE_RANK",
+    MASTER_ADDR: "MASTER_ADDR",
+    MASTER_PORT: "MASTER_PORT",
+}
 """the shell variables that replace these placeholders in `launch.sh`"""
 _WORD = re.compile("|".join(map(re.escape, _SHELL)))
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}){0,3}")
@@ -65,10 +70,14 @@ class Launch:
 
     def __post_init__(self) -> None:
         if not self.argv or any("\0" in argument for argument in self.argv):
-            raise ExportError("a launch needs a command of at least one argument, without NUL characters")
+            raise ExportError(
+                "a launch needs a command of at least one argument, without NUL characters"
+            )
         for name in self.env:
             if not _VARIABLE.fullmatch(name):
-                raise ExportError(f"{name!r} is not a valid name of an environment variable", field="env")
+                raise ExportError(
+                    f"{name!r} is not a valid name of an environment variable", field="env"
+                )
         for name in self.files:
             check_file_name(name)
 
@@ -159,7 +168,9 @@ class Launch:
         if self._uses(MASTER_PORT):
             lines.append(f': "${{MASTER_PORT:={DEFAULT_PORT}}}"')
         taken = [name for name, value in self.env.items() if value == FROM_ENVIRONMENT]
-        lines += [f': "${{{name}:?set it: the study takes it from the environment}}"' for name in taken]
+        lines += [
+            f': "${{{name}:?set it: the study takes it from the environment}}"' for name in taken
+        ]
         if self._uses(FOLDER):
             lines.append('here=$(cd "$(dirname "$0")" && pwd)')
         if self.cwd not in ("", "."):
@@ -199,7 +210,9 @@ def check_file_name(name: str) -> str:
     return name
 
 
-def write_launch(launch: Launch, directory: str | Path, *, job: Mapping[str, Any] | None = None) -> tuple[Path, ...]:
+def write_launch(
+    launch: Launch, directory: str | Path, *, job: Mapping[str, Any] | None = None
+) -> tuple[Path, ...]:
     """Writes the launch files, `launch.sh` and `launch.json`, into `directory` and returns their paths, manifest last.
 
     `job`: the scheduler job for this launch (`schedulers.job_of`); its files are written with the others.
@@ -243,11 +256,15 @@ def _manifest(root: Path) -> Mapping[str, str]:
 def _check_free(root: Path, name: str, text: str, mine: Mapping[str, str]) -> None:
     path = root / name
     if not path.parent.resolve().is_relative_to(root):
-        raise ExportError(f"{name} would leave the folder {root}: a part of its path is a link", field="files")
+        raise ExportError(
+            f"{name} would leave the folder {root}: a part of its path is a link", field="files"
+        )
     if not path.is_symlink() and not path.exists():
         return
     if path.is_symlink() or not path.is_file():
-        raise ExportError(f"{path} exists and is not a plain file", remedy="export into another folder")
+        raise ExportError(
+            f"{path} exists and is not a plain file", remedy="export into another folder"
+        )
     present = path.read_bytes()
     ours = name == MANIFEST and bool(mine)
     if present != text.encode() and not ours and mine.get(name) != _digest(present):
@@ -278,7 +295,9 @@ def _digest(data: bytes) -> str:
 
 
 def _unwritable(path: Path, error: OSError) -> ExportError:
-    return ExportError(f"{path} cannot be written: {error.strerror or error}", remedy="choose another folder")
+    return ExportError(
+        f"{path} cannot be written: {error.strerror or error}", remedy="choose another folder"
+    )
 
 
 def started_by(python: str, argv: tuple[str, ...]) -> tuple[str, ...]:

@@ -61,10 +61,14 @@ def parse_document(name: str, text: str) -> dict[str, Any]:
         kind = {".toml": "TOML", ".json": "JSON"}.get(ending, "YAML")
         raise SpecError(f"{name} is not {kind}: {_complaint(error)}", field="FILE") from None
     if not isinstance(found, dict):
-        raise SpecError(f"{name} must be a mapping of keys to values, but is a {type(found).__name__}", field="FILE")
+        raise SpecError(
+            f"{name} must be a mapping of keys to values, but is a {type(found).__name__}",
+            field="FILE",
+        )
     if values > MAX_VALUES:
         raise SpecError(
-            f"{name} contains itself, or more than {MAX_VALUES:,} values, so it is not a configuration", field="FILE"
+            f"{name} contains itself, or more than {MAX_VALUES:,} values, so it is not a configuration",
+            field="FILE",
         )
     return found
 
@@ -130,7 +134,9 @@ def at_path(document: Any, path: str) -> Any:
     return document
 
 
-def without(document: Mapping[str, Any], is_left_out: Callable[[str, Any], bool], prefix: str = "") -> dict[str, Any]:
+def without(
+    document: Mapping[str, Any], is_left_out: Callable[[str, Any], bool], prefix: str = ""
+) -> dict[str, Any]:
     """`document` without the values, and the whole mappings, that are left out by their path and value; mappings that are emptied go too."""
     left: dict[str, Any] = {}
     for key, value in document.items():
@@ -163,7 +169,9 @@ def dotted(document: Mapping[str, Any]) -> Iterator[str]:
     return (path for path, _ in flat(document))
 
 
-def split_by_path(document: Mapping[str, Any], patterns: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+def split_by_path(
+    document: Mapping[str, Any], patterns: Sequence[str]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
     """(the document without the values whose path matches a pattern such as `profiling.*`, the paths that are left out)
 
     Values that are off already, false or null, stay: without them a default could count, which may be on.
@@ -171,7 +179,9 @@ def split_by_path(document: Mapping[str, Any], patterns: Sequence[str]) -> tuple
     out = {
         path
         for path, value in flat(document)
-        if value is not None and value is not False and any(fnmatchcase(path, pattern) for pattern in patterns)
+        if value is not None
+        and value is not False
+        and any(fnmatchcase(path, pattern) for pattern in patterns)
     }
     return without(document, lambda path, _: path in out), tuple(sorted(out))
 
@@ -187,7 +197,9 @@ T = TypeVar("T")
 class KeyReader:
     """Reads a document key by key and keeps account."""
 
-    def __init__(self, document: Mapping[str, Any], name: str, defaults: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, document: Mapping[str, Any], name: str, defaults: Mapping[str, Any] | None = None
+    ) -> None:
         """`name`: of the file, for remarks. `defaults`: what the program takes for keys that the document lacks, by dotted path."""
         self._document, self.name = document, name
         self._defaults = defaults or {}
@@ -211,7 +223,11 @@ class KeyReader:
         """A number. YAML reads `1e-4` as text, which counts as a number here."""
         value = self.find(path)
         try:
-            found = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
+            found = (
+                float(value)
+                if isinstance(value, str | int | float) and not isinstance(value, bool)
+                else None
+            )
         except ValueError:
             found = None
         if found is None:
@@ -271,7 +287,9 @@ class KeyReader:
     @property
     def left(self) -> dict[str, Any]:
         """The document without what was read."""
-        return merged(nested(self._added), without(self._document, lambda path, _: path in self._taken))
+        return merged(
+            nested(self._added), without(self._document, lambda path, _: path in self._taken)
+        )
 
     def _take(self, path: str, value: T) -> T:
         self._taken.add(path)
@@ -349,7 +367,10 @@ class PresentConfiguration:
         return next((value for given, value in options_of(self.argv) if given == name), None)
 
     def _launcher_count(self, name: str) -> int | None:
-        values = {"nnodes": "1", **{given.replace("_", "-"): value for given, value in options_of(self.argv)}}
+        values = {
+            "nnodes": "1",
+            **{given.replace("_", "-"): value for given, value in options_of(self.argv)},
+        }
         text = values.get(name)
         return int(text) if text and text.isdecimal() else None
 
@@ -411,7 +432,9 @@ def options_of(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
             continue
         name, sign, value = word[2:].partition("=")
         following = argv[at + 1] if at + 1 < len(argv) else ""
-        is_value = bool(following) and (not following.startswith("-") or _NUMBER.fullmatch(following))
+        is_value = bool(following) and (
+            not following.startswith("-") or _NUMBER.fullmatch(following)
+        )
         if not sign:
             value = following if is_value else ""
         yield name, value
@@ -445,7 +468,9 @@ def _of_flag(values: list[Any]) -> Any:
     return values if len(values) > 1 else values[0]
 
 
-def completed(knobs: Mapping[str, Any], *, ranks: int | None = None, batch: int | None = None) -> dict[str, Any]:
+def completed(
+    knobs: Mapping[str, Any], *, ranks: int | None = None, batch: int | None = None
+) -> dict[str, Any]:
     """The knobs that are known (None: not), with those that follow from them. Raises `SpecError` where they contradict each other."""
     found = {name: value for name, value in knobs.items() if value is not None}
     degrees = {name: found.get(name, 1) for name in ("tp", "pp", "cp")}
@@ -454,15 +479,22 @@ def completed(knobs: Mapping[str, Any], *, ranks: int | None = None, batch: int 
         _divides(others, ranks, f"{_words(degrees)} must divide the {ranks} ranks")
         found["dp"] = ranks // others
     steps: dict[str, int] = {
-        name: found[name] for name in ("micro_batch_size", "accumulation_steps", "dp") if name in found
+        name: found[name]
+        for name in ("micro_batch_size", "accumulation_steps", "dp")
+        if name in found
     }
     if batch is not None and len(steps) == 2:
         (missing,) = {"micro_batch_size", "accumulation_steps", "dp"} - steps.keys()
-        _divides(math.prod(steps.values()), batch, f"{_words(steps)} must divide the global batch of {batch}")
+        _divides(
+            math.prod(steps.values()),
+            batch,
+            f"{_words(steps)} must divide the global batch of {batch}",
+        )
         found[missing] = batch // math.prod(steps.values())
     elif batch is not None and len(steps) == 3 and math.prod(steps.values()) != batch:
         raise SpecError(
-            f"{_words(steps)} must multiply to the global batch, but it is {batch}", field="global_batch_size"
+            f"{_words(steps)} must multiply to the global batch, but it is {batch}",
+            field="global_batch_size",
         )
     return found
 

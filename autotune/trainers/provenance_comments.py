@@ -33,7 +33,9 @@ def comments(tuned: Mapping[str, Any]) -> list[str]:
     if tuned.get("too_noisy"):
         lines.append(f"No speedup is claimed: {tuned['too_noisy']}")
     elif tuned["speedup"]:
-        speedup = format_speedup(tuned["speedup"], tuned.get("speedup_low"), tuned.get("speedup_high"))
+        speedup = format_speedup(
+            tuned["speedup"], tuned.get("speedup_low"), tuned.get("speedup_high")
+        )
         lines.append(f"Speedup in tokens per second over the baseline: {speedup}")
     return [plain_line(line) for line in lines]
 

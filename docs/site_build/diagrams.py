@@ -72,7 +72,15 @@ ARCHITECTURE = (
         Box(590, 20, 290, 60, "results database", ("SQLite file, or PostgreSQL by URL",), YELLOW),
         Box(20, 130, 860, 100, "", ()),
         Box(40, 145, 250, 70, "loop", ("ask, run, tell, store", "holds the study's lease"), WHITE),
-        Box(325, 145, 250, 70, "controller", ("pure: events in, commands out", "retries, budgets, finals"), WHITE),
+        Box(
+            325,
+            145,
+            250,
+            70,
+            "controller",
+            ("pure: events in, commands out", "retries, budgets, finals"),
+            WHITE,
+        ),
         Box(610, 145, 250, 70, "searcher", ("which config next, and why", "when to stop"), WHITE),
         Box(140, 280, 220, 60, "space", ("rules; every valid config",), GREEN),
         Box(400, 280, 220, 60, "cost model", ("time and memory of each",), GREEN),
@@ -80,9 +88,27 @@ ARCHITECTURE = (
         Box(20, 385, 280, 165, "", ()),
         Box(40, 400, 240, 60, "local runner", ("processes on this machine",), WHITE),
         Box(40, 475, 240, 60, "Ray runner", ("placement groups on a cluster",), WHITE),
-        Box(400, 385, 220, 75, "ranks", ("one warm process each;", "run the native trainer"), WHITE),
-        Box(400, 475, 220, 75, "keepers", ("one on each node: start, watch", "and end a program"), WHITE),
-        Box(680, 475, 200, 75, "your program", ("every other trainer's launch:", "torchrun, accelerate, ..."), WHITE),
+        Box(
+            400, 385, 220, 75, "ranks", ("one warm process each;", "run the native trainer"), WHITE
+        ),
+        Box(
+            400,
+            475,
+            220,
+            75,
+            "keepers",
+            ("one on each node: start, watch", "and end a program"),
+            WHITE,
+        ),
+        Box(
+            680,
+            475,
+            200,
+            75,
+            "your program",
+            ("every other trainer's launch:", "torchrun, accelerate, ..."),
+            WHITE,
+        ),
     ),
     (
         Arrow(((230, 50), (270, 50)), "submit", (250, 12)),
@@ -121,7 +147,11 @@ TRIAL = (
         Arrow(((360, 166), (430, 183), (640, 183)), "with the evidence kept", (535, 176)),
         Arrow(((350, 190), (420, 253), (640, 253)), "cancel, or the study ends", (530, 246)),
         Arrow(((85, 190), (85, 250))),
-        Arrow(((270, 130), (270, 90), (320, 90), (320, 130)), "worker lost: up to two retries", (295, 82)),
+        Arrow(
+            ((270, 130), (270, 90), (320, 90), (320, 130)),
+            "worker lost: up to two retries",
+            (295, 82),
+        ),
     ),
 )
 
@@ -149,7 +179,11 @@ FLOW = (
         Arrow(((740, 195), (705, 195))),
         Arrow(((555, 195), (520, 195))),
         Arrow(((370, 195), (335, 195))),
-        Arrow(((445, 160), (445, 125), (765, 125), (765, 90)), "tell: measurement or failure", (605, 118)),
+        Arrow(
+            ((445, 160), (445, 125), (765, 125), (765, 90)),
+            "tell: measurement or failure",
+            (605, 118),
+        ),
         Arrow(((260, 230), (260, 270), (980, 270), (980, 230)), "export", (620, 263)),
     ),
 )
@@ -159,7 +193,9 @@ STYLE = """text{font-family:system-ui,sans-serif;fill:#1c2430}.title,.line{text-
 HEAD = '<marker id="head" markerWidth="9" markerHeight="8" refX="8" refY="4" orient="auto"><path d="M0,0 L9,4 L0,8 z" fill="#5b6675"/></marker>'
 
 
-def picture(width: float, height: float, boxes: Sequence[Box], arrows: Sequence[Arrow], title: str) -> str:
+def picture(
+    width: float, height: float, boxes: Sequence[Box], arrows: Sequence[Arrow], title: str
+) -> str:
     """One picture as the text of an SVG file."""
     body = "\n".join([*(box.svg() for box in boxes), *(arrow.svg() for arrow in arrows)])
     return (
@@ -178,7 +214,9 @@ PICTURES = {
 def main(folder: str) -> None:
     """Writes all pictures into the folder."""
     for name, ((width, height, boxes, arrows), title) in PICTURES.items():
-        (Path(folder) / f"{name}.svg").write_text(picture(width, height, boxes, arrows, title), encoding="utf-8")
+        (Path(folder) / f"{name}.svg").write_text(
+            picture(width, height, boxes, arrows, title), encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -49,8 +49,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, path, content=text))
     root = Path(config.config_file_path).parent
     run = run_notebook(root / NOTEBOOK)
-    files.append(File.generated(config, "how-to/notebook.md", content=page_of(run, source=NOTEBOOK)))
-    files.append(File.generated(config, f"how-to/{Path(NOTEBOOK).name}", content=nbformat.writes(run)))
+    files.append(
+        File.generated(config, "how-to/notebook.md", content=page_of(run, source=NOTEBOOK))
+    )
+    files.append(
+        File.generated(config, f"how-to/{Path(NOTEBOOK).name}", content=nbformat.writes(run))
+    )
     benchmarks = root / "tests" / "benchmarks"
     for name, source in (
         ("results", benchmarks / "RESULTS.md"),

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-_BOUNDS = {"minimum": "≥ {}", "exclusiveMinimum": "> {}", "maximum": "≤ {}", "exclusiveMaximum": "< {}"}
+_BOUNDS = {
+    "minimum": "≥ {}",
+    "exclusiveMinimum": "> {}",
+    "maximum": "≤ {}",
+    "exclusiveMaximum": "< {}",
+}
 
 
 def shape_table(shape: Mapping[str, Any], docs: Mapping[str, str]) -> str:
@@ -14,9 +19,15 @@ def shape_table(shape: Mapping[str, Any], docs: Mapping[str, str]) -> str:
     rows = []
     for key, value in shape.get("properties", {}).items():
         default = "required" if key in required else _default(value)
-        rows.append([f"`{key}`", kind_of(value), default, value.get("description") or docs.get(key, "")])
+        rows.append(
+            [f"`{key}`", kind_of(value), default, value.get("description") or docs.get(key, "")]
+        )
     if not rows:
-        return "One of: " + kind_of(shape) + "." if not shape.get("additionalProperties") else "Keys are free."
+        return (
+            "One of: " + kind_of(shape) + "."
+            if not shape.get("additionalProperties")
+            else "Keys are free."
+        )
     return table(["key", "type", "default", "meaning"], rows)
 
 
@@ -43,7 +54,9 @@ def kind_of(value: Mapping[str, Any]) -> str:
         "object": "mapping",
     }
     bounds = [
-        text.format(_number(value[key])) for key, text in _BOUNDS.items() if key in value and abs(value[key]) < 1e9
+        text.format(_number(value[key]))
+        for key, text in _BOUNDS.items()
+        if key in value and abs(value[key]) < 1e9
     ]
     return " ".join([words.get(kind, str(kind)), *bounds])
 
@@ -51,7 +64,9 @@ def kind_of(value: Mapping[str, Any]) -> str:
 def table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """A Markdown table."""
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    return "\n".join([*lines, *("| " + " | ".join(cell(value) for value in row) + " |" for row in rows)])
+    return "\n".join(
+        [*lines, *("| " + " | ".join(cell(value) for value in row) + " |" for row in rows)]
+    )
 
 
 def cell(value: Any) -> str:
@@ -69,7 +84,11 @@ def _default(value: Mapping[str, Any]) -> str:
     default = value["default"]
     if isinstance(default, Mapping | list):
         return ""
-    return f"`{str(default).lower() if isinstance(default, bool) else default}`" if default != "" else ""
+    return (
+        f"`{str(default).lower() if isinstance(default, bool) else default}`"
+        if default != ""
+        else ""
+    )
 
 
 def _name(reference: str) -> str:

@@ -37,13 +37,18 @@ def page_of(notebook: Any, *, source: str) -> str:
     """The page, as Markdown. `source`: where the notebook lies in the repository; the one that was run lies beside the page."""
     title, *cells = notebook.cells
     with_outputs = f"[Download it with its outputs]({Path(source).name})"
-    parts = [title.source, f"*This page is the notebook `{source}`, run when the site was built. {with_outputs}.*"]
+    parts = [
+        title.source,
+        f"*This page is the notebook `{source}`, run when the site was built. {with_outputs}.*",
+    ]
     for cell in cells:
         if cell.cell_type == "markdown":
             parts.append(cell.source)
             continue
         parts.append(f"```python\n{cell.source}\n```")
-        printed = "".join(output["text"] for output in cell.outputs if output["output_type"] == "stream")
+        printed = "".join(
+            output["text"] for output in cell.outputs if output["output_type"] == "stream"
+        )
         parts += [f"```text\n{printed.rstrip()}\n```"] if printed else []
         parts += [_shown(output["data"]) for output in cell.outputs if "data" in output]
     return "\n\n".join(parts) + "\n"

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 SECTIONS = {
-    "Functions": ("autotune.api.load_study", "autotune.api.tune", "autotune.cost.estimate", "autotune.api.open_store"),
+    "Functions": (
+        "autotune.api.load_study",
+        "autotune.api.tune",
+        "autotune.cost.estimate",
+        "autotune.api.open_store",
+    ),
     "Answers without hardware": (
         "autotune.api.plan_of",
         "autotune.api.what_if_of",
@@ -31,9 +36,21 @@ SECTIONS = {
         "autotune.spec.Budget",
         "autotune.spec.MeasureSpec",
     ),
-    "Your own search loop": ("autotune.space.SearchSpace", "autotune.search.make_searcher", "autotune.search.Searcher"),
-    "Trainers": ("autotune.trainers.Trainer", "autotune.trainers.Launch", "autotune.trainers.StepMetrics"),
-    "Runners": ("autotune.ports.TrialRunner", "autotune.ports.TrialRequest", "autotune.ports.AttemptEnded"),
+    "Your own search loop": (
+        "autotune.space.SearchSpace",
+        "autotune.search.make_searcher",
+        "autotune.search.Searcher",
+    ),
+    "Trainers": (
+        "autotune.trainers.Trainer",
+        "autotune.trainers.Launch",
+        "autotune.trainers.StepMetrics",
+    ),
+    "Runners": (
+        "autotune.ports.TrialRunner",
+        "autotune.ports.TrialRequest",
+        "autotune.ports.AttemptEnded",
+    ),
     "Ray Train": ("autotune.ray.tune_torch_trainer", "autotune.ray.with_config"),
     "Optuna": ("autotune.search.optuna_study",),
     "Errors": ("autotune.errors",),

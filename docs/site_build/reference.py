@@ -55,9 +55,13 @@ def commands() -> str:
     ]
 
     def add(command: Any, parent: Any, name: str, level: int) -> None:
-        context = type(parent)(command, info_name=name, parent=parent, terminal_width=100, max_content_width=100)
+        context = type(parent)(
+            command, info_name=name, parent=parent, terminal_width=100, max_content_width=100
+        )
         text = command.get_help(context)
-        lines.extend([f"{'#' * level} {context.command_path}", "", "```text", text.strip(), "```", ""])
+        lines.extend(
+            [f"{'#' * level} {context.command_path}", "", "```text", text.strip(), "```", ""]
+        )
         for inner in sorted(getattr(command, "commands", {})):
             add(command.commands[inner], context, inner, level + 1)
 
@@ -121,7 +125,13 @@ def spec() -> str:
         *sorted(set(definitions) - {"StudyDocument", *_KEYS}),
     ]:
         shape = definitions[name]
-        title = "Top level" if name == "StudyDocument" else f"`{_KEYS[name]}`" if name in _KEYS else name
+        title = (
+            "Top level"
+            if name == "StudyDocument"
+            else f"`{_KEYS[name]}`"
+            if name in _KEYS
+            else name
+        )
         home = _HOMES.get(name, ("", ""))[0]
         lines += [
             f"## {title}",
@@ -142,10 +152,22 @@ def knobs() -> str:
     for knob in KNOBS.values():
         values = ", ".join(f"`{knob.text(value)}`" for value in knob.values) or "1, 2, 3, ..."
         shown = knob.label_of(
-            knob.values[-1] if knob.kind != "flag" and knob.values else 8 if not knob.values else True
+            knob.values[-1]
+            if knob.kind != "flag" and knob.values
+            else 8
+            if not knob.values
+            else True
         )
         rows.append(
-            [f"`{knob.name}`", knob.kind, values, f"`{knob.text(knob.default)}`", f"`{shown}`", knob.unit, knob.doc]
+            [
+                f"`{knob.name}`",
+                knob.kind,
+                values,
+                f"`{knob.text(knob.default)}`",
+                f"`{shown}`",
+                knob.unit,
+                knob.doc,
+            ]
         )
     return "\n".join(
         [
@@ -170,7 +192,12 @@ def knobs() -> str:
 
 def catalog() -> str:
     """The names that a spec may use: searchers, trainers, runners, models, clusters, spaces."""
-    lines = ["# Catalog", "", "Names that a spec may use. Each table is the output of the command with that name.", ""]
+    lines = [
+        "# Catalog",
+        "",
+        "Names that a spec may use. Each table is the output of the command with that name.",
+        "",
+    ]
     for command in ("searchers", "trainers", "runners", "models", "clusters", "spaces"):
         document = _listed(command)
         (rows,) = (value for value in document.values() if isinstance(value, list))
@@ -183,7 +210,10 @@ def catalog() -> str:
             ]
         if command == "spaces":
             rows = [{**row, "knobs": _knob_list(row.get("knobs", {}))} for row in rows]
-        body = [[f"`{row[c]}`" if c == "name" else cell(row.get(c, "")) for c in columns] for row in rows]
+        body = [
+            [f"`{row[c]}`" if c == "name" else cell(row.get(c, "")) for c in columns]
+            for row in rows
+        ]
         lines += [table([column.replace("_", " ") for column in columns], body), ""]
     lines += ["[Extending](../extending.md) explains how to add to each table.", ""]
     return "\n".join(lines)
@@ -237,12 +267,23 @@ def rest() -> str:
     lines += ["## Documents", ""]
     for name, shape in sorted(document["components"]["schemas"].items()):
         if name not in {*_HOMES, *_KEYS}:
-            lines += [f"### {name}", "", _one_line(shape.get("description", "")), "", shape_table(shape, {}), ""]
+            lines += [
+                f"### {name}",
+                "",
+                _one_line(shape.get("description", "")),
+                "",
+                shape_table(shape, {}),
+                "",
+            ]
     return "\n".join(lines)
 
 
 def _answer(answer: Mapping[str, Any]) -> str:
-    kinds = [kind_of(content["schema"]) for content in answer.get("content", {}).values() if "schema" in content]
+    kinds = [
+        kind_of(content["schema"])
+        for content in answer.get("content", {}).values()
+        if "schema" in content
+    ]
     return ", ".join(dict.fromkeys(kinds))
 
 
@@ -268,7 +309,9 @@ def _rule(rule: Any) -> str:
         (name, (low, high, *_)) = next(iter(rule.items()))
         return f"{low} to {high}" + (", powers of two" if name == "powers_of_two" else "")
     listed: Iterable[Any] = rule if isinstance(rule, list) else [rule]
-    return ", ".join(str(value).lower() if isinstance(value, bool) else str(value) for value in listed)
+    return ", ".join(
+        str(value).lower() if isinstance(value, bool) else str(value) for value in listed
+    )
 
 
 def _field_docs(name: str) -> dict[str, str]:

@@ -20,7 +20,9 @@ FIGURES = {
     "Memory over the step, every rank": "fit-memory",
 }
 """Heading in the page, and the name of the file."""
-_FIGURE = re.compile(r"<figcaption><h3>(?P<title>[^<]*)</h3>.*?</figcaption>(?P<svg><svg.*?</svg>)", re.DOTALL)
+_FIGURE = re.compile(
+    r"<figcaption><h3>(?P<title>[^<]*)</h3>.*?</figcaption>(?P<svg><svg.*?</svg>)", re.DOTALL
+)
 
 
 def pictures(page: str) -> dict[str, str]:

@@ -100,7 +100,9 @@ def _plans() -> Iterator[Task]:
     for number, job in enumerate(JOBS):
         prompt = f"Propose a config that fits and is among the fastest: {_said(job)}."
         plan = ("plan", *options(job), "--top", "1000", "--json")
-        yield Task(id=f"propose-{number}", kind="propose", prompt=prompt, transcript=(plan,), job=job)
+        yield Task(
+            id=f"propose-{number}", kind="propose", prompt=prompt, transcript=(plan,), job=job
+        )
     job = ("llama-70b", "a100-40gb-1x1", 4096, 8)
     yield Task(id="nothing-fits", kind="feasible", prompt=f"Is there a config that fits (yes or no)? {_said(job)}.", transcript=(("plan", *options(job), "--json"),), right="no", exit_code=1)  # fmt: skip
 
@@ -118,12 +120,23 @@ def _comparisons() -> Iterator[Task]:
         one, other = asked.split()
         prompt = f"Which is faster for {job[0]}, {one} or {other}, with the GPUs of {job[1]}?"
         plan = ("plan", *options(job), "--clusters", f"{one},{other}", "--top", "1", "--json")
-        yield Task(id=f"compare-{number}", kind="compare", prompt=prompt, transcript=(plan,), job=job, asked=asked)
+        yield Task(
+            id=f"compare-{number}",
+            kind="compare",
+            prompt=prompt,
+            transcript=(plan,),
+            job=job,
+            asked=asked,
+        )
 
 
 def _launches() -> Iterator[Task]:
     def launch(**changes: Any) -> dict[str, str]:
-        return {"train.sh": LAUNCH.format(**{"model": LLAMA, "more": "", "micro": 1, "steps": 16} | changes)}
+        return {
+            "train.sh": LAUNCH.format(
+                **{"model": LLAMA, "more": "", "micro": 1, "steps": 16} | changes
+            )
+        }
 
     def review(*more: str) -> tuple[tuple[str, ...], ...]:
         return (("review", "train.sh", "--cluster", "h100-sxm", *more, "--json"),)
@@ -149,7 +162,9 @@ def _refusals() -> Iterator[Task]:
 
 
 def _studies() -> Iterator[Task]:
-    def study(name: str, kind: str, prompt: str, more: str, *last: str, right: str, space: str = WIDE) -> Task:
+    def study(
+        name: str, kind: str, prompt: str, more: str, *last: str, right: str, space: str = WIDE
+    ) -> Task:
         transcript = (("tune", "study.yaml", "--json"), (*last, "--json"))
         files = {"study.yaml": SPEC.format(name=name, space=space) + more}
         return Task(id=name, kind=kind, prompt=f"Tune study.yaml (simulated). {prompt}", transcript=transcript, files=files, right=right)  # fmt: skip
@@ -166,7 +181,11 @@ def _studies() -> Iterator[Task]:
 def document_of(job: Job) -> dict[str, Any]:
     """The spec of a job, in the space that ships for it."""
     model, cluster, seq_len, batch = job
-    document = {"model": model, "cluster": cluster, "workload": {"seq_len": seq_len, "global_batch_size": batch}}
+    document = {
+        "model": model,
+        "cluster": cluster,
+        "workload": {"seq_len": seq_len, "global_batch_size": batch},
+    }
     return document | {"space": usual_space(document), "runner": "simulated"}
 
 
@@ -178,7 +197,16 @@ def study_of(job: Job) -> Study:
 def options(job: Job) -> tuple[str, ...]:
     """A job as options of `autotune plan`."""
     model, cluster, seq_len, batch = job
-    return ("--model", model, "--cluster", cluster, "--seq-len", str(seq_len), "--batch", str(batch))
+    return (
+        "--model",
+        model,
+        "--cluster",
+        cluster,
+        "--seq-len",
+        str(seq_len),
+        "--batch",
+        str(batch),
+    )
 
 
 def _said(job: Job) -> str:
@@ -216,13 +244,19 @@ def solve(task: Task, document: Mapping[str, Any]) -> str:
             best = max(rows, key=lambda row: row["estimate"]["tokens_per_s"])["cluster"]
             return next(name for name in task.asked.split() if best.startswith(f"{name}-"))
         case "propose":
-            return label(max(document["configs"], key=lambda row: row["estimate"]["tokens_per_s"])["config"])
+            return label(
+                max(document["configs"], key=lambda row: row["estimate"]["tokens_per_s"])["config"]
+            )
         case "repair":
             return label(document["together"]["config"])
         case "feasible":
             return "yes" if document["configs"] else "no"
         case "fits":
-            return "yes" if document["legal"] and document["estimate"]["oom_probability"] <= 0.5 else "no"
+            return (
+                "yes"
+                if document["legal"] and document["estimate"]["oom_probability"] <= 0.5
+                else "no"
+            )
         case "launch-fits":
             return "yes" if document["fits"] else "no"
         case "missing":
@@ -233,7 +267,11 @@ def solve(task: Task, document: Mapping[str, Any]) -> str:
             return str(document["error"]["field"])
         case "faster":
             is_claimed = document["too_noisy"] is None and (document["speedup_low"] or 0.0) > 1.0
-            return "yes" if is_claimed and document["baseline"]["number"] not in document["tied_with"] else "no"
+            return (
+                "yes"
+                if is_claimed and document["baseline"]["number"] not in document["tied_with"]
+                else "no"
+            )
         case _:
             return str(document["trial"]["failure"]["kind"])
 
@@ -244,7 +282,10 @@ def proposed(task: Task, document: Mapping[str, Any]) -> Iterator[tuple[Study, s
         for row in document["configs"]:
             yield study_of(task.job), label(row["config"])
     if task.kind == "faster" and document.get("best"):
-        yield autotune.load_study({**_read(task.files["study.yaml"])}), label(document["best"]["config"])
+        yield (
+            autotune.load_study({**_read(task.files["study.yaml"])}),
+            label(document["best"]["config"]),
+        )
 
 
 def careless(task: Task) -> str:
@@ -261,7 +302,9 @@ def careless(task: Task) -> str:
 
 def label(config: Mapping[str, Any]) -> str:
     """A config of a JSON document as text that every command takes."""
-    words = {k: str(v).lower() if isinstance(v, bool) else v for k, v in config.items() if k != "extra"}
+    words = {
+        k: str(v).lower() if isinstance(v, bool) else v for k, v in config.items() if k != "extra"
+    }
     return ",".join(f"{k}={v}" for k, v in words.items() if v is not None)
 
 
@@ -294,7 +337,10 @@ def _best(study: Study) -> float:
     """The most tokens/s that is predicted for a config that is expected to fit, by the order of a plan."""
     from autotune.plan.predictions import plan_of
 
-    return max((float(row.estimate.tokens_per_s) for row in plan_of(study, top=1000, profile=False).rows), default=0.0)
+    return max(
+        (float(row.estimate.tokens_per_s) for row in plan_of(study, top=1000, profile=False).rows),
+        default=0.0,
+    )
 
 
 def main(arguments: Sequence[str]) -> int:

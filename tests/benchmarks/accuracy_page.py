@@ -74,7 +74,9 @@ def summary(rows: Mapping[str, Judged]) -> list[str]:
     ]
     for name, every in rows.items():
         near = every.near()
-        lines.append(f"| {name} | {_figures(every)} | {100 * np.mean(every.is_inside):.0f}% | {_figures(near)} |")
+        lines.append(
+            f"| {name} | {_figures(every)} | {100 * np.mean(every.is_inside):.0f}% | {_figures(near)} |"
+        )
     return lines
 
 
@@ -84,7 +86,9 @@ def pages(rows: Mapping[str, Judged]) -> dict[str, str]:
     writer = csv.writer(table_of_rows, lineterminator="\n")
     writer.writerow(COLUMNS)
     for name, every in rows.items():
-        writer.writerows(_cells(name, every, i) for i in np.argsort(-np.abs(every.error), kind="stable"))
+        writer.writerows(
+            _cells(name, every, i) for i in np.argsort(-np.abs(every.error), kind="stable")
+        )
     return {
         PAGE: "\n".join(_page(rows)) + "\n",
         ROWS: table_of_rows.getvalue(),
@@ -97,7 +101,9 @@ def write_held_out(lines: Sequence[Line], *, keep_others: bool = False) -> None:
     held = [*table(lines), "", *TRIALS, "", *trials_table(lines)]
     if keep_others:
         new = {_key(line): line for line in held if line.startswith("|")}
-        held = [new.get(_key(line), line) for line in HELD_OUT.read_text(encoding="utf-8").splitlines()]
+        held = [
+            new.get(_key(line), line) for line in HELD_OUT.read_text(encoding="utf-8").splitlines()
+        ]
     HELD_OUT.write_text("\n".join(held) + "\n", encoding="utf-8")
 
 
@@ -135,7 +141,13 @@ def _page(rows: Mapping[str, Judged]) -> list[str]:
     ]  # fmt: skip
     for name, every in rows.items():
         worst = np.argsort(-np.abs(every.error), kind="stable")[:WORST]
-        text += ["", f"### {name}", "", "| " + " | ".join(COLUMNS[1:]) + " |", "|" + "---|" * (len(COLUMNS) - 1)]
+        text += [
+            "",
+            f"### {name}",
+            "",
+            "| " + " | ".join(COLUMNS[1:]) + " |",
+            "|" + "---|" * (len(COLUMNS) - 1),
+        ]
         text += ["| " + " | ".join(map(str, _cells(name, every, i)[1:])) + " |" for i in worst]
     return text
 
@@ -174,10 +186,18 @@ def scatter_svg(rows: Mapping[str, Judged]) -> str:
     ]
     for power in range(low, high + 1):
         at = place(10.0**power)
-        parts.append(f'<path d="M{left + at:.0f} {top}v{size}M{left} {top + size - at:.0f}h{size}" stroke="#ddd"/>')
-        parts.append(f'<text x="{left + at:.0f}" y="{top + size + 20}" text-anchor="middle">{10.0**power:g}</text>')
-        parts.append(f'<text x="{left - 8}" y="{top + size - at + 4:.0f}" text-anchor="end">{10.0**power:g}</text>')
-    parts.append(f'<text x="{left + size / 2}" y="{top + size + 44}" text-anchor="middle">measured step time, s</text>')
+        parts.append(
+            f'<path d="M{left + at:.0f} {top}v{size}M{left} {top + size - at:.0f}h{size}" stroke="#ddd"/>'
+        )
+        parts.append(
+            f'<text x="{left + at:.0f}" y="{top + size + 20}" text-anchor="middle">{10.0**power:g}</text>'
+        )
+        parts.append(
+            f'<text x="{left - 8}" y="{top + size - at + 4:.0f}" text-anchor="end">{10.0**power:g}</text>'
+        )
+    parts.append(
+        f'<text x="{left + size / 2}" y="{top + size + 44}" text-anchor="middle">measured step time, s</text>'
+    )
     parts.append(
         f'<text x="16" y="{top + size / 2}" text-anchor="middle" transform="rotate(-90 16 {top + size / 2})">predicted step time, s</text>'
     )

@@ -13,7 +13,17 @@ from autotune.cost.learn.uncertainty import Z90
 from research.held_out import Judged
 from research.study_trials import AfterTrials, after_trials, as_a_study, fastest
 
-HEADER = ("data", "held out by", "rows", "median", "p90", "bias", "inside", "inside by own error", "Spearman")
+HEADER = (
+    "data",
+    "held out by",
+    "rows",
+    "median",
+    "p90",
+    "bias",
+    "inside",
+    "inside by own error",
+    "Spearman",
+)
 TRIALS_HEADER = (
     "data", "held out by", "studies", "after 1", "median", "fastest 1", "median", "default 1", "median", "default and 1", "median", "studies", "after 3", "median", "mixed 1", "median", "mixed 3",
     "median",
@@ -64,7 +74,11 @@ class Line:
         """What trials leave, as text."""
 
         def figures(*several: AfterTrials) -> list[str]:
-            return [text for after in several for text in (_percent(after.inside), _percent(after.median, 1))]
+            return [
+                text
+                for after in several
+                for text in (_percent(after.inside), _percent(after.median, 1))
+            ]
 
         return (
             self.data, self.held_out_by, str(self.one.studies or ""), *figures(self.one, self.one_fastest, self.default, self.default_and_one), str(self.three.studies or ""),
@@ -72,7 +86,9 @@ class Line:
         )  # fmt: skip
 
 
-def line(data: str, held_out_by: str, rows: Judged, known: Mapping[str, Any], *, level_is_known: bool) -> Line:
+def line(
+    data: str, held_out_by: str, rows: Judged, known: Mapping[str, Any], *, level_is_known: bool
+) -> Line:
     """The line of these rows; `known`: the prior of a refit. `level_is_known`: other rows of the same clusters were fitted."""
     near = rows.near()
     size = np.abs(np.expm1(-near.error))
@@ -127,7 +143,11 @@ def trials_table(lines: Sequence[Line]) -> list[str]:
 
 def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     rule = "|" + "---|" * len(header)
-    return ["| " + " | ".join(header) + " |", rule, *("| " + " | ".join(cells) + " |" for cells in rows)]
+    return [
+        "| " + " | ".join(header) + " |",
+        rule,
+        *("| " + " | ".join(cells) + " |" for cells in rows),
+    ]
 
 
 def _percent(share: float, digits: int = 0) -> str:

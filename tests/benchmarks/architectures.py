@@ -23,7 +23,12 @@ _DECODER = {
     "vocab_size": VOCABULARY, "hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
     "intermediate_size": 320, "max_position_embeddings": 256, "use_cache": False,
 }  # fmt: skip
-_EXPERTS = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
+_EXPERTS = {
+    "num_local_experts": 4,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 96,
+}
 _ENCODER = {
     "vocab_size": VOCABULARY, "hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 320,
     "max_position_embeddings": 256,
@@ -100,10 +105,14 @@ class ConvolutionalNet(nn.Module):
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
+        )
         blocks = [(width << max(i - 1, 0), width << i, 1 + (i > 0)) for i in range(4)]
         again = [(width << i, width << i, 1) for i in range(4)]
-        self.layers = nn.ModuleList(ResidualBlock(*sizes) for pair in zip(blocks, again, strict=True) for sizes in pair)
+        self.layers = nn.ModuleList(
+            ResidualBlock(*sizes) for pair in zip(blocks, again, strict=True) for sizes in pair
+        )
         self.head = nn.Linear(width << 3, CLASSES)
 
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
@@ -122,7 +131,11 @@ class ResidualBlock(nn.Module):
         self.first = nn.Conv2d(inner, outer, 3, stride=stride, padding=1, bias=False)
         self.second = nn.Conv2d(outer, outer, 3, padding=1, bias=False)
         self.norms = nn.ModuleList(nn.BatchNorm2d(outer) for _ in range(2))
-        self.beside = nn.Identity() if inner == outer else nn.Conv2d(inner, outer, 1, stride=stride, bias=False)
+        self.beside = (
+            nn.Identity()
+            if inner == outer
+            else nn.Conv2d(inner, outer, 1, stride=stride, bias=False)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Half the side where the stride is two."""
@@ -138,7 +151,8 @@ class UnevenExperts(nn.Module):
         self.embedding = nn.Embedding(VOCABULARY, width)
         self.router = nn.Linear(width, experts)
         self.experts = nn.ModuleList(
-            nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)) for _ in range(experts)
+            nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+            for _ in range(experts)
         )
         self.head = nn.Linear(width, VOCABULARY)
 
@@ -208,7 +222,9 @@ class DiffusionTransformer(nn.Module):
         for layer in self.layers:
             x = layer(x, t)
         side = math.isqrt(x.shape[1])
-        return nn.functional.pixel_shuffle(self.out(x).transpose(1, 2).unflatten(2, (side, side)), 4)
+        return nn.functional.pixel_shuffle(
+            self.out(x).transpose(1, 2).unflatten(2, (side, side)), 4
+        )
 
 
 class ModulatedBlock(nn.Module):
@@ -218,7 +234,9 @@ class ModulatedBlock(nn.Module):
         super().__init__()
         self.first, self.second = (nn.LayerNorm(width, elementwise_affine=False) for _ in range(2))
         self.attention = nn.MultiheadAttention(width, 4, batch_first=True)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
         self.modulation = nn.Linear(width, 6 * width)
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
@@ -238,12 +256,16 @@ class Recommender(nn.Module):
         self.below = nn.Sequential(nn.Linear(13, 128), nn.ReLU(), nn.Linear(128, width), nn.ReLU())
         pairs = (tables + 1) * tables // 2
         self.above = nn.Sequential(nn.Linear(pairs + width, 256), nn.ReLU(), nn.Linear(256, 1))
-        self.register_buffer("pairs", torch.tril_indices(tables + 1, tables + 1, -1), persistent=False)
+        self.register_buffer(
+            "pairs", torch.tril_indices(tables + 1, tables + 1, -1), persistent=False
+        )
 
     def forward(self, dense: Tensor, sparse: Tensor, clicks: Tensor) -> Tensor:
         """The loss."""
         x = self.below(dense)
-        vectors = torch.stack([x, *(table(ids) for table, ids in zip(self.tables, sparse.unbind(1), strict=True))], 1)
+        vectors = torch.stack(
+            [x, *(table(ids) for table, ids in zip(self.tables, sparse.unbind(1), strict=True))], 1
+        )
         products = (vectors @ vectors.transpose(1, 2))[:, self.pairs[0], self.pairs[1]]
         score = self.above(torch.cat([x, products], 1)).squeeze(1)
         return nn.functional.binary_cross_entropy_with_logits(score, clicks)
@@ -265,7 +287,10 @@ def _loss_of_output(
 
 def _diffusion() -> dict[str, Any]:
     def inputs(micro_batch_size: int, seq_len: int) -> dict[str, Tensor]:
-        return {"images": _images(micro_batch_size, seq_len), "times": torch.rand(micro_batch_size, 1)}
+        return {
+            "images": _images(micro_batch_size, seq_len),
+            "times": torch.rand(micro_batch_size, 1),
+        }
 
     def loss(output: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
         return nn.functional.mse_loss(output, inputs["images"])

@@ -65,7 +65,14 @@ def study(spec: dict[str, Any], folder: Path) -> dict[str, Any]:
     """What `autotune tune --json` answers. Raises `RuntimeError` with what it said when it fails."""
     folder.mkdir(parents=True)
     (folder / "spec.yaml").write_text(yaml.safe_dump(spec, sort_keys=False))
-    words = ["autotune", "tune", str(folder / "spec.yaml"), "--json", "--store", f"sqlite:///{folder / 'studies.db'}"]
+    words = [
+        "autotune",
+        "tune",
+        str(folder / "spec.yaml"),
+        "--json",
+        "--store",
+        f"sqlite:///{folder / 'studies.db'}",
+    ]
     with (folder / "stderr.txt").open("w") as errors:
         done = subprocess.run(words, stdout=subprocess.PIPE, stderr=errors, text=True)
     (folder / "result.json").write_text(done.stdout)
@@ -98,7 +105,9 @@ def step_ms(config: dict[str, Any]) -> float:
         printed = lines.read()
     if os.waitpid(child, 0)[1]:
         raise RuntimeError(f"{PROGRAM} {' '.join(words)} failed")
-    return statistics.median([float(ms) for ms in re.findall(r"\| ([0-9.]+) ms", printed)][SKIPPED:])
+    return statistics.median(
+        [float(ms) for ms in re.findall(r"\| ([0-9.]+) ms", printed)][SKIPPED:]
+    )
 
 
 def pairs(baseline: dict[str, Any], winner: dict[str, Any], count: int) -> list[float]:
@@ -137,20 +146,26 @@ def main() -> None:
             print(row(asked.busy, number, load, answer, known.get(told)), flush=True)
 
 
-def row(busy: int, number: int, load: float, answer: dict[str, Any], ratios: list[float] | None) -> str:
+def row(
+    busy: int, number: int, load: float, answer: dict[str, Any], ratios: list[float] | None
+) -> str:
     """The line of the table."""
     result = answer["study"]["result"]
     low, high = result["speedup_low"], result["speedup_high"]
     speedup = answer["study"]["speedup"]
     claims = not result["too_noisy"] and speedup not in (None, 1.0)
-    claim = f"{speedup:.2f} ({low:.2f} to {high:.2f})" if claims else "too noisy" if result["too_noisy"] else "none"
+    claim = (
+        f"{speedup:.2f} ({low:.2f} to {high:.2f})"
+        if claims
+        else "too noisy"
+        if result["too_noisy"]
+        else "none"
+    )
     claim += ", tied" * (claims and low <= 1)
     first, middle, last = statistics.quantiles(ratios, n=4) if ratios else (1.0, 1.0, 1.0)
     held = "yes" if not claims or low <= middle <= high else "**no**"
     trials = sum(answer["study"]["trials"].values())
-    return (
-        f"| {busy} | {number} | {load:.1f} | {trials} | {claim} | {middle:.2f} ({first:.2f} to {last:.2f}) | {held} |"
-    )
+    return f"| {busy} | {number} | {load:.1f} | {trials} | {claim} | {middle:.2f} ({first:.2f} to {last:.2f}) | {held} |"
 
 
 if __name__ == "__main__":

@@ -28,7 +28,13 @@ from autotune.spec import (
 )
 
 MIN_CONFIGS = 15
-GPUS = {"H100": "h100-sxm", "A100": "a100-80gb", "V100": "v100-32gb", "H200": "h200-sxm", "B200": "b200-sxm"}
+GPUS = {
+    "H100": "h100-sxm",
+    "A100": "a100-80gb",
+    "V100": "v100-32gb",
+    "H200": "h200-sxm",
+    "B200": "b200-sxm",
+}
 TRAINERS = {
     "nanotron": "nanotron",
     "vtrain": "megatron",
@@ -97,12 +103,21 @@ def read_cells(
     groups: defaultdict[tuple[str, ...], list[dict[str, str]]] = defaultdict(list)
     with path.open(encoding="utf-8", newline="") as file:
         for record in csv.DictReader(file):
-            if not record["status"].endswith("-inconsistent") and record["micro_batch"] and record["accum"]:
+            if (
+                not record["status"].endswith("-inconsistent")
+                and record["micro_batch"]
+                and record["accum"]
+            ):
                 groups[
-                    tuple(record[k] for k in ("source", "model_name", "gpu", "gpus", "seq_len", "global_batch"))
+                    tuple(
+                        record[k]
+                        for k in ("source", "model_name", "gpu", "gpus", "seq_len", "global_batch")
+                    )
                 ].append(record)
     cells = [_cell(records, unknown_cause) for records in groups.values()]
-    return [c for c in cells if len(c.rows) >= least and any(r.failure is None for r in c.rows.values())]
+    return [
+        c for c in cells if len(c.rows) >= least and any(r.failure is None for r in c.rows.values())
+    ]
 
 
 def _cell(records: list[dict[str, str]], unknown_cause: FailureKind) -> Cell:
@@ -112,7 +127,9 @@ def _cell(records: list[dict[str, str]], unknown_cause: FailureKind) -> Cell:
     gpu = first["gpu"] if "-" in first["gpu"] else GPUS[first["gpu"].split("_")[0]]
     workload = Workload(
         model=_model(first),
-        cluster=ClusterSpec.of(gpu, num_nodes=max(1, _int(first["gpus"]) // per_node), gpus_per_node=per_node),
+        cluster=ClusterSpec.of(
+            gpu, num_nodes=max(1, _int(first["gpus"]) // per_node), gpus_per_node=per_node
+        ),
         seq_len=_int(first["seq_len"]),
         global_batch_size=_int(first["global_batch"]),
         trainer=trainer,
@@ -122,8 +139,13 @@ def _cell(records: list[dict[str, str]], unknown_cause: FailureKind) -> Cell:
     for record in records:
         row = _row(record, trainer, workload.seq_len, unknown_cause)
         repeats[row.config].append(row)
-    name = f"{first['model_name']}, {first['gpus']} GPUs" + (f", batch {_int(first['global_batch'])}")
-    return Cell(name=name, workload=workload, rows={config: _merged(rows) for config, rows in repeats.items()})
+    batch = _int(first["global_batch"])
+    name = f"{first['model_name']}, {first['gpus']} GPUs, batch {batch}"
+    return Cell(
+        name=name,
+        workload=workload,
+        rows={config: _merged(rows) for config, rows in repeats.items()},
+    )
 
 
 def _merged(rows: list[Row]) -> Row:
@@ -145,19 +167,29 @@ def _row(record: dict[str, str], trainer: str, seq_len: int, unknown_cause: Fail
         ep=_int(record["ep"]),
         micro_batch_size=_int(record["micro_batch"]),
         accumulation_steps=_int(record["accum"]),
-        precision=record["precision"] if record["precision"] in ("bf16", "fp16", "fp32", "fp8") else unprinted,
-        recompute=record["checkpointing"] if record["checkpointing"] in ("selective", "full") else "none",
+        precision=record["precision"]
+        if record["precision"] in ("bf16", "fp16", "fp32", "fp8")
+        else unprinted,
+        recompute=record["checkpointing"]
+        if record["checkpointing"] in ("selective", "full")
+        else "none",
         zero_stage=int(zero[-1]) if zero[-1:].isdigit() else 0,
         sequence_parallel=tp > 1
-        and (trainer == "nanotron" if not record["seq_parallel"] else record["seq_parallel"] == "1"),
+        and (
+            trainer == "nanotron" if not record["seq_parallel"] else record["seq_parallel"] == "1"
+        ),
         virtual_stages=vpp,
         pp_schedule="interleaved_1f1b" if vpp > 1 else "1f1b",
     )
     if record["status"] != "ok":
         out_of_memory = record["status"] == "oom" or record["oom"].startswith("1")
-        return Row(config=config, failure=FailureKind.OUT_OF_MEMORY if out_of_memory else unknown_cause)
+        return Row(
+            config=config, failure=FailureKind.OUT_OF_MEMORY if out_of_memory else unknown_cause
+        )
     rate = record["tokens_per_s_per_gpu"]
-    step_time_s = config.global_batch_size * seq_len / (float(rate) * config.world_size) if rate else math.nan
+    step_time_s = (
+        config.global_batch_size * seq_len / (float(rate) * config.world_size) if rate else math.nan
+    )
     peak = record["peak_mem_gib"]
     return Row(
         config=config,
@@ -178,11 +210,18 @@ def _model(record: dict[str, str]) -> ModelSpec:
         vocab_size=_int(record["vocab"], 51200),
     )
     forms = [
-        replace(plain, gated_mlp=gated, tied_embeddings=tied, max_positions=0 if gated else _int(record["seq_len"]))
+        replace(
+            plain,
+            gated_mlp=gated,
+            tied_embeddings=tied,
+            max_positions=0 if gated else _int(record["seq_len"]),
+        )
         for gated in (False, True)
         for tied in (True, False)
     ]
-    return min(forms, key=lambda model: abs(model.num_parameters - printed)) if printed else forms[0]
+    return (
+        min(forms, key=lambda model: abs(model.num_parameters - printed)) if printed else forms[0]
+    )
 
 
 def _int(text: str, default: int = 1) -> int:

@@ -35,11 +35,15 @@ STEPS = 20
 def controller(past: int) -> tuple[Controller, float]:
     """A controller rebuilt from so many measured trials, and the CPU seconds that this took."""
     cluster = catalog.cluster("h100-sxm-1x8")
-    workload = Workload(model=catalog.model("llama-8b"), cluster=cluster, seq_len=4096, global_batch_size=1024)
+    workload = Workload(
+        model=catalog.model("llama-8b"), cluster=cluster, seq_len=4096, global_batch_size=1024
+    )
     configs = [ParallelConfig(micro_batch_size=i + 1) for i in range(past + 2 * MORE)]
     space = SearchSpace.of(workload, configs)
     budget = Budget(max_trials=past + 2 * MORE, max_wall_s=1e9, max_failed_trials=1 << 30)
-    study = Study(name="overhead", workload=workload, space=SpaceSpec(), budget=budget, searcher="random")
+    study = Study(
+        name="overhead", workload=workload, space=SpaceSpec(), budget=budget, searcher="random"
+    )
     trials = [
         Trial(
             config=config,
@@ -52,13 +56,20 @@ def controller(past: int) -> tuple[Controller, float]:
     ]
     began = time.process_time()
     searcher = make_searcher("random", space)
-    made = Controller(study_id="s", study=study, searcher=searcher, capacity=8, baseline=None, past=trials)
+    made = Controller(
+        study_id="s", study=study, searcher=searcher, capacity=8, baseline=None, past=trials
+    )
     return made, time.process_time() - began
 
 
 def measured(config: ParallelConfig) -> Measurement:
     series = tuple(0.1 + 0.001 * (i % 3) for i in range(STEPS))
-    return Measurement(step_times_s=series, losses=series, grad_norms=series, tokens_per_step=config.micro_batch_size)
+    return Measurement(
+        step_times_s=series,
+        losses=series,
+        grad_norms=series,
+        tokens_per_step=config.micro_batch_size,
+    )
 
 
 def per_trial_s(machine: Controller) -> float:
@@ -77,7 +88,10 @@ def main() -> None:
     print("| trials in the study | one more trial | replay |\n|---|---|---|")
     for past in (10, 1_000, 10_000):
         machine, replay_s = controller(past)
-        print(f"| {past:,} | {per_trial_s(machine) * 1e3:.2f} ms | {replay_s * 1e3:.0f} ms |", flush=True)
+        print(
+            f"| {past:,} | {per_trial_s(machine) * 1e3:.2f} ms | {replay_s * 1e3:.0f} ms |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

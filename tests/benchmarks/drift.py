@@ -27,7 +27,15 @@ from typing import Any
 import numpy as np
 
 from autotune.ports import AttemptEnded, TrialRequest
-from autotune.spec import Estimate, MemoryParts, ParallelConfig, TimeParts, Trial, TrialPurpose, TrialStatus
+from autotune.spec import (
+    Estimate,
+    MemoryParts,
+    ParallelConfig,
+    TimeParts,
+    Trial,
+    TrialPurpose,
+    TrialStatus,
+)
 from autotune.stopping import trial_decision
 from tests.study.controller.world import BASELINE, CONFIGS, World, measured, study
 
@@ -46,7 +54,11 @@ def slowness_of(kind: str, rng: np.random.Generator) -> Slowness:
     """How the machine changes."""
     factor = math.exp(rng.uniform(math.log(0.5), math.log(4.0)))
     begins = float(rng.uniform(0.1, 0.9)) * SEARCH_S
-    lasts = {"step": math.inf, "back": SEARCH_S / 3, "burst": float(rng.uniform(2, 4)) * SETUP_S * 2.5}.get(kind, 0.0)
+    lasts = {
+        "step": math.inf,
+        "back": SEARCH_S / 3,
+        "burst": float(rng.uniform(2, 4)) * SETUP_S * 2.5,
+    }.get(kind, 0.0)
     if kind == "ramp":
         return lambda at_s: float(factor ** min(1.0, at_s / SEARCH_S))
     return lambda at_s: factor if begins <= at_s < begins + lasts else 1.0
@@ -73,11 +85,20 @@ class Machine:
         self.rng = np.random.default_rng([seed, KINDS.index(kind)])
         others = [c for c in CONFIGS if c != BASELINE]
         speeds = self.rng.permutation(np.linspace(0.8, 1.3, len(others)))
-        self.speed: dict[ParallelConfig, float] = {BASELINE: 1.0, **dict(zip(others, map(float, speeds), strict=True))}
+        self.speed: dict[ParallelConfig, float] = {
+            BASELINE: 1.0,
+            **dict(zip(others, map(float, speeds), strict=True)),
+        }
         self.slowness, self.is_wild = slowness_of(kind, self.rng), kind == "wild"
         self.off = {c: float(self.rng.normal(0, PREDICTION_SD)) for c in self.speed}
-        options: dict[str, Any] = {"predict": self.predict, "correct": self.correct, "baseline": BASELINE}
-        self.world = World(study(max_trials=25, parallel_trials=parallel), configs=others, **options)
+        options: dict[str, Any] = {
+            "predict": self.predict,
+            "correct": self.correct,
+            "baseline": BASELINE,
+        }
+        self.world = World(
+            study(max_trials=25, parallel_trials=parallel), configs=others, **options
+        )
         self.began_s = self.world.now_s
 
     def predict(self, config: ParallelConfig) -> Estimate:
@@ -85,7 +106,9 @@ class Machine:
         step_s = STEP_S / self.speed[config] * math.exp(self.off[config])
         return prediction(step_s, PREDICTION_SD)
 
-    def correct(self, config: ParallelConfig, estimate: Estimate, trials: Iterable[Trial]) -> Estimate:
+    def correct(
+        self, config: ParallelConfig, estimate: Estimate, trials: Iterable[Trial]
+    ) -> Estimate:
         """The prediction moved by what the trials so far are off by, as a study does it."""
         errors = [
             math.log(t.measurement.step_time_s / float(self.predict(t.config).step_time_s))
@@ -120,7 +143,9 @@ class Machine:
             number = min(r.number for r in world.running.values())
             times, stopped = self.times(world.request(number))
             world.tick(SETUP_S + sum(times))
-            m = replace(measured(world.request(number).config), step_times_s=tuple(times), setup_s=SETUP_S)
+            m = replace(
+                measured(world.request(number).config), step_times_s=tuple(times), setup_s=SETUP_S
+            )
             world.report(AttemptEnded(id=world.request(number).id, measurement=m, stopped=stopped))
             world.tick()
         return self.outcome()
@@ -156,7 +181,9 @@ def prediction(step_s: float, sd: float) -> Estimate:
         step_time_s=step_s,
         time_parts_s=TimeParts(**dict.fromkeys(TimeParts.__slots__, 0.0) | {"compute": step_s}),
         peak_memory_bytes=1e9,
-        memory_parts_bytes=MemoryParts(**dict.fromkeys(MemoryParts.__slots__, 0.0) | {"weights": 1e9}),
+        memory_parts_bytes=MemoryParts(
+            **dict.fromkeys(MemoryParts.__slots__, 0.0) | {"weights": 1e9}
+        ),
         oom_probability=0.0,
         tokens_per_s=256 / step_s,
         tokens_per_s_per_gpu=64 / step_s,
@@ -170,7 +197,9 @@ def prediction(step_s: float, sd: float) -> Estimate:
 
 def main() -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--studies", type=int, default=200)
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--parallel", type=int, default=1, help="trials that run at once")

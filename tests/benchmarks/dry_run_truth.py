@@ -91,7 +91,9 @@ def request_of(name: str, precision: str) -> TrialRequest:
 
     architecture = ARCHITECTURES[name]
     code = ModelCode(module="tests.benchmarks.architectures:build", args=json.dumps({"name": name}))
-    unknown = ModelSpec(name="model", num_layers=1, hidden_size=1, num_attention_heads=1, vocab_size=1, code=code)
+    unknown = ModelSpec(
+        name="model", num_layers=1, hidden_size=1, num_attention_heads=1, vocab_size=1, code=code
+    )
     workload = Workload(
         model=inspect(unknown),
         cluster=catalog.cluster("cpu-1x1"),
@@ -100,7 +102,9 @@ def request_of(name: str, precision: str) -> TrialRequest:
         peft=Peft(rank=8) if architecture.lora else None,
     )
     config = ParallelConfig(micro_batch_size=2, accumulation_steps=2, precision=precision)
-    return TrialRequest(study="truth", number=0, attempt=1, workload=workload, config=config, measure=MeasureSpec())
+    return TrialRequest(
+        study="truth", number=0, attempt=1, workload=workload, config=config, measure=MeasureSpec()
+    )
 
 
 def real_peaks(request: TrialRequest) -> Peaks:
@@ -114,7 +118,9 @@ def real_peaks(request: TrialRequest) -> Peaks:
     from autotune_workers.training.step import Training
 
     class Marks(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             with record_function(f"{OPERATOR}{func}"):
                 return func(*args, **(kwargs or {}))
 
@@ -122,7 +128,12 @@ def real_peaks(request: TrialRequest) -> Peaks:
     with tempfile.TemporaryDirectory() as folder:
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
         try:
-            with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler, Marks():
+            with (
+                profile(
+                    activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
+                ) as profiler,
+                Marks(),
+            ):
                 context = RankContext(rank=0, world_size=1, device=torch.device("cpu"))
                 training = Training(request, context, stream=RandomTokens())
                 training.step(*training.batch(0))
@@ -160,7 +171,9 @@ def peaks_within(events: Sequence[Any], name: str) -> Peaks:
                 most, operator = held, running[0] if running else ""
             if not running:
                 tensors = max(tensors, held)
-    return Peaks(tensors_bytes=tensors, allocator_bytes=most, operator=operator if most > tensors else "")
+    return Peaks(
+        tensors_bytes=tensors, allocator_bytes=most, operator=operator if most > tensors else ""
+    )
 
 
 def _range(event: Any) -> tuple[int, int]:
@@ -188,7 +201,9 @@ def _in_a_fork(kind: str, name: str, precision: str) -> dict[str, Any]:
     process.start()
     there.close()
     try:
-        answer: dict[str, Any] = here.recv() if here.poll(LIMIT_S) else {"error": f"no answer within {LIMIT_S:g} s"}
+        answer: dict[str, Any] = (
+            here.recv() if here.poll(LIMIT_S) else {"error": f"no answer within {LIMIT_S:g} s"}
+        )
     except EOFError:
         answer = {"error": "the process died"}
     finally:
@@ -228,7 +243,9 @@ def table(names: Sequence[str]) -> tuple[list[Compared], dict[str, str]]:
                 row = compare(name, precision)
             except RuntimeError as error:
                 failed[name] = str(error)
-                print(f"| {name} | {precision} | {' '.join(str(error).split())[-700:]} |", flush=True)
+                print(
+                    f"| {name} | {precision} | {' '.join(str(error).split())[-700:]} |", flush=True
+                )
                 continue
             rows.append(row)
             print(

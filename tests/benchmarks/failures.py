@@ -11,7 +11,16 @@ from autotune.testing.runners import events_until_ended
 from autotune_workers.runners.local import LocalRunner
 from tests.workers.blocking_groups import COLLECTIVES
 from tests.workers.fault_table import with_small_memory
-from tests.workers.gang.test_blocking_groups import ENDLESS, FAULTS, HEALTHY, KILLED, NAN, OOM, RAISED, end_of
+from tests.workers.gang.test_blocking_groups import (
+    ENDLESS,
+    FAULTS,
+    HEALTHY,
+    KILLED,
+    NAN,
+    OOM,
+    RAISED,
+    end_of,
+)
 from tests.workers.requests import request
 
 

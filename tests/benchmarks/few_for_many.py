@@ -54,7 +54,13 @@ REAL = 3
 WRONG = 2.0
 """factor by which a wrong constant is off: the spread of a log-normal"""
 WRONG_MEMORY = 0.25
-MEMORY = ("activation_factor", "waiting_in_layer", "waiting_at_head", "buffer_bytes", "framework_bytes")
+MEMORY = (
+    "activation_factor",
+    "waiting_in_layer",
+    "waiting_at_head",
+    "buffer_bytes",
+    "framework_bytes",
+)
 """constants of memory that is not counted exactly"""
 STATES = ("right", "wrong")
 NOT_JUDGED = (
@@ -119,31 +125,54 @@ class SweptProxies:
     """The runs of the sweeps at hand that stand for configs of a target."""
 
     def __init__(self, rung: Rung) -> None:
-        self._rows = [(cell, row) for cell in rung.cells for row in cell.rows if not why_not(cell.workload, row)]
+        self._rows = [
+            (cell, row)
+            for cell in rung.cells
+            for row in cell.rows
+            if not why_not(cell.workload, row)
+        ]
 
     def __call__(self, target: Workload, config: ParallelConfig, held: ClusterSpec) -> Proxy:
         """The nearest run with the same tensor degree, micro-batch, precision and recomputation. Raises `ConfigError` where there is none."""
         like = [(c, row) for c, row in self._rows if _kept(row) == _kept(config)]
         if not like:
-            raise ConfigError(f"no run on {held.name} has tp={config.tp}, micro_batch_size={config.micro_batch_size}")
+            raise ConfigError(
+                f"no run on {held.name} has tp={config.tp}, micro_batch_size={config.micro_batch_size}"
+            )
         cell, row = min(like, key=lambda found: _distance(found[1], config))
         return Proxy(workload=cell.workload, config=row, blind=())
 
     def trial(self, proxy: Proxy, config: ParallelConfig, number: int) -> Trial:
         """What became of a proxy in the sweep."""
-        cell = next(c for c, row in self._rows if c.workload == proxy.workload and row == proxy.config)
+        cell = next(
+            c for c, row in self._rows if c.workload == proxy.workload and row == proxy.config
+        )
         trial = cell.trial(proxy.config, number)
         return replace(trial, stands_for=StandsFor(config=config, workload=proxy.workload))
 
 
 def _kept(config: ParallelConfig) -> tuple[Any, ...]:
-    return config.tp, config.cp, config.ep, config.micro_batch_size, config.precision, config.recompute
+    return (
+        config.tp,
+        config.cp,
+        config.ep,
+        config.micro_batch_size,
+        config.precision,
+        config.recompute,
+    )
 
 
 def _distance(row: ParallelConfig, config: ParallelConfig) -> tuple[float, ...]:
     """Doublings by which pipeline and accumulation differ, and whether the sharding does."""
-    stages, steps = (math.log2(getattr(row, n) / getattr(config, n)) for n in ("pp", "accumulation_steps"))
-    return abs(stages) + abs(steps), abs(stages), float(row.zero_stage != config.zero_stage), row.global_batch_size
+    stages, steps = (
+        math.log2(getattr(row, n) / getattr(config, n)) for n in ("pp", "accumulation_steps")
+    )
+    return (
+        abs(stages) + abs(steps),
+        abs(stages),
+        float(row.zero_stage != config.zero_stage),
+        row.global_batch_size,
+    )
 
 
 # ---- tasks and constants
@@ -165,12 +194,22 @@ def tasks() -> list[Task]:
         least = min(count for name, count in by_model if name == model)
         if gpus > least:
             few = Rung(cells=by_model[model, least], proxies=PROXIES)
-            found.append(Task(kind="near" if gpus <= 8 * least else "far", target=target, rungs=(few,)))
+            found.append(
+                Task(kind="near" if gpus <= 8 * least else "far", target=target, rungs=(few,))
+            )
             if gpus > 8 * least and (quarter := by_model.get((model, gpus // 4))):
-                found.append(Task(kind="quarter", target=target, rungs=(few, Rung(cells=quarter, proxies=NEARER))))
+                found.append(
+                    Task(
+                        kind="quarter",
+                        target=target,
+                        rungs=(few, Rung(cells=quarter, proxies=NEARER)),
+                    )
+                )
         fewer = by_model.get((f"{model.rpartition('-l')[0]}-l12", gpus))
         if fewer and target.workload.model.num_layers > 12:
-            found.append(Task(kind="layers", target=target, rungs=(Rung(cells=fewer, proxies=PROXIES),)))
+            found.append(
+                Task(kind="layers", target=target, rungs=(Rung(cells=fewer, proxies=PROXIES),))
+            )
     return found
 
 
@@ -178,14 +217,21 @@ def _on_efa(cells: Sequence[Cell]) -> list[Cell]:
     """nanotron's sweep on the network that it ran on."""
     link = published.nanotron()[0].workload.cluster.inter_node
     return [
-        replace(c, workload=replace(c.workload, cluster=replace(c.workload.cluster, inter_node=link))) for c in cells
+        replace(
+            c, workload=replace(c.workload, cluster=replace(c.workload.cluster, inter_node=link))
+        )
+        for c in cells
     ]
 
 
 def constants_without(pair: Pair, model: str, gpus: int) -> Calibration:
     """Constants fitted to the rows that have neither this model nor this GPU count."""
     rest = [b for b in pair.blocks if b.workload.model.name != model]
-    kept = [b.take(rows) for b in rest if len(rows := np.flatnonzero(np.asarray(b.table.world_size) != gpus))]
+    kept = [
+        b.take(rows)
+        for b in rest
+        if len(rows := np.flatnonzero(np.asarray(b.table.world_size) != gpus))
+    ]
     return fit_time(pair, kept)
 
 
@@ -194,9 +240,21 @@ def constants_of(some: Sequence[Task], run: Any = map) -> Mapping[tuple[str, int
     fitted = {"nanotron": "h100/nanotron", "megatron": "a100/megatron"}
     of_trainer = {name: next(p for p in pairs() if p.name == pair) for name, pair in fitted.items()}
     keys = sorted(
-        {(t.target.workload.model.name, t.target.workload.cluster.num_gpus, t.target.workload.trainer) for t in some}
+        {
+            (
+                t.target.workload.model.name,
+                t.target.workload.cluster.num_gpus,
+                t.target.workload.trainer,
+            )
+            for t in some
+        }
     )
-    fits = run(constants_without, [of_trainer[k[2]] for k in keys], [k[0] for k in keys], [k[1] for k in keys])
+    fits = run(
+        constants_without,
+        [of_trainer[k[2]] for k in keys],
+        [k[0] for k in keys],
+        [k[1] for k in keys],
+    )
     return {(model, gpus): fit for (model, gpus, _), fit in zip(keys, fits, strict=True)}
 
 
@@ -205,7 +263,9 @@ def constants_in(state: str, target: Workload, fitted: Calibration, seed: int) -
     right = replace(calibration_for(target), **{n: getattr(fitted, n) for n in HELD_OUT})
     if state == "right":
         return right
-    rng = np.random.default_rng([seed, target.cluster.num_gpus, target.model.hidden_size, target.model.num_layers])
+    rng = np.random.default_rng(
+        [seed, target.cluster.num_gpus, target.model.hidden_size, target.model.num_layers]
+    )
     moved = perturbed(right, rng, math.log(WRONG))
     factor = 1.0 + WRONG_MEMORY * rng.choice([-1.0, 1.0])
     kept = {n: getattr(right, n) * (factor if n in MEMORY else 1.0) for n in MEMORY_CONSTANTS}
@@ -226,12 +286,16 @@ def replay_task(task: Task, state: str, seed: int, fitted: Calibration) -> list[
     return [_outcome(task, state, seed, plain, ()), _outcome(task, state, seed, searcher, told)]
 
 
-def with_proxies(task: Task, problem: Problem) -> tuple[TargetSearcher, tuple[tuple[Workload, Trial], ...]]:
+def with_proxies(
+    task: Task, problem: Problem
+) -> tuple[TargetSearcher, tuple[tuple[Workload, Trial], ...]]:
     """The searcher of the last rung once the proxies of all rungs ran, and these."""
     told: tuple[tuple[Workload, Trial], ...] = ()
     for rung in task.rungs:
         sweep = SweptProxies(rung)
-        searcher = TargetSearcher(replace(problem, history=told), rung.cluster, worth=0.0, stand_in=sweep)
+        searcher = TargetSearcher(
+            replace(problem, history=told), rung.cluster, worth=0.0, stand_in=sweep
+        )
         for number in range(rung.proxies):
             for config in searcher.ask(1):
                 searcher.tell([sweep.trial(searcher.proxy_for(config), config, number)])
@@ -240,7 +304,11 @@ def with_proxies(task: Task, problem: Problem) -> tuple[TargetSearcher, tuple[tu
 
 
 def _outcome(
-    task: Task, state: str, seed: int, searcher: TargetSearcher, told: tuple[tuple[Workload, Trial], ...]
+    task: Task,
+    state: str,
+    seed: int,
+    searcher: TargetSearcher,
+    told: tuple[tuple[Workload, Trial], ...],
 ) -> Outcome:
     target, space = task.target, searcher.space
     configs = list(space)
@@ -261,15 +329,21 @@ def _outcome(
     )  # fmt: skip
 
 
-def _inside(searcher: TargetSearcher, ran: np.ndarray, predicted: np.ndarray, measured: np.ndarray) -> float:
+def _inside(
+    searcher: TargetSearcher, ran: np.ndarray, predicted: np.ndarray, measured: np.ndarray
+) -> float:
     """Share of the steps within the interval that a study with a target states: its upper end counts the chance of a stall."""
     standing, sigma = searcher.standing, searcher.sigma_of(ran)
     low, _ = interval(predicted, sigma)
-    high = upper_end(predicted, sigma, predicted * standing.stalled_factor[ran], standing.stall_probability[ran])
+    high = upper_end(
+        predicted, sigma, predicted * standing.stalled_factor[ran], standing.stall_probability[ran]
+    )
     return float(np.mean((low <= measured) & (measured <= high)))
 
 
-def _real_trials(task: Task, problem: Problem, told: tuple[tuple[Workload, Trial], ...]) -> tuple[float, ...]:
+def _real_trials(
+    task: Task, problem: Problem, told: tuple[tuple[Workload, Trial], ...]
+) -> tuple[float, ...]:
     """Regret after each of the first trials of a study on the target that knows the proxies."""
     searcher = make_searcher(
         "bayesian", problem.space, seed=problem.seed, calibration=problem.calibration, history=told
@@ -289,7 +363,15 @@ def outcomes_of(some: Sequence[Task], seeds: int, jobs: int) -> list[Outcome]:
     """Every task with right constants, and with wrong ones for each seed."""
     with ProcessPoolExecutor(jobs) as pool:
         fitted = constants_of(some, pool.map)
-        plays = [(t, state, seed) for t in some for state in STATES for seed in range(1 if state == "right" else seeds)]
-        known = [fitted[t.target.workload.model.name, t.target.workload.cluster.num_gpus] for t, _, _ in plays]
+        plays = [
+            (t, state, seed)
+            for t in some
+            for state in STATES
+            for seed in range(1 if state == "right" else seeds)
+        ]
+        known = [
+            fitted[t.target.workload.model.name, t.target.workload.cluster.num_gpus]
+            for t, _, _ in plays
+        ]
         found = pool.map(replay_task, *zip(*plays, strict=True), known, chunksize=2)
         return [outcome for pair in found for outcome in pair]

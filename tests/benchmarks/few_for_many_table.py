@@ -42,8 +42,20 @@ def print_tables(seeds: int, jobs: int, *, every_cell: bool) -> None:
         for o in outcomes:
             after = ", ".join(f"{regret:.1%}" for regret in o.regrets)
             which = f"{o.measured} proxies, {o.failed} failed" if o.with_proxies else "no proxies"
-            print(f"  {o.task}, {o.state} {o.seed}, {which}: error {o.error:.1%}, first {o.first:.1%}, then {after}")
-    print("\n".join([*summary(outcomes), "", *goals_table(outcomes), "", *(f"not judged: {it}" for it in NOT_JUDGED)]))
+            print(
+                f"  {o.task}, {o.state} {o.seed}, {which}: error {o.error:.1%}, first {o.first:.1%}, then {after}"
+            )
+    print(
+        "\n".join(
+            [
+                *summary(outcomes),
+                "",
+                *goals_table(outcomes),
+                "",
+                *(f"not judged: {it}" for it in NOT_JUDGED),
+            ]
+        )
+    )
 
 
 def summary(outcomes: Sequence[Outcome]) -> Iterator[str]:
@@ -57,7 +69,8 @@ def summary(outcomes: Sequence[Outcome]) -> Iterator[str]:
                     some = [
                         o
                         for o in outcomes
-                        if (o.kind, o.state, o.with_proxies) == (kind, state, told) and o.task.startswith(sweep)
+                        if (o.kind, o.state, o.with_proxies) == (kind, state, told)
+                        and o.task.startswith(sweep)
                     ]
                     if some:
                         yield _line("vTrain" if sweep == "gpt" else sweep, words, state, told, some)
@@ -84,10 +97,14 @@ def goals(outcomes: Sequence[Outcome]) -> Iterator[Goal]:
     told = [o for o in outcomes if o.with_proxies]
     near, far, quarter, layers = ([o for o in told if o.kind == kind] for kind in KINDS)
     wrong = [o for o in near if o.state == "wrong"]
-    yield _at_most("up to 8 times, 5 proxies, constants wrong by 2: time error of the faster half", 0.06, wrong)
+    yield _at_most(
+        "up to 8 times, 5 proxies, constants wrong by 2: time error of the faster half", 0.06, wrong
+    )
     for state in STATES:
         some = [o for o in near if o.state == state]
-        first, third = (_share(o.regrets[k] <= limit for o in some) for k, limit in ((0, 0.10), (2, 0.05)))
+        first, third = (
+            _share(o.regrets[k] <= limit for o in some) for k, limit in ((0, 0.10), (2, 0.05))
+        )
         yield Goal(
             what=f"up to 8 times, constants {state}: first real trial within 10% / three within 5%",
             goal="95% / 95%", figure=f"{first:.0%} / {third:.0%}", cells=len(some), met=min(first, third) >= 0.95,
@@ -115,12 +132,22 @@ def goals(outcomes: Sequence[Outcome]) -> Iterator[Goal]:
 
 def _at_most(what: str, limit: float, some: Sequence[Outcome]) -> Goal:
     figure = mean(o.error for o in some)
-    return Goal(what=what, goal=f"<= {limit:.0%}", figure=f"{figure:.1%}", cells=len(some), met=figure <= limit)
+    return Goal(
+        what=what,
+        goal=f"<= {limit:.0%}",
+        figure=f"{figure:.1%}",
+        cells=len(some),
+        met=figure <= limit,
+    )
 
 
 def _harm(outcomes: Sequence[Outcome]) -> Goal:
     last = {(o.task, o.state, o.seed, o.with_proxies): o.regrets[2] for o in outcomes}
-    worse = [last[task, state, seed, True] - last[task, state, seed, False] for task, state, seed, told in last if told]
+    worse = [
+        last[task, state, seed, True] - last[task, state, seed, False]
+        for task, state, seed, told in last
+        if told
+    ]
     harmed = sum(it > MOST_HARM for it in worse)
     return Goal(
         what="harm: any cell worse than without proxies after three real trials",

@@ -45,13 +45,21 @@ def load_of(kind: str, rng: np.random.Generator) -> Callable[[float], float]:
     if kind == "bursts":
         at_s = float(rng.uniform(0, 300))
         while at_s < HORIZON_S:
-            lasts, pause = (float(math.exp(rng.uniform(math.log(10), math.log(600)))) for _ in range(2))
+            lasts, pause = (
+                float(math.exp(rng.uniform(math.log(10), math.log(600)))) for _ in range(2)
+            )
             spans.append((at_s, at_s + lasts, float(rng.uniform(1, 3))))
             at_s += lasts + pause
     elif kind == "phases":
         for _ in range(int(rng.integers(1, 4))):
             begins = float(rng.uniform(0, 2 * drift.SEARCH_S))
-            spans.append((begins, begins + float(rng.uniform(0.3, 2)) * drift.SEARCH_S, float(rng.uniform(1, 3))))
+            spans.append(
+                (
+                    begins,
+                    begins + float(rng.uniform(0.3, 2)) * drift.SEARCH_S,
+                    float(rng.uniform(1, 3)),
+                )
+            )
     return lambda at_s: sum(load for begins, ends, load in spans if begins <= at_s < ends)
 
 
@@ -65,7 +73,9 @@ class Machine(drift.Machine):
         if world == "equal":
             self.speed: dict[ParallelConfig, float] = dict.fromkeys((BASELINE, *CONFIGS), 1.0)
         load, uneven = load_of(kind, self.rng), np.random.default_rng([seed, 7])
-        self.slowness = lambda at_s: (1 + found) * math.exp(uneven.normal(0, UNEVEN)) if (found := load(at_s)) else 1.0
+        self.slowness = lambda at_s: (
+            (1 + found) * math.exp(uneven.normal(0, UNEVEN)) if (found := load(at_s)) else 1.0
+        )
 
 
 def study(kind: str, world: str, seed: int) -> dict[str, float]:

@@ -28,7 +28,13 @@ from autotune.cost.calibration import Calibration, calibration_for
 from autotune.cost.layout import attended_len, edge_weights, layer_weights, layout_of
 from autotune.cost.memory.activations import mean_kept_bytes
 from autotune.cost.time.attention import attention_reached
-from autotune.cost.time.compute import element_bytes, head_step_s, layer_forward_s, padded_head, peak_flops_per_s
+from autotune.cost.time.compute import (
+    element_bytes,
+    head_step_s,
+    layer_forward_s,
+    padded_head,
+    peak_flops_per_s,
+)
 from autotune.cost.time.experts import expert_layer_s
 from autotune.cost.time.recompute import repeated
 from autotune.cost.time.traffic import RankWeights, context_s, data_step_s, tensor_layer_s
@@ -148,12 +154,18 @@ def by_formulas(workload: Workload, config: ParallelConfig) -> dict[str, float]:
     embedding, projection = edge_weights(model, layout, traits.vocab_parallel)
     ends = embedding + projection
     nothing = np.zeros_like(ends)
-    shards = (layout.shard_group.size, layout.expert_shard_group.size) if config.zero_stage >= 2 else (1.0, 1.0)
+    shards = (
+        (layout.shard_group.size, layout.expert_shard_group.size)
+        if config.zero_stage >= 2
+        else (1.0, 1.0)
+    )
     layers = nothing + model.num_layers
     rank = RankWeights(layers, layers * dense + ends, layers * experts, nothing, nothing)
     once, each, late = data_step_s(workload, table, layout, constants, traits, rank)
     reached = attention_reached(workload, table, constants, traits)
-    sent = expert_layer_s(workload, table, layout, constants, traits, again.dispatches, element_bytes(table))
+    sent = expert_layer_s(
+        workload, table, layout, constants, traits, again.dispatches, element_bytes(table)
+    )
     found = {
         "weights": (layers * dense + ends) / shards[0] + layers * experts / shards[1],
         "layer, products": (3.0 + again.matmuls) * products * per_second,
@@ -161,7 +173,9 @@ def by_formulas(workload: Workload, config: ParallelConfig) -> dict[str, float]:
         "head, products": head_step_s(workload, table, layout, constants, traits) * per_second,
         "layer, saved": layout.tokens * mean_kept_bytes(workload, table, layout, constants, traits),
         "layer, tp bytes": tensor_layer_s(workload, table, layout, constants, again.collectives),
-        "layer, cp bytes": context_s(workload, table, layout, constants, traits, again.scores, scores),
+        "layer, cp bytes": context_s(
+            workload, table, layout, constants, traits, again.scores, scores
+        ),
         "layer, ep bytes": sent,
         "step, dp bytes": once + layout.accumulation * (each + late),
     }
@@ -173,13 +187,18 @@ def by_dry_run(run: DryRun, deeper: DryRun, config: ParallelConfig) -> dict[str,
     sizes = {"tp": config.tp, "cp": config.cp, "ep": config.ep}
     data = [c for c in run.collectives if c.axis.startswith(DATA_AXES) and c.num_bytes > 64]
     layer = _products(deeper) - _products(run)
-    scores = (deeper.flops - run.flops - layer) / 2.0  # a dry run counts those that the mask hides too
+    scores = (
+        deeper.flops - run.flops - layer
+    ) / 2.0  # a dry run counts those that the mask hides too
     return {
         "weights": float(run.rank_parameters),
         "layer, products": layer,
         **({"layer, scores": scores} if config.cp == 1 else {}),
         "head, products": _products(run) - LAYERS * layer,
-        **{f"layer, {axis} bytes": _sent(deeper, axis, n) - _sent(run, axis, n) for axis, n in sizes.items()},
+        **{
+            f"layer, {axis} bytes": _sent(deeper, axis, n) - _sent(run, axis, n)
+            for axis, n in sizes.items()
+        },
         "step, dp bytes": sum(c.count * on_wire(c.kind, c.num_bytes, len(c.ranks)) for c in data),
     }
 
@@ -211,7 +230,30 @@ def recorded(model: ModelSpec, text: str) -> dict[str, Any]:
     return {"model": model.name, "config": text, "figures": by_dry_run(*found, config)}
 
 
-_PRIMES = (23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113)
+_PRIMES = (
+    23,
+    29,
+    31,
+    37,
+    41,
+    43,
+    47,
+    53,
+    59,
+    61,
+    67,
+    71,
+    73,
+    79,
+    83,
+    89,
+    97,
+    101,
+    103,
+    107,
+    109,
+    113,
+)
 """of the sizes of runs"""
 
 
@@ -235,9 +277,26 @@ def marked_sizes(sizes: Iterable[int], *, multiple: int = 1, longest: int = 0) -
 
 def sizes_of(model: ModelSpec) -> Iterable[int]:
     """The sizes of a model's tensors, which the run's own sizes must not divide."""
-    heads = (model.num_attention_heads, model.num_kv_heads, model.head_dim, model.v_head_dim, model.qk_rope_head_dim)
-    widths = (model.hidden_size, model.ffn_hidden_size, model.dense_ffn_hidden_size, model.shared_ffn_hidden_size)
-    others = (model.vocab_size, model.max_positions, model.kv_lora_rank, model.q_lora_rank, model.num_experts)
+    heads = (
+        model.num_attention_heads,
+        model.num_kv_heads,
+        model.head_dim,
+        model.v_head_dim,
+        model.qk_rope_head_dim,
+    )
+    widths = (
+        model.hidden_size,
+        model.ffn_hidden_size,
+        model.dense_ffn_hidden_size,
+        model.shared_ffn_hidden_size,
+    )
+    others = (
+        model.vocab_size,
+        model.max_positions,
+        model.kv_lora_rank,
+        model.q_lora_rank,
+        model.num_experts,
+    )
     return (*heads, *widths, *others, *_joined(model))
 
 
@@ -255,7 +314,12 @@ def setting(model: ModelSpec, text: str) -> tuple[ModelSpec, ParallelConfig, int
     b, s = marked_sizes(sizes_of(small), multiple=64)
     if model.max_positions:
         small = replace(small, max_positions=max(s, model.max_positions))
-    return small, ParallelConfig.from_dict({"precision": "bf16", **knobs_of(text), "micro_batch_size": b}), b, s
+    return (
+        small,
+        ParallelConfig.from_dict({"precision": "bf16", **knobs_of(text), "micro_batch_size": b}),
+        b,
+        s,
+    )
 
 
 def differences(found: Mapping[str, Any]) -> Iterator[Difference]:
@@ -281,7 +345,11 @@ def differences(found: Mapping[str, Any]) -> Iterator[Difference]:
 def runs_of(models: Sequence[ModelSpec], *, everything: bool) -> Iterator[dict[str, Any]]:
     """Dry runs of the models; configs that a model cannot be cut by are left out."""
     for model in models:
-        configs = (*BASIC, *(MORE if everything else ()), *(OF_EXPERTS if everything and model.num_experts else ()))
+        configs = (
+            *BASIC,
+            *(MORE if everything else ()),
+            *(OF_EXPERTS if everything and model.num_experts else ()),
+        )
         for text in configs:
             try:
                 yield recorded(model, text)
@@ -291,17 +359,24 @@ def runs_of(models: Sequence[ModelSpec], *, everything: bool) -> Iterator[dict[s
 
 def main() -> None:
     """Prints every difference above 3%, and the worst of each quantity."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("models", nargs="*")
     parser.add_argument("--all", action="store_true", help="all configs")
     parser.add_argument("--record", type=Path, help="append the dry runs to this file")
     parser.add_argument(
-        "--recorded", type=Path, nargs="*", help="compare dry runs of these files instead of making new ones"
+        "--recorded",
+        type=Path,
+        nargs="*",
+        help="compare dry runs of these files instead of making new ones",
     )
     asked = parser.parse_args()
     if asked.recorded:
         runs: Iterable[dict[str, Any]] = (
-            json.loads(line) for path in asked.recorded for line in path.read_text(encoding="utf-8").splitlines()
+            json.loads(line)
+            for path in asked.recorded
+            for line in path.read_text(encoding="utf-8").splitlines()
         )
     else:
         models = [catalog.model(name) for name in asked.models or catalog.model_names()]
@@ -315,7 +390,10 @@ def main() -> None:
             found.append(row)
             if abs(row.relative) > WITHIN:
                 sides = f"{row.formula:.6g} {row.dry_run:.6g}"
-                print(f"{row.relative:+8.2%} {row.quantity:16} {sides}  {row.model} {row.config}", flush=True)
+                print(
+                    f"{row.relative:+8.2%} {row.quantity:16} {sides}  {row.model} {row.config}",
+                    flush=True,
+                )
     print(f"{len({row.model for row in found})} models, {len(found)} figures")
     for quantity in dict.fromkeys(row.quantity for row in found):
         errors = sorted(abs(row.relative) for row in found if row.quantity == quantity)

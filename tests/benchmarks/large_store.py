@@ -67,7 +67,9 @@ BATCH = QUEUED = 100
 """studies of one transaction; studies that wait to be run"""
 
 
-def patterns(num_trials: int, dice: random.Random) -> list[list[tuple[Row, Row, list[tuple[str, str]]]]]:
+def patterns(
+    num_trials: int, dice: random.Random
+) -> list[list[tuple[Row, Row, list[tuple[str, str]]]]]:
     """By number and variant: the row of the trial, that of its attempt, and kinds and data of its events."""
     return [[rows_of(number, dice) for _ in range(VARIANTS)] for number in range(num_trials)]
 
@@ -90,26 +92,48 @@ def fill(store: SqlStore, num_studies: int, num_trials: int) -> None:
 def _fill_newest(store: SqlStore, count: int, known: list[Any], dice: random.Random) -> None:
     rows: dict[Table, list[Row]] = {trials: [], attempts: [], events: []}
     with store.database.write() as connection:
-        newest = select(studies, workloads.c.num_gpus).join(workloads, workloads.c.key == studies.c.workload)
+        newest = select(studies, workloads.c.num_gpus).join(
+            workloads, workloads.c.key == studies.c.workload
+        )
         for study in connection.execute(newest.order_by(studies.c.key.desc()).limit(count)).all():
             mine, sequence = {"study": study.key}, itertools.count(study.num_events + 1)
             at, finals = {**mine, "at_us": study.created_us}, list[Row]()
             for number, variants in enumerate(known):
                 trial, launch, lines = dice.choice(variants)
-                found, config, tokens_per_s = _at_another_speed(trial, study.num_gpus, dice.uniform(0.5, 1.5))
-                finals.append({"number": number, "config": config, "tokens_per_s": tokens_per_s * FINAL})
+                found, config, tokens_per_s = _at_another_speed(
+                    trial, study.num_gpus, dice.uniform(0.5, 1.5)
+                )
+                finals.append(
+                    {"number": number, "config": config, "tokens_per_s": tokens_per_s * FINAL}
+                )
                 rows[trials].append({**found, **mine, "workload": study.workload})
                 rows[attempts].append({**launch, **mine})
-                told = [*lines[:-1], (lines[-1][0], _with_throughput(lines[-1][1], found["throughput"]))]
-                rows[events] += [{**at, "sequence": next(sequence), "kind": kind, "data": data} for kind, data in told]
-            rows[events].append({**at, "sequence": next(sequence), "kind": "study.completed", "data": "{}"})
-            ended = {"status": "COMPLETED", "started_us": study.created_us, "ended_us": study.created_us}
+                told = [
+                    *lines[:-1],
+                    (lines[-1][0], _with_throughput(lines[-1][1], found["throughput"])),
+                ]
+                rows[events] += [
+                    {**at, "sequence": next(sequence), "kind": kind, "data": data}
+                    for kind, data in told
+                ]
+            rows[events].append(
+                {**at, "sequence": next(sequence), "kind": "study.completed", "data": "{}"}
+            )
+            ended = {
+                "status": "COMPLETED",
+                "started_us": study.created_us,
+                "ended_us": study.created_us,
+            }
             counts = {"num_trials": len(known), "num_events": next(sequence) - 1}
             finals = sorted(finals, key=lambda final: -final["tokens_per_s"])[:FINALISTS]
             best = {"best": finals[0]["number"]}
-            connection.execute(update(studies).where(studies.c.key == study.key).values(ended | counts | best))
+            connection.execute(
+                update(studies).where(studies.c.key == study.key).values(ended | counts | best)
+            )
             result = json.dumps({"stop_reason": "the budget is spent", "finals": finals})
-            connection.execute(update(specs).where(specs.c.study == study.key).values(result=result))
+            connection.execute(
+                update(specs).where(specs.c.study == study.key).values(result=result)
+            )
         for table, lines in rows.items():
             connection.execute(insert(table), [sealed(table, line) for line in lines])
 
@@ -152,7 +176,10 @@ def show_queries(store: SqlStore, num_studies: int) -> None:
     show("newest 50 studies", store.studies)
     show("50 studies from the middle of the list", lambda: store.studies(offset=num_studies // 2))
     show("50 studies of a model", lambda: store.studies(model="model-7"))
-    show("50 studies of an owner that completed", lambda: store.studies(owner="owner-3", status=StudyStatus.COMPLETED))
+    show(
+        "50 studies of an owner that completed",
+        lambda: store.studies(owner="owner-3", status=StudyStatus.COMPLETED),
+    )
     show("studies of a name", lambda: store.studies(name="study-77"))
     show("best 10 of all", store.best)
     show("best 10 of a model", lambda: store.best(model="model-7"))
@@ -160,11 +187,16 @@ def show_queries(store: SqlStore, num_studies: int) -> None:
     show("best 10 by sequence length", lambda: store.best(seq_len=1024))
     show("best 10 of an owner", lambda: store.best(owner="owner-3"))
     show("best of each model and cluster", lambda: store.best(one_each=True))
-    show("best 10 of a model, as `autotune best` shows them", lambda: past_studies(store, model="model-7"))
+    show(
+        "best 10 of a model, as `autotune best` shows them",
+        lambda: past_studies(store, model="model-7"),
+    )
     show("the best of 10 models and clusters, as it shows them", lambda: past_studies(store))
     asked = Asked(model="model-7", cluster="gpu-1x16")
     show("best known of a model on a cluster, with its evidence", lambda: best_known(store, asked))
-    show("study page: record and trials", lambda: (store.study(next(turn)), store.trials(next(turn))))
+    show(
+        "study page: record and trials", lambda: (store.study(next(turn)), store.trials(next(turn)))
+    )
     show("live tail: events after the last seen", lambda: store.events(some, after=last - 10))
     show("revision, as watchers ask for it", lambda: store.revision(some))
     show("studies to claim", store.claimable)
@@ -172,7 +204,10 @@ def show_queries(store: SqlStore, num_studies: int) -> None:
     show("statistics", store.statistics)
     show("workloads that have measurements", store.known_workloads)
     new = a_study("new", model="model-7", num_gpus=16)
-    show("trials that a new study learns from", lambda: history_of(new, store, before=datetime.now(UTC)))
+    show(
+        "trials that a new study learns from",
+        lambda: history_of(new, store, before=datetime.now(UTC)),
+    )
 
 
 def write_until(address: str, started: Event, ended: Event, written: Any) -> None:
@@ -194,7 +229,10 @@ def writers(address: str) -> Iterator[Any]:
     context = multiprocessing.get_context("spawn")
     ended, written = context.Event(), context.Value("i", 0)
     begun = [context.Event() for _ in range(WRITERS)]
-    processes = [context.Process(target=write_until, args=(address, event, ended, written)) for event in begun]
+    processes = [
+        context.Process(target=write_until, args=(address, event, ended, written))
+        for event in begun
+    ]
     for process in processes:
         process.start()
     try:
@@ -220,12 +258,17 @@ def show_upkeep(store: SqlStore) -> None:
     ended = [record.id for record in store.studies(status=StudyStatus.COMPLETED)]
     taken = [timed(partial(store.delete, study_id))[:2] for study_id in ended]
     wall_ms, cpu_ms = (1e3 * statistics.median(times) for times in zip(*taken, strict=True))
-    print(f"| delete a study | {wall_ms:.1f} ms | {cpu_ms:.1f} ms | median of {len(ended)} |", flush=True)
+    print(
+        f"| delete a study | {wall_ms:.1f} ms | {cpu_ms:.1f} ms | median of {len(ended)} |",
+        flush=True,
+    )
     wall_s, cpu_s, faults = timed(lambda: maintenance.check(store))
     print(f"| check | {wall_s:.1f} s | {cpu_s:.1f} s | {len(faults)} faults |", flush=True)
 
 
-def show_copies(store: SqlStore, address: str, folder: Path, new_database: Callable[[], str]) -> None:
+def show_copies(
+    store: SqlStore, address: str, folder: Path, new_database: Callable[[], str]
+) -> None:
     """What operators do with the whole of a store. `new_database`: of the same server, for what is restored."""
     print("| copies | wall | CPU | |\n|---|---|---|---|")
     copy = folder / "backup"
@@ -234,17 +277,32 @@ def show_copies(store: SqlStore, address: str, folder: Path, new_database: Calla
         wall_s, cpu_s, _ = timed(lambda: maintenance.backup(store, copy))
         rate = (written.value - before) / wall_s
     note = f"{copy.stat().st_size / 2**20:.0f} MiB; {rate:.0f} trials/s were written meanwhile"
-    print(f"| backup while {WRITERS} processes write | {wall_s:.1f} s | {cpu_s:.1f} s | {note} |", flush=True)
+    print(
+        f"| backup while {WRITERS} processes write | {wall_s:.1f} s | {cpu_s:.1f} s | {note} |",
+        flush=True,
+    )
     if store.database.is_sqlite:
         store.close()
         wall_s, cpu_s, restored = timed(lambda: restoring.restore(find_location(address), copy))
         counted = [restored.studies, restored.trials]
     else:
-        place = find_location(new_database()).url.set(drivername="postgresql").render_as_string(hide_password=False)
-        wall_s, cpu_s, _ = timed(lambda: subprocess.run(["pg_restore", f"--dbname={place}", str(copy)], check=True))
+        place = (
+            find_location(new_database())
+            .url.set(drivername="postgresql")
+            .render_as_string(hide_password=False)
+        )
+        wall_s, cpu_s, _ = timed(
+            lambda: subprocess.run(["pg_restore", f"--dbname={place}", str(copy)], check=True)
+        )
         with contextlib.closing(open_store(place)) as again, again.database.read() as connection:
-            counted = [connection.scalar(select(func.count()).select_from(table)) or 0 for table in (studies, trials)]
-    print(f"| restore | {wall_s:.1f} s | {cpu_s:.1f} s | {counted[0]:,} studies, {counted[1]:,} trials |", flush=True)
+            counted = [
+                connection.scalar(select(func.count()).select_from(table)) or 0
+                for table in (studies, trials)
+            ]
+    print(
+        f"| restore | {wall_s:.1f} s | {cpu_s:.1f} s | {counted[0]:,} studies, {counted[1]:,} trials |",
+        flush=True,
+    )
 
 
 def show_upgrade(path: Path) -> None:
@@ -253,18 +311,25 @@ def show_upgrade(path: Path) -> None:
     with contextlib.closing(sqlite3.connect(path)) as older:
         for name, columns in sorted_by.items():
             older.execute(f"DROP INDEX {name}")
-            older.execute(f"CREATE INDEX {name.replace('standing', 'throughput')} ON records({', '.join(columns)})")
+            older.execute(
+                f"CREATE INDEX {name.replace('standing', 'throughput')} ON records({', '.join(columns)})"
+            )
         older.execute("ALTER TABLE records DROP COLUMN standing")
         older.execute(f"UPDATE autotune_version SET version_num = '{v0009.down_revision}'")
         older.commit()
-    wall_s, cpu_s, (before, after) = timed(lambda: restoring.migrate(find_location(str(path)), dry_run=False))
+    wall_s, cpu_s, (before, after) = timed(
+        lambda: restoring.migrate(find_location(str(path)), dry_run=False)
+    )
     print(
         f"| upgrade from {before} to {after} | {wall_s:.1f} s | {cpu_s:.1f} s | {path.stat().st_size / 2**20:.0f} MiB |"
     )
 
 
 def main(
-    kind: str = "sqlite", num_studies: str = str(STUDIES), num_trials: str = str(TRIALS), part: str = "all"
+    kind: str = "sqlite",
+    num_studies: str = str(STUDIES),
+    num_trials: str = str(TRIALS),
+    part: str = "all",
 ) -> None:
     """Prints the tables."""
     with contextlib.ExitStack() as stack:

@@ -61,7 +61,9 @@ def large_spec(num_trials: int) -> dict[str, Any]:
     }
 
 
-def large_study(store: SqlStore, num_trials: int, *, status: StudyStatus = StudyStatus.COMPLETED) -> str:
+def large_study(
+    store: SqlStore, num_trials: int, *, status: StudyStatus = StudyStatus.COMPLETED
+) -> str:
     """Stores the study and returns its id."""
     spec = large_spec(num_trials)
     study = load_study(spec)
@@ -70,10 +72,20 @@ def large_study(store: SqlStore, num_trials: int, *, status: StudyStatus = Study
         row = locking.find(connection, record.id)
         rows = [_row(row.key, row.workload, trial) for trial in large_trials(study, num_trials)]
         connection.execute(insert(trials), rows)
-        append(connection, row.key, [("study.note", {"message": f"{len(rows)} trials"})], new_trials=len(rows))
+        append(
+            connection,
+            row.key,
+            [("study.note", {"message": f"{len(rows)} trials"})],
+            new_trials=len(rows),
+        )
         began = int(START.timestamp() * 1e6)
         last = began + int(TRIAL_S * 1e6 * len(rows))
-        changes = {"status": str(status), "started_us": began, "elapsed_s": TRIAL_S * len(rows), "created_us": began}
+        changes = {
+            "status": str(status),
+            "started_us": began,
+            "elapsed_s": TRIAL_S * len(rows),
+            "created_us": began,
+        }
         if status.is_terminal:
             changes["ended_us"] = last
         connection.execute(update(studies).where(studies.c.key == row.key).values(**changes))
@@ -91,18 +103,28 @@ def large_trials(study: Study, num_trials: int) -> list[Trial]:
     order = list(range(len(table)))
     dice.shuffle(order)
     configs = [(default, estimate(study.workload, [default]).row(0), True)]
-    configs += [(table[i], predicted.row(i), bool(will_fit[i])) for i in order if table[i] != default]
+    configs += [
+        (table[i], predicted.row(i), bool(will_fit[i])) for i in order if table[i] != default
+    ]
     made = [_trial(study, number, *one, dice) for number, one in enumerate(configs)]
     baseline = made[0].measurement
     scored = rerank(
-        [t for t in made if t.is_measured], objective=study.objective, workload=study.workload, baseline=baseline
+        [t for t in made if t.is_measured],
+        objective=study.objective,
+        workload=study.workload,
+        baseline=baseline,
     )
     rewards = {t.number: t.reward for t in scored}
     return [replace(t, reward=rewards.get(t.number)) for t in made]
 
 
 def _trial(
-    study: Study, number: int, config: ParallelConfig, predicted: Estimate, will_fit: bool, dice: random.Random
+    study: Study,
+    number: int,
+    config: ParallelConfig,
+    predicted: Estimate,
+    will_fit: bool,
+    dice: random.Random,
 ) -> Trial:
     began = START + timedelta(seconds=TRIAL_S * number)
     trial = Trial(
@@ -118,7 +140,11 @@ def _trial(
         ended_at=began + timedelta(seconds=0.9 * TRIAL_S),
     )
     if not will_fit:
-        said = Failure(kind=FailureKind.OUT_OF_MEMORY, message=f"rank {number % 8} ran out of memory", rank=number % 8)
+        said = Failure(
+            kind=FailureKind.OUT_OF_MEMORY,
+            message=f"rank {number % 8} ran out of memory",
+            rank=number % 8,
+        )
         return replace(trial, status=TrialStatus.FAILED, failure=said)
     middle_s = float(predicted.step_time_s) * math.exp(dice.gauss(0.0, NOISE))
     times_s = tuple(middle_s * math.exp(dice.gauss(0.0, 0.01)) for _ in range(STEPS))
@@ -127,7 +153,9 @@ def _trial(
         status=TrialStatus.COMPLETED,
         measurement=Measurement(
             step_times_s=times_s,
-            losses=tuple(11.0 - 0.2 * math.log1p(step) + dice.gauss(0.0, 0.02) for step in range(STEPS)),
+            losses=tuple(
+                11.0 - 0.2 * math.log1p(step) + dice.gauss(0.0, 0.02) for step in range(STEPS)
+            ),
             grad_norms=tuple(1.0 + dice.random() for _ in range(STEPS)),
             peak_memory_bytes=float(predicted.peak_memory_bytes) * math.exp(dice.gauss(0.0, 0.03)),
             tokens_per_step=config.global_batch_size * study.workload.seq_len,

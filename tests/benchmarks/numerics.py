@@ -38,7 +38,9 @@ def draw(random_: random.Random, ranks: int) -> tuple[str, str]:
         words = ["none", "norm", "mlp", "selective", "full"]
         recompute = "none" if schedule == "interleaved_zero_bubble" else random_.choice(words)
         stage = random_.choice([0, 1, 2] if schedule == "interleaved_zero_bubble" else [0, 1, 2, 3])
-        copies = [n for n in (1, 2) if stage and dp % n == 0 and dp * cp // ep % n == 0 and dp * cp > n]
+        copies = [
+            n for n in (1, 2) if stage and dp % n == 0 and dp * cp // ep % n == 0 and dp * cp > n
+        ]
         knobs = {
             "tp": tp,
             "pp": pp,
@@ -70,15 +72,24 @@ def _styles(model: str, tp: int) -> list[str]:
 def main(seed: int = 1, configs: int = 24, ranks: int = 4) -> None:
     """Prints the worst relative differences by precision, and every config that failed."""
     random_ = random.Random(seed)
-    plain = [{"model": model, "config": f"micro_batch_size={BATCH},precision=fp32"} for model in MODELS]
-    drawn = [dict(zip(("model", "config"), draw(random_, ranks), strict=True)) for _ in range(configs)]
+    plain = [
+        {"model": model, "config": f"micro_batch_size={BATCH},precision=fp32"} for model in MODELS
+    ]
+    drawn = [
+        dict(zip(("model", "config"), draw(random_, ranks), strict=True)) for _ in range(configs)
+    ]
     with tempfile.TemporaryDirectory() as directory:
         results = run_jobs({1: plain, ranks: drawn}, Path(directory))
     wanted = {r["model"]: r["measurement"] for r in results[: len(plain)]}
     worst: dict[str, list[tuple[float, float]]] = {}
     for result in results[len(plain) :]:
         if "measurement" not in result:
-            print("failed:", result["model"], result["config"], result.get("failure") or result.get("error"))
+            print(
+                "failed:",
+                result["model"],
+                result["config"],
+                result.get("failure") or result.get("error"),
+            )
             continue
         pairs = [
             np.abs(np.divide(result["measurement"][key], wanted[result["model"]][key]) - 1).max()
@@ -90,7 +101,9 @@ def main(seed: int = 1, configs: int = 24, ranks: int = 4) -> None:
             print("beyond the tests' tolerance:", result["model"], result["config"], *pairs)
     print("| precision | configs | worst loss | worst gradient norm |\n|---|---|---|---|")
     for precision, rows in sorted(worst.items()):
-        print(f"| {precision} | {len(rows)} | {max(a for a, _ in rows):.1e} | {max(b for _, b in rows):.1e} |")
+        print(
+            f"| {precision} | {len(rows)} | {max(a for a, _ in rows):.1e} | {max(b for _, b in rows):.1e} |"
+        )
     print(f"{sum(map(len, worst.values()))} of {configs} drawn configs trained")
 
 

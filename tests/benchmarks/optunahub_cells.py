@@ -12,7 +12,14 @@ from pathlib import Path
 from tests.benchmarks.cells import read_cells
 
 SOURCE = Path(__file__).with_name("data") / "nanotron_h100.csv"
-TARGET = Path(__file__).parents[2] / "examples" / "optunahub" / "package" / "benchmarks" / "parallel_training"
+TARGET = (
+    Path(__file__).parents[2]
+    / "examples"
+    / "optunahub"
+    / "package"
+    / "benchmarks"
+    / "parallel_training"
+)
 KNOBS = ("tp", "pp", "micro_batch_size", "zero_stage")
 
 

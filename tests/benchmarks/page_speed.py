@@ -41,7 +41,9 @@ RESULTS, FIGURES = "#trials table", "#figures figure svg"
 PAINT = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
 
 
-def requests(url: str, pid: int, path: str, before: Callable[[], object] = lambda: None) -> tuple[float, float]:
+def requests(
+    url: str, pid: int, path: str, before: Callable[[], object] = lambda: None
+) -> tuple[float, float]:
     """Medians of wall and CPU seconds of a request; `before` is called before each."""
     walls, cpus = [], []
     with httpx.Client(base_url=url, timeout=300, trust_env=False) as http:
@@ -79,10 +81,15 @@ def command(*words: str) -> tuple[float, float]:
     """Wall and CPU seconds of a command in a process of its own."""
     wall, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(
-        [sys.executable, "-c", "from autotune.cli import main; main()", *words], check=True, stdout=subprocess.DEVNULL
+        [sys.executable, "-c", "from autotune.cli import main; main()", *words],
+        check=True,
+        stdout=subprocess.DEVNULL,
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.perf_counter() - wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return (
+        time.perf_counter() - wall,
+        after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+    )
 
 
 class Changes:
@@ -94,7 +101,9 @@ class Changes:
 
     def __call__(self) -> None:
         assert self._lease is not None
-        run_trial(self._store, self._lease, measured(pending(next(self._numbers)), step_time_s=100.0))
+        run_trial(
+            self._store, self._lease, measured(pending(next(self._numbers)), step_time_s=100.0)
+        )
 
 
 def show_requests(url: str, pid: int, study: str, change: Changes) -> None:
@@ -116,7 +125,9 @@ def show_requests(url: str, pid: int, study: str, change: Changes) -> None:
         "status as JSON": f"/api/v1{at}",
         "trials as JSON": f"/api/v1{at}/trials",
     }
-    print("| page | first, wall (CPU) | changed, wall (CPU) | again, wall (CPU) | size |\n|---|---|---|---|---|")
+    print(
+        "| page | first, wall (CPU) | changed, wall (CPU) | again, wall (CPU) | size |\n|---|---|---|---|---|"
+    )
     for name, path in pages.items():
         wall, cpu, size = first(url, pid, path)
         changed, again = requests(url, pid, path, change), requests(url, pid, path)
@@ -159,7 +170,11 @@ def main(num_studies: str = "1000", num_trials: str = "10000") -> None:
         with served(Path(folder), str(path), 1) as (url, pid):
             show_requests(url, pid, study, change)
         print("| command | wall (CPU) |\n|---|---|")
-        for words in (("status", study), ("report", study, "-o", str(Path(folder) / "report.html")), ("best", study)):
+        for words in (
+            ("status", study),
+            ("report", study, "-o", str(Path(folder) / "report.html")),
+            ("best", study),
+        ):
             wall, cpu = command(*words, "--store", str(path))
             print(f"| `autotune {words[0]} ID` | {wall:.1f} s ({cpu:.1f} s) |", flush=True)
         print(f"load {os.getloadavg()[0]:.1f}")

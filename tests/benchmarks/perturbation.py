@@ -18,7 +18,8 @@ PHYSICAL = tuple(n for n in NUMBERS if not n.endswith("_sigma") and n != "level"
 FRACTIONS = tuple(
     n
     for n in NUMBERS
-    if n.endswith("_efficiency") or n in ("data_overlap", "dispatch_overlap", "usable_fraction", "fp8_factor", "rails")
+    if n.endswith("_efficiency")
+    or n in ("data_overlap", "dispatch_overlap", "usable_fraction", "fp8_factor", "rails")
 )
 """names of the constants that are fractions"""
 SOFTWARE = (
@@ -45,7 +46,8 @@ SOFTWARE = (
 def perturbed(constants: Calibration, rng: np.random.Generator, scale: float) -> Calibration:
     """The constants with errors: each multiplied by exp(scale * standard normal), fractions kept at most 1."""
     moved = {
-        name: getattr(constants, name) * math.exp(min(max(scale * float(rng.standard_normal()), -20.0), 20.0))
+        name: getattr(constants, name)
+        * math.exp(min(max(scale * float(rng.standard_normal()), -20.0), 20.0))
         for name in PHYSICAL
     }
     for name in FRACTIONS:

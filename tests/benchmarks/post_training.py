@@ -63,7 +63,9 @@ class Row:
 def rows() -> list[Row]:
     """The rows of verl_megatron_practice on GPUs whose constants are fitted."""
     with DATA.open(encoding="utf-8") as file:
-        found = [_row(row) for row in csv.DictReader(file) if row["source"] == "verl_megatron_practice"]
+        found = [
+            _row(row) for row in csv.DictReader(file) if row["source"] == "verl_megatron_practice"
+        ]
     return [row for row in found if row is not None]
 
 
@@ -144,7 +146,10 @@ def predicted(row: Row) -> dict[str, float]:
 
 def after_one_trial(pairs: Sequence[tuple[float, float]]) -> list[float]:
     """|error| of every row with the level of every other; `pairs`: (printed, predicted)."""
-    return [abs(other[1] * trial[0] / trial[1] / other[0] - 1.0) for trial, other in permutations(pairs, 2)]
+    return [
+        abs(other[1] * trial[0] / trial[1] / other[0] - 1.0)
+        for trial, other in permutations(pairs, 2)
+    ]
 
 
 def judge(found: Sequence[Row], *, show: bool = False) -> dict[str, Any]:
@@ -162,10 +167,16 @@ def judge(found: Sequence[Row], *, show: bool = False) -> dict[str, Any]:
         figures[f"{phase} bias"] = float(np.median([a / b for a, b in pairs])) if pairs else None
     figures["regret"] = {}
     for gpus in sorted({row.gpus for row, _ in ran}):
-        of = [(row, p) for row, p in ran if row.gpus == gpus and {"step", "generation"} <= row.printed.keys()]
+        of = [
+            (row, p)
+            for row, p in ran
+            if row.gpus == gpus and {"step", "generation"} <= row.printed.keys()
+        ]
         if len(of) < 2:
             continue
-        scores = [row.printed["rollout"] + p["log_prob"] + p["reference"] + p["update"] for row, p in of]
+        scores = [
+            row.printed["rollout"] + p["log_prob"] + p["reference"] + p["update"] for row, p in of
+        ]
         steps = [row.printed["step"] for row, _ in of]
         figures["regret"][gpus] = steps[int(np.argmin(scores))] / min(steps) - 1.0
     figures["called"] = (
@@ -182,9 +193,16 @@ def stale_steps() -> list[tuple[float, float, float]]:
         found = [
             (m, row)
             for row in csv.DictReader(file)
-            if (m := re.search(r"gen=([0-9.]+).*update_actor=([0-9.]+); staleness threshold ([0-9.]+)", row["notes"]))
+            if (
+                m := re.search(
+                    r"gen=([0-9.]+).*update_actor=([0-9.]+); staleness threshold ([0-9.]+)",
+                    row["notes"],
+                )
+            )
         ]
-    printed = {float(m[3]): (float(m[1]), float(m[2]), float(row["step_time_s"])) for m, row in found}
+    printed = {
+        float(m[3]): (float(m[1]), float(m[2]), float(row["step_time_s"])) for m, row in found
+    }
     bulk = printed[0.5][0] / 0.5
     return [
         (stale, step, update + (1.0 - stale) * bulk)
@@ -195,14 +213,18 @@ def stale_steps() -> list[tuple[float, float, float]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print every sweep's figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", action="store_true", help="every row")
     options = parser.parse_args(arguments)
     everything = rows()
     for sweep in SWEEPS:
         print(sweep, judge([row for row in everything if row.sweep == sweep], show=options.rows))
     for stale, printed, found in stale_steps():
-        print(f"staleness {stale:g}: {found:.0f} s, printed {printed:.0f} s ({found / printed - 1.0:+.1%})")
+        print(
+            f"staleness {stale:g}: {found:.0f} s, printed {printed:.0f} s ({found / printed - 1.0:+.1%})"
+        )
     return 0
 
 

@@ -34,7 +34,15 @@ from autotune.cost.learn.correction import Correction
 from autotune.ports import Store, StudyRecord, TrialRunner
 from autotune.registry import make_runner
 from autotune.space import SearchSpace
-from autotune.spec import MeasureSpec, ParallelConfig, SpaceSpec, Study, Trial, TrialPurpose, TrialStatus
+from autotune.spec import (
+    MeasureSpec,
+    ParallelConfig,
+    SpaceSpec,
+    Study,
+    Trial,
+    TrialPurpose,
+    TrialStatus,
+)
 from autotune.study.assembly import Assembly, assemble
 from autotune.study.controller import Controller
 from autotune.study.lease import StudyLease
@@ -97,9 +105,16 @@ def run(store: Store, runner: TrialRunner, study: Study, assembly: Assembly) -> 
 def _say(event: object) -> None:
     if isinstance(event, TrialEnded):
         trial = event.trial
-        speed = trial.measurement.tokens_per_s if trial.is_measured and trial.measurement else float("nan")
+        speed = (
+            trial.measurement.tokens_per_s
+            if trial.is_measured and trial.measurement
+            else float("nan")
+        )
         why = f" {trial.failure.kind}" if trial.failure else ""
-        print(f"  {trial.number:2d} {trial.status}{why} {speed:9.0f} tokens/s  {trial.config}", flush=True)
+        print(
+            f"  {trial.number:2d} {trial.status}{why} {speed:9.0f} tokens/s  {trial.config}",
+            flush=True,
+        )
 
 
 def played(store: Store, record: StudyRecord) -> Played:
@@ -113,7 +128,9 @@ def played(store: Store, record: StudyRecord) -> Played:
         failed += trial.status is TrialStatus.FAILED
         steps += len(store.steps(record.id, trial.number)["step"])
         speed = trial.measurement.tokens_per_s if trial.is_measured and trial.measurement else 0.0
-        if trial.status is TrialStatus.COMPLETED and speed > (incumbents[-1][2] if incumbents else 0.0):
+        if trial.status is TrialStatus.COMPLETED and speed > (
+            incumbents[-1][2] if incumbents else 0.0
+        ):
             incumbents.append((count, trial.config, speed))
     return Played(
         searcher=record.study.searcher,
@@ -151,7 +168,11 @@ def measured_again(
         )
         print(study.name, flush=True)
         record = run(store, runner, study, assembly)
-        seen = {t.config: t for t in store.trials(record.id) if t.is_measured and t.measurement is not None}
+        seen = {
+            t.config: t
+            for t in store.trials(record.id)
+            if t.is_measured and t.measurement is not None
+        }
         mean = geometric_mean([_tokens_per_s(t) for t in seen.values()])
         for config, trial in seen.items():
             speeds[config].append(_tokens_per_s(trial) / mean)
@@ -162,7 +183,9 @@ def _tokens_per_s(trial: Trial) -> float:
     return trial.measurement.tokens_per_s if trial.measurement is not None else 0.0
 
 
-def table(studies: Sequence[Played], speeds: Speeds, default: ParallelConfig, budget: int) -> list[str]:
+def table(
+    studies: Sequence[Played], speeds: Speeds, default: ParallelConfig, budget: int
+) -> list[str]:
     """The lines of the table, a searcher each."""
     fastest = max(speeds.values())
     lines = [
@@ -173,7 +196,10 @@ def table(studies: Sequence[Played], speeds: Speeds, default: ParallelConfig, bu
         own = [s for s in studies if s.searcher == name]
         found = [speeds.get(s.winner, 0.0) / fastest for s in own]
         until = [
-            next((n for n, c, _ in s.incumbents if speeds.get(c, 0.0) >= (1 - CLOSE) * fastest), budget + 1)
+            next(
+                (n for n, c, _ in s.incumbents if speeds.get(c, 0.0) >= (1 - CLOSE) * fastest),
+                budget + 1,
+            )
             for s in own
         ]
         gain = fmean(found) * fastest / speeds[default]
@@ -187,34 +213,53 @@ def table(studies: Sequence[Played], speeds: Speeds, default: ParallelConfig, bu
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs what the store does not have yet, and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--searchers", default=SEARCHERS, help="names, separated by commas")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--budget", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--first-look", type=int, default=MeasureSpec().first_look, help="`measure.first_look`")
+    parser.add_argument(
+        "--first-look", type=int, default=MeasureSpec().first_look, help="`measure.first_look`"
+    )
     parser.add_argument("--store", type=Path, default=STORE)
     args = parser.parse_args(arguments)
-    loaded = load_study(SPEC, overrides={"runner": "local", "enqueue": [], "objective": {"stability_weight": 0}})
+    loaded = load_study(
+        SPEC, overrides={"runner": "local", "enqueue": [], "objective": {"stability_weight": 0}}
+    )
     base = replace(
         loaded,
         name=f"{args.budget} trials",
         budget=replace(
-            loaded.budget, max_trials=args.budget, max_failed_trials=args.budget + 1, max_wall_s=1e6, min_gain=0.0
+            loaded.budget,
+            max_trials=args.budget,
+            max_failed_trials=args.budget + 1,
+            max_wall_s=1e6,
+            min_gain=0.0,
         ),
-        measure=replace(loaded.measure, warmup_steps=1, first_look=args.first_look, max_steps=STEPS, finalists=0),
+        measure=replace(
+            loaded.measure, warmup_steps=1, first_look=args.first_look, max_steps=STEPS, finalists=0
+        ),
     )
     assembly = assemble(base)
     base = replace(base, baseline=assembly.baseline)
     began, load = time.monotonic(), [os.getloadavg()[0]]
-    print(f"{len(assembly.space)} configs of {base.space.name} on {base.workload.cluster.name}, load {load[0]:.1f}")
+    print(
+        f"{len(assembly.space)} configs of {base.space.name} on {base.workload.cluster.name}, load {load[0]:.1f}"
+    )
     args.store.parent.mkdir(exist_ok=True)
-    store, runner = open_store(f"sqlite:///{args.store.absolute()}"), make_runner("local", max_ranks=4, device="cpu")
+    store, runner = (
+        open_store(f"sqlite:///{args.store.absolute()}"),
+        make_runner("local", max_ranks=4, device="cpu"),
+    )
     studies = []
     try:
         for seed in range(args.seeds):
             for name in args.searchers.split(","):
-                study = replace(base, name=f"{base.name}: {name}, seed {seed}", searcher=name, seed=seed)
+                study = replace(
+                    base, name=f"{base.name}: {name}, seed {seed}", searcher=name, seed=seed
+                )
                 print(study.name, flush=True)
                 record = run(store, runner, study, replace(assembly, study=study))
                 studies.append(played(store, record))

@@ -24,7 +24,15 @@ import numpy as np
 from autotune.cost import estimate
 from autotune.cost.model_knobs import COST_MODEL
 from autotune.space import SearchSpace, why_not
-from autotune.spec import KNOBS, ConfigTable, ParallelConfig, SpaceSpec, TimeParts, Workload, config_label
+from autotune.spec import (
+    KNOBS,
+    ConfigTable,
+    ParallelConfig,
+    SpaceSpec,
+    TimeParts,
+    Workload,
+    config_label,
+)
 from autotune.trainers import trainer
 from tests.benchmarks.published.bridge import bridge
 from tests.benchmarks.published.nemo import nemo
@@ -83,12 +91,23 @@ def recipes() -> list[Recipe]:
         for config, speed in zip(block.table, block.tokens_per_s_per_gpu, strict=True):
             gpus = block.workload.cluster.gpus_per_node
             nodes = max(1, config.world_size // gpus)
-            cluster = block.workload.cluster.resized(num_nodes=nodes, gpus_per_node=min(gpus, config.world_size))
+            cluster = block.workload.cluster.resized(
+                num_nodes=nodes, gpus_per_node=min(gpus, config.world_size)
+            )
             workload = replace(
-                block.workload, cluster=cluster, global_batch_size=config.global_batch_size, trainer=LOOP
+                block.workload,
+                cluster=cluster,
+                global_batch_size=config.global_batch_size,
+                trainer=LOOP,
             )
             recipe = Recipe(workload=workload, config=config, tokens_per_s_per_gpu=float(speed))
-            key = (workload.model.name, workload.seq_len, cluster.gpu.name, workload.peft, *recipe.printed)
+            key = (
+                workload.model.name,
+                workload.seq_len,
+                cluster.gpu.name,
+                workload.peft,
+                *recipe.printed,
+            )
             if key not in found or found[key].tokens_per_s_per_gpu < recipe.tokens_per_s_per_gpu:
                 found[key] = recipe
     return list(found.values())
@@ -111,14 +130,18 @@ def space_of(workload: Workload, precision: str) -> SpaceSpec:
         "sequence_parallel": (False, True),
         "precision": (precision,),
         # selective: the up-projections of latents, which is no recomputation elsewhere where attention keeps no scores
-        "recompute": ("none", "selective", "mlp", "full") if workload.model.is_latent else ("none", "mlp", "full"),
+        "recompute": ("none", "selective", "mlp", "full")
+        if workload.model.is_latent
+        else ("none", "mlp", "full"),
         # over PCIe it takes part of what the network needs; NVIDIA's recipes offload where NVLink joins GPU and host
         "offload": ("none", "activations") if _is_coherent(workload) and not experts else ("none",),
         "cuda_graph": ("layers",) if experts else ("none", "layers"),
         "dispatcher": ("alltoall", "flex") if experts else ("alltoall",),
         "ep_overlap": (False, True) if experts else (False,),
     }
-    known = {name: tuple(v for v in values if not _unknown(name, v)) for name, values in free.items()}
+    known = {
+        name: tuple(v for v in values if not _unknown(name, v)) for name, values in free.items()
+    }
     return SpaceSpec(name="all usual values", knobs=known)
 
 
@@ -188,14 +211,24 @@ class _Ranking:
         rows = np.flatnonzero(agrees)
         if not len(rows):
             return Standing(
-                recipe=recipe, refusal="it is legal, but the space of the benchmark does not list its values"
+                recipe=recipe,
+                refusal="it is legal, but the space of the benchmark does not list its values",
             )
         own = next(
-            (int(i) for i in rows[np.argsort(-self.value[rows])] if not _limit(self.workload, self.table[int(i)])), None
+            (
+                int(i)
+                for i in rows[np.argsort(-self.value[rows])]
+                if not _limit(self.workload, self.table[int(i)])
+            ),
+            None,
         )
         if own is None:
             return Standing(recipe=recipe, refusal=_limit(self.workload, self.table[int(rows[0])]))
-        ahead = [int(i) for i in self.best if self.value[i] > self.value[own] and self.setting[i] != self.setting[own]]
+        ahead = [
+            int(i)
+            for i in self.best
+            if self.value[i] > self.value[own] and self.setting[i] != self.setting[own]
+        ]
         # of what is ahead, only what can be launched counts; a long list is not asked to its end
         ahead = [i for i in ahead[:200] if not _limit(self.workload, self.table[i])] + ahead[200:]
         best = ahead[0] if ahead else own
@@ -203,7 +236,9 @@ class _Ranking:
             recipe=recipe,
             rank=len(ahead) + 1,
             settings=len(self.best),
-            gap=float(self.value[best] / self.value[own] - 1.0) if self.value[own] > 0 else float("inf"),
+            gap=float(self.value[best] / self.value[own] - 1.0)
+            if self.value[own] > 0
+            else float("inf"),
             best=self.table[best],
             why="" if best == own else self._why(best, own),
         )
@@ -268,7 +303,9 @@ def main() -> None:
             name = f"{w.model.name}, {w.cluster.num_gpus} x {w.cluster.gpu.name}, batch {w.global_batch_size} x {w.seq_len}"
             said = f"{s.rank} of {s.settings} | {s.gap:.0%}" if not s.refusal else "- | -"
             best = f"`{config_label(s.best)}`" if s.best and s.rank > 1 else ""
-            print(f"| {name} | `{config_label(s.recipe.config)}` | {s.refusal or 'yes'} | {said} | {best} | {s.why} |")
+            print(
+                f"| {name} | `{config_label(s.recipe.config)}` | {s.refusal or 'yes'} | {said} | {best} | {s.why} |"
+            )
     print()
     for name, value in summary(found).items():
         print(f"{name}: {value:.3g}")

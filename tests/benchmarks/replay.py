@@ -126,7 +126,11 @@ def replay(
             and (not pays(gain, TRIALS_IN_A_TRAINING) or len(curve) == CURVE)
         ):
             # trials that are already running finish
-            stopped = len(curve) + len(pending), all_failed, min([regret, *map(cell.regret, pending)])
+            stopped = (
+                len(curve) + len(pending),
+                all_failed,
+                min([regret, *map(cell.regret, pending)]),
+            )
     return Run(
         cell=cell.name,
         trials=found if found is not None else len(space) + 1,
@@ -146,7 +150,13 @@ def _shuffled(cell: Cell, seed: int) -> list[ParallelConfig]:
     return [configs[i] for i in np.random.default_rng(seed).permutation(len(configs))]
 
 
-def past(cell: Cell, cells: Sequence[Cell], firsts: Mapping[str, Sequence[Trial]], studies: int, seed: int) -> History:
+def past(
+    cell: Cell,
+    cells: Sequence[Cell],
+    firsts: Mapping[str, Sequence[Trial]],
+    studies: int,
+    seed: int,
+) -> History:
     """A history: first trials of studies of other cells of the sweep, drawn at random. `firsts`: trials by cell name."""
     others = [c for c in cells if c is not cell and c.workload.trainer == cell.workload.trainer]
     drawn = np.random.default_rng([seed, 7]).permutation(len(others))[:studies]
@@ -159,14 +169,22 @@ def _job(job: tuple[Cell, str, int, dict[str, Any]]) -> Run:
 
 
 def _runs(
-    cells: Sequence[Cell], name: str, args: argparse.Namespace, fitted: Fitted, pool: ProcessPoolExecutor
+    cells: Sequence[Cell],
+    name: str,
+    args: argparse.Namespace,
+    fitted: Fitted,
+    pool: ProcessPoolExecutor,
 ) -> Iterator[Run]:
-    def play(searcher: str, seed: int, in_flight: int, histories: Mapping[str, History]) -> Iterator[Run]:
+    def play(
+        searcher: str, seed: int, in_flight: int, histories: Mapping[str, History]
+    ) -> Iterator[Run]:
         jobs = []
         for cell in cells:
             held_out = fitted.get((cell.workload.model.name, cell.workload.trainer))
             options = {"model": args.model, "held_out": held_out, "in_flight": in_flight}
-            jobs.append((cell, searcher, seed, {**options, "history": histories.get(cell.name, ())}))
+            jobs.append(
+                (cell, searcher, seed, {**options, "history": histories.get(cell.name, ())})
+            )
         return pool.map(_job, jobs, chunksize=4)
 
     once = name in DETERMINISTIC and args.model in ("held_out", "shipped") and not args.history
@@ -180,19 +198,35 @@ def _runs(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the table and draws the figure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--csv", type=Path, action="append", help="measurements in the common header (repeatable)")
-    parser.add_argument(
-        "--worlds", type=int, default=0, help="number of simulated cells to use in place of measured ones"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--invented", type=int, default=0, help="number of invented cells to use, of another form than the cost model"
+        "--csv", type=Path, action="append", help="measurements in the common header (repeatable)"
     )
     parser.add_argument(
-        "--near-equals", type=int, default=0, help="number of cells of 2,000 and more configs with errors of their own"
+        "--worlds",
+        type=int,
+        default=0,
+        help="number of simulated cells to use in place of measured ones",
     )
     parser.add_argument(
-        "--tight", type=int, default=0, help="number of cells at the limit of memory, of unfitted trainers"
+        "--invented",
+        type=int,
+        default=0,
+        help="number of invented cells to use, of another form than the cost model",
+    )
+    parser.add_argument(
+        "--near-equals",
+        type=int,
+        default=0,
+        help="number of cells of 2,000 and more configs with errors of their own",
+    )
+    parser.add_argument(
+        "--tight",
+        type=int,
+        default=0,
+        help="number of cells at the limit of memory, of unfitted trainers",
     )
     parser.add_argument(
         "--wild",
@@ -201,20 +235,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="number of invented cells with a best far ahead and first picks far too slow",
     )
     parser.add_argument(
-        "--own-knobs", type=int, default=0, help="number of cells of knobs that the cost model does not know"
+        "--own-knobs",
+        type=int,
+        default=0,
+        help="number of cells of knobs that the cost model does not know",
     )
     parser.add_argument(
-        "--unfitted", action="store_true", help="invented cells: of trainers that no constant was fitted to"
+        "--unfitted",
+        action="store_true",
+        help="invented cells: of trainers that no constant was fitted to",
     )
     parser.add_argument(
-        "--searchers", default="bayesian,cost_ranked,rule_of_thumb,random", help="names, separated by commas"
+        "--searchers",
+        default="bayesian,cost_ranked,rule_of_thumb,random",
+        help="names, separated by commas",
     )
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--model", choices=MODELS, default="held_out")
     parser.add_argument("--in-flight", type=int, default=1, help="trials that run at once")
     parser.add_argument(
-        "--history", type=int, default=0, help="earlier studies on other cells that the searcher may learn from"
+        "--history",
+        type=int,
+        default=0,
+        help="earlier studies on other cells that the searcher may learn from",
     )
     parser.add_argument("--unknown-failure", type=FailureKind, default=FailureKind.OUT_OF_MEMORY)
     parser.add_argument("--figure", type=Path, help=f"SVG to draw, e.g. {FIGURE.name}")
@@ -230,7 +274,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     paths = args.csv or [DATA / name for name in DEFAULT]
     if unknown := [name for name in args.searchers.split(",") if name not in searcher_names()]:
-        parser.error(f"there is no searcher {unknown[0]!r}; there are {', '.join(searcher_names())}")
+        parser.error(
+            f"there is no searcher {unknown[0]!r}; there are {', '.join(searcher_names())}"
+        )
     try:
         made = [
             *simulated_cells(args.worlds),
@@ -240,14 +286,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
             *wild_cells(args.wild, is_fitted=not args.unfitted),
             *own_knob_cells(args.own_knobs),
         ]
-        cells = made or [cell for path in paths for cell in read_cells(path, unknown_cause=args.unknown_failure)]
+        cells = made or [
+            cell for path in paths for cell in read_cells(path, unknown_cause=args.unknown_failure)
+        ]
     except (OSError, KeyError, ValueError, AutotuneError) as error:
         parser.error(f"the measurements cannot be read: {type(error).__name__}: {error}")
     if not cells:
         parser.error(
             f"a cell needs at least {MIN_CONFIGS} configs of one model, GPU count and batch: there is none in these files"
         )
-    print(f"{len(cells)} cells, {args.seeds} seeds, cost model: {args.model}, {args.in_flight} in flight")
+    print(
+        f"{len(cells)} cells, {args.seeds} seeds, cost model: {args.model}, {args.in_flight} in flight"
+    )
     print(
         "| searcher | trials: mean | median | p90 | failed | regret at 3 | 5 | 10 | stops after | failed | with regret | s per trial |"
     )
@@ -255,7 +305,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     fitted: Fitted = {} if args.model == "shipped" or made else held_out_constants()
     known = {(cell.workload.model.name, cell.workload.trainer) for cell in cells}
     if fitted and (strange := sorted(model for model, trainer in known - fitted.keys())):
-        print(f"no constants were fitted without {', '.join(strange)}: those that ship are used, which never saw it")
+        print(
+            f"no constants were fitted without {', '.join(strange)}: those that ship are used, which never saw it"
+        )
     curves = {}
     with ProcessPoolExecutor(args.jobs) as pool:
         for name in args.searchers.split(","):
@@ -271,7 +323,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if args.figure:
         args.figure.parent.mkdir(exist_ok=True)
         args.figure.write_text(
-            curves_svg(curves, title=f"Mean regret on {len(cells)} {'made-up' if made else 'published'} cells"),
+            curves_svg(
+                curves,
+                title=f"Mean regret on {len(cells)} {'made-up' if made else 'published'} cells",
+            ),
             encoding="utf-8",
         )
 

@@ -23,9 +23,18 @@ from tests.benchmarks.cells import Cell, Row
 Array = NDArray[np.float64]
 
 
-def _model(name: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, **others: Any) -> ModelSpec:
-    shape = {"num_layers": layers, "hidden_size": hidden, "num_attention_heads": heads, "num_kv_heads": kv_heads}
-    return ModelSpec(name=name, ffn_hidden_size=ffn, **{"vocab_size": 32_000, "gated_mlp": True} | shape | others)
+def _model(
+    name: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, **others: Any
+) -> ModelSpec:
+    shape = {
+        "num_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_kv_heads": kv_heads,
+    }
+    return ModelSpec(
+        name=name, ffn_hidden_size=ffn, **{"vocab_size": 32_000, "gated_mlp": True} | shape | others
+    )
 
 
 MODELS = (
@@ -86,7 +95,9 @@ def _tried(draw: np.random.Generator, seed: int, is_fitted: bool) -> Cell | None
         return None
     predicted = estimate(workload, table)
     own = draw.uniform(0.3, 0.7) if is_fitted else draw.uniform(0.5, 1.0)
-    times = _step_times(draw, workload, table) ** own * np.asarray(predicted.step_time_s) ** (1 - own)
+    times = _step_times(draw, workload, table) ** own * np.asarray(predicted.step_time_s) ** (
+        1 - own
+    )
     times = times * np.exp(draw.choice([0.01, 0.03, 0.06]) * draw.standard_normal(len(table)))
     peaks = np.asarray(predicted.peak_memory_bytes) * draw.uniform(0.85, 1.15)
     peaks = peaks * np.exp(0.08 * draw.standard_normal(len(table)))
@@ -101,7 +112,11 @@ def _tried(draw: np.random.Generator, seed: int, is_fitted: bool) -> Cell | None
             peak_memory_bytes=None if exhausted[i] else float(peaks[i]),
             failure=FailureKind.OUT_OF_MEMORY if exhausted[i] else None,
         )
-    return Cell(name=f"{model.name} on {cluster.name}, {workload.trainer}, {seed}", workload=workload, rows=rows)
+    return Cell(
+        name=f"{model.name} on {cluster.name}, {workload.trainer}, {seed}",
+        workload=workload,
+        rows=rows,
+    )
 
 
 def _knobs(draw: np.random.Generator, model: ModelSpec) -> dict[str, tuple[object, ...]]:
@@ -122,36 +137,63 @@ def _knobs(draw: np.random.Generator, model: ModelSpec) -> dict[str, tuple[objec
 def _step_times(draw: np.random.Generator, workload: Workload, table: ConfigTable) -> Array:
     """Seconds of a step of each config, shape (N,)."""
     model, cluster = workload.model, workload.cluster
-    tp, pp, dp, ep = (np.asarray(knob, dtype=float) for knob in (table.tp, table.pp, table.dp, table.ep))
-    micro, steps = np.asarray(table.micro_batch_size, dtype=float), np.asarray(table.accumulation_steps, dtype=float)
+    tp, pp, dp, ep = (
+        np.asarray(knob, dtype=float) for knob in (table.tp, table.pp, table.dp, table.ep)
+    )
+    micro, steps = (
+        np.asarray(table.micro_batch_size, dtype=float),
+        np.asarray(table.accumulation_steps, dtype=float),
+    )
     full, selective = table.is_word("recompute", "full"), table.is_word("recompute", "selective")
     hidden, tokens = model.hidden_size, micro * workload.seq_len
     inside = cluster.intra_node.bytes_per_s * draw.uniform(0.45, 0.85)
     across = cluster.inter_node.bytes_per_s * draw.uniform(0.3, 0.9)
 
     # a layer of a micro-batch
-    weights = hidden**2 * (2 + 2 * (model.num_kv_heads or model.num_attention_heads) / model.num_attention_heads)
-    weights += (3 if model.gated_mlp else 2) * hidden * model.ffn_hidden_size * max(model.experts_per_token, 1)
+    weights = hidden**2 * (
+        2 + 2 * (model.num_kv_heads or model.num_attention_heads) / model.num_attention_heads
+    )
+    weights += (
+        (3 if model.gated_mlp else 2)
+        * hidden
+        * model.ffn_hidden_size
+        * max(model.experts_per_token, 1)
+    )
     enough_tokens, enough_width = np.exp(draw.uniform(np.log([200, 100]), np.log([3000, 900])))
     efficiency = draw.uniform(0.45, 0.72) * tokens / (tokens + enough_tokens)
     efficiency = efficiency * (hidden / tp) / (hidden / tp + enough_width / 2)
     rate = cluster.gpu.peak_flops_per_s["bf16"] * efficiency
-    again = np.where(full, draw.uniform(1.24, 1.36), np.where(selective, draw.uniform(1.01, 1.08), 1.0))
-    layer = 6 * tokens / tp * (weights + workload.seq_len * hidden * draw.uniform(0.7, 1.4)) / rate * again
+    again = np.where(
+        full, draw.uniform(1.24, 1.36), np.where(selective, draw.uniform(1.01, 1.08), 1.0)
+    )
+    layer = (
+        6
+        * tokens
+        / tp
+        * (weights + workload.seq_len * hidden * draw.uniform(0.7, 1.4))
+        / rate
+        * again
+    )
     shards = np.where(table.sequence_parallel, tp, 1 + 0.5 * (tp - 1))
     layer += 34 * hidden * tokens / shards / cluster.gpu.memory_bytes_per_s * draw.uniform(0.5, 2.0)
     link = np.where(tp > cluster.gpus_per_node, across, inside)
     sums = 16 * hidden * tokens * (tp - 1) / tp / link * draw.uniform(0.6, 1.1)
-    layer += np.where(tp > 1, sums + draw.uniform(40e-6, 240e-6) * np.log2(tp + 1), 0.0) * np.where(full, 1.5, 1.0)
+    layer += np.where(tp > 1, sums + draw.uniform(40e-6, 240e-6) * np.log2(tp + 1), 0.0) * np.where(
+        full, 1.5, 1.0
+    )
     if model.num_experts:
         link = np.where(ep * tp > cluster.gpus_per_node, across, inside)
         sent = 8 * hidden * tokens * model.experts_per_token / link * draw.uniform(1.0, 2.5)
         layer += np.where(ep > 1, sent, 0.0) + draw.uniform(0.05, 0.3) * layer / np.sqrt(ep)
-    layer = np.maximum(layer, draw.uniform(0.4e-3, 3e-3) * np.where(tp > 1, draw.uniform(1.0, 1.6), 1.0))
+    layer = np.maximum(
+        layer, draw.uniform(0.4e-3, 3e-3) * np.where(tp > 1, draw.uniform(1.0, 1.6), 1.0)
+    )
 
     # the pipeline
     head = 6 * model.vocab_size * hidden * tokens / tp / rate
-    stage = np.ceil(model.num_layers / pp) * layer + head * np.where(pp > 1, draw.uniform(0.3, 1.0), 1.0)
+    stage = np.ceil(model.num_layers / pp) * layer + head * np.where(
+        pp > 1, draw.uniform(0.3, 1.0), 1.0
+    )
     handed = 4 * hidden * tokens / across * draw.uniform(0.3, 2.0) + draw.uniform(50e-6, 600e-6)
     busy = (stage + np.where(pp > 1, handed, 0.0)) * (steps + draw.uniform(0.8, 1.6) * (pp - 1))
 
@@ -159,10 +201,21 @@ def _step_times(draw: np.random.Generator, workload: Workload, table: ConfigTabl
     link = np.where(dp * tp > cluster.gpus_per_node, across, inside)
     held = model.num_parameters / (tp * pp)
     sums = np.where(dp > 1, 2 * held * draw.choice([2.0, 4.0]) / link, 0.0)
-    gathers = np.where((table.zero_stage == 3) & (dp > 1), 4 * held * steps / link * draw.uniform(0.5, 1.0), 0.0)
+    gathers = np.where(
+        (table.zero_stage == 3) & (dp > 1), 4 * held * steps / link * draw.uniform(0.5, 1.0), 0.0
+    )
     hidden_share = draw.uniform(0.2, 0.9)
-    shown = sum(np.maximum(sent * (1 - hidden_share), sent - hidden_share * busy) for sent in (sums, gathers))
-    update = 20 * held / np.where(table.zero_stage > 0, dp, 1) / cluster.gpu.memory_bytes_per_s * draw.uniform(1.0, 2.0)
+    shown = sum(
+        np.maximum(sent * (1 - hidden_share), sent - hidden_share * busy)
+        for sent in (sums, gathers)
+    )
+    update = (
+        20
+        * held
+        / np.where(table.zero_stage > 0, dp, 1)
+        / cluster.gpu.memory_bytes_per_s
+        * draw.uniform(1.0, 2.0)
+    )
     return np.asarray((busy + shown + update + draw.uniform(5e-3, 60e-3)) * _quirks(draw, table))
 
 

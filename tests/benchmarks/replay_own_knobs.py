@@ -60,15 +60,28 @@ def _cell(seed: int) -> Cell:
     )
     plain = ConfigTable.of([ParallelConfig(dp=8, micro_batch_size=8, accumulation_steps=8)])
     if seed % 2:
-        varied = {"tp": (1, 2, 4), "pp": (1, 2), "micro_batch_size": (1, 4, 16), "recompute": ("none", "full")}
+        varied = {
+            "tp": (1, 2, 4),
+            "pp": (1, 2),
+            "micro_batch_size": (1, 4, 16),
+            "recompute": ("none", "full"),
+        }
         whole = SearchSpace.build(workload, SpaceSpec(knobs=varied)).table
         plain = whole.take(np.sort(draw.permutation(len(whole))[:MOST]))
     predicted = estimate(workload, plain)
-    log_times = np.log(np.atleast_1d(predicted.step_time_s)) + ERROR * draw.standard_normal(len(plain))
-    peaks = np.atleast_1d(predicted.peak_memory_bytes) * np.exp(0.05 * draw.standard_normal(len(plain)))
-    combinations = [dict(zip(knobs, values, strict=True)) for values in itertools.product(*knobs.values())]
+    log_times = np.log(np.atleast_1d(predicted.step_time_s)) + ERROR * draw.standard_normal(
+        len(plain)
+    )
+    peaks = np.atleast_1d(predicted.peak_memory_bytes) * np.exp(
+        0.05 * draw.standard_normal(len(plain))
+    )
+    combinations = [
+        dict(zip(knobs, values, strict=True)) for values in itertools.product(*knobs.values())
+    ]
     effects = _effects(
-        draw, [len(values) for values in knobs.values()], [isinstance(v[0], str) for v in knobs.values()]
+        draw,
+        [len(values) for values in knobs.values()],
+        [isinstance(v[0], str) for v in knobs.values()],
     )
     rows = {}
     for config, log_time, peak in zip(plain, log_times, peaks, strict=True):
@@ -88,7 +101,9 @@ def _cell(seed: int) -> Cell:
     )
 
 
-def _effects(draw: np.random.Generator, sizes: list[int], are_words: list[bool]) -> NDArray[np.float64]:
+def _effects(
+    draw: np.random.Generator, sizes: list[int], are_words: list[bool]
+) -> NDArray[np.float64]:
     """Log factor of the step time of each combination, in the order of `itertools.product`."""
     scale = np.exp(draw.uniform(*np.log(EFFECT)))
     places = np.array(list(itertools.product(*map(range, sizes))))
@@ -96,7 +111,9 @@ def _effects(draw: np.random.Generator, sizes: list[int], are_words: list[bool])
     for column, (size, is_word) in enumerate(zip(sizes, are_words, strict=True)):
         x = np.linspace(0.0, 1.0, size)
         smooth = 4 * (x - draw.uniform()) ** 2 if draw.random() < 0.5 else np.exp(-4 * x)
-        one = draw.standard_normal(size) if is_word or size == 2 else smooth * draw.uniform(0.2, 2.0)
+        one = (
+            draw.standard_normal(size) if is_word or size == 2 else smooth * draw.uniform(0.2, 2.0)
+        )
         logs += scale * draw.choice([0.2, 1.0]) * one[places[:, column]]
         for other in range(column):
             pair = draw.standard_normal((size, sizes[other]))

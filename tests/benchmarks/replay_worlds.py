@@ -29,7 +29,8 @@ def _cell(name: str, world: World) -> Cell:
         rows[config] = Row(
             config=config,
             step_time_s=config.global_batch_size * workload.seq_len / float(np.exp(world.score[i])),
-            peak_memory_bytes=float(np.exp(world.log_peak_ratio[i])) * workload.cluster.gpu.memory_bytes,
+            peak_memory_bytes=float(np.exp(world.log_peak_ratio[i]))
+            * workload.cluster.gpu.memory_bytes,
             failure=None if world.runs[i] else cause,
         )
     return Cell(name=name, workload=workload, rows=rows)

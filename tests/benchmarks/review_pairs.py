@@ -81,12 +81,16 @@ class Pair:
     @property
     def kept_by_chance(self) -> float:
         """The same of a config that is drawn from those that were published."""
-        return float(np.mean([self._share(config) for config in self.step_time_s if config != self.plain]))
+        return float(
+            np.mean([self._share(config) for config in self.step_time_s if config != self.plain])
+        )
 
     def _share(self, config: ParallelConfig | None) -> float:
         if config is None or not math.isfinite(self.step_time_s[config]):
             return 0.0
-        return max(0.0, math.log(self.step_time_s[self.plain] / self.step_time_s[config])) / math.log(self.gain)
+        return max(
+            0.0, math.log(self.step_time_s[self.plain] / self.step_time_s[config])
+        ) / math.log(self.gain)
 
     def _changes(self, config: ParallelConfig) -> dict[str, tuple[object, object]]:
         old, new = self.plain.values(), config.values()
@@ -103,9 +107,15 @@ class Pair:
         if not self.found.edits:
             tried = self.found.trials
             return (
-                "silent" if not tried else "trial" if any(self._is_toward(each.changes) for each in tried) else "trial?"
+                "silent"
+                if not tried
+                else "trial"
+                if any(self._is_toward(each.changes) for each in tried)
+                else "trial?"
             )
-        return "named" if any(self._is_toward(edit.changes) for edit in self.found.edits) else "other"
+        return (
+            "named" if any(self._is_toward(edit.changes) for edit in self.found.edits) else "other"
+        )
 
     def _is_toward(self, changes: object) -> bool:
         assert isinstance(changes, dict)
@@ -125,7 +135,9 @@ class Pair:
         proposed = [] if together is None else [together.config]
         for edit in self.found.edits:
             if edit.alone is not None:
-                proposed.append(replace(self.plain, **{name: new for name, (_, new) in edit.changes.items()}))
+                proposed.append(
+                    replace(self.plain, **{name: new for name, (_, new) in edit.changes.items()})
+                )
         return [config for config in dict.fromkeys(proposed) if self._is_slower(config)]
 
     @property
@@ -135,7 +147,9 @@ class Pair:
         for edit in self.found.trials:
             config = replace(self.plain, **{name: new for name, (_, new) in edit.changes.items()})
             if config in self.step_time_s and edit.alone is not None:
-                found.append((edit.alone.chance, self.step_time_s[self.plain] / self.step_time_s[config]))
+                found.append(
+                    (edit.alone.chance, self.step_time_s[self.plain] / self.step_time_s[config])
+                )
         return found
 
     def _is_slower(self, config: ParallelConfig) -> bool:
@@ -148,13 +162,22 @@ def pairs(names: list[str], *, usual: bool = False, every: int = 1) -> Iterator[
     for source, is_blind, block in _blocks():
         if names and source not in names:
             continue
-        alike = np.stack([block.table.world_size, block.table.global_batch_size, block.table.column("precision")], 1)
+        alike = np.stack(
+            [
+                block.table.world_size,
+                block.table.global_batch_size,
+                block.table.column("precision"),
+            ],
+            1,
+        )
         kinds, place = np.unique(alike.astype(np.int64), axis=0, return_inverse=True)
         for kind in range(len(kinds)):
             number += source == "vtrain"
             if source == "vtrain" and number % every:
                 continue
-            found = _pair(source, is_blind, block.take(np.flatnonzero(place.reshape(-1) == kind)), usual)
+            found = _pair(
+                source, is_blind, block.take(np.flatnonzero(place.reshape(-1) == kind)), usual
+            )
             if found is not None:
                 yield found
 
@@ -206,7 +229,9 @@ def _known_trainer(workload: Workload) -> str:
     return workload.trainer if workload.trainer in trainer_names() else "megatron"
 
 
-def _usual_space(workload: Workload, plain: ParallelConfig, launchable: Launchable) -> SearchSpace | None:
+def _usual_space(
+    workload: Workload, plain: ParallelConfig, launchable: Launchable
+) -> SearchSpace | None:
     """What a study of that workload would search, in the number format of the plain config; None where none of it is legal for its trainer."""
     kind = (
         "moe-multi-node"
@@ -215,7 +240,9 @@ def _usual_space(workload: Workload, plain: ParallelConfig, launchable: Launchab
     )
     space = parse_space(kind)
     space = replace(space, knobs={**space.knobs, "precision": (plain.precision,)})
-    valid = space_around(Study(name="pair", workload=workload, space=space, trainer=launchable.trainer.name), plain)
+    valid = space_around(
+        Study(name="pair", workload=workload, space=space, trainer=launchable.trainer.name), plain
+    )
     if valid is None:
         return None
     can, _ = launchable.cut(valid.workload, valid.table)
@@ -224,11 +251,17 @@ def _usual_space(workload: Workload, plain: ParallelConfig, launchable: Launchab
 
 def _line(pair: Pair) -> str:
     shown = pair.found.edits or pair.found.trials
-    edits = "; ".join(", ".join(f"{n} {a}->{b}" for n, (a, b) in edit.changes.items()) for edit in shown)
+    edits = "; ".join(
+        ", ".join(f"{n} {a}->{b}" for n, (a, b) in edit.changes.items()) for edit in shown
+    )
     configs = f"{config_label(pair.plain)} -> {config_label(pair.best)}"
     job = f"{pair.source}{' (blind)' if pair.is_blind else ''}, {pair.workload.model.name}, {pair.plain.world_size} x {pair.workload.cluster.gpu.name}"
     slower = (
-        "  SLOWER" if pair.slower else "  TRIAL SLOWER" if any(gain < 1.0 / NOISE for _, gain in pair.tried) else ""
+        "  SLOWER"
+        if pair.slower
+        else "  TRIAL SLOWER"
+        if any(gain < 1.0 / NOISE for _, gain in pair.tried)
+        else ""
     )
     return f"{pair.verdict:7} {pair.gain:5.2f}x {len(pair.step_time_s):3} {job}: {configs} | {edits or '-'}{slower}"
 
@@ -264,7 +297,9 @@ def main() -> None:
     )
     for source in dict.fromkeys(name for name, _ in worth):
         counts = [worth[source, verdict] for verdict in VERDICTS]
-        print(f"| {source} | {sum(counts)} | {' | '.join(map(str, counts))} | {chance[source]:.1f} |")
+        print(
+            f"| {source} | {sum(counts)} | {' | '.join(map(str, counts))} | {chance[source]:.1f} |"
+        )
     print(
         f"\nproposals that were measured slower or failed: {slower['fitted']} + {slower['blind']} blind, of {slower['all']} pairs"
     )

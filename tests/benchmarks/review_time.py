@@ -72,12 +72,17 @@ LAUNCHES: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
 
 def main() -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=7)
     rounds = parser.parse_args().rounds
     compileall.compile_dir(ROOT / "autotune", quiet=1)
     with tempfile.TemporaryDirectory() as place:
-        folders = [_written(Path(place) / str(number), files) for number, (files, _) in enumerate(LAUNCHES.values())]
+        folders = [
+            _written(Path(place) / str(number), files)
+            for number, (files, _) in enumerate(LAUNCHES.values())
+        ]
         words = [["review", next(iter(files)), *options] for files, options in LAUNCHES.values()]
         answers = [_run(line, folder)[1] for line, folder in zip(words, folders, strict=True)]
         seconds: list[list[float]] = [[] for _ in words]
@@ -89,8 +94,12 @@ def main() -> None:
     base_s = median(numpy_s)
     print(f"{base_s:.2f} s  1.0  import numpy")
     for name, own, answer in zip(LAUNCHES, seconds, answers, strict=True):
-        print(f"{median(own):.2f} s  {median(own) / base_s:.1f}  {name}{'' if answer in (0, 1) else ' (no verdict)'}")
-    print(f"{median([median(own) for own in seconds]):.2f} s median, {max(median(own) for own in seconds):.2f} s most")
+        print(
+            f"{median(own):.2f} s  {median(own) / base_s:.1f}  {name}{'' if answer in (0, 1) else ' (no verdict)'}"
+        )
+    print(
+        f"{median([median(own) for own in seconds]):.2f} s median, {max(median(own) for own in seconds):.2f} s most"
+    )
 
 
 def _written(folder: Path, files: dict[str, str]) -> Path:
@@ -102,11 +111,19 @@ def _written(folder: Path, files: dict[str, str]) -> Path:
 
 def _run(words: list[str] | None, folder: Path) -> tuple[float, int]:
     """(user and system time in seconds, exit code) of the command, or of the import of NumPy."""
-    program = "import numpy" if words is None else f"import sys; from autotune.cli import run; sys.exit(run({words!r}))"
+    program = (
+        "import numpy"
+        if words is None
+        else f"import sys; from autotune.cli import run; sys.exit(run({words!r}))"
+    )
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}", "AUTOTUNE_STORE": str(folder / "none.db")}
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=folder, env=environment, capture_output=True, check=False
+        [sys.executable, "-c", program],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        check=False,
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if b"Traceback" in done.stderr:

@@ -26,7 +26,11 @@ def misranked(steps: int) -> tuple[int, int]:
         baseline = next(run for run in runs if run.name == BASELINE).measured(steps, seed)
         totals = [
             reward(
-                run.measured(steps, seed), baseline=baseline, objective=Objective(), workload=workload(), config=CONFIG
+                run.measured(steps, seed),
+                baseline=baseline,
+                objective=Objective(),
+                workload=workload(),
+                config=CONFIG,
             ).total
             for run in runs
         ]
@@ -44,7 +48,10 @@ def falsely_diverged(steps: int, alike: float) -> float:
     for i in range(1, steps):
         deviations[:, i] = alike * deviations[:, i - 1] + (1 - alike**2) ** 0.5 * deviations[:, i]
     losses = 4 * np.maximum(1 + 0.2 * deviations, 0.01)
-    runs = (Measurement(step_times_s=(0.1,) * steps, losses=tuple(row), tokens_per_step=4096) for row in losses)
+    runs = (
+        Measurement(step_times_s=(0.1,) * steps, losses=tuple(row), tokens_per_step=4096)
+        for row in losses
+    )
     return sum(diverged(run) is not None for run in runs) / STATIONARY
 
 
@@ -58,7 +65,10 @@ def main() -> None:
     for steps in (5, 10, 30):
         wrong, pairs = misranked(steps)
         alone, alike = (falsely_diverged(steps, rho) for rho in (0.0, 0.9))
-        print(f"| {steps} | {wrong} of {pairs} ({wrong / pairs:.1%}) | {alone:.2%} | {alike:.2%} |", flush=True)
+        print(
+            f"| {steps} | {wrong} of {pairs} ({wrong / pairs:.1%}) | {alone:.2%} | {alike:.2%} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

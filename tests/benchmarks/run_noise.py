@@ -24,7 +24,15 @@ from dataclasses import replace
 import numpy as np
 
 from autotune.reward import score
-from autotune.spec import Measurement, MeasureSpec, ParallelConfig, Study, Trial, TrialPurpose, TrialStatus
+from autotune.spec import (
+    Measurement,
+    MeasureSpec,
+    ParallelConfig,
+    Study,
+    Trial,
+    TrialPurpose,
+    TrialStatus,
+)
 from autotune.stopping import trial_decision
 from autotune.study.controller import decide
 from autotune.study.controller.finals.finalists import first_finalists, next_final
@@ -40,7 +48,9 @@ BUSY, BUSY_RUN, BUSY_STEP = 0.7, 0.2, 0.15
 class Machine:
     """Measures configs of given true speeds."""
 
-    def __init__(self, speeds: Sequence[float], between: float, seed: int, *, busy: bool = False) -> None:
+    def __init__(
+        self, speeds: Sequence[float], between: float, seed: int, *, busy: bool = False
+    ) -> None:
         self.rng, self.between, self.busy = np.random.default_rng(seed), between, busy
         others = [c for c in CONFIGS if c != BASELINE]
         self.speed = dict(zip([BASELINE, *others], speeds, strict=False))
@@ -53,21 +63,34 @@ class Machine:
         noise = self.rng.normal(size=steps)
         for i in range(1, steps):
             noise[i] = ALIKE * noise[i - 1] + math.sqrt(1 - ALIKE**2) * noise[i]
-        times = np.exp(self.rng.normal(0, self.between) + STEP_NOISE * noise) / self.speed[config] * 0.1
+        times = (
+            np.exp(self.rng.normal(0, self.between) + STEP_NOISE * noise) / self.speed[config] * 0.1
+        )
         if self.busy and self.rng.random() < BUSY:
-            times *= np.exp(self.rng.exponential(BUSY_RUN) + self.rng.exponential(BUSY_STEP, size=steps))
+            times *= np.exp(
+                self.rng.exponential(BUSY_RUN) + self.rng.exponential(BUSY_STEP, size=steps)
+            )
         if self.rng.random() < BURSTS:
             start = int(self.rng.integers(0, steps - BURST_STEPS + 1))
             times[start : start + BURST_STEPS] *= BURST
         return [float(t) for t in times]
 
     def add(
-        self, config: ParallelConfig, purpose: TrialPurpose, times: Sequence[float], *, stopped: bool = False
+        self,
+        config: ParallelConfig,
+        purpose: TrialPurpose,
+        times: Sequence[float],
+        *,
+        stopped: bool = False,
     ) -> Trial:
         """A trial that ended with these step times."""
-        m = Measurement(step_times_s=tuple(times), tokens_per_step=config.global_batch_size * 32, num_ranks=4)
+        m = Measurement(
+            step_times_s=tuple(times), tokens_per_step=config.global_batch_size * 32, num_ranks=4
+        )
         status = TrialStatus.STOPPED if stopped else TrialStatus.COMPLETED
-        trial = Trial(config=config, number=len(self.trials), purpose=purpose, status=status, measurement=m)
+        trial = Trial(
+            config=config, number=len(self.trials), purpose=purpose, status=status, measurement=m
+        )
         trial = replace(
             trial,
             reward=score(
@@ -87,9 +110,15 @@ class Machine:
         given_up = []
         for config in list(self.speed)[1:]:
             asked = Trial(config=config, number=len(self.trials))
-            done = [t for t in self.trials if t.status is TrialStatus.COMPLETED and t.reward is not None]
+            done = [
+                t for t in self.trials if t.status is TrialStatus.COMPLETED and t.reward is not None
+            ]
             best = max(done, key=lambda t: t.reward.total if t.reward else -math.inf)
-            beat, times, stopped = self.scorer.time_to_beat(asked, best), self.times(config, 30), False
+            beat, times, stopped = (
+                self.scorer.time_to_beat(asked, best),
+                self.times(config, 30),
+                False,
+            )
             for n in range(1, 31):
                 decision = trial_decision(times[:n], self.study.measure, beat)
                 if decision.stop:
@@ -108,23 +137,27 @@ class Machine:
         return runs
 
 
-def claims(speeds: Sequence[float], between: float, studies: int, *, busy: bool = False) -> dict[str, float]:
+def claims(
+    speeds: Sequence[float], between: float, studies: int, *, busy: bool = False
+) -> dict[str, float]:
     """Shares over simulated studies of these true speeds, the baseline's first."""
     above = held = regret = runs = steps = 0.0
     for seed in range(studies):
         order = np.random.default_rng(seed).permutation(len(speeds) - 1)
         machine = Machine([speeds[0], *(speeds[1 + i] for i in order)], between, seed, busy=busy)
         machine.search()
-        steps += sum(len(t.measurement.step_times_s) for t in machine.trials if t.measurement is not None)
+        steps += sum(
+            len(t.measurement.step_times_s) for t in machine.trials if t.measurement is not None
+        )
         runs += machine.finals()
         winner = decide(machine.trials, machine.study)
         assert winner.best is not None
         assert winner.speedup is not None
         true = machine.speed[winner.best.config] / machine.speed[BASELINE]
         above += winner.speedup > 1.02
-        held += (winner.speedup_low or 0.0) <= true * (1 + 1e-12) and true <= (winner.speedup_high or math.inf) * (
-            1 + 1e-12
-        )
+        held += (winner.speedup_low or 0.0) <= true * (1 + 1e-12) and true <= (
+            winner.speedup_high or math.inf
+        ) * (1 + 1e-12)
         regret += 1 - true / (max(speeds) / speeds[0])
     totals = {"above 1.02": above, "held": held, "regret": regret, "runs": runs, "steps": steps}
     return {name: float(total) / studies for name, total in totals.items()}

@@ -36,7 +36,16 @@ from tests.service.running import spec
 @contextmanager
 def served(folder: Path, store: str, studies: int) -> Iterator[tuple[str, int]]:
     """`autotune serve` in a process of its own: its address and process id."""
-    argv = [sys.executable, "-c", "from autotune.cli import main; main()", "serve", "--runner", "local", "--port", "0"]
+    argv = [
+        sys.executable,
+        "-c",
+        "from autotune.cli import main; main()",
+        "serve",
+        "--runner",
+        "local",
+        "--port",
+        "0",
+    ]
     argv += ["--json", "--store", store, "--max-studies", str(studies)]
     environment = {**os.environ, "AUTOTUNE_DATA": str(folder)}
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=environment)
@@ -87,13 +96,23 @@ def run_studies(url: str, count: int, *, readers: int) -> tuple[list[float], lis
     with Client(url) as client:
         ids = [client.submit(long_spec(seed))["study"]["id"] for seed in range(count)]
         reader = subprocess.Popen(
-            [sys.executable, "-m", "tests.benchmarks.service_load", "--read", url, str(readers), *ids],
+            [
+                sys.executable,
+                "-m",
+                "tests.benchmarks.service_load",
+                "--read",
+                url,
+                str(readers),
+                *ids,
+            ],
             stdout=subprocess.PIPE,
             text=True,
         )
         out, _ = reader.communicate()
         ends = [client.wait(study)["study"] for study in ids]
-    if bad := [f"{end['status']}: {end['message']}" for end in ends if end["status"] != "COMPLETED"]:
+    if bad := [
+        f"{end['status']}: {end['message']}" for end in ends if end["status"] != "COMPLETED"
+    ]:
         raise RuntimeError(f"studies did not run: {bad[0]}")
     seconds = [float(end["elapsed_s"]) for end in ends]
     found = json.loads(out)
@@ -116,7 +135,9 @@ async def read(url: str, readers: int, ids: list[str]) -> None:
             began = time.perf_counter()
             outgoing.write(request)
             head = await incoming.readuntil(b"\r\n\r\n")
-            body = await incoming.readexactly(int(head.lower().partition(b"content-length: ")[2].split(None, 1)[0]))
+            body = await incoming.readexactly(
+                int(head.lower().partition(b"content-length: ")[2].split(None, 1)[0])
+            )
             took = time.perf_counter() - began
             failures += not head.startswith(b"HTTP/1.1 200 ") or not body.endswith(b"}")
             latencies.append(took)
@@ -141,7 +162,9 @@ def flood(url: str, count: int) -> tuple[float, float, int, int]:
     began = time.perf_counter()
 
     def submit(number: int) -> str:
-        answer = clients[number % 16].submit({**quick, "seed": number}, idempotency_key=f"flood-{number}")
+        answer = clients[number % 16].submit(
+            {**quick, "seed": number}, idempotency_key=f"flood-{number}"
+        )
         return str(answer["study"]["id"])
 
     with ThreadPoolExecutor(16) as pool:
@@ -187,18 +210,25 @@ def main() -> None:
         url, readers, *ids = asked.read
         asyncio.run(read(url, int(readers), ids))
         return
-    print(f"load average at the start: {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs", flush=True)
-    with tempfile.TemporaryDirectory() as folder, stores(Path(folder), postgresql=asked.postgresql) as new_store:
+    print(
+        f"load average at the start: {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs", flush=True
+    )
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        stores(Path(folder), postgresql=asked.postgresql) as new_store,
+    ):
         with served(Path(folder), new_store("readers"), asked.studies) as (url, pid):
-            for name, readers in (("quiet", 0), (f"{asked.clients} readers", asked.clients), ("quiet again", 0)):
+            for name, readers in (
+                ("quiet", 0),
+                (f"{asked.clients} readers", asked.clients),
+                ("quiet again", 0),
+            ):
                 used_s = cpu_s(pid)
                 seconds, latencies, failures = run_studies(url, asked.studies, readers=readers)
                 used_s = cpu_s(pid) - used_s
                 line = f"{name:>14}: studies {statistics.median(seconds):6.2f} s (median of {len(seconds)})"
                 if latencies:
-                    line += (
-                        f"; {len(latencies)} reads, p50 {at(latencies, 0.5):.1f} ms, p99 {at(latencies, 0.99):.1f} ms"
-                    )
+                    line += f"; {len(latencies)} reads, p50 {at(latencies, 0.5):.1f} ms, p99 {at(latencies, 0.99):.1f} ms"
                     line += f", slowest {at(latencies, 1):.0f} ms, {failures} failed"
                 line += f"; service {used_s:.1f} s of CPU"
                 print(f"{line}; load {os.getloadavg()[0]:.1f}", flush=True)

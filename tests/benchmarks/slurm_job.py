@@ -31,7 +31,9 @@ def measure(folder: Path) -> dict[str, float]:
         events = list(store.events(store.studies(limit=1)[0].id, limit=1000))
     started = next(event.at for event in events if event.kind == "trial.started")
     ended = [event.at for event in events if event.kind == "trial.ended"][-1]
-    began, over = (datetime.fromisoformat(known[key]).timestamp() for key in ("StartTime", "EndTime"))
+    began, over = (
+        datetime.fromisoformat(known[key]).timestamp() for key in ("StartTime", "EndTime")
+    )
     return {
         "job's start to the first trial": started.timestamp() - began,
         "last trial to the job's end": over - ended.timestamp(),

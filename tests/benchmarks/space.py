@@ -48,7 +48,10 @@ def measure(name: str) -> dict[str, float]:
 
     model, cluster, seq_len, batch, given = CASES[name]
     work = Workload(
-        model=catalog.model(model), cluster=catalog.cluster(cluster), seq_len=seq_len, global_batch_size=batch
+        model=catalog.model(model),
+        cluster=catalog.cluster(cluster),
+        seq_len=seq_len,
+        global_batch_size=batch,
     )
     spec = given or parse_space(name)
     seconds = math.inf
@@ -74,7 +77,9 @@ def main() -> None:
     print("| space | configs | of combinations | listed in | peak memory | one look-up |")
     print("|---|---|---|---|---|---|")
     for name in CASES:
-        done = subprocess.run([sys.executable, "-m", __spec__.name, name], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-m", __spec__.name, name], capture_output=True, text=True, check=True
+        )
         row = json.loads(done.stdout)
         print(
             f"| {name} | {row['configs']:,} | {row['combinations']:,} | {row['seconds'] * 1e3:,.1f} ms "

@@ -30,7 +30,15 @@ from autotune.store.packing import append_steps
 from autotune.store.rows import ended_columns, json_text, new_trial_row
 from autotune.store.tables import attempts, events, studies, trials
 from autotune.store.upkeep.checksums import sealed
-from autotune.testing.stores import a_study, launch, measured, pending, reported, run_trial, running_study
+from autotune.testing.stores import (
+    a_study,
+    launch,
+    measured,
+    pending,
+    reported,
+    run_trial,
+    running_study,
+)
 
 SIZES = (10, 1_000, 10_000)
 REPEATS = 60
@@ -62,14 +70,36 @@ def rows_of(number: int, dice: random.Random) -> tuple[Row, Row, list[tuple[str,
     Study and workload are filled in by the caller.
     """
     trial = a_trial(number, dice)
-    row = new_trial_row(trial, study=0, workload=0, now=0) | ended_columns(trial, trial, num_gpus=8, now=1)
+    row = new_trial_row(trial, study=0, workload=0, now=0) | ended_columns(
+        trial, trial, num_gpus=8, now=1
+    )
     steps = append_steps(b"", reported(("", number, 1), 0, [dice.random() for _ in range(STEPS)]))
-    launch = {"number": number, "attempt": 1, "fence": 1, "started_us": 0, "ended_us": 1, "steps": steps}
-    asked = {"number": number, "config": str(trial.config), "purpose": "search", "reason": "because"}
+    launch = {
+        "number": number,
+        "attempt": 1,
+        "fence": 1,
+        "started_us": 0,
+        "ended_us": 1,
+        "steps": steps,
+    }
+    asked = {
+        "number": number,
+        "config": str(trial.config),
+        "purpose": "search",
+        "reason": "because",
+    }
     ended = {"number": number, "status": "COMPLETED", "attempts": 1, "reward": 0.3}
     ended["tokens_per_s_per_gpu"] = dice.random()
-    lines = [("trial.asked", asked), ("trial.started", {"number": number, "attempt": 1}), ("trial.ended", ended)]
-    return row | {"attempts": 1, "started_us": 0}, launch, [(kind, json_text(data)) for kind, data in lines]
+    lines = [
+        ("trial.asked", asked),
+        ("trial.started", {"number": number, "attempt": 1}),
+        ("trial.ended", ended),
+    ]
+    return (
+        row | {"attempts": 1, "started_us": 0},
+        launch,
+        [(kind, json_text(data)) for kind, data in lines],
+    )
 
 
 def fill(store: SqlStore, study_id: str, first: int, count: int, dice: random.Random) -> None:
@@ -84,7 +114,14 @@ def fill(store: SqlStore, study_id: str, first: int, count: int, dice: random.Ra
             rows.append({**row, **mine, "workload": study.workload})
             launches.append({**launch, **mine})
             for kind, data in told:
-                lines.append({**at, "sequence": study.num_events + len(lines) + 1, "kind": kind, "data": data})
+                lines.append(
+                    {
+                        **at,
+                        "sequence": study.num_events + len(lines) + 1,
+                        "kind": kind,
+                        "data": data,
+                    }
+                )
         connection.execute(insert(trials), [sealed(trials, row) for row in rows])
         connection.execute(insert(attempts), [sealed(attempts, row) for row in launches])
         connection.execute(insert(events), [sealed(events, row) for row in lines])
@@ -132,7 +169,9 @@ def per_trial(folder: Path, size: int) -> tuple[float, float]:
     numbers, decided = iter(range(size, size + REPEATS)), itertools.count(1)
 
     def keep(*facts: Fact) -> None:
-        store.keep_decision(lease, Decision(number=next(decided), cause={"event": "Tick"}, facts=facts))
+        store.keep_decision(
+            lease, Decision(number=next(decided), cause={"event": "Tick"}, facts=facts)
+        )
 
     def once() -> None:
         number = next(numbers)
@@ -153,11 +192,14 @@ def per_optuna_trial(folder: Path, size: int) -> tuple[float, float]:
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(
-        storage=f"sqlite:///{folder}/optuna-{size}.db", sampler=optuna.samplers.RandomSampler(seed=0)
+        storage=f"sqlite:///{folder}/optuna-{size}.db",
+        sampler=optuna.samplers.RandomSampler(seed=0),
     )
     names = [f"knob{i}" for i in range(6)]
     spread = dict.fromkeys(names, optuna.distributions.IntDistribution(1, 64))
-    done = optuna.trial.create_trial(params=dict.fromkeys(names, 1), distributions=spread, value=1.0)
+    done = optuna.trial.create_trial(
+        params=dict.fromkeys(names, 1), distributions=spread, value=1.0
+    )
     study.add_trials([done] * size)
 
     def once() -> None:
@@ -171,7 +213,9 @@ def per_optuna_trial(folder: Path, size: int) -> tuple[float, float]:
 
 def show_trials(sizes: Sequence[int] = SIZES) -> None:
     """The first table."""
-    print("| trials in the study | autotune, wall | autotune, CPU | Optuna RDB, wall | Optuna RDB, CPU | CPU ratio |")
+    print(
+        "| trials in the study | autotune, wall | autotune, CPU | Optuna RDB, wall | Optuna RDB, CPU | CPU ratio |"
+    )
     print("|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         for size in sizes:
@@ -188,7 +232,9 @@ def show_history(num_studies: int = 1000, num_trials: int = 200) -> None:
         store = open_store(path)
         models = [f"model-{i}" for i in range(20)]
         for number in range(num_studies):
-            study = a_study(f"study-{number}", model=models[number % 20], num_gpus=8 * (1 + number // 20 % 5))
+            study = a_study(
+                f"study-{number}", model=models[number % 20], num_gpus=8 * (1 + number // 20 % 5)
+            )
             fill(store, store.submit(study, {"name": study.name}).id, 0, num_trials, dice)
         represent(store)
         lease = running_study(store)
@@ -199,7 +245,9 @@ def show_history(num_studies: int = 1000, num_trials: int = 200) -> None:
         queries: dict[str, Callable[[], object]] = {
             "best 10 of all": store.best,
             "best 10 of a model": lambda: store.best(model="model-7"),
-            "best 10 of a model and cluster": lambda: store.best(model="model-7", cluster="gpu-1x16"),
+            "best 10 of a model and cluster": lambda: store.best(
+                model="model-7", cluster="gpu-1x16"
+            ),
             "best 10 by sequence length": lambda: store.best(seq_len=1024),
             "study page: record and 200 trials": lambda: (store.study(some), store.trials(some)),
             "newest 50 studies": store.studies,

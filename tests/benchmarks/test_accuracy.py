@@ -62,13 +62,18 @@ def test_no_fitted_efficiency_is_above_what_was_ever_measured() -> None:
         assert values["matmul_efficiency"] <= ceiling(gpu, "bf16") * slack, name
         assert values["attention_efficiency"] <= FASTEST_ATTENTION[family] * slack, name
         if "fp8" in gpu.measured_flops_per_s and "fp8" in values.get("source", "fp8"):
-            assert values["matmul_efficiency"] * values["fp8_factor"] <= ceiling(gpu, "fp8") * slack, name
+            assert (
+                values["matmul_efficiency"] * values["fp8_factor"] <= ceiling(gpu, "fp8") * slack
+            ), name
 
 
 def made_up(level: float, rows: int = 60) -> Judged:
     """Rows of one cluster whose level is known."""
     own = 0.05 * np.random.default_rng(0).standard_normal(rows)
-    text = {n: np.full(rows, n, dtype=object) for n in ("where", "model", "cell", "study", "config", "source")}
+    text = {
+        n: np.full(rows, n, dtype=object)
+        for n in ("where", "model", "cell", "study", "config", "source")
+    }
     jacobian = np.zeros((rows, len(FREE) + 1))
     jacobian[:, -1] = 1.0
     sensitivity = Sensitivity(
@@ -116,10 +121,15 @@ def test_a_study_is_one_workload_and_tries_what_is_predicted_fastest() -> None:
         [1.2, 2.0, 1.1, 1.5, 4.5, 5.0, 4.0, 9.0]
     )  # the second workload's best is four times slower than the cell's
     rows = replace(
-        rows, study=np.repeat(np.array(["a", "b"], dtype=object), 4), slowness=slowness, predicted_s=rows.measured_s
+        rows,
+        study=np.repeat(np.array(["a", "b"], dtype=object), 4),
+        slowness=slowness,
+        predicted_s=rows.measured_s,
     )
     assert [list(study) for study in studies(rows, 1)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert [list(study) for study in studies(rows, 3)] == [[0, 1, 2, 3]], "one row of b is not within twice its best"
+    assert [list(study) for study in studies(rows, 3)] == [[0, 1, 2, 3]], (
+        "one row of b is not within twice its best"
+    )
     prior = uncertain(Calibration(), KNOWN, names=FREE)
     assert [list(tried) for tried in fastest(rows.take(np.arange(4)), 2, prior)] == [[2, 0]]
     rows = replace(rows, plainness=np.flip(rows.plainness))  # the last row is the baseline

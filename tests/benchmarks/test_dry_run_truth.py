@@ -52,19 +52,31 @@ class Event:
 @pytest.mark.thorough
 def test_the_peak_is_that_of_the_step_with_what_was_there_before() -> None:
     events = [
-        *(Event("[memory]", 1, size=100), Event("[memory]", 2, size=900), Event("[memory]", 3, size=-900)),
+        *(
+            Event("[memory]", 1, size=100),
+            Event("[memory]", 2, size=900),
+            Event("[memory]", 3, size=-900),
+        ),
         *(Event("step", 10, 10), Event("[memory]", 12, size=50), Event("[memory]", 15, size=-20)),
         Event("[memory]", 30, size=5000),
     ]
-    assert peaks_within(events, "step") == Peaks(tensors_bytes=150, allocator_bytes=150, operator="")
+    assert peaks_within(events, "step") == Peaks(
+        tensors_bytes=150, allocator_bytes=150, operator=""
+    )
 
 
 def test_what_an_operator_frees_before_it_returns_is_no_tensor() -> None:
     events = [
         *(Event("[memory]", 1, size=100), Event("step", 10, 10), Event("operator aten.mm", 11, 5)),
-        *(Event("[memory]", 12, size=70), Event("[memory]", 13, size=30), Event("[memory]", 14, size=-70)),
+        *(
+            Event("[memory]", 12, size=70),
+            Event("[memory]", 13, size=30),
+            Event("[memory]", 14, size=-70),
+        ),
     ]
-    assert peaks_within(events, "step") == Peaks(tensors_bytes=130, allocator_bytes=200, operator="aten.mm")
+    assert peaks_within(events, "step") == Peaks(
+        tensors_bytes=130, allocator_bytes=200, operator="aten.mm"
+    )
 
 
 @pytest.fixture(scope="module", autouse=True)

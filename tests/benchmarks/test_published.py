@@ -52,12 +52,21 @@ def test_reserved_memory_is_at_least_what_was_allocated() -> None:
 @pytest.mark.parametrize("batch", BATCHES)
 def test_runs_that_nothing_was_fitted_to_have_addresses_and_figures(batch: int) -> None:
     rows = read(BATCHES[batch])
-    assert all(row["url"].startswith("https://") and row["assumed"] for row in rows if row["trainer"] != "torchtitan")
+    assert all(
+        row["url"].startswith("https://") and row["assumed"]
+        for row in rows
+        if row["trainer"] != "torchtitan"
+    )
     sources = unseen(batch=batch)
     assert sum(len(block.table) for blocks in sources.values() for block in blocks) == len(rows)
     for block in (block for blocks in sources.values() for block in blocks):
         assert block.table.world_size.max() <= block.workload.cluster.num_gpus
         timed = np.isfinite(block.tokens_per_s_per_gpu)
-        assert (timed | np.isfinite(block.peak_memory_bytes) | np.isfinite(block.allocated_bytes) | block.failed).all()
+        assert (
+            timed
+            | np.isfinite(block.peak_memory_bytes)
+            | np.isfinite(block.allocated_bytes)
+            | block.failed
+        ).all()
         assert not (timed & block.failed).any()
         assert np.isfinite(np.asarray(estimate(block.workload, block.table).step_time_s)).all()

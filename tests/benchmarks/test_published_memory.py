@@ -36,13 +36,17 @@ def test_failures_that_memory_cannot_explain_are_told_by_their_configs() -> None
     assert all(blocks_by_rank(sweep[0].workload.model, 8))
 
 
-def test_a_config_needs_no_more_memory_than_one_with_larger_micro_batches_and_wholer_states() -> None:
+def test_a_config_needs_no_more_memory_than_one_with_larger_micro_batches_and_wholer_states() -> (
+    None
+):
     ran = ParallelConfig(tp=2, pp=4, dp=2, micro_batch_size=2, accumulation_steps=8)
     assert needs_no_more(replace(ran, micro_batch_size=1, zero_stage=1), ran)
     assert not needs_no_more(replace(ran, micro_batch_size=4), ran)
     assert not needs_no_more(replace(ran, tp=4), ran)
     assert not needs_no_more(ran, replace(ran, zero_stage=1)), "its optimizer states are whole"
-    assert not needs_no_more(ran, replace(ran, accumulation_steps=2)), "fewer micro-batches were in flight"
+    assert not needs_no_more(ran, replace(ran, accumulation_steps=2)), (
+        "fewer micro-batches were in flight"
+    )
     assert not needs_no_more(ran, replace(ran, dp=1)), "nothing was reduced"
 
 

@@ -27,7 +27,10 @@ def test_a_sample_of_recipes_is_ranked_among_the_settings_of_its_space() -> None
 
 def test_a_pipeline_of_405b_with_eight_virtual_stages_counts_embedding_and_loss() -> None:
     workload = Workload(
-        model=catalog.model("llama-405b"), cluster=catalog.cluster("h100-sxm-72x8"), seq_len=8192, global_batch_size=288
+        model=catalog.model("llama-405b"),
+        cluster=catalog.cluster("h100-sxm-72x8"),
+        seq_len=8192,
+        global_batch_size=288,
     )
     config = ParallelConfig(
         tp=4, pp=16, dp=9, virtual_stages=8, pp_schedule="interleaved_1f1b", sequence_parallel=True, accumulation_steps=32,

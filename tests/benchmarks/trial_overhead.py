@@ -53,7 +53,9 @@ def warm_overheads(ranks: int, trials: int) -> tuple[list[float], list[list[int]
             assert ended(events).failure is None, ended(events).failure
             steps = sum(t for e in events if isinstance(e, StepsReported) for t in e.step_times_s)
             overheads.append(wall - steps)
-            memory.append([status_bytes("VmRSS", pid) or 0 for pid in (*rank_pids(runner), os.getpid())])
+            memory.append(
+                [status_bytes("VmRSS", pid) or 0 for pid in (*rank_pids(runner), os.getpid())]
+            )
     return overheads, memory
 
 
@@ -61,14 +63,31 @@ def cold_overhead(ranks: int) -> float:
     """Overhead of the same trial under torchrun."""
     root = Path(__file__).resolve().parents[2]
     path = os.pathsep.join([str(root), str(root / "workers")])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     script = root / "tests" / "benchmarks" / ".cold_trial.py"
     script.write_text(COLD)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", str(script)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={ranks}",
+        str(script),
+    ]
     try:
         began = time.perf_counter()
         out = subprocess.run(
-            command, env=environment, cwd=root, stdin=subprocess.DEVNULL, capture_output=True, check=True
+            command,
+            env=environment,
+            cwd=root,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=True,
         )
         return time.perf_counter() - began - float(json.loads(out.stdout.splitlines()[-1]))
     finally:
@@ -85,14 +104,24 @@ def main() -> None:
     warm, memory = warm_overheads(arguments.ranks, arguments.trials)
     cold = [cold_overhead(arguments.ranks) for _ in range(arguments.cold)]
     middle, torchrun = statistics.median(warm[1:]), statistics.median(cold)
-    print(f"ranks {arguments.ranks}, trials {arguments.trials}, load average {os.getloadavg()[0]:.1f}")
+    print(
+        f"ranks {arguments.ranks}, trials {arguments.trials}, load average {os.getloadavg()[0]:.1f}"
+    )
     print(f"first trial (imports, forks)    {warm[0]:8.3f} s")
     print(f"warm trial, median              {middle:8.3f} s   (worst {max(warm[1:]):.3f})")
-    print(f"torchrun, median of {arguments.cold}           {torchrun:8.3f} s   ratio {torchrun / middle:.0f}")
+    print(
+        f"torchrun, median of {arguments.cold}           {torchrun:8.3f} s   ratio {torchrun / middle:.0f}"
+    )
     early = [sum(m[:-1]) for m in memory[: len(memory) // 4 + 1]][-1]
-    print(f"resident memory of all ranks    {early / 2**20:8.1f} MiB after {len(memory) // 4 + 1} trials")
-    print(f"                                {sum(memory[-1][:-1]) / 2**20:8.1f} MiB after {len(memory)}")
-    print(f"resident memory of the runner   {memory[0][-1] / 2**20:8.1f} MiB -> {memory[-1][-1] / 2**20:.1f} MiB")
+    print(
+        f"resident memory of all ranks    {early / 2**20:8.1f} MiB after {len(memory) // 4 + 1} trials"
+    )
+    print(
+        f"                                {sum(memory[-1][:-1]) / 2**20:8.1f} MiB after {len(memory)}"
+    )
+    print(
+        f"resident memory of the runner   {memory[0][-1] / 2**20:8.1f} MiB -> {memory[-1][-1] / 2**20:.1f} MiB"
+    )
 
 
 if __name__ == "__main__":

@@ -43,10 +43,14 @@ def chromium() -> Iterator[Any]:
     program = find_chromium()
     if program is None:
         pytest.skip(HOW)
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; install the dev extra")
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed; install the dev extra"
+    )
     sandbox = [] if os.getuid() else ["--no-sandbox"]  # as root it has none
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=program, args=[*sandbox, "--disable-dev-shm-usage"])
+        browser = driver.chromium.launch(
+            executable_path=program, args=[*sandbox, "--disable-dev-shm-usage"]
+        )
         try:
             yield browser
         finally:
@@ -60,7 +64,9 @@ def visit(browser: Any, url: str, **options: Any) -> Iterator[Visit]:
     context.set_default_timeout(DEADLINE_MS)
     found = Visit(page=context.new_page())
     found.page.on("request", lambda request: found.requests.append(request.url))
-    found.page.on("console", lambda line: found.complaints.append(line.text) if line.type == "error" else None)
+    found.page.on(
+        "console", lambda line: found.complaints.append(line.text) if line.type == "error" else None
+    )
     found.page.on("pageerror", lambda error: found.complaints.append(str(error)))
     try:
         yield found
@@ -81,10 +87,15 @@ def go(page: Any, address: str) -> None:
             page.goto(address)
             return
         except Error as error:
-            if not any(sign in str(error) for sign in ("ERR_NETWORK_CHANGED", "is interrupted by another navigation")):
+            if not any(
+                sign in str(error)
+                for sign in ("ERR_NETWORK_CHANGED", "is interrupted by another navigation")
+            ):
                 raise
             page.wait_for_timeout(100)
-    raise RuntimeError(f"the network of this machine changed twenty times while {address} was loaded")
+    raise RuntimeError(
+        f"the network of this machine changed twenty times while {address} was loaded"
+    )
 
 
 def follow(page: Any, link: Any) -> None:

@@ -45,11 +45,15 @@ class Picture:
     """what must be there before the picture is taken"""
 
 
-RUNNING = Picture(name="study-running", path="/studies/{study}", at="Running now", ready="ul.running")
+RUNNING = Picture(
+    name="study-running", path="/studies/{study}", at="Running now", ready="ul.running"
+)
 ENDED = (
     Picture(name="studies", path="/studies", ready="table"),
     Picture(
-        name="plan", path="/plan?model=qwen3-8b&cluster=h200-sxm-4x8&seq_len=8192&batch=512&trainer=", ready="table"
+        name="plan",
+        path="/plan?model=qwen3-8b&cluster=h200-sxm-4x8&seq_len=8192&batch=512&trainer=",
+        ready="table",
     ),
     Picture(name="study", path="/studies/{study}"),
     Picture(name="study-dark", path="/studies/{study}", scheme="dark"),
@@ -67,7 +71,9 @@ ENDED = (
 def take(browser: Any, url: str, picture: Picture, values: Mapping[str, Any], folder: Path) -> None:
     """Writes one picture. Raises `ValueError` when it is too large."""
     width, height = picture.window
-    with visit(browser, url, viewport={"width": width, "height": height}, color_scheme=picture.scheme) as seen:
+    with visit(
+        browser, url, viewport={"width": width, "height": height}, color_scheme=picture.scheme
+    ) as seen:
         page = seen.page
         go(page, picture.path.format(**values))
         page.locator(picture.ready).first.wait_for()
@@ -77,7 +83,9 @@ def take(browser: Any, url: str, picture: Picture, values: Mapping[str, Any], fo
         target = folder / f"{picture.name}.png"
         size = len(page.screenshot(path=target, animations="disabled"))
     if size > MOST_BYTES:
-        raise ValueError(f"a picture must have at most {MOST_BYTES:,} bytes, but {target} has {size:,}")
+        raise ValueError(
+            f"a picture must have at most {MOST_BYTES:,} bytes, but {target} has {size:,}"
+        )
     print(f"{target}: {size:,} bytes")
 
 
@@ -85,7 +93,9 @@ def main(folder: str, data: str) -> None:
     """Runs the study, unless it has ended in `data`, and writes all pictures into `folder`."""
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    spec = yaml.safe_load((assets.search_spaces() / "studies" / "laptop.yaml").read_text(encoding="utf-8"))
+    spec = yaml.safe_load(
+        (assets.search_spaces() / "studies" / "laptop.yaml").read_text(encoding="utf-8")
+    )
     with chromium() as browser, served(Path(data)) as (_, url), Client(url) as client:
         study = client.submit(spec | {"runner": "local"}, idempotency_key="pictures")["study"]["id"]
 
@@ -93,10 +103,16 @@ def main(folder: str, data: str) -> None:
             return bool(client.status(study)["study"]["status"] in ("COMPLETED", "FAILED"))
 
         if not ended():
-            until(lambda: ended() or _seen(client.status(study)["study"]["trials"]), deadline_s=1800)
+            until(
+                lambda: ended() or _seen(client.status(study)["study"]["trials"]), deadline_s=1800
+            )
             take(browser, url, RUNNING, {"study": study}, target)
         status = client.wait(study, timeout_s=3600)
-        values = {"study": study, "best": status["best"]["number"], "default": status["baseline"]["number"]}
+        values = {
+            "study": study,
+            "best": status["best"]["number"],
+            "default": status["baseline"]["number"],
+        }
         for picture in ENDED:
             take(browser, url, picture, values, target)
 

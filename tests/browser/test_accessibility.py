@@ -22,7 +22,9 @@ from tests.browser.test_buttons import check_quiet, logged_in
 from tests.service.running import Service, spec, until
 
 AXE = Path(
-    pytest.importorskip("axe_playwright_python", reason="axe-core is not installed; install the dev extra").__file__
+    pytest.importorskip(
+        "axe_playwright_python", reason="axe-core is not installed; install the dev extra"
+    ).__file__
 ).with_name("axe.min.js")
 ALL_RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
 COLOURS = {"runOnly": {"type": "rule", "values": ["color-contrast"]}}
@@ -62,7 +64,17 @@ PAGES: Mapping[str, str] = {
 }
 """addresses by the name of what they show"""
 ALIKE = {
-    *("none found", "paused", "stopping", "completed", "failed", "cancelled", "trial", "compare nothing", "front"),
+    *(
+        "none found",
+        "paused",
+        "stopping",
+        "completed",
+        "failed",
+        "cancelled",
+        "trial",
+        "compare nothing",
+        "front",
+    ),
     *("export refused", "best predicted", "copy"),
 }
 """pages that another one of the same template nearly covers"""
@@ -107,7 +119,9 @@ def put_into(service: Service, status: StudyStatus) -> str:
 @pytest.fixture(scope="module")
 def kept(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A service that starts nothing; everybody needs a token."""
-    with Service(tmp_path_factory.mktemp("kept"), options=ServiceOptions(port=0, require_token=True)) as running:
+    with Service(
+        tmp_path_factory.mktemp("kept"), options=ServiceOptions(port=0, require_token=True)
+    ) as running:
         yield running
 
 
@@ -134,11 +148,20 @@ def seen(browser: Any, kept: Service) -> Iterator[Visit]:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[] if name in ALWAYS else pytest.mark.slow if name in ALIKE else pytest.mark.thorough)
+        pytest.param(
+            name,
+            marks=[]
+            if name in ALWAYS
+            else pytest.mark.slow
+            if name in ALIKE
+            else pytest.mark.thorough,
+        )
         for name in PAGES
     ],
 )
-def test_a_page_is_accessible(seen: Visit, kept: Service, studies: dict[str, str], name: str) -> None:
+def test_a_page_is_accessible(
+    seen: Visit, kept: Service, studies: dict[str, str], name: str
+) -> None:
     page = seen.page
     page.emulate_media(color_scheme="light")
     go(page, PAGES[name].format(**studies))
@@ -147,19 +170,25 @@ def test_a_page_is_accessible(seen: Visit, kept: Service, studies: dict[str, str
     page.evaluate("document.querySelectorAll('details').forEach((part) => (part.open = true))")
     for width in (390, 1280):
         page.set_viewport_size({"width": width, "height": 900})
-        assert page.evaluate("document.scrollingElement.scrollWidth") <= width, f"{name} overflows {width} px"
+        assert page.evaluate("document.scrollingElement.scrollWidth") <= width, (
+            f"{name} overflows {width} px"
+        )
     page.evaluate(AXE.read_text(encoding="utf-8"))
     assert findings(page, ALL_RULES) == []
     page.emulate_media(color_scheme="dark")
     assert findings(page, COLOURS) == []
     check_keyboard(page)
-    seen.complaints = [line for line in seen.complaints if "with a status of 4" not in line]  # the pages of errors
+    seen.complaints = [
+        line for line in seen.complaints if "with a status of 4" not in line
+    ]  # the pages of errors
     check_quiet(seen, kept)
 
 
 def findings(page: Any, rules: Mapping[str, Any]) -> list[str]:
     """What axe-core finds by these rules, in words."""
-    found = page.evaluate("(rules) => axe.run(document, rules)", {**rules, "resultTypes": ["violations"]})["violations"]
+    found = page.evaluate(
+        "(rules) => axe.run(document, rules)", {**rules, "resultTypes": ["violations"]}
+    )["violations"]
     return [
         f"{one['impact']} {one['id']}: {one['help']}: {[node['html'][:160] for node in one['nodes']][:4]}"
         for one in found
@@ -177,7 +206,9 @@ def check_keyboard(page: Any) -> None:
     unseen = [html for place, is_seen, html in focused if place >= 0 and not is_seen]
     assert not unseen, unseen
     missed = sorted(set(range(count)) - {place for place, _, _ in focused})
-    told = controls.evaluate("(controls, missed) => missed.map((i) => controls[i].outerHTML.slice(0, 160))", missed)
+    told = controls.evaluate(
+        "(controls, missed) => missed.map((i) => controls[i].outerHTML.slice(0, 160))", missed
+    )
     assert not told, told
 
 

@@ -23,7 +23,9 @@ def log_in(seen: Visit, token: str) -> None:
 
 
 @contextlib.contextmanager
-def logged_in(browser: Any, service: Service, token: str, **options: Any) -> Iterator[tuple[Visit, Any]]:
+def logged_in(
+    browser: Any, service: Service, token: str, **options: Any
+) -> Iterator[tuple[Visit, Any]]:
     """A visit of the token's owner, and its page. `options`: of Playwright's context."""
     with visit(browser, service.url, **options) as seen:
         log_in(seen, token)
@@ -100,7 +102,9 @@ def test_the_buttons_of_a_study_act_and_say_what_happened(browser: Any, tuning: 
 
 
 @pytest.mark.thorough
-def test_the_page_of_a_running_study_follows_it_without_a_reload(browser: Any, tuning: Service) -> None:
+def test_the_page_of_a_running_study_follows_it_without_a_reload(
+    browser: Any, tuning: Service
+) -> None:
     token = tuning.token("submit")
     study = submitted(tuning, token, slow_spec())
     with logged_in(browser, tuning, token) as (seen, page):
@@ -176,9 +180,13 @@ def test_a_reader_sees_no_buttons_that_would_be_refused(browser: Any, tuning: Se
     study = submitted(tuning, tuning.token("submit"), slow_spec())
     with logged_in(browser, tuning, tuning.token("read", "bob")) as (_, page):
         go(page, f"/studies/{study}")
-        assert buttons_of(page) - {"Show"} == {"Log out"}  # `Show` filters the trials, once there are some
+        assert buttons_of(page) - {"Show"} == {
+            "Log out"
+        }  # `Show` filters the trials, once there are some
         assert "bob (read)" in page.inner_text("header")
-    tuning.http.post(f"/api/v1/studies/{study}/cancel", headers=bearer(tuning.token("admin", "root")))
+    tuning.http.post(
+        f"/api/v1/studies/{study}/cancel", headers=bearer(tuning.token("admin", "root"))
+    )
 
 
 def test_the_form_of_another_site_is_refused(browser: Any, tuning: Service) -> None:

@@ -38,14 +38,26 @@ runner: {runner}
 
 def token(capsys: pytest.CaptureFixture[str], folder: Path, owner: str, scope: str) -> str:
     """A token as `autotune token create` prints it."""
-    argv = ["token", "create", "--owner", owner, "--scope", scope, "--store", str(folder / "results.db"), "--json"]
+    argv = [
+        "token",
+        "create",
+        "--owner",
+        owner,
+        "--scope",
+        scope,
+        "--store",
+        str(folder / "results.db"),
+        "--json",
+    ]
     assert cli.run(argv) == 0
     return str(json.loads(capsys.readouterr().out)["token"])
 
 
 def hosts(seen: Visit) -> set[str]:
     """Of all requests."""
-    return {urlsplit(address).netloc for address in seen.requests if not address.startswith("data:")}
+    return {
+        urlsplit(address).netloc for address in seen.requests if not address.startswith("data:")
+    }
 
 
 def check_alone(seen: Visit, url: str) -> None:
@@ -73,7 +85,11 @@ def check_job_and_back(page: Any, study: str) -> None:
 
 @pytest.mark.parametrize("runner", ["local", "ray"])
 def test_two_people_and_a_study_of_real_trials(
-    browser: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, runner: str
+    browser: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    runner: str,
 ) -> None:
     monkeypatch.setenv("AUTOTUNE_DATA", str(tmp_path))
     ann, bob = (token(capsys, tmp_path, *who) for who in (("ann", "submit"), ("bob", "read")))
@@ -94,7 +110,9 @@ def test_two_people_and_a_study_of_real_trials(
 
         log_in(his, bob)
         follow(other, other.get_by_role("link", name="first"))
-        assert buttons_of(other) - {"Show"} == {"Log out"}  # `Show` filters the trials, once there are some
+        assert buttons_of(other) - {"Show"} == {
+            "Log out"
+        }  # `Show` filters the trials, once there are some
         for seen in (page, other):
             seen.locator("h1 .status.COMPLETED").wait_for(timeout=300_000)
         assert page.evaluate("window.kept")  # it followed the study without a reload
@@ -110,7 +128,10 @@ def test_two_people_and_a_study_of_real_trials(
         other.get_by_role("button", name="Show").click()
         with other.expect_download() as got:
             other.get_by_role("link", name="Download all files (.zip)").click()
-        assert "launch/launch.sh" in zipfile.ZipFile(io.BytesIO(got.value.path().read_bytes())).namelist()
+        assert (
+            "launch/launch.sh"
+            in zipfile.ZipFile(io.BytesIO(got.value.path().read_bytes())).namelist()
+        )
 
         follow(page, page.get_by_role("link", name="Report with figures"))
         assert page.locator("figure svg").count() >= 8
@@ -118,7 +139,12 @@ def test_two_people_and_a_study_of_real_trials(
         check_alone(his, url)
 
         address = f"{url}/studies/{urlsplit(other.url).path.split('/')[2]}"
-        assert other.request.post(f"{address}/act", form={"action": "cancel"}, headers={"Origin": url}).status == 403
+        assert (
+            other.request.post(
+                f"{address}/act", form={"action": "cancel"}, headers={"Origin": url}
+            ).status
+            == 403
+        )
         if runner == "ray":
             check_job_and_back(page, address)
             assert {host.split(":")[0] for host in hosts(hers)} == {"127.0.0.1"}

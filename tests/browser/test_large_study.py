@@ -36,11 +36,15 @@ def test_the_parts_of_a_large_study_come_and_are_replaced(
         go(page, f"/studies/{lease.study}")
         page.locator("#figures figure svg").first.wait_for()
         assert page.evaluate(MOVED) < 0.1, "the parts that come push nothing on the screen away"
-        run_trial(store, lease, measured(pending(19), step_time_s=1 / 20))  # nothing is at hand any more
+        run_trial(
+            store, lease, measured(pending(19), step_time_s=1 / 20)
+        )  # nothing is at hand any more
         go(page, f"/studies/{lease.study}?sort=-measured#trials")
         page.locator("#figures figure svg").first.wait_for()
         assert page.locator("#trials tbody tr").count() == 20
-        assert page.evaluate("scrollY") > 500, "the part that the address names is shown when it has come"
+        assert page.evaluate("scrollY") > 500, (
+            "the part that the address names is shown when it has come"
+        )
         page.evaluate("window.kept = true")
         page.locator("#best_so_far summary").click()
         page.locator("#trials thead a").first.focus()
@@ -61,5 +65,7 @@ def test_the_parts_of_a_large_study_come_and_are_replaced(
         refused = refuse_once(page, f"**/studies/{lease.study}/results*", status=429)
         best = Reward(total=10.0, throughput=10.0, stability=1.0)
         run_trial(store, lease, replace(measured(pending(21), step_time_s=5e-4), reward=best))
-        page.locator("#trials tr.won a", has_text="21").wait_for()  # no later event asks for the part that was refused
+        page.locator(
+            "#trials tr.won a", has_text="21"
+        ).wait_for()  # no later event asks for the part that was refused
         assert refused

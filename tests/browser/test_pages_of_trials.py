@@ -33,14 +33,19 @@ def finished(tuning: Service) -> str:
     return study
 
 
-def test_a_new_study_is_checked_while_it_is_typed_and_followed_to_its_launch(browser: Any, tuning: Service) -> None:
+def test_a_new_study_is_checked_while_it_is_typed_and_followed_to_its_launch(
+    browser: Any, tuning: Service
+) -> None:
     with logged_in(browser, tuning, tuning.token("submit")) as (seen, page):
         page.locator("#content").get_by_role("link", name="New study").click()
         spec_field = page.get_by_label("Spec, in YAML")
         spec_field.fill(TYPED.replace("tp: [1, 2]", "tpp: [1, 2]"))
         place = page.get_by_role("link", name="Line 5, column 9")
         place.click()
-        assert spec_field.evaluate("area => area.value.slice(area.selectionStart).split(':')[0]") == "tpp"
+        assert (
+            spec_field.evaluate("area => area.value.slice(area.selectionStart).split(':')[0]")
+            == "tpp"
+        )
         spec_field.fill(TYPED)
         page.get_by_text("valid configs").wait_for()
         page.get_by_role("button", name="Check").click()
@@ -79,7 +84,9 @@ def test_a_new_study_is_checked_while_it_is_typed_and_followed_to_its_launch(bro
 
 
 @pytest.mark.thorough
-def test_the_owner_tags_notes_ranks_copies_and_deletes(browser: Any, tuning: Service, finished: str) -> None:
+def test_the_owner_tags_notes_ranks_copies_and_deletes(
+    browser: Any, tuning: Service, finished: str
+) -> None:
     study = submitted(tuning, tuning.token("submit"), spec(name="short-lived"))
     until(lambda: status_of(tuning, study) == "COMPLETED")
     with logged_in(browser, tuning, tuning.token("submit")) as (seen, page):
@@ -129,7 +136,11 @@ def test_a_reader_sees_all_pages_and_no_button_that_changes_anything(
     browser: Any, tuning: Service, finished: str
 ) -> None:
     with logged_in(
-        browser, tuning, tuning.token("read", "bob"), viewport={"width": 390, "height": 800}, color_scheme="dark"
+        browser,
+        tuning,
+        tuning.token("read", "bob"),
+        viewport={"width": 390, "height": 800},
+        color_scheme="dark",
     ) as (seen, page):
         own = f"/studies/{finished}"
         for path in (
@@ -157,7 +168,11 @@ def test_a_reader_sees_all_pages_and_no_button_that_changes_anything(
 @pytest.mark.thorough
 def test_without_scripts_the_button_checks_the_spec(browser: Any, tuning: Service) -> None:
     with logged_in(
-        browser, tuning, tuning.token("submit"), java_script_enabled=False, viewport={"width": 390, "height": 800}
+        browser,
+        tuning,
+        tuning.token("submit"),
+        java_script_enabled=False,
+        viewport={"width": 390, "height": 800},
     ) as (_, page):
         go(page, "/submit")
         page.get_by_label("Spec, in YAML").fill(TYPED.replace("gpt2-medium", "gpt2-medum"))

@@ -90,7 +90,9 @@ class SqliteFile:
 
     def take_away(self, disturbance: Disturbance) -> None:
         """Holds the lock of writers."""
-        with contextlib.closing(sqlite3.connect(self.address, isolation_level=None, timeout=TURN_S)) as other:
+        with contextlib.closing(
+            sqlite3.connect(self.address, isolation_level=None, timeout=TURN_S)
+        ) as other:
             try:
                 other.execute("BEGIN IMMEDIATE")
             except sqlite3.OperationalError:
@@ -100,7 +102,9 @@ class SqliteFile:
 
     def is_free(self) -> bool:
         """Whether the lock of writers can be had."""
-        with contextlib.closing(sqlite3.connect(self.address, isolation_level=None, timeout=0.2)) as other:
+        with contextlib.closing(
+            sqlite3.connect(self.address, isolation_level=None, timeout=0.2)
+        ) as other:
             try:
                 other.execute("BEGIN IMMEDIATE")
             except sqlite3.OperationalError:
@@ -145,7 +149,9 @@ class Replicated:
         """`database`: its name."""
         self.primary, self.standby = primary, standby
         servers = f"host=127.0.0.1,127.0.0.1&port={primary.port},{standby.port}"
-        self.address = f"postgresql://autotune@/{database}?{servers}&target_session_attrs=read-write"
+        self.address = (
+            f"postgresql://autotune@/{database}?{servers}&target_session_attrs=read-write"
+        )
 
     def take_away(self, disturbance: Disturbance) -> None:
         """Kills the primary, and makes the standby the primary after a while."""
@@ -203,8 +209,15 @@ class Arena:
 
     def start_controller(self) -> None:
         """Another controller process; it waits for its turn when the study is held."""
-        process = self._start(controller.main, self.study_id, str(self.folder), self.schedule.lease_s)
-        self._wait(lambda: process.exitcode is not None or any(pid_of(c) == process.pid for c in self.controllers()))
+        process = self._start(
+            controller.main, self.study_id, str(self.folder), self.schedule.lease_s
+        )
+        self._wait(
+            lambda: (
+                process.exitcode is not None
+                or any(pid_of(c) == process.pid for c in self.controllers())
+            )
+        )
 
     def start_supervisor(self) -> None:
         """Another supervisor process."""
@@ -213,7 +226,9 @@ class Arena:
 
     def controllers(self) -> list[str]:
         """All that there were, by their names on leases, the oldest first."""
-        return sorted(os.listdir(self.folder / "journals"), key=lambda owner: int(owner.split(":")[2]))
+        return sorted(
+            os.listdir(self.folder / "journals"), key=lambda owner: int(owner.split(":")[2])
+        )
 
     def journals(self) -> list[Journal]:
         """What all controllers wrote down so far."""
@@ -294,7 +309,9 @@ class Arena:
     # ---- looking
 
     def _awake(self) -> list[str]:
-        return [owner for owner in self.controllers() if not is_gone(owner) and owner not in self.frozen]
+        return [
+            owner for owner in self.controllers() if not is_gone(owner) and owner not in self.frozen
+        ]
 
     def _holder(self, awake: list[str]) -> str:
         lease = self.store.holder(self.study_id)
@@ -321,7 +338,9 @@ class Arena:
     # ---- processes
 
     def _start(self, main: Callable[..., None], *args: Any) -> ForkServerProcess:
-        process: ForkServerProcess = forkserver().Process(target=main, args=(self.where.address, *args), daemon=True)
+        process: ForkServerProcess = forkserver().Process(
+            target=main, args=(self.where.address, *args), daemon=True
+        )
         process.start()
         self._started.append(process)
         return process
@@ -330,7 +349,9 @@ class Arena:
         """Waits; where no supervisor does, it keeps a controller alive meanwhile."""
         self._wait(condition, self._keep_one_alive)
 
-    def _wait(self, condition: Callable[[], bool], meanwhile: Callable[[], None] = lambda: None) -> None:
+    def _wait(
+        self, condition: Callable[[], bool], meanwhile: Callable[[], None] = lambda: None
+    ) -> None:
         while not condition():
             time.sleep(0.05)
             if time.monotonic() > self.deadline:
@@ -436,7 +457,9 @@ def play(schedule: Schedule, where: Where, folder: Path) -> Played:
 
 def was_fenced(journal: Journal) -> bool:
     """Whether this controller had the study, and found that another has."""
-    return any(line.kind == "opened" for line in journal.lines) and journal.lines[-1].said.startswith("conflict")
+    return any(line.kind == "opened" for line in journal.lines) and journal.lines[
+        -1
+    ].said.startswith("conflict")
 
 
 def play_all(
@@ -492,7 +515,11 @@ def rank_processes() -> list[int]:
     """The ranks of this test run, what they were forked from, and on Ray their actors."""
     words = dict(command_lines())
     marks = (b"autotune_workers.process.fork_server", b"ray::AutotuneRank")
-    return sorted(pid for pid in descendants(os.getpid()) if any(word.startswith(marks) for word in words.get(pid, ())))
+    return sorted(
+        pid
+        for pid in descendants(os.getpid())
+        if any(word.startswith(marks) for word in words.get(pid, ()))
+    )
 
 
 @functools.cache

@@ -59,7 +59,12 @@ class Seen:
     journals: Sequence[Journal] = ()
 
 
-IN_HISTORY = {"asked": "trial.asked", "started": "trial.started", "retried": "attempt.ended", "ended": "trial.ended"}
+IN_HISTORY = {
+    "asked": "trial.asked",
+    "started": "trial.started",
+    "retried": "attempt.ended",
+    "ended": "trial.ended",
+}
 
 
 def outcome(trial: Trial) -> str:
@@ -67,16 +72,21 @@ def outcome(trial: Trial) -> str:
     measurement, failure = trial.measurement, trial.failure
     what = f"{trial.purpose} {trial.config} {trial.status}"
     if measurement is not None:
-        series = (measurement.step_times_s, measurement.losses, measurement.grad_norms, measurement.peak_memory_bytes)
-        return (
-            f"{what} {measurement.step_time_s!r} s in {len(series[0])} steps, checksum {crc32(repr(series).encode())}"
+        series = (
+            measurement.step_times_s,
+            measurement.losses,
+            measurement.grad_norms,
+            measurement.peak_memory_bytes,
         )
+        return f"{what} {measurement.step_time_s!r} s in {len(series[0])} steps, checksum {crc32(repr(series).encode())}"
     return f"{what} {failure.kind}" if failure else what
 
 
 def study_outcome(record: StudyRecord) -> str:
     """What a study came to."""
-    named = {name: record.result.get(name) for name in ("stop_reason", "final_rounds", "finals", "notes")}
+    named = {
+        name: record.result.get(name) for name in ("stop_reason", "final_rounds", "finals", "notes")
+    }
     winner = f"best {record.best}, baseline {record.baseline}, speedup {record.speedup!r}"
     return f"{record.status}, {winner}, checksum {crc32(repr(sorted(named.items())).encode())}"
 
@@ -89,7 +99,12 @@ def violations(seen: Seen, undisturbed: Seen | None) -> list[str]:
         *_out_of_turn(seen),
         *_twice(seen),
         *(_different(seen, undisturbed) if undisturbed else _hurt(seen)),
-        *(f"{j.owner} fell over: {line.said}" for j in seen.journals for line in j.lines if line.kind == "fell"),
+        *(
+            f"{j.owner} fell over: {line.said}"
+            for j in seen.journals
+            for line in j.lines
+            if line.kind == "fell"
+        ),
     ]
 
 
@@ -101,7 +116,11 @@ def _lost(seen: Seen) -> Iterator[str]:
             trial = kept.get(line.number)
             if line.kind in IN_HISTORY and (trial is None or _place(line) not in written):
                 yield f"trial {line.number} was acknowledged as {line.kind} but is lost"
-            elif trial is not None and line.kind == "asked" and line.said != f"{trial.purpose} {trial.config}":
+            elif (
+                trial is not None
+                and line.kind == "asked"
+                and line.said != f"{trial.purpose} {trial.config}"
+            ):
                 yield f"trial {line.number} was asked as {line.said} but is {trial.purpose} {trial.config}"
             elif trial is not None and line.kind == "ended" and line.said != outcome(trial):
                 yield f"trial {line.number} was acknowledged as {line.said} but is {outcome(trial)}"
@@ -135,7 +154,9 @@ def _twice(seen: Seen) -> Iterator[str]:
     for config, times in searched.items():
         if times > 1 + unfair[config]:  # the machine had changed: real ones do
             yield f"{config} was searched {times} times"
-    accepted = Counter((line.number, line.said) for j in seen.journals for line in j.lines if line.kind == "ended")
+    accepted = Counter(
+        (line.number, line.said) for j in seen.journals for line in j.lines if line.kind == "ended"
+    )
     for number, endings in Counter(number for number, _ in accepted).items():
         if endings > 1:
             yield f"trial {number} was accepted with {endings} different results"
@@ -155,13 +176,18 @@ def _different(seen: Seen, undisturbed: Seen) -> Iterator[str]:
     for found, expected in zip(seen.trials, undisturbed.trials, strict=False):
         if outcome(found) != outcome(expected):
             yield f"trial {found.number} came to {outcome(found)}, undisturbed to {outcome(expected)}"
-        elif found.is_measured and seen.steps.get(found.number) != undisturbed.steps.get(found.number):
+        elif found.is_measured and seen.steps.get(found.number) != undisturbed.steps.get(
+            found.number
+        ):
             yield f"the steps of trial {found.number} are others than undisturbed"
 
 
 def _hurt(seen: Seen) -> Iterator[str]:
     for event in seen.events:
-        if event.kind == "attempt.ended" and event.data["failure"]["kind"] != FailureKind.WORKER_LOST:
+        if (
+            event.kind == "attempt.ended"
+            and event.data["failure"]["kind"] != FailureKind.WORKER_LOST
+        ):
             yield f"attempt {event.data['attempt']} of trial {event.data['number']} was cut off by {event.data['failure']}"
     for trial in seen.trials:
         if not trial.is_measured:

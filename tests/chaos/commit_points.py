@@ -63,7 +63,12 @@ def stories() -> tuple[Story, ...]:
     ]
     document = spec(
         name="dies",
-        space={"tp": [1, 2, 4], "micro_batch_size": [1, 2, 4], "precision": ["bf16"], "world_sizes": [4, 8]},
+        space={
+            "tp": [1, 2, 4],
+            "micro_batch_size": [1, 2, 4],
+            "precision": ["bf16"],
+            "world_sizes": [4, 8],
+        },
         baseline="dp=4,micro_batch_size=1,accumulation_steps=16",
         budget={"max_trials": 5, "min_gain": 0},
         runner=QUIET | {"capacity": 4, "faults": faults},
@@ -73,7 +78,13 @@ def stories() -> tuple[Story, ...]:
         cluster="h100-sxm-1x4",
         target={"cluster": "h100-sxm-4x8", "global_batch_size": 256},
         searcher="bayesian",
-        space={"tp": [1, 2], "pp": [1, 2], "micro_batch_size": [4, 8], "precision": ["bf16"], "zero_stage": [0, 1]},
+        space={
+            "tp": [1, 2],
+            "pp": [1, 2],
+            "micro_batch_size": [4, 8],
+            "precision": ["bf16"],
+            "zero_stage": [0, 1],
+        },
         budget={"max_trials": 4, "min_gain": 0},
         runner=QUIET | {"capacity": 4, "faults": faults},
     )
@@ -89,7 +100,9 @@ def stories() -> tuple[Story, ...]:
 class MortalWrites:
     """The writes of a store, counted; `die` is called at one of them."""
 
-    def __init__(self, store: SqlStore, *, at: int | None, after: bool, die: Callable[[], None]) -> None:
+    def __init__(
+        self, store: SqlStore, *, at: int | None, after: bool, die: Callable[[], None]
+    ) -> None:
         self.count = 0
         self.is_dead = False
         self._at, self._after, self._die = at, after, die
@@ -99,7 +112,9 @@ class MortalWrites:
     @contextlib.contextmanager
     def write(self, *, durable: bool = False) -> Iterator[Connection]:
         """As `Database.write`."""
-        if threading.current_thread() is not threading.main_thread():  # the renewal of a lease decides nothing
+        if (
+            threading.current_thread() is not threading.main_thread()
+        ):  # the renewal of a lease decides nothing
             with self._write(durable=durable) as connection:
                 yield connection
             return
@@ -199,8 +214,16 @@ def wrong(story: Story, seen: Seen, undisturbed: Seen, store: SqlStore) -> list[
         return faults + _other(ours, theirs)
     if seen.record.status is not undisturbed.record.status:
         faults.append(f"it is {seen.record.status}, undisturbed {undisturbed.record.status}")
-    both = [(a, b) for t, a, b in zip(seen.trials, ours, theirs, strict=False) if t.status is not TrialStatus.CANCELLED]
-    return faults + [f"a trial came to {a}, undisturbed to {b}" for a, b in both if a != b and "CANCELLED" not in b]
+    both = [
+        (a, b)
+        for t, a, b in zip(seen.trials, ours, theirs, strict=False)
+        if t.status is not TrialStatus.CANCELLED
+    ]
+    return faults + [
+        f"a trial came to {a}, undisturbed to {b}"
+        for a, b in both
+        if a != b and "CANCELLED" not in b
+    ]
 
 
 def _other(ours: Sequence[str], theirs: Sequence[str]) -> list[str]:
@@ -209,4 +232,8 @@ def _other(ours: Sequence[str], theirs: Sequence[str]) -> list[str]:
         for n, (a, b) in enumerate(zip(ours, theirs, strict=False))
         if a != b
     ]
-    return found + ([f"there are {len(ours)} trials, undisturbed {len(theirs)}"] if len(ours) != len(theirs) else [])
+    return found + (
+        [f"there are {len(ours)} trials, undisturbed {len(theirs)}"]
+        if len(ours) != len(theirs)
+        else []
+    )

@@ -53,14 +53,19 @@ class JournalWriter:
     def __init__(self, folder: Path) -> None:
         self.opened = False
         """whether this process had the study once"""
-        self._file = os.open(folder / "journals" / this_process(), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self._file = os.open(
+            folder / "journals" / this_process(), os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        )
         set_clock_by(folder / "clocks" / this_process())
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if isinstance(error, ConflictError | StoreError):
             self._write("left", said=f"{error.kind}: {error}")
@@ -100,7 +105,13 @@ def main(address: str, study_id: str, folder: str, lease_s: float) -> None:
     die_with_parent(os.getppid())
     deadline = time.monotonic() + PATIENCE_S
     with contextlib.suppress(BaseException), JournalWriter(Path(folder)) as journal:
-        with_store(address, study_id, journal.hear, lambda: journal.opened or time.monotonic() > deadline, lease_s)
+        with_store(
+            address,
+            study_id,
+            journal.hear,
+            lambda: journal.opened or time.monotonic() > deadline,
+            lease_s,
+        )
 
 
 def keep_journals(folder: Path) -> None:
@@ -150,5 +161,9 @@ def set_clock_by(file: Path) -> None:
 
 def read_journal(path: Path) -> Journal:
     """What a controller wrote down; it may still be writing."""
-    lines = (json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n"))
+    lines = (
+        json.loads(line)
+        for line in path.read_text().splitlines(keepends=True)
+        if line.endswith("\n")
+    )
     return Journal(owner=path.name, lines=tuple(Line(**line) for line in lines))

@@ -60,7 +60,9 @@ class Schedule:
         return f"seed {self.seed}, {self.spec['searcher']}{', supervised' * self.is_supervised}: {kinds}"
 
 
-def seeded(seed: int, *, searchers: tuple[str, ...] = SEARCHERS, supervised: float = 1 / 3) -> Schedule:
+def seeded(
+    seed: int, *, searchers: tuple[str, ...] = SEARCHERS, supervised: float = 1 / 3
+) -> Schedule:
     """The schedule of this seed: two to five disturbances of a study of 13 short trials, some of which fail, end twice or report late.
 
     `supervised`: the probability that supervisors keep it running.

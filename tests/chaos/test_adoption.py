@@ -39,9 +39,15 @@ def test_a_trial_outlives_its_controller_and_counts_once(tmp_path: Path) -> None
                     break
             os.kill(controller.pid, signal.SIGKILL)
         killed_s, told = time.monotonic(), list[tuple[float, LoopEvent]]()
-        result = api.tune(spec, store=url, on_event=lambda event: told.append((time.monotonic() - killed_s, event)))
+        result = api.tune(
+            spec,
+            store=url,
+            on_event=lambda event: told.append((time.monotonic() - killed_s, event)),
+        )
         said = [event.message for _, event in told if isinstance(event, Notice)]
-        assert "trial 1 continues, because its ranks kept running after their controller ended" in said
+        assert (
+            "trial 1 continues, because its ranks kept running after their controller ended" in said
+        )
         assert result.record.status is StudyStatus.COMPLETED
         assert [t.attempts for t in result.trials] == [1] * len(result.trials)
         adopted = next(t for t in result.trials if t.number == 1)
@@ -53,9 +59,17 @@ def test_a_trial_outlives_its_controller_and_counts_once(tmp_path: Path) -> None
         with closing(api.open_store(url)) as store:
             steps = store.steps(result.record.id, 1)["step"]
             assert steps == list(range(251)), "none twice, none missing"
-            assert [e.data["number"] for e in store.events(result.record.id) if e.kind == "trial.adopted"] == [1]
+            assert [
+                e.data["number"]
+                for e in store.events(result.record.id)
+                if e.kind == "trial.adopted"
+            ] == [1]
             assert faults_of(store) == []
-        adopted_s = next(at_s for at_s, event in told if isinstance(event, Notice) and "continues" in event.message)
+        adopted_s = next(
+            at_s
+            for at_s, event in told
+            if isinstance(event, Notice) and "continues" in event.message
+        )
         print(
             f"the trial was adopted {adopted_s:.1f} s after the controller was killed, in a process that was there already"
         )

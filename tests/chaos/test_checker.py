@@ -26,8 +26,12 @@ def journal_of(seen: Seen, owner: str, numbers: range) -> Journal:
     """What a controller writes down that had these trials."""
     lines = []
     for trial in (seen.trials[n] for n in numbers):
-        lines.append(Line(kind="asked", number=trial.number, said=f"{trial.purpose} {trial.config}"))
-        lines += [Line(kind="started", number=trial.number, attempt=a + 1) for a in range(trial.attempts)]
+        lines.append(
+            Line(kind="asked", number=trial.number, said=f"{trial.purpose} {trial.config}")
+        )
+        lines += [
+            Line(kind="started", number=trial.number, attempt=a + 1) for a in range(trial.attempts)
+        ]
         lines.append(Line(kind="ended", number=trial.number, said=outcome(trial)))
     return Journal(owner=owner, lines=tuple(lines))
 
@@ -60,7 +64,10 @@ def with_trial(seen: Seen, number: int, **changes: Any) -> Seen:
 
 def without_event(seen: Seen, kind: str, number: int) -> Seen:
     return replace(
-        seen, events=renumbered([e for e in seen.events if (e.kind, e.data.get("number")) != (kind, number)])
+        seen,
+        events=renumbered(
+            [e for e in seen.events if (e.kind, e.data.get("number")) != (kind, number)]
+        ),
     )
 
 
@@ -87,23 +94,37 @@ def test_a_real_trial_that_came_to_no_measurement_is_found(truth: Seen) -> None:
 
 def test_a_real_trial_that_was_cut_off_by_more_than_a_lost_worker_is_found(truth: Seen) -> None:
     events = [
-        replace(e, data={**e.data, "failure": {"kind": "ERROR"}}) if e.kind == "attempt.ended" else e
+        replace(e, data={**e.data, "failure": {"kind": "ERROR"}})
+        if e.kind == "attempt.ended"
+        else e
         for e in truth.events
     ]
-    assert "attempt 1 of trial 2 was cut off by {'kind': 'ERROR'}" in violations(replace(truth, events=events), None)
+    assert "attempt 1 of trial 2 was cut off by {'kind': 'ERROR'}" in violations(
+        replace(truth, events=events), None
+    )
 
 
 def measured_twice(seen: Seen) -> Seen:
     measurement = present(seen.trials[1].measurement)
-    return with_trial(seen, 1, measurement=replace(measurement, step_times_s=measurement.step_times_s[:-1]))
+    return with_trial(
+        seen, 1, measurement=replace(measurement, step_times_s=measurement.step_times_s[:-1])
+    )
 
 
 def shuffled_steps(seen: Seen) -> Seen:
-    return replace(seen, steps={**seen.steps, 1: {**seen.steps[1], "step": [0, 0, *list(seen.steps[1]["step"])[2:]]}})
+    return replace(
+        seen,
+        steps={
+            **seen.steps,
+            1: {**seen.steps[1], "step": [0, 0, *list(seen.steps[1]["step"])[2:]]},
+        },
+    )
 
 
 def fewer_steps(seen: Seen) -> Seen:
-    return replace(seen, steps={**seen.steps, 1: {name: list(s)[:-1] for name, s in seen.steps[1].items()}})
+    return replace(
+        seen, steps={**seen.steps, 1: {name: list(s)[:-1] for name, s in seen.steps[1].items()}}
+    )
 
 
 def twice_asked(seen: Seen) -> Seen:
@@ -111,7 +132,9 @@ def twice_asked(seen: Seen) -> Seen:
     return with_trial(seen, second, config=seen.trials[first].config)
 
 
-def test_a_config_that_is_searched_again_because_the_machine_changed_is_no_fault(truth: Seen) -> None:
+def test_a_config_that_is_searched_again_because_the_machine_changed_is_no_fault(
+    truth: Seen,
+) -> None:
     twice = twice_asked(truth)
     first = next(t.number for t in twice.trials if t.purpose is TrialPurpose.SEARCH)
     changed = replace(truth.events[-1], kind="machine.changed", data={"again": [first]})
@@ -120,8 +143,14 @@ def test_a_config_that_is_searched_again_because_the_machine_changed_is_no_fault
 
 
 PLANTED: dict[str, tuple[Callable[[Seen], Seen], str]] = {
-    "a gap in the history": (lambda s: replace(s, events=[*s.events[:9], *s.events[10:]]), "event 10 is numbered 11"),
-    "a trial that is lost": (lambda s: replace(s, trials=s.trials[:-1]), "acknowledged as ended but is lost"),
+    "a gap in the history": (
+        lambda s: replace(s, events=[*s.events[:9], *s.events[10:]]),
+        "event 10 is numbered 11",
+    ),
+    "a trial that is lost": (
+        lambda s: replace(s, trials=s.trials[:-1]),
+        "acknowledged as ended but is lost",
+    ),
     "an end that is lost": (
         lambda s: without_event(s, "trial.ended", 3),
         "trial 3 was acknowledged as ended but is lost",
@@ -140,7 +169,10 @@ PLANTED: dict[str, tuple[Callable[[Seen], Seen], str]] = {
         "the study was acknowledged as",
     ),
     "another winner": (lambda s: replace(s, record=replace(s.record, best=99)), "undisturbed to"),
-    "another speedup": (lambda s: replace(s, record=replace(s.record, speedup=9.0)), "undisturbed to"),
+    "another speedup": (
+        lambda s: replace(s, record=replace(s.record, speedup=9.0)),
+        "undisturbed to",
+    ),
     "a study that did not end": (
         lambda s: replace(s, record=replace(s.record, status=StudyStatus.RUNNING)),
         "is RUNNING but ended 1 times",
@@ -166,14 +198,18 @@ PLANTED: dict[str, tuple[Callable[[Seen], Seen], str]] = {
         lambda s: replace(
             s,
             events=[
-                replace(e, data={"owner": SECOND, "fence": 1}) if e.data.get("fence") == 2 else e for e in s.events
+                replace(e, data={"owner": SECOND, "fence": 1}) if e.data.get("fence") == 2 else e
+                for e in s.events
             ],
         ),
         "fencing numbers do not grow",
     ),
     "steps that are counted twice": (shuffled_steps, "the steps of trial 1 are not counted once"),
     "steps that are lost": (fewer_steps, "the steps of trial 1 are others than undisturbed"),
-    "a controller that fell over": (lambda s: with_line(s, Line(kind="fell", said="KeyError")), "fell over: KeyError"),
+    "a controller that fell over": (
+        lambda s: with_line(s, Line(kind="fell", said="KeyError")),
+        "fell over: KeyError",
+    ),
 }
 
 

@@ -15,7 +15,16 @@ import pytest
 from autotune.store import MemoryStore, SqlStore, open_store
 from tests.chaos.arena import forkserver, see
 from tests.chaos.checker import Seen
-from tests.chaos.commit_points import Story, begin, count_writes, die_at, run_and_die, stories, tell, wrong
+from tests.chaos.commit_points import (
+    Story,
+    begin,
+    count_writes,
+    die_at,
+    run_and_die,
+    stories,
+    tell,
+    wrong,
+)
 from tests.postgresql import PostgresServer, postgres_server
 
 Fresh = Callable[[], SqlStore]
@@ -27,14 +36,19 @@ def undisturbed(story: Story, fresh: Fresh) -> tuple[int, Seen]:
         return count_writes(store, story)
 
 
-def faults_of(story: Story, fresh: Fresh, points: list[tuple[int, bool]], expected: Seen) -> list[str]:
+def faults_of(
+    story: Story, fresh: Fresh, points: list[tuple[int, bool]], expected: Seen
+) -> list[str]:
     """What is wrong after a death at each point, with the point."""
     found = []
     for at, after in points:
         with contextlib.closing(fresh()) as store:
             seen = die_at(store, story, at, after=after)
             faults = wrong(story, seen, expected, store)
-        found += [f"{story.name}, death {'after' if after else 'before'} write {at}: {fault}" for fault in faults]
+        found += [
+            f"{story.name}, death {'after' if after else 'before'} write {at}: {fault}"
+            for fault in faults
+        ]
     return found
 
 
@@ -101,14 +115,20 @@ def faults_of_killed(fresh: Fresh, every: int) -> list[str]:
     for at, after in points:
         with contextlib.closing(fresh()) as store:
             study_id = begin(store, story)
-            address = store.database.location.url.render_as_string(hide_password=False).replace("+pysqlite", "")
-            process = forkserver().Process(target=run_and_die, args=(address, study_id, number, at, after))
+            address = store.database.location.url.render_as_string(hide_password=False).replace(
+                "+pysqlite", ""
+            )
+            process = forkserver().Process(
+                target=run_and_die, args=(address, study_id, number, at, after)
+            )
             process.start()
             process.join(600)
             assert process.exitcode == -9
             tell(store, study_id, story, set())
             faults = wrong(story, see(store, study_id, []), expected, store)
-            found += [f"killed {'after' if after else 'before'} write {at}: {fault}" for fault in faults]
+            found += [
+                f"killed {'after' if after else 'before'} write {at}: {fault}" for fault in faults
+            ]
     return found
 
 

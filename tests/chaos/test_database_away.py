@@ -88,16 +88,23 @@ def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_file_that_another_program_locks_is_waited_for(tmp_path: Path) -> None:
     other = sqlite3.connect(tmp_path / "store.db", isolation_level=None, timeout=60)
     with contextlib.closing(open_store(tmp_path / "store.db")) as store, contextlib.closing(other):
-        said = disturbed(store, lambda: other.execute("BEGIN IMMEDIATE"), lambda: other.execute("ROLLBACK"))
+        said = disturbed(
+            store, lambda: other.execute("BEGIN IMMEDIATE"), lambda: other.execute("ROLLBACK")
+        )
     assert "lock" in said[0]
 
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
     "lock",
-    ["SELECT 1 FROM studies FOR UPDATE", pytest.param("LOCK TABLE studies, trials, events", marks=pytest.mark.slow)],
+    [
+        "SELECT 1 FROM studies FOR UPDATE",
+        pytest.param("LOCK TABLE studies, trials, events", marks=pytest.mark.slow),
+    ],
 )
-def test_rows_and_tables_that_another_client_locks_are_waited_for(server: PostgresServer, lock: str) -> None:
+def test_rows_and_tables_that_another_client_locks_are_waited_for(
+    server: PostgresServer, lock: str
+) -> None:
     import psycopg
 
     address = server.new_database()
@@ -139,7 +146,9 @@ def test_a_server_that_died_for_want_of_disk_is_waited_for() -> None:
                 fill_disk(disk)
                 with contextlib.suppress(psycopg.OperationalError):
                     while True:
-                        client.execute("SELECT pg_current_xact_id(), pg_switch_wal()")  # until it needs another file
+                        client.execute(
+                            "SELECT pg_current_xact_id(), pg_switch_wal()"
+                        )  # until it needs another file
 
         def make_room() -> None:
             (disk / "ballast").unlink()
@@ -156,7 +165,11 @@ def test_a_clock_that_jumps_an_hour_forth_and_back(
     tmp_path: Path, kind: str, request: pytest.FixtureRequest, clock: Path
 ) -> None:
     """The lease stays with its controller, budgets and times do not count the jumps, and the study comes to the same end."""
-    address = request.getfixturevalue("server").new_database() if kind == "postgresql" else str(tmp_path / "store.db")
+    address = (
+        request.getfixturevalue("server").new_database()
+        if kind == "postgresql"
+        else str(tmp_path / "store.db")
+    )
     jumps = iter((HOUR_S, -HOUR_S, 0.0, -HOUR_S, HOUR_S))
 
     def hear(event: LoopEvent) -> None:
@@ -171,11 +184,17 @@ def test_a_clock_that_jumps_an_hour_forth_and_back(
         assert max(at) - min(at) > HOUR_S, "the clock did jump"
         record = store.study(study)
         assert record.elapsed_s < HOUR_S / 5
-        assert [event.data["fence"] for event in store.events(study) if event.kind == "study.claimed"] == [1]
-        assert html_report(record, store.trials(study)).count("<svg") > 3, "also what is drawn over time"
+        assert [
+            event.data["fence"] for event in store.events(study) if event.kind == "study.claimed"
+        ] == [1]
+        assert html_report(record, store.trials(study)).count("<svg") > 3, (
+            "also what is drawn over time"
+        )
 
 
-def test_the_lease_of_a_controller_that_died_while_the_clock_was_ahead(store: SqlStore, clock: Path) -> None:
+def test_the_lease_of_a_controller_that_died_while_the_clock_was_ahead(
+    store: SqlStore, clock: Path
+) -> None:
     """On another machine nobody can tell that it died: the lease runs out when the clock has caught up, and not before."""
     study = api.submit_study(store, api.load_study(SPEC), SPEC).id
     clock.write_text(str(HOUR_S))

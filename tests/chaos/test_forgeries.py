@@ -69,24 +69,32 @@ def refusal_removed(forger: Forger) -> None:
 def final_round_shortened(forger: Forger) -> None:
     """The last final was never asked for; the study ended instead."""
     last = of_purpose(forger, TrialPurpose.FINAL)[-1]["number"]
-    asked = next(i for i, (k, d) in enumerate(forger.lines) if k == "trial.asked" and d["number"] == last)
+    asked = next(
+        i for i, (k, d) in enumerate(forger.lines) if k == "trial.asked" and d["number"] == last
+    )
     end = next(i for i, (kind, _) in enumerate(forger.lines) if kind == "study.completed")
     forger.lines[asked:end] = []
     forger.trials = forger.trials[:last]
 
 
 def stop_reason_changed(forger: Forger) -> None:
-    forger.line("study.completed")["message"] = forger.study["message"] = forger.result["stop_reason"] = "enough"
+    forger.line("study.completed")["message"] = forger.study["message"] = forger.result[
+        "stop_reason"
+    ] = "enough"
 
 
 def pause_dropped(forger: Forger) -> None:
-    at = next(i for i, (k, d) in enumerate(forger.lines) if k == "study.wanted" and d["wanted"] == "pause")
+    at = next(
+        i for i, (k, d) in enumerate(forger.lines) if k == "study.wanted" and d["wanted"] == "pause"
+    )
     del forger.lines[at]
 
 
 def hearing_of_a_pause_dropped(forger: Forger) -> None:
     at = next(
-        i for i, (k, d) in enumerate(forger.lines) if k == "study.decided" and d["cause"]["event"] == "PauseAsked"
+        i
+        for i, (k, d) in enumerate(forger.lines)
+        if k == "study.decided" and d["cause"]["event"] == "PauseAsked"
     )
     assert forger.lines[at + 1][0] == "study.decided", "it had no other consequence at once"
     del forger.lines[at]
@@ -156,9 +164,17 @@ def ends_exchanged(forger: Forger) -> None:
     blocks = forger.decisions()
     for (a, b), (c, d) in itertools.pairwise(blocks):
         first, second = forger.lines[a + 1 : b], forger.lines[c + 1 : d]
-        ended = [lines[0][1]["number"] for lines in (first, second) if lines and lines[0][0] == "trial.ended"]
+        ended = [
+            lines[0][1]["number"]
+            for lines in (first, second)
+            if lines and lines[0][0] == "trial.ended"
+        ]
         asked = [data["number"] for kind, data in first if kind == "trial.asked"]
-        if len(ended) == 2 and ended[1] not in asked and forger.trials[ended[1]]["purpose"] == "search":
+        if (
+            len(ended) == 2
+            and ended[1] not in asked
+            and forger.trials[ended[1]]["purpose"] == "search"
+        ):
             forger.lines[a + 1], forger.lines[c + 1] = forger.lines[c + 1], forger.lines[a + 1]
             ours, theirs = forger.lines[a][1]["cause"], forger.lines[c][1]["cause"]
             for name in ("number", "attempt"):
@@ -182,7 +198,11 @@ FORGERIES: dict[str, tuple[str, Callable[[Forger], None], str]] = {
     "another capacity": ("paused", capacity_changed, "does not follow"),
     "other times": ("paused", times_changed, "does not follow"),
     "a changed measurement": ("noisy", measurement_changed, "reward"),
-    "a changed measurement with its reward": ("noisy", measurement_and_reward_changed, "does not follow"),
+    "a changed measurement with its reward": (
+        "noisy",
+        measurement_and_reward_changed,
+        "does not follow",
+    ),
     "the order of two ends exchanged": ("noisy", ends_exchanged, "does not follow"),
 }
 
@@ -200,7 +220,9 @@ def test_what_nobody_forged_follows(told: dict[str, Path], tmp_path: Path, name:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("forgery", FORGERIES)
-def test_a_forgery_with_valid_checksums_is_found(told: dict[str, Path], tmp_path: Path, forgery: str) -> None:
+def test_a_forgery_with_valid_checksums_is_found(
+    told: dict[str, Path], tmp_path: Path, forgery: str
+) -> None:
     name, forge, sentence = FORGERIES[forgery]
     with closing(open_store(shutil.copy(told[name], tmp_path / "store.db"))) as store:
         forger = Forger(store)

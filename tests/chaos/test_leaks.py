@@ -85,9 +85,13 @@ def kill_and_look(tmp_path: Path, runner: dict[str, Any]) -> None:
         controller.kill()
         controller.wait(DEADLINE_S)
         began = time.monotonic()
-        while (left := [pid for pid in family if is_alive(pid)]) and time.monotonic() < began + GONE_S:
+        while (
+            left := [pid for pid in family if is_alive(pid)]
+        ) and time.monotonic() < began + GONE_S:
             time.sleep(0.1)
-        print(f"{len(family)} processes of the controller were gone after {time.monotonic() - began:.1f} s")
+        print(
+            f"{len(family)} processes of the controller were gone after {time.monotonic() - began:.1f} s"
+        )
         assert [Path(f"/proc/{pid}/cmdline").read_bytes()[:200] for pid in left] == []
     finally:
         controller.kill()

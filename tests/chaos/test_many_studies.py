@@ -57,7 +57,11 @@ def all_ended(store: SqlStore, count: int) -> bool:
 
 def wrong(store: SqlStore, studies: list[str]) -> list[str]:
     """What differs from the undisturbed run, and broken laws."""
-    found = [sentence for study in studies for sentence in violations(see(store, study, []), undisturbed(SMALL))]
+    found = [
+        sentence
+        for study in studies
+        for sentence in violations(see(store, study, []), undisturbed(SMALL))
+    ]
     return [*found, *faults_of(store)]
 
 
@@ -80,7 +84,9 @@ def test_fifty_studies_on_four_places_are_run_in_turn(tmp_path: Path, store: Sql
     for study in studies:
         at = moment(history[study], "study.claimed")
         running = [
-            s for s in studies if moment(history[s], "study.claimed") <= at < moment(history[s], "study.completed")
+            s
+            for s in studies
+            if moment(history[s], "study.claimed") <= at < moment(history[s], "study.completed")
         ]
         assert len(running) <= PLACES
 
@@ -89,13 +95,17 @@ def moment(events: list[HistoryEvent], kind: str) -> float:
     return next(e.at.timestamp() for e in events if e.kind == kind)
 
 
-def test_killed_supervisors_and_killed_studies_change_no_result(tmp_path: Path, store: SqlStore) -> None:
+def test_killed_supervisors_and_killed_studies_change_no_result(
+    tmp_path: Path, store: SqlStore
+) -> None:
     studies, draw = submitted(store, 16), random.Random(0)
     processes = []
 
     def another() -> None:
         process = forkserver().Process(
-            target=supervisor.main, args=(str(tmp_path / "store.db"), str(tmp_path / "logs"), 1.0), daemon=True
+            target=supervisor.main,
+            args=(str(tmp_path / "store.db"), str(tmp_path / "logs"), 1.0),
+            daemon=True,
         )
         process.start()
         processes.append(process)
@@ -104,7 +114,11 @@ def test_killed_supervisors_and_killed_studies_change_no_result(tmp_path: Path, 
         another()
         another()  # two at a time are safe
         for ended in (2, 5, 8, 11):
-            wait_until(lambda ended=ended: len(store.studies(status=StudyStatus.COMPLETED, limit=1000)) >= ended)
+            wait_until(
+                lambda ended=ended: (
+                    len(store.studies(status=StudyStatus.COMPLETED, limit=1000)) >= ended
+                )
+            )
             draw.choice([p for p in processes if p.exitcode is None]).kill()
             another()
             for record in store.studies(status=StudyStatus.RUNNING)[:2]:

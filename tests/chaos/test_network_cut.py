@@ -36,7 +36,9 @@ LEASE_S = 3.0
 DEADLINE_S = 900.0
 SPEC = study_spec(searcher="cost_ranked", seed=0)
 SPEC["runner"] = SPEC["runner"] | {"time_scale": 2.0}
-START = "import sys; from tests.chaos.controller import main; main(*sys.argv[1:4], float(sys.argv[4]))"
+START = (
+    "import sys; from tests.chaos.controller import main; main(*sys.argv[1:4], float(sys.argv[4]))"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,9 @@ class Machine:
 
 
 @contextlib.contextmanager
-def two_machines(store: SqlStore, study: str, address: str, network: Network, folder: Path) -> Iterator[list[Machine]]:
+def two_machines(
+    store: SqlStore, study: str, address: str, network: Network, folder: Path
+) -> Iterator[list[Machine]]:
     """One that runs the study, and one that waits for its turn."""
     for name in ("journals", "clocks"):
         (folder / name).mkdir()
@@ -69,7 +73,11 @@ def two_machines(store: SqlStore, study: str, address: str, network: Network, fo
             machine = Machine(node=node, controller=node.start(*argv), journals=folder / "journals")
             machines.append(machine)
             first = machines[0]
-            until(lambda: first.holds(store.holder(study)), DEADLINE_S, "the first controller has the study")  # noqa: B023
+            until(
+                lambda: first.holds(store.holder(study)),  # noqa: B023
+                DEADLINE_S,
+                "the first controller has the study",
+            )
         yield machines
     finally:
         for machine in machines:
@@ -82,7 +90,9 @@ def has(journal: Journal, kind: str) -> bool:
     return any(line.kind == kind for line in journal.lines)
 
 
-def test_a_controller_that_is_cut_off_for_longer_than_its_lease_writes_nothing_afterwards(tmp_path: Path) -> None:
+def test_a_controller_that_is_cut_off_for_longer_than_its_lease_writes_nothing_afterwards(
+    tmp_path: Path,
+) -> None:
     with Network(2) as network, postgres_server(beside=network.address) as server:
         database = server.new_database().rpartition("/")[2]
         with contextlib.closing(open_store(server.url(database))) as store:
@@ -94,8 +104,14 @@ def test_a_controller_that_is_cut_off_for_longer_than_its_lease_writes_nothing_a
                 cut_at = time.monotonic()
                 until(lambda: other.holds(store.holder(study)), DEADLINE_S, "the other took over")
                 until(lambda: has(other.journal(), "ended"), DEADLINE_S)
-                assert time.monotonic() - cut_at > LEASE_S, "nobody takes a lease that has not run out"
-                until(lambda: has(cut_off.journal(), "waits"), DEADLINE_S, "it says that it cannot reach the store")
+                assert time.monotonic() - cut_at > LEASE_S, (
+                    "nobody takes a lease that has not run out"
+                )
+                until(
+                    lambda: has(cut_off.journal(), "waits"),
+                    DEADLINE_S,
+                    "it says that it cannot reach the store",
+                )
                 cut_off.node.heal()
                 assert cut_off.controller.wait(DEADLINE_S) == 0, "it leaves by itself"
                 until(lambda: store.study(study).status.is_terminal, DEADLINE_S)

@@ -53,7 +53,11 @@ def disturbed(seed: int, runner: dict[str, Any]) -> Schedule:
         for _ in range(draw.randrange(1, 4))
     ]
     return Schedule(
-        seed=seed, spec=SPEC | {"runner": runner}, disturbances=tuple(disturbances), is_real=True, lease_s=3.0
+        seed=seed,
+        spec=SPEC | {"runner": runner},
+        disturbances=tuple(disturbances),
+        is_real=True,
+        lease_s=3.0,
     )
 
 
@@ -72,12 +76,16 @@ def played_through(schedules: list[Schedule], places: list[Place], folder: Path)
     assert any(one.met for one in played)
 
 
-def test_real_trials_on_ranks_of_this_machine(tmp_path: Path, files: Callable[[int], list[Place]]) -> None:
+def test_real_trials_on_ranks_of_this_machine(
+    tmp_path: Path, files: Callable[[int], list[Place]]
+) -> None:
     runner = {"kind": "local", "max_ranks": 2, "device": "cpu"}
     played_through([disturbed(seed, runner) for seed in range(MANY)], files(1), tmp_path)
 
 
-def test_real_trials_on_a_ray_cluster_that_goes_on(tmp_path: Path, files: Callable[[int], list[Place]]) -> None:
+def test_real_trials_on_a_ray_cluster_that_goes_on(
+    tmp_path: Path, files: Callable[[int], list[Place]]
+) -> None:
     """Where gangs outlive their controllers: trials are adopted, or launched again, and either way they count once."""
     with played_head() as (_, address):
         runner = {"kind": "ray", "address": address}

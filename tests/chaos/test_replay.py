@@ -14,7 +14,11 @@ from tests.small_studies import QUIET, spec
 from tests.study.test_target import target_spec
 
 SPACE = {"tp": [1, 2, 4], "pp": [1, 2], "micro_batch_size": [1, 2, 4], "precision": ["bf16"]}
-SMALL = spec(space=SPACE, budget={"max_trials": 3, "min_gain": 0}, measure={"final_rounds": 1, "finalists": 1})
+SMALL = spec(
+    space=SPACE,
+    budget={"max_trials": 3, "min_gain": 0},
+    measure={"final_rounds": 1, "finalists": 1},
+)
 
 Simulated = runner_class("simulated", {})
 
@@ -33,7 +37,9 @@ OTHERS = (
 )
 
 
-@pytest.mark.parametrize("searcher", [*SOME, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+@pytest.mark.parametrize(
+    "searcher", [*SOME, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+)
 def test_the_choices_of_every_searcher_are_made_again(store: SqlStore, searcher: str) -> None:
     api.tune(SMALL | {"searcher": searcher}, store=store)
     check_replayed(store)
@@ -75,7 +81,9 @@ class Waiting(Simulated):  # type: ignore[misc, valid-type]
                 self.waits.append((request, left - 1))
             else:
                 super().start(request)
-        queued: list[RunnerEvent] = [AttemptQueued(id=request.id, reason="others run") for request, _ in self.waits]
+        queued: list[RunnerEvent] = [
+            AttemptQueued(id=request.id, reason="others run") for request, _ in self.waits
+        ]
         return queued or super().poll(timeout_s)  # type: ignore[no-any-return]
 
 
@@ -90,6 +98,8 @@ def test_attempts_that_waited_for_ranks_are_replayed(store: SqlStore) -> None:
 @pytest.mark.thorough
 def test_what_was_cut_off_at_the_end_of_the_wall_time_is_replayed(store: SqlStore) -> None:
     runner = QUIET | {"time_scale": 50.0}  # the first trial takes longer than the study may
-    result = api.tune(SMALL | {"runner": runner, "budget": {"max_trials": 50, "max_wall_s": 2.0}}, store=store)
+    result = api.tune(
+        SMALL | {"runner": runner, "budget": {"max_trials": 50, "max_wall_s": 2.0}}, store=store
+    )
     check_replayed(store)
     assert "attempt.cancelled" in [e.kind for e in store.events(result.record.id)]

@@ -44,7 +44,9 @@ def test_seeds_decide_and_differ() -> None:
     assert seeded(3) == seeded(3)
     drawn = [seeded(seed) for seed in range(60)]
     for is_supervised, kinds in ((False, ANYWHERE), (True, SUPERVISED)):
-        assert {d.kind for one in drawn if one.is_supervised is is_supervised for d in one.disturbances} == set(kinds)
+        assert {
+            d.kind for one in drawn if one.is_supervised is is_supervised for d in one.disturbances
+        } == set(kinds)
 
 
 @pytest.mark.thorough
@@ -57,8 +59,12 @@ def test_eight_schedules_on_sqlite(tmp_path: Path, files: Callable[[int], list[P
 
 
 @pytest.mark.thorough
-def test_three_schedules_on_postgresql(tmp_path: Path, servers: Callable[[int], list[Place]]) -> None:
-    each = [one_of(20 + seed, kind) for seed, kind in enumerate(("kill_and_race", "freeze", "database"))]
+def test_three_schedules_on_postgresql(
+    tmp_path: Path, servers: Callable[[int], list[Place]]
+) -> None:
+    each = [
+        one_of(20 + seed, kind) for seed, kind in enumerate(("kill_and_race", "freeze", "database"))
+    ]
     played = play_all(each, servers(2), tmp_path)
     assert wrong(played) == []
     assert len([p for p in played if p.met]) == 3
@@ -80,7 +86,9 @@ def test_a_disk_that_fills_up_again_and_again(tmp_path: Path) -> None:
         disturbances=(full, full, Disturbance(kind="kill", after=2), full),
     )
     with small_disk(tmp_path / "disk") as disk:
-        (played,) = play_all([schedule], [lambda _: SmallDisk(disk / "store.db")], tmp_path / "play")
+        (played,) = play_all(
+            [schedule], [lambda _: SmallDisk(disk / "store.db")], tmp_path / "play"
+        )
     assert played.wrong == ()
     assert "database" in played.met
 
@@ -105,8 +113,13 @@ def test_a_database_that_is_locked_or_gone_for_a_minute(
 def test_a_server_whose_standby_takes_its_place(tmp_path: Path, seed: int) -> None:
     """Under synchronous replication: without it a server that dies may take along what it acknowledged last."""
     fails = Disturbance(kind="database", after=4, for_s=1.0)
-    schedule = replace(one_of(seed, "kill"), disturbances=(Disturbance(kind="kill", after=2), fails))
-    with postgres_server(fsync=True) as primary, postgres_server(fsync=True, standby_of=primary) as standby:
+    schedule = replace(
+        one_of(seed, "kill"), disturbances=(Disturbance(kind="kill", after=2), fails)
+    )
+    with (
+        postgres_server(fsync=True) as primary,
+        postgres_server(fsync=True, standby_of=primary) as standby,
+    ):
         primary.wait_for_standby()
         place = Replicated(primary, standby, primary.new_database().rpartition("/")[2])
         (played,) = play_all([schedule], [lambda _: place], tmp_path / "play")
@@ -124,7 +137,9 @@ def test_many_schedules_on_sqlite(tmp_path: Path, files: Callable[[int], list[Pl
 
 @pytest.mark.chaos
 @pytest.mark.timeout(6 * 3600)
-def test_many_schedules_on_postgresql(tmp_path: Path, servers: Callable[[int], list[Place]]) -> None:
+def test_many_schedules_on_postgresql(
+    tmp_path: Path, servers: Callable[[int], list[Place]]
+) -> None:
     played = play_all(map(seeded, range(FIRST_SEED, FIRST_SEED + MANY)), servers(AT_ONCE), tmp_path)
     print(tell("PostgreSQL", played))
     assert wrong(played) == []

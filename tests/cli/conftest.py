@@ -46,7 +46,9 @@ class Done:
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
+def run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Done]:
     """Runs one command line in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AUTOTUNE_STORE", str(tmp_path / "results.db"))

@@ -27,7 +27,11 @@ import pytest
         ({"workload": {"seq_len": 1024}}, 2, ["global_batch_size"]),
         ({"data": "no/such/file.txt"}, 2, ["no/such/file.txt"]),
         ({"model": "no/config.json"}, 2, ["no/config.json"]),
-        ({"model": "llama-405b", "workload": {"seq_len": 4096, "global_batch_size": 64}}, 1, ["GiB"]),
+        (
+            {"model": "llama-405b", "workload": {"seq_len": 4096, "global_batch_size": 64}},
+            1,
+            ["GiB"],
+        ),
     ],
 )
 def test_a_wrong_spec(refusal, write, changes, code, words):
@@ -78,7 +82,10 @@ def test_the_empty_command_line_shows_the_help(refusal):
 def test_nan_never_reaches_json():
     from autotune.cli.output import strict
 
-    assert json.dumps(strict({"a": [float("nan"), float("inf"), 1.0]}), allow_nan=False) == '{"a": [null, null, 1.0]}'
+    assert (
+        json.dumps(strict({"a": [float("nan"), float("inf"), 1.0]}), allow_nan=False)
+        == '{"a": [null, null, 1.0]}'
+    )
 
 
 @pytest.mark.thorough
@@ -88,7 +95,9 @@ def test_a_reader_that_has_gone_is_no_failure(line: str) -> None:
     os.close(reading)  # as `autotune list | head` has once it has read enough
     command = [sys.executable, "-c", "from autotune.cli import main; main()", *line.split()]
     with open(writing, "wb") as gone:
-        done = subprocess.run(command, stdout=gone, stderr=subprocess.PIPE, timeout=600, check=False)
+        done = subprocess.run(
+            command, stdout=gone, stderr=subprocess.PIPE, timeout=600, check=False
+        )
     assert (done.returncode, done.stderr) == (0, b"")
 
 

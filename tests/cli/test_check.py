@@ -43,15 +43,20 @@ def test_a_program_that_is_understood_is_ready(run, output_of, write_program, tm
     ):
         assert line in said.splitlines(), line
     assert ".".join(map(str, sys.version_info[:3])) in said
-    assert said.splitlines()[-1].startswith("ready: read 5 steps, 10 ms each by its log, with losses")
+    assert said.splitlines()[-1].startswith(
+        "ready: read 5 steps, 10 ms each by its log, with losses"
+    )
     assert run("list", "--json").document["studies"] == [], "it is no study"
 
 
-def test_values_of_a_programs_source_are_shown_without_the_file_that_sets_them(output_of, write_program, tmp_path):
+def test_values_of_a_programs_source_are_shown_without_the_file_that_sets_them(
+    output_of, write_program, tmp_path
+):
     own = {"train.py": {"BATCH": "{micro_batch_size}", "STEPS": "{accumulation_steps}"}}
     words = [sys.executable, "train.py", "--steps={steps}"]
     path = write_program(
-        f"BATCH = 8\nSTEPS = 2\n{PROGRAM}", trainer={"argv": words, "cwd": str(tmp_path), "overrides": own}
+        f"BATCH = 8\nSTEPS = 2\n{PROGRAM}",
+        trainer={"argv": words, "cwd": str(tmp_path), "overrides": own},
     )
     lines = output_of("check", path).splitlines()
     begins = lines.index("file      train.py, which starts the program with")
@@ -77,7 +82,11 @@ def test_one_document_with_json(run, write_program):
     assert document["metrics"] == ["step", "step_time_s", "loss"]
     assert document["launch"]["command"].endswith("--batch=1 --accum=4")
     assert document["lines"][0] == {"node": 0, "text": "loading data", "metrics": {}}
-    done = run("check", write_program("import sys; print('error: unrecognized arguments: --x'); sys.exit(2)"), "--json")
+    done = run(
+        "check",
+        write_program("import sys; print('error: unrecognized arguments: --x'); sys.exit(2)"),
+        "--json",
+    )
     assert done.code == 1
     assert not done.document["ready"]
     assert "does not take these arguments" in done.document["remedy"]
@@ -100,10 +109,15 @@ def test_what_cannot_be_tried_is_refused_before_anything_is_started(
     assert words in refusal("check", write_program(**changes), code=code)
 
 
-def test_tune_says_what_is_wrong_with_a_program_and_begins_without_the_check_when_told(refusal, write_program):
+def test_tune_says_what_is_wrong_with_a_program_and_begins_without_the_check_when_told(
+    refusal, write_program
+):
     path = write_program("print('hello')", budget={"max_trials": 1})
     said = refusal("tune", path, code=1)
-    assert "error: the study has not started, because its program does not work: none of the 1 lines" in said
+    assert (
+        "error: the study has not started, because its program does not work: none of the 1 lines"
+        in said
+    )
     assert "trial 0" not in said
     assert "METRICS_MISSING" in refusal("tune", path, "--no-check", code=1)
 

@@ -16,9 +16,20 @@ def spec(tmp_path):
     """A spec whose seq_len is wrong and whose `--dtype` is misspelt, beside a program that saves over a checkpoint of the user's."""
     shutil.copy(PROGRAMS / "decoder.py", tmp_path / "train.py")
     (tmp_path / "mine.pt").write_text("weeks of work")
-    argv = [sys.executable, "train.py", "--batch={micro_batch_size}", "--accumulate={accumulation_steps}"]
+    argv = [
+        sys.executable,
+        "train.py",
+        "--batch={micro_batch_size}",
+        "--accumulate={accumulation_steps}",
+    ]
     argv += ["--steps={steps}", "--dtype={precision}", "--model-file=mine.pt"]
-    shape = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "ffn_hidden_size": 128, "vocab_size": 64}
+    shape = {
+        "num_layers": 2,
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "ffn_hidden_size": 128,
+        "vocab_size": 64,
+    }
     document = {
         "name": "seen",
         "model": {**shape, "tied_embeddings": True, "gated_mlp": False},
@@ -46,19 +57,31 @@ def test_differences_are_named_and_mended_and_files_stay(run, spec):
     assert found["time_from"] == "probe"
     assert not found["ready"]
     first, second = found["said_and_seen"]
-    assert (first["micro_batches"] * first["sequences"], first["facts"]["world"]) == (first["micro_batches"] * 4, 1)
+    assert (first["micro_batches"] * first["sequences"], first["facts"]["world"]) == (
+        first["micro_batches"] * 4,
+        1,
+    )
     assert {row["name"] for row in first["rows"] if row["agrees"] is False} == {"seq_len"}
-    assert {row["name"] for row in second["rows"] if row["agrees"] is False} == {"seq_len", "precision"}
+    assert {row["name"] for row in second["rows"] if row["agrees"] is False} == {
+        "seq_len",
+        "precision",
+    }
     assert any("precision has no effect" in told for told in found["differences"])
     assert "to existing files: " in found["remedy"]
-    assert found["files"][str(spec.parent / "mine.pt")] == {"how": "written", "existed": True, "kept": True}
+    assert found["files"][str(spec.parent / "mine.pt")] == {
+        "how": "written",
+        "existed": True,
+        "kept": True,
+    }
     assert (spec.parent / "mine.pt").read_text() == "weeks of work"
     assert yaml.safe_load(spec.read_text())["workload"]["seq_len"] == 16
     assert sorted(p.name for p in spec.parent.iterdir() if "autotune" in p.name) == []
 
 
 @pytest.mark.thorough
-def test_a_spec_that_is_true_is_ready_and_its_files_may_be_replaced_where_it_says_so(output_of, spec):
+def test_a_spec_that_is_true_is_ready_and_its_files_may_be_replaced_where_it_says_so(
+    output_of, spec
+):
     document = yaml.safe_load(spec.read_text())
     document["workload"]["seq_len"] = 16
     document["trainer"]["values"]["precision"]["bf16"] = "bfloat16"
@@ -91,7 +114,12 @@ def test_a_model_for_images_gets_ready_by_what_the_check_says_to_write(run, outp
         "runner": {"kind": "local", "device": "cpu"},
         "trainer": {
             "kind": "command",
-            "argv": [sys.executable, "train.py", "--batch-size={micro_batch_size}", "--steps={steps}"],
+            "argv": [
+                sys.executable,
+                "train.py",
+                "--batch-size={micro_batch_size}",
+                "--steps={steps}",
+            ],
             "cwd": str(tmp_path),
         },
     }

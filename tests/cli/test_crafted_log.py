@@ -37,13 +37,24 @@ def study_of(folder: Path, *, then: str) -> Path:
         "space": {"world_sizes": [1], "micro_batch_size": [8], "precision": ["fp32"]},
         "runner": "local",
         "budget": {"max_trials": 1, "max_wall_s": 300},
-        "measure": {"warmup_steps": 1, "min_steps": 3, "max_steps": 6 if then == "end" else 50, "final_rounds": 1},
+        "measure": {
+            "warmup_steps": 1,
+            "min_steps": 3,
+            "max_steps": 6 if then == "end" else 50,
+            "final_rounds": 1,
+        },
         "searcher": "random",
         "check": False,
         "calibrate": False,
         "trainer": {
             "kind": "command",
-            "argv": [sys.executable, "program.py", then, "{micro_batch_size}", "{accumulation_steps}"],
+            "argv": [
+                sys.executable,
+                "program.py",
+                then,
+                "{micro_batch_size}",
+                "{accumulation_steps}",
+            ],
             "metrics": {"step": PATTERN, "step_time_s": "t ([0-9.]+)"},
         },
     }

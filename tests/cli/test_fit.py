@@ -44,7 +44,9 @@ def test_the_first_line_is_the_answer(run, write, fake):
 
 def test_three_ranks_of_a_pipeline_are_run_and_the_fullest_counts(run, write, fake):
     config = "tp=1,pp=4,micro_batch_size=2"
-    document = run("fit", write(space={"pp": [4], "micro_batch_size": [2]}), "--config", config, "--json").document
+    document = run(
+        "fit", write(space={"pp": [4], "micro_batch_size": [2]}), "--config", config, "--json"
+    ).document
     (found,) = document["configs"]
     assert fake.asked == [0, 2, 3]
     peaks = [one["peak"]["total_bytes"] for one in found["runs"]]
@@ -52,7 +54,9 @@ def test_three_ranks_of_a_pipeline_are_run_and_the_fullest_counts(run, write, fa
     assert found["reserved_low_bytes"] < found["reserved_bytes"] < found["reserved_high_bytes"]
     assert found["basis"] == "dry run"
     assert found["over_six_n"] == pytest.approx(1.0, rel=0.01)
-    assert sum(row["dry_run_bytes"] for row in found["beside_cost_model"]) == found["allocated_bytes"]
+    assert (
+        sum(row["dry_run_bytes"] for row in found["beside_cost_model"]) == found["allocated_bytes"]
+    )
 
 
 def test_what_does_not_fit_exits_with_1(run, write, fake):
@@ -75,22 +79,29 @@ def test_without_a_config_the_best_of_the_plan_is_asked_about(run, write, fake):
 
 
 def test_where_nothing_is_expected_to_fit_the_nearest_miss_is_asked_about(run, write, fake):
-    done = run("fit", write(model="llama-70b", space={"tp": [8], "micro_batch_size": [1]}), "--json")
+    done = run(
+        "fit", write(model="llama-70b", space={"tp": [8], "micro_batch_size": [1]}), "--json"
+    )
     assert done.code == 1
     (found,) = done.document["configs"]
     assert found["config"]["tp"] == 8
 
 
-def test_where_no_dry_run_can_be_made_the_reason_comes_first_and_the_formulas_answer_is_marked(run, write, fake):
+def test_where_no_dry_run_can_be_made_the_reason_comes_first_and_the_formulas_answer_is_marked(
+    run, write, fake
+):
     fake.error = DryRunError(
-        "the operator my::gather (model.py, line 12) has no fake kernel", remedy="register one with torch.library"
+        "the operator my::gather (model.py, line 12) has no fake kernel",
+        remedy="register one with torch.library",
     )
     done = run("fit", write(), "--config", "tp=2,micro_batch_size=2")
     assert done.code == 1, "the question was about the model's own code, and no answer came"
     problem, remedy, formulas, *_ = done.out.splitlines()
     assert problem == f"a dry run was impossible: {fake.error.message}"
     assert remedy == "  register one with torch.library"
-    assert formulas.startswith("the cost model's formulas, without running the model's code, say: it should fit: ")
+    assert formulas.startswith(
+        "the cost model's formulas, without running the model's code, say: it should fit: "
+    )
     again = run("fit", write(), "--config", "tp=2,micro_batch_size=2", "--json")
     (found,) = again.document["configs"]
     assert again.code == 1
@@ -104,13 +115,17 @@ def test_of_several_configs_those_without_a_dry_run_are_counted_apart(run, write
     fake.error = DryRunError("my_model.py:7 raised", remedy="correct it")
     done = run("fit", write(), "--top", 3, "-o", tmp_path / "fit.html")
     assert done.code == 1
-    assert done.out.startswith("no dry run was possible for any of 3 configs: my_model.py:7 raised\n")
+    assert done.out.startswith(
+        "no dry run was possible for any of 3 configs: my_model.py:7 raised\n"
+    )
     assert done.out.count("no dry run (formulas: fits)") == 3
     page = (tmp_path / "fit.html").read_text()
     assert page.index("a dry run was impossible") < page.index("formulas, without running")
 
 
-def test_a_profile_that_was_asked_for_and_could_not_be_made_is_a_failure(run, write, fake, monkeypatch):
+def test_a_profile_that_was_asked_for_and_could_not_be_made_is_a_failure(
+    run, write, fake, monkeypatch
+):
     failing = FakeDryRunner(error=DryRunError("my_model.py:7 raised"))
     monkeypatch.setattr(plan_dry_runs, "dry_runner", lambda: failing)
     done = run("fit", write(), "--config", "tp=2,micro_batch_size=2", "--profile")
@@ -139,7 +154,12 @@ def test_a_trainer_that_was_not_played_has_the_verdict_of_estimate(run, write, f
     done = run("fit", spec, "--config", config, "--json")
     (found,) = done.document["configs"]
     assert done.code == 0
-    assert (found["basis"], found["played"], found["verdict"], found["fits"]) == ("cost model", "native", "fits", True)
+    assert (found["basis"], found["played"], found["verdict"], found["fits"]) == (
+        "cost model",
+        "native",
+        "fits",
+        True,
+    )
     assert found["oom_probability"] == pytest.approx(estimate["oom_probability"])
     assert found["reserved_bytes"] == pytest.approx(estimate["peak_memory_bytes"])
     (activations,) = [row for row in found["beside_cost_model"] if row["name"] == "activations"]
@@ -151,7 +171,14 @@ def test_a_trainer_that_was_not_played_has_the_verdict_of_estimate(run, write, f
 
 def test_limits_hold_where_a_model_of_ones_own_is_built(run, write, fake, monkeypatch):
     monkeypatch.setattr(api, "dry_runner", lambda: fake)
-    run("fit", write(model={"module": "my_model:build"}), "--config", "tp=1,micro_batch_size=2", "--max-wall-s", 7)
+    run(
+        "fit",
+        write(model={"module": "my_model:build"}),
+        "--config",
+        "tp=1,micro_batch_size=2",
+        "--max-wall-s",
+        7,
+    )
     assert [limits.wall_s for limits in fake.limits] == [7, 7]
 
 
@@ -165,7 +192,10 @@ def test_name_of_a_builder_without_a_function_is_told_how_it_is_written(refusal,
 def test_the_page_stands_alone_and_escapes(run, write, fake, tmp_path):
     fake.guesses = ("<script>alert(1)</script>",)
     page = tmp_path / "fit.html"
-    assert f"wrote {page}" in run("fit", write(), "--config", "pp=2,micro_batch_size=2", "-o", page).err
+    assert (
+        f"wrote {page}"
+        in run("fit", write(), "--config", "pp=2,micro_batch_size=2", "-o", page).err
+    )
     text = page.read_text()
     assert text.count("<svg") == 2  # one for each rank of the pipeline
     assert "yes, it fits" in text
@@ -183,7 +213,8 @@ def test_bad_input(run, write, fake):
 def test_without_torch_the_extra_is_named(refusal, write, monkeypatch):
     def missing() -> FakeDryRunner:
         raise MissingExtraError(
-            "the dry runner 'local' needs torch", remedy="install it with: pip install 'autotune-parallel[native]'"
+            "the dry runner 'local' needs torch",
+            remedy="install it with: pip install 'autotune-parallel[native]'",
         )
 
     monkeypatch.setattr(dry_runs, "dry_runner", missing)
@@ -193,7 +224,9 @@ def test_without_torch_the_extra_is_named(refusal, write, monkeypatch):
 def test_the_documentation_names_keys_that_exist(run, write, fake):
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "fit.md").read_text(encoding="utf-8")
     paragraph = page.split("With `--json` the document has `configs`", 1)[1].split("\n\n", 1)[0]
-    (found,) = run("fit", write(), "--config", "pp=2,micro_batch_size=2", "--json").document["configs"]
+    (found,) = run("fit", write(), "--config", "pp=2,micro_batch_size=2", "--json").document[
+        "configs"
+    ]
     names = re.findall(r"`(\w+)`", paragraph)
     assert len(names) > 15
     assert set(names) <= set(found) | set(found["runs"][0])

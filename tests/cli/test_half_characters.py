@@ -26,13 +26,22 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"sqlite:///{folder}/a.db"
 
 
-@pytest.mark.parametrize("command", ["logs half 0", "status half", "report half -o {folder}/new/report.html"])
+@pytest.mark.parametrize(
+    "command", ["logs half 0", "status half", "report half -o {folder}/new/report.html"]
+)
 def test_it_is_shown_with_a_question_mark(url: str, tmp_path: Path, command: str) -> None:
     words = command.format(folder=tmp_path).split()
     done = subprocess.run(
-        [sys.executable, "-m", "autotune", *words, "--store", url], capture_output=True, check=False, timeout=120
+        [sys.executable, "-m", "autotune", *words, "--store", url],
+        capture_output=True,
+        check=False,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr.decode()
     if words[0] != "status":
-        text = (tmp_path / "new/report.html").read_text() if words[0] == "report" else done.stdout.decode()
+        text = (
+            (tmp_path / "new/report.html").read_text()
+            if words[0] == "report"
+            else done.stdout.decode()
+        )
         assert "Error: ?" in text

@@ -27,10 +27,14 @@ def test_a_command_is_built_without_those_of_other_modules() -> None:
     for commands in MODULES.values():
         for word in commands:
             assert {path.split()[0] for path, _ in commands_of(application(word))} == set(commands)
-    assert {path.split()[0] for path in PATHS} == {word for commands in MODULES.values() for word in commands}
+    assert {path.split()[0] for path in PATHS} == {
+        word for commands in MODULES.values() for word in commands
+    }
 
 
-def test_the_first_page_has_the_groups_and_whole_sentences(run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_page_has_the_groups_and_whole_sentences(
+    run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     page = run("--help").out
     assert re.findall(r"^(\S.*):$", page, re.MULTILINE) == ["Options", *GROUPS]
@@ -54,7 +58,9 @@ def test_the_examples_of_a_command_are_accepted_by_its_command_line(path: str) -
 
 
 def test_examples_end_the_page_of_a_command(run) -> None:
-    assert run("plan", "--help").out.rstrip().splitlines()[-3:] == [f"    {line}" for line in EXAMPLES["plan"]]
+    assert run("plan", "--help").out.rstrip().splitlines()[-3:] == [
+        f"    {line}" for line in EXAMPLES["plan"]
+    ]
 
 
 def test_every_command_prints_json_when_asked() -> None:

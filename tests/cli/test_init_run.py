@@ -51,11 +51,18 @@ def test_a_shell_script_on_two_ranks_and_its_files_stay(run, programs):
     found = knobs(spec)
     assert (found["dp"], found["micro_batch_size"], found["accumulation_steps"]) == ("2", "2", "3")
     assert (found["precision"], found["recompute"]) == ("bf16", "full")
-    assert spec["model"] == {"parameters": PARAMETERS}  # its heads stand nowhere but in a line of its code
-    assert (done.document["seen"]["micro_batches"], done.document["seen"]["facts"]["world"]) == (3, 2)
+    assert spec["model"] == {
+        "parameters": PARAMETERS
+    }  # its heads stand nowhere but in a line of its code
+    assert (done.document["seen"]["micro_batches"], done.document["seen"]["facts"]["world"]) == (
+        3,
+        2,
+    )
     assert (programs / "mine.pt").read_text() == "weeks of work"
     assert "stop it after 3 optimizer steps" in done.err
-    assert not {"model", "workload.global_batch_size", "workload.seq_len"} & set(done.document["fill_in"])
+    assert not {"model", "workload.global_batch_size", "workload.seq_len"} & set(
+        done.document["fill_in"]
+    )
 
 
 @pytest.mark.thorough
@@ -80,7 +87,9 @@ def test_a_command_whose_reading_is_wrong_is_overruled_and_both_are_said(run, pr
     ids=["transformers", "lightning"],
 )
 def test_trainers_of_others(run, programs, command, batch, steps):
-    done = run("init", "--run", "--yes", "-o", "study.yaml", "--json", "--", sys.executable, *command)
+    done = run(
+        "init", "--run", "--yes", "-o", "study.yaml", "--json", "--", sys.executable, *command
+    )
     assert done.code == 0, done.err
     seen = done.document["seen"]
     assert (seen["micro_batches"], seen["sequences"]) == (steps, batch * steps)
@@ -109,7 +118,9 @@ def test_nothing_is_started_where_nobody_agrees(run, programs):
         ("srun --ntasks=8 python decoder.py --batch 2", "needs a Slurm allocation"),
     ],
 )
-def test_what_needs_more_than_this_machine_is_refused_before_it_starts(refusal, programs, script, words, monkeypatch):
+def test_what_needs_more_than_this_machine_is_refused_before_it_starts(
+    refusal, programs, script, words, monkeypatch
+):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     (programs / "run.sh").write_text(f"#!/bin/bash\n{script}\n")
     assert words in refusal("init", "--run", "--yes", "run.sh")
@@ -118,14 +129,33 @@ def test_what_needs_more_than_this_machine_is_refused_before_it_starts(refusal, 
 @pytest.mark.thorough
 def test_a_launch_that_fails_says_why_and_writes_nothing(refusal, programs):
     assert "failed before its first optimizer step" in refusal(
-        "init", "--run", "--yes", "-o", "study.yaml", "--", sys.executable, "decoder.py", "--batch", "none", code=1
+        "init",
+        "--run",
+        "--yes",
+        "-o",
+        "study.yaml",
+        "--",
+        sys.executable,
+        "decoder.py",
+        "--batch",
+        "none",
+        code=1,
     )
     assert not (programs / "study.yaml").exists()
 
 
 def test_a_command_is_read_without_running_it(run, programs):
     done = run(
-        "init", "--json", "--", "torchrun", "--nproc-per-node=2", "decoder.py", "--batch", "2", "--accumulate", "3"
+        "init",
+        "--json",
+        "--",
+        "torchrun",
+        "--nproc-per-node=2",
+        "decoder.py",
+        "--batch",
+        "2",
+        "--accumulate",
+        "3",
     )
     assert done.code == 0, done.err
     assert done.document["spec"]["workload"]["global_batch_size"] == 12

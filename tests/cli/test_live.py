@@ -11,7 +11,14 @@ import pytest
 from rich.console import Console
 
 from autotune.cli.live import LiveView
-from autotune.cli.study_text import configs_table, next_best, print_study, speedup_line, studies_table, trials_line
+from autotune.cli.study_text import (
+    configs_table,
+    next_best,
+    print_study,
+    speedup_line,
+    studies_table,
+    trials_line,
+)
 from autotune.reward import slowed
 from autotune.spec import TrialPurpose, TrialStatus, config_changes
 from autotune.study.progress import StudyOpened
@@ -20,16 +27,24 @@ from tests.report.worlds import record, trial, trials
 
 
 def terminal(width: int, height: int) -> Console:
-    return Console(file=io.StringIO(), width=width, height=height, color_system=None, force_terminal=True)
+    return Console(
+        file=io.StringIO(), width=width, height=height, color_system=None, force_terminal=True
+    )
 
 
 def view_of(console: Console, count: int = 60) -> LiveView:
     """A study in its searching phase; the first of its trials is the best, the last one runs."""
     view = LiveView(record().study, console=console)
     view.trials = {n: trial(n, step_time_s=1.0 + n) for n in range(count)}
-    view.trials[count - 1] = replace(view.trials[count - 1], status=TrialStatus.RUNNING, measurement=None)
+    view.trials[count - 1] = replace(
+        view.trials[count - 1], status=TrialStatus.RUNNING, measurement=None
+    )
     view.steps = {count - 1: 12}
-    view.best, view.phase, view.message = 1, "searching", "a message that is far too long for a line " * 9
+    view.best, view.phase, view.message = (
+        1,
+        "searching",
+        "a message that is far too long for a line " * 9,
+    )
     return view
 
 
@@ -106,7 +121,9 @@ def test_trials_are_counted_by_purpose_and_by_end() -> None:
         replace(trial(5), status=TrialStatus.STOPPED),
         *(replace(trial(n), purpose=TrialPurpose.FINAL) for n in (6, 7)),
     ]
-    assert trials_line(ran) == ("trials: 5 searched, the baseline, 2 finals (6 completed, 1 stopped early, 1 failed)")
+    assert trials_line(ran) == (
+        "trials: 5 searched, the baseline, 2 finals (6 completed, 1 stopped early, 1 failed)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -218,20 +235,31 @@ def test_the_next_best_to_the_default_config_has_its_configs_figure() -> None:
     document = {"best": best, "baseline": best}
     ratio = faster.measurement.tokens_per_s / default.measurement.tokens_per_s
     assert ratio > 1
-    odd_round = replace(faster, number=9, purpose=TrialPurpose.FINAL, measurement=slowed(faster.measurement, 0.1))
+    odd_round = replace(
+        faster, number=9, purpose=TrialPurpose.FINAL, measurement=slowed(faster.measurement, 0.1)
+    )
     said = next_best(document, [default, faster, odd_round])
     assert said == f"; trial 1 was {ratio:.2f}x as fast over 2 runs, which may be chance"
-    assert next_best(document, [default, faster]) == f"; trial 1 was {ratio:.2f}x as fast in one run: not confirmed"
+    assert (
+        next_best(document, [default, faster])
+        == f"; trial 1 was {ratio:.2f}x as fast in one run: not confirmed"
+    )
     slower = replace(faster, measurement=slowed(default.measurement, 2.0))
-    assert next_best(document, [default, slower]) == "; the next best, trial 1, reached 50% of its tokens/s"
+    assert (
+        next_best(document, [default, slower])
+        == "; the next best, trial 1, reached 50% of its tokens/s"
+    )
 
 
-def test_a_study_ends_in_ten_lines_with_the_answer_first(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_study_ends_in_ten_lines_with_the_answer_first(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     default = replace(trial(0, step_time_s=1.0), purpose=TrialPurpose.BASELINE)
     won = trial(3, step_time_s=0.5, micro_batch_size=2)
     failed = replace(trial(4, micro_batch_size=4), status=TrialStatus.FAILED, measurement=None)
     finals = [
-        replace(t, number=n, purpose=TrialPurpose.FINAL) for n, t in ((5, default), (6, won), (7, won), (8, default))
+        replace(t, number=n, purpose=TrialPurpose.FINAL)
+        for n, t in ((5, default), (6, won), (7, won), (8, default))
     ]
     document = {
         "study": {"id": "abc", "name": "small", "status": "COMPLETED", "message": "done", "trainer": "native", "elapsed_s": 67.0, "ended_at": "x"},
@@ -247,7 +275,9 @@ def test_a_study_ends_in_ten_lines_with_the_answer_first(capsys: pytest.CaptureF
     print_study(document, [t.to_dict() for t in (default, won, failed, *finals)])
     shown = capsys.readouterr()
     rows = [line for line in shown.out.splitlines() if line[:1].isdigit()]
-    assert [row.split("\t")[2] for row in rows] == ["3", "3", "1"], "one row per config, with its runs"
+    assert [row.split("\t")[2] for row in rows] == ["3", "3", "1"], (
+        "one row per config, with its runs"
+    )
     ending = shown.out.splitlines()[1 + len(rows) + 1 :] + shown.err.splitlines()
     assert len(ending) <= 10
     assert ending[0] == "change     mb 1 -> 2"
@@ -258,19 +288,26 @@ def test_a_study_ends_in_ten_lines_with_the_answer_first(capsys: pytest.CaptureF
     assert "12 combinations" in capsys.readouterr().out
 
 
-def test_a_config_above_the_best_says_why_it_is_not_the_best(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_config_above_the_best_says_why_it_is_not_the_best(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     default = replace(trial(0, step_time_s=1.0), purpose=TrialPurpose.BASELINE)
     tied = replace(
         trial(1, step_time_s=0.8, micro_batch_size=2),
         reason="tied with the best; expected gain 5.0% over the best so far",
     )
-    slower = replace(trial(2, step_time_s=2.0, micro_batch_size=4), reason="expected gain 9.0% over the best so far")
+    slower = replace(
+        trial(2, step_time_s=2.0, micro_batch_size=4),
+        reason="expected gain 9.0% over the best so far",
+    )
     document = {
         "study": {"id": "abc", "name": "small", "status": "COMPLETED", "message": "", "trainer": "native", "elapsed_s": 67.0, "ended_at": "x"},
         "best": default.to_dict(), "baseline": default.to_dict(), "tied_with": [1],
     }  # fmt: skip
     print_study(document, [t.to_dict() for t in (default, tied, slower)])
-    notes = [line.split("\t")[-1] for line in capsys.readouterr().out.splitlines() if line[:1].isdigit()]
+    notes = [
+        line.split("\t")[-1] for line in capsys.readouterr().out.splitlines() if line[:1].isdigit()
+    ]
     assert notes == ["", "tied with the best", ""]
 
 

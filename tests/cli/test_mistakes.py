@@ -21,7 +21,12 @@ runner: {kind: simulated, noise: 0.01}
 @pytest.mark.parametrize(
     ("old", "new", "place", "words"),
     [
-        ("gpt2-small", "gpt-2-small", "2:1", ["there is no model 'gpt-2-small'", "did you mean gpt2-small?"]),
+        (
+            "gpt2-small",
+            "gpt-2-small",
+            "2:1",
+            ["there is no model 'gpt-2-small'", "did you mean gpt2-small?"],
+        ),
         (
             "gpt2-small",
             "meta-llama/Llama-3-9B",
@@ -30,27 +35,54 @@ runner: {kind: simulated, noise: 0.01}
         ),
         ("a100-40gb-1x8", "a100-1x8", "3:1", ["there is no GPU 'a100'", "a100-40gb, a100-80gb"]),
         ("a100-40gb-1x8", "8xa100", "3:1", ["there is no cluster '8xa100'", "GPU-NODESxGPUS"]),
-        ("workload: {", "workload:{", "4:9", ["a colon needs a space after it", "write `workload: ...`"]),
+        (
+            "workload: {",
+            "workload:{",
+            "4:9",
+            ["a colon needs a space after it", "write `workload: ...`"],
+        ),
         ("workload: {", "workload:\t{", "4:10", ["YAML does not allow tabs for indentation"]),
         ("64}", "64", "5:6", ["the braces that open on line 4 are not closed", "put `,` between"]),
         ("1024", "1k", "4:12", ["may mean 1 x 1000 or 1 x 1024", "write 1Ki"]),
-        ("global_batch_size", "batch_size", "4:27", ["there is no key 'batch_size'", "global_batch_size"]),
+        (
+            "global_batch_size",
+            "batch_size",
+            "4:27",
+            ["there is no key 'batch_size'", "global_batch_size"],
+        ),
         ("1h", "1M", "6:25", ["has a unit that can mean millions or months", "write 1min"]),
         ("1h", "soon", "6:25", ["must be a time", "write it as 90s"]),
-        ("max_trials: 4", "max_trails: 4", "6:10", ["there is no key 'max_trails'", "did you mean max_trials?"]),
+        (
+            "max_trials: 4",
+            "max_trails: 4",
+            "6:10",
+            ["there is no key 'max_trails'", "did you mean max_trials?"],
+        ),
         ("max_trials: 4", "max_trials: four", "6:10", ["must be a whole number, but is 'four'"]),
-        ("max_trials: 4", "max_trials: 0", "6:10", ["must be greater than or equal to 1, but is 0"]),
+        (
+            "max_trials: 4",
+            "max_trials: 0",
+            "6:10",
+            ["must be greater than or equal to 1, but is 0"],
+        ),
         ("tp: [", "tensor_model_parallel_size: [", "5:9", ["did you mean tp?"]),
         ("bf16", "bfloat16", "5:50", ["but is 'bfloat16'", "did you mean bf16?"]),
         ("cost_ranked", "bayes", "7:1", ["there is no searcher 'bayes'", "did you mean bayesian?"]),
         ("noise:", "nois:", "8:27", ["has no option 'nois'", "did you mean noise?"]),
         ("simulated", "flux", "8:1", ["there is no runner 'flux'", "simulated"]),
-        ("runner:", "trainer: deepsped\nrunner:", "8:1", ["there is no trainer 'deepsped'", "deepspeed?"]),
+        (
+            "runner:",
+            "trainer: deepsped\nrunner:",
+            "8:1",
+            ["there is no trainer 'deepsped'", "deepspeed?"],
+        ),
         ("runner:", "data: here.txt\nrunner:", "8:1", ["'here.txt' does not exist", "omit `data`"]),
         ("runner:", "name: twice\nrunner:", "8:1", ["the key 'name' is given twice"]),
     ],
 )
-def test_a_mistake_in_a_spec(refusal, tmp_path, old: str, new: str, place: str, words: list[str]) -> None:
+def test_a_mistake_in_a_spec(
+    refusal, tmp_path, old: str, new: str, place: str, words: list[str]
+) -> None:
     (tmp_path / "study.yaml").write_text(SPEC.replace(old, new, 1))
     said = refusal("tune", "study.yaml")
     assert f"error: study.yaml:{place}: " in said
@@ -65,19 +97,31 @@ def test_a_mistake_in_a_spec(refusal, tmp_path, old: str, new: str, place: str, 
     [
         ("plan study.ymal", ["'study.ymal' does not exist", "did you mean study.yaml?"]),
         ("plan .", ["'.' is not a file"]),
-        ("plan words.yaml", ["must be a mapping of keys to values, but is text", "with a space after the colon"]),
+        (
+            "plan words.yaml",
+            ["must be a mapping of keys to values, but is text", "with a space after the colon"],
+        ),
         ("plan empty.yaml", ["but is empty"]),
-        ("plan study.yaml --tokens 15T", ["works only with --gpus or --clusters", "add e.g. --gpus 64,128"]),
+        (
+            "plan study.yaml --tokens 15T",
+            ["works only with --gpus or --clusters", "add e.g. --gpus 64,128"],
+        ),
         ("plan study.yaml --gpus 8 --tokens 15Q", ["must be a number of tokens", "15Q", "300B"]),
         ("tune study.yaml --max-trials many", ["'--max-trials': must be a whole number"]),
         ("tune study.yaml --serchr x", ["--serchr", "--searcher"]),
-        ("estimate study.yaml --config tensor_parallel=2", ["there is no knob", "did you mean tp?"]),
+        (
+            "estimate study.yaml --config tensor_parallel=2",
+            ["there is no knob", "did you mean tp?"],
+        ),
         ("pln study.yaml", ["No such command 'pln'", "'plan'", "`autotune --help`"]),
         ("best --days inf", ["'--days'", "must be less than or equal to 36500"]),
         ("best --num-gpus 0", ["'--num-gpus': must be greater than or equal to 1"]),
         ("plan", ["needs a spec, or --model, --cluster", "e.g. autotune plan --model"]),
         ("status nothing", ["there is no study with the id or name 'nothing'", "`autotune list`"]),
-        ("list --store /no/where.db", ["the folder /no of the store", "create it, or use another store"]),
+        (
+            "list --store /no/where.db",
+            ["the folder /no of the store", "create it, or use another store"],
+        ),
         ("list --store mysql://x/y", ["must be SQLite or PostgreSQL", "but is mysql"]),
         ("list --url http://[::1", ["must be http://HOST:PORT", "'http://[::1'", "AUTOTUNE_URL"]),
         ("list --url http://localhost:86oo", ["must be http://HOST:PORT", "86oo"]),

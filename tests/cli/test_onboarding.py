@@ -18,7 +18,9 @@ def test_an_imported_spec_is_planned(run: Callable[..., Any], tmp_path: Path) ->
     assert run("plan", "specs/study.yaml", "--top", "1").code == 0
 
 
-def test_it_overwrites_with_force_alone(run: Callable[..., Any], refusal: Callable[..., Any], tmp_path: Path) -> None:
+def test_it_overwrites_with_force_alone(
+    run: Callable[..., Any], refusal: Callable[..., Any], tmp_path: Path
+) -> None:
     (tmp_path / "ds.json").write_text(DS)
     (tmp_path / "study.yaml").write_text("mine")
     assert "study.yaml exists; choose another file with -o, or replace it with --force" in refusal(
@@ -32,11 +34,15 @@ def test_it_overwrites_with_force_alone(run: Callable[..., Any], refusal: Callab
     )
 
 
-def test_json_holds_the_spec_and_what_is_to_be_filled_in(run: Callable[..., Any], tmp_path: Path) -> None:
+def test_json_holds_the_spec_and_what_is_to_be_filled_in(
+    run: Callable[..., Any], tmp_path: Path
+) -> None:
     (tmp_path / "ds.json").write_text(DS)
     document = run("import", "--from", "deepspeed", "ds.json", "--json").document
     assert document["fill_in"] == ["model", "cluster", "workload.seq_len"]
-    assert document["spec"]["baseline"].startswith("tp=1,dp=8,micro_batch_size=4,accumulation_steps=2")
+    assert document["spec"]["baseline"].startswith(
+        "tp=1,dp=8,micro_batch_size=4,accumulation_steps=2"
+    )
 
 
 def test_a_trainer_without_a_configuration_of_its_own_points_to_init(
@@ -59,10 +65,21 @@ for step in range(args.max_steps):
 """
 
 
-def test_init_writes_a_spec_that_is_planned_from_another_folder(run: Callable[..., Any], tmp_path: Path) -> None:
+def test_init_writes_a_spec_that_is_planned_from_another_folder(
+    run: Callable[..., Any], tmp_path: Path
+) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").write_text(SCRIPT)
-    done = run("init", "code/train.py", "--model", "nano-gpt", "--cluster", "cpu-1x1", "-o", "specs/train.yaml")
+    done = run(
+        "init",
+        "code/train.py",
+        "--model",
+        "nano-gpt",
+        "--cluster",
+        "cpu-1x1",
+        "-o",
+        "specs/train.yaml",
+    )
     assert (done.code, done.out) == (0, "")
     assert "cannot be loaded" not in done.err
     assert "fill in: workload.seq_len" in done.err
@@ -70,7 +87,9 @@ def test_init_writes_a_spec_that_is_planned_from_another_folder(run: Callable[..
     assert run("plan", "specs/train.yaml", "--top", "1", "--json").document["feasible"] > 0
 
 
-def test_init_in_json_holds_the_text_with_its_comments(run: Callable[..., Any], tmp_path: Path) -> None:
+def test_init_in_json_holds_the_text_with_its_comments(
+    run: Callable[..., Any], tmp_path: Path
+) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     document = run("init", "train.py", "--json").document
     assert "# line 3, default 4" in document["text"]
@@ -81,6 +100,8 @@ def test_init_refuses_a_file_that_does_not_exist(refusal: Callable[..., Any]) ->
     assert "missing.py cannot be read: No such file or directory" in refusal("init", "missing.py")
 
 
-def test_an_unknown_cluster_is_answered_with_the_nearest(refusal: Callable[..., Any], tmp_path: Path) -> None:
+def test_an_unknown_cluster_is_answered_with_the_nearest(
+    refusal: Callable[..., Any], tmp_path: Path
+) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     assert "h100-sxm" in refusal("init", "train.py", "--cluster", "h100-sxn-1x8")

@@ -16,7 +16,11 @@ from autotune.errors import SpecError
 
 def commands(command: Any, name: str = "") -> list[tuple[str, Any]]:
     if isinstance(command, click.Group) or hasattr(command, "commands"):
-        return [found for key, inner in command.commands.items() for found in commands(inner, f"{name} {key}".strip())]
+        return [
+            found
+            for key, inner in command.commands.items()
+            for found in commands(inner, f"{name} {key}".strip())
+        ]
     return [(name, command)]
 
 
@@ -26,7 +30,9 @@ PARAMETERS = [
     for parameter in command.params
 ]
 PRINTING = [
-    (name, parameter) for name, parameter in PARAMETERS if "-o" in parameter.opts and "print" in (parameter.help or "")
+    (name, parameter)
+    for name, parameter in PARAMETERS
+    if "-o" in parameter.opts and "print" in (parameter.help or "")
 ]
 
 WRITTEN = [
@@ -62,7 +68,9 @@ def test_a_dash_is_refused_where_nothing_is_printed(name: str, parameter: Any) -
 
 
 @pytest.mark.thorough
-def test_what_a_dash_prints_is_what_nothing_prints(run, write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_dash_prints_is_what_nothing_prints(
+    run, write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     study = run("tune", write(budget={"max_trials": 1}), "--json").document["study"]["id"]
     script = tmp_path / "train.sh"
@@ -79,7 +87,9 @@ def test_what_a_dash_prints_is_what_nothing_prints(run, write, tmp_path: Path, m
     assert set(tmp_path.iterdir()) == before
 
 
-def test_what_cannot_be_printed_refuses_a_dash(run, write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_printed_refuses_a_dash(
+    run, write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     run("tune", write(budget={"max_trials": 1}))
     script = tmp_path / "train.sh"

@@ -43,10 +43,14 @@ def test_plan_shows_a_table_and_other_sizes(run, output_of, write):
 
 
 def test_plan_compares_clusters(run, refusal, output_of, write):
-    said = output_of("plan", write(), "--clusters", "h100-sxm,b200-sxm-1x8,v100-32gb", "--tokens", "1e9")
+    said = output_of(
+        "plan", write(), "--clusters", "h100-sxm,b200-sxm-1x8,v100-32gb", "--tokens", "1e9"
+    )
     assert "b200-sxm-1x8" in said
     assert "fastest: b200-sxm-1x8" in said
-    document = run("plan", write(), "--clusters", "h100-sxm, b200-sxm-1x8", "--tokens", "1e9", "--json").document
+    document = run(
+        "plan", write(), "--clusters", "h100-sxm, b200-sxm-1x8", "--tokens", "1e9", "--json"
+    ).document
     h100, b200 = document["clusters"]
     assert (h100["cluster"], b200["num_gpus"]) == ("h100-sxm-1x8", 8)
     assert b200["bill"]["days"] < h100["bill"]["days"]
@@ -59,7 +63,9 @@ def test_plan_says_the_nearest_miss_when_nothing_fits(run, write):
     done = run("plan", write(model="llama-70b", space={"tp": [8], "micro_batch_size": [1]}))
     assert done.code == 1
     assert "nearest miss" in done.out
-    document = run("plan", write(model="llama-70b", space={"tp": [8], "micro_batch_size": [1]}), "--json").document
+    document = run(
+        "plan", write(model="llama-70b", space={"tp": [8], "micro_batch_size": [1]}), "--json"
+    ).document
     assert document["feasible"] == 0
     assert document["nearest_miss"]["remedies"]
 
@@ -90,7 +96,9 @@ def test_catalogs(run):
     assert "bayesian" in {m["name"] for m in run("searchers", "--json").document["searchers"]}
     assert "laptop" in {m["name"] for m in run("spaces", "--json").document["spaces"]}
     assert "megatron" in {m["name"] for m in run("trainers", "--json").document["trainers"]}
-    assert {"ray", "local", "simulated"} <= {m["name"] for m in run("runners", "--json").document["runners"]}
+    assert {"ray", "local", "simulated"} <= {
+        m["name"] for m in run("runners", "--json").document["runners"]
+    }
     assert "h100-sxm-16x8" in {m["name"] for m in run("clusters", "--json").document["clusters"]}
     assert "gpt2-xl" in run("models").out
 
@@ -117,7 +125,9 @@ def test_catalogs_say_what_each_entry_is(run):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("command", ["knobs", "models", "clusters", "spaces", "searchers", "runners"])
+@pytest.mark.parametrize(
+    "command", ["knobs", "models", "clusters", "spaces", "searchers", "runners"]
+)
 def test_catalogs_fit_a_narrow_terminal(run, monkeypatch, command):
     names = [row["name"] for row in run(command, "--json").document[command]]
     for name in ("TTY_COMPATIBLE", "FORCE_COLOR", "NO_COLOR"):  # the second for rich 13
@@ -129,7 +139,9 @@ def test_catalogs_fit_a_narrow_terminal(run, monkeypatch, command):
     assert set(names) <= set(narrow.split())
 
 
-@pytest.mark.parametrize("command", ["knobs", "models", "clusters", "spaces", "searchers", "runners"])
+@pytest.mark.parametrize(
+    "command", ["knobs", "models", "clusters", "spaces", "searchers", "runners"]
+)
 def test_a_piped_table_is_one_line_for_each_row_with_tabs_and_no_padding(run, command):
     rows = run(command, "--json").document[command]
     head, *lines = run(command).out.splitlines()
@@ -144,7 +156,9 @@ def test_doctor(run):
     assert done.document["ok"] is (done.code == 0)
     names = {check["name"] for check in done.document["checks"]}
     assert {"Python", "torch", "dry runs", "Ray", "results database", "disk"} <= names
-    assert {c["status"] for c in done.document["checks"] if c["name"] == "Ray dashboard panels"} == {"hint"}
+    assert {
+        c["status"] for c in done.document["checks"] if c["name"] == "Ray dashboard panels"
+    } == {"hint"}
 
 
 def test_doctor_looks_at_the_disk_of_the_store(monkeypatch, tmp_path):
@@ -153,7 +167,11 @@ def test_doctor_looks_at_the_disk_of_the_store(monkeypatch, tmp_path):
     def looked_at(url):
         return doctor._disk(url).detail.rpartition(" at ")[2]
 
-    assert looked_at(f"sqlite:///{tmp_path}/results.db") == looked_at(str(tmp_path / "results.db")) == str(tmp_path)
+    assert (
+        looked_at(f"sqlite:///{tmp_path}/results.db")
+        == looked_at(str(tmp_path / "results.db"))
+        == str(tmp_path)
+    )
     monkeypatch.setenv("AUTOTUNE_STORE", str(tmp_path / "not" / "yet" / "results.db"))
     assert looked_at(None) == str(tmp_path)
 
@@ -170,7 +188,14 @@ def test_doctor_says_that_gpus_are_announced_and_torch_cannot_use_them(run, monk
 
 @pytest.mark.parametrize(
     ("version", "within"),
-    [("2.13.0+cpu", True), ("2.13.9", True), ("2.12.1", False), ("2.14.0", False), ("3.0", False), ("2.9", False)],
+    [
+        ("2.13.0+cpu", True),
+        ("2.13.9", True),
+        ("2.12.1", False),
+        ("2.14.0", False),
+        ("3.0", False),
+        ("2.9", False),
+    ],
 )
 def test_doctor_knows_the_releases_of_torch_on_which_models_can_be_run_dry(version, within):
     from autotune.cli.commands.doctor import _is_within, _requirement
@@ -189,7 +214,12 @@ def test_looking_after_the_store(run, refusal, write, tmp_path):
     assert run("store", "export", tmp_path / "csv").code == 0
     assert (tmp_path / "csv" / "trials.csv").stat().st_size > 0
     assert run("store", "vacuum").code == 0
-    for command in (("check",), ("backup", tmp_path / "none.bak"), ("export", tmp_path / "none"), ("vacuum",)):
+    for command in (
+        ("check",),
+        ("backup", tmp_path / "none.bak"),
+        ("export", tmp_path / "none"),
+        ("vacuum",),
+    ):
         assert "there is no store at" in refusal("store", *command, "--store", tmp_path / "typo.db")
     assert not (tmp_path / "typo.db").exists()
 
@@ -200,14 +230,21 @@ def test_a_plan_for_another_cluster_says_what_this_machine_cannot_run(run, write
     done = run("plan", write(runner="ray"), "--verbose")
     assert done.code == 0
     assert "cannot run on this machine: runner: the cluster a100-40gb-1x8 has GPUs" in done.err
-    assert "no GPU is visible" in run("plan", write(runner="local"), "--json").document["cannot_run_here"]
+    assert (
+        "no GPU is visible"
+        in run("plan", write(runner="local"), "--json").document["cannot_run_here"]
+    )
     assert run("plan", write(), "--json").document["cannot_run_here"] == ""
-    assert done.err.splitlines()[-1].startswith("cannot run on this machine: "), "no next step that would fail"
+    assert done.err.splitlines()[-1].startswith("cannot run on this machine: "), (
+        "no next step that would fail"
+    )
     assert run("plan", write(runner="ray")).err.splitlines()[-1].endswith("(--verbose says why)")
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("runner", "command"), [("simulated", "tune"), ({"kind": "local", "device": "cpu"}, "check")])
+@pytest.mark.parametrize(
+    ("runner", "command"), [("simulated", "tune"), ({"kind": "local", "device": "cpu"}, "check")]
+)
 def test_the_next_step_of_a_plan_can_be_pasted(run, write, runner, command):
     path = write(runner=runner)
     assert run("plan", path).err.splitlines()[-1] == f"next: autotune {command} {path}"
@@ -223,7 +260,9 @@ def test_the_next_step_of_a_plan_can_be_pasted(run, write, runner, command):
         ({"space": {"tp": [5]}}, 1, "num_attention_heads"),
     ],
 )
-def test_an_unknown_runner_and_an_empty_space_are_errors_of_a_plan(run, write, changes, code, words):
+def test_an_unknown_runner_and_an_empty_space_are_errors_of_a_plan(
+    run, write, changes, code, words
+):
     done = run("plan", write(**changes))
     assert (done.code, done.out) == (code, "")
     assert words in done.err
@@ -235,7 +274,11 @@ def test_a_command_that_runs_out_of_memory_says_so_in_a_line(tmp_path: Path) -> 
         "tp": [1, 2, 4, 8], "pp": [1, 2, 4, 8], "micro_batch_size": [1, 2, 4, 8, 16, 32], "precision": ["bf16", "fp16", "tf32", "fp32"], "zero_stage": [0, 1, 2, 3],
         "recompute": ["none", "selective", "full"], "compile": [False, True], "sequence_parallel": [False, True], "offload": ["none", "optimizer"],
     }  # fmt: skip
-    more = {"model": "llama-8b", "cluster": "h100-sxm-16x8", "workload": {"seq_len": 4096, "global_batch_size": 1024}}
+    more = {
+        "model": "llama-8b",
+        "cluster": "h100-sxm-16x8",
+        "workload": {"seq_len": 4096, "global_batch_size": 1024},
+    }
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(SPEC))
     (tmp_path / "large.yaml").write_text(yaml.safe_dump({**SPEC, **more, "space": large}))
     code = """
@@ -247,9 +290,17 @@ size = int(next(x for x in Path("/proc/self/status").read_text().splitlines() if
 resource.setrlimit(resource.RLIMIT_AS, (size + (2 << 20),) * 2)  # the columns of the large space need tens of MiB
 sys.exit(cli.run(["plan", "large.yaml", "--no-profile"]))
 """
-    environment = os.environ | {"AUTOTUNE_STORE": str(tmp_path / "results.db"), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {
+        "AUTOTUNE_STORE": str(tmp_path / "results.db"),
+        "OMP_NUM_THREADS": "1",
+    }
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
     )
     assert done.returncode not in (0, -6, -9, -11)
     assert "autotune ran out of memory" in done.stderr
@@ -263,7 +314,10 @@ def test_plan_needs_no_file(run, refusal):
     document = run("plan", *MODEL, "--json", "--top", 2).document
     assert [row["rank"] for row in document["configs"]] == [1, 2]
     assert document["baseline"]["rank"] == 0
-    assert {row["config"]["tp"] * row["config"]["pp"] * row["config"]["dp"] for row in document["configs"]} == {32}
+    assert {
+        row["config"]["tp"] * row["config"]["pp"] * row["config"]["dp"]
+        for row in document["configs"]
+    } == {32}
     assert "--cluster, --batch" in refusal("plan", "--model", "qwen3-8b", "--seq-len", "8192")
     assert "replace a spec" in refusal("plan", "laptop", *MODEL)
 
@@ -283,7 +337,16 @@ def test_the_space_of_a_plan_without_a_file_suits_model_and_cluster(model, clust
 
 def test_plan_without_a_file_knows_this_machine(run, refusal):
     document = run(
-        "plan", "--model", "nano-llama", "--cluster", "local", "--seq-len", 64, "--batch", 8, "--json"
+        "plan",
+        "--model",
+        "nano-llama",
+        "--cluster",
+        "local",
+        "--seq-len",
+        64,
+        "--batch",
+        8,
+        "--json",
     ).document
     config = document["configs"][0]["config"]
     assert config["tp"] * config["pp"] * config["dp"] <= local_cluster().num_gpus
@@ -323,12 +386,18 @@ HF = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, 
 def test_an_inline_model_takes_the_keys_of_a_config_json():
     own = {"hidden_size": 4096, "ffn_hidden_size": 14336, "num_layers": 32, "num_attention_heads": 32, "num_kv_heads": 8, "vocab_size": 128256, "gated_mlp": True}  # fmt: skip
     as_asked = load_study(SPEC_THAT_FITS | {"model": own}).workload.model
-    for keys in ({"model_type": "llama", "tie_word_embeddings": False}, {"hidden_act": "silu"}, {"gated_mlp": True}):
+    for keys in (
+        {"model_type": "llama", "tie_word_embeddings": False},
+        {"hidden_act": "silu"},
+        {"gated_mlp": True},
+    ):
         model = load_study(SPEC_THAT_FITS | {"model": HF | keys}).workload.model
         assert model.num_parameters == as_asked.num_parameters
     with pytest.raises(SpecError, match="model_type"):
         load_study(SPEC_THAT_FITS | {"model": HF})
-    named = load_study(SPEC_THAT_FITS | {"model": HF | {"model_type": "llama", "name": "mine"}}).workload.model
+    named = load_study(
+        SPEC_THAT_FITS | {"model": HF | {"model_type": "llama", "name": "mine"}}
+    ).workload.model
     assert named.name == "mine"
 
 
@@ -356,7 +425,9 @@ def test_all_mistakes_of_a_spec_are_told_at_once():
         "runner",
         "budgett",
     }
-    names = {k: v for k, v in wrong.items() if k != "budgett"} | {"workload": SPEC_THAT_FITS["workload"]}
+    names = {k: v for k, v in wrong.items() if k != "budgett"} | {
+        "workload": SPEC_THAT_FITS["workload"]
+    }
     with pytest.raises(AutotuneError) as raised:
         load_study(names)
     assert {e.field for e in (raised.value, *raised.value.others)} == {"model", "cluster", "space", "trainer", "searcher", "runner"}  # fmt: skip

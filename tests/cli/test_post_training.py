@@ -24,7 +24,9 @@ python3 -m verl.trainer.main_ppo --config-name='ppo_megatron_trainer.yaml' \\
 def test_the_command_line_prints_the_phases(run: Any, output_of: Any, tmp_path: Path) -> None:
     path = tmp_path / "spec.yaml"
     path.write_text(
-        yaml.safe_dump(spec(cluster="h100-sxm-4x8", knobs={"rollout_gpus": [8, 16], "staleness": [1]})),
+        yaml.safe_dump(
+            spec(cluster="h100-sxm-4x8", knobs={"rollout_gpus": [8, 16], "staleness": [1]})
+        ),
         encoding="utf-8",
     )
     said = output_of("plan", path, "--top", 1)
@@ -40,11 +42,18 @@ def test_the_command_line_prints_the_phases(run: Any, output_of: Any, tmp_path: 
     assert "by phases:" in run("estimate", path, "--config", config).out
 
 
-def test_a_script_of_verl_becomes_a_draft_that_asks_for_lengths_and_speed(run: Any, tmp_path: Path) -> None:
+def test_a_script_of_verl_becomes_a_draft_that_asks_for_lengths_and_speed(
+    run: Any, tmp_path: Path
+) -> None:
     (tmp_path / "run.sh").write_text(SCRIPT, encoding="utf-8")
-    shown = run("init", "run.sh", "--cluster", "h100-sxm-1x8", "--model", "llama-8b", "-o", "spec.yaml")
+    shown = run(
+        "init", "run.sh", "--cluster", "h100-sxm-1x8", "--model", "llama-8b", "-o", "spec.yaml"
+    )
     assert shown.code == 0, shown.err
-    assert "fill in: rl.prompt_lengths, rl.response_lengths, rollout.tokens_per_s_per_gpu" in shown.out + shown.err
+    assert (
+        "fill in: rl.prompt_lengths, rl.response_lengths, rollout.tokens_per_s_per_gpu"
+        in shown.out + shown.err
+    )
     document = yaml.safe_load((tmp_path / "spec.yaml").read_text(encoding="utf-8"))
     assert document["rl"]["prompts"] == 512
     assert document["rl"]["micro_batch_tokens"] == 2 * 9216

@@ -52,11 +52,16 @@ def test_later_questions_agree_with_tune(run, write):
 @pytest.mark.thorough
 def test_as_many_configs_of_a_target_are_shown_as_asked_for(run, write):
     run("tune", write(target="a100-40gb-2x8", searcher="bayesian"), "--max-trials", 1)
-    ranks = [row["rank"] for row in run("best", "small", "--top", 2, "--json").document["target"]["configs"]]
+    ranks = [
+        row["rank"]
+        for row in run("best", "small", "--top", 2, "--json").document["target"]["configs"]
+    ]
     assert ranks == [1, 2]
     whole = run("best", "small", "--json").document["target"]
     assert len(whole["configs"]) > 2
-    shown, everything = (" ".join(run("best", "small", "--top", n).out.split()) for n in (2, len(whole["configs"])))
+    shown, everything = (
+        " ".join(run("best", "small", "--top", n).out.split()) for n in (2, len(whole["configs"]))
+    )
     for sentence in target_sentences(whole):
         assert " ".join(sentence.split()) in shown
         assert " ".join(sentence.split()) in everything
@@ -67,7 +72,9 @@ def test_as_many_configs_of_a_target_are_shown_as_asked_for(run, write):
 def test_best_across_history_by_model_and_cluster(run, write):
     run("tune", write())
     asked = ("best", "--model", "gpt2-small", "--cluster", "a100-40gb-1x8", "--json")
-    assert run(*asked).document["source"] == "cost_model"  # simulated results are no results unless they are asked for
+    assert (
+        run(*asked).document["source"] == "cost_model"
+    )  # simulated results are no results unless they are asked for
     found = run(*asked, "--runner", "simulated")
     assert found.code == 0
     assert found.document["source"] == "measured"
@@ -91,16 +98,25 @@ def test_explain_rerank_pareto_report_compare_logs(run, write, tmp_path):
     assert run("explain", study, 1, "--json").document["trial"]["number"] == 1
     assert run("best", study, "--stability-weight", 1.0, "--json").document["configs"]
     front = run("best", study, "--pareto", "--json").document["configs"]
-    assert all(set(row["merits"]) >= {"tokens_per_s", "stability", "memory_headroom"} for row in front)
+    assert all(
+        set(row["merits"]) >= {"tokens_per_s", "stability", "memory_headroom"} for row in front
+    )
     shown = run("best", study, "--pareto").out
     assert "per million tokens" in shown
     assert "$" in shown, "the price of the catalog"
     parts = run("explain", study).out
-    for words in ("memory headroom", "steady step time", "reward = 0.8 x throughput + 0.2 x stability", "runner-up ("):
+    for words in (
+        "memory headroom",
+        "steady step time",
+        "reward = 0.8 x throughput + 0.2 x stability",
+        "runner-up (",
+    ):
         assert words in parts
     again = run("best", study, "--metric", "cost", "--stability-weight", 0.5, "--json").document
     assert again["objective"] == {"metric": "cost", "stability_weight": 0.5}
-    assert again["best"] == {k: v for k, v in again["configs"][0].items() if k not in ("rank", "note")}
+    assert again["best"] == {
+        k: v for k, v in again["configs"][0].items() if k not in ("rank", "note")
+    }
     assert run("best", study, "--metric", "fastness").code == 2
     assert run("report", study, "-o", tmp_path / "out" / "report.html").code == 0
     page = (tmp_path / "out" / "report.html").read_text()
@@ -108,7 +124,11 @@ def test_explain_rerank_pareto_report_compare_logs(run, write, tmp_path):
         assert said in page
     markdown = run("report", study, "--format", "markdown").out
     assert markdown.startswith("### small: ")
-    assert run("report", study, "-o", tmp_path / "out" / "report.md", "--json").document["wrote"].endswith("report.md")
+    assert (
+        run("report", study, "-o", tmp_path / "out" / "report.md", "--json")
+        .document["wrote"]
+        .endswith("report.md")
+    )
     assert (tmp_path / "out" / "report.md").read_text() == markdown
     printed = run("report", study, "--json").document
     assert (printed["format"], printed["report"]) == ("html", page)
@@ -123,10 +143,16 @@ def test_explain_rerank_pareto_report_compare_logs(run, write, tmp_path):
 
 
 def test_each_cause_of_a_decision_has_words():
-    assert set(CAUSES) == {"ControllerBegan", *(event.__name__ for event in get_args(commands.Event))}
+    assert set(CAUSES) == {
+        "ControllerBegan",
+        *(event.__name__ for event in get_args(commands.Event)),
+    }
     began = {"kind": "controller.began", "data": {"capacity": 4}}
     assert logged_line(began) == "controller started; 4 ranks available"
-    asked = {"kind": "study.decided", "data": {"decision": 7, "cause": {"event": "InterruptAsked", "reason": "Ctrl-C"}}}
+    asked = {
+        "kind": "study.decided",
+        "data": {"decision": 7, "cause": {"event": "InterruptAsked", "reason": "Ctrl-C"}},
+    }
     assert logged_line(asked) == "decision 7: the controller was interrupted (Ctrl-C)"
 
 
@@ -135,7 +161,10 @@ def test_export_writes_a_launch(run, refusal, write, tmp_path):
     done = run("export", study, "--to", "megatron", "-o", tmp_path / "launch")
     assert done.code == 0, done.err
     assert "torchrun" in done.out
-    assert "runs only 50 steps, like a trial; for the full run export again with `--option steps=N`" in done.err
+    assert (
+        "runs only 50 steps, like a trial; for the full run export again with `--option steps=N`"
+        in done.err
+    )
     whole = run("export", study, "--to", "megatron", "--option", "steps=7000")
     assert "--train-iters=7000" in whole.out.replace("--train-iters 7000", "--train-iters=7000")
     assert "as a trial may" not in whole.err
@@ -147,7 +176,9 @@ def test_export_writes_a_launch(run, refusal, write, tmp_path):
 def test_the_same_command_after_the_end_starts_anew_and_overrides_count(run, write):
     path = write()
     first = run("tune", path, "--json").document["study"]["id"]
-    second = run("tune", path, "--json", "--max-trials", 1, "--searcher", "random", "--seed", 3).document["study"]
+    second = run(
+        "tune", path, "--json", "--max-trials", 1, "--searcher", "random", "--seed", 3
+    ).document["study"]
     assert second["id"] != first
     assert second["searcher"] == "random"
     assert [s["id"] for s in run("list", "--json").document["studies"]] == [second["id"], first]
@@ -159,7 +190,9 @@ def test_help_answers_without_the_heavy_libraries():
         "heavy = {'torch', 'ray', 'optuna', 'sqlalchemy', 'fastapi', 'scipy', 'pydantic', 'numpy'} & set(sys.modules); "
         "sys.exit(f'imported {heavy}' if heavy else code)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False
+    )
     assert done.returncode == 0, done.stderr
     for command in ("plan", "tune", "estimate", "calibrate", "submit", "best", "export", "doctor"):
         assert f"  {command} " in done.stdout
@@ -182,14 +215,30 @@ def test_the_version(output_of):
 @pytest.mark.thorough
 @pytest.mark.parametrize("cluster", sampled(["h100-sxm-1x8", "h100-sxm-2x8"], ["h100-sxm-2x8"]))
 @pytest.mark.parametrize(
-    "name", sampled([name for name in trainer_names() if not python_line(name)], ["megatron", "native"])
+    "name",
+    sampled([name for name in trainer_names() if not python_line(name)], ["megatron", "native"]),
 )
-def test_the_next_step_that_is_printed_names_the_studys_trainer_and_works_when_pasted(run, write, name, cluster):
-    argv = ["train", *(f"--{knob}={{{knob}}}" for knob in ("micro_batch_size", "accumulation_steps", "zero_stage"))]
+def test_the_next_step_that_is_printed_names_the_studys_trainer_and_works_when_pasted(
+    run, write, name, cluster
+):
+    argv = [
+        "train",
+        *(
+            f"--{knob}={{{knob}}}"
+            for knob in ("micro_batch_size", "accumulation_steps", "zero_stage")
+        ),
+    ]
     trainer = {"kind": "command", "argv": argv} if name == "command" else name
     space = {"micro_batch_size": [1, 2], "zero_stage": [0, 1, 3], "precision": ["bf16"]}
     asked: dict[str, Any] = POST_TRAINING if name in POST_TRAINERS else {}
-    spec = write(trainer=trainer, cluster=cluster, model="llama-1b", space=space, budget={"max_trials": 2}, **asked)
+    spec = write(
+        trainer=trainer,
+        cluster=cluster,
+        model="llama-1b",
+        space=space,
+        budget={"max_trials": 2},
+        **asked,
+    )
     done = run("tune", spec)
     pasted = next(line for line in done.err.splitlines() if "autotune export" in line).split()[2:]
     assert pasted[pasted.index("--to") + 1] == name
@@ -199,17 +248,26 @@ def test_the_next_step_that_is_printed_names_the_studys_trainer_and_works_when_p
 
 
 @pytest.mark.thorough
-def test_the_next_step_of_a_study_that_only_python_can_start_is_a_line_of_python(run, refusal, write):
+def test_the_next_step_of_a_study_that_only_python_can_start_is_a_line_of_python(
+    run, refusal, write
+):
     space = {"micro_batch_size": [1, 2], "zero_stage": [2, 3], "precision": ["bf16"]}
-    spec = write(name="loop", trainer="ray_train", space=space, knobs={"prefetch": [0, 2]}, budget={"max_trials": 2})
+    spec = write(
+        name="loop",
+        trainer="ray_train",
+        space=space,
+        knobs={"prefetch": [0, 2]},
+        budget={"max_trials": 2},
+    )
     line = "in Python: autotune.ray.with_config(trainer, result.best.config).fit()"
     done = run("tune", spec)
     assert done.code == 0, done.err
     assert line in done.err
     assert "autotune export" not in done.err
     assert f"next: {line}" in run("best", "loop").err
-    assert "start the config there: autotune.ray.with_config(trainer, result.best.config).fit()" in refusal(
-        "export", "loop", "--to", "ray_train"
+    assert (
+        "start the config there: autotune.ray.with_config(trainer, result.best.config).fit()"
+        in refusal("export", "loop", "--to", "ray_train")
     )
     assert run("report", "loop", "-o", "page.html").code == 0
     assert f"# {line}" in Path("page.html").read_text()
@@ -223,5 +281,9 @@ def test_the_next_step_of_a_study_that_only_python_can_start_is_a_line_of_python
         ("ray_train", "call autotune.ray.tune_torch_trainer(trainer, space=...) from Python"),
     ],
 )
-def test_a_loop_that_only_python_can_start_is_refused_before_any_runner_is_made(refusal, write, runner, sentence):
-    assert sentence in refusal("tune", write(trainer="ray_train", runner=runner, space={"micro_batch_size": [1, 2]}))
+def test_a_loop_that_only_python_can_start_is_refused_before_any_runner_is_made(
+    refusal, write, runner, sentence
+):
+    assert sentence in refusal(
+        "tune", write(trainer="ray_train", runner=runner, space={"micro_batch_size": [1, 2]})
+    )

@@ -17,7 +17,13 @@ import pytest
 from autotune.client import AsyncClient, Client
 from autotune.client import operations as module
 from autotune.client.operations import Operations
-from autotune.errors import AutotuneError, NotFoundError, ServiceError, SpecError, StoreUnavailableError
+from autotune.errors import (
+    AutotuneError,
+    NotFoundError,
+    ServiceError,
+    SpecError,
+    StoreUnavailableError,
+)
 from autotune.results.answers import result_from
 from tests.report import worlds
 
@@ -56,7 +62,9 @@ class Script:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        threading.Thread(
+            target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        ).start()
 
     def __enter__(self) -> Script:
         return self
@@ -125,11 +133,18 @@ def test_an_empty_name_is_refused_before_anything_is_asked(client_of: Any) -> No
 def test_a_name_leads_to_no_other_address(client_of: Any) -> None:
     """Dots are refused, because they shorten an address on its way; everything else is quoted."""
     methods = [
-        name for name, method in vars(Operations).items() if "study_id" in getattr(method, "__annotations__", {})
+        name
+        for name, method in vars(Operations).items()
+        if "study_id" in getattr(method, "__annotations__", {})
     ]
     with Script(OK, OK) as service, client_of(service.url) as client:
         for name, study in itertools.product(["stream", "result", *methods], (".", "..")):
-            more = {"act": ["stop"], "add_note": ["text"], "remove_note": [1], "export": ["native"]}.get(name, [])
+            more = {
+                "act": ["stop"],
+                "add_note": ["text"],
+                "remove_note": [1],
+                "export": ["native"],
+            }.get(name, [])
             with pytest.raises(NotFoundError, match=f"there is no resource '{re.escape(study)}'"):
                 list(getattr(client, name)(study, *more))
         with pytest.raises(NotFoundError, match=r"there is no resource '\.\.'"):
@@ -145,7 +160,9 @@ def test_a_name_leads_to_no_other_address(client_of: Any) -> None:
 
 @both
 def test_a_submission_whose_answer_was_lost_is_asked_again_under_its_key(client_of: Any) -> None:
-    with Script(None, (503, {"Retry-After": "0"}, error("busy")), (201, {}, {"study": {"id": "x"}})) as script:
+    with Script(
+        None, (503, {"Retry-After": "0"}, error("busy")), (201, {}, {"study": {"id": "x"}})
+    ) as script:
         with client_of(script.url, token="") as client:
             assert client.submit({"a": 1})["study"]["id"] == "x"
         keys = {headers["idempotency-key"] for _, _, headers, _ in script.asked}
@@ -164,7 +181,9 @@ def test_a_submission_whose_answer_was_lost_is_asked_again_under_its_key(client_
     ],
 )
 @both
-def test_errors_arrive_as_what_they_were(kind: str, expected: type[AutotuneError], client_of: Any) -> None:
+def test_errors_arrive_as_what_they_were(
+    kind: str, expected: type[AutotuneError], client_of: Any
+) -> None:
     with Script((422, {}, error(kind))) as script, client_of(script.url) as client:
         with pytest.raises(expected) as caught:
             client.status("x")
@@ -176,15 +195,25 @@ def test_errors_arrive_as_what_they_were(kind: str, expected: type[AutotuneError
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b"{}", b'{"error": "x"}', b""])
 @both
 def test_strange_answers_are_said_to_be_strange(body: bytes, client_of: Any) -> None:
-    with Script((500, {}, body)) as script, client_of(script.url) as client, pytest.raises(ServiceError, match="500"):
+    with (
+        Script((500, {}, body)) as script,
+        client_of(script.url) as client,
+        pytest.raises(ServiceError, match="500"),
+    ):
         client.status("x")
     if body in (b"<html>", b"[]", b""):
-        with Script((200, {}, body)) as script, client_of(script.url) as client, pytest.raises(ServiceError):
+        with (
+            Script((200, {}, body)) as script,
+            client_of(script.url) as client,
+            pytest.raises(ServiceError),
+        ):
             client.status("x")
 
 
 @both
-def test_the_token_goes_to_the_service_and_nowhere_else(monkeypatch: pytest.MonkeyPatch, client_of: Any) -> None:
+def test_the_token_goes_to_the_service_and_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch, client_of: Any
+) -> None:
     with Script(OK) as elsewhere, Script((302, {"Location": elsewhere.url}, {})) as script:
         with client_of(script.url, token="at_1_secret") as client:
             assert "secret" not in repr(client) + str(vars(client))
@@ -213,7 +242,10 @@ def test_each_action_has_a_method_of_its_name(verb: str, client_of: Any) -> None
 def test_a_result_is_the_one_that_python_makes_of_the_study_itself(client_of: Any) -> None:
     record, trials = worlds.record(), worlds.trials()
     answers = ({"record": record.to_dict()}, {"trials": [trial.to_dict() for trial in trials]})
-    with Script(*((200, {}, answer) for answer in answers)) as script, client_of(script.url) as client:
+    with (
+        Script(*((200, {}, answer) for answer in answers)) as script,
+        client_of(script.url) as client,
+    ):
         assert client.result("x") == result_from(record, trials)
 
 
@@ -221,7 +253,10 @@ def test_a_result_is_the_one_that_python_makes_of_the_study_itself(client_of: An
 def test_nobody_there(client_of: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    with client_of(f"http://127.0.0.1:{port}") as client, pytest.raises(ServiceError, match="cannot be reached"):
+    with (
+        client_of(f"http://127.0.0.1:{port}") as client,
+        pytest.raises(ServiceError, match="cannot be reached"),
+    ):
         client.health()
 
 
@@ -241,14 +276,23 @@ def test_a_stream_that_breaks_goes_on_where_it_broke(client_of: Any) -> None:
     first = (200, {"Content-Type": "text/event-stream"}, b": open\n\n" + event(1) + event(2))
     with Script(first, None, (200, {}, event(3) + end)) as script, client_of(script.url) as client:
         assert [e["sequence"] for e in client.stream("x")] == [1, 2, 3]
-        assert [path.partition("?")[2] for _, path, _, _ in script.asked] == ["after=0", "after=2", "after=2"]
+        assert [path.partition("?")[2] for _, path, _, _ in script.asked] == [
+            "after=0",
+            "after=2",
+            "after=2",
+        ]
 
 
 @both
-def test_a_quiet_stream_may_break_again_and_again_as_long_as_it_is_opened_and_lasts(client_of: Any) -> None:
+def test_a_quiet_stream_may_break_again_and_again_as_long_as_it_is_opened_and_lasts(
+    client_of: Any,
+) -> None:
     quiet = (200, {"Content-Type": "text/event-stream"}, b": open\n\n: still here\n\n")
     end = (200, {}, b': open\n\nevent: end\ndata: {"status": "COMPLETED"}\n\n')
-    with Script(*[None, quiet] * (module.RETRIES + 1), end) as script, client_of(script.url) as client:
+    with (
+        Script(*[None, quiet] * (module.RETRIES + 1), end) as script,
+        client_of(script.url) as client,
+    ):
         assert list(client.stream("x")) == []
     with (
         Script(None) as script,
@@ -261,10 +305,16 @@ def test_a_quiet_stream_may_break_again_and_again_as_long_as_it_is_opened_and_la
 @both
 def test_waiting_has_an_end(client_of: Any) -> None:
     running = (200, {}, {"study": {"id": "x", "status": "RUNNING"}})
-    with Script(running) as script, client_of(script.url) as client, pytest.raises(ServiceError, match="still RUNNING"):
+    with (
+        Script(running) as script,
+        client_of(script.url) as client,
+        pytest.raises(ServiceError, match="still RUNNING"),
+    ):
         client.wait("x", timeout_s=0.05, poll_s=0.01)
 
 
 def test_both_clients_ask_the_same() -> None:
-    blocking, awaited = ({n for n in dir(c) if not n.startswith("_")} for c in (Client, AsyncClient))
+    blocking, awaited = (
+        {n for n in dir(c) if not n.startswith("_")} for c in (Client, AsyncClient)
+    )
     assert blocking == awaited

@@ -30,7 +30,18 @@ def cluster(nodes: int = 4, per_node: int = 8, gpu: GpuSpec = GPU) -> ClusterSpe
 
 
 def workload(
-    model: ModelSpec = MODEL, *, seq_len: int = 2048, batch: int = 256, trainer: str = "native", **where: int
+    model: ModelSpec = MODEL,
+    *,
+    seq_len: int = 2048,
+    batch: int = 256,
+    trainer: str = "native",
+    **where: int,
 ) -> Workload:
     """A workload on that cluster."""
-    return Workload(model=model, cluster=cluster(**where), seq_len=seq_len, global_batch_size=batch, trainer=trainer)
+    return Workload(
+        model=model,
+        cluster=cluster(**where),
+        seq_len=seq_len,
+        global_batch_size=batch,
+        trainer=trainer,
+    )

@@ -14,7 +14,9 @@ from autotune.cost.traits import traits_of
 from autotune.spec import ConfigTable, ParallelConfig, Peft
 from tests.cost.examples import MODEL, workload
 
-CONSTANTS = Calibration(layer_host_s=0.0, micro_batch_host_s=0.0, step_host_s=0.0, memory_efficiency=1.0)
+CONSTANTS = Calibration(
+    layer_host_s=0.0, micro_batch_host_s=0.0, step_host_s=0.0, memory_efficiency=1.0
+)
 ATTENTION = Peft(targets="attention")
 
 
@@ -51,14 +53,20 @@ def test_adapters_cost_most_where_they_are_cast_and_least_compiled() -> None:
     assert by_library > 2.0 * by_program > 2.0 * compiled > 0.0
     told = sum(bytes_per_token("command", config, replace(ATTENTION, library="peft")))
     assert 1.5 < told / by_program < by_library / by_program * 1.01
-    fp32 = [bytes_per_token(t, f"{config},precision=fp32", ATTENTION) for t in ("hf_trainer", "command")]
+    fp32 = [
+        bytes_per_token(t, f"{config},precision=fp32", ATTENTION) for t in ("hf_trainer", "command")
+    ]
     assert fp32[0] == fp32[1], "nothing is cast"
-    assert bytes_per_token("hf_trainer", config, Peft()) > bytes_per_token("hf_trainer", config, ATTENTION)
+    assert bytes_per_token("hf_trainer", config, Peft()) > bytes_per_token(
+        "hf_trainer", config, ATTENTION
+    )
 
 
 def test_four_bits_under_peft_keep_what_flows_between_layers_in_fp32() -> None:
     def step_s(trainer: str, method: str) -> float:
-        asked = replace(workload(trainer=trainer, seq_len=8192), peft=replace(ATTENTION, method=method))
+        asked = replace(
+            workload(trainer=trainer, seq_len=8192), peft=replace(ATTENTION, method=method)
+        )
         found = estimate(asked, ParallelConfig(dp=32, micro_batch_size=1), calibration=CONSTANTS)
         return float(found.time_parts_s.compute)
 

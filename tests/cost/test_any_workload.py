@@ -13,7 +13,16 @@ import pytest
 from autotune.cost import estimate
 from autotune.cost.traits import TRAITS
 from autotune.space import LAWS
-from autotune.spec import KNOBS, ClusterSpec, ConfigTable, Estimate, ParallelConfig, Peft, Workload, catalog
+from autotune.spec import (
+    KNOBS,
+    ClusterSpec,
+    ConfigTable,
+    Estimate,
+    ParallelConfig,
+    Peft,
+    Workload,
+    catalog,
+)
 from tests.matrix import examples
 
 WORKLOADS = examples(120)
@@ -40,7 +49,9 @@ class Drawn:
 def drawn(rng: random.Random) -> Drawn:
     """One workload and its configs. Without offloading to the host, which recomputation and slower memory make shorter."""
     gpu = rng.choice(catalog.gpu_names())
-    cluster = ClusterSpec.of(gpu, num_nodes=rng.choice((1, 2, 4, 16)), gpus_per_node=rng.choice((1, 4, 8)))
+    cluster = ClusterSpec.of(
+        gpu, num_nodes=rng.choice((1, 2, 4, 16)), gpus_per_node=rng.choice((1, 4, 8))
+    )
     workload = Workload(
         model=catalog.model(rng.choice(catalog.model_names())),
         cluster=cluster,
@@ -49,7 +60,9 @@ def drawn(rng: random.Random) -> Drawn:
         trainer=rng.choice(sorted(TRAITS)),
         optimizer=rng.choice(("adamw", "sgd", "adamw_8bit", "muon")),
         document_len=rng.choice((0, 0, 128)),
-        peft=rng.choice((None, None, Peft(), Peft(method="qlora", rank=64), Peft(targets="attention"))),
+        peft=rng.choice(
+            (None, None, Peft(), Peft(method="qlora", rank=64), Peft(targets="attention"))
+        ),
     )
     kinds = {**DRAWN, "precision": tuple(cluster.gpu.peak_flops_per_s)}
     columns = [{name: rng.choice(values) for name, values in kinds.items()} for _ in range(CONFIGS)]
@@ -67,10 +80,14 @@ def everything() -> list[Drawn]:
 
 def grown(table: ConfigTable, name: str) -> ConfigTable:
     """The same configs with one more of a count."""
-    return ConfigTable.of([replace(c, **{name: getattr(c, name) + 1}) for c in (table[i] for i in range(len(table)))])
+    return ConfigTable.of(
+        [replace(c, **{name: getattr(c, name) + 1}) for c in (table[i] for i in range(len(table)))]
+    )
 
 
-def assert_none_falls(case: Drawn, other: Estimate, what: str, *names: str, slack: float = 1e-9) -> None:
+def assert_none_falls(
+    case: Drawn, other: Estimate, what: str, *names: str, slack: float = 1e-9
+) -> None:
     """No figure of the other estimate is below that of the case."""
     for name in names:
         here, there = np.asarray(getattr(case.cost, name)), np.asarray(getattr(other, name))
@@ -89,7 +106,9 @@ def test_there_is_something_to_judge(everything: list[Drawn]) -> None:
     assert {case.workload.peft is None for case in everything} == {True, False}
 
 
-def test_figures_are_finite_intervals_hold_them_and_no_utilization_is_above_one(everything: list[Drawn]) -> None:
+def test_figures_are_finite_intervals_hold_them_and_no_utilization_is_above_one(
+    everything: list[Drawn],
+) -> None:
     for case in everything:
         cost = case.cost
         for parts in (cost.time_parts_s, cost.memory_parts_bytes):
@@ -129,18 +148,30 @@ def test_slower_hardware_is_no_faster(everything: list[Drawn]) -> None:
             "half the bandwidth inside nodes": replace(cluster, intra_node=replace(cluster.intra_node, bytes_per_s=cluster.intra_node.bytes_per_s / 2)),
         }  # fmt: skip
         if watts:
-            slower["a limit of power"] = replace(cluster, gpu=replace(gpu, power_watts=0.6 * watts, rated_watts=watts))
+            slower["a limit of power"] = replace(
+                cluster, gpu=replace(gpu, power_watts=0.6 * watts, rated_watts=watts)
+            )
         for what, there in slower.items():
             assert_none_falls(
-                case, estimate(replace(case.workload, cluster=there), case.table), what, "step_time_s", slack=1e-3
+                case,
+                estimate(replace(case.workload, cluster=there), case.table),
+                what,
+                "step_time_s",
+                slack=1e-3,
             )
 
 
 @pytest.mark.thorough
 def test_recomputation_is_no_faster(everything: list[Drawn]) -> None:
     for case in everything:
-        plain = ConfigTable.of([replace(case.table[i], recompute="none") for i in range(len(case.table))])
+        plain = ConfigTable.of(
+            [replace(case.table[i], recompute="none") for i in range(len(case.table))]
+        )
         without = Drawn(case.workload, plain, estimate(case.workload, plain))
         for word in ("selective", "full"):
-            table = ConfigTable.of([replace(case.table[i], recompute=word) for i in range(len(case.table))])
-            assert_none_falls(without, estimate(case.workload, table), f"{word} recomputation", "step_time_s")
+            table = ConfigTable.of(
+                [replace(case.table[i], recompute=word) for i in range(len(case.table))]
+            )
+            assert_none_falls(
+                without, estimate(case.workload, table), f"{word} recomputation", "step_time_s"
+            )

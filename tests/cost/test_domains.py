@@ -29,7 +29,12 @@ def groups(where: object, config: ParallelConfig) -> dict[str, Group]:
 
 def test_members_per_domain_follow_from_the_order_of_the_ranks() -> None:
     found = groups(RACKS, ParallelConfig(tp=8, dp=4, pp=2))
-    assert {name: float(group.per_domain[0]) for name, group in found.items()} == {"tp": 8, "cp": 1, "data": 4, "ep": 1}
+    assert {name: float(group.per_domain[0]) for name, group in found.items()} == {
+        "tp": 8,
+        "cp": 1,
+        "data": 4,
+        "ep": 1,
+    }
     wide = groups(RACKS, ParallelConfig(dp=64))["data"]
     assert (float(wide.per_domain[0]), float(wide.domains[0])) == (32, 2)
     alone = groups(NODES, ParallelConfig(tp=8, dp=4, pp=2))
@@ -38,7 +43,9 @@ def test_members_per_domain_follow_from_the_order_of_the_ranks() -> None:
 
 @pytest.mark.parametrize("seconds", [ring_time_s, all_to_all_time_s])
 @pytest.mark.parametrize("ranks", [2, 8, 32, 64])
-def test_collectives_see_a_domain_of_many_nodes_as_one_large_node(seconds: object, ranks: int) -> None:
+def test_collectives_see_a_domain_of_many_nodes_as_one_large_node(
+    seconds: object, ranks: int
+) -> None:
     constants, moved = Calibration(), np.array([1e9])
     config = ParallelConfig(dp=ranks)
     times = [
@@ -50,7 +57,9 @@ def test_collectives_see_a_domain_of_many_nodes_as_one_large_node(seconds: objec
 
 
 def test_a_step_with_tensor_parallelism_over_nodes_is_faster_in_one_domain() -> None:
-    config = ParallelConfig(tp=8, dp=8, micro_batch_size=4, accumulation_steps=8, sequence_parallel=True)
+    config = ParallelConfig(
+        tp=8, dp=8, micro_batch_size=4, accumulation_steps=8, sequence_parallel=True
+    )
     racks, nodes = (estimate(on(where), config) for where in (RACKS, NODES))
     assert float(racks.time_parts_s.tp_comm) < 0.5 * float(nodes.time_parts_s.tp_comm)
     assert float(racks.step_time_s) < float(nodes.step_time_s)
@@ -58,5 +67,8 @@ def test_a_step_with_tensor_parallelism_over_nodes_is_faster_in_one_domain() -> 
 
 def test_a_domain_of_one_node_changes_nothing() -> None:
     config = ParallelConfig(tp=4, dp=16, micro_batch_size=4, accumulation_steps=4)
-    same = [estimate(on(where), config).to_dict() for where in (NODES, replace(NODES, gpus_per_domain=4))]
+    same = [
+        estimate(on(where), config).to_dict()
+        for where in (NODES, replace(NODES, gpus_per_domain=4))
+    ]
     assert same[0] == same[1]

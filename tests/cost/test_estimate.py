@@ -11,7 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.cost import Calibration, calibration_for, estimate, model_flops_per_token, training_flops_per_token
+from autotune.cost import (
+    Calibration,
+    calibration_for,
+    estimate,
+    model_flops_per_token,
+    training_flops_per_token,
+)
 from autotune.errors import ConfigError, SpecError
 from autotune.spec import (
     ClusterSpec,
@@ -60,9 +66,13 @@ def test_parts_add_up_and_every_number_is_finite(config: ParallelConfig, model: 
 
 @LAW
 @given(config=configs, more=st.floats(1.0, 4.0))
-def test_more_memory_never_makes_a_config_less_likely_to_fit(config: ParallelConfig, more: float) -> None:
+def test_more_memory_never_makes_a_config_less_likely_to_fit(
+    config: ParallelConfig, more: float
+) -> None:
     here = workload()
-    larger = replace(here, cluster=replace(here.cluster, gpu=replace(GPU, memory_bytes=GPU.memory_bytes * more)))
+    larger = replace(
+        here, cluster=replace(here.cluster, gpu=replace(GPU, memory_bytes=GPU.memory_bytes * more))
+    )
     assert estimate(larger, config).oom_probability <= estimate(here, config).oom_probability
 
 
@@ -90,7 +100,9 @@ def test_recomputation_trades_time_for_memory(config: ParallelConfig) -> None:
 @LAW
 @given(config=configs)
 def test_each_zero_stage_needs_no_more_state_than_the_one_before(config: ParallelConfig) -> None:
-    parts = [estimate(workload(), replace(config, zero_stage=z)).memory_parts_bytes for z in range(4)]
+    parts = [
+        estimate(workload(), replace(config, zero_stage=z)).memory_parts_bytes for z in range(4)
+    ]
     states = [p.weights + p.gradients + p.optimizer for p in parts]
     assert all(b <= a * (1 + 1e-9) for a, b in pairwise(states))
 
@@ -110,7 +122,10 @@ def test_many_configs_are_computed_as_one_is(rows: list[ParallelConfig]) -> None
 def test_order_of_rows_does_not_matter_and_blocks_join() -> None:
     rng = np.random.default_rng(0)
     size = 40_000
-    columns = {n: 2 ** rng.integers(0, 3, size) for n in ("tp", "pp", "dp", "micro_batch_size", "accumulation_steps")}
+    columns = {
+        n: 2 ** rng.integers(0, 3, size)
+        for n in ("tp", "pp", "dp", "micro_batch_size", "accumulation_steps")
+    }
     table = ConfigTable(columns)
     order = rng.permutation(size)
     straight, shuffled = estimate(workload(), table), estimate(workload(), table.take(order))
@@ -145,7 +160,9 @@ def test_frozen_weights_need_four_flops_and_packed_documents_fewer_scores() -> N
     every = training_flops_per_token(workload())
     assert every == model_flops_per_token(MODEL, 2048)
     weights = MODEL.num_parameters - MODEL.embedding_parameters
-    assert every - training_flops_per_token(replace(workload(), peft=Peft())) == pytest.approx(2 * weights, rel=0.01)
+    assert every - training_flops_per_token(replace(workload(), peft=Peft())) == pytest.approx(
+        2 * weights, rel=0.01
+    )
     packed = training_flops_per_token(replace(workload(), document_len=64))
     assert model_flops_per_token(MODEL, 1) < packed < every
 
@@ -161,10 +178,15 @@ ODD = ModelSpec(name="odd", num_layers=2, hidden_size=62, num_attention_heads=31
         (ODD, ParallelConfig(tp=2), "use 1"),
         (MODEL, [ParallelConfig(), ParallelConfig(tp=3)], "tp must divide"),
         (MODEL, ConfigTable({"dp": np.array([1, 0])}), "dp must be at least 1"),
-        *((MODEL, what, "ParallelConfig") for what in ("tp=2", 7, None, [1], ["tp=2"], [ParallelConfig(), "tp=2"])),
+        *(
+            (MODEL, what, "ParallelConfig")
+            for what in ("tp=2", 7, None, [1], ["tp=2"], [ParallelConfig(), "tp=2"])
+        ),
     ],
 )
-def test_what_is_no_config_of_the_model_is_refused(model: ModelSpec, configs: Any, match: str) -> None:
+def test_what_is_no_config_of_the_model_is_refused(
+    model: ModelSpec, configs: Any, match: str
+) -> None:
     with pytest.raises(ConfigError, match=match):
         estimate(workload(model), configs)
 
@@ -179,7 +201,11 @@ def test_what_is_no_config_of_the_model_is_refused(model: ModelSpec, configs: An
         (GPU, {"memory_bytes": -1.0}, "memory_bytes"),
         (GPU, {"memory_bytes": 1e-300}, r"memory_bytes must be 1 to 1e\+30"),
         (GPU, {"memory_bytes": 1e300}, r"memory_bytes must be 1 to 1e\+30"),
-        (GPU, {"peak_flops_per_s": {"bf16": 1e-300}}, r"peak_flops_per_s\.bf16 must be 1 to 1e\+30"),
+        (
+            GPU,
+            {"peak_flops_per_s": {"bf16": 1e-300}},
+            r"peak_flops_per_s\.bf16 must be 1 to 1e\+30",
+        ),
         (GPU, {"peak_flops_per_s": {"bf16": 1e300}}, r"peak_flops_per_s\.bf16 must be 1 to 1e\+30"),
     ],
 )
@@ -193,7 +219,9 @@ def test_impossible_hardware_and_figures_that_would_overflow_are_refused(
 def test_sgd_keeps_no_moments_and_adamw_two_in_fp32() -> None:
     here = replace(workload(), trainer="native")
     adamw, sgd = (
-        estimate(replace(here, optimizer=o), ParallelConfig(accumulation_steps=2)).memory_parts_bytes
+        estimate(
+            replace(here, optimizer=o), ParallelConfig(accumulation_steps=2)
+        ).memory_parts_bytes
         for o in ("adamw", "sgd")
     )
     assert adamw.optimizer == pytest.approx(2 * adamw.gradients)
@@ -202,7 +230,8 @@ def test_sgd_keeps_no_moments_and_adamw_two_in_fp32() -> None:
 
 def test_names_in_place_of_model_and_cluster_are_refused_with_the_remedy() -> None:
     with pytest.raises(
-        SpecError, match=r"model must be a ModelSpec, but is 'llama-8b'; autotune.spec.catalog.model\(NAME\)"
+        SpecError,
+        match=r"model must be a ModelSpec, but is 'llama-8b'; autotune.spec.catalog.model\(NAME\)",
     ):
         replace(workload(), model="llama-8b")  # type: ignore[arg-type]
     with pytest.raises(SpecError, match="cluster must be a ClusterSpec"):
@@ -216,7 +245,10 @@ def test_the_slowest_hardware_that_is_let_in_still_has_finite_times() -> None:
     slow = replace(here, cluster=replace(here.cluster, gpu=gpu, intra_node=link, inter_node=link))
     for config in ("tp=2,pp=2,dp=2,ep=2", "tp=2,pp=1,dp=2,cp=2,zero_stage=3"):
         e = estimate(slow, ParallelConfig.parse(config))
-        assert all(np.isfinite(getattr(e, name)) for name in ("step_time_high_s", "mfu", "peak_memory_high_bytes"))
+        assert all(
+            np.isfinite(getattr(e, name))
+            for name in ("step_time_high_s", "mfu", "peak_memory_high_bytes")
+        )
 
 
 def test_a_gpu_without_bf16_computes_attention_and_head_in_fp16() -> None:
@@ -237,7 +269,10 @@ def test_absurd_sizes_do_not_overflow() -> None:
     where = ClusterSpec.of("h100-sxm", num_nodes=1 << 20, gpus_per_node=8)
     w = Workload(model=huge, cluster=where, seq_len=1 << 27, global_batch_size=1 << 30)
     with np.errstate(all="raise", under="ignore"):
-        e = estimate(w, ParallelConfig(tp=8, pp=1 << 20, micro_batch_size=1 << 20, accumulation_steps=1 << 30))
+        e = estimate(
+            w,
+            ParallelConfig(tp=8, pp=1 << 20, micro_batch_size=1 << 20, accumulation_steps=1 << 30),
+        )
     assert np.isfinite(e.step_time_s)
     assert np.isfinite(e.peak_memory_bytes)
     assert e.oom_probability == 1
@@ -251,7 +286,10 @@ def test_constants_change_what_is_predicted() -> None:
     config = ParallelConfig(tp=2, dp=4)
     base = calibration_for(workload())
     slow = replace(base, matmul_efficiency=base.matmul_efficiency / 2)
-    assert estimate(workload(), config, calibration=slow).step_time_s > estimate(workload(), config).step_time_s
+    assert (
+        estimate(workload(), config, calibration=slow).step_time_s
+        > estimate(workload(), config).step_time_s
+    )
 
 
 def test_a_stronger_gpu_is_faster() -> None:
@@ -259,7 +297,9 @@ def test_a_stronger_gpu_is_faster() -> None:
         w = Workload(
             model=catalog.model("llama-8b"), cluster=catalog.cluster(name), seq_len=4096, global_batch_size=64, trainer="megatron"
         )  # fmt: skip
-        return float(estimate(w, ParallelConfig(tp=8, micro_batch_size=2, accumulation_steps=32)).step_time_s)
+        return float(
+            estimate(w, ParallelConfig(tp=8, micro_batch_size=2, accumulation_steps=32)).step_time_s
+        )
 
     assert step("h100-sxm-1x8") < step("a100-80gb-1x8")
 
@@ -269,8 +309,12 @@ def test_ranks_that_share_cores_do_not_run_faster_together() -> None:
         model=catalog.model("nano-gpt"), cluster=ClusterSpec.of("cpu", num_nodes=1, gpus_per_node=4), seq_len=64, global_batch_size=16
     )  # fmt: skip
     constants = replace(calibration_for(w), full_speed_ranks=2.0)
-    two = estimate(w, ParallelConfig(dp=2, accumulation_steps=8, precision="fp32"), calibration=constants)
-    four = estimate(w, ParallelConfig(dp=4, accumulation_steps=4, precision="fp32"), calibration=constants)
+    two = estimate(
+        w, ParallelConfig(dp=2, accumulation_steps=8, precision="fp32"), calibration=constants
+    )
+    four = estimate(
+        w, ParallelConfig(dp=4, accumulation_steps=4, precision="fp32"), calibration=constants
+    )
     assert four.step_time_s > 0.95 * two.step_time_s
 
 
@@ -279,7 +323,9 @@ def test_ranks_on_the_cpu_share_the_cores_that_the_cluster_names() -> None:
 
     def step(cores: int) -> float:
         cluster = replace(ClusterSpec.of("cpu", num_nodes=1, gpus_per_node=4), cores_per_node=cores)
-        w = Workload(model=catalog.model("nano-gpt"), cluster=cluster, seq_len=64, global_batch_size=16)
+        w = Workload(
+            model=catalog.model("nano-gpt"), cluster=cluster, seq_len=64, global_batch_size=16
+        )
         return float(estimate(w, four).step_time_s)
 
     assert step(1) > 1.5 * step(2) > 2 * step(4)
@@ -290,7 +336,9 @@ def test_memory_that_waits_for_another_stream_is_reserved_but_need_not_fit() -> 
     w = replace(workload(trainer="nanotron"), cluster=catalog.cluster("h100-sxm-4x8"))
     base = replace(calibration_for(w), waiting_in_layer=0.0, waiting_at_head=0.0)
     ahead = replace(base, waiting_in_layer=2.0, waiting_at_head=10.0)
-    config = ParallelConfig(tp=8, dp=4, micro_batch_size=8, accumulation_steps=4, sequence_parallel=True)
+    config = ParallelConfig(
+        tp=8, dp=4, micro_batch_size=8, accumulation_steps=4, sequence_parallel=True
+    )
     without, waiting = (estimate(w, config, calibration=c) for c in (base, ahead))
     assert waiting.peak_memory_bytes > without.peak_memory_bytes
     assert waiting.oom_probability == pytest.approx(without.oom_probability)
@@ -305,7 +353,8 @@ def test_memory_that_waits_for_another_stream_is_reserved_but_need_not_fit() -> 
     assert estimate(w, large, calibration=ahead).peak_memory_bytes == max(
         need,
         min(
-            estimate(w, large, calibration=ahead).peak_memory_bytes, w.cluster.gpu.memory_bytes * ahead.usable_fraction
+            estimate(w, large, calibration=ahead).peak_memory_bytes,
+            w.cluster.gpu.memory_bytes * ahead.usable_fraction,
         ),
     )
 
@@ -323,7 +372,10 @@ def test_unfused_attention_stores_the_score_matrix_whatever_the_precision(traine
 
 
 def test_megatron_has_no_fused_attention_on_a_gpu_without_bf16() -> None:
-    w = replace(workload(trainer="megatron"), cluster=ClusterSpec.of("v100-32gb", num_nodes=1, gpus_per_node=8))
+    w = replace(
+        workload(trainer="megatron"),
+        cluster=ClusterSpec.of("v100-32gb", num_nodes=1, gpus_per_node=8),
+    )
     config = ParallelConfig(tp=2, dp=4, precision="fp16")
     assert estimate(w, config) == estimate(replace(w, unfused_attention=True), config)
     torch_program = replace(w, trainer="command")
@@ -342,15 +394,21 @@ def test_untied_embedding_and_head_are_both_reduced_without_a_pipeline() -> None
 def test_hardware_without_measurements_is_named_and_has_wider_intervals() -> None:
     unknown = calibration_for(workload())
     assert "datasheet" in unknown.source
-    known = calibration_for(replace(workload(trainer="nanotron"), cluster=catalog.cluster("h100-sxm-1x8")))
+    known = calibration_for(
+        replace(workload(trainer="nanotron"), cluster=catalog.cluster("h100-sxm-1x8"))
+    )
     assert "nanotron_h100" in known.source
     assert unknown.time_sigma > known.time_sigma
-    mixed = calibration_for(replace(workload(trainer="megatron"), cluster=catalog.cluster("h100-sxm-1x8")))
+    mixed = calibration_for(
+        replace(workload(trainer="megatron"), cluster=catalog.cluster("h100-sxm-1x8"))
+    )
     assert mixed.trainer == "megatron"
 
 
 def test_a_gpu_of_any_name_works_from_its_datasheet() -> None:
-    other = GpuSpec(name="other", memory_bytes=1e11, peak_flops_per_s={"bf16": 1e15}, memory_bytes_per_s=3e12)
+    other = GpuSpec(
+        name="other", memory_bytes=1e11, peak_flops_per_s={"bf16": 1e15}, memory_bytes_per_s=3e12
+    )
     w = replace(workload(), cluster=replace(workload().cluster, gpu=other))
     assert np.isfinite(estimate(w, ParallelConfig(precision="fp32")).step_time_s)
 
@@ -373,6 +431,8 @@ def test_perturbed_worlds_differ_but_stay_physical() -> None:
 
 
 def test_absurd_batches_do_not_overflow() -> None:
-    e = estimate(workload(), ParallelConfig(dp=1 << 30, micro_batch_size=1 << 30, accumulation_steps=1 << 30))
+    e = estimate(
+        workload(), ParallelConfig(dp=1 << 30, micro_batch_size=1 << 30, accumulation_steps=1 << 30)
+    )
     assert e.tokens_per_s == pytest.approx(2.0**90 * 2048 / e.step_time_s)
     assert e.oom_probability == 1.0

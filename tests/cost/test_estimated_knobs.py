@@ -51,7 +51,10 @@ def test_every_knob_is_read_or_declared_neutral_or_impossible() -> None:
 
 
 def test_every_value_of_every_knob_changes_an_estimate_or_the_knob_is_neutral() -> None:
-    gpu = replace(workload().cluster.gpu, peak_flops_per_s={"fp32": 5e13, "tf32": 2e14, "bf16": 4e14, "fp8": 8e14})
+    gpu = replace(
+        workload().cluster.gpu,
+        peak_flops_per_s={"fp32": 5e13, "tf32": 2e14, "bf16": 4e14, "fp8": 8e14},
+    )
     dense = replace(workload(), cluster=replace(workload().cluster, gpu=gpu))
     seen = differences(dense) | {
         k: v for k, v in differences(replace(dense, model=EXPERTS)).items() if k[0] in EXPERT_KNOBS
@@ -59,7 +62,9 @@ def test_every_value_of_every_knob_changes_an_estimate_or_the_knob_is_neutral() 
     assert {name for name, _ in seen} == set(FIELDS)
     assert not seen.pop(("loss", "full")), "it is what this trainer does by itself"
     wrong = {key for key, differs in seen.items() if differs == (key[0] in COST_MODEL.neutral)}
-    assert not wrong, "the cost model ignores a value of a knob that it reads, or one that it calls neutral changes it"
+    assert not wrong, (
+        "the cost model ignores a value of a knob that it reads, or one that it calls neutral changes it"
+    )
 
 
 def test_own_knobs_change_no_estimate() -> None:
@@ -72,7 +77,9 @@ def test_a_forgotten_knob_is_refused_by_name_unless_it_is_at_its_default() -> No
     forgetful = KnobUse(part="cost model", reads=COST_MODEL.reads - {"compile"})
     table = ConfigTable.of([ParallelConfig(), ParallelConfig(dp=2)])
     forgetful.check_table(table)
-    with pytest.raises(ConfigError, match="the cost model does not support compile, but it is true") as caught:
+    with pytest.raises(
+        ConfigError, match="the cost model does not support compile, but it is true"
+    ) as caught:
         forgetful.check_table(ConfigTable.of([ParallelConfig(), ParallelConfig(compile=True)]))
     assert caught.value.field == "compile"
     with pytest.raises(ConfigError, match="does not support the study's own knob mine"):

@@ -28,7 +28,9 @@ def seconds(where: Workload, precision: str) -> float:
     return float(estimate(where, config).time_parts_s.compute)
 
 
-@pytest.mark.parametrize("gpu", ["b200-sxm-8x8", "gb200-nvl72-16x4", "gb300-nvl72-16x4", "b300-sxm-8x8"])
+@pytest.mark.parametrize(
+    "gpu", ["b200-sxm-8x8", "gb200-nvl72-16x4", "gb300-nvl72-16x4", "b300-sxm-8x8"]
+)
 def test_narrower_matmuls_are_faster_but_blocks_of_scales_cost_something(gpu: str) -> None:
     times = {precision: seconds(on(gpu), precision) for precision in FORMATS}
     assert times["nvfp4"] < times["fp8"] < times["mxfp8"] < times["bf16"]
@@ -37,7 +39,9 @@ def test_narrower_matmuls_are_faster_but_blocks_of_scales_cost_something(gpu: st
 def test_more_fp4_peak_makes_nvfp4_faster_and_nothing_else() -> None:
     where = on("gb300-nvl72-16x4")
     peaks = dict(where.cluster.gpu.peak_flops_per_s)
-    slower = replace(peaks_of := where.cluster.gpu, peak_flops_per_s={**peaks, "nvfp4": peaks["nvfp4"] / 1.5})
+    slower = replace(
+        peaks_of := where.cluster.gpu, peak_flops_per_s={**peaks, "nvfp4": peaks["nvfp4"] / 1.5}
+    )
     assert peaks_of.peak_flops_per_s["nvfp4"] > slower.peak_flops_per_s["nvfp4"]
     less = replace(where, cluster=replace(where.cluster, gpu=slower))
     assert seconds(less, "nvfp4") > 1.1 * seconds(where, "nvfp4")
@@ -46,7 +50,9 @@ def test_more_fp4_peak_makes_nvfp4_faster_and_nothing_else() -> None:
 
 def test_what_is_not_a_matmul_does_not_get_faster() -> None:
     where = on("gb300-nvl72-16x4")
-    endless = replace(where.cluster.gpu, peak_flops_per_s={**where.cluster.gpu.peak_flops_per_s, "nvfp4": 1e30})
+    endless = replace(
+        where.cluster.gpu, peak_flops_per_s={**where.cluster.gpu.peak_flops_per_s, "nvfp4": 1e30}
+    )
     rest = seconds(replace(where, cluster=replace(where.cluster, gpu=endless)), "nvfp4")
     assert rest > 0.15 * seconds(where, "bf16")
 

@@ -19,7 +19,14 @@ from tests.cost.rl.test_step import workload as post_training
 
 CONFIGS = [
     ParallelConfig(dp=8, micro_batch_size=2, accumulation_steps=4, zero_stage=3, recompute="full"),
-    ParallelConfig(tp=2, dp=4, micro_batch_size=1, accumulation_steps=16, sequence_parallel=True, precision="fp8"),
+    ParallelConfig(
+        tp=2,
+        dp=4,
+        micro_batch_size=1,
+        accumulation_steps=16,
+        sequence_parallel=True,
+        precision="fp8",
+    ),
     ParallelConfig(tp=2, pp=2, dp=2, accumulation_steps=32, compile=True, activation_budget=40),
     ParallelConfig(cp=2, dp=4, micro_batch_size=4, accumulation_steps=4, zero_stage=1),
 ]
@@ -69,7 +76,9 @@ def test_each_set_of_constants_gives_what_it_gives_alone(name: str) -> None:
     assert len(np.unique(together[:, 0])) > len(prior.names) / 2, "most constants matter"
 
 
-def test_derivatives_are_differences_of_single_constants_also_of_more_rows_than_a_block_holds() -> None:
+def test_derivatives_are_differences_of_single_constants_also_of_more_rows_than_a_block_holds() -> (
+    None
+):
     workload, configs = WORKLOADS["dense"]
     constants = calibration_for(workload)
     names = ("matmul_efficiency", "intra_efficiency", "layer_host_s")
@@ -93,7 +102,9 @@ def test_rows_that_pack_differently_are_estimated_as_each_alone(name: str) -> No
         for part in fields(Estimate):
             one, many = getattr(alone, part.name), getattr(together, part.name)
             if hasattr(one, "to_dict"):
-                assert one.to_dict() == {n: pytest.approx(v[row], rel=1e-12) for n, v in many.to_dict().items()}
+                assert one.to_dict() == {
+                    n: pytest.approx(v[row], rel=1e-12) for n, v in many.to_dict().items()
+                }
             else:
                 assert float(one) == pytest.approx(float(many[row]), rel=1e-12)
     assert len({float(each) for each in together.step_time_s}) > 1

@@ -30,7 +30,10 @@ def test_a_published_step_of_512_tokens_a_rank_is_predicted_within_a_sixth() -> 
     # published_open.csv, fms-hf-tuning on 8 A100 of one node: 2.145 s and, over two nodes of 4 by TCP, 24.5 s
     assert step_s(workload(), SHARDED) == pytest.approx(2.145, rel=1 / 6)
     two = workload(cluster="a100-80gb-2x4")
-    tcp = replace(two, cluster=replace(two.cluster, inter_node=replace(two.cluster.inter_node, fabric="ethernet")))
+    tcp = replace(
+        two,
+        cluster=replace(two.cluster, inter_node=replace(two.cluster.inter_node, fabric="ethernet")),
+    )
     assert step_s(tcp, SHARDED) == pytest.approx(24.5, rel=0.25)
 
 
@@ -58,9 +61,16 @@ def test_hooks_of_sharding_count_where_the_host_is_the_limit(trainer: str) -> No
 def test_whole_gradients_are_added_for_every_micro_batch_but_the_first() -> None:
     asked = workload(seq_len=8192)
     constants = calibration_for(asked)
-    times = [float(estimate(asked, replace(SHARDED, accumulation_steps=n)).time_parts_s.compute) for n in (1, 2, 3)]
+    times = [
+        float(estimate(asked, replace(SHARDED, accumulation_steps=n)).time_parts_s.compute)
+        for n in (1, 2, 3)
+    ]
     moved = GRADIENT_SUMS * 2.0 * asked.model.num_parameters
-    sums = moved / (asked.cluster.gpu.memory_bytes_per_s * constants.memory_efficiency) * constants.level
+    sums = (
+        moved
+        / (asked.cluster.gpu.memory_bytes_per_s * constants.memory_efficiency)
+        * constants.level
+    )
     assert times[1] - times[0] == pytest.approx(times[2] - times[1])
     assert times[1] - 2.0 * times[0] == pytest.approx(sums, rel=0.05)
 
@@ -69,7 +79,9 @@ def test_an_optimizer_on_the_host_takes_what_was_measured() -> None:
     # eight ranks beside H200 and B200, an 8B model: 1.9 s more (published_open.csv)
     for cluster in ("h200-sxm-1x8", "b200-sxm-1x8"):
         asked = workload("native", seq_len=8192, cluster=cluster, pure_bf16=False)
-        here, there = (step_s(asked, replace(SHARDED, offload=where)) for where in ("none", "optimizer"))
+        here, there = (
+            step_s(asked, replace(SHARDED, offload=where)) for where in ("none", "optimizer")
+        )
         assert there - here == pytest.approx(1.9, rel=0.15)
 
 
@@ -79,7 +91,10 @@ def test_liger_never_holds_whole_logits() -> None:
     found = estimate(asked, config)
     whole = 2.0 * asked.seq_len * asked.model.vocab_size
     assert float(found.memory_parts_bytes.logits) < whole / 3.0
-    assert float(estimate(replace(asked, trainer="megatron"), config).memory_parts_bytes.logits) >= whole
+    assert (
+        float(estimate(replace(asked, trainer="megatron"), config).memory_parts_bytes.logits)
+        >= whole
+    )
     small = estimate(replace(asked, seq_len=2048), config).memory_parts_bytes
     plain = estimate(replace(asked, seq_len=2048), replace(config, loss="full")).memory_parts_bytes
     assert float(small.logits) <= float(plain.logits)
@@ -91,7 +106,9 @@ def test_liger_never_holds_whole_logits() -> None:
 def test_activations_on_the_host_of_millions_of_tokens_fit_where_they_were_trained() -> None:
     # arXiv 2506.13996: an 8B over 3.7 million tokens on eight H100
     asked = replace(workload("deepspeed", seq_len=3_788_800, cluster="h100-sxm-1x8", pure_bf16=False), global_batch_size=1, attention_kernel="flash2")  # fmt: skip
-    config = ParallelConfig(cp=8, cp_style="heads", zero_stage=3, recompute="full", offload="all", loss="fused")
+    config = ParallelConfig(
+        cp=8, cp_style="heads", zero_stage=3, recompute="full", offload="all", loss="fused"
+    )
     found = estimate(asked, config)
     assert float(found.oom_probability) < 0.5
     assert float(found.step_time_s) == pytest.approx(6455, rel=0.1)
@@ -102,7 +119,8 @@ def test_more_tokens_never_need_less_memory() -> None:
         for offload in ("none", "activations"):
             config = replace(SHARDED, accumulation_steps=1, loss=loss, offload=offload)
             peaks = [
-                float(estimate(workload("deepspeed", seq_len=2**n), config).peak_memory_bytes) for n in range(9, 21)
+                float(estimate(workload("deepspeed", seq_len=2**n), config).peak_memory_bytes)
+                for n in range(9, 21)
             ]
             assert (np.diff(peaks) > 0).all(), (loss, offload)
 

@@ -45,14 +45,22 @@ def test_a_fitted_gpu_with_an_unread_trainer_has_the_level_of_such_clusters(
 
 def test_a_gpu_family_that_was_never_fitted_has_wider_error_bars() -> None:
     """Published runs on them lie from a third faster than predicted to three times as slow."""
-    never, fitted = (known_constants(gpu, "command").level_sigma for gpu in ("rtx-4090", "h100-sxm"))
+    never, fitted = (
+        known_constants(gpu, "command").level_sigma for gpu in ("rtx-4090", "h100-sxm")
+    )
     assert never > 1.5 * fitted
     assert known_constants("mi300x", "megatron").level_sigma == never
 
 
 def test_a_plain_loop_under_fsdp_loses_less_than_programs_that_cut_layers() -> None:
-    sharded = {known_constants("h100-sxm", trainer).level for trainer in ("accelerate", "hf_trainer", "command")}
-    cut = {known_constants("h100-sxm", "deepspeed").level, known_constants("a100-80gb", "nanotron").level}
+    sharded = {
+        known_constants("h100-sxm", trainer).level
+        for trainer in ("accelerate", "hf_trainer", "command")
+    }
+    cut = {
+        known_constants("h100-sxm", "deepspeed").level,
+        known_constants("a100-80gb", "nanotron").level,
+    }
     assert len(sharded) == len(cut) == 1
     assert 1.0 < sharded.pop() < cut.pop()
 
@@ -61,13 +69,18 @@ def test_a_plain_loop_under_fsdp_loses_less_than_programs_that_cut_layers() -> N
 def test_constants_of_a_trainer_without_facts_of_its_own_say_whose_they_are(gpu: str) -> None:
     said = "memory and overlap of native, because those of toy are unknown"
     assert said in known_constants(gpu, "toy").source
-    assert not any("because" in known_constants(gpu, trainer).source for trainer in ("native", "command", "megatron"))
+    assert not any(
+        "because" in known_constants(gpu, trainer).source
+        for trainer in ("native", "command", "megatron")
+    )
 
 
 def test_a_trainer_that_declares_its_loop_is_counted_as_that_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "toy_trainers.py").write_text("class Toy:\n    loop = 'megatron'\n\n\nclass Unknown:\n    loop = ''\n")
+    (tmp_path / "toy_trainers.py").write_text(
+        "class Toy:\n    loop = 'megatron'\n\n\nclass Unknown:\n    loop = ''\n"
+    )
     info = tmp_path / "toys-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toys\nVersion: 1\n")
@@ -93,5 +106,7 @@ def test_a_level_multiplies_all_times_and_keeps_the_order() -> None:
     assert found.step_time_s == pytest.approx(constants.level * np.asarray(without.step_time_s))
     assert found.tokens_per_s == pytest.approx(np.asarray(without.tokens_per_s) / constants.level)
     for name, part in without.time_parts_s.to_dict().items():
-        assert found.time_parts_s.to_dict()[name] == pytest.approx(constants.level * np.asarray(part)), name
+        assert found.time_parts_s.to_dict()[name] == pytest.approx(
+            constants.level * np.asarray(part)
+        ), name
     assert list(np.argsort(found.step_time_s)) == list(np.argsort(without.step_time_s))

@@ -67,7 +67,9 @@ def commands() -> list[list[str]]:
     job = documents("rayjob.yaml")[0]["spec"]["entrypoint"]
     service = next(c["args"] for c in containers("raycluster.yaml") if c["name"] == "autotune")
     text = "\n".join(file.read_text() for file in sorted(FOLDER.iterdir()) if file.is_file())
-    said = re.findall(r"(?:autotune|--|`autotune) (token create [\w -]+?)\s*(?:#|\\|`|$)", text, re.M)
+    said = re.findall(
+        r"(?:autotune|--|`autotune) (token create [\w -]+?)\s*(?:#|\\|`|$)", text, re.M
+    )
     assert len(said) >= 4
     return [
         shlex.split(unit()["Service"]["ExecStart"])[1:],
@@ -101,12 +103,17 @@ def test_the_unit_is_complete_and_confined() -> None:
 
 def test_the_token_of_the_unit_is_made_where_its_service_looks_for_it() -> None:
     service = unit()["Service"]
-    assert "--require-token" in service["ExecStart"].split(), "other users of the machine need one too"
+    assert "--require-token" in service["ExecStart"].split(), (
+        "other users of the machine need one too"
+    )
     home = f"/var/lib/{service['StateDirectory']}"
     assert service["Environment"] == f"AUTOTUNE_DATA={home}"
     made = f"-u {service['User']}[ -]+env AUTOTUNE_DATA={home} {service['ExecStart'].split()[0]} token create "
     added = f"useradd --system --home-dir {home} --create-home {service['User']}\n"
-    for text in ((FOLDER / "autotune.service").read_text(), (ROOT / "docs" / "how-to" / "deploy.md").read_text()):
+    for text in (
+        (FOLDER / "autotune.service").read_text(),
+        (ROOT / "docs" / "how-to" / "deploy.md").read_text(),
+    ):
         assert re.search(made, text)
         assert re.search(added, text)
 
@@ -120,7 +127,9 @@ def test_the_image_copies_what_there_is_and_runs_as_nobody_in_particular() -> No
         "ENTRYPOINT"
     )  # a number: Kubernetes cannot tell whether a name is root
     assert ".[all]" in text, "the image serves, runs trials and joins Ray clusters"
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     (everything,) = extras["all"]
     assert set(everything.removeprefix("autotune-parallel[").rstrip("]").split(",")) == set(MODULES)
     assert docker_words("ENTRYPOINT") == ["autotune"]
@@ -128,7 +137,9 @@ def test_the_image_copies_what_there_is_and_runs_as_nobody_in_particular() -> No
 
 def test_the_composition_is_one_that_compose_takes() -> None:
     """By the published schema of compose files (https://github.com/compose-spec/compose-spec)."""
-    schema = importlib.resources.files("check_jsonschema.builtin_schemas.vendor") / "compose-spec.json"
+    schema = (
+        importlib.resources.files("check_jsonschema.builtin_schemas.vendor") / "compose-spec.json"
+    )
     (composition,) = documents("compose.yaml")
     jsonschema.validate(composition, json.loads(schema.read_text()))
     with pytest.raises(jsonschema.ValidationError):
@@ -140,7 +151,9 @@ def test_the_composition_keeps_to_loopback_and_keeps_secrets_in_files() -> None:
     services = composition["services"]
     for name, service in services.items():
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
-        assert re.search(r":v?\d+\.\d+", service["image"]) or "build" in service, f"{name} names its version"
+        assert re.search(r":v?\d+\.\d+", service["image"]) or "build" in service, (
+            f"{name} names its version"
+        )
     assert "ports" not in services["database"]
     assert (FOLDER / services["autotune"]["build"]["context"]).resolve() == ROOT
     used = {name for service in services.values() for name in service.get("secrets", [])}
@@ -177,17 +190,31 @@ def test_prometheus_and_grafana_find_what_the_composition_mounts() -> None:
     assert job["metrics_path"] == scrape_targets.PATH
     assert job["static_configs"] == [{"targets": ["autotune:8600"]}]
     assert "autotune" in docker_words("CMD"), "the name that Prometheus asks for is an allowed one"
-    assert Path(job["authorization"]["credentials_file"]).name in composition["services"]["prometheus"]["secrets"]
+    assert (
+        Path(job["authorization"]["credentials_file"]).name
+        in composition["services"]["prometheus"]["secrets"]
+    )
     volumes = dict(v.split(":")[:2] for v in composition["services"]["grafana"]["volumes"])
-    (source,) = yaml.safe_load((FOLDER / "grafana" / "datasources" / "prometheus.yaml").read_text())["datasources"]
+    (source,) = yaml.safe_load(
+        (FOLDER / "grafana" / "datasources" / "prometheus.yaml").read_text()
+    )["datasources"]
     assert (source["type"], source["url"]) == ("prometheus", "http://prometheus:9090")
-    (provider,) = yaml.safe_load((FOLDER / "grafana" / "dashboards" / "autotune.yaml").read_text())["providers"]
+    (provider,) = yaml.safe_load((FOLDER / "grafana" / "dashboards" / "autotune.yaml").read_text())[
+        "providers"
+    ]
     assert volumes["../grafana"] == provider["options"]["path"]
 
 
-OBJECT, INTEGER, BOOLEAN, TEXT = ({"type": kind} for kind in ("object", "integer", "boolean", "string"))
+OBJECT, INTEGER, BOOLEAN, TEXT = (
+    {"type": kind} for kind in ("object", "integer", "boolean", "string")
+)
 GROUP = {"rayStartParams": OBJECT, "template": OBJECT}
-WORKERS = GROUP | {"groupName": TEXT, "replicas": INTEGER, "minReplicas": INTEGER, "maxReplicas": INTEGER}
+WORKERS = GROUP | {
+    "groupName": TEXT,
+    "replicas": INTEGER,
+    "minReplicas": INTEGER,
+    "maxReplicas": INTEGER,
+}
 RAY_SPEC = {
     "rayVersion": TEXT,
     "authOptions": OBJECT,
@@ -210,7 +237,12 @@ MONITOR_SPEC = {
     "endpoints": {"items": {"properties": POD_ENDPOINT | {"authorization": OBJECT}}},
     "podMetricsEndpoints": {"items": {"properties": POD_ENDPOINT}},
 }
-CUSTOM = {"RayCluster": RAY_SPEC, "RayJob": JOB_SPEC, "ServiceMonitor": MONITOR_SPEC, "PodMonitor": MONITOR_SPEC}
+CUSTOM = {
+    "RayCluster": RAY_SPEC,
+    "RayJob": JOB_SPEC,
+    "ServiceMonitor": MONITOR_SPEC,
+    "PodMonitor": MONITOR_SPEC,
+}
 
 
 def closed(schema: Any) -> Any:
@@ -219,7 +251,11 @@ def closed(schema: Any) -> Any:
         return [closed(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    more = {"additionalProperties": False, "type": "object"} if isinstance(schema.get("properties"), dict) else {}
+    more = (
+        {"additionalProperties": False, "type": "object"}
+        if isinstance(schema.get("properties"), dict)
+        else {}
+    )
     return {key: closed(value) for key, value in schema.items()} | more
 
 
@@ -251,17 +287,26 @@ def test_the_manifests_are_ones_that_kubernetes_takes(name: str) -> None:
         else:
             kubernetes_validate.validate(document, "1.33", strict=True)
         for template in templates(document):
-            pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pod"}, "template": template}
+            pod = {
+                "apiVersion": "v1",
+                "kind": "PodTemplate",
+                "metadata": {"name": "pod"},
+                "template": template,
+            }
             kubernetes_validate.validate(pod, "1.33", strict=True)
             assert template["spec"]["securityContext"]["runAsNonRoot"]
             for container in template["spec"]["containers"]:
                 assert {"readinessProbe", "livenessProbe"} <= set(container)
                 assert container["resources"]["limits"]
                 assert not container["securityContext"]["allowPrivilegeEscalation"]
-    clusters = [d["spec"].get("rayClusterSpec", d["spec"]) for d in found if d["kind"].startswith("Ray")]
+    clusters = [
+        d["spec"].get("rayClusterSpec", d["spec"]) for d in found if d["kind"].startswith("Ray")
+    ]
     for cluster in clusters:
         assert cluster["authOptions"] == {"mode": "token"}
-        assert f"ray=={cluster['rayVersion']}" in (ROOT / "constraints.txt").read_text().splitlines()
+        assert (
+            f"ray=={cluster['rayVersion']}" in (ROOT / "constraints.txt").read_text().splitlines()
+        )
 
 
 def test_probes_ask_what_the_service_answers() -> None:
@@ -271,15 +316,25 @@ def test_probes_ask_what_the_service_answers() -> None:
     for probe in ("readinessProbe", "livenessProbe"):
         asked = service[probe]["httpGet"]
         assert asked["path"] in routes
-        assert asked["httpHeaders"][0]["value"] in service["args"], "the probe's name is an allowed one"
+        assert asked["httpHeaders"][0]["value"] in service["args"], (
+            "the probe's name is an allowed one"
+        )
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
-    text = (FOLDER / "autotune.service").read_text().replace("/opt/autotune/bin/autotune", shutil.which("true") or "")
-    text = re.sub(r"^(User|Group)=.*$", r"\1=root", text, flags=re.M)  # the unit's own user is made by hand
+    text = (
+        (FOLDER / "autotune.service")
+        .read_text()
+        .replace("/opt/autotune/bin/autotune", shutil.which("true") or "")
+    )
+    text = re.sub(
+        r"^(User|Group)=.*$", r"\1=root", text, flags=re.M
+    )  # the unit's own user is made by hand
     (tmp_path / "autotune.service").write_text(text)
     found = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(tmp_path / "autotune.service")], capture_output=True, text=True
+        ["systemd-analyze", "verify", "--man=no", str(tmp_path / "autotune.service")],
+        capture_output=True,
+        text=True,
     )
     assert [line for line in found.stderr.splitlines() if "autotune.service" in line] == []

@@ -22,10 +22,16 @@ RAY_NODE_METRICS = {
 def exported() -> dict[str, set[str]]:
     """The names under which Ray exports our metrics, with their labels."""
     names: dict[str, set[str]] = {}
-    for name, metric in yaml.safe_load((FOLDER / "prometheus" / "metrics.yaml").read_text()).items():
+    for name, metric in yaml.safe_load(
+        (FOLDER / "prometheus" / "metrics.yaml").read_text()
+    ).items():
         assert metric["kind"] in ("counter", "gauge", "histogram")
         assert metric["help"]
-        suffixes = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_sum", "_count"]}[metric["kind"]]
+        suffixes = {
+            "counter": ["_total"],
+            "gauge": [""],
+            "histogram": ["_bucket", "_sum", "_count"],
+        }[metric["kind"]]
         for suffix in suffixes:
             names[f"ray_{name}{suffix}"] = set(metric["labels"])
     return names
@@ -36,7 +42,9 @@ def dashboard() -> Any:
 
 
 def expressions() -> list[str]:
-    panels = [target["expr"] for panel in dashboard()["panels"] for target in panel.get("targets", [])]
+    panels = [
+        target["expr"] for panel in dashboard()["panels"] for target in panel.get("targets", [])
+    ]
     rules = yaml.safe_load((FOLDER / "prometheus" / "alerts.yml").read_text())
     return panels + [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
 
@@ -45,8 +53,12 @@ def test_only_known_metrics_are_read() -> None:
     known = exported()
     used = {name for text in expressions() for name in re.findall(r"\bray_\w+", text)}
     assert used <= known.keys() | RAY_NODE_METRICS
-    bases = {name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name in known}
-    assert {name.removesuffix("_bucket") for name in used} >= bases, "every metric of ours is shown somewhere"
+    bases = {
+        name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name in known
+    }
+    assert {name.removesuffix("_bucket") for name in used} >= bases, (
+        "every metric of ours is shown somewhere"
+    )
 
 
 def test_only_metrics_of_the_service_are_read_as_such() -> None:
@@ -57,9 +69,17 @@ def test_only_metrics_of_the_service_are_read_as_such() -> None:
     counters = Counters()
     counters.requests.labels("GET", "/", "200").inc()
     counters.seconds.labels("/").observe(0.1)
-    text = counters.text(health, Statistics(studies={}, trials={}, failures={}, leased=0), [], streams=0).decode()
-    known = set(re.findall(r"^# TYPE (\w+)", text, re.M)) | {"autotune_service_request_seconds_bucket"}
-    used = {name for expression in expressions() for name in re.findall(r"\bautotune_service_\w+", expression)}
+    text = counters.text(
+        health, Statistics(studies={}, trials={}, failures={}, leased=0), [], streams=0
+    ).decode()
+    known = set(re.findall(r"^# TYPE (\w+)", text, re.M)) | {
+        "autotune_service_request_seconds_bucket"
+    }
+    used = {
+        name
+        for expression in expressions()
+        for name in re.findall(r"\bautotune_service_\w+", expression)
+    }
     assert used <= known
 
 
@@ -78,7 +98,10 @@ def test_the_dashboard_is_importable() -> None:
         place = panel["gridPos"]
         assert place["x"] >= 0
         assert place["x"] + place["w"] <= 24
-    assert {variable["name"] for variable in document["templating"]["list"]} == {"datasource", "study"}
+    assert {variable["name"] for variable in document["templating"]["list"]} == {
+        "datasource",
+        "study",
+    }
 
 
 def test_panels_do_not_overlap() -> None:

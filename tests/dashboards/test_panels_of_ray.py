@@ -35,7 +35,13 @@ def real(name: str, *, calibrate: bool = True, **measure: float) -> dict[str, An
         workload={"seq_len": 64, "global_batch_size": 16},
         space={"world_sizes": [1, 2], "micro_batch_size": [1, 2, 4, 8], "precision": ["fp32"]},
         budget={"max_trials": 4, "min_gain": 0},
-        measure={"finalists": 0, "min_steps": 40, "max_steps": 40, "start_timeout_s": 300, **measure},
+        measure={
+            "finalists": 0,
+            "min_steps": 40,
+            "max_steps": 40,
+            "start_timeout_s": 300,
+            **measure,
+        },
         runner="ray",
         calibrate=calibrate,
     )
@@ -76,7 +82,9 @@ def test_every_panel_has_data_at_every_scrape_of_a_study_that_calibrates_its_clu
         Client(url) as asking,
     ):
         began_s = time.time()
-        fails = real("never-ends", calibrate=False, min_steps=100_000, max_steps=100_000, trial_timeout_s=10)
+        fails = real(
+            "never-ends", calibrate=False, min_steps=100_000, max_steps=100_000, trial_timeout_s=10
+        )
         failing, study = (asking.submit(asked)["study"]["id"] for asked in (fails, real("trains")))
         ends_s = {each: ended_s(asking.wait(each, timeout_s=LONG_S)) for each in (study, failing)}
         assert asking.status(study)["study"]["status"] == "COMPLETED"
@@ -91,5 +99,10 @@ def test_every_panel_has_data_at_every_scrape_of_a_study_that_calibrates_its_clu
             times = sorted(found)
             assert len(times) == round(times[-1] - times[0]) + 1, f"{text} has gaps"
             assert times[-1] > end_s - 1.0, f"{text} ends before its study"
-        trials = samples(client, f'ray_autotune_trials_total{{study="{study}"}}', start=began_s, end=ends_s[study])
+        trials = samples(
+            client,
+            f'ray_autotune_trials_total{{study="{study}"}}',
+            start=began_s,
+            end=ends_s[study],
+        )
         assert len(set(trials.values())) >= 2, "they move while the study runs"

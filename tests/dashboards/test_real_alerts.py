@@ -127,7 +127,9 @@ def test_each_alert_fires_in_its_case_alone_and_ends_with_it(
                 os.kill(pid_of(lease.owner), signal.SIGCONT)
             fires(client)
 
-            losses = failing("worker_lost", 0, 1, time_scale=1.0)  # both within the window of the alert
+            losses = failing(
+                "worker_lost", 0, 1, time_scale=1.0
+            )  # both within the window of the alert
             lost = asking.submit(losses)["study"]["id"]
             fires(client, "AutotuneWorkersLost")
             asking.act(lost, "cancel")
@@ -146,7 +148,9 @@ def test_each_alert_fires_in_its_case_alone_and_ends_with_it(
 
 def alerting(client: httpx.Client, label: str) -> set[str]:
     """The values of a label of what fires."""
-    found = client.get("query", params={"query": 'ALERTS{alertstate="firing"}'}).json()["data"]["result"]
+    found = client.get("query", params={"query": 'ALERTS{alertstate="firing"}'}).json()["data"][
+        "result"
+    ]
     return {str(series["metric"][label]) for series in found}
 
 

@@ -74,7 +74,10 @@ class Started:
         for pid in _below(self.pid):
             with contextlib.suppress(OSError):
                 variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-                if f"RANK={number}".encode() in variables and b"train" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                if (
+                    f"RANK={number}".encode() in variables
+                    and b"train" in Path(f"/proc/{pid}/cmdline").read_bytes()
+                ):
                     return pid
         return None
 
@@ -99,12 +102,16 @@ class Seen:
     def causes(self, fault: Fault) -> list[dict[str, Any]]:
         """Findings that count."""
         aside = self.foreign > 0.08 and fault.cause != "foreign_process"
-        return [f for f in self.document["findings"] if not (aside and f["class"] == "foreign_process")]
+        return [
+            f for f in self.document["findings"] if not (aside and f["class"] == "foreign_process")
+        ]
 
     def problem(self, fault: Fault) -> str:
         """What is wrong with the diagnosis; empty where nothing is."""
         found = self.causes(fault)
-        said = [(f["class"], f["share"] and round(f["share"], 2), f["rank"], f["node"]) for f in found]
+        said = [
+            (f["class"], f["share"] and round(f["share"], 2), f["rank"], f["node"]) for f in found
+        ]
         if not fault.cause:
             verdict = self.document["verdict"]
             unseen = verdict if verdict.startswith(("no optimizer step", "too few steps")) else ""
@@ -178,7 +185,9 @@ def hogs(count: int) -> Injector:
         run.wait_for(0)
         # of nobody here: what this process starts counts as the training's own
         start = f"for _ in $(seq {count}); do {sys.executable} -c 'while True: sum(range(10000))' >/dev/null 2>&1 & echo $!; done"
-        others = subprocess.run(["sh", "-c", start], capture_output=True, text=True, check=True).stdout.split()
+        others = subprocess.run(
+            ["sh", "-c", start], capture_output=True, text=True, check=True
+        ).stdout.split()
         try:
             yield
         finally:
@@ -194,8 +203,18 @@ def command_of(fault: Fault, node: int = 0, address: str = "") -> list[str]:
     if fault.ranks == 1:
         launch = [sys.executable]
     else:
-        launch = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={fault.ranks // fault.nodes}"]
-        several = [f"--nnodes={fault.nodes}", f"--node-rank={node}", f"--master-addr={address}", "--master-port=29533"]
+        launch = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            f"--nproc-per-node={fault.ranks // fault.nodes}",
+        ]
+        several = [
+            f"--nnodes={fault.nodes}",
+            f"--node-rank={node}",
+            f"--master-addr={address}",
+            "--master-port=29533",
+        ]
         launch += several if fault.nodes > 1 else ["--standalone"]
     return [
         tool,
@@ -226,7 +245,12 @@ def run(fault: Fault, folder: Path, *, launched: bool = False) -> Seen:
     else:
         with open(folder / "stderr.txt", "w+") as errors:
             process = subprocess.Popen(
-                command_of(fault), stdout=subprocess.PIPE, stderr=errors, text=True, env=variables, cwd=folder
+                command_of(fault),
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=variables,
+                cwd=folder,
             )
             started = Started(pid=process.pid, over=threading.Event())
             used = threading.Thread(target=_watch, args=(started, spent := [0.0]))
@@ -238,7 +262,9 @@ def run(fault: Fault, folder: Path, *, launched: bool = False) -> Seen:
             errors.seek(0)
             document, text, ours_s = json.loads(out), errors.read(), spent[0]
     lasted_s = _machine()[0] - before[0]
-    return Seen(document=document, foreign=(_machine()[1] - before[1] - ours_s) / lasted_s, text=text)
+    return Seen(
+        document=document, foreign=(_machine()[1] - before[1] - ours_s) / lasted_s, text=text
+    )
 
 
 def _forked(fault: Fault, folder: Path) -> tuple[dict[str, Any], str, float]:
@@ -267,7 +293,9 @@ def _forked(fault: Fault, folder: Path) -> tuple[dict[str, Any], str, float]:
     text = (folder / "output.txt").read_text()[-2000:]
     assert not any(codes), text
     assert evidence is not None, text
-    ours_s = ended.children_user + ended.children_system - began.children_user - began.children_system
+    ours_s = (
+        ended.children_user + ended.children_system - began.children_user - began.children_system
+    )
     return diagnose(evidence).to_dict(), text, ours_s
 
 
@@ -288,7 +316,11 @@ def _be_a_rank(fault: Fault, rank: int, folder: Path, reports: Path) -> None:
             "WORLD_SIZE": str(fault.ranks),
         }
         os.environ.update(
-            several, RANK=str(rank), LOCAL_RANK=str(rank), OMP_NUM_THREADS="1", AUTOTUNE_PROBE_ROOT=str(os.getppid())
+            several,
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            OMP_NUM_THREADS="1",
+            AUTOTUNE_PROBE_ROOT=str(os.getppid()),
         )
         import torch
 
@@ -307,7 +339,9 @@ def _be_a_rank(fault: Fault, rank: int, folder: Path, reports: Path) -> None:
         os._exit(code)
 
 
-def _on_nodes(fault: Fault, folder: Path, variables: dict[str, str]) -> tuple[dict[str, Any], str, float]:
+def _on_nodes(
+    fault: Fault, folder: Path, variables: dict[str, str]
+) -> tuple[dict[str, Any], str, float]:
     from tests.nodes.network import Network
 
     with Network(fault.nodes) as network:
@@ -329,7 +363,12 @@ def _on_nodes(fault: Fault, folder: Path, variables: dict[str, str]) -> tuple[di
             out = [process.communicate(timeout=LIMIT_S)[0] for process in processes]
             ended = os.times()
             errors.seek(0)
-            ours_s = ended.children_user + ended.children_system - began.children_user - began.children_system
+            ours_s = (
+                ended.children_user
+                + ended.children_system
+                - began.children_user
+                - began.children_system
+            )
             return json.loads(out[0]), errors.read(), ours_s
 
 
@@ -473,7 +512,10 @@ def main(names: list[str]) -> None:
             if problem:
                 wrong[is_fault].append(fault.name)
             took_s = time.monotonic() - began_s
-            print(f"{'ok   ' if not problem else 'WRONG'} {fault.name} [{took_s:.0f} s] {problem} {alone}", flush=True)
+            print(
+                f"{'ok   ' if not problem else 'WRONG'} {fault.name} [{took_s:.0f} s] {problem} {alone}",
+                flush=True,
+            )
     print(
         f"faults: {count[True] - len(wrong[True])} of {count[True]} right; healthy: {count[False] - len(wrong[False])} of {count[False]} silent"
     )

@@ -51,13 +51,18 @@ def run(
             "optimizer": optimizer * wobble(),
             "rest": rest * wobble(),
         }
-        wall = {name: c * (stretch if name in ("forward", "backward", "optimizer") else 1.0) for name, c in cpu.items()}
+        wall = {
+            name: c * (stretch if name in ("forward", "backward", "optimizer") else 1.0)
+            for name, c in cpu.items()
+        }
         for (of, phase), blocked in (more or {}).items():
             if of in (rank, -1):
                 wall[phase] = wall.get(phase, np.zeros(steps)) + np.asarray(blocked) / STEP_S
                 cpu.setdefault(phase, np.zeros(steps))
         own.append({"cpu": cpu, "wall": wall, "sum": np.sum(list(wall.values()), axis=0)})
-    longest = np.max([o["sum"] for o in own], axis=0) + (communication * wobble() if ranks > 1 else 0.0)
+    longest = np.max([o["sum"] for o in own], axis=0) + (
+        communication * wobble() if ranks > 1 else 0.0
+    )
     found = []
     for number, o in enumerate(own):
         o["wall"]["backward"] = o["wall"]["backward"] + (longest - o["sum"] if ranks > 1 else 0.0)
@@ -65,7 +70,9 @@ def run(
         phases = {
             name: tuple(
                 (float(w * (1 + queue) * STEP_S), float(c * STEP_S), float(w * queue * STEP_S))
-                for w, c in zip(o["wall"][name], np.broadcast_to(o["cpu"][name], steps), strict=True)
+                for w, c in zip(
+                    o["wall"][name], np.broadcast_to(o["cpu"][name], steps), strict=True
+                )
             )
             for name in o["wall"]
         }
@@ -76,11 +83,15 @@ def run(
                 node=f"node{number * nodes // ranks}",
                 step_times_s=times,
                 phases=phases,
-                tokens=tuple(map(float, np.asarray(tokens)[number])) if tokens is not None else (64.0,) * steps,
+                tokens=tuple(map(float, np.asarray(tokens)[number]))
+                if tokens is not None
+                else (64.0,) * steps,
                 elapsed_s=sum(times),
                 user_s=sum(times) * 0.8,
                 cores=8,
-                places=(Place(phase="rest", kind=kind, line="train.py:7", text="batch", share=0.1),),
+                places=(
+                    Place(phase="rest", kind=kind, line="train.py:7", text="batch", share=0.1),
+                ),
             )
         )
     names = sorted({rank.node for rank in found})
@@ -89,11 +100,20 @@ def run(
         ranks=tuple(found),
         nodes=tuple(
             Node(
-                name=name, machine=name, cores=8, busy=busy + load * 8, ours=busy, others={"hog (process 7)": load * 8}
+                name=name,
+                machine=name,
+                cores=8,
+                busy=busy + load * 8,
+                ours=busy,
+                others={"hog (process 7)": load * 8},
             )
             for name in names
         ),
-        facts={"wrappers": ["FSDP2"] if sharded else ["DDP"], "world": ranks, "parameters": 1_000_000},
+        facts={
+            "wrappers": ["FSDP2"] if sharded else ["DDP"],
+            "world": ranks,
+            "parameters": 1_000_000,
+        },
         world=ranks,
         step_times_s=tuple(float(t) for t in np.max([rank.step_times_s for rank in found], axis=0)),
     )

@@ -30,7 +30,9 @@ def first(found: Diagnosis, *, but: str = "") -> Any:
 
 @given(ranks=st.integers(1, 8), seed=SEED, noise=NOISE, sharded=st.booleans())
 @settings(max_examples=examples(60), deadline=None)
-def test_no_class_is_claimed_of_a_healthy_run(ranks: int, seed: int, noise: float, sharded: bool) -> None:
+def test_no_class_is_claimed_of_a_healthy_run(
+    ranks: int, seed: int, noise: float, sharded: bool
+) -> None:
     found = diagnose(run(ranks=ranks, seed=seed, noise=noise, sharded=sharded))
     assert [f.cause for f in found.findings] == []
     assert found.verdict.startswith("Nothing found")
@@ -38,9 +40,13 @@ def test_no_class_is_claimed_of_a_healthy_run(ranks: int, seed: int, noise: floa
 
 @given(ranks=RANKS, seed=SEED, noise=NOISE, wait=st.floats(0.15, 3.0), load=st.floats(0.0, 0.4))
 @settings(max_examples=examples(40), deadline=None)
-def test_all_ranks_wait_for_data(ranks: int, seed: int, noise: float, wait: float, load: float) -> None:
+def test_all_ranks_wait_for_data(
+    ranks: int, seed: int, noise: float, wait: float, load: float
+) -> None:
     found = first(
-        diagnose(run(ranks=ranks, seed=seed, noise=noise, load=load, more={(-1, "data"): wait * STEP_S})),
+        diagnose(
+            run(ranks=ranks, seed=seed, noise=noise, load=load, more={(-1, "data"): wait * STEP_S})
+        ),
         but="foreign_process",
     )
     assert (found.cause, found.rank) == ("input", None)
@@ -67,7 +73,9 @@ def test_one_rank_waits_for_data(ranks: int, seed: int, of: int, wait: float) ->
     by_cpu=st.booleans(),
 )
 @settings(max_examples=examples(60), deadline=None)
-def test_one_rank_computes_longer(ranks: int, seed: int, of: int, slower: float, load: float, by_cpu: bool) -> None:
+def test_one_rank_computes_longer(
+    ranks: int, seed: int, of: int, slower: float, load: float, by_cpu: bool
+) -> None:
     of %= ranks
     how = {"busier" if by_cpu else "slower": {of: slower}}
     found = first(diagnose(run(ranks=ranks, seed=seed, load=load, **how)), but="foreign_process")  # type: ignore[arg-type]
@@ -93,7 +101,9 @@ def test_a_quota_holds_one_rank_whose_time_the_kernel_counts_on_the_run_queue(
     waited = sum(q for spent in queued.phases.values() for _, _, q in spent)
     quota = replace(queued, throttled_s=waited)
     others = tuple(rank for rank in evidence.ranks if rank.rank != of)
-    told = replace(evidence, ranks=tuple(sorted((*others, quota), key=lambda rank: rank.rank)), nodes=())
+    told = replace(
+        evidence, ranks=tuple(sorted((*others, quota), key=lambda rank: rank.rank)), nodes=()
+    )
     found = first(diagnose(told))
     assert (found.cause, found.rank) == ("slow_rank", of)
     assert any("a cgroup quota stopped it" in line for line in found.evidence)
@@ -102,7 +112,9 @@ def test_a_quota_holds_one_rank_whose_time_the_kernel_counts_on_the_run_queue(
 @given(seed=SEED, node=st.integers(0, 2))
 @settings(max_examples=20, deadline=None)
 def test_all_ranks_of_one_node_compute_longer(seed: int, node: int) -> None:
-    found = first(diagnose(run(ranks=6, nodes=3, seed=seed, slower={2 * node: 1.6, 2 * node + 1: 1.6})))
+    found = first(
+        diagnose(run(ranks=6, nodes=3, seed=seed, slower={2 * node: 1.6, 2 * node + 1: 1.6}))
+    )
     assert (found.cause, found.node, found.rank) == ("slow_node", f"node{node}", None)
 
 
@@ -129,7 +141,9 @@ def test_lengths_with_a_long_tail(ranks: int, seed: int) -> None:
 def test_pauses(ranks: int, seed: int, every: int, saves: bool, one: bool) -> None:
     pause = np.where(np.arange(80) % every == every - 1, STEP_S * every * 0.5, 0.0)
     phase = "checkpoint" if saves else "evaluation"
-    found = first(diagnose(run(ranks=ranks, steps=80, seed=seed, more={(0 if one else -1, phase): pause})))
+    found = first(
+        diagnose(run(ranks=ranks, steps=80, seed=seed, more={(0 if one else -1, phase): pause}))
+    )
     assert found.cause == "pauses"
     assert ("checkpoint" in found.what) is saves
 
@@ -147,7 +161,9 @@ def test_processes_of_others_on_the_machine(ranks: int, load: float, seed: int) 
 def test_evidence_survives_its_keeping(seed: int, ranks: int) -> None:
     evidence = run(ranks=ranks, seed=seed, more={(0, "data"): 0.1})
     kept = Evidence.from_dict(json.loads(json.dumps(evidence.shortened().to_dict())))
-    assert [f.cause for f in diagnose(kept).findings] == [f.cause for f in diagnose(evidence).findings]
+    assert [f.cause for f in diagnose(kept).findings] == [
+        f.cause for f in diagnose(evidence).findings
+    ]
     assert json.dumps(diagnose(kept).to_dict())
 
 
@@ -169,7 +185,10 @@ def test_every_finding_says_what_was_seen_how_to_make_sure_and_what_to_change() 
 def test_collectives_inside_a_node_say_what_the_links_of_its_gpus_move() -> None:
     evidence = run(ranks=2, communication=2.0)
     by_pcie = {"pcie_bytes_per_s": 12e9, "nvlink_bytes_per_s": 0.0}
-    ranks = (replace(evidence.ranks[0], gpu=by_pcie), replace(evidence.ranks[1], gpu={"pcie_bytes_per_s": 1e9}))
+    ranks = (
+        replace(evidence.ranks[0], gpu=by_pcie),
+        replace(evidence.ranks[1], gpu={"pcie_bytes_per_s": 1e9}),
+    )
     found = first(diagnose(replace(evidence, ranks=ranks)))
     assert found.cause == "communication_inside_node"
     assert "its NVLink is not used" in found.evidence[-1]
@@ -188,7 +207,9 @@ def test_a_prediction_that_is_too_long_has_no_cause_in_the_run() -> None:
 def of_ranks(evidence: Evidence, *own: dict[str, Any], **changes: Any) -> Evidence:
     """With these values of every rank, and its own of each."""
     told = own or ({},) * len(evidence.ranks)
-    ranks = tuple(replace(rank, **changes, **more) for rank, more in zip(evidence.ranks, told, strict=True))
+    ranks = tuple(
+        replace(rank, **changes, **more) for rank, more in zip(evidence.ranks, told, strict=True)
+    )
     return replace(evidence, ranks=ranks)
 
 
@@ -212,7 +233,11 @@ FOUR = run(ranks=4, nodes=4, communication=1.0)
 MORE_TOKENS = np.full((3, 60), 64.0)
 MORE_TOKENS[1] = 160.0
 UNEVEN = of_ranks(
-    run(ranks=4, steps=80, tokens=64 * np.exp(0.7 * np.random.default_rng(3).standard_normal((4, 80)))),
+    run(
+        ranks=4,
+        steps=80,
+        tokens=64 * np.exp(0.7 * np.random.default_rng(3).standard_normal((4, 80))),
+    ),
     tokens=(64.0,) * 80,
 )
 """nothing says that its tokens are unequal"""
@@ -251,7 +276,9 @@ def first_is(evidence: Evidence, cause: str, **more: Any) -> Due:
 
 DUE = {
     "a link of two nodes that stands out": first_is(
-        with_links(TWO, lambda a, b: 1e7 if a == "node1" else 1e8), "communication_between_nodes", node="node1"
+        with_links(TWO, lambda a, b: 1e7 if a == "node1" else 1e8),
+        "communication_between_nodes",
+        node="node1",
     ),
     "links of two nodes that are alike": first_is(
         with_links(TWO, lambda a, b: 1e7), "communication_between_nodes", node=""
@@ -259,52 +286,80 @@ DUE = {
     "links of one of four nodes": first_is(
         with_links(FOUR, lambda a, b: 1e7 if "node2" in (a, b) else 1e8), "slow_node", node="node2"
     ),
-    "a rank with more tokens is no slow machine": first_is(run(ranks=3, tokens=MORE_TOKENS), "unequal_lengths", rank=1),
+    "a rank with more tokens is no slow machine": first_is(
+        run(ranks=3, tokens=MORE_TOKENS), "unequal_lengths", rank=1
+    ),
     "experts that get unequal numbers": Due(
-        replace(UNEVEN, facts={**UNEVEN.facts, "config": {"num_local_experts": 8}}), ("unequal_lengths",)
+        replace(UNEVEN, facts={**UNEVEN.facts, "config": {"num_local_experts": 8}}),
+        ("unequal_lengths",),
     ),
     "without experts, nothing says that lengths are unequal": Due(UNEVEN, ()),
     "recompilation after warm-up": first_is(
-        of_ranks(run(ranks=2, more={(-1, "forward"): AGAIN}), compile_s=tuple(AGAIN)), "recompilation"
+        of_ranks(run(ranks=2, more={(-1, "forward"): AGAIN}), compile_s=tuple(AGAIN)),
+        "recompilation",
     ),
     **{
         f"time between phases goes to what was seen there: {kind or 'nothing'}": first_is(
             run(ranks=2, more={(-1, "rest"): 0.5 * STEP_S}, kind=kind), cause
         )
-        for kind, cause in (("log", "host"), ("data", "input"), ("checkpoint", "pauses"), ("", "input"))
+        for kind, cause in (
+            ("log", "host"),
+            ("data", "input"),
+            ("checkpoint", "pauses"),
+            ("", "input"),
+        )
     },
     "the program's own computing between phases is the host's": first_is(
         run(ranks=2, rest=0.6), "host", line="train.py:7"
     ),
-    "little work between phases of no known kind is a trainer's usual care": Due(run(ranks=2, rest=0.1), ()),
+    "little work between phases of no known kind is a trainer's usual care": Due(
+        run(ranks=2, rest=0.1), ()
+    ),
     "blocked, nobody knows by what: 2 looks of 20": first_is(of_ranks(RESTS, looks=20), "input"),
     "blocked by what was seen in 20 looks of 200": first_is(of_ranks(RESTS, looks=200), "host"),
     "an optimizer that takes most of the step": first_is(run(ranks=2, optimizer=1.5), "optimizer"),
     "ranks that are more than the cores blame nobody else": Due(
-        of_ranks(of_nodes(run(ranks=4, load=0.5), cores=2, busy=2.0, ours=1.98, others={}), cores=2), ()
+        of_ranks(
+            of_nodes(run(ranks=4, load=0.5), cores=2, busy=2.0, ours=1.98, others={}), cores=2
+        ),
+        (),
     ),
-    "a rank that is a little slow": Due(replace(ON_CPUS, facts={**ON_CPUS.facts, **GPU}), ("slow_rank",)),
+    "a rank that is a little slow": Due(
+        replace(ON_CPUS, facts={**ON_CPUS.facts, **GPU}), ("slow_rank",)
+    ),
     "a rank whose core is shared is not called slow for a little": Due(
         replace(SHARED_CORE, facts={**SHARED_CORE.facts, **GPU}), ("foreign_process",)
     ),
     "on CPUs, a little is not slow": Due(ON_CPUS, ()),
     "nodes that share a machine are not strangers to each other": Due(
-        of_nodes(run(ranks=2, nodes=2, load=0.4), machine="one", cores=2, busy=1.2, ours=0.6, others={}), ()
+        of_nodes(
+            run(ranks=2, nodes=2, load=0.4), machine="one", cores=2, busy=1.2, ours=0.6, others={}
+        ),
+        (),
     ),
     **{
         f"memory that is short: {', '.join(readings)}": Due(
             of_ranks(PLAIN, {}, readings), ("memory",), first={"rank": 1}
         )
-        for readings in ({"alloc_retries": 40.0}, {"major_faults": 4000.0}, {"minor_faults": 2e6, "system_s": 3.0})
+        for readings in (
+            {"alloc_retries": 40.0},
+            {"major_faults": 4000.0},
+            {"minor_faults": 2e6, "system_s": 3.0},
+        )
     },
-    "clocks that are held down": Due(of_ranks(PLAIN, {"gpu": COOL}, {"gpu": HOT}), ("clocks",), first={"rank": 1}),
+    "clocks that are held down": Due(
+        of_ranks(PLAIN, {"gpu": COOL}, {"gpu": HOT}), ("clocks",), first={"rank": 1}
+    ),
     "a pipeline that stands idle beyond its due": first_is(IDLE, "bubble"),
     "a pipeline that stands idle as is its due": Due(
         replace(IDLE, predicted_parts_s={**IDLE.predicted_parts_s, "bubble": 0.3}), ()
     ),
     "a knob without effect": first_is(
         replace(
-            PLAIN, disagreements=("compile: the spec says true, the probe saw false; pass {compile} to the program",)
+            PLAIN,
+            disagreements=(
+                "compile: the spec says true, the probe saw false; pass {compile} to the program",
+            ),
         ),
         "knob_without_effect",
         knob="compile",
@@ -324,7 +379,9 @@ DUE = {
         change="the option has no effect as written",
     ),
     "a wrong prediction": first_is(
-        replace(PLAIN, predicted_s=(0.02, 0.01, 0.04)), "prediction", share=pytest.approx(0.8, abs=0.05)
+        replace(PLAIN, predicted_s=(0.02, 0.01, 0.04)),
+        "prediction",
+        share=pytest.approx(0.8, abs=0.05),
     ),
     "a wrong prediction of which loading explains a part": Due(
         replace(LOADS, predicted_s=(0.02, 0.01, 0.04)), ("prediction", "input")
@@ -336,7 +393,8 @@ DUE = {
         replace(run(ranks=2, load=0.5), predicted_s=(0.11, 0.09, 0.13)), ("foreign_process",)
     ),
     "a prediction that holds": Due(
-        replace(PLAIN, predicted_s=(0.11, 0.09, 0.13)), verdict="Nothing found: it runs as predicted"
+        replace(PLAIN, predicted_s=(0.11, 0.09, 0.13)),
+        verdict="Nothing found: it runs as predicted",
     ),
     "a prediction that holds for one rank": Due(
         replace(run(ranks=1), predicted_s=(0.11, 0.08, 0.15)), verdict="runs as predicted"
@@ -348,7 +406,9 @@ DUE = {
         Evidence(step_times_s=tuple(0.9 if at % 10 == 9 else 0.1 for at in range(60))), ("pauses",)
     ),
     "waits by a log alone": first_is(
-        Evidence(step_times_s=(0.5,) * 20, data_times_s=(0.3,) * 20), "input", share=pytest.approx(0.6)
+        Evidence(step_times_s=(0.5,) * 20, data_times_s=(0.3,) * 20),
+        "input",
+        share=pytest.approx(0.6),
     ),
     "equal steps by a log alone": Due(Evidence(step_times_s=(0.5,) * 20), (), "Nothing found"),
     "no steps at all": Due(Evidence(), (), "there is no diagnosis"),
@@ -363,7 +423,9 @@ DUE = {
     "what a log warns of costs nothing here": Due(replace(PLAIN, hints=(WARNS,)), ()),
     "a log alone has nothing better than its warning": Due(Evidence(hints=(WARNS,)), ("input",)),
     "lines of the log of what nothing else measures": Due(
-        replace(PLAIN, hints=(WARNS, RETRIES, STRAGGLER)), ("memory", "slow_rank"), first={"rank": None, "share": None}
+        replace(PLAIN, hints=(WARNS, RETRIES, STRAGGLER)),
+        ("memory", "slow_rank"),
+        first={"rank": None, "share": None},
     ),
     "a foreign process is said to hold the rank that waits, by its number": Due(
         of_ranks(
@@ -373,9 +435,13 @@ DUE = {
         ("foreign_process",),
         first={"rank": 5},
     ),
-    "a program that waits elsewhere than in its loader does not wait for data": first_is(waiting(loader=True), "host"),
+    "a program that waits elsewhere than in its loader does not wait for data": first_is(
+        waiting(loader=True), "host"
+    ),
     "without a loader it may load where it waits": first_is(waiting(loader=False), "input"),
-    "but not between a backward pass and the optimizer": first_is(waiting(loader=False, kind="own"), "host"),
+    "but not between a backward pass and the optimizer": first_is(
+        waiting(loader=False, kind="own"), "host"
+    ),
     "and where it was seen to load, it loads": first_is(waiting(loader=True, kind="data"), "input"),
     **{
         f"no work of the program's own: {kind}": Due(waiting(loader=True, kind=kind), causes)
@@ -402,5 +468,7 @@ def test_what_is_found(name: str) -> None:
 def test_the_second_line_of_a_log_names_its_rank_and_a_measured_cause_quotes_the_log() -> None:
     told = diagnose(replace(PLAIN, hints=(WARNS, RETRIES, STRAGGLER))).findings
     assert [(f.rank, f.share) for f in told] == [(None, None), (1, None)]
-    (found,) = diagnose(replace(run(ranks=2, more={(-1, "data"): 0.5 * STEP_S}), hints=(WARNS,))).findings
+    (found,) = diagnose(
+        replace(run(ranks=2, more={(-1, "data"): 0.5 * STEP_S}), hints=(WARNS,))
+    ).findings
     assert (found.cause, found.evidence[-1]) == ("input", f"the log says: {WARNS[1]}")

@@ -51,17 +51,28 @@ def test_the_time_that_a_line_says_was_spent_on_data(line: str, seconds: float |
 def test_a_few_recompilations_are_usual() -> None:
     line = "V1128 torch/_dynamo/guards.py:4000] [0/{}] [__recompiles] Recompiling function forward in train.py:12"
     assert hints_of([line.format(1)] * (RECOMPILED - 1)) == ()
-    assert [cause for cause, _ in hints_of(line.format(at) for at in range(RECOMPILED))] == ["recompilation"]
+    assert [cause for cause, _ in hints_of(line.format(at) for at in range(RECOMPILED))] == [
+        "recompilation"
+    ]
 
 
 def test_of_each_cause_the_first_line_is_kept() -> None:
-    lines = ["2 CUDA memory allocation retries.", "thermal throttling", "9 CUDA memory allocation retries."]
+    lines = [
+        "2 CUDA memory allocation retries.",
+        "thermal throttling",
+        "9 CUDA memory allocation retries.",
+    ]
     assert hints_of(lines) == (("memory", lines[0]), ("clocks", lines[1]))
 
 
 @pytest.mark.parametrize(
     ("line", "rank"),
-    [("Affected ranks: [3]", 3), ("rank 12 is slower", 12), ("Affected ranks: [3, 4]", None), ("some ranks", None)],
+    [
+        ("Affected ranks: [3]", 3),
+        ("rank 12 is slower", 12),
+        ("Affected ranks: [3, 4]", None),
+        ("some ranks", None),
+    ],
 )
 def test_the_rank_that_a_line_is_about(line: str, rank: int | None) -> None:
     assert named_rank(line) == rank

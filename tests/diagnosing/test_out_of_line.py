@@ -45,20 +45,38 @@ def test_nothing_stands_out_of_likes(nodes: int, per_node: int, seed: int) -> No
     assert of_readings(cluster(nodes, per_node, seed)) == ()
 
 
-@given(nodes=st.integers(2, 6), seed=st.integers(0, 9999), which=st.integers(0, 11), times=st.floats(1.2, 5))
+@given(
+    nodes=st.integers(2, 6),
+    seed=st.integers(0, 9999),
+    which=st.integers(0, 11),
+    times=st.floats(1.2, 5),
+)
 @settings(max_examples=examples(60), deadline=None)
 def test_a_slow_gpu_is_named(nodes: int, seed: int, which: int, times: float) -> None:
     which %= nodes * 2
     (found,) = of_readings(cluster(nodes, 2, seed, slow={which: times}))
-    assert (found.kind, found.name, found.what) == ("gpu", f"rank {which} (node n{which // 2})", "matmul")
+    assert (found.kind, found.name, found.what) == (
+        "gpu",
+        f"rank {which} (node n{which // 2})",
+        "matmul",
+    )
     assert found.times == pytest.approx(times, rel=0.1)
 
 
-@given(nodes=st.integers(3, 6), seed=st.integers(0, 9999), which=st.integers(0, 5), times=st.floats(2.5, 20))
+@given(
+    nodes=st.integers(3, 6),
+    seed=st.integers(0, 9999),
+    which=st.integers(0, 5),
+    times=st.floats(2.5, 20),
+)
 @settings(max_examples=examples(60), deadline=None)
-def test_a_node_behind_a_slow_link_is_named_once(nodes: int, seed: int, which: int, times: float) -> None:
+def test_a_node_behind_a_slow_link_is_named_once(
+    nodes: int, seed: int, which: int, times: float
+) -> None:
     which %= nodes
-    (found,) = of_readings(cluster(nodes, 2, seed, links=lambda a, b: times if which in (a, b) else 1.0))
+    (found,) = of_readings(
+        cluster(nodes, 2, seed, links=lambda a, b: times if which in (a, b) else 1.0)
+    )
     assert (found.kind, found.node, found.what) == ("node", f"n{which}", "exchange")
 
 

@@ -27,12 +27,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def said_after(command: str) -> str:
     """The answer that the page shows below a command."""
-    at = next(i for i, block in enumerate(PAGE) if block.language == "console" and command in block.text)
+    at = next(
+        i for i, block in enumerate(PAGE) if block.language == "console" and command in block.text
+    )
     return PAGE[at + 1].text.replace("autotune: ", "")
 
 
 @pytest.mark.parametrize("log", ["waits.log", "pauses.log"])
-def test_a_log_gives_the_answer_of_the_page(folder: Path, log: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_gives_the_answer_of_the_page(
+    folder: Path, log: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["diagnose", "--log", log, "slow.yaml"]) == 0
     told = capsys.readouterr().out
     for line in said_after(log).splitlines():

@@ -12,17 +12,28 @@ from autotune.diagnosis.collect import Reports
 from autotune.diagnosis.words import lines_of
 from tests.diagnosing.made_up import run
 
-HEALTHY = {"compute": 0.080, "optimizer": 0.008, "communication": 0.004, "bubble": 0.0, "input": 0.0, "host": 0.008}
+HEALTHY = {
+    "compute": 0.080,
+    "optimizer": 0.008,
+    "communication": 0.004,
+    "bubble": 0.0,
+    "input": 0.0,
+    "host": 0.008,
+}
 
 
 def on_gpus(**parts: float) -> Evidence:
-    return replace(run(), facts={"device": "cuda"}, parts_s={**HEALTHY, **parts}, launch_delay_s=8e-6)
+    return replace(
+        run(), facts={"device": "cuda"}, parts_s={**HEALTHY, **parts}, launch_delay_s=8e-6
+    )
 
 
 def test_of_a_healthy_step_nothing_is_claimed() -> None:
     found = diagnose(on_gpus())
     assert found.findings == ()
-    assert found.profile == ("a profiled step of 100 ms: compute 80%, optimizer 8%, host 8%, communication 4%",)
+    assert found.profile == (
+        "a profiled step of 100 ms: compute 80%, optimizer 8%, host 8%, communication 4%",
+    )
     assert found.profile[0] in lines_of(found)
 
 
@@ -34,7 +45,9 @@ def test_of_a_healthy_step_nothing_is_claimed() -> None:
         ("communication_inside_node", {"communication": 0.104}, 0.52),
     ],
 )
-def test_what_a_gpu_waits_for_is_claimed_from_its_profile(cause: str, parts: dict[str, float], share: float) -> None:
+def test_what_a_gpu_waits_for_is_claimed_from_its_profile(
+    cause: str, parts: dict[str, float], share: float
+) -> None:
     (finding,) = diagnose(on_gpus(**parts)).findings
     assert finding.cause == cause
     assert finding.share == pytest.approx(share)
@@ -55,11 +68,19 @@ def test_a_cause_that_was_found_gets_the_profile_as_evidence() -> None:
     seen = replace(slow, facts={"device": "cuda"}, parts_s={**HEALTHY, "communication": 0.08})
     (finding,) = (f for f in diagnose(seen).findings if f.cause == "communication_inside_node")
     assert "exposed collectives take 45% of the step" in finding.evidence[-1]
-    assert finding.share == next(f.share for f in diagnose(slow).findings if f.cause == finding.cause)
+    assert finding.share == next(
+        f.share for f in diagnose(slow).findings if f.cause == finding.cause
+    )
 
 
 def _steps(rank: int, count: int, **more: Any) -> dict[str, Any]:
-    step = {"s": 0.1, "tokens": 64, "sequences": [8], "phases": {"forward": [0.1, 0.1, 0.0]}, **more}
+    step = {
+        "s": 0.1,
+        "tokens": 64,
+        "sequences": [8],
+        "phases": {"forward": [0.1, 0.1, 0.0]},
+        **more,
+    }
     return {"kind": "step", "rank": rank, "steps": [step] * count}
 
 
@@ -81,7 +102,12 @@ def test_profiled_steps_count_for_nothing_and_ranks_are_averaged() -> None:
 
 def test_why_there_is_no_profile_is_said() -> None:
     heard = Reports()
-    heard.hear([_steps(0, 8), {"kind": "profile", "rank": 0, "failed": "the program's own profiler was running"}])
+    heard.hear(
+        [
+            _steps(0, 8),
+            {"kind": "profile", "rank": 0, "failed": "the program's own profiler was running"},
+        ]
+    )
     seen = heard.evidence()
     assert seen is not None
     assert "no profile: the program's own profiler was running" in diagnose(seen).not_seen

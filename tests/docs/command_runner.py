@@ -56,7 +56,10 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
                 os._exit(code)
         _, status = os.waitpid(child, 0)
         output.seek(0)
-        return {"code": os.waitstatus_to_exitcode(status), "output": output.read().decode(errors="replace")}
+        return {
+            "code": os.waitstatus_to_exitcode(status),
+            "output": output.read().decode(errors="replace"),
+        }
 
 
 def _run(request: dict[str, Any], output: int) -> int:

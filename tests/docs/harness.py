@@ -32,7 +32,9 @@ class Harness:
         self.environment = {
             **os.environ,
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "workers"), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join(
+                [str(ROOT), str(ROOT / "workers"), os.environ.get("PYTHONPATH", "")]
+            ),
             "AUTOTUNE_STORE": str(folder / "results.db"),
             "XDG_DATA_HOME": str(folder / "data"),
             "COLUMNS": "140",
@@ -84,7 +86,9 @@ class Page:
                 self._command(command, block)
         elif block.language == "python":
             text = block.text.replace(ADDRESS, self.service_url or ADDRESS)
-            code, output = self.harness.fork({"python": text, "cwd": str(self.folder), "env": self.environment})
+            code, output = self.harness.fork(
+                {"python": text, "cwd": str(self.folder), "env": self.environment}
+            )
             assert code == 0, f"{block.page}:{block.line}\n{output[-3000:]}"
 
     def _command(self, command: Command, block: Block) -> None:
@@ -98,7 +102,11 @@ class Page:
                 self.environment[name] = value.replace(ADDRESS, self.service_url or ADDRESS)
             return
         if line.startswith("autotune ") and block.kind != "slow":
-            request = {"argv": shlex.split(line)[1:], "cwd": str(self.folder), "env": self.environment}
+            request = {
+                "argv": shlex.split(line)[1:],
+                "cwd": str(self.folder),
+                "env": self.environment,
+            }
             code, output = self.harness.fork(request)
         else:
             code, output = self.shell(line)

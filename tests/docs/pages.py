@@ -87,4 +87,6 @@ def _command(line: str) -> Command:
     comment = _COMMENT.search(line)
     words = comment["words"] if comment else ""
     code = _EXIT.search(words)
-    return Command(line=line[: comment.start()] if comment else line, exit_code=int(code[1]) if code else 0)
+    return Command(
+        line=line[: comment.start()] if comment else line, exit_code=int(code[1]) if code else 0
+    )

@@ -26,7 +26,11 @@ RUN = ("console", "python")
 
 def with_kind(*kinds: str) -> list[Any]:
     """The pages that have such blocks; those of the README are always run."""
-    found = [name for name, has in PAGES.items() if any(b.kind in kinds and b.language in RUN for b in has)]
+    found = [
+        name
+        for name, has in PAGES.items()
+        if any(b.kind in kinds and b.language in RUN for b in has)
+    ]
     return sampled(found, [name for name in found if name == "README.md"])
 
 
@@ -52,7 +56,11 @@ def service(harness: Harness) -> Iterator[str]:
     folder = harness.page("service").folder
     with (folder / "serve.log").open("wb") as log:
         process = subprocess.Popen(
-            [*SERVE.split(), "--port", str(port)], cwd=folder, env=harness.environment, stdout=log, stderr=log
+            [*SERVE.split(), "--port", str(port)],
+            cwd=folder,
+            env=harness.environment,
+            stdout=log,
+            stderr=log,
         )
         url = f"http://127.0.0.1:{port}"
         try:
@@ -78,7 +86,9 @@ def test_the_commands_of_a_page_work_in_their_order(studied: Harness, name: str)
 
 
 @pytest.mark.parametrize("name", with_kind("service"))
-def test_the_commands_of_a_page_work_against_a_service(harness: Harness, service: str, name: str) -> None:
+def test_the_commands_of_a_page_work_against_a_service(
+    harness: Harness, service: str, name: str
+) -> None:
     page = harness.page(f"{name} with a service")
     page.service_url = service
     for block in PAGES[name]:
@@ -96,7 +106,11 @@ def test_the_long_commands_of_a_page_work(studied: Harness, name: str) -> None:
 
 
 def test_the_readme_shows_what_plan_prints(harness: Harness) -> None:
-    (table,) = (block.text for block in PAGES["README.md"] if block.language == "text" and "| rank |" in block.text)
+    (table,) = (
+        block.text
+        for block in PAGES["README.md"]
+        if block.language == "text" and "| rank |" in block.text
+    )
     (line,) = (
         c.line
         for b in console_blocks()
@@ -105,10 +119,18 @@ def test_the_readme_shows_what_plan_prints(harness: Harness) -> None:
         if " plan " in c.line
     )
     page = harness.page("plan of the readme")
-    environment = {**harness.environment, "AUTOTUNE_STORE": str(page.folder / "empty.db"), "COLUMNS": "160"}
-    code, output = harness.fork({"argv": line.split()[1:], "cwd": str(page.folder), "env": environment})
+    environment = {
+        **harness.environment,
+        "AUTOTUNE_STORE": str(page.folder / "empty.db"),
+        "COLUMNS": "160",
+    }
+    code, output = harness.fork(
+        {"argv": line.split()[1:], "cwd": str(page.folder), "env": environment}
+    )
     assert code == 0, output
-    printed = {tuple(row.split("\t")) for row in output.splitlines()}  # piped: cells with tabs between them
+    printed = {
+        tuple(row.split("\t")) for row in output.splitlines()
+    }  # piped: cells with tabs between them
     rows = [row for row in table.splitlines() if "tokens/s" not in row and "---" not in row]
     assert len(rows) == 4  # three ranks and the baseline
     for row in rows:
@@ -125,7 +147,9 @@ def test_what_is_not_run_says_why_in_its_marker(name: str) -> None:
             f"{name}:{block.line}: {block.marker!r} must be one of run: slow, run: service, not run: REASON"
         )
         if block.kind == "none":
-            assert len(block.marker) > len("not run: "), f"{name}:{block.line}: a reason must stand there"
+            assert len(block.marker) > len("not run: "), (
+                f"{name}:{block.line}: a reason must stand there"
+            )
     text = re.sub(r"(?m)^\|.*\n", "", text)  # the style page lists such words in a table
     assert not re.search(r"(?i)\btests\b[^.]*\bdo not run\b", text), (
         f"{name}: the reason belongs into the marker, not into the text"
@@ -134,7 +158,9 @@ def test_what_is_not_run_says_why_in_its_marker(name: str) -> None:
 
 def test_no_block_escapes_the_collection() -> None:
     for name, found in PAGES.items():
-        fences = len(re.findall(r"^```\w+", (ROOT / name).read_text(encoding="utf-8"), flags=re.MULTILINE))
+        fences = len(
+            re.findall(r"^```\w+", (ROOT / name).read_text(encoding="utf-8"), flags=re.MULTILINE)
+        )
         assert fences == len(found), f"{name}: {fences} fences, but {len(found)} blocks were read"
 
 
@@ -142,7 +168,9 @@ def test_no_command_hides_in_a_block_of_another_language() -> None:
     for name, found in PAGES.items():
         for block in found:
             if block.language in ("bash", "sh", "shell"):
-                pytest.fail(f"{name}:{block.line}: write commands as console blocks, so that they are run")
+                pytest.fail(
+                    f"{name}:{block.line}: write commands as console blocks, so that they are run"
+                )
 
 
 def test_make_targets_exist() -> None:
@@ -151,7 +179,9 @@ def test_make_targets_exist() -> None:
         for command in commands(block):
             if command.line.startswith("make "):
                 target = command.line.split()[1]
-                assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), f"{block.page}:{block.line}: {target}"
+                assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), (
+                    f"{block.page}:{block.line}: {target}"
+                )
 
 
 def test_the_tutorial_has_the_study_that_the_pages_share() -> None:
@@ -162,15 +192,25 @@ def test_every_command_of_the_program_is_in_some_page() -> None:
     from autotune.cli import application
 
     named = {
-        name for found in PAGES.values() for block in found if block.language == "console" for name in _names(block)
+        name
+        for found in PAGES.values()
+        for block in found
+        if block.language == "console"
+        for name in _names(block)
     }
     groups = {info.name for info in application().registered_groups}
-    known = {info.name or info.callback.__name__ for info in application().registered_commands} | groups
+    known = {
+        info.name or info.callback.__name__ for info in application().registered_commands
+    } | groups
     assert known - named == set(), "commands that no page shows"
 
 
 def _names(block: Block) -> list[str]:
-    return [command.line.split()[1] for command in commands(block) if command.line.startswith("autotune ")]
+    return [
+        command.line.split()[1]
+        for command in commands(block)
+        if command.line.startswith("autotune ")
+    ]
 
 
 def console_blocks() -> list[Block]:
@@ -189,9 +229,18 @@ def test_specs_that_pages_show_are_valid(tmp_path: Path) -> None:
         """A module of the reader's own: its code is not run here."""
         return replace(model, num_layers=4)
 
-    shown = [b for found in PAGES.values() for b in found if b.language == "yaml" and "workload:" in b.text]
+    shown = [
+        b
+        for found in PAGES.values()
+        for b in found
+        if b.language == "yaml" and "workload:" in b.text
+    ]
     assert shown
     for block in shown:
-        parse_study(yaml.safe_load(block.text), base=tmp_path, local_cluster=local_cluster, inspect=built)
+        parse_study(
+            yaml.safe_load(block.text), base=tmp_path, local_cluster=local_cluster, inspect=built
+        )
         if block.page.startswith("docs/trainers/"):
-            assert len(block.text.splitlines()) <= 15, f"{block.page}:{block.line}: a spec of a trainer's page is short"
+            assert len(block.text.splitlines()) <= 15, (
+                f"{block.page}:{block.line}: a spec of a trainer's page is short"
+            )

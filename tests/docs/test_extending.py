@@ -46,7 +46,12 @@ class Copy:
         return subprocess.run(
             [sys.executable, *arguments],
             cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "200"},
+            env={
+                **os.environ,
+                "PYTHONPATH": path,
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "COLUMNS": "200",
+            },
             capture_output=True,
             text=True,
             timeout=900,
@@ -61,7 +66,9 @@ class Copy:
 
     def _install(self) -> None:
         """What `pip install --no-deps -e .` does for the names of entry points: it writes them into the package's metadata."""
-        project = tomllib.loads((self.folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        project = tomllib.loads((self.folder / "pyproject.toml").read_text(encoding="utf-8"))[
+            "project"
+        ]
         info = self.folder / f"{project['name']}-{project['version']}.dist-info"
         info.mkdir(exist_ok=True)
         (info / "METADATA").write_text(
@@ -79,7 +86,9 @@ def applied(step: Block, text: str) -> str:
     lines = step.text.splitlines()
     before = "\n".join(line[1:] for line in lines if line[:1] in " -")
     after = "\n".join(line[1:] for line in lines if line[:1] in " +")
-    assert text.count(before) == 1, f"docs/extending.md:{step.line}: {step.title} must hold once:\n{before}"
+    assert text.count(before) == 1, (
+        f"docs/extending.md:{step.line}: {step.title} must hold once:\n{before}"
+    )
     return text.replace(before, after)
 
 
@@ -119,7 +128,11 @@ def test_what_is_added_passes_its_tests_and_is_listed(
 def test_a_knob(copy: Copy) -> None:
     copy.follow("A knob")
     said = copy.python("-m", "autotune.testing.knobs").stdout
-    named = set(re.findall(r"the (.+?) neither reads ddp_bucket_mb nor declares it neutral or impossible", said))
+    named = set(
+        re.findall(
+            r"the (.+?) neither reads ddp_bucket_mb nor declares it neutral or impossible", said
+        )
+    )
     assert "trainer deepspeed" in named, f"{said}: who was not taught is named"
     assert {"trainer megatron", "cost model"}.isdisjoint(named), f"{said}: who was taught is not"
     copy.passes("tests/trainers/test_megatron.py", "tests/cost/test_estimated_knobs.py")

@@ -85,7 +85,10 @@ def searched_pages() -> Iterator[tuple[str, str]]:
         if (name := path.relative_to(ROOT / "docs").as_posix()) not in NOT_SEARCHED:
             yield name, path.read_text(encoding="utf-8")
     for name, text in pages().items():
-        yield name, re.sub(r"^::: (\S+)$", lambda found: _documented(found[1]), text, flags=re.MULTILINE)
+        yield (
+            name,
+            re.sub(r"^::: (\S+)$", lambda found: _documented(found[1]), text, flags=re.MULTILINE),
+        )
     cells = json.loads((ROOT / NOTEBOOK).read_text(encoding="utf-8"))["cells"]
     yield (
         "how-to/notebook.md",

@@ -29,7 +29,9 @@ def loaded(package: str) -> ModuleType:
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_package_has_the_files_and_the_header_of_the_registry(package: str) -> None:
     folder = ROOT / package
-    assert {"__init__.py", "README.md", "LICENSE", "example.py"} <= {path.name for path in folder.iterdir()}
+    assert {"__init__.py", "README.md", "LICENSE", "example.py"} <= {
+        path.name for path in folder.iterdir()
+    }
     _, header, _ = (folder / "README.md").read_text(encoding="utf-8").split("---\n", 2)
     said = yaml.safe_load(header)
     assert set(said) == {"author", "title", "description", "tags", "optuna_versions", "license"}
@@ -40,7 +42,9 @@ def test_a_package_has_the_files_and_the_header_of_the_registry(package: str) ->
 def test_the_sampler_suggests_legal_configs_and_none_twice() -> None:
     module = loaded("samplers/autotune")
     space = module.space_of(SPEC)
-    study = optuna.create_study(direction="maximize", sampler=module.AutotuneSampler(space, "cost_ranked"))
+    study = optuna.create_study(
+        direction="maximize", sampler=module.AutotuneSampler(space, "cost_ranked")
+    )
     asked = [module.suggest_config(study.ask(), space) for _ in range(3)]
     assert all(config in space for config in asked)
     assert len(set(asked)) == 3
@@ -72,8 +76,14 @@ def test_a_study_of_the_problem_counts_only_configs_that_run() -> None:
     runs = next(point for point, row in rows.items() if not row["failure"])
     fails = next(point for point, row in rows.items() if row["failure"])
     outside = {knob: values.choices[-1] for knob, values in problem.search_space.items()}
-    study = optuna.create_study(directions=problem.directions, sampler=optuna.samplers.TPESampler(seed=1))
-    for params in (dict(zip(names, fails, strict=True)), dict(zip(names, runs, strict=True)), outside):
+    study = optuna.create_study(
+        directions=problem.directions, sampler=optuna.samplers.TPESampler(seed=1)
+    )
+    for params in (
+        dict(zip(names, fails, strict=True)),
+        dict(zip(names, runs, strict=True)),
+        outside,
+    ):
         study.enqueue_trial(params)
     study.optimize(problem, n_trials=5)
     assert [t.constraints["runs"] for t in study.trials[:2]] == [1.0, -1.0]

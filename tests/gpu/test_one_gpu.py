@@ -45,9 +45,13 @@ def test_no_rank_is_replaced_for_the_workspaces_of_cublas(runner: LocalRunner) -
 def test_a_measurement_says_what_was_reserved_and_how_hot_the_gpu_was(runner: LocalRunner) -> None:
     pytest.importorskip("pynvml")
     m = measured(runner, 2, "fp32")
-    assert {"reserved_memory_bytes", "alloc_retries", "temperature_c", "sm_clock_mhz", "throttled"} <= set(
-        m.utilization
-    )
+    assert {
+        "reserved_memory_bytes",
+        "alloc_retries",
+        "temperature_c",
+        "sm_clock_mhz",
+        "throttled",
+    } <= set(m.utilization)
     assert m.occupied_memory_bytes is not None
     assert m.peak_memory_bytes is not None
     assert m.occupied_memory_bytes >= m.peak_memory_bytes
@@ -56,7 +60,10 @@ def test_a_measurement_says_what_was_reserved_and_how_hot_the_gpu_was(runner: Lo
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_of_grouped_queries_keeps_no_scores(dtype: torch.dtype) -> None:
     q = torch.randn(1, 16, 8192, 64, dtype=dtype, device="cuda", requires_grad=True)
-    k, v = (torch.randn(1, 4, 8192, 64, dtype=dtype, device="cuda", requires_grad=True) for _ in range(2))
+    k, v = (
+        torch.randn(1, 4, 8192, 64, dtype=dtype, device="cuda", requires_grad=True)
+        for _ in range(2)
+    )
     torch.cuda.reset_peak_memory_stats()
     fused_attention(q, k, v).sum().backward()
     scores_bytes = q.shape[1] * 8192 * 8192 * dtype.itemsize

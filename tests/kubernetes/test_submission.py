@@ -55,7 +55,9 @@ Tune = Callable[..., Done]
 
 
 @pytest.fixture
-def tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Tune:
+def tune(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Tune:
     """The command in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("AUTOTUNE_STORE", raising=False)
@@ -76,7 +78,12 @@ def manifest(folder: str = "two-nodes") -> tuple[dict[str, Any], dict[str, Any]]
     kubernetes_validate.validate(config_map, "1.33", strict=True)
     jsonschema.validate(job["spec"], closed({"properties": CUSTOM["RayJob"]}))
     for template in templates(job):
-        pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pod"}, "template": template}
+        pod = {
+            "apiVersion": "v1",
+            "kind": "PodTemplate",
+            "metadata": {"name": "pod"},
+            "template": template,
+        }
         kubernetes_validate.validate(pod, "1.33", strict=True)
     return config_map, job
 
@@ -107,14 +114,23 @@ def test_a_study_of_two_nodes_is_a_job_with_a_worker(tune: Tune) -> None:
         assert container["resources"] == {"requests": sizes, "limits": sizes}
         env = {variable["name"]: variable for variable in container["env"]}
         assert env[LIMIT]["value"] == "14400"
-        assert env["AUTOTUNE_STORE"]["valueFrom"]["secretKeyRef"] == {"name": "autotune-store", "key": "url"}
+        assert env["AUTOTUNE_STORE"]["valueFrom"]["secretKeyRef"] == {
+            "name": "autotune-store",
+            "key": "url",
+        }
         assert container["envFrom"] == [{"secretRef": {"name": "hf-token"}}]
         assert pod["nodeSelector"] == {"gpu": "h100"}
-        assert {"name": "volume-0", "persistentVolumeClaim": {"claimName": "data"}} in pod["volumes"]
+        assert {"name": "volume-0", "persistentVolumeClaim": {"claimName": "data"}} in pod[
+            "volumes"
+        ]
 
 
 def test_one_node_has_no_workers_and_results_may_lie_on_a_volume(tune: Tune) -> None:
-    job = {"image": "a", "results": "/data/my studies", "volumes": [{"claim": "d", "path": "/data"}]}
+    job = {
+        "image": "a",
+        "results": "/data/my studies",
+        "volumes": [{"claim": "d", "path": "/data"}],
+    }
     assert tune(cluster="h100-sxm-1x8", kubernetes=job).code == 2, "blanks"
     job["results"] = "/data/studies/"
     done = tune(cluster="h100-sxm-1x8", kubernetes=job)
@@ -157,12 +173,21 @@ def test_paths_are_those_of_the_pods(tune: Tune, tmp_path: Path) -> None:
     (tmp_path / "code/conf").mkdir(parents=True)
     for name in ("code/train.py", "code/conf/base.yaml", "tokens.txt"):
         (tmp_path / name).write_text("a: 1\n" * 9)
-    trainer = {**TRAINER, "cwd": "code", "python": "/opt/conda", "env": {"CONF": f"{tmp_path}/code/conf"}}
+    trainer = {
+        **TRAINER,
+        "cwd": "code",
+        "python": "/opt/conda",
+        "env": {"CONF": f"{tmp_path}/code/conf"},
+    }
     job = {**JOB, "files": ["code/train.py", "code/conf/base.yaml"]}
     forgot = tune(trainer=trainer, kubernetes=job, data="tokens.txt")
     assert forgot.code == 2
     assert 'files: ["tokens.txt"]' in forgot.err
-    done = tune(trainer=trainer, kubernetes={**job, "files": [*job["files"], "tokens.txt"]}, data="tokens.txt")
+    done = tune(
+        trainer=trainer,
+        kubernetes={**job, "files": [*job["files"], "tokens.txt"]},
+        data="tokens.txt",
+    )
     assert done.code == 0, done.err
     spec = yaml.safe_load(manifest()[0]["data"]["0-study.yaml"])
     assert spec["trainer"]["cwd"] == "/autotune/study/code"
@@ -181,8 +206,14 @@ def test_paths_are_those_of_the_pods(tune: Tune, tmp_path: Path) -> None:
         ({"kubernetes": None}, "needs an image"),
         ({"kubernetes": {"time": "4h"}}, "image"),
         ({"kubernetes": {**JOB, "store": None}}, "no location is set for the results"),
-        ({"kubernetes": {**JOB, "store": None, "results": "/scratch"}}, "on none of kubernetes.volumes"),
-        ({"kubernetes": {**JOB, "store": None, "results": "/data/../x"}}, "on none of kubernetes.volumes"),
+        (
+            {"kubernetes": {**JOB, "store": None, "results": "/scratch"}},
+            "on none of kubernetes.volumes",
+        ),
+        (
+            {"kubernetes": {**JOB, "store": None, "results": "/data/../x"}},
+            "on none of kubernetes.volumes",
+        ),
         ({"kubernetes": {**JOB, "files": ["no.py"]}}, "there is no file 'no.py'"),
         ({"kubernetes": {**JOB, "files": ["../x"]}}, "there is no file '../x'"),
         ({"kubernetes": {**JOB, "time": 240}}, "may mean minutes"),
@@ -192,7 +223,10 @@ def test_paths_are_those_of_the_pods(tune: Tune, tmp_path: Path) -> None:
         ({"cluster": "local"}, "must request known nodes"),
         ({"cluster": "slurm"}, "slurm"),
         ({"runner": "local"}, "cannot use the 2 pods"),
-        ({"trainer": {**TRAINER, "env": {"WANDB_API_KEY": "0123456789abcdef"}}}, "looks like a secret"),
+        (
+            {"trainer": {**TRAINER, "env": {"WANDB_API_KEY": "0123456789abcdef"}}},
+            "looks like a secret",
+        ),
         ({"space": {"tp": [5]}}, "nearest miss"),
     ],
 )

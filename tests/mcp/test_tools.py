@@ -53,7 +53,9 @@ def finished() -> Iterator[tuple[Store, str]]:
 @pytest.fixture
 def guarded(tmp_path: Path) -> Iterator[Service]:
     """A service that asks everybody for a token and runs no study."""
-    with Service(tmp_path / "service", options=ServiceOptions(port=0, require_token=True)) as running:
+    with Service(
+        tmp_path / "service", options=ServiceOptions(port=0, require_token=True)
+    ) as running:
         yield running
 
 
@@ -96,7 +98,11 @@ def test_a_study_with_a_target_answers_with_the_targets_ranking() -> None:
     report = answer(store, "study_result", study=study)
     assert report["best"] is None
     target = report["target"]
-    assert (target["cluster"], target["num_gpus"], target["at_hand"]) == ("h100-sxm-4x8", 32, "h100-sxm-1x8")
+    assert (target["cluster"], target["num_gpus"], target["at_hand"]) == (
+        "h100-sxm-4x8",
+        32,
+        "h100-sxm-1x8",
+    )
     kept = store.study(study).result["target"]["configs"]
     assert [row["config"] for row in target["configs"]] == [
         str(ParallelConfig.from_dict(row["config"])) for row in kept
@@ -105,12 +111,16 @@ def test_a_study_with_a_target_answers_with_the_targets_ranking() -> None:
     assert [row["proxies"] for row in target["configs"]] == ran
     assert any(ran)
     assert "2 proxies" in target["known"][0]
-    assert answer(store, "check_config", spec=target_spec(), config=target["configs"][0]["config"])["legal"]
+    assert answer(store, "check_config", spec=target_spec(), config=target["configs"][0]["config"])[
+        "legal"
+    ]
     store.close()
 
 
 def test_legality_is_counted_and_explained(finished: tuple[Store, str]) -> None:
-    space = answer(finished[0], "legal_configs", spec=spec(space={"tp": [1, 2, 4, 3], "precision": ["bf16"]}))
+    space = answer(
+        finished[0], "legal_configs", spec=spec(space={"tp": [1, 2, 4, 3], "precision": ["bf16"]})
+    )
     assert space["legal"] == 3
     assert space["knobs"]["tp"] == [1, 2, 4]
     assert space["fixed"] == {}
@@ -145,7 +155,11 @@ def test_a_launch_is_reviewed_from_its_text(finished: tuple[Store, str]) -> None
 
 
 def test_a_plan_in_which_nothing_fits_says_what_would(finished: tuple[Store, str]) -> None:
-    asked = spec(model="llama-70b", workload={"seq_len": 8192, "global_batch_size": 64}, space={"precision": ["fp32"]})
+    asked = spec(
+        model="llama-70b",
+        workload={"seq_len": 8192, "global_batch_size": 64},
+        space={"precision": ["fp32"]},
+    )
     plan = answer(finished[0], "plan", spec=asked)
     assert plan["configs"] == []
     assert "would need" in plan["nearest_miss"]
@@ -153,7 +167,11 @@ def test_a_plan_in_which_nothing_fits_says_what_would(finished: tuple[Store, str
 
 
 def test_what_is_assumed_of_a_model_is_in_the_answers(finished: tuple[Store, str]) -> None:
-    asked = spec(model="gemma-3-1b", workload={"seq_len": 2048, "global_batch_size": 64}, space={"precision": ["bf16"]})
+    asked = spec(
+        model="gemma-3-1b",
+        workload={"seq_len": 2048, "global_batch_size": 64},
+        space={"precision": ["bf16"]},
+    )
     for found in (
         answer(finished[0], "plan", spec=asked),
         answer(finished[0], "check_config", spec=asked, config="micro_batch_size=1"),
@@ -165,7 +183,13 @@ def test_what_is_assumed_of_a_model_is_in_the_answers(finished: tuple[Store, str
 
 
 def test_clusters_stand_side_by_side(finished: tuple[Store, str]) -> None:
-    rows = answer(finished[0], "compare_clusters", spec=spec(), clusters=["h100-sxm", "a100-80gb"], train_tokens=1e9)
+    rows = answer(
+        finished[0],
+        "compare_clusters",
+        spec=spec(),
+        clusters=["h100-sxm", "a100-80gb"],
+        train_tokens=1e9,
+    )
     assert [row["num_gpus"] for row in rows] == [8, 8]
     assert rows[0]["days"] < rows[1]["days"]
     both = spec(space={"tp": [1], "precision": ["bf16", "fp8"]})
@@ -183,7 +207,9 @@ def test_results_are_read(finished: tuple[Store, str]) -> None:
     assert [s["id"] for s in answer(store, "list_studies", status="completed")] == [study]
     numbers = [t["number"] for t in answer(store, "study_trials", study=study, offset=1, limit=2)]
     assert numbers == [1, 2]
-    assert report["best"] in answer(store, "study_trials", study=study), "all tools give one figure for a config"
+    assert report["best"] in answer(store, "study_trials", study=study), (
+        "all tools give one figure for a config"
+    )
     assert answer(store, "explain", study=study)
     launch = answer(store, "export_launch", study=study, trainer="megatron")
     assert "--tensor-model-parallel-size" in " ".join(launch["argv"])
@@ -233,10 +259,12 @@ def test_a_store_is_read_and_never_changed(finished: tuple[Store, str]) -> None:
     async def use(client: Client) -> None:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert set(tools) == READING
-        assert all(tool.annotations.read_only_hint and tool.output_schema for tool in tools.values())
-        assert "duration of an optimizer step in seconds" in str(tools["check_config"].output_schema), (
-            "fields are described"
+        assert all(
+            tool.annotations.read_only_hint and tool.output_schema for tool in tools.values()
         )
+        assert "duration of an optimizer step in seconds" in str(
+            tools["check_config"].output_schema
+        ), "fields are described"
         refused = await client.call_tool("submit_study", {"spec": spec(), "idempotency_key": "k"})
         assert refused.is_error
 
@@ -244,14 +272,20 @@ def test_a_store_is_read_and_never_changed(finished: tuple[Store, str]) -> None:
     assert len(store.studies()) == 1
 
 
-def test_an_agent_submits_over_stdin_and_stdout_as_its_token_allows(guarded: Service, tmp_path: Path) -> None:
+def test_an_agent_submits_over_stdin_and_stdout_as_its_token_allows(
+    guarded: Service, tmp_path: Path
+) -> None:
     async def use(client: Client) -> None:
         assert {tool.name for tool in (await client.list_tools()).tools} == READING | STEERING
         plan = await client.call_tool("plan", {"spec": spec(), "top": 1})
         assert plan.structured_content["configs"][0]["rank"] == 1
-        made = await client.call_tool("submit_study", {"spec": spec(name="by-agent"), "idempotency_key": "agent-1"})
+        made = await client.call_tool(
+            "submit_study", {"spec": spec(name="by-agent"), "idempotency_key": "agent-1"}
+        )
         assert not made.is_error, made.content
-        again = await client.call_tool("submit_study", {"spec": spec(name="by-agent"), "idempotency_key": "agent-1"})
+        again = await client.call_tool(
+            "submit_study", {"spec": spec(name="by-agent"), "idempotency_key": "agent-1"}
+        )
         assert again.structured_content["id"] == made.structured_content["id"]
         paused = await client.call_tool("steer_study", {"study": "by-agent", "action": "pause"})
         assert paused.structured_content["status"] == "PAUSED"

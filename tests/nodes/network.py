@@ -26,7 +26,13 @@ from autotune_workers.process.machine import is_alive
 from autotune_workers.ray.cluster import watchdog
 from tests.workers.processes import until
 
-TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux", "setpriv": "util-linux"}
+TOOLS = {
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "nsenter": "util-linux",
+    "unshare": "util-linux",
+    "setpriv": "util-linux",
+}
 """commands, and the Debian packages that have them"""
 BRIDGE, LINK = "atb", "atv"
 SUBNETS = range(1, 250)
@@ -55,7 +61,11 @@ def what_is_missing() -> str:
     )
     if tried.returncode:
         return f"this machine permits no network namespaces: {tried.stderr.strip()[:200]}"
-    return "" if _freezers() else "nodes that stand still need a control group (v1 freezer, or v2) that root may write"
+    return (
+        ""
+        if _freezers()
+        else "nodes that stand still need a control group (v1 freezer, or v2) that root may write"
+    )
 
 
 class Node:
@@ -90,7 +100,17 @@ class Node:
         self._holder = subprocess.Popen(
             [
                 *self._inside_group(),
-                *("setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--mount", "--uts", "--ipc", "--pid"),
+                *(
+                    "setpriv",
+                    "--pdeathsig",
+                    "KILL",
+                    "unshare",
+                    "--net",
+                    "--mount",
+                    "--uts",
+                    "--ipc",
+                    "--pid",
+                ),
                 *("--fork", "--kill-child", "--mount-proc", "sh", "-ec", setup),
             ],
             stdin=subprocess.DEVNULL,
@@ -104,7 +124,19 @@ class Node:
                 raise RuntimeError(f"the node {self.name} did not start")
         holder = self._holder.pid
         self._first = int(Path(f"/proc/{holder}/task/{holder}/children").read_text().split()[0])
-        command("ip", "link", "add", self._link, "type", "veth", "peer", "name", INTERFACE, "netns", str(self._first))
+        command(
+            "ip",
+            "link",
+            "add",
+            self._link,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            INTERFACE,
+            "netns",
+            str(self._first),
+        )
         command("ip", "link", "set", self._link, "master", self._network.bridge, "up")
         for words in (
             f"addr add {self.address}/24 dev {INTERFACE}",
@@ -114,7 +146,9 @@ class Node:
         ):
             command(*self._inside("--net"), "ip", *words.split())
 
-    def start(self, *argv: str, environment: Mapping[str, str] | None = None, **options: Any) -> subprocess.Popen[Any]:
+    def start(
+        self, *argv: str, environment: Mapping[str, str] | None = None, **options: Any
+    ) -> subprocess.Popen[Any]:
         """Starts a program on the node, in our working folder. `options`: of `Popen`."""
         spaces = ("--net", "--mount", "--uts", "--ipc", "--pid")
         return subprocess.Popen(
@@ -135,7 +169,12 @@ class Node:
         found = []
         for pid in (int(line) for line in (self._group / "cgroup.procs").read_text().split()):
             with contextlib.suppress(OSError):  # it ended meanwhile
-                words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                words = (
+                    Path(f"/proc/{pid}/cmdline")
+                    .read_bytes()
+                    .replace(b"\0", b" ")
+                    .decode(errors="replace")
+                )
                 if part in words and is_alive(pid):
                     found.append(pid)
         return found
@@ -182,7 +221,9 @@ class Node:
     def limit(self, rate: str | None) -> None:
         """Its link carries `rate` (as tc(8) writes it, `50mbit`) in each direction; None: as much as it can."""
         for place, interface in ((self._inside("--net"), INTERFACE), ((), self._link)):
-            subprocess.run([*place, "tc", "qdisc", "del", "dev", interface, "root"], capture_output=True)
+            subprocess.run(
+                [*place, "tc", "qdisc", "del", "dev", interface, "root"], capture_output=True
+            )
             if rate is not None:
                 shape = f"qdisc add dev {interface} root tbf rate {rate} {BUFFER}"
                 command(*place, "tc", *shape.split())
@@ -200,7 +241,9 @@ class Network:
         """`count`: of nodes. Raises `RuntimeError` when they cannot be made."""
         remove_leftovers()
         self.nodes: list[Node] = []
-        self.folder = tempfile.mkdtemp(prefix="at-", dir="/tmp")  # the names of Ray's sockets below it are long
+        self.folder = tempfile.mkdtemp(
+            prefix="at-", dir="/tmp"
+        )  # the names of Ray's sockets below it are long
         self._watchdog = subprocess.Popen(
             [sys.executable, "-S", "-E", watchdog.__file__, self.folder],
             stdin=subprocess.PIPE,
@@ -235,7 +278,9 @@ class Network:
         used = command("ip", "-4", "addr")
         for self.subnet in SUBNETS:
             bridge = f"{BRIDGE}{self.subnet}"
-            made = subprocess.run(["ip", "link", "add", bridge, "type", "bridge"], capture_output=True, text=True)
+            made = subprocess.run(
+                ["ip", "link", "add", bridge, "type", "bridge"], capture_output=True, text=True
+            )
             if made.returncode == 0:
                 self.bridge = bridge
                 command("ip", "link", "set", bridge, "alias", _alias(self.folder))
@@ -253,7 +298,9 @@ class Network:
         for node in self.nodes:
             with contextlib.suppress(Exception):
                 node.remove()
-        for pid in watchdog.holders(self.folder):  # a head of Ray that is asked politely waits for nodes that are gone
+        for pid in watchdog.holders(
+            self.folder
+        ):  # a head of Ray that is asked politely waits for nodes that are gone
             if pid != self._watchdog.pid:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

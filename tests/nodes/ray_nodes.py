@@ -32,7 +32,9 @@ OBJECT_STORE_BYTES = 100 << 20
 class RayNodes:
     """The cluster. `nodes` are those of the network: take one's power or link, and `join` it again after a new boot."""
 
-    def __init__(self, network: Network, *, cpus: int, head: Mapping[str, str], labels: Sequence[str]) -> None:
+    def __init__(
+        self, network: Network, *, cpus: int, head: Mapping[str, str], labels: Sequence[str]
+    ) -> None:
         """`cpus`: of each node; `head`: additional environment of the head; `labels`: of each node, as `ray start` takes them."""
         self.network, self.nodes, self._cpus, self._labels = network, network.nodes, cpus, labels
         self._log = Path(network.folder, "log").open("ab")  # noqa: SIM115 - closed by `close`
@@ -43,7 +45,13 @@ class RayNodes:
             port = free.getsockname()[1]
         self.address = f"{network.address}:{port}"
         options = ["--head", f"--port={port}", "--include-dashboard=false"]
-        self._start(options, at=network.address, folder=Path(network.folder, "head"), cpus=0, environment=head)
+        self._start(
+            options,
+            at=network.address,
+            folder=Path(network.folder, "head"),
+            cpus=0,
+            environment=head,
+        )
         until(lambda: _listens(network.address, port), START_S, f"Ray's head: {self.said()}")
         for node in self.nodes:
             self.join(node, wait=False)
@@ -71,9 +79,25 @@ class RayNodes:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         folder.mkdir(exist_ok=True)
-        argv = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--node-ip-address={at}"]
-        argv += [f"--temp-dir={folder}", f"--num-cpus={cpus}", "--num-gpus=0", "--disable-usage-stats"]
-        argv += [f"--object-store-memory={OBJECT_STORE_BYTES}", "--include-log-monitor=false", *options]
+        argv = [
+            sys.executable,
+            "-m",
+            "ray.scripts.scripts",
+            "start",
+            "--block",
+            f"--node-ip-address={at}",
+        ]
+        argv += [
+            f"--temp-dir={folder}",
+            f"--num-cpus={cpus}",
+            "--num-gpus=0",
+            "--disable-usage-stats",
+        ]
+        argv += [
+            f"--object-store-memory={OBJECT_STORE_BYTES}",
+            "--include-log-monitor=false",
+            *options,
+        ]
         its = {**AUTH, "PYTHONPATH": CHECKOUT_PATH, **(environment or {})}
         streams = {"stdin": subprocess.DEVNULL, "stdout": self._log, "stderr": self._log}
         if on is not None:
@@ -110,7 +134,11 @@ class RayNodes:
 
 @contextlib.contextmanager
 def ray_nodes(
-    count: int = 2, *, cpus: int = 2, head: Mapping[str, str] | None = None, labels: Sequence[str] = ()
+    count: int = 2,
+    *,
+    cpus: int = 2,
+    head: Mapping[str, str] | None = None,
+    labels: Sequence[str] = (),
 ) -> Iterator[RayNodes]:
     """A cluster of so many nodes with so many processors each. Who is in this environment meanwhile may join it."""
     with authenticated(), Network(count) as network:

@@ -24,7 +24,13 @@ from tests.nodes.network import Network, Node
 from tests.nodes.network import what_is_missing as no_network
 from tests.workers.processes import until
 
-TOOLS = {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client", "munged": "munge", "mungekey": "munge"}
+TOOLS = {
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "srun": "slurm-client",
+    "munged": "munge",
+    "mungekey": "munge",
+}
 """programs, and the Debian packages that have them"""
 PORTS, NODE_PORT = range(8740, 8760), 6818
 """of the controller, on this machine, and of each slurmd, in a network of its own"""
@@ -79,7 +85,9 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE DefaultTime=00:30:00 State=UP Pr
 def what_is_missing() -> str:
     """Why there can be no Slurm on this machine; empty when there can."""
     path = f"{os.environ['PATH']}:/usr/sbin"
-    absent = sorted({package for tool, package in TOOLS.items() if shutil.which(tool, path=path) is None})
+    absent = sorted(
+        {package for tool, package in TOOLS.items() if shutil.which(tool, path=path) is None}
+    )
     return f"a real Slurm needs the packages {', '.join(absent)}" if absent else no_network()
 
 
@@ -107,8 +115,13 @@ class SlurmCluster:
         lines, gres = [], []
         for node, count in zip(self.nodes, gpus or [0] * len(self.nodes), strict=True):
             has = f" Gres=gpu:{count}" if count else ""
-            lines.append(f"NodeName={node.name} NodeAddr={node.address} CPUs={cpus} RealMemory=6000 State=UNKNOWN{has}")
-            gres += [f"NodeName={node.name} Name=gpu File={self._device(number)}" for number in range(count)]
+            lines.append(
+                f"NodeName={node.name} NodeAddr={node.address} CPUs={cpus} RealMemory=6000 State=UNKNOWN{has}"
+            )
+            gres += [
+                f"NodeName={node.name} Name=gpu File={self._device(number)}"
+                for number in range(count)
+            ]
         self.conf = self.folder / "slurm.conf"
         self.conf.write_text(
             CONF.format(
@@ -168,17 +181,27 @@ class SlurmCluster:
                 target.mkdir(parents=True, exist_ok=True)
                 mounts.append(f"mount --rbind {kept} {target}")
             mounts.append(f"mount --rbind {own}/tmp /tmp")
-        made = node.start("sh", "-ec", "; ".join(mounts), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        made = node.start(
+            "sh", "-ec", "; ".join(mounts), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
         said = made.communicate(timeout=60)[0]
         if made.returncode:
             raise RuntimeError(f"{node.name}: {said.decode()}")
         self._munge(node)
-        self._spawn(node.name, node, ["/usr/sbin/slurmd", "-D", "-f", str(self.conf), "-N", node.name])
+        self._spawn(
+            node.name, node, ["/usr/sbin/slurmd", "-D", "-f", str(self.conf), "-N", node.name]
+        )
 
     def _munge(self, node: Node | None) -> None:
         """One munged per node: one for all would call half of what nodes say to each other replayed."""
         where = self.folder / "munge"
-        argv = ["/usr/sbin/munged", "--foreground", "--force", f"--key-file={self._key}", "--num-threads=1"]
+        argv = [
+            "/usr/sbin/munged",
+            "--foreground",
+            "--force",
+            f"--key-file={self._key}",
+            "--num-threads=1",
+        ]
         argv += [f"--{name}={where}/{file}" for name, file in _MUNGE_FILES.items()]
         self._spawn(f"munge-{node.name if node else 'controller'}", node, argv)
         mine = self.folder / f"own-{node.name}" / "munge" if node else where
@@ -212,10 +235,22 @@ class SlurmCluster:
                     process.kill()
                     process.wait()
 
-    def run(self, *argv: str, timeout: float = 120, cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
+    def run(
+        self,
+        *argv: str,
+        timeout: float = 120,
+        cwd: Path | None = None,
+        env: dict[str, str] | None = None,
+    ) -> str:
         """What a command says on the login node. Raises `RuntimeError` when it fails."""
-        its = {k: v for k, v in os.environ.items() if not k.startswith("SLURM")} | self.environment | (env or {})
-        done = subprocess.run(argv, env=its, capture_output=True, text=True, timeout=timeout, cwd=cwd)
+        its = (
+            {k: v for k, v in os.environ.items() if not k.startswith("SLURM")}
+            | self.environment
+            | (env or {})
+        )
+        done = subprocess.run(
+            argv, env=its, capture_output=True, text=True, timeout=timeout, cwd=cwd
+        )
         if done.returncode:
             raise RuntimeError(f"{' '.join(argv)}: {done.returncode} {done.stdout} {done.stderr}")
         return done.stdout.strip()
@@ -234,7 +269,9 @@ class SlurmCluster:
     def job(self, job: str) -> dict[str, str]:
         """What the controller knows of a job."""
         return dict(
-            word.split("=", 1) for word in self.run("scontrol", "show", "job", "-o", job).split() if "=" in word
+            word.split("=", 1)
+            for word in self.run("scontrol", "show", "job", "-o", job).split()
+            if "=" in word
         )
 
     def wait_for(self, job: str, states: Sequence[str] = ENDED, timeout_s: float = 600) -> str:
@@ -252,7 +289,8 @@ class SlurmCluster:
     def logs(self) -> str:
         """The ends of the daemons' logs."""
         return "\n".join(
-            f"== {log.name}\n{log.read_text(errors='replace')[-1500:]}" for log in sorted(self.folder.glob("*.log"))
+            f"== {log.name}\n{log.read_text(errors='replace')[-1500:]}"
+            for log in sorted(self.folder.glob("*.log"))
         )
 
 
@@ -285,6 +323,12 @@ if __name__ == "__main__":
     fake = [int(count) for count in os.environ.get("GPUS", "").split(",") if count]
     began_s = time.monotonic()
     with slurm_cluster(int(sys.argv[1]), shared=shared, gpus=fake) as here:
-        print(f"idle after {time.monotonic() - began_s:.1f} s, SLURM_CONF={here.conf}", file=sys.stderr, flush=True)
-        code = subprocess.run(sys.argv[2:] or ["bash"], env={**os.environ, **here.environment}).returncode
+        print(
+            f"idle after {time.monotonic() - began_s:.1f} s, SLURM_CONF={here.conf}",
+            file=sys.stderr,
+            flush=True,
+        )
+        code = subprocess.run(
+            sys.argv[2:] or ["bash"], env={**os.environ, **here.environment}
+        ).returncode
     sys.exit(code)

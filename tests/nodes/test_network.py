@@ -31,7 +31,9 @@ def network() -> Iterator[Network]:
 
 
 def output(node: Node, *argv: str) -> str:
-    return str(node.start(*argv, stdout=subprocess.PIPE, text=True).communicate(timeout=30)[0]).strip()
+    return str(
+        node.start(*argv, stdout=subprocess.PIPE, text=True).communicate(timeout=30)[0]
+    ).strip()
 
 
 def can_reach(node: Node, other: Node) -> bool:

@@ -22,7 +22,12 @@ PROGRAM = Path(__file__).parent / "programs" / "measure_each.py"
 
 def strays(network: Network) -> list[dict[str, str]]:
     first = network.nodes[0].address
-    several = {"MASTER_ADDR": first, "MASTER_PORT": "29544", "WORLD_SIZE": "3", "GLOO_SOCKET_IFNAME": "eth0"}
+    several = {
+        "MASTER_ADDR": first,
+        "MASTER_PORT": "29544",
+        "WORLD_SIZE": "3",
+        "GLOO_SOCKET_IFNAME": "eth0",
+    }
     ranks = [
         node.start(
             sys.executable,

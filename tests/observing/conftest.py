@@ -15,7 +15,9 @@ def _signals_of_a_terminal() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in OF_A_TERMINAL}
     for number, handler in before.items():
         if handler is signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
+            signal.signal(
+                number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL
+            )
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

@@ -27,7 +27,9 @@ class Decoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(512, 64)
-        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(64, 4, 256, batch_first=True) for _ in range(3))
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(64, 4, 256, batch_first=True) for _ in range(3)
+        )
         self.head = nn.Linear(64, 512)
 
 
@@ -43,7 +45,11 @@ def test_a_module_is_reviewed_by_its_own_parameters(capfd: pytest.CaptureFixture
     weights = sum(parameter.numel() for parameter in model.parameters())
     assert found.study.workload.model.num_parameters == pytest.approx(weights, rel=0.05)
     assert found.study.workload.seq_len == 32
-    assert (found.config.micro_batch_size, found.config.global_batch_size, found.config.precision) == (4, 4, "fp32")
+    assert (
+        found.config.micro_batch_size,
+        found.config.global_batch_size,
+        found.config.precision,
+    ) == (4, 4, "fp32")
     said = capfd.readouterr()
     assert said.out == ""
     assert 3 <= len(said.err.splitlines()) <= 5
@@ -57,7 +63,9 @@ def test_an_accelerator_and_a_mesh_are_reviewed_with_their_model() -> None:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
     found = autotune.advise(accelerator, Decoder(), batch=2, seq_len=32)
     assert (found.config.micro_batch_size, found.config.accumulation_steps) == (2, 4)
-    mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"), _init_backend=False, _rank=0)
+    mesh = DeviceMesh(
+        "cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"), _init_backend=False, _rank=0
+    )
     found = autotune.advise(mesh, Decoder(), batch=2, seq_len=32)
     assert (found.config.dp, found.config.tp) == (2, 2)
 
@@ -77,7 +85,9 @@ def test_what_is_not_known_is_asked_for_and_no_mistake_reaches_the_training(
     assert all("training is not affected" in line for line in said)
 
 
-def test_other_ranks_are_silent(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_ranks_are_silent(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RANK", "1")
     assert autotune.advise(object()) is None
     assert capfd.readouterr().err == ""
@@ -89,10 +99,17 @@ def test_the_callback_can_be_sent_to_other_processes() -> None:
     assert sent._options["seq_len"] == 8
 
 
-def trained(program: str, folder: Path, *, store: bool = True) -> tuple[list[ObservedRun], str, int]:
+def trained(
+    program: str, folder: Path, *, store: bool = True
+) -> tuple[list[ObservedRun], str, int]:
     (folder / "train.py").write_text(program)
     address = folder / "results.db"
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     if store:
         environment["AUTOTUNE_STORE"] = str(address)
     done = subprocess.run(

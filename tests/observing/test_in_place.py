@@ -50,13 +50,17 @@ def python(text: str) -> list[str]:
 
 
 def ran(command: Sequence[str], stdin: bytes = b"", **options: object) -> tuple[bytes, bytes, int]:
-    done = subprocess.run(command, input=stdin, capture_output=True, timeout=LONG_S, check=False, **options)  # type: ignore[call-overload]
+    done = subprocess.run(
+        command, input=stdin, capture_output=True, timeout=LONG_S, check=False, **options
+    )  # type: ignore[call-overload]
     return done.stdout, done.stderr, done.returncode
 
 
 def theirs(text: bytes) -> bytes:
     """Without our lines."""
-    return b"".join(line for line in text.splitlines(keepends=True) if not line.startswith(b"autotune: "))
+    return b"".join(
+        line for line in text.splitlines(keepends=True) if not line.startswith(b"autotune: ")
+    )
 
 
 FLOOD = "import os\nfor n in range(64): os.write(1, bytes(range(256)) * 256); os.write(2, b'e' * 999 + b'\\n')"
@@ -104,7 +108,8 @@ def test_whatever_becomes_of_the_adviser_the_command_is_left_alone(adviser: str)
 def test_an_adviser_that_hangs_holds_nobody_up_for_long() -> None:
     script = _START.format(adviser="lambda channel: __import__('time').sleep(600)")
     script = script.replace(
-        "run_in_place(", "import autotune.observing.in_place as p; p.BEFORE_S = p.AFTER_S = 0.2\nrun_in_place("
+        "run_in_place(",
+        "import autotune.observing.in_place as p; p.BEFORE_S = p.AFTER_S = 0.2\nrun_in_place(",
     )
     out, err, code = ran([sys.executable, "-c", script, "echo", "out"])
     assert (out, err, code) == (b"out\n", b"autotune: the adviser gave no answer\n", 0)
@@ -122,7 +127,11 @@ def test_lines_of_autotune_stand_at_the_beginning_of_lines() -> None:
 def test_stdout_and_stderr_in_one_pipe_keep_their_order() -> None:
     text = "import os\nfor n in range(3000): os.write(1 + n % 2, b'%d\\n' % n)"
     done = subprocess.run(
-        in_place(python(text)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LONG_S, check=True
+        in_place(python(text)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=LONG_S,
+        check=True,
     )
     assert done.stdout.split() == [b"%d" % n for n in range(3000)]
 
@@ -140,7 +149,11 @@ def test_output_into_a_file_is_the_programs_own_and_still_heard(tmp_path: Path) 
         log.write("what was there\n")
         log.flush()
         subprocess.run(
-            [sys.executable, "-c", script, *python(show)], stdout=log, stderr=log, timeout=LONG_S, check=True
+            [sys.executable, "-c", script, *python(show)],
+            stdout=log,
+            stderr=log,
+            timeout=LONG_S,
+            check=True,
         )
     assert (tmp_path / "log").read_text() == "what was there\nTrue\nlines\n"
     assert heard.read_bytes().strip() == b"True\nlines"
@@ -148,7 +161,9 @@ def test_output_into_a_file_is_the_programs_own_and_still_heard(tmp_path: Path) 
 
 def test_a_program_hears_when_nobody_reads_any_more() -> None:
     endless = python("import sys\nwhile True: print('y' * 1000)")
-    with subprocess.Popen(in_place(endless), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        in_place(endless), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
         process.stdout.read(10)
         process.stdout.close()
         assert process.wait(LONG_S) in (1, 120)  # Python's BrokenPipeError
@@ -191,7 +206,9 @@ print(*heard, flush=True)
 
 @pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["to the process", "to its group"])
 def test_a_program_hears_each_signal_once(send: Callable[[int, int], None]) -> None:
-    with subprocess.Popen(in_place(python(COUNTS)), stdout=subprocess.PIPE, process_group=0) as process:
+    with subprocess.Popen(
+        in_place(python(COUNTS)), stdout=subprocess.PIPE, process_group=0
+    ) as process:
         assert process.stdout.readline() == b"ready\n"
         for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR2):
             send(process.pid, number)
@@ -209,7 +226,10 @@ def test_the_command_dies_with_what_stands_for_it(tmp_path: Path) -> None:
         assert process.wait(LONG_S) == -9
         assert process.stdout.read() == b""  # ends when the command is gone
         end_s = time.monotonic() + LONG_S
-        while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]:
+        while (
+            Path(f"/proc/{pid}").exists()
+            and "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
+        ):
             assert time.monotonic() < end_s
             time.sleep(0.05)
 
@@ -259,7 +279,9 @@ def test_a_terminal_stays_one() -> None:
         ({}, ["accelerate", "launch", "--machine_rank", "1", "train.py"], False),
     ],
 )
-def test_the_first_process_of_a_job_speaks(environment: dict[str, str], command: list[str], speaks: bool) -> None:
+def test_the_first_process_of_a_job_speaks(
+    environment: dict[str, str], command: list[str], speaks: bool
+) -> None:
     assert is_first(environment, command) is speaks
 
 
@@ -267,6 +289,7 @@ def test_other_processes_of_a_job_become_the_command() -> None:
     environment = {**os.environ, "SLURM_PROCID": "1"}
     command = ["sh", "-c", "echo $PPID; exit 4"]
     out, err, code = ran(
-        [sys.executable, "-c", "from autotune.cli import main; main()", "run", "--", *command], env=environment
+        [sys.executable, "-c", "from autotune.cli import main; main()", "run", "--", *command],
+        env=environment,
     )
     assert (int(out), err, code) == (os.getpid(), b"", 4)

@@ -15,7 +15,9 @@ from tests.service.running import API, Service
 __all__ = ["run", "service"]
 
 
-def test_the_list_shows_observed_runs_apart_from_studies(run: Callable[..., Done], tmp_path: Any) -> None:
+def test_the_list_shows_observed_runs_apart_from_studies(
+    run: Callable[..., Done], tmp_path: Any
+) -> None:
     address = str(tmp_path / "runs.db")
     assert "no observed runs" in run("list", "--observed", "--store", address).err
     store = open_store(address)
@@ -29,12 +31,17 @@ def test_the_list_shows_observed_runs_apart_from_studies(run: Callable[..., Done
     assert [one["kind"] for one in document["runs"]] == ["observed", "observed"]
     assert document["runs"][1] == kept.to_dict()
     assert run("list", "--store", address, "--json").document["studies"] == []
-    found = run("best", "--model", "tiny", "--cluster", "gpu-1x8", "--store", address, "--json").document
+    found = run(
+        "best", "--model", "tiny", "--cluster", "gpu-1x8", "--store", address, "--json"
+    ).document
     assert found["source"] != "measured"
 
 
 def test_the_service_and_its_client_hand_them_out(service: Service) -> None:
-    kept = [service.store.keep_observed(an_observed_run(a_study(), program=name)) for name in ("a.py", "b.py")]
+    kept = [
+        service.store.keep_observed(an_observed_run(a_study(), program=name))
+        for name in ("a.py", "b.py")
+    ]
     with service.client() as client:
         first = client.observed(limit=1)
         assert first["runs"] == [kept[1].to_dict()]
@@ -53,15 +60,23 @@ def test_runs_are_found_by_the_versions_that_they_were_measured_with(
     by_torch = {}
     for torch in ("2.11.0", "2.12.0", "2.12.1"):
         seen = an_observed_run(a_study(), program=f"{torch}.py")
-        kept = service.store.keep_observed(replace(seen, versions={"torch": torch, "python": "3.12.3"}))
+        kept = service.store.keep_observed(
+            replace(seen, versions={"torch": torch, "python": "3.12.3"})
+        )
         by_torch[torch] = kept.id
     with service.client() as client:
         found = client.observed(version=["torch=2.12", "python=3.12"], limit=1)
         assert [one["id"] for one in found["runs"]] == [by_torch["2.12.1"]]
         rest = client.observed(version=["torch=2.12"], offset=found["next_offset"])
-        assert ([one["id"] for one in rest["runs"]], rest["next_offset"]) == ([by_torch["2.12.0"]], None)
+        assert ([one["id"] for one in rest["runs"]], rest["next_offset"]) == (
+            [by_torch["2.12.0"]],
+            None,
+        )
         assert client.observed(version=["torch=2.1"])["runs"] == []
     assert service.http.get(f"{API}/observed", params={"version": "torch"}).status_code == 422
     address = str(tmp_path / "none.db")
     assert "add --observed" in run("list", "--version", "torch=2", "--store", address).err
-    assert "no observed runs match" in run("list", "--observed", "--version", "torch=2", "--store", address).err
+    assert (
+        "no observed runs match"
+        in run("list", "--observed", "--version", "torch=2", "--store", address).err
+    )

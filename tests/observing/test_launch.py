@@ -19,12 +19,26 @@ TASKS = {"SLURM_STEP_NUM_TASKS": "16", "SLURM_STEP_NUM_NODES": "2"}
     ("command", "environment", "target"),
     [
         ("python train.py --lr 1", {}, "python train.py --lr 1"),
-        ("python -u train.py --lr 1", TASKS, "torchrun --nnodes=2 --nproc-per-node=8 train.py --lr 1"),
-        ("python -m pkg.train", {"OMPI_COMM_WORLD_SIZE": "4"}, "torchrun --nnodes=1 --nproc-per-node=4 -m pkg.train"),
-        ("torchrun --nnodes=2 train.py", {**TASKS, "SLURM_STEP_NUM_TASKS": "2"}, "torchrun --nnodes=2 train.py"),
+        (
+            "python -u train.py --lr 1",
+            TASKS,
+            "torchrun --nnodes=2 --nproc-per-node=8 train.py --lr 1",
+        ),
+        (
+            "python -m pkg.train",
+            {"OMPI_COMM_WORLD_SIZE": "4"},
+            "torchrun --nnodes=1 --nproc-per-node=4 -m pkg.train",
+        ),
+        (
+            "torchrun --nnodes=2 train.py",
+            {**TASKS, "SLURM_STEP_NUM_TASKS": "2"},
+            "torchrun --nnodes=2 train.py",
+        ),
     ],
 )
-def test_tasks_of_a_scheduler_are_ranks(command: str, environment: dict[str, str], target: str) -> None:
+def test_tasks_of_a_scheduler_are_ranks(
+    command: str, environment: dict[str, str], target: str
+) -> None:
     assert target_of(command.split(), environment) == tuple(target.split())
 
 
@@ -46,7 +60,10 @@ def test_a_program_has_the_name_of_its_file_or_module() -> None:
     assert name_in(["python", "-m", "torch.distributed.run", "train.py"]) == "train.py"
     assert name_in(["accelerate", "launch", "-m", "pkg.train"]) == "pkg.train"
     assert program_name("megatron", {"argv": ["x.py"]}) == "megatron"
-    assert program_name("command", {"argv": ["torchrun", "train.py", "--mb={micro_batch_size}"]}) == "train.py"
+    assert (
+        program_name("command", {"argv": ["torchrun", "train.py", "--mb={micro_batch_size}"]})
+        == "train.py"
+    )
 
 
 def test_versions_are_those_of_the_commands_own_python() -> None:

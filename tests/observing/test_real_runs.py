@@ -36,8 +36,17 @@ def autotune(*words: str) -> list[str]:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    ours = {"AUTOTUNE_STORE": str(folder / "results.db"), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
-    return {**os.environ, **ours, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+    ours = {
+        "AUTOTUNE_STORE": str(folder / "results.db"),
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+    }
+    return {
+        **os.environ,
+        **ours,
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HUB_OFFLINE": "1",
+    }
 
 
 def kept(folder: Path) -> list[ObservedRun]:
@@ -45,22 +54,34 @@ def kept(folder: Path) -> list[ObservedRun]:
         return store.observed()
 
 
-def observed(folder: Path, program: str, command: Sequence[str], *options: str, before: str = "") -> Ran:
+def observed(
+    folder: Path, program: str, command: Sequence[str], *options: str, before: str = ""
+) -> Ran:
     """The command in a folder with that program, under autotune; `before`: what a shell does first."""
     (folder / "train.py").write_text(program)
     words = autotune(*options, "--", *command)
     shell = ["bash", "-c", f'{before}; exec "$@"', "bash", *words] if before else words
     done = subprocess.run(
-        shell, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=LONG_S, check=False
+        shell,
+        cwd=folder,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        timeout=LONG_S,
+        check=False,
     )
     (run,) = kept(folder)
     return Ran(done.stdout, done.stderr, done.returncode, run)
 
 
 def test_a_plain_program_is_reviewed_before_measured_and_kept(tmp_path: Path) -> None:
-    found = observed(tmp_path, programs.PLAIN, ["python", "train.py", "--batch-size", "4", "--then", "3"], *MODEL)
+    found = observed(
+        tmp_path, programs.PLAIN, ["python", "train.py", "--batch-size", "4", "--then", "3"], *MODEL
+    )
     assert found.code == found.run.exit_code == 3
-    assert [line.split()[:2] for line in found.out.splitlines()] == [["step", str(n)] for n in range(8)]
+    assert [line.split()[:2] for line in found.out.splitlines()] == [
+        ["step", str(n)] for n in range(8)
+    ]
     said = found.err.splitlines()
     assert all(line.startswith("autotune: ") for line in said)
     assert len(said) <= 5 + 2
@@ -68,7 +89,11 @@ def test_a_plain_program_is_reviewed_before_measured_and_kept(tmp_path: Path) ->
     run = found.run
     assert (run.outcome, run.program) == (Outcome.FAILED, "train.py")
     assert run.failure.kind is FailureKind.ERROR
-    assert (run.workload.model.name, run.workload.seq_len, run.config.global_batch_size) == ("nano-gpt", 32, 4)
+    assert (run.workload.model.name, run.workload.seq_len, run.config.global_batch_size) == (
+        "nano-gpt",
+        32,
+        4,
+    )
     assert run.workload.cluster.num_gpus == run.config.world_size == 1
     assert run.estimate is not None
     assert run.step_time_s is not None
@@ -160,7 +185,12 @@ def test_a_run_that_is_ended_ends_as_it_would(number: signal.Signals, tmp_path: 
     (tmp_path / "train.py").write_text(programs.PLAIN)
     words = autotune(*MODEL, "--", "python", "train.py", "--then", "wait")
     with subprocess.Popen(
-        words, cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0
+        words,
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        process_group=0,
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -169,7 +199,9 @@ def test_a_run_that_is_ended_ends_as_it_would(number: signal.Signals, tmp_path: 
                 break
         if number is signal.SIGKILL:  # of the command alone, as the kernel's memory killer does
             (pid,) = subprocess.run(
-                ["pgrep", "-P", str(process.pid), "-f", "^python train.py"], capture_output=True, check=True
+                ["pgrep", "-P", str(process.pid), "-f", "^python train.py"],
+                capture_output=True,
+                check=True,
             ).stdout.split()
             os.kill(int(pid), number)
         else:
@@ -209,7 +241,13 @@ def test_one_document_holds_the_review_and_the_run(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(programs.PLAIN)
     words = autotune("--json", *MODEL, "--", "python", "train.py", "--batch-size", "4")
     done = subprocess.run(
-        words, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=LONG_S, check=True
+        words,
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=LONG_S,
+        check=True,
     )
     document = json.loads(done.stdout)
     assert document["run"] == kept(tmp_path)[0].to_dict()

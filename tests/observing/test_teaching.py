@@ -23,10 +23,17 @@ SPEC = {
     "model": "llama-1b",
     "cluster": "h100-sxm-1x8",
     "workload": {"seq_len": 2048, "global_batch_size": 64},
-    "space": {"tp": [1, 2], "micro_batch_size": [1, 2, 4], "zero_stage": [1], "precision": ["bf16"]},
+    "space": {
+        "tp": [1, 2],
+        "micro_batch_size": [1, 2, 4],
+        "zero_stage": [1],
+        "precision": ["bf16"],
+    },
     "trainer": "megatron",
 }
-CONFIG = ParallelConfig(dp=8, micro_batch_size=2, accumulation_steps=4, precision="bf16", zero_stage=1)
+CONFIG = ParallelConfig(
+    dp=8, micro_batch_size=2, accumulation_steps=4, precision="bf16", zero_stage=1
+)
 
 
 @pytest.fixture
@@ -35,7 +42,9 @@ def store() -> Iterator[MemoryStore]:
         yield made
 
 
-def seen(study: Study, config: ParallelConfig, times: float, *, program: str = "megatron") -> ObservedRun:
+def seen(
+    study: Study, config: ParallelConfig, times: float, *, program: str = "megatron"
+) -> ObservedRun:
     """A run of that config that took so many times the predicted time."""
     predicted = estimate(study.workload, config)
     step_s = float(predicted.step_time_s) * times
@@ -43,11 +52,20 @@ def seen(study: Study, config: ParallelConfig, times: float, *, program: str = "
         step_times_s=(step_s,) * 5,
         tokens_per_step=64 * 2048,
         num_ranks=8,
-        flops_per_token=float(predicted.mfu) * 989e12 * 8 * float(predicted.step_time_s) / (64 * 2048),
+        flops_per_token=float(predicted.mfu)
+        * 989e12
+        * 8
+        * float(predicted.step_time_s)
+        / (64 * 2048),
         peak_flops_per_s=989e12,
     )
     return ObservedRun(
-        program=program, workload=study.workload, config=config, measurement=measured, started_at=AT, ended_at=AT
+        program=program,
+        workload=study.workload,
+        config=config,
+        measurement=measured,
+        started_at=AT,
+        ended_at=AT,
     )
 
 
@@ -84,7 +102,14 @@ def test_runs_set_the_level_of_plan_estimate_and_the_first_trial(store: MemorySt
 
 def test_runs_of_another_program_or_gpu_and_misread_ones_teach_nothing(store: MemoryStore) -> None:
     study = api.load_study(SPEC)
-    argv = ["torchrun", "train.py", "--mb={micro_batch_size}", "--acc={accumulation_steps}", "--tp={tp}", "--dp={dp}"]
+    argv = [
+        "torchrun",
+        "train.py",
+        "--mb={micro_batch_size}",
+        "--acc={accumulation_steps}",
+        "--tp={tp}",
+        "--dp={dp}",
+    ]
     own = api.load_study({**SPEC, "trainer": {"kind": "command", "argv": argv}})
     elsewhere = api.load_study({**SPEC, "cluster": "a100-80gb-1x8"})
     store.keep_observed(seen(elsewhere, CONFIG, 1.6))
@@ -116,7 +141,13 @@ def test_a_review_names_the_nearest_measurement_of_before(store: MemoryStore) ->
     assert earlier.step_time_s == pytest.approx(kept.step_time_s)
     lease = running_study(store, study)
     measured = seen(study, CONFIG, 1.0).measurement
-    trial = Trial(config=CONFIG, number=0, study=lease.study, status=TrialStatus.COMPLETED, measurement=measured)
+    trial = Trial(
+        config=CONFIG,
+        number=0,
+        study=lease.study,
+        status=TrialStatus.COMPLETED,
+        measurement=measured,
+    )
     run_trial(store, lease, replace(pending(0, CONFIG), status=trial.status, measurement=measured))
     earlier = api.review(text + "\n", store=store).earlier
     assert (earlier.kind, earlier.where, dict(earlier.differs)) == ("trial", f"{lease.study}/0", {})

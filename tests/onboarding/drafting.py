@@ -16,10 +16,14 @@ from tests.shortcuts import file_with, write
 A100 = "a100-80gb-1x8"
 
 
-def drafted(folder: Path, files: Mapping[str, str], cluster: str | None = A100, **known: Any) -> Draft:
+def drafted(
+    folder: Path, files: Mapping[str, str], cluster: str | None = A100, **known: Any
+) -> Draft:
     """The draft of `run.sh`, or of the first of the files."""
     first = write(folder, files)
-    return first_draft(folder / "run.sh" if "run.sh" in files else first, cluster=cluster, folder=folder, **known)
+    return first_draft(
+        folder / "run.sh" if "run.sh" in files else first, cluster=cluster, folder=folder, **known
+    )
 
 
 def loaded(draft: Draft, folder: Path) -> Study:

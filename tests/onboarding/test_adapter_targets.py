@@ -86,26 +86,51 @@ def test_adapters_are_read_as_the_program_sets_them(
 @pytest.mark.parametrize(
     ("options", "program", "said"),
     [
-        ("--lora_r 8 --lora_target_modules my_gate", "", "adapters on my_gate, planned on all matrices of the layers"),
+        (
+            "--lora_r 8 --lora_target_modules my_gate",
+            "",
+            "adapters on my_gate, planned on all matrices of the layers",
+        ),
         ("--lora_enable True", COMPUTED, "which matrices train.py computes for its adapters"),
         ("--lora_r 8", "", "adapters are planned on attention alone: no option names the matrices"),
-        ("--lora_r 8 --lora_target_modules q_proj --use_dora True", "", "use_dora, planned as plain LoRA"),
+        (
+            "--lora_r 8 --lora_target_modules q_proj --use_dora True",
+            "",
+            "use_dora, planned as plain LoRA",
+        ),
     ],
 )
-def test_what_is_assumed_of_adapters_is_said(tmp_path: Path, options: str, program: str, said: str) -> None:
-    text = " ".join(" ".join(lines_of(review(launch(tmp_path, options, program), cluster="a100-80gb-1x8"))).split())
+def test_what_is_assumed_of_adapters_is_said(
+    tmp_path: Path, options: str, program: str, said: str
+) -> None:
+    text = " ".join(
+        " ".join(
+            lines_of(review(launch(tmp_path, options, program), cluster="a100-80gb-1x8"))
+        ).split()
+    )
     assert said in text
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("--lora_r 8 --modules_to_save embed_tokens lm_head", "embed_tokens, lm_head (modules_to_save), planned as"),
-        ("--train_group_size 8", "predicted without the other sequences of each sample (train_group_size=8)"),
+        (
+            "--lora_r 8 --modules_to_save embed_tokens lm_head",
+            "embed_tokens, lm_head (modules_to_save), planned as",
+        ),
+        (
+            "--train_group_size 8",
+            "predicted without the other sequences of each sample (train_group_size=8)",
+        ),
     ],
 )
-def test_a_launch_that_needs_more_than_is_predicted_is_not_said_to_fit(tmp_path: Path, options: str, said: str) -> None:
-    found = review(launch(tmp_path, f"--gradient_checkpointing True --fsdp full_shard {options}"), cluster="h200-sxm")
+def test_a_launch_that_needs_more_than_is_predicted_is_not_said_to_fit(
+    tmp_path: Path, options: str, said: str
+) -> None:
+    found = review(
+        launch(tmp_path, f"--gradient_checkpointing True --fsdp full_shard {options}"),
+        cluster="h200-sxm",
+    )
     text = " ".join(" ".join(lines_of(found)).split())
     assert said in text
     assert found.fits is None

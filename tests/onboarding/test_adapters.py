@@ -27,7 +27,9 @@ HfArgumentParser((TrainingArguments, LoraArguments)).parse_args_into_dataclasses
 OPTIONAL = LORA_ARGUMENTS.replace("    q_lora", "    use_lora: bool = False\n    q_lora")
 
 
-def lora(rank: int, targets: str = "attention", method: str = "lora", library: str = "peft") -> dict[str, Any]:
+def lora(
+    rank: int, targets: str = "attention", method: str = "lora", library: str = "peft"
+) -> dict[str, Any]:
     return {"method": method, "rank": rank, "targets": targets, "library": library}
 
 
@@ -35,12 +37,20 @@ def lora(rank: int, targets: str = "attention", method: str = "lora", library: s
     ("options", "program", "peft"),
     [
         ("--use_peft --lora_r 32", "", lora(32)),
-        ("--use_peft --load_in_4bit --lora_target_modules all-linear", "", lora(16, "all", "qlora")),
+        (
+            "--use_peft --load_in_4bit --lora_target_modules all-linear",
+            "",
+            lora(16, "all", "qlora"),
+        ),
         ("--lora_dim 128 --lora_module_name layers.", "", lora(128, "all", library="")),
         ("--lora_dim 0", "", None),
         ("", LORA_ARGUMENTS, lora(8)),
         ("--q_lora True", LORA_ARGUMENTS, lora(8, method="qlora")),
-        ("--use_lora True --lora_r 4 --lora_target_modules q_proj down_proj", OPTIONAL, lora(4, "all")),
+        (
+            "--use_lora True --lora_r 4 --lora_target_modules q_proj down_proj",
+            OPTIONAL,
+            lora(4, "all"),
+        ),
         ("--lora_r 4", OPTIONAL, None),
         ("", "", None),
     ],
@@ -68,7 +78,10 @@ def test_frozen_weights_are_named_and_leave_the_memory_an_upper_bound(tmp_path: 
     path = file_with(tmp_path / "run.sh", f"{MEGATRON} --freeze-ViT --freeze-LM\n")
     found = review(path, cluster="h100-sxm")
     assert found.is_upper_bound
-    assert any("--freeze-ViT, --freeze-LM, planned as if every weight were trained" in each for each in found.assumed)
+    assert any(
+        "--freeze-ViT, --freeze-LM, planned as if every weight were trained" in each
+        for each in found.assumed
+    )
     path.write_text(f"{MEGATRON}\n")
     assert not review(path, cluster="h100-sxm").is_upper_bound
 
@@ -89,7 +102,9 @@ def test_a_method_that_trains_less_is_no_verdict_that_it_does_not_fit(tmp_path: 
     )
     found = review(path, cluster="h100-sxm-1x1")
     assert found.fits is None
-    assert any(line.startswith("may not fit") and "up to 100% risk" in line for line in lines_of(found))
+    assert any(
+        line.startswith("may not fit") and "up to 100% risk" in line for line in lines_of(found)
+    )
 
 
 @pytest.mark.parametrize("setting", ["lisa_n_layers: 4", "unfrozen_parameters: [lm_head.*]"])
@@ -101,4 +116,7 @@ def test_a_setting_that_trains_some_weights_is_named(setting: str, tmp_path: Pat
     )
     found = review(path, cluster="h100-sxm-1x1")
     assert found.is_upper_bound
-    assert f"not modelled: {setting.partition(':')[0]}, planned as if every weight were trained" in found.assumed
+    assert (
+        f"not modelled: {setting.partition(':')[0]}, planned as if every weight were trained"
+        in found.assumed
+    )

@@ -45,7 +45,9 @@ def test_variables_that_the_program_reads_tell_a_trial_its_config(tmp_path: Path
     assert draft.fill_in == ()
     study = loaded(draft, tmp_path)
     config = ParallelConfig(dp=2, micro_batch_size=16, accumulation_steps=1, precision="fp32")
-    launch = trainer("command").launch(study.workload, config, {**study.trainer_options, "steps": 7})
+    launch = trainer("command").launch(
+        study.workload, config, {**study.trainer_options, "steps": 7}
+    )
     told = {name: launch.env[name] for name in ("BATCH_SIZE", "GRAD_ACCUM", "SEQ_LEN", "MAX_ITERS")}
     assert told == {"BATCH_SIZE": "16", "GRAD_ACCUM": "1", "SEQ_LEN": "64", "MAX_ITERS": "7"}
 

@@ -73,14 +73,28 @@ args = tyro.cli(Args)
         (ALIASES, "-b 6 --grad-accum-steps 2"),
     ],
 )
-def test_the_value_given_by_any_name_is_todays_and_stands_once(tmp_path: Path, program: str, arguments: str) -> None:
+def test_the_value_given_by_any_name_is_todays_and_stands_once(
+    tmp_path: Path, program: str, arguments: str
+) -> None:
     files = {"train.py": program + PRINTS, "run.sh": f"python train.py {arguments}\n"}
     draft = drafted(tmp_path, files, "h100-sxm-1x1", model="gpt2-small")
-    Read(baseline="dp=1,micro_batch_size=6,", document={"workload/global_batch_size": 12}).check(draft, tmp_path)
+    Read(baseline="dp=1,micro_batch_size=6,", document={"workload/global_batch_size": 12}).check(
+        draft, tmp_path
+    )
     words = argv(draft)
     assert sum("micro_batch_size" in word for word in words) == 1
     assert sum("accumulation_steps" in word for word in words) == 1
-    assert not {"-b", "6", "-b6", "-b=6", "--acc", "2", "--acc=2", "--batch=6", "--batch-size=6"} & set(words)
+    assert not {
+        "-b",
+        "6",
+        "-b6",
+        "-b=6",
+        "--acc",
+        "2",
+        "--acc=2",
+        "--batch=6",
+        "--batch-size=6",
+    } & set(words)
 
 
 def launch(arguments: str, read: Read, program: str = ARGPARSE) -> Launch:
@@ -99,7 +113,8 @@ READ = {
         "-b 6 -j 2 -v", Read(start=("python", "train.py", "-j", "2", "-v"), without=("--workers",))
     ),
     "what stands behind a flag is its own": launch(
-        "--bf16 dogs -b 6", Read(words=("dogs", "{precision}"), without=("--bf16",), knobs=("precision=bf16",))
+        "--bf16 dogs -b 6",
+        Read(words=("dogs", "{precision}"), without=("--bf16",), knobs=("precision=bf16",)),
     ),
     "a flag that is switched off by another name is off": launch(
         "-b 6 --plain-matmul",

@@ -27,7 +27,9 @@ WORKLOAD = Workload(
     seq_len=2048,
     global_batch_size=64,
 )
-CONFIG = ParallelConfig(dp=16, micro_batch_size=2, accumulation_steps=2, zero_stage=2, recompute="full")
+CONFIG = ParallelConfig(
+    dp=16, micro_batch_size=2, accumulation_steps=2, zero_stage=2, recompute="full"
+)
 NEEDS: dict[str, dict[str, Any]] = {
     "torchtitan": {"hf_assets_path": "assets"},
     "nanotron": {"entrypoint": "run_train.py"},
@@ -49,7 +51,9 @@ def exported(name: str, folder: Path, **settings: Any) -> ParallelConfig:
     subject = trainer(name)
     given = {"nearest": True, "learning_rate": 1e-5, **NEEDS.get(name, {}), **settings}
     limits = subject.limits(WORKLOAD, CONFIG, given)
-    launched = ParallelConfig.from_dict({**CONFIG.to_dict(), **{limit.knob: limit.nearest for limit in limits}})
+    launched = ParallelConfig.from_dict(
+        {**CONFIG.to_dict(), **{limit.knob: limit.nearest for limit in limits}}
+    )
     write_launch(subject.launch(WORKLOAD, launched, given), folder)
     return launched
 
@@ -90,9 +94,13 @@ def test_a_folder_is_recognized_by_its_contents(name: str, tmp_path: Path) -> No
         ("lightning", {"pure_bf16": True}),
     ],
 )
-def test_what_a_launch_says_of_the_workload_is_kept(name: str, told: dict[str, Any], tmp_path: Path) -> None:
+def test_what_a_launch_says_of_the_workload_is_kept(
+    name: str, told: dict[str, Any], tmp_path: Path
+) -> None:
     config = replace(CONFIG, zero_stage=0) if name == "megatron" else CONFIG
-    launch = trainer(name).launch(replace(WORKLOAD, **told), config, {"nearest": True, **NEEDS.get(name, {})})
+    launch = trainer(name).launch(
+        replace(WORKLOAD, **told), config, {"nearest": True, **NEEDS.get(name, {})}
+    )
     write_launch(launch, tmp_path / "launch")
     draft = drafted(tmp_path / "launch", name, cluster=CLUSTER)
     found = api.load_study(draft.document, base=tmp_path).workload
@@ -104,11 +112,16 @@ def test_a_setting_that_somebody_changed_is_kept_and_written_again(tmp_path: Pat
     exported("deepspeed", tmp_path / "launch")
     path = tmp_path / "launch" / "ds_config.json"
     document = json.loads(path.read_text())
-    path.write_text(json.dumps(document | {"gradient_clipping": 0.25, "communication_data_type": "fp32"}))
+    path.write_text(
+        json.dumps(document | {"gradient_clipping": 0.25, "communication_data_type": "fp32"})
+    )
     draft = drafted(tmp_path / "launch", "deepspeed", cluster=CLUSTER)
     kept = {"gradient_clipping": 0.25, "communication_data_type": "fp32"}
     assert draft.document["trainer"]["settings"] == kept
-    assert "kept unchanged and written to every export: gradient_clipping, communication_data_type" in draft.notes
+    assert (
+        "kept unchanged and written to every export: gradient_clipping, communication_data_type"
+        in draft.notes
+    )
     study = api.load_study(draft.document, base=tmp_path)
     assert study.baseline is not None
     launch = trainer("deepspeed").launch(study.workload, study.baseline, study.trainer_options)
@@ -119,7 +132,10 @@ def test_a_setting_that_somebody_changed_is_kept_and_written_again(tmp_path: Pat
 
 def test_what_a_single_file_cannot_tell_is_to_be_filled_in(tmp_path: Path) -> None:
     draft = drafted(
-        file_with(tmp_path / "ds.json", '{"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": true}}'), "deepspeed"
+        file_with(
+            tmp_path / "ds.json", '{"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": true}}'
+        ),
+        "deepspeed",
     )
     assert draft.fill_in == ("model", "cluster", "workload.seq_len", "workload.global_batch_size")
     assert draft.text.count("fill in:") == 3
@@ -128,7 +144,9 @@ def test_what_a_single_file_cannot_tell_is_to_be_filled_in(tmp_path: Path) -> No
 
 def test_options_fill_in_what_the_file_does_not_tell(tmp_path: Path) -> None:
     text = '{"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "zero_optimization": {"stage": 3}}'
-    draft = drafted(file_with(tmp_path / "ds.json", text), "deepspeed", model="llama-8b", cluster="h100-sxm-1x8")
+    draft = drafted(
+        file_with(tmp_path / "ds.json", text), "deepspeed", model="llama-8b", cluster="h100-sxm-1x8"
+    )
     assert draft.fill_in == ("workload.seq_len",)
     study = api.load_study(draft.document, base=tmp_path)
     assert (study.workload.global_batch_size, study.baseline and study.baseline.dp) == (64, 8)
@@ -139,18 +157,33 @@ def test_a_shape_of_the_catalog_is_named(tmp_path: Path) -> None:
     assert drafted(tmp_path / "launch", "megatron").document["model"] == "llama-1b"
 
 
-def test_what_a_deepspeed_file_leaves_to_the_program_is_not_guessed_and_the_spec_loads(tmp_path: Path) -> None:
-    open_values = {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": "auto"}}
-    file = file_with(tmp_path / "ds.json", json.dumps({**open_values, "zero_optimization": {"stage": 3}}))
+def test_what_a_deepspeed_file_leaves_to_the_program_is_not_guessed_and_the_spec_loads(
+    tmp_path: Path,
+) -> None:
+    open_values = {
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "bf16": {"enabled": "auto"},
+    }
+    file = file_with(
+        tmp_path / "ds.json", json.dumps({**open_values, "zero_optimization": {"stage": 3}})
+    )
     draft = import_draft(
-        read_present(file), "deepspeed", file, model="gpt2-medium", cluster="h100-sxm-1x8", folder=tmp_path
+        read_present(file),
+        "deepspeed",
+        file,
+        model="gpt2-medium",
+        cluster="h100-sxm-1x8",
+        folder=tmp_path,
     )
     assert "precision" not in draft.document["baseline"]
     study = api.load_study(draft.document)
     assert (study.baseline.dp, study.baseline.zero_stage) == (8, 3)
 
 
-def test_a_script_without_a_vocabulary_has_its_sizes_and_knobs_without_effect_are_left_out(tmp_path: Path) -> None:
+def test_a_script_without_a_vocabulary_has_its_sizes_and_knobs_without_effect_are_left_out(
+    tmp_path: Path,
+) -> None:
     draft = drafted(
         file_with(
             tmp_path / "run.sh",
@@ -168,12 +201,16 @@ def test_a_script_without_a_vocabulary_has_its_sizes_and_knobs_without_effect_ar
     assert not [note for note in draft.notes if "an export changes" in note]
 
 
-def test_a_folder_of_torchtitan_0_2_with_a_models_own_rotary_scaling_is_read(tmp_path: Path) -> None:
+def test_a_folder_of_torchtitan_0_2_with_a_models_own_rotary_scaling_is_read(
+    tmp_path: Path,
+) -> None:
     workload = replace(WORKLOAD, model=catalog.model("llama-8b"))
     given = {**NEEDS["torchtitan"], "version": "0.2"}
     write_launch(trainer("torchtitan").launch(workload, CONFIG, given), tmp_path / "launch")
     assert "RoPEScalingArgs" in (tmp_path / "launch" / "autotune_model.py").read_text()
-    assert drafted(tmp_path / "launch", "torchtitan", cluster=CLUSTER).document["model"] == "llama-8b"
+    assert (
+        drafted(tmp_path / "launch", "torchtitan", cluster=CLUSTER).document["model"] == "llama-8b"
+    )
 
 
 def test_a_batch_that_nothing_tells_is_one_that_the_cluster_can_share(tmp_path: Path) -> None:
@@ -187,14 +224,20 @@ def test_a_batch_that_nothing_tells_is_one_that_the_cluster_can_share(tmp_path: 
         model="llama-1b",
         cluster="h100-sxm-4x8",
     )
-    assert draft.document["workload"]["global_batch_size"] == 64  # 16 ranks, 4 times each, which 32 can share
+    assert (
+        draft.document["workload"]["global_batch_size"] == 64
+    )  # 16 ranks, 4 times each, which 32 can share
     assert api.plan_of(api.load_study(draft.document, base=tmp_path)).rows
 
 
-def test_a_configuration_that_breaks_a_law_is_named_and_the_spec_loads_without_it(tmp_path: Path) -> None:
+def test_a_configuration_that_breaks_a_law_is_named_and_the_spec_loads_without_it(
+    tmp_path: Path,
+) -> None:
     config = ParallelConfig(pp=2, dp=8, micro_batch_size=2, accumulation_steps=4)
     launch = trainer("nanotron").launch(WORKLOAD, config, NEEDS["nanotron"])
-    text = launch.files["config.yaml"].replace("batch_accumulation_per_replica: 4", "batch_accumulation_per_replica: 1")
+    text = launch.files["config.yaml"].replace(
+        "batch_accumulation_per_replica: 4", "batch_accumulation_per_replica: 1"
+    )
     draft = drafted(file_with(tmp_path / "config.yaml", text), "nanotron", cluster=CLUSTER)
     assert "baseline" not in draft.document
     (said,) = (note for note in draft.notes if "is not the baseline" in note)
@@ -210,14 +253,22 @@ def test_a_mark_at_the_beginning_of_a_file_is_no_part_of_it(tmp_path: Path) -> N
 
 def test_a_file_that_is_not_yaml_says_where_and_why(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("parallelism:\n\tdp: 2\n")
-    with pytest.raises(SpecError, match=r"run\.yaml is not YAML: line 2: found character '.t' that cannot start"):
+    with pytest.raises(
+        SpecError, match=r"run\.yaml is not YAML: line 2: found character '.t' that cannot start"
+    ):
         trainer("nanotron").read_config(read_present(tmp_path / "run.yaml"))
 
 
 @pytest.mark.parametrize(
-    "text", ["a: &a [*a]", "a: &a [" + "1, " * 99 + "]\nb: &b [" + "*a, " * 99 + "]\nc: [" + "*b, " * 99 + "]"]
+    "text",
+    [
+        "a: &a [*a]",
+        "a: &a [" + "1, " * 99 + "]\nb: &b [" + "*a, " * 99 + "]\nc: [" + "*b, " * 99 + "]",
+    ],
 )
-def test_a_file_whose_aliases_grow_without_end_is_no_configuration(text: str, tmp_path: Path) -> None:
+def test_a_file_whose_aliases_grow_without_end_is_no_configuration(
+    text: str, tmp_path: Path
+) -> None:
     (tmp_path / "run.yaml").write_text(text)
     with pytest.raises(SpecError, match=r"run\.yaml contains itself, or more than 100,000 values"):
         trainer("nanotron").read_config(read_present(tmp_path / "run.yaml"))
@@ -232,5 +283,9 @@ def test_what_is_kept_in_host_memory_is_named(tmp_path: Path) -> None:
         folder=tmp_path,
     )
     assert any("plans ignore fsdp_config.fsdp_offload_params" in note for note in draft.notes)
-    (tmp_path / "fsdp.yaml").write_text((tmp_path / "fsdp.yaml").read_text().replace("params: true", "params: false"))
-    assert not any("not counted" in note for note in first_draft(tmp_path / "fsdp.yaml", folder=tmp_path).notes)
+    (tmp_path / "fsdp.yaml").write_text(
+        (tmp_path / "fsdp.yaml").read_text().replace("params: true", "params: false")
+    )
+    assert not any(
+        "not counted" in note for note in first_draft(tmp_path / "fsdp.yaml", folder=tmp_path).notes
+    )

@@ -22,16 +22,28 @@ def drafted(tmp_path: Path, run: str, cluster: str | None = None) -> Draft:
     ("run", "kept"),
     [
         ("deepspeed --num_gpus 2 --bind_cores_to_rank train.py", ["--bind_cores_to_rank"]),
-        ("deepspeed --bind_core_list 0-3 --num_gpus 2 --master_port 9 train.py", ["--bind_core_list=0-3"]),
-        ("torchrun --nproc-per-node 2 --numa-binding node --rdzv-id 7 train.py", ["--numa-binding=node"]),
-        ("torchrun --standalone --nproc-per-node=2 --start-method=fork train.py", ["--start-method=fork"]),
+        (
+            "deepspeed --bind_core_list 0-3 --num_gpus 2 --master_port 9 train.py",
+            ["--bind_core_list=0-3"],
+        ),
+        (
+            "torchrun --nproc-per-node 2 --numa-binding node --rdzv-id 7 train.py",
+            ["--numa-binding=node"],
+        ),
+        (
+            "torchrun --standalone --nproc-per-node=2 --start-method=fork train.py",
+            ["--start-method=fork"],
+        ),
         (
             "accelerate launch --num_processes 2 --num_cpu_threads_per_process 4 --dynamo_backend no train.py",
             ["--num_cpu_threads_per_process=4", "--dynamo_backend=no"],
         ),
         ("mpirun -np 2 --bind-to core train.py", ["--bind-to", "core"]),
         ("srun -n 2 --cpu-bind=cores python train.py", ["--cpu-bind=cores"]),
-        ("OMP_NUM_THREADS=1 nohup torchrun --nproc-per-node 2 --numa-binding=node train.py", ["--numa-binding=node"]),
+        (
+            "OMP_NUM_THREADS=1 nohup torchrun --nproc-per-node 2 --numa-binding=node train.py",
+            ["--numa-binding=node"],
+        ),
     ],
 )
 def test_what_is_not_about_ranks_stays(tmp_path: Path, run: str, kept: list[str]) -> None:
@@ -48,7 +60,10 @@ def test_what_is_not_about_ranks_stays(tmp_path: Path, run: str, kept: list[str]
     [
         ("torchrun --nproc-per-node 2 --log-dir logs --tee 3 train.py", "--log-dir logs, --tee 3"),
         ("torchrun $DISTRIBUTED train.py", "$DISTRIBUTED"),
-        ("deepspeed --num_gpus 2 --enable_each_rank_log logs train.py", "--enable_each_rank_log logs"),
+        (
+            "deepspeed --num_gpus 2 --enable_each_rank_log logs train.py",
+            "--enable_each_rank_log logs",
+        ),
         ("numactl -l torchrun --nproc-per-node 2 train.py", "numactl -l"),
         ("conda run -n train python train.py", "conda run -n train"),
         ("srun -n 2 --output=log.txt --time 5 python train.py", "--output=log.txt, --time 5"),
@@ -57,12 +72,20 @@ def test_what_is_not_about_ranks_stays(tmp_path: Path, run: str, kept: list[str]
 )
 def test_what_trials_do_without_is_said(tmp_path: Path, run: str, said: str) -> None:
     draft = drafted(tmp_path, run)
-    assert any(f"left out in trials, because autotune starts their ranks: {said};" in note for note in draft.notes)
+    assert any(
+        f"left out in trials, because autotune starts their ranks: {said};" in note
+        for note in draft.notes
+    )
     words = draft.document["trainer"]["argv"]
-    assert not any(word.startswith(("--log-dir", "--tee", "--enable", "--output", "--time", "$")) for word in words)
+    assert not any(
+        word.startswith(("--log-dir", "--tee", "--enable", "--output", "--time", "$"))
+        for word in words
+    )
 
 
 def test_on_cpus_the_options_of_accelerate_are_left_out_and_said(tmp_path: Path) -> None:
-    draft = drafted(tmp_path, "accelerate launch --num_processes 2 --dynamo_backend no train.py", "cpu-1x2")
+    draft = drafted(
+        tmp_path, "accelerate launch --num_processes 2 --dynamo_backend no train.py", "cpu-1x2"
+    )
     assert draft.document["trainer"]["argv"][0] == "torchrun"
     assert any("--dynamo_backend no" in note for note in draft.notes)

@@ -36,7 +36,9 @@ READ = {
         },
     ),
     "ms-swift's own defaults (4): adapters of rank 8 on all linear layers, recomputation": launch(
-        f"NPROC_PER_NODE=8 {SWIFT}", knobs=("recompute=full",), document={"workload/peft": lora(8, "all")}
+        f"NPROC_PER_NODE=8 {SWIFT}",
+        knobs=("recompute=full",),
+        document={"workload/peft": lora(8, "all")},
     ),
     **{
         f"TRL shards by the configuration that it ships: {name}": launch(
@@ -46,9 +48,14 @@ READ = {
         for name, stage in (("zero2", 2), ("fsdp2", 3))
     },
     **{
-        f"adapters of ms-swift: {options}": launch(f"{SWIFT} {options}", document={"workload/peft": peft})
+        f"adapters of ms-swift: {options}": launch(
+            f"{SWIFT} {options}", document={"workload/peft": peft}
+        )
         for options, peft in (
-            ("--tuner_type lora --lora_rank 16 --target_modules q_proj v_proj", lora(16, "attention")),
+            (
+                "--tuner_type lora --lora_rank 16 --target_modules q_proj v_proj",
+                lora(16, "attention"),
+            ),
             ("--train_type lora --quant_bits 4", lora(8, "all", "qlora")),
             ("--sft_type full --lora_rank 8", None),
         )
@@ -71,11 +78,16 @@ READ = {
         f"masters of DeepSpeed and adapters are in fp32: {option}": launch(
             f"{HF} {option}", document={"workload/pure_bf16": None}
         )
-        for option in (*(f"{each} --deepspeed zero2.json" for each in BF16), *(f"{each} --use_peft" for each in BF16))
+        for option in (
+            *(f"{each} --deepspeed zero2.json" for each in BF16),
+            *(f"{each} --use_peft" for each in BF16),
+        )
     },
     **{
         f"the type of weights that is assumed is said: {why}": launch(
-            f"{HF} {option}", notes=(f"weights are planned as fp32 ({why})",), knobs=("precision=bf16",)
+            f"{HF} {option}",
+            notes=(f"weights are planned as fp32 ({why})",),
+            knobs=("precision=bf16",),
         )
         for option, why in (("", "run_clm.py was not found"), ("--dtype auto", "dtype is auto"))
     },
@@ -84,7 +96,8 @@ READ = {
     ),
     **{
         f"transformers' options say optimizer and attention: {option}": launch(
-            f"{HF} {option}", document={"workload/optimizer": None, "workload/unfused_attention": None, **said}
+            f"{HF} {option}",
+            document={"workload/optimizer": None, "workload/unfused_attention": None, **said},
         )
         for option, said in (
             ("--optim adafactor", {"workload/optimizer": "adafactor"}),
@@ -95,7 +108,8 @@ READ = {
         )
     },
     "an optimizer that no plan has is named": launch(
-        f"{HF} --optim lion_8bit", notes=("not modelled: the optimizer lion_8bit, planned as AdamW",)
+        f"{HF} --optim lion_8bit",
+        notes=("not modelled: the optimizer lion_8bit, planned as AdamW",),
     ),
     **{
         f"Liger's kernels fuse the loss: {option}": launch(f"{HF} {option}", knobs=("loss=fused",))
@@ -124,7 +138,16 @@ def test_what_is_read(name: str, tmp_path: Path) -> None:
         ("CUDA_VISIBLE_DEVICES=0,1 swift sft --model a/b", "torchrun", "swift.cli.sft", 1),
     ],
 )
-def test_a_console_command_is_the_launch_of_its_module(text: str, launcher: str, program: str, ranks: int) -> None:
+def test_a_console_command_is_the_launch_of_its_module(
+    text: str, launcher: str, program: str, ranks: int
+) -> None:
     found = started_by(text)
-    assert (found.launcher, found.program, found.is_module, found.gpus_per_node) == (launcher, program, True, ranks)
-    assert not {"num_processes", "accelerate_config"} & {argument.name for argument in found.arguments}
+    assert (found.launcher, found.program, found.is_module, found.gpus_per_node) == (
+        launcher,
+        program,
+        True,
+        ranks,
+    )
+    assert not {"num_processes", "accelerate_config"} & {
+        argument.name for argument in found.arguments
+    }

@@ -26,7 +26,10 @@ HF = "from transformers import HfArgumentParser, TrainingArguments\nHfArgumentPa
 
 def launch(read: Read, run: str = "python train.py -b 12", program: str = PROGRAM) -> Launch:
     return Launch(
-        {"run.sh": f"{run}\n", **({"train.py": program} if program else {})}, read, "h100-sxm-1x1", "gpt2-small"
+        {"run.sh": f"{run}\n", **({"train.py": program} if program else {})},
+        read,
+        "h100-sxm-1x1",
+        "gpt2-small",
     )
 
 
@@ -38,7 +41,8 @@ READ = {
         )
     ),
     "micro-batches divide a batch that is accumulated": launch(
-        Read(document={"space/micro_batch_size": [3, 6, 12, 24]}), "python train.py -b 12 --grad-accum 2"
+        Read(document={"space/micro_batch_size": [3, 6, 12, 24]}),
+        "python train.py -b 12 --grad-accum 2",
     ),
     "a program that leaves one micro-batch says so": launch(
         Read(
@@ -83,10 +87,10 @@ def test_what_is_read(name: str, tmp_path: Path) -> None:
         ("eval_prefetch", "", False),
     ],
 )
-def test_options_of_other_parts_are_not_offered(tmp_path: Path, name: str, given: str, is_offered: bool) -> None:
-    program = (
-        f"{PROGRAM}p.add_argument('--fsdp', action='store_true')\np.add_argument('--{name}', type=int, default=2)\n"
-    )
+def test_options_of_other_parts_are_not_offered(
+    tmp_path: Path, name: str, given: str, is_offered: bool
+) -> None:
+    program = f"{PROGRAM}p.add_argument('--fsdp', action='store_true')\np.add_argument('--{name}', type=int, default=2)\n"
     files = {"train.py": program, "run.sh": f"python train.py -b 12{given}\n"}
     draft = drafted(tmp_path, files, "h100-sxm-1x1", model="gpt2-small")
     assert (f"knobs: {{{name}:" in draft.text) == is_offered
@@ -97,6 +101,8 @@ def test_an_output_by_any_name_is_of_each_trials_own(tmp_path: Path, given: str)
     files = {"train.py": PROGRAM, "run.sh": f"python train.py -b 12 {given}\n"}
     study = loaded(drafted(tmp_path, files, "h100-sxm-1x1", model="gpt2-small"), tmp_path)
     config = ParallelConfig(micro_batch_size=12, accumulation_steps=1, precision="fp32")
-    launch = with_own_outputs(trainer("command").launch(study.workload, config, study.trainer_options))
+    launch = with_own_outputs(
+        trainer("command").launch(study.workload, config, study.trainer_options)
+    )
     outputs = [word for word in launch.argv if word.startswith(("-o", "--work"))]
     assert outputs == [f"--work-dir={TRIAL_DIR}/work_dir"]

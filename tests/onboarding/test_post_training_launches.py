@@ -88,11 +88,18 @@ def test_openrlhf_before_0_11_is_read_and_written_by_its_own_names(tmp_path: Pat
     )  # each once  # fmt: skip
 
 
-@pytest.mark.parametrize("command", ["trl grpo --config grpo.yaml --num_processes 4 --bf16 false --reward_funcs a b"])
-def test_flags_of_trl_count_over_its_file(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "command", ["trl grpo --config grpo.yaml --num_processes 4 --bf16 false --reward_funcs a b"]
+)
+def test_flags_of_trl_count_over_its_file(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "grpo.yaml").write_text(TRL + "num_processes: 8\n")
     monkeypatch.chdir(tmp_path)
-    for draft in (of_text(command, tmp_path), command_draft(shlex.split(command), cluster=NODE, folder=tmp_path)):
+    for draft in (
+        of_text(command, tmp_path),
+        command_draft(shlex.split(command), cluster=NODE, folder=tmp_path),
+    ):
         assert draft.document["baseline"].startswith("dp=4,")
         assert draft.document["space"]["precision"] == ["fp32"]
         assert draft.document["trainer"]["settings"]["reward_funcs"] == ["a", "b"]
@@ -115,7 +122,9 @@ def test_trl_by_accelerate_is_trl_grpo(command: str, tmp_path: Path) -> None:
     assert "dp=8" in draft.document["baseline"]
     assert "zero_stage=3" in draft.document["baseline"]
     assert draft.document["rl"]["engine"] == "deepspeed"
-    assert draft.document["space"]["zero_stage"] == [3]  # a file decides it that launches do not write
+    assert draft.document["space"]["zero_stage"] == [
+        3
+    ]  # a file decides it that launches do not write
     argv, written = exported(draft, tmp_path)
     assert argv.startswith("trl grpo --config")
     assert argv.endswith("--num_processes 8")
@@ -128,9 +137,12 @@ def test_the_folder_of_a_script_is_written_out_and_what_only_a_shell_computes_is
     folder: str, tmp_path: Path
 ) -> None:
     draft = of_text(
-        f"HERE={folder}\n{VERL} data.train_files=$HERE/train.parquet trainer.experiment_name=at_$(date +%s)\n", tmp_path
+        f"HERE={folder}\n{VERL} data.train_files=$HERE/train.parquet trainer.experiment_name=at_$(date +%s)\n",
+        tmp_path,
     )
-    assert draft.document["trainer"]["settings"]["data"]["train_files"] == str(tmp_path / "train.parquet")
+    assert draft.document["trainer"]["settings"]["data"]["train_files"] == str(
+        tmp_path / "train.parquet"
+    )
     assert any("experiment_name: only the shell can compute" in note for note in draft.notes)
 
 
@@ -138,11 +150,21 @@ def test_what_a_base_of_nemo_rl_decides_is_read_and_stays_with_it(tmp_path: Path
     (tmp_path / "bases").mkdir()
     write(
         tmp_path / "bases",
-        {"base.yaml": BASE, "inner.yaml": "defaults: base.yaml\npolicy: {train_micro_batch_size: 4}\n"},
+        {
+            "base.yaml": BASE,
+            "inner.yaml": "defaults: base.yaml\npolicy: {train_micro_batch_size: 4}\n",
+        },
     )
-    draft = of_text("defaults: [bases/inner.yaml]\npolicy: {tokenizer: {name: x}}\n", tmp_path, "own.yaml")
+    draft = of_text(
+        "defaults: [bases/inner.yaml]\npolicy: {tokenizer: {name: x}}\n", tmp_path, "own.yaml"
+    )
     rl = draft.document["rl"]
-    assert (rl["engine"], rl["responses"], rl["reference"], rl["micro_batch_tokens"]) == ("megatron", 8, True, 16384)
+    assert (rl["engine"], rl["responses"], rl["reference"], rl["micro_batch_tokens"]) == (
+        "megatron",
+        8,
+        True,
+        16384,
+    )
     assert draft.document["baseline"].startswith("tp=2,pp=1,dp=4,")
     _, written = exported(draft, tmp_path)
     assert written["defaults"] == str(tmp_path / "bases" / "inner.yaml")
@@ -165,7 +187,9 @@ def test_overrides_of_nemo_rl_count_over_the_file_that_its_command_names(
     (tmp_path / "elsewhere").mkdir()
     for draft in (
         of_text(command, tmp_path),
-        of_text(f"cd {tmp_path}\n{command}\nuv run tests/dump.py a --output b\n", tmp_path / "elsewhere"),
+        of_text(
+            f"cd {tmp_path}\n{command}\nuv run tests/dump.py a --output b\n", tmp_path / "elsewhere"
+        ),
         command_draft(shlex.split(command), cluster=NODE, folder=tmp_path),
     ):
         assert draft.document["rl"]["micro_batch_tokens"] == 4096
@@ -177,7 +201,9 @@ def test_overrides_of_nemo_rl_count_over_the_file_that_its_command_names(
 
 
 @pytest.mark.parametrize(("said", "whole"), [("=1", True), ("=4", False), ("", False)])
-def test_experts_of_verl_are_whole_or_cut_as_its_launch_says(said: str, whole: bool, tmp_path: Path) -> None:
+def test_experts_of_verl_are_whole_or_cut_as_its_launch_says(
+    said: str, whole: bool, tmp_path: Path
+) -> None:
     degree = f" actor_rollout_ref.actor.megatron.expert_tensor_parallel_size{said}" if said else ""
     text = (
         f"{VERL} actor_rollout_ref.actor.strategy=megatron actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4"
@@ -190,14 +216,18 @@ def test_experts_of_verl_are_whole_or_cut_as_its_launch_says(said: str, whole: b
     eight = why_not(study.workload, replace(study.baseline, ep=8))
     assert (eight is None) is whole  # over tp * dp, or over dp alone
     weights = estimate(study.workload, study.baseline).memory_parts_bytes.weights
-    assert (float(weights) > 16 * 2**30) is whole  # 57 GiB of experts over ep=2, or over ep * tp = 8
+    assert (
+        float(weights) > 16 * 2**30
+    ) is whole  # 57 GiB of experts over ep=2, or over ep * tp = 8
     model = exported(draft, tmp_path)[1]["actor_rollout_ref"]
-    assert [model[role]["megatron"].get("expert_tensor_parallel_size") for role in ("actor", "ref")] == (
-        [1, 1] if whole else [None, None]
-    )
+    assert [
+        model[role]["megatron"].get("expert_tensor_parallel_size") for role in ("actor", "ref")
+    ] == ([1, 1] if whole else [None, None])
 
 
-def _sleeping(text: str, says_it_sleeps: str, folder: Path, name: str) -> list[tuple[bool, float, str]]:
+def _sleeping(
+    text: str, says_it_sleeps: str, folder: Path, name: str
+) -> list[tuple[bool, float, str]]:
     """(whether the engine sleeps, peak in bytes, what an export writes) of a launch without and with the words."""
     found = []
     for i, written in enumerate((text, f"{text}{says_it_sleeps}")):
@@ -209,7 +239,11 @@ def _sleeping(text: str, says_it_sleeps: str, folder: Path, name: str) -> list[t
         predicted = estimate(study.workload, study.baseline)
         argv, file = exported(draft, inside)
         found.append(
-            (draft.document["rollout"].get("sleeps", True), float(predicted.peak_memory_bytes), f"{argv} {file}")
+            (
+                draft.document["rollout"].get("sleeps", True),
+                float(predicted.peak_memory_bytes),
+                f"{argv} {file}",
+            )
         )
     return found
 
@@ -217,8 +251,18 @@ def _sleeping(text: str, says_it_sleeps: str, folder: Path, name: str) -> list[t
 @pytest.mark.parametrize(
     ("text", "words", "written", "name"),
     [
-        (f"{OPENRLHF} --vllm.gpu_memory_utilization 0.5", " --vllm.enable_sleep", "--vllm.enable_sleep", "run.sh"),
-        (f"{TRL}use_vllm: true\n", "vllm_enable_sleep_mode: true\n", "'vllm_enable_sleep_mode': True", "grpo.yaml"),
+        (
+            f"{OPENRLHF} --vllm.gpu_memory_utilization 0.5",
+            " --vllm.enable_sleep",
+            "--vllm.enable_sleep",
+            "run.sh",
+        ),
+        (
+            f"{TRL}use_vllm: true\n",
+            "vllm_enable_sleep_mode: true\n",
+            "'vllm_enable_sleep_mode': True",
+            "grpo.yaml",
+        ),
     ],
     ids=["openrlhf", "trl"],
 )
@@ -235,8 +279,12 @@ def test_an_engine_that_never_sleeps_keeps_its_memory(
 def test_the_file_that_a_command_of_verl_names_decides_what_it_does_not_say(tmp_path: Path) -> None:
     inner = tmp_path / "examples" / "config"
     inner.mkdir(parents=True)
-    script = f"""CONFIG="$(pwd)/examples/config"\n{VERL} --config-path="$CONFIG" --config-name='mine'"""
-    with pytest.raises(SpecError, match=r"starts verl with mine.yaml in ./examples/config, which was not found"):
+    script = (
+        f"""CONFIG="$(pwd)/examples/config"\n{VERL} --config-path="$CONFIG" --config-name='mine'"""
+    )
+    with pytest.raises(
+        SpecError, match=r"starts verl with mine.yaml in ./examples/config, which was not found"
+    ):
         of_text(script, tmp_path)
     (inner / "mine.yaml").write_text(
         "hydra: {searchpath: [file://verl/trainer/config]}\ndefaults: [ppo_trainer, _self_]\n"
@@ -244,21 +292,36 @@ def test_the_file_that_a_command_of_verl_names_decides_what_it_does_not_say(tmp_
     )
     draft = of_text(script, tmp_path)
     assert draft.document["rl"]["response_lengths"]["max"] == 3072
-    assert exported(draft, tmp_path)[1]["actor_rollout_ref"]["rollout"]["multi_turn"] == {"enable": True}
+    assert exported(draft, tmp_path)[1]["actor_rollout_ref"]["rollout"]["multi_turn"] == {
+        "enable": True
+    }
 
 
 def test_commands_of_verl_and_its_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    told = ["actor_rollout_ref.model.path=Qwen/Qwen2.5-7B", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2"]
-    plain = command_draft(["python3", "-m", "verl.trainer.main_ppo", *told], cluster=NODE, folder=tmp_path)
+    told = [
+        "actor_rollout_ref.model.path=Qwen/Qwen2.5-7B",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
+    ]
+    plain = command_draft(
+        ["python3", "-m", "verl.trainer.main_ppo", *told], cluster=NODE, folder=tmp_path
+    )
     assert plain.document["trainer"]["kind"] == "verl"
     assert "start" not in plain.document["trainer"]
     recipe = ["python3", "-m", "recipe.dapo.main_dapo"]
     draft = command_draft([*recipe, *told], cluster=NODE, folder=tmp_path)
     assert draft.document["trainer"]["start"] == recipe
-    assert exported(draft, tmp_path)[0].startswith("python3 -m recipe.dapo.main_dapo --config-path=")
-    with pytest.raises(SpecError, match="one_step_off_policy, which assigns GPUs to engines with its own keys"):
-        command_draft(["python3", "-m", "recipe.one_step_off_policy.main_ppo", *told], cluster=NODE, folder=tmp_path)
+    assert exported(draft, tmp_path)[0].startswith(
+        "python3 -m recipe.dapo.main_dapo --config-path="
+    )
+    with pytest.raises(
+        SpecError, match="one_step_off_policy, which assigns GPUs to engines with its own keys"
+    ):
+        command_draft(
+            ["python3", "-m", "recipe.one_step_off_policy.main_ppo", *told],
+            cluster=NODE,
+            folder=tmp_path,
+        )
     with pytest.raises(SpecError, match="split_placement"):
         command_draft(["python3", "main_ppo_split.py", *told], cluster=NODE, folder=tmp_path)
 
@@ -321,7 +384,10 @@ def rl(**values: Any) -> Read:
 
 def adapters(rank: int, **more: Any) -> Read:
     return Read(
-        document={"workload/peft/rank": rank, **{f"workload/peft/{name}": value for name, value in more.items()}}
+        document={
+            "workload/peft/rank": rank,
+            **{f"workload/peft/{name}": value for name, value in more.items()},
+        }
     )
 
 
@@ -378,11 +444,15 @@ LAUNCHED = {
     ),
     "openrlhf: a critic with GPUs of its own is said and kept": Launched(
         {"run.sh": f"python3 -m openrlhf.cli.train_ppo_ray {MODEL} {OF_ITS_OWN}"},
-        Read(document={"rl/placement": {"split": [4, 4]}}, notes=("critic model has its own 2 GPUs",)),
+        Read(
+            document={"rl/placement": {"split": [4, 4]}}, notes=("critic model has its own 2 GPUs",)
+        ),
         Kept(command=("--critic.num_gpus_per_node 2", "--vllm.num_engines 2")),
     ),
     **{
-        f"openrlhf: adapters are counted and kept: {targets}": openrlhf(flags, adapters(8, targets=targets), flags)
+        f"openrlhf: adapters are counted and kept: {targets}": openrlhf(
+            flags, adapters(8, targets=targets), flags
+        )
         for flags, targets in (
             ("--ds.lora.rank 8", "all"),
             ("--ds.lora.rank 8 --ds.lora.target_modules q_proj v_proj", "attention"),
@@ -433,14 +503,19 @@ LAUNCHED = {
         f"trl: what its files keep in host memory is named: {path}": trl_on_eight(
             line,
             Read(
-                notes=(f"{path}: plans assume these are on the GPU, so the launch may need less memory",),
+                notes=(
+                    f"{path}: plans assume these are on the GPU, so the launch may need less memory",
+                ),
                 unsaid=("offload_param_device",),
             ),
             ZERO3_ON_HOST,
             DS_ON_HOST,
         )
         for line, path in (
-            ("accelerate_config: zero3.yaml", "zero3.yaml: deepspeed_config.offload_optimizer_device"),
+            (
+                "accelerate_config: zero3.yaml",
+                "zero3.yaml: deepspeed_config.offload_optimizer_device",
+            ),
             ("deepspeed: ds.json", "deepspeed: zero_optimization.offload_param.device"),
         )
     },
@@ -450,7 +525,14 @@ LAUNCHED = {
         f"trl: adapters are counted and kept: {modules}": trl(
             f"use_peft: true\nlora_r: 32\nlora_alpha: 64\n{said}",
             adapters(32, method="lora", targets=targets),
-            kept=Kept(written={"use_peft": True, "lora_r": 32, "lora_alpha": 64, "lora_target_modules": modules}),
+            kept=Kept(
+                written={
+                    "use_peft": True,
+                    "lora_r": 32,
+                    "lora_alpha": 64,
+                    "lora_target_modules": modules,
+                }
+            ),
         )
         for said, targets, modules in (
             ("", "attention", ["q_proj", "v_proj"]),
@@ -462,7 +544,13 @@ LAUNCHED = {
         {
             "own.yaml": "defaults: ../../grpo_math_1B.yaml\npolicy: {model_name: meta-llama/Meta-Llama-3-8B, logprob_batch_size: 2}\ncluster: {gpus_per_node: 8}\n"
         },
-        rl(prompts=32, responses=16, reference=True, micro_batch_tokens=2048, log_prob_micro_batch_tokens=1024),
+        rl(
+            prompts=32,
+            responses=16,
+            reference=True,
+            micro_batch_tokens=2048,
+            log_prob_micro_batch_tokens=1024,
+        ),
         {
             "defaults": "${oc.env:PWD}/examples/configs/grpo_math_1B.yaml",
             "policy/logprob_batch_size": 2,
@@ -474,7 +562,11 @@ LAUNCHED = {
         rl(padded=True, micro_batch_tokens=8192),
         {
             "defaults": None,
-            "policy/dynamic_batching": {"enabled": True, "train_mb_tokens": 8192, "logprob_mb_tokens": 8192},
+            "policy/dynamic_batching": {
+                "enabled": True,
+                "train_mb_tokens": 8192,
+                "logprob_mb_tokens": 8192,
+            },
             "policy/sequence_packing/enabled": False,
         },
     ),
@@ -506,7 +598,9 @@ LAUNCHED = {
         )
     },
     "verl: an estimator that costs what grpo costs stays what it is": verl(
-        "algorithm.adv_estimator=rloo", rl(algorithm="grpo"), written={"algorithm/adv_estimator": "rloo"}
+        "algorithm.adv_estimator=rloo",
+        rl(algorithm="grpo"),
+        written={"algorithm/adv_estimator": "rloo"},
     ),
     "verl: an engine that keeps its cache is counted": verl(
         "actor_rollout_ref.rollout.free_cache_engine=False",
@@ -517,25 +611,36 @@ LAUNCHED = {
         f"verl: adapters are counted and written once: {key}": verl(
             f"actor_rollout_ref.model.{key}=64",
             adapters(64),
-            written={"actor_rollout_ref/model/lora_rank": of_one, "actor_rollout_ref/model/lora/rank": of_other},
+            written={
+                "actor_rollout_ref/model/lora_rank": of_one,
+                "actor_rollout_ref/model/lora/rank": of_other,
+            },
         )
         for key, of_one, of_other in (("lora_rank", 64, None), ("lora.rank", None, 64))
     },
     "verl: adapters that exist already are counted and kept": verl(
         "actor_rollout_ref.model.lora_adapter_path=/adapters",
         Read(
-            document={"workload/peft/rank": 32}, notes=("the rank of its adapters is not read; plans assume rank 32",)
+            document={"workload/peft/rank": 32},
+            notes=("the rank of its adapters is not read; plans assume rank 32",),
         ),
-        written={"actor_rollout_ref/model/lora_adapter_path": "/adapters", "actor_rollout_ref/model/lora_rank": None},
+        written={
+            "actor_rollout_ref/model/lora_adapter_path": "/adapters",
+            "actor_rollout_ref/model/lora_rank": None,
+        },
     ),
     **{
         f"verl: Megatron needs no key of its own: {told}": verl(
             told, MEGATRON, written={"defaults": ["ppo_megatron_trainer", "_self_"]}
         )
-        for told in ("--config-path=config --config-name=ppo_megatron_trainer.yaml", "model_engine=megatron")
+        for told in (
+            "--config-path=config --config-name=ppo_megatron_trainer.yaml",
+            "model_engine=megatron",
+        )
     },
     "verl: a choice of settings that is not read is said": verl(
-        "reward@reward=my_reward", Read(notes=("reward@reward=my_reward: the content of these settings is not read",))
+        "reward@reward=my_reward",
+        Read(notes=("reward@reward=my_reward: the content of these settings is not read",)),
     ),
 }
 
@@ -552,12 +657,20 @@ def test_what_is_read_and_kept(name: str, tmp_path: Path) -> None:
 
 
 def test_a_long_response_is_not_cut_at_the_assumed_sequence(tmp_path: Path) -> None:
-    draft = of_text(TRL.replace("max_completion_length: 512", "max_completion_length: 4096"), tmp_path, "grpo.yaml")
+    draft = of_text(
+        TRL.replace("max_completion_length: 512", "max_completion_length: 4096"),
+        tmp_path,
+        "grpo.yaml",
+    )
     assert draft.document["rl"]["response_lengths"]["max"] == 4096
 
 
 REFUSED = {
-    "of TRL, without the number of its GPUs": ({"grpo.yaml": TRL}, None, "does not give the number of GPUs"),
+    "of TRL, without the number of its GPUs": (
+        {"grpo.yaml": TRL},
+        None,
+        "does not give the number of GPUs",
+    ),
     "of TRL, by a file that is not there": (
         {"run.sh": "trl grpo --config other.yaml --num_processes 4"},
         NODE,
@@ -596,7 +709,10 @@ REFUSED = {
     ),
     **{
         f"of NeMo-RL, whose GPUs are counted otherwise: {what}": (
-            {"own.yaml": "defaults: base.yaml\npolicy: {tokenizer: {name: x}}\n", "base.yaml": f"{BASE}\n{said}\n"},
+            {
+                "own.yaml": "defaults: base.yaml\npolicy: {tokenizer: {name: x}}\n",
+                "base.yaml": f"{BASE}\n{said}\n",
+            },
             NODE,
             what,
         )

@@ -35,7 +35,9 @@ AUTOCAST
 for it in range(9):
     print(f"iter {it}: loss {loss:.3f}")
 """
-NULL = 'ctx = nullcontext() if "cuda" not in device else torch.autocast("cuda", dtype=torch.bfloat16)'
+NULL = (
+    'ctx = nullcontext() if "cuda" not in device else torch.autocast("cuda", dtype=torch.bfloat16)'
+)
 
 
 H100 = "h100-sxm-1x1"
@@ -45,7 +47,9 @@ FORMATS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 NOT_SAID = {"trainer/values/precision": None}
 
 
-def launch(program: str, run: str = "python train.py", cluster: str | None = H100, **read: Any) -> Launch:
+def launch(
+    program: str, run: str = "python train.py", cluster: str | None = H100, **read: Any
+) -> Launch:
     return Launch({"train.py": program, "run.sh": f"{run}\n"}, Read(**read), cluster, "gpt2-small")
 
 
@@ -55,9 +59,7 @@ def with_option(option: str, **read: Any) -> Launch:
 
 AMP_CHOICES = ["amp", "amp_bf16", "bf16", "fp16", "pure_bf16", "fp32"]
 ON_CPUS = (("--device=cpu", None), ("--device=cpu --dtype=bfloat16", None), ("", "cpu-1x1"))
-AS_STATEMENTS = (
-    "if device == 'cpu':\n    ctx = nullcontext()\nelse:\n    ctx = torch.autocast('cuda', dtype=torch.bfloat16)"
-)
+AS_STATEMENTS = "if device == 'cpu':\n    ctx = nullcontext()\nelse:\n    ctx = torch.autocast('cuda', dtype=torch.bfloat16)"
 SWITCHED = "import os\n{constant}with torch.autocast('cuda', dtype=torch.bfloat16, enabled={switch}):\n    pass\n"
 READ = {
     **{
@@ -75,7 +77,10 @@ READ = {
             notes=("its code mentions bf16, but it is unclear whether it trains in that format",),
             asked=("space.precision", "baseline"),
         )
-        for constant, switch in (("", "cfg.use_amp"), ("AMP = os.environ.get('AMP') == '1'\n", "AMP"))
+        for constant, switch in (
+            ("", "cfg.use_amp"),
+            ("AMP = os.environ.get('AMP') == '1'\n", "AMP"),
+        )
     },
     "only words of the choices are written: without auto": with_option(
         "'--dtype', default='auto', choices=['auto', 'bfloat16', 'float16', 'float32']",
@@ -114,7 +119,11 @@ READ = {
             document={VALUES: {"bf16": "--bf16=True", "fp16": "--fp16=True", "fp32": None}},
             knobs=(f"precision={today}",),
         )
-        for given, today in (("", "fp32"), (" --bf16", "bf16"), (" --bf16 --dtype bfloat16", "bf16"))
+        for given, today in (
+            ("", "fp32"),
+            (" --bf16", "bf16"),
+            (" --bf16 --dtype bfloat16", "bf16"),
+        )
     },
     "choices without a default say nothing of today": with_option(
         "'--dtype', choices=['bfloat16', 'float32']",
@@ -198,7 +207,11 @@ READ = {
             "h100-sxm-1x8",
             document={OFFERED: offered},
         )
-        for flags, offered in (("--bf16", ["bf16"]), ("--fp16", ["fp16", "bf16"]), ("", ["fp32", "bf16"]))
+        for flags, offered in (
+            ("--bf16", ["bf16"]),
+            ("--fp16", ["fp16", "bf16"]),
+            ("", ["fp32", "bf16"]),
+        )
     },
 }
 

@@ -33,17 +33,27 @@ def test_a_time_since_the_start_is_no_step_time(body: str, metrics: set[str]) ->
 
 def test_what_is_printed_before_the_loop_is_no_step() -> None:
     before = "print(f'init dataloader time: {time.time() - begin:.2f}s')\n"
-    assert proposed(LOOP.replace("for step", before + "for step") + "    print(' | '.join([f'Step: {step}']))\n") == {}
+    assert (
+        proposed(
+            LOOP.replace("for step", before + "for step")
+            + "    print(' | '.join([f'Step: {step}']))\n"
+        )
+        == {}
+    )
     assert proposed("def main():\n    print(f'step {n} time {t:.2f}s')\nmain()\n") == {}
 
 
 def test_the_line_of_an_evaluation_is_not_that_of_a_step() -> None:
     evaluates = "    if step % 50 == 0:\n        print(f'step {step}: train loss {train:.4f}, val loss {val:.4f}')\n"
-    found = proposed(LOOP + evaluates + "    print(f'{step} | loss {5.5:.4f} | lr {lr:e} | {ms:.2f}ms')\n")
+    found = proposed(
+        LOOP + evaluates + "    print(f'{step} | loss {5.5:.4f} | lr {lr:e} | {ms:.2f}ms')\n"
+    )
     assert set(found) == {"step", "step_time_ms", "loss"}
     assert "train" not in found["loss"]
     logs = evaluates.replace("step % 50", "step % args.log_interval")
-    assert set(proposed(LOOP + logs)) == {"step", "loss"}, "a line of its own interval is that of the steps"
+    assert set(proposed(LOOP + logs)) == {"step", "loss"}, (
+        "a line of its own interval is that of the steps"
+    )
     in_function = "def report(step, loss):\n    print(f'step {step} loss {loss:.3f}')\n"
     assert set(proposed(in_function + LOOP + "    report(step, loss)\n")) == {"step", "loss"}
 
@@ -70,7 +80,10 @@ def test_loggers_and_formats_with_names_are_read(body: str, metrics: set[str]) -
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("print('done')", "no line with a step or time or loss was recognized in the print statements of train.py"),
+        (
+            "print('done')",
+            "no line with a step or time or loss was recognized in the print statements of train.py",
+        ),
         ("print(f'step {step} loss {loss:.3f}')", "no line with a time was recognized"),
         ("print(f'step {step} time {dt:.2f}s')", "no line with a loss was recognized"),
         ("print(f'step {step} time {dt:.2f}s loss {loss:.3f}')", ""),
@@ -80,7 +93,11 @@ def test_what_the_lines_do_not_say_is_said(tmp_path: Path, line: str, said: str)
     (tmp_path / "train.py").write_text(
         f"import argparse\np = argparse.ArgumentParser()\np.add_argument('--batch-size', type=int)\n{LOOP}    {line}\n"
     )
-    notes = [note for note in first_draft(tmp_path / "train.py", folder=tmp_path).notes if "was recognized in" in note]
+    notes = [
+        note
+        for note in first_draft(tmp_path / "train.py", folder=tmp_path).notes
+        if "was recognized in" in note
+    ]
     assert bool(notes) == bool(said)
     assert all(note.startswith(said) and "`metrics`" in note and "--run" in note for note in notes)
 
@@ -117,6 +134,10 @@ def test_the_lines_of_a_function_that_evaluates_are_none_of_a_step() -> None:
 
 def test_lines_of_a_known_form_need_no_patterns() -> None:
     said = "f'Train: [{epoch}/{config.TRAIN.EPOCHS}][{idx}/{num_steps}]\\teta {eta}\\ttime {t:.4f}\\tloss {loss:.4f}'"
-    printed = list(print_statements(ast.parse(f"for idx, batch in enumerate(loader):\n    logger.info({said})\n")))
+    printed = list(
+        print_statements(
+            ast.parse(f"for idx, batch in enumerate(loader):\n    logger.info({said})\n")
+        )
+    )
     assert is_known(printed)
     assert patterns_of(printed) == {}

@@ -26,9 +26,16 @@ FORK = (
 )
 SETTINGS = {
     "distributed": {"tp_size": 2, "cp_size": 1, "pp_size": 2, "dp_size": 2},
-    "training": {"micro_batch_size": 4, "gradient_accumulation_steps": 8, "seq_length": 1024, "seed": 1},
+    "training": {
+        "micro_batch_size": 4,
+        "gradient_accumulation_steps": 8,
+        "seq_length": 1024,
+        "seed": 1,
+    },
 }
-BY_TORCHRUN = "torchrun --nproc_per_node={n} t.py --per_device_batch 2 --grad_accum 8 --seq_len 64\n"
+BY_TORCHRUN = (
+    "torchrun --nproc_per_node={n} t.py --per_device_batch 2 --grad_accum 8 --seq_len 64\n"
+)
 BY_ACCELERATE = "accelerate launch t.py --per_device_batch 2 --grad_accum 8 --seq_len 64\n"
 BF16_CODE = f'import torch\n{ARGPARSE}p.add_argument("--batch-size", type=int, default=8)\nmodel.to(torch.bfloat16)\n'
 DECLARED = {
@@ -53,7 +60,8 @@ SHAPED = ARGPARSE + (
     'p.add_argument("--num-attention-heads", type=int, default=16)\n'
 )
 LOOP = (
-    ARGPARSE + 'p.add_argument("--batch-size", type=int, default=4)\np.add_argument("--accum", type=int, default=1)\n'
+    ARGPARSE
+    + 'p.add_argument("--batch-size", type=int, default=4)\np.add_argument("--accum", type=int, default=1)\n'
 )
 TF32 = (
     LOOP
@@ -78,9 +86,7 @@ tensor_parallel_degree = 1
 [activation_checkpoint]
 mode = "full"
 """
-TITAN_RUN = (
-    "torchrun --nproc_per_node=${NGPU:-8} -m torchtitan.train --job.config_file ${CONFIG_FILE:-./llama3_8b.toml}"
-)
+TITAN_RUN = "torchrun --nproc_per_node=${NGPU:-8} -m torchtitan.train --job.config_file ${CONFIG_FILE:-./llama3_8b.toml}"
 NANOTRON = {
     "general": {"run": "tiny", "seed": 1},
     "model": {
@@ -151,7 +157,9 @@ READ = {
         ),
     ),
     "a word that nobody knows leaves no baseline": Launch(
-        {"run.sh": "torchrun --nproc_per_node 8 t.py --precision mxfp4 --batch-size 8 --seq-len 64\n"},
+        {
+            "run.sh": "torchrun --nproc_per_node 8 t.py --precision mxfp4 --batch-size 8 --seq-len 64\n"
+        },
         Read(document={"baseline": None}, asked=("baseline",), notes=("--precision=mxfp4",)),
     ),
     "degrees of a fork are in the baseline": Launch(
@@ -192,8 +200,12 @@ READ = {
         ),
         "a100-80gb-1x2",
     ),
-    "ranks that nothing says": Launch({"run.sh": BY_ACCELERATE}, Read(asked=("workload.global_batch_size",)), None),
-    "ranks that the cluster says": Launch({"run.sh": BY_ACCELERATE}, Read(settled=("workload.global_batch_size",))),
+    "ranks that nothing says": Launch(
+        {"run.sh": BY_ACCELERATE}, Read(asked=("workload.global_batch_size",)), None
+    ),
+    "ranks that the cluster says": Launch(
+        {"run.sh": BY_ACCELERATE}, Read(settled=("workload.global_batch_size",))
+    ),
     "ranks that the visible GPUs say": Launch(
         {"run.sh": f"CUDA_VISIBLE_DEVICES=0,1 {BY_ACCELERATE}"}, Read(document={BATCH: 32}), None
     ),
@@ -213,7 +225,13 @@ READ = {
         Read(
             document={
                 "trainer/argv": [
-                    *("torchrun", "--standalone", "--nproc-per-node={nproc_per_node}", "-m", "scripts.base"),
+                    *(
+                        "torchrun",
+                        "--standalone",
+                        "--nproc-per-node={nproc_per_node}",
+                        "-m",
+                        "scripts.base",
+                    ),
                     *("--", "--depth=20", "--run=x", "--device_batch_size={micro_batch_size}"),
                 ]
             },
@@ -223,7 +241,10 @@ READ = {
     "names that mean something else": Launch(
         {
             "train.py": ARGPARSE
-            + "".join(f'p.add_argument("{name}", type=int, default={value})\n' for name, value in DECLARED.items())
+            + "".join(
+                f'p.add_argument("{name}", type=int, default={value})\n'
+                for name, value in DECLARED.items()
+            )
         },
         Read(words=("--num_iterations={steps}",), without=("eval",), document={BATCH: 8}),
     ),
@@ -238,7 +259,8 @@ READ = {
         )
     },
     "a help text says nothing of ranks": Launch(
-        {"train.py": TOTAL.format("effective batch is batch_size * # gpus")}, Read(baseline="micro_batch_size=64")
+        {"train.py": TOTAL.format("effective batch is batch_size * # gpus")},
+        Read(baseline="micro_batch_size=64"),
     ),
     "a run is not watched by trials": Launch(
         {"run.sh": "torchrun --nproc_per_node 8 t.py --batch-size 4 --grad-accum 1 --wandb\n"},
@@ -250,7 +272,11 @@ READ = {
             "train.py": HF,
             "ds.json": ZERO3.replace("3", "2"),
         },
-        Read(document={"space/precision": ["bf16"]}, knobs=("precision=bf16",), words=("--bf16=True",)),
+        Read(
+            document={"space/precision": ["bf16"]},
+            knobs=("precision=bf16",),
+            words=("--bf16=True",),
+        ),
     ),
     "a format that only the code knows is not called fp32": Launch(
         {"run.sh": "torchrun --nproc_per_node 8 train.py --batch-size 4\n", "train.py": BF16_CODE},
@@ -259,7 +285,9 @@ READ = {
     "a format that autocast names is that of the program": Launch(
         {
             "run.sh": "torchrun --nproc_per_node 8 train.py --batch-size 4\n",
-            "train.py": BF16_CODE.replace("model.to(torch.bfloat16)", 'torch.autocast("cuda", dtype=torch.bfloat16)'),
+            "train.py": BF16_CODE.replace(
+                "model.to(torch.bfloat16)", 'torch.autocast("cuda", dtype=torch.bfloat16)'
+            ),
         },
         Read(document={"space/precision": ["bf16"]}, knobs=("precision=bf16",)),
     ),
@@ -285,8 +313,16 @@ READ = {
         Read(asked=("workload.seq_len",), document={"baseline": None}),
     ),
     "a default of a subclass is that of the program": Launch(
-        {"run.sh": "torchrun --nproc_per_node 8 tune.py --per_device_train_batch_size 2\n", "tune.py": SUBCLASS},
-        Read(document={"baseline": "micro_batch_size=2,precision=fp32,recompute=full", BATCH: 2 * 4 * 8}),
+        {
+            "run.sh": "torchrun --nproc_per_node 8 tune.py --per_device_train_batch_size 2\n",
+            "tune.py": SUBCLASS,
+        },
+        Read(
+            document={
+                "baseline": "micro_batch_size=2,precision=fp32,recompute=full",
+                BATCH: 2 * 4 * 8,
+            }
+        ),
     ),
     "a substitution stays one word; the ranks are whatever GPUs the machine has": Launch(
         {
@@ -305,11 +341,16 @@ READ = {
             "run.sh": "source $1\ntorchrun --nproc_per_node 8 train.py --bf16 $MODEL_ARGS $LARGE\n",
             "train.py": SHAPED,
         },
-        Read(asked=("baseline", "model", "workload.global_batch_size"), notes=("does not set $MODEL_ARGS, which",)),
+        Read(
+            asked=("baseline", "model", "workload.global_batch_size"),
+            notes=("does not set $MODEL_ARGS, which",),
+        ),
     ),
     **{
         f"the accumulation that both families take by default: {program}": Launch(
-            {"run.sh": f"accelerate launch --num_processes 8 {program} --per_device_train_batch_size 4\n"},
+            {
+                "run.sh": f"accelerate launch --num_processes 8 {program} --per_device_train_batch_size 4\n"
+            },
             Read(document={BATCH: 4 * 8}),
         )
         for program in ("run_clm_no_trainer.py", "sft.py")
@@ -320,7 +361,9 @@ READ = {
             "--training_arguments.deepspeed conf/z2-small.json\n"
         },
         Read(
-            document={"baseline": "micro_batch_size=8,precision=fp16,accumulation_steps=1,zero_stage=2"},
+            document={
+                "baseline": "micro_batch_size=8,precision=fp16,accumulation_steps=1,zero_stage=2"
+            },
             asked=("workload.global_batch_size",),
         ),
     ),
@@ -342,7 +385,9 @@ READ = {
         ),
     ),
     "fp32 by an option stays where there are no GPUs": Launch(
-        {"run.sh": TRAIN8, "train.py": TF32}, Read(document={"space/precision": ["fp32", "bf16"]}), "cpu-1x8"
+        {"run.sh": TRAIN8, "train.py": TF32},
+        Read(document={"space/precision": ["fp32", "bf16"]}),
+        "cpu-1x8",
     ),
     "flags of other formats leave tf32 where the code allows it": Launch(
         {"run.sh": TRAIN8, "train.py": AMP},
@@ -369,10 +414,13 @@ READ = {
         Read(document={BATCH: 512}),
     ),
     "a number format in a variable is asked for": Launch(
-        {"train.py": f"{LOOP}fabric = L.Fabric(devices=8, precision=chosen)\n"}, Read(asked=("space.precision",))
+        {"train.py": f"{LOOP}fabric = L.Fabric(devices=8, precision=chosen)\n"},
+        Read(asked=("space.precision",)),
     ),
     "a length that a loop sets for its samples is not that of the training": Launch(
-        {"train.py": f"{LOOP}for step in range(9):\n    if step % 5 == 0:\n        max_length = 32\n"},
+        {
+            "train.py": f"{LOOP}for step in range(9):\n    if step % 5 == 0:\n        max_length = 32\n"
+        },
         Read(asked=("workload.seq_len",)),
     ),
     "batches that a setting counts in tokens, as OpenNMT-py's batch_type": Launch(
@@ -448,7 +496,9 @@ def test_what_is_read(name: str, tmp_path: Path) -> None:
     READ[name].check(tmp_path)
 
 
-@pytest.mark.parametrize("word", ["amp_bf16", "amp_bfloat16", "bf16-mixed", "pure_bf16", "bfloat16"])
+@pytest.mark.parametrize(
+    "word", ["amp_bf16", "amp_bfloat16", "bf16-mixed", "pure_bf16", "bfloat16"]
+)
 def test_words_for_bf16(tmp_path: Path, word: str) -> None:
     run = f"torchrun --nproc_per_node 8 -m trainer.main --precision {word} --batch-size 64 --seq-len 512\n"
     draft = drafted(tmp_path, {"run.sh": run})
@@ -488,7 +538,9 @@ LAUNCHES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "launcher", "program", "ranks"), LAUNCHES, ids=[text for text, *_ in LAUNCHES])
+@pytest.mark.parametrize(
+    ("text", "launcher", "program", "ranks"), LAUNCHES, ids=[text for text, *_ in LAUNCHES]
+)
 def test_launchers(text: str, launcher: str, program: str, ranks: int | None) -> None:
     found = started_by(text)
     asked = found.nodes * found.gpus_per_node if found.gpus_per_node else None
@@ -547,7 +599,9 @@ def test_what_is_not_known_is_refused_by_name(tmp_path: Path, text: str, says: s
         "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\nsrun --label train.py",
     ],
 )
-def test_one_task_for_each_rank_over_several_nodes_is_started_by_torchrun(launch: str, tmp_path: Path) -> None:
+def test_one_task_for_each_rank_over_several_nodes_is_started_by_torchrun(
+    launch: str, tmp_path: Path
+) -> None:
     files = {"run.sh": f"{launch} --micro-batch-size 2 --grad-accum 2 --seq-len 64\n"}
     draft = drafted(tmp_path, files, cluster="a100-80gb-2x8")
     assert argv(draft)[:3] == ["torchrun", "--nproc-per-node={nproc_per_node}", "train.py"]
@@ -577,7 +631,9 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize(("name", "text", "says"), FOREIGN, ids=[name for name, *_ in FOREIGN])
-def test_files_of_others_are_refused_by_what_they_are(tmp_path: Path, name: str, text: str, says: str) -> None:
+def test_files_of_others_are_refused_by_what_they_are(
+    tmp_path: Path, name: str, text: str, says: str
+) -> None:
     with pytest.raises(SpecError) as refused:
         drafted(tmp_path, {name: text})
     assert says in refused.value.message
@@ -593,7 +649,9 @@ def test_files_of_others_are_refused_by_what_they_are(tmp_path: Path, name: str,
         ('"--dtype", default="bfloat16"', {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}, "bf16"),
     ],
 )  # fmt: skip
-def test_a_format_that_a_flag_switches_on(tmp_path: Path, options: str, values: dict[str, Any], baseline: str) -> None:
+def test_a_format_that_a_flag_switches_on(
+    tmp_path: Path, options: str, values: dict[str, Any], baseline: str
+) -> None:
     declared = "".join(f"p.add_argument({option})\n" for option in options.split("|"))
     train = f'{ARGPARSE}p.add_argument("--batch-size", type=int, default=128)\n{declared}'
     draft = drafted(tmp_path, {"train.py": train})
@@ -614,7 +672,9 @@ BATCHES = [
 ]
 
 
-@pytest.mark.parametrize(("options", "batch", "micro"), BATCHES, ids=[" ".join(options) for options, *_ in BATCHES])
+@pytest.mark.parametrize(
+    ("options", "batch", "micro"), BATCHES, ids=[" ".join(options) for options, *_ in BATCHES]
+)
 def test_names_of_batches(tmp_path: Path, options: dict[str, int], batch: int, micro: int) -> None:
     parameters = ", ".join(f"{name}={value}" for name, value in options.items())
     train = f"import fire\ndef train(num_batches=100, {parameters}):\n    pass\nfire.Fire(train)\n"
@@ -641,9 +701,14 @@ def test_what_changes_the_batch_by_itself_is_off_in_trials(tmp_path: Path) -> No
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("option", ["--vocab-file", "--data-config", "--tokenizer_file", "--train_file", "--config"])
+@pytest.mark.parametrize(
+    "option", ["--vocab-file", "--data-config", "--tokenizer_file", "--train_file", "--config"]
+)
 def test_data_is_no_file_of_settings(tmp_path: Path, option: str) -> None:
-    words = {word: number for number, word in enumerate(["the", "of", "batch", "seed", "steps", "depth", "amp", "lr"])}
+    words = {
+        word: number
+        for number, word in enumerate(["the", "of", "batch", "seed", "steps", "depth", "amp", "lr"])
+    }
     files = {
         "run.sh": f"torchrun --nproc_per_node=8 train.py {option} v.json --lr 3e-4\n",
         "train.py": f'{ARGPARSE}p.add_argument("{option}")\np.add_argument("--lr", type=float)\n',
@@ -662,11 +727,15 @@ def test_a_command_that_is_shown_is_not_the_one_that_is_run(tmp_path: Path) -> N
     text = 'CMD="deepspeed --num_gpus 4 train.py --batch-size 4 --max-steps 9 --seq-len 64"\necho ${CMD}\neval ${CMD}\n'
     found = started_by(text)
     assert (found.launcher, found.program, found.gpus_per_node) == ("deepspeed", "train.py", 4)
-    found = started_by("mpirun -n 4 -mca btl ^openib -mca btl_tcp_if_include eth0 python train.py --lr 1\n")
+    found = started_by(
+        "mpirun -n 4 -mca btl ^openib -mca btl_tcp_if_include eth0 python train.py --lr 1\n"
+    )
     assert (found.launcher, found.program, found.gpus_per_node) == ("mpirun", "train.py", 4)
 
 
-@pytest.mark.parametrize("folder", [".", "jobs"], ids=["beside its program", "in a folder below its program"])
+@pytest.mark.parametrize(
+    "folder", [".", "jobs"], ids=["beside its program", "in a folder below its program"]
+)
 def test_a_baseline_that_no_study_has_is_left_out(tmp_path: Path, folder: str) -> None:
     run = (
         "torchrun --nproc_per_node 8 t.py --tensor-model-parallel-size 8 --num-layers 4 --hidden-size 96 --num-attention-heads 6 --vocab-size 512 "
@@ -674,7 +743,9 @@ def test_a_baseline_that_no_study_has_is_left_out(tmp_path: Path, folder: str) -
     )
     (tmp_path / "t.py").write_text("import torch\n")
     (tmp_path / folder).mkdir(exist_ok=True)
-    draft = first_draft(file_with(tmp_path / folder / "run.sh", run), cluster=A100, folder=tmp_path / folder)
+    draft = first_draft(
+        file_with(tmp_path / folder / "run.sh", run), cluster=A100, folder=tmp_path / folder
+    )
     assert "baseline" not in draft.document
     assert any("not valid for a study" in note and "tp" in note for note in draft.notes)
     loaded(draft, tmp_path / folder)
@@ -689,7 +760,9 @@ def test_a_baseline_that_no_study_has_is_left_out(tmp_path: Path, folder: str) -
     ],
     ids=["OLMo-core", "named", "nanochat"],
 )
-def test_batches_in_tokens_are_sequences_where_their_length_is_known(tmp_path: Path, options: str) -> None:
+def test_batches_in_tokens_are_sequences_where_their_length_is_known(
+    tmp_path: Path, options: str
+) -> None:
     run = f"torchrun --nproc_per_node 8 t.py --seq-len 2048 --dtype bf16 {options}\n"
     draft = drafted(tmp_path, {"run.sh": run, "t.py": "import torch\n"})
     assert draft.document["workload"] == {"seq_len": 2048, "global_batch_size": 256}
@@ -711,7 +784,9 @@ def test_whose_loop_it_is_tells_what_only_one_of_them_has(
     program: str, more: str, loop: str, asked: bool, tmp_path: Path
 ) -> None:
     flags = f"--per_device_train_batch_size 8 --gradient_accumulation_steps 2 {more}"
-    draft = drafted(tmp_path, {"run.sh": f"accelerate launch --num_processes 8 {program} {flags}\n"})
+    draft = drafted(
+        tmp_path, {"run.sh": f"accelerate launch --num_processes 8 {program} {flags}\n"}
+    )
     assert draft.document["workload"]["loop"] == loop
     assert ("space.precision" in draft.fill_in) == asked, "nothing says its number format"
     assert draft.document["workload"]["global_batch_size"] == 8 * 2 * 8
@@ -736,19 +811,29 @@ def test_whose_loop_it_is_tells_what_only_one_of_them_has(
         ("torch.set_float32_matmul_precision('highest')\ntorch.backends.cudnn.allow_tf32 = True\n", "precision=fp32"),
     ],
 )  # fmt: skip
-def test_what_the_code_does_whatever_it_is_told_is_in_the_baseline(code: str, baseline: str, tmp_path: Path) -> None:
-    files = {"run.sh": "torchrun --nproc_per_node 8 train.py --accum 2\n", "train.py": f"{LOOP}{code}"}
+def test_what_the_code_does_whatever_it_is_told_is_in_the_baseline(
+    code: str, baseline: str, tmp_path: Path
+) -> None:
+    files = {
+        "run.sh": "torchrun --nproc_per_node 8 train.py --accum 2\n",
+        "train.py": f"{LOOP}{code}",
+    }
     assert drafted(tmp_path, files).document["baseline"] == f"micro_batch_size=4,{baseline}"
 
 
 @pytest.mark.parametrize(
-    ("begin", "end"), [("read -r -d '' command <<EOF", "EOF"), ("command=$(cat <<'END'", "END\n)"), ('command="', '"')]
+    ("begin", "end"),
+    [
+        ("read -r -d '' command <<EOF", "EOF"),
+        ("command=$(cat <<'END'", "END\n)"),
+        ('command="', '"'),
+    ],
 )
-def test_a_command_held_as_lines_in_a_variable_is_read(begin: str, end: str, tmp_path: Path) -> None:
+def test_a_command_held_as_lines_in_a_variable_is_read(
+    begin: str, end: str, tmp_path: Path
+) -> None:
     lines = "pkg.train \\\n   --micro-batch-size 2 \\\n   --global-batch-size 64 --bf16 --max-length 2048"
-    launch = (
-        f"{begin}\n{lines}\n{end}\nif [[ ${{1}} != slurm ]]; then\n    torchrun --nproc_per_node 8 -m $command\nfi\n"
-    )
+    launch = f"{begin}\n{lines}\n{end}\nif [[ ${{1}} != slurm ]]; then\n    torchrun --nproc_per_node 8 -m $command\nfi\n"
     draft = drafted(tmp_path, {"run.sh": launch})
     assert "pkg.train" in argv(draft)
     assert draft.document["workload"] == {"seq_len": 2048, "global_batch_size": 64}
@@ -756,7 +841,9 @@ def test_a_command_held_as_lines_in_a_variable_is_read(begin: str, end: str, tmp
 
 
 def test_a_job_file_that_is_not_there_is_asked_for(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"llama3_8b\.toml, which sets model, batch and degrees but was not found"):
+    with pytest.raises(
+        SpecError, match=r"llama3_8b\.toml, which sets model, batch and degrees but was not found"
+    ):
         drafted(tmp_path, {"run.sh": f"{TITAN_RUN}\n"})
 
 
@@ -770,7 +857,9 @@ def test_a_job_file_that_is_not_there_is_asked_for(tmp_path: Path) -> None:
         ("--multi_gpu", {}, 0),
     ],
 )  # fmt: skip
-def test_options_of_accelerate_shard(options: str, files: dict[str, str], stage: int, tmp_path: Path) -> None:
+def test_options_of_accelerate_shard(
+    options: str, files: dict[str, str], stage: int, tmp_path: Path
+) -> None:
     run = f"accelerate launch --num_processes 8 --mixed_precision bf16 {options} train.py {HF_FLAGS}\n"
     draft = drafted(tmp_path, {"run.sh": run, **files})
     study = loaded(draft, tmp_path)

@@ -48,7 +48,9 @@ def arguments(study: Study, config: ParallelConfig) -> list[str]:
     return list(argv[at + 1 :])
 
 
-def parsed(name: str, words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def parsed(
+    name: str, words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Any]:
     """What the script's own parser makes of these words. Raises `SystemExit` where it refuses them."""
     text = (SCRIPTS / f"{name}.py.txt").read_text()
     monkeypatch.setattr(sys, "argv", [f"{name}.py", *words])
@@ -63,7 +65,9 @@ def parsed(name: str, words: list[str], folder: Path, monkeypatch: pytest.Monkey
     exec(text, space)
     found = space["parse_args"]()
     return {
-        key: value for part in (found if isinstance(found, tuple) else (found,)) for key, value in vars(part).items()
+        key: value
+        for part in (found if isinstance(found, tuple) else (found,))
+        for key, value in vars(part).items()
     }
 
 
@@ -77,7 +81,9 @@ def test_it_loads_and_is_planned(name: str, drafted: Drafted, tmp_path: Path) ->
 
 
 @pytest.mark.slow  # imports transformers and lightning
-@pytest.mark.filterwarnings("ignore:.gradient_checkpointing. is deprecated:FutureWarning")  # in 5; the only name in 4
+@pytest.mark.filterwarnings(
+    "ignore:.gradient_checkpointing. is deprecated:FutureWarning"
+)  # in 5; the only name in 4
 @pytest.mark.parametrize("name", ["run_clm", "lightning_args", "accelerate_nlp"])
 def test_programs_of_large_libraries_understand_every_config(
     name: str, drafted: Drafted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -85,7 +91,9 @@ def test_programs_of_large_libraries_understand_every_config(
     check_every_config(name, drafted, tmp_path, monkeypatch)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # nanoGPT leaves configurator.py open
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # nanoGPT leaves configurator.py open
 @pytest.mark.parametrize("name", ["nanogpt", "torchrun_ddp"])
 def test_the_script_understands_every_config(
     name: str, drafted: Drafted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -98,11 +106,15 @@ ACCUMULATION = ("gradient_accumulation_steps", "grad_accum", "accumulate_grad_ba
 STEPS = ("max_steps", "max_iters", "max_train_steps")
 
 
-def check_every_config(name: str, drafted: Drafted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def check_every_config(
+    name: str, drafted: Drafted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     study = loaded(drafted(name), tmp_path)
     configs = [row.config for row in api.plan_of(study, top=1000).rows]
     for config in configs[:: max(1, len(configs) // 12)]:
-        here = ["--use_cpu=True"] if name == "run_clm" else []  # TrainingArguments refuse bf16 on a CPU otherwise
+        here = (
+            ["--use_cpu=True"] if name == "run_clm" else []
+        )  # TrainingArguments refuse bf16 on a CPU otherwise
         values = parsed(name, [*arguments(study, config), *here], tmp_path, monkeypatch)
 
         def told(names: tuple[str, ...], values: dict[str, Any] = values) -> Any:
@@ -116,12 +128,21 @@ def check_every_config(name: str, drafted: Drafted, tmp_path: Path, monkeypatch:
             assert values.get(switch, config.compile) == config.compile
 
 
-def test_globals_of_a_configurator_are_options_of_their_own_types(drafted: Drafted, tmp_path: Path) -> None:
+def test_globals_of_a_configurator_are_options_of_their_own_types(
+    drafted: Drafted, tmp_path: Path
+) -> None:
     draft = drafted("nanogpt")
     study = loaded(draft, tmp_path)
-    words = arguments(study, ParallelConfig(dp=8, micro_batch_size=12, accumulation_steps=5, precision="fp16"))
+    words = arguments(
+        study, ParallelConfig(dp=8, micro_batch_size=12, accumulation_steps=5, precision="fp16")
+    )
     assert words == [
-        *("--gradient_accumulation_steps=40", "--batch_size=12", "--block_size=1024", "--max_iters=7"),
+        *(
+            "--gradient_accumulation_steps=40",
+            "--batch_size=12",
+            "--block_size=1024",
+            "--max_iters=7",
+        ),
         *("--dtype=float16", "--compile=False", "--out_dir=out"),
     ]
     assert study.workload.model.num_layers == 12
@@ -133,7 +154,11 @@ def test_globals_of_a_configurator_are_options_of_their_own_types(drafted: Draft
     ("file", "batch", "fill_in"),
     [
         ("batch_size = 64\ngradient_accumulation_steps = 2\n", 24, ()),
-        ("import os\ngradient_accumulation_steps = 5 * int(os.environ['N'])\n", 12, ("workload.global_batch_size",)),
+        (
+            "import os\ngradient_accumulation_steps = 5 * int(os.environ['N'])\n",
+            12,
+            ("workload.global_batch_size",),
+        ),
         (None, 12, ("workload.global_batch_size",)),
     ],
     ids=["said", "computed", "absent"],
@@ -146,7 +171,9 @@ def test_a_file_that_a_configurator_is_started_with_says_what_its_options_are(
     if file is not None:
         (code / "small.py").write_text(file)
     draft = first_draft(
-        file_with(code / "launch.sh", "python nanogpt.py small.py --batch_size=12 --block_size=64\n"),
+        file_with(
+            code / "launch.sh", "python nanogpt.py small.py --batch_size=12 --block_size=64\n"
+        ),
         cluster=CLUSTER,
         folder=tmp_path,
     )
@@ -154,20 +181,29 @@ def test_a_file_that_a_configurator_is_started_with_says_what_its_options_are(
     assert set(fill_in) == {one for one in draft.fill_in if one.startswith("workload")}
 
 
-def test_print_statements_become_patterns_that_read_their_lines(drafted: Drafted, tmp_path: Path) -> None:
+def test_print_statements_become_patterns_that_read_their_lines(
+    drafted: Drafted, tmp_path: Path
+) -> None:
     study = loaded(drafted("torchrun_ddp"), tmp_path)
     read = trainer("command").reader(study.trainer_options)
     found = read("step 12/1000 | loss 3.1250 | grad norm 0.812 | step time 0.250 s | 131072 tok/s")
     assert (found.step, found.loss, found.grad_norm, found.step_time_s) == (12, 3.125, 0.812, 0.25)
 
 
-def test_performance_options_are_suggested_with_their_lines(drafted: Drafted, tmp_path: Path) -> None:
+def test_performance_options_are_suggested_with_their_lines(
+    drafted: Drafted, tmp_path: Path
+) -> None:
     text = drafted("torchrun_ddp").text
-    assert 'could be tuned (line 24): knobs: {num_workers: [4, 8]}, here "--num-workers={num_workers}"' in text
+    assert (
+        'could be tuned (line 24): knobs: {num_workers: [4, 8]}, here "--num-workers={num_workers}"'
+        in text
+    )
     assert "local_rank" not in text
 
 
-def test_a_script_without_options_is_set_otherwise_by_each_trial(drafted: Drafted, tmp_path: Path) -> None:
+def test_a_script_without_options_is_set_otherwise_by_each_trial(
+    drafted: Drafted, tmp_path: Path
+) -> None:
     draft = drafted("mingpt")
     (places,) = draft.document["trainer"]["overrides"].values()
     assert places == {
@@ -182,16 +218,25 @@ def test_a_script_without_options_is_set_otherwise_by_each_trial(drafted: Drafte
 
 def test_a_script_without_options_and_batch_is_told_what_to_do(tmp_path: Path) -> None:
     draft = first_draft(
-        file_with(tmp_path / "train.py", "import torch\nseed = 7\nsizes = [4, 8]\n"), cluster="cpu-1x1", folder=tmp_path
+        file_with(tmp_path / "train.py", "import torch\nseed = 7\nsizes = [4, 8]\n"),
+        cluster="cpu-1x1",
+        folder=tmp_path,
     )
     assert "trainer.argv" in draft.fill_in
-    assert any(note.startswith("nothing can be tuned yet: it sets seed=7 (line 2)") for note in draft.notes)
+    assert any(
+        note.startswith("nothing can be tuned yet: it sets seed=7 (line 2)") for note in draft.notes
+    )
     lines = draft.text.splitlines()
     at = lines.index("# fill in: seq_len, tokens per sequence")
-    assert lines[at + 1] == "# fill in: global_batch_size, sequences per optimizer step (not found in the script)"
+    assert (
+        lines[at + 1]
+        == "# fill in: global_batch_size, sequences per optimizer step (not found in the script)"
+    )
     assert lines[at + 2].startswith("workload: ")
     (argv,) = (line for line in lines if line.startswith("  argv:"))
-    assert argv.endswith("# fill in: an argument for each knob, e.g. '--batch-size={micro_batch_size}'")
+    assert argv.endswith(
+        "# fill in: an argument for each knob, e.g. '--batch-size={micro_batch_size}'"
+    )
 
 
 @pytest.mark.parametrize(
@@ -233,7 +278,10 @@ def test_other_parsers_are_read(text: str, options: list[str], parser: str) -> N
 
 def test_nothing_of_the_script_is_run(tmp_path: Path) -> None:
     first_draft(
-        file_with(tmp_path / "train.py", "import pathlib\npathlib.Path('ran').touch()\nraise SystemExit(1)\n"),
+        file_with(
+            tmp_path / "train.py",
+            "import pathlib\npathlib.Path('ran').touch()\nraise SystemExit(1)\n",
+        ),
         folder=tmp_path,
     )
     assert not (tmp_path / "ran").exists()
@@ -257,7 +305,9 @@ def test_nothing_of_the_script_is_run(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_on_several_nodes_each_is_told_where_all_meet(name: str, words: list[str], tmp_path: Path) -> None:
+def test_on_several_nodes_each_is_told_where_all_meet(
+    name: str, words: list[str], tmp_path: Path
+) -> None:
     draft = first_draft(
         file_with(tmp_path / f"{name}.py", (SCRIPTS / f"{name}.py.txt").read_text()),
         cluster="a100-80gb-2x8",
@@ -265,13 +315,17 @@ def test_on_several_nodes_each_is_told_where_all_meet(name: str, words: list[str
     )
     study = loaded(draft, tmp_path)
     assert study.runner == "ray"
-    config = ParallelConfig(dp=16, micro_batch_size=4, accumulation_steps=study.workload.global_batch_sizes[0] // 64)
+    config = ParallelConfig(
+        dp=16, micro_batch_size=4, accumulation_steps=study.workload.global_batch_sizes[0] // 64
+    )
     launch = trainer("command").launch(study.workload, config, study.trainer_options)
     assert list(launch.argv[: len(words)]) == words
     assert launch.env["PET_NNODES"] == "2"
 
 
-@pytest.mark.parametrize(("name", "told"), [("accelerate_nlp", True), ("run_clm", True), ("torchrun_ddp", False)])
+@pytest.mark.parametrize(
+    ("name", "told"), [("accelerate_nlp", True), ("run_clm", True), ("torchrun_ddp", False)]
+)
 def test_on_cpus_ranks_of_accelerate_are_started_by_torchrun_and_told_to_meet(
     name: str, told: bool, tmp_path: Path
 ) -> None:
@@ -283,21 +337,41 @@ def test_on_cpus_ranks_of_accelerate_are_started_by_torchrun_and_told_to_meet(
         ),
         tmp_path,
     )
-    assert study.trainer_options["argv"][:3] == ["torchrun", "--standalone", "--nproc-per-node={nproc_per_node}"]
+    assert study.trainer_options["argv"][:3] == [
+        "torchrun",
+        "--standalone",
+        "--nproc-per-node={nproc_per_node}",
+    ]
     assert study.trainer_options.get("env") == ({"ACCELERATE_USE_CPU": "true"} if told else None)
-    on_gpus = loaded(first_draft(tmp_path / "train.py", cluster="a100-80gb-1x8", folder=tmp_path), tmp_path)
+    on_gpus = loaded(
+        first_draft(tmp_path / "train.py", cluster="a100-80gb-1x8", folder=tmp_path), tmp_path
+    )
     assert "env" not in on_gpus.trainer_options
 
 
 @pytest.mark.parametrize(
     ("option", "cluster", "words"),
     [
-        ("'--local_rank', type=int, default=-1", "a100-80gb-1x8", ["deepspeed", "--num_gpus={nproc_per_node}"]),
-        ("'--local_rank', type=int, default=-1", "a100-80gb-2x8", ["deepspeed", "--hostfile=hostfile", "--no_ssh"]),
-        ("'--lr', type=float, default=0.1", "a100-80gb-2x8", ["torchrun", "--nproc-per-node={nproc_per_node}"]),
+        (
+            "'--local_rank', type=int, default=-1",
+            "a100-80gb-1x8",
+            ["deepspeed", "--num_gpus={nproc_per_node}"],
+        ),
+        (
+            "'--local_rank', type=int, default=-1",
+            "a100-80gb-2x8",
+            ["deepspeed", "--hostfile=hostfile", "--no_ssh"],
+        ),
+        (
+            "'--lr', type=float, default=0.1",
+            "a100-80gb-2x8",
+            ["torchrun", "--nproc-per-node={nproc_per_node}"],
+        ),
     ],
 )
-def test_a_script_of_deepspeed_trains_on_all_ranks(option: str, cluster: str, words: list[str], tmp_path: Path) -> None:
+def test_a_script_of_deepspeed_trains_on_all_ranks(
+    option: str, cluster: str, words: list[str], tmp_path: Path
+) -> None:
     study = loaded(
         first_draft(
             file_with(
@@ -348,11 +422,15 @@ if __name__ == "__main__":
 
 
 def test_the_parsers_dataclasses_may_be_named_by_a_variable(tmp_path: Path) -> None:
-    draft = first_draft(file_with(tmp_path / "sft.py", FINE_TUNING), cluster=CLUSTER, folder=tmp_path)
+    draft = first_draft(
+        file_with(tmp_path / "sft.py", FINE_TUNING), cluster=CLUSTER, folder=tmp_path
+    )
     argv = draft.document["trainer"]["argv"]
     assert "--per_device_train_batch_size={micro_batch_size}" in argv
     assert "--max_length={seq_len}" in argv
-    assert draft.document["baseline"].endswith("precision=bf16,recompute=full")  # trl's own defaults
+    assert draft.document["baseline"].endswith(
+        "precision=bf16,recompute=full"
+    )  # trl's own defaults
     assert any("add the ones you use today" in note for note in draft.notes)
     study = loaded(draft, tmp_path)
     default = ParallelConfig(dp=8, micro_batch_size=8, precision="bf16", recompute="full")
@@ -379,7 +457,9 @@ for epoch in range(args.epochs):
 """
 
 
-def test_a_script_that_counts_batches_of_an_epoch_prints_a_line_for_each_of_them(tmp_path: Path) -> None:
+def test_a_script_that_counts_batches_of_an_epoch_prints_a_line_for_each_of_them(
+    tmp_path: Path,
+) -> None:
     draft = first_draft(file_with(tmp_path / "lstm.py", EPOCHS), cluster="cpu-1x1", folder=tmp_path)
     argv = draft.document["trainer"]["argv"]
     assert argv[-2:] == ["--bptt={seq_len}", "--log-interval=1"]
@@ -409,7 +489,11 @@ def test_a_batch_over_all_ranks_is_divided_by_them(tmp_path: Path) -> None:
     draft = first_draft(file_with(tmp_path / "train.py", TOTAL), cluster=CLUSTER, folder=tmp_path)
     study = loaded(draft, tmp_path)
     assert study.workload.global_batch_sizes == (64,)
-    assert (study.baseline.micro_batch_size, study.baseline.accumulation_steps, study.baseline.dp) == (4, 2, 8)
+    assert (
+        study.baseline.micro_batch_size,
+        study.baseline.accumulation_steps,
+        study.baseline.dp,
+    ) == (4, 2, 8)
     assert "--batch-size=32" in arguments(study, study.baseline)
 
 
@@ -436,16 +520,23 @@ for step in range(args.max_steps):
 
 def counting(accumulation: str, inside: str, behind: str, counts: str | None) -> Launch:
     """What a line of the log counts, by the loop over the micro-batches."""
-    program = COUNTING.replace("ACCUMULATION", accumulation).replace("INSIDE", inside).replace("BEHIND", behind)
+    program = (
+        COUNTING.replace("ACCUMULATION", accumulation)
+        .replace("INSIDE", inside)
+        .replace("BEHIND", behind)
+    )
     text = ("the loop over grad_accum on line 10",) if counts else ()
     return Launch(
-        {"train.py": program}, Read(document={"trainer/counts": counts}, text=text, study={"trainer": "command"})
+        {"train.py": program},
+        Read(document={"trainer/counts": counts}, text=text, study={"trainer": "command"}),
     )
 
 
 READ = {
     **{
-        f"the loop that a program runs: {name}": Launch(bundled(name), Read(document={"workload/loop": loop}))
+        f"the loop that a program runs: {name}": Launch(
+            bundled(name), Read(document={"workload/loop": loop})
+        )
         for name, loop in (
             ("nanogpt", None),
             ("run_clm", "hf_trainer"),
@@ -458,40 +549,68 @@ READ = {
         Read(
             document={"model": "Qwen/Qwen2.5-0.5B"},
             asked=("trainer.argv",),
-            settled=("model", "workload.seq_len", "workload.global_batch_size", "cluster", "baseline"),
+            settled=(
+                "model",
+                "workload.seq_len",
+                "workload.global_batch_size",
+                "cluster",
+                "baseline",
+            ),
             text=("--train_file=FILL-IN",),
         ),
     ),
     "a configuration of a trainer is imported": Launch(
         {"ds.json": '{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}'},
-        Read(notes=("ds.json is a deepspeed configuration, so it is imported",), document={"trainer": "deepspeed"}),
+        Read(
+            notes=("ds.json is a deepspeed configuration, so it is imported",),
+            document={"trainer": "deepspeed"},
+        ),
         None,
     ),
     "a script that names a trainer's keys is still a script": Launch(
-        {"train.py": "config = {'train_micro_batch_size_per_gpu': 4, 'zero_optimization': {'stage': 2}}\n"},
+        {
+            "train.py": "config = {'train_micro_batch_size_per_gpu': 4, 'zero_optimization': {'stage': 2}}\n"
+        },
         Read(document={"trainer/kind": "command"}),
         None,
     ),
     **{
         f"precision is told in the script's own words: {option}": Launch(
-            {"train.py": f"import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument({option})\n"},
-            Read(document={"space/precision": precisions}, words=(word,), study={"trainer": "command"}),
+            {
+                "train.py": f"import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument({option})\n"
+            },
+            Read(
+                document={"space/precision": precisions},
+                words=(word,),
+                study={"trainer": "command"},
+            ),
         )
         for option, word, precisions in (
-            ("'--dtype', default='float16', choices=['float16', 'bfloat16']", "--dtype={precision}", ["fp16", "bf16"]),
+            (
+                "'--dtype', default='float16', choices=['float16', 'bfloat16']",
+                "--dtype={precision}",
+                ["fp16", "bf16"],
+            ),
             ("'--fp16', action='store_true'", "{precision}", ["fp32", "fp16"]),
-            ("'--amp', action=argparse.BooleanOptionalAction, default=True", "{precision}", ["fp16"]),
+            (
+                "'--amp', action=argparse.BooleanOptionalAction, default=True",
+                "{precision}",
+                ["fp16"],
+            ),
         )
     },
     "mixed precision is that of the script's autocast": Launch(
-        {"train.py": TOTAL}, Read(document={"trainer/values/precision": {"bf16": "--amp", "fp32": None}})
+        {"train.py": TOTAL},
+        Read(document={"trainer/values/precision": {"bf16": "--amp", "fp32": None}}),
     ),
     "mixed precision of an autocast that a variable tells": Launch(
         {"train.py": TOTAL.replace("torch.bfloat16", "dtype")},
         Read(document={"trainer/values/precision": {"fp16": "--amp", "fp32": None}}),
     ),
     "lines behind the loop count steps": counting("args.grad_accum", "pass", LINE, "steps"),
-    "lines within the loop count micro-batches": counting("args.grad_accum", LINE, "pass", "micro-batches"),
+    "lines within the loop count micro-batches": counting(
+        "args.grad_accum", LINE, "pass", "micro-batches"
+    ),
     "lines of another loop": counting("accumulation", "pass", LINE, None),
 }
 
@@ -500,7 +619,12 @@ READ = {
     ("name", "text", "message", "remedy"),
     [
         ("train.py", "x = 1\ndef broken(:\n", r"train.py:2 is not Python", ""),
-        ("notes.txt", "hello", "neither a Python script nor a configuration of accelerate, deepspeed", ""),
+        (
+            "notes.txt",
+            "hello",
+            "neither a Python script nor a configuration of accelerate, deepspeed",
+            "",
+        ),
         (
             "job.sh",
             "make train\n",

@@ -44,7 +44,9 @@ def read(tmp_path: Path) -> Draft:
     return first_draft(file_with(tmp_path / "train.py", SCRIPT), cluster="cpu-1x2", folder=tmp_path)
 
 
-def seen(*, micro: int = 4, sequences: int | None = 16, length: int | None = 64, **facts: Any) -> ProgramSeen:
+def seen(
+    *, micro: int = 4, sequences: int | None = 16, length: int | None = 64, **facts: Any
+) -> ProgramSeen:
     told = {
         "world": 2,
         "optimizers": ["torch.optim.adamw.AdamW"],
@@ -61,12 +63,19 @@ def seen(*, micro: int = 4, sequences: int | None = 16, length: int | None = 64,
     }
     tokens = sequences * length if sequences and length else None
     return ProgramSeen(
-        id=("init", 0, 0), facts=told, micro_batches=micro, sequences=sequences, tokens=tokens, measured=True
+        id=("init", 0, 0),
+        facts=told,
+        micro_batches=micro,
+        sequences=sequences,
+        tokens=tokens,
+        measured=True,
     )
 
 
 def overlaid(read: Draft, what: ProgramSeen, folder: Path) -> Draft:
-    found = lawful(seen_draft(read, what, launched="train.py", steps=3, folder=folder), "train.py", folder)
+    found = lawful(
+        seen_draft(read, what, launched="train.py", steps=3, folder=folder), "train.py", folder
+    )
     document = found.document
     document["trainer"] = {**document["trainer"], "cwd": str(folder)}
     api.load_study(document)
@@ -113,7 +122,8 @@ def test_what_differs_is_overruled_and_both_are_said(read: Draft, tmp_path: Path
     assert found.document["space"]["precision"] == ["bf16", "fp32"]
     assert 3 in found.document["space"]["micro_batch_size"]
     config = {
-        name: knobs(found)[name] for name in ("dp", "micro_batch_size", "accumulation_steps", "precision", "recompute")
+        name: knobs(found)[name]
+        for name in ("dp", "micro_batch_size", "accumulation_steps", "precision", "recompute")
     }
     assert config == {
         "dp": "1",
@@ -149,7 +159,9 @@ def test_degrees_of_the_programs_own_meshes_share_the_data(read: Draft, tmp_path
 
 
 def test_what_is_neither_read_nor_seen_is_asked_for_by_its_name(tmp_path: Path) -> None:
-    read = first_draft(file_with(tmp_path / "train.py", "import torch\n"), cluster="cpu-1x1", folder=tmp_path)
+    read = first_draft(
+        file_with(tmp_path / "train.py", "import torch\n"), cluster="cpu-1x1", folder=tmp_path
+    )
     assert {"model", "workload.seq_len"} <= set(read.fill_in)
     found = seen_draft(
         read,
@@ -169,7 +181,8 @@ def test_fp8_and_compiled_recomputation_stand_as_they_were_read(tmp_path: Path) 
         "--nproc-per-node=2",
         str(
             file_with(
-                tmp_path / "train.py", SCRIPT.replace('choices=["float32", "bfloat16"]', 'choices=["bfloat16", "fp8"]')
+                tmp_path / "train.py",
+                SCRIPT.replace('choices=["float32", "bfloat16"]', 'choices=["bfloat16", "fp8"]'),
             )
         ),
         "--dtype",
@@ -178,7 +191,9 @@ def test_fp8_and_compiled_recomputation_stand_as_they_were_read(tmp_path: Path) 
         "full",
     ]
     read = command_draft(words, cluster="h100-sxm-1x2", folder=tmp_path)
-    found = seen_draft(read, seen(autocast="bfloat16", compiled=True), launched="it", steps=3, folder=tmp_path)
+    found = seen_draft(
+        read, seen(autocast="bfloat16", compiled=True), launched="it", steps=3, folder=tmp_path
+    )
     assert knobs(found)["precision"] == "fp8"
     assert any("not observed" in note and "precision" in note for note in found.notes)
 
@@ -187,7 +202,13 @@ def facts(model: ModelSpec, **more: Any) -> ProgramFacts:
     return ProgramFacts({"parameters": model.num_parameters, "model": "m.Net", **more})
 
 
-MODULES = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 256, "ffn_hidden_size": 256}
+MODULES = {
+    "num_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "vocab_size": 256,
+    "ffn_hidden_size": 256,
+}
 
 
 def test_a_model_that_was_read_and_has_as_many_weights_stands() -> None:
@@ -195,7 +216,13 @@ def test_a_model_that_was_read_and_has_as_many_weights_stands() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"gated_mlp": True, "ffn_hidden_size": 192}, {"tied_embeddings": True}, {"max_positions": 64}]
+    "changes",
+    [
+        {},
+        {"gated_mlp": True, "ffn_hidden_size": 192},
+        {"tied_embeddings": True},
+        {"max_positions": 64},
+    ],
 )
 def test_a_shape_is_put_together_from_modules_where_its_weights_are_those_that_were_counted(
     changes: dict[str, Any],
@@ -220,10 +247,17 @@ class Stack(torch.nn.Module):
 
     def __init__(self, vocab_size: int, positions: int, *, encoder: bool = False) -> None:
         super().__init__()
-        self.tokens, self.positions = torch.nn.Embedding(vocab_size, 64), torch.nn.Embedding(positions, 64)
-        self.layers = torch.nn.ModuleList(torch.nn.TransformerEncoderLayer(64, 4, 256) for _ in range(2))
+        self.tokens, self.positions = (
+            torch.nn.Embedding(vocab_size, 64),
+            torch.nn.Embedding(positions, 64),
+        )
+        self.layers = torch.nn.ModuleList(
+            torch.nn.TransformerEncoderLayer(64, 4, 256) for _ in range(2)
+        )
         if encoder:
-            self.encoder = torch.nn.ModuleList(torch.nn.TransformerEncoderLayer(64, 4, 256) for _ in range(2))
+            self.encoder = torch.nn.ModuleList(
+                torch.nn.TransformerEncoderLayer(64, 4, 256) for _ in range(2)
+            )
         self.head = torch.nn.Linear(64, vocab_size, bias=False)
 
 
@@ -240,7 +274,9 @@ def test_the_space_is_that_of_the_launch(tmp_path: Path) -> None:
     """On this machine, of which a launch may use a part, and with micro-batches that its batch can be dealt in."""
     script = file_with(tmp_path / "train.py", SCRIPT)
     draft = first_draft(script, folder=tmp_path)
-    found = seen_draft(draft, seen(micro=1, sequences=12, world=1), launched="x", steps=3, folder=tmp_path)
+    found = seen_draft(
+        draft, seen(micro=1, sequences=12, world=1), launched="x", steps=3, folder=tmp_path
+    )
     space = found.document["space"]
     assert space["world_sizes"] == [1]
     assert all(12 % size == 0 for size in space["micro_batch_size"])
@@ -249,7 +285,10 @@ def test_the_space_is_that_of_the_launch(tmp_path: Path) -> None:
 def test_formats_for_which_a_cpu_has_no_units_are_not_offered_on_one(tmp_path: Path) -> None:
     choices = 'choices=["float32", "bfloat16", "float16"]'
     draft = first_draft(
-        file_with(tmp_path / "train.py", SCRIPT.replace('choices=["float32", "bfloat16"]', choices)), folder=tmp_path
+        file_with(
+            tmp_path / "train.py", SCRIPT.replace('choices=["float32", "bfloat16"]', choices)
+        ),
+        folder=tmp_path,
     )
     for device, offered in (("cpu", ["fp32", "bf16"]), ("cuda", ["fp32", "bf16"])):
         found = seen_draft(draft, seen(device=device), launched="x", steps=3, folder=tmp_path)
@@ -259,11 +298,15 @@ def test_formats_for_which_a_cpu_has_no_units_are_not_offered_on_one(tmp_path: P
 def test_what_was_read_as_tf32_is_fp32_on_a_cpu(tmp_path: Path) -> None:
     """The launch has no word for either: the word of the misread value is that of the seen one."""
     flag = 'p.add_argument("--amp", action="store_true")\na = p.parse_args()\ntorch.backends.cuda.matmul.allow_tf32 = True\ntorch.autocast("cuda", torch.float16, enabled=a.amp)'
-    script = SCRIPT.replace('p.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])\n', "")
+    script = SCRIPT.replace(
+        'p.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])\n', ""
+    )
     read = first_draft(
         file_with(
             tmp_path / "train.py",
-            script.replace("import argparse, os", "import argparse, os, torch").replace("a = p.parse_args()", flag),
+            script.replace("import argparse, os", "import argparse, os, torch").replace(
+                "a = p.parse_args()", flag
+            ),
         ),
         cluster="h100-sxm-1x2",
         folder=tmp_path,

@@ -65,7 +65,9 @@ CONFIG = ParallelConfig(dp=2, micro_batch_size=8, accumulation_steps=1, precisio
 
 def drafted(folder: Path, text: str, start: str = "") -> Draft:
     write(folder, {"train.py": text, "run.sh": start})
-    return first_draft(folder / ("run.sh" if start else "train.py"), cluster="cpu-1x2", folder=folder)
+    return first_draft(
+        folder / ("run.sh" if start else "train.py"), cluster="cpu-1x2", folder=folder
+    )
 
 
 def launched(draft: Draft, folder: Path, config: ParallelConfig = CONFIG) -> tuple[Study, Launch]:
@@ -85,7 +87,13 @@ def hydra(tmp_path: Path) -> Path:
 def test_the_command_overrides_values_of_hydras_file(hydra: Path) -> None:
     study, launch = launched(drafted(hydra, HYDRA), hydra)
     assert launch.argv[3:] == (
-        *("train.py", "trainer.batch=8", "trainer.grad_accum=1", "trainer.seq_len=128", "trainer.steps=7"),
+        *(
+            "train.py",
+            "trainer.batch=8",
+            "trainer.grad_accum=1",
+            "trainer.seq_len=128",
+            "trainer.steps=7",
+        ),
         *("trainer.precision=fp32", "trainer.compile=false", "trainer.log_every=1"),
     )
     assert study.workload.model.num_layers == 2, "of the group that `defaults` names"
@@ -98,11 +106,17 @@ def test_the_command_overrides_values_of_hydras_file(hydra: Path) -> None:
 
 
 def test_what_a_script_overrides_today_is_the_baseline(hydra: Path) -> None:
-    draft = drafted(hydra, HYDRA, "torchrun --nproc_per_node=2 train.py trainer.batch=16 +seed=3 trainer.lr=1e-3\n")
+    draft = drafted(
+        hydra,
+        HYDRA,
+        "torchrun --nproc_per_node=2 train.py trainer.batch=16 +seed=3 trainer.lr=1e-3\n",
+    )
     study, launch = launched(draft, hydra)
     assert study.baseline.micro_batch_size == 16
     assert launch.argv[3:6] == ("train.py", "+seed=3", "trainer.lr=1e-3")
-    assert [word for word in launch.argv if word.startswith("trainer.batch=")] == ["trainer.batch=8"]
+    assert [word for word in launch.argv if word.startswith("trainer.batch=")] == [
+        "trainer.batch=8"
+    ]
 
 
 def test_omegaconf_is_overridden_like_hydra(tmp_path: Path) -> None:
@@ -116,7 +130,9 @@ def test_each_trial_has_a_copy_of_the_file_that_an_option_names(tmp_path: Path) 
     (tmp_path / "config.yaml").write_text(SETTINGS)
     draft = drafted(tmp_path, YAML)
     _, launch = launched(draft, tmp_path)
-    assert [word.endswith("/config.yaml") for word in launch.argv if word.startswith("--config=")] == [True]
+    assert [
+        word.endswith("/config.yaml") for word in launch.argv if word.startswith("--config=")
+    ] == [True]
     assert yaml.safe_load(launch.files["config.yaml"]) == {
         "model": {"n_layer": 2, "n_embd": 64},
         "train": {
@@ -134,7 +150,9 @@ def test_each_trial_has_a_copy_of_the_file_that_an_option_names(tmp_path: Path) 
 
 def test_a_file_that_stands_alone_in_the_command(tmp_path: Path) -> None:
     (tmp_path / "cfg.json").write_text(json.dumps(JSON))
-    study, launch = launched(drafted(tmp_path, FSDP2, "torchrun --nproc_per_node=2 train.py cfg.json\n"), tmp_path)
+    study, launch = launched(
+        drafted(tmp_path, FSDP2, "torchrun --nproc_per_node=2 train.py cfg.json\n"), tmp_path
+    )
     assert launch.argv[-1].endswith("/cfg.json")
     assert json.loads(launch.files["cfg.json"]) == {
         **JSON,
@@ -144,7 +162,11 @@ def test_a_file_that_stands_alone_in_the_command(tmp_path: Path) -> None:
         "bf16": False,
         "reshard_after_forward": False,
     }
-    assert (study.baseline.precision, study.baseline.zero_stage, study.baseline.recompute) == ("bf16", 3, "none")
+    assert (study.baseline.precision, study.baseline.zero_stage, study.baseline.recompute) == (
+        "bf16",
+        3,
+        "none",
+    )
 
 
 OPTS = """
@@ -157,18 +179,28 @@ p.add_argument("--opts", nargs="+")
 
 
 def opts(tmp_path: Path, words: str) -> Draft:
-    (tmp_path / "c.yaml").write_text("train: {batch_size: 8, grad_accum: 2, run: 'a{b}'}\nseq_len: 32\n")
+    (tmp_path / "c.yaml").write_text(
+        "train: {batch_size: 8, grad_accum: 2, run: 'a{b}'}\nseq_len: 32\n"
+    )
     return drafted(tmp_path, OPTS, f"python train.py --config c.yaml {words}\n")
 
 
 @pytest.mark.parametrize(
-    "words", ["--name x --opts train.batch_size=4 train.run=z", "train.batch_size=4 train.run=z --name x"]
+    "words",
+    ["--name x --opts train.batch_size=4 train.run=z", "train.batch_size=4 train.run=z --name x"],
 )
-def test_words_that_override_values_of_the_file_are_in_each_trials_copy(tmp_path: Path, words: str) -> None:
+def test_words_that_override_values_of_the_file_are_in_each_trials_copy(
+    tmp_path: Path, words: str
+) -> None:
     draft = opts(tmp_path, words)
     assert draft.document["baseline"].startswith("dp=1,micro_batch_size=4,")
     assert draft.document["workload"]["global_batch_size"] == 8
-    assert draft.document["trainer"]["argv"] == ["python", "train.py", "--config={files}/c.yaml", "--name=x"]
+    assert draft.document["trainer"]["argv"] == [
+        "python",
+        "train.py",
+        "--config={files}/c.yaml",
+        "--name=x",
+    ]
     in_copy = {"batch_size": "{micro_batch_size}", "grad_accum": "{accumulation_steps}", "run": "z"}
     assert draft.document["trainer"]["files"]["c.yaml"]["train"] == in_copy
 
@@ -181,4 +213,6 @@ def test_words_that_override_the_file_in_another_form_leave_no_baseline(tmp_path
 
 def test_a_script_whose_file_is_not_known_is_told_how_to_name_it(tmp_path: Path) -> None:
     draft = drafted(tmp_path, FSDP2)
-    assert any("give `autotune init` the shell script that starts it" in note for note in draft.notes)
+    assert any(
+        "give `autotune init` the shell script that starts it" in note for note in draft.notes
+    )

@@ -71,7 +71,8 @@ def beyond(stage: str, words: str) -> Launch:
 READ = {
     **{
         f"the sharding is read by name: {changes}": settings(
-            {**AXOLOTL, "adapter": None, **changes}, study={"baseline.zero_stage": stage, "workload.peft": None}
+            {**AXOLOTL, "adapter": None, **changes},
+            study={"baseline.zero_stage": stage, "workload.peft": None},
         )
         for changes, stage in (
             ({"deepspeed": "deepspeed_configs/zero2.json"}, 2),
@@ -90,14 +91,29 @@ READ = {
     **{
         f"degrees and number format of axolotl are fixed: {changes}": settings(
             {**AXOLOTL, **changes},
-            document={**{f"trainer/fixed/{knob}": value for knob, value in fixed.items()}, BATCH: batch},
+            document={
+                **{f"trainer/fixed/{knob}": value for knob, value in fixed.items()},
+                BATCH: batch,
+            },
         )
         for changes, fixed, batch in (
-            ({"tensor_parallel_size": 2, "context_parallel_size": 2}, {"tp": 2, "cp": 2}, 2 * 4 * 4),
+            (
+                {"tensor_parallel_size": 2, "context_parallel_size": 2},
+                {"tp": 2, "cp": 2},
+                2 * 4 * 4,
+            ),
             ({"sequence_parallel_degree": 8}, {"cp": 8}, 2 * 4 * 2),
-            ({"dp_replicate_size": 2, "fsdp_config": {"reshard_after_forward": True}}, {"dp_replicas": 2}, 128),
+            (
+                {"dp_replicate_size": 2, "fsdp_config": {"reshard_after_forward": True}},
+                {"dp_replicas": 2},
+                128,
+            ),
             ({"expert_parallel_size": 2}, {"ep": 2}, 128),
-            ({"deepspeed": "configs/zero3_bf16_cpuoffload_all.json"}, {"zero_stage": 3, "offload": "optimizer"}, 128),
+            (
+                {"deepspeed": "configs/zero3_bf16_cpuoffload_all.json"},
+                {"zero_stage": 3, "offload": "optimizer"},
+                128,
+            ),
             ({"fsdp_config": {"reshard_after_forward": False}}, {"zero_stage": 2}, 128),
             ({"bf16": None}, {"precision": "bf16"}, 128),
             ({"bf16": False, "tf32": True}, {"precision": "tf32"}, 128),
@@ -119,8 +135,16 @@ READ = {
             ({"optim": "adamw_torch_fused"}, {}, ""),
             ({"use_muon": True}, {"workload/optimizer": "muon"}, ""),
             ({"use_galore": True}, {}, "optimizer galore, planned as AdamW"),
-            ({"finetuning_type": "freeze"}, {}, "finetuning_type=freeze, planned as if every weight were trained"),
-            ({"finetuning_type": "lora", "quantization_bit": 8}, {}, "8-bit weights, planned as 16-bit"),
+            (
+                {"finetuning_type": "freeze"},
+                {},
+                "finetuning_type=freeze, planned as if every weight were trained",
+            ),
+            (
+                {"finetuning_type": "lora", "quantization_bit": 8},
+                {},
+                "8-bit weights, planned as 16-bit",
+            ),
         )
     },
     **{
@@ -135,7 +159,9 @@ READ = {
         )
     },
     **{
-        f"Liger's loss is fixed: {added}": settings({**document, **added}, document={"trainer/fixed/loss": loss})
+        f"Liger's loss is fixed: {added}": settings(
+            {**document, **added}, document={"trainer/fixed/loss": loss}
+        )
         for document, added, loss in (
             (FACTORY, {"enable_liger_kernel": True}, "fused"),
             (FACTORY, {}, None),
@@ -143,11 +169,15 @@ READ = {
             (AXOLOTL, {"liger_fused_linear_cross_entropy": False}, None),
         )
     },
-    "beyond plain training: dpo": beyond("dpo", "the reference model and the other sequence of each pair (stage: dpo)"),
+    "beyond plain training: dpo": beyond(
+        "dpo", "the reference model and the other sequence of each pair (stage: dpo)"
+    ),
     "beyond plain training: rm": beyond("rm", "the other sequence of each pair (stage: rm)"),
     "beyond plain training: new": beyond("new", "what it adds to plain training (stage: new)"),
     **{
-        f"plain training: {stage}": settings({**FACTORY, "stage": stage}, unsaid=("a step is predicted without",))
+        f"plain training: {stage}": settings(
+            {**FACTORY, "stage": stage}, unsaid=("a step is predicted without",)
+        )
         for stage in ("sft", "pt")
     },
     "weights beside BAdam keep the type of the checkpoint": settings(
@@ -158,13 +188,20 @@ READ = {
     "the sharding of a launcher counts for a program that it gives its settings": Launch(
         {
             "run.sh": "accelerate launch --config_file fsdp.yaml src/train.py sft.yaml\n",
-            "sft.yaml": yaml.safe_dump({key: value for key, value in FACTORY.items() if key != "deepspeed"}),
+            "sft.yaml": yaml.safe_dump(
+                {key: value for key, value in FACTORY.items() if key != "deepspeed"}
+            ),
             "src/train.py": "from llamafactory.train.tuner import run_exp\nrun_exp()\n",
             "fsdp.yaml": "distributed_type: FSDP\nnum_processes: 2\nfsdp_config: {fsdp_sharding_strategy: FULL_SHARD}\n",
         },
         Read(
             start=(
-                *("accelerate", "launch", "--num_processes={world_size}", "--config_file=fsdp.yaml"),
+                *(
+                    "accelerate",
+                    "launch",
+                    "--num_processes={world_size}",
+                    "--config_file=fsdp.yaml",
+                ),
                 *("src/train.py", "sft.yaml"),
             ),
             document={BATCH: 2 * 1 * 2},
@@ -215,14 +252,24 @@ def studied(document: dict[str, Any], folder: Path) -> Study:
             32,
             1024,
             3,
-            ["llamafactory.launcher", "sft.yml", "per_device_train_batch_size=2", "gradient_accumulation_steps=1"],
+            [
+                "llamafactory.launcher",
+                "sft.yml",
+                "per_device_train_batch_size=2",
+                "gradient_accumulation_steps=1",
+            ],
         ),
         (
             AXOLOTL,
             128,
             4096,
             0,
-            ["axolotl.cli.train", "sft.yml", "--micro_batch_size=2", "--gradient_accumulation_steps=4"],
+            [
+                "axolotl.cli.train",
+                "sft.yml",
+                "--micro_batch_size=2",
+                "--gradient_accumulation_steps=4",
+            ],
         ),
     ],
     ids=["llamafactory", "axolotl"],
@@ -235,8 +282,14 @@ def test_the_file_is_started_on_several_nodes_with_the_knobs_in_its_place(
     assert draft.fill_in == ()
     assert study.workload.model.name == "llama-8b"
     assert (study.workload.global_batch_sizes, study.workload.seq_len) == ((batch,), seq_len)
-    assert (study.baseline.zero_stage, study.baseline.precision, study.baseline.recompute) == (stage, "bf16", "full")
-    config = ParallelConfig(dp=16, micro_batch_size=2, accumulation_steps=batch // 32, zero_stage=stage)
+    assert (study.baseline.zero_stage, study.baseline.precision, study.baseline.recompute) == (
+        stage,
+        "bf16",
+        "full",
+    )
+    config = ParallelConfig(
+        dp=16, micro_batch_size=2, accumulation_steps=batch // 32, zero_stage=stage
+    )
     launch = trainer("command").launch(study.workload, config, study.trainer_options)
     assert list(launch.argv[:3]) == ["torchrun", "--nproc-per-node=8", "-m"]
     assert list(launch.argv[3 : 3 + len(words)]) == words
@@ -250,7 +303,11 @@ def test_the_file_is_started_on_several_nodes_with_the_knobs_in_its_place(
 
 def test_what_the_file_alone_decides_is_fixed(tmp_path: Path) -> None:
     study = studied(AXOLOTL, tmp_path)
-    assert (study.workload.peft.method, study.workload.peft.rank, study.workload.peft.library) == ("qlora", 32, "peft")
+    assert (study.workload.peft.method, study.workload.peft.rank, study.workload.peft.library) == (
+        "qlora",
+        32,
+        "peft",
+    )
     (refused,) = trainer("command").limits(
         study.workload,
         ParallelConfig(dp=16, micro_batch_size=2, accumulation_steps=4, zero_stage=2),
@@ -260,8 +317,12 @@ def test_what_the_file_alone_decides_is_fixed(tmp_path: Path) -> None:
 
 
 def test_settings_that_are_not_there_are_asked_for(tmp_path: Path) -> None:
-    run = file_with(tmp_path / "run.sh", "torchrun --nproc_per_node=8 -m axolotl.cli.train train.yaml\n")
-    with pytest.raises(SpecError, match=r"train\.yaml, which sets model, batch and precision but was not found"):
+    run = file_with(
+        tmp_path / "run.sh", "torchrun --nproc_per_node=8 -m axolotl.cli.train train.yaml\n"
+    )
+    with pytest.raises(
+        SpecError, match=r"train\.yaml, which sets model, batch and precision but was not found"
+    ):
         first_draft(run, cluster="h100-sxm-1x8", folder=tmp_path)
 
 
@@ -274,5 +335,10 @@ def test_settings_that_train_nothing_are_refused(task: str, tmp_path: Path) -> N
 def test_a_trial_of_the_next_version_is_started_by_its_names(tmp_path: Path) -> None:
     study = studied(NEXT_VERSION, tmp_path)
     launch = trainer("command").launch(study.workload, study.baseline, study.trainer_options)
-    assert launch.argv[3:7] == ("llamafactory.v1.launcher", "sft.yml", "micro_batch_size=1", "global_batch_size=8")
+    assert launch.argv[3:7] == (
+        "llamafactory.v1.launcher",
+        "sft.yml",
+        "micro_batch_size=1",
+        "global_batch_size=8",
+    )
     assert launch.env["USE_V1"] == "1"

@@ -53,9 +53,14 @@ def test_what_is_sharded(tmp_path: Path, code: str, stage: int) -> None:
     ("code", "is_said"),
     [("if args.shard:\n    fully_shard(model)", True), ("fully_shard(model)", False), ("", False)],
 )
-def test_sharding_under_a_condition_leaves_the_memory_an_upper_bound(tmp_path: Path, code: str, is_said: bool) -> None:
+def test_sharding_under_a_condition_leaves_the_memory_an_upper_bound(
+    tmp_path: Path, code: str, is_said: bool
+) -> None:
     found = review(program(tmp_path, code), cluster="h100-sxm-1x8")
-    assert any("sharding that train.py does under a condition" in each for each in found.assumed) == is_said
+    assert (
+        any("sharding that train.py does under a condition" in each for each in found.assumed)
+        == is_said
+    )
     assert found.is_upper_bound == is_said
 
 
@@ -71,7 +76,11 @@ def test_what_accelerate_accumulates(tmp_path: Path, code: str, steps: int) -> N
     found = review(path, cluster="h100-sxm-1x8")
     assert found.config is not None
     assert (found.config.accumulation_steps, found.config.global_batch_size) == (steps, 16 * steps)
-    fixed = first_draft(path, cluster="h100-sxm-1x8", folder=tmp_path).document["trainer"].get("fixed", {})
+    fixed = (
+        first_draft(path, cluster="h100-sxm-1x8", folder=tmp_path)
+        .document["trainer"]
+        .get("fixed", {})
+    )
     assert fixed.get("accumulation_steps", 1) == steps
 
 
@@ -84,11 +93,19 @@ def test_what_accelerate_accumulates(tmp_path: Path, code: str, steps: int) -> N
         ("torch.optim.AdamW(model.parameters())", "adamw", ""),
         ("ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.SGD)", "sgd", ""),
         ("Lion(model.parameters())", "adamw", "the optimizer Lion, planned as AdamW"),
-        ("SGD(model.parameters()) if args.shard else AdamW(model.parameters())", "adamw", "which of SGD, AdamW"),
+        (
+            "SGD(model.parameters()) if args.shard else AdamW(model.parameters())",
+            "adamw",
+            "which of SGD, AdamW",
+        ),
     ],
 )
-def test_the_optimizer_that_a_text_makes(tmp_path: Path, code: str, optimizer: str, said: str) -> None:
+def test_the_optimizer_that_a_text_makes(
+    tmp_path: Path, code: str, optimizer: str, said: str
+) -> None:
     found = review(program(tmp_path, f"optimizer = {code}"), cluster="h100-sxm-1x8")
     assert found.study is not None
     assert found.study.workload.optimizer == optimizer
-    assert any(said in each for each in found.assumed if "optimizer" in each or "text makes" in each) == bool(said)
+    assert any(
+        said in each for each in found.assumed if "optimizer" in each or "text makes" in each
+    ) == bool(said)

@@ -72,7 +72,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def drafted(folder: Path, text: str, cluster: str | None = None, name: str = "scripts/run.sh") -> Draft:
+def drafted(
+    folder: Path, text: str, cluster: str | None = None, name: str = "scripts/run.sh"
+) -> Draft:
     return first_draft(file_with(folder / "code" / name, text), cluster=cluster, folder=folder)
 
 
@@ -81,7 +83,11 @@ def loaded(draft: Draft, folder: Path) -> Study:
 
 
 def argv(study: Study, config: ParallelConfig) -> tuple[str, ...]:
-    return trainer("command").launch(study.workload, config, {**study.trainer_options, "steps": 7}).argv
+    return (
+        trainer("command")
+        .launch(study.workload, config, {**study.trainer_options, "steps": 7})
+        .argv
+    )
 
 
 def test_a_script_of_accelerate_with_a_configuration_from_its_repository(folder: Path) -> None:
@@ -91,19 +97,40 @@ def test_a_script_of_accelerate_with_a_configuration_from_its_repository(folder:
     assert study.workload.global_batch_sizes == (4 * 8 * 16,)
     assert study.baseline is not None
     told = {
-        name: getattr(study.baseline, name) for name in ("micro_batch_size", "precision", "zero_stage", "recompute")
+        name: getattr(study.baseline, name)
+        for name in ("micro_batch_size", "precision", "zero_stage", "recompute")
     }
-    assert told == {"micro_batch_size": 4, "precision": "bf16", "zero_stage": 2, "recompute": "full"}
-    config = ParallelConfig(dp=16, micro_batch_size=8, accumulation_steps=4, zero_stage=2, recompute="full")
+    assert told == {
+        "micro_batch_size": 4,
+        "precision": "bf16",
+        "zero_stage": 2,
+        "recompute": "full",
+    }
+    config = ParallelConfig(
+        dp=16, micro_batch_size=8, accumulation_steps=4, zero_stage=2, recompute="full"
+    )
     words = argv(study, config)
     assert words[:3] == ("accelerate", "launch", "--num_processes=16")
     assert words[words.index("--config_file=configs/fsdp.yaml") + 1 :] == (
-        *("src/train.py", "--model_name_or_path=meta-llama/Llama-3.1-8B-Instruct", "--train_file={data}.json"),
-        *("--output_dir=$OUT/run", "--per_device_train_batch_size=8", "--gradient_accumulation_steps=4"),
+        *(
+            "src/train.py",
+            "--model_name_or_path=meta-llama/Llama-3.1-8B-Instruct",
+            "--train_file={data}.json",
+        ),
+        *(
+            "--output_dir=$OUT/run",
+            "--per_device_train_batch_size=8",
+            "--gradient_accumulation_steps=4",
+        ),
         *("--block_size=2048", "--max_train_steps=7"),
     )
-    assert Path(study.trainer_options["cwd"]) == (folder / "code").resolve(), "paths begin where its program is found"
-    assert study.trainer_options["env"] == {"HF_HOME": "/data/hf", "WANDB_API_KEY": "from-environment"}
+    assert Path(study.trainer_options["cwd"]) == (folder / "code").resolve(), (
+        "paths begin where its program is found"
+    )
+    assert study.trainer_options["env"] == {
+        "HF_HOME": "/data/hf",
+        "WANDB_API_KEY": "from-environment",
+    }
     assert draft.fill_in == ("trainer.argv",)
     assert "only the shell can compute $OUT/run: write the values into argv" in draft.notes
     assert "run.sh also exports WANDB_API_KEY: export them where you start autotune" in draft.notes
@@ -113,10 +140,19 @@ def test_a_script_of_accelerate_with_a_configuration_from_its_repository(folder:
 def test_zero_stages_of_a_script_of_deepspeed_are_tuned_by_its_own_file(folder: Path) -> None:
     write(folder, {"code/train.py": TRAINER, "code/ds.json": json.dumps(ZERO)})
     study = loaded(drafted(folder, DEEPSPEED, "a100-80gb-1x4", "run.sh"), folder)
-    assert (study.baseline.zero_stage, study.baseline.precision, study.baseline.recompute) == (2, "bf16", "full")
+    assert (study.baseline.zero_stage, study.baseline.precision, study.baseline.recompute) == (
+        2,
+        "bf16",
+        "full",
+    )
     assert {row.config.zero_stage for row in api.plan_of(study, top=1000).rows} == {1, 2, 3}
     config = ParallelConfig(
-        dp=4, micro_batch_size=8, accumulation_steps=1, zero_stage=3, precision="fp16", offload="optimizer"
+        dp=4,
+        micro_batch_size=8,
+        accumulation_steps=1,
+        zero_stage=3,
+        precision="fp16",
+        offload="optimizer",
     )
     launch = trainer("command").launch(study.workload, config, study.trainer_options)
     assert json.loads(launch.files["ds.json"]) == {
@@ -126,7 +162,11 @@ def test_zero_stages_of_a_script_of_deepspeed_are_tuned_by_its_own_file(folder: 
     }
     named = [word for word in launch.argv if word.startswith("--deepspeed=")]
     assert [word.endswith("/ds.json") for word in named] == [True]
-    assert {"--per_device_train_batch_size=8", "--fp16=True", "--gradient_checkpointing=False"} < set(launch.argv)
+    assert {
+        "--per_device_train_batch_size=8",
+        "--fp16=True",
+        "--gradient_checkpointing=False",
+    } < set(launch.argv)
     assert {"--logging_steps=1", "--report_to=none", "--save_strategy=no"} < set(launch.argv)
     assert not {"--bf16", "--report_to=wandb", "--logging_steps=10"} & set(launch.argv)
 
@@ -137,18 +177,31 @@ def test_a_script_of_llamafactory_has_its_settings_in_its_command(folder: Path) 
     assert (study.workload.model.name, study.workload.seq_len) == ("qwen2.5-7b", 1024)
     assert study.workload.global_batch_sizes == (2 * 4 * 16,)
     assert study.workload.peft.rank == 16
-    words = argv(study, ParallelConfig(dp=16, micro_batch_size=4, accumulation_steps=2, precision="fp16"))
+    words = argv(
+        study, ParallelConfig(dp=16, micro_batch_size=4, accumulation_steps=2, precision="fp16")
+    )
     assert words[2:4] == ("-m", "llamafactory.launcher")
     assert words.count("--output_dir=saves/qwen") == 1
-    given = [word for word in words if word.startswith(("--per_device_train", "--gradient_acc", "--plot_loss"))]
-    assert given == ["--per_device_train_batch_size=4", "--gradient_accumulation_steps=2", "--plot_loss=false"]
+    given = [
+        word
+        for word in words
+        if word.startswith(("--per_device_train", "--gradient_acc", "--plot_loss"))
+    ]
+    assert given == [
+        "--per_device_train_batch_size=4",
+        "--gradient_accumulation_steps=2",
+        "--plot_loss=false",
+    ]
 
 
 def test_a_file_of_settings_that_a_script_starts_is_read(folder: Path) -> None:
     (folder / "code/sft.yaml").write_text(
         "base_model: Qwen/Qwen3-8B\nsequence_len: 512\nmicro_batch_size: 2\nbf16: true\n"
     )
-    draft = drafted(folder, "axolotl train sft.yaml --micro-batch-size 4 --launcher torchrun -- --nproc_per_node=4\n")
+    draft = drafted(
+        folder,
+        "axolotl train sft.yaml --micro-batch-size 4 --launcher torchrun -- --nproc_per_node=4\n",
+    )
     study = loaded(draft, folder)
     assert study.workload.global_batch_sizes == (4 * 1 * 4,)
     words = argv(study, ParallelConfig(dp=1, micro_batch_size=1, accumulation_steps=16))
@@ -167,10 +220,17 @@ def test_a_file_of_settings_that_a_script_starts_is_read(folder: Path) -> None:
         ("accelerate launch --cpu --num_processes 2 train.py --batch 4", "accelerate", "train.py", 1, 1),
     ],
 )  # fmt: skip
-def test_what_a_script_starts(text: str, launcher: str, program: str, nodes: int, per_node: int | None) -> None:
+def test_what_a_script_starts(
+    text: str, launcher: str, program: str, nodes: int, per_node: int | None
+) -> None:
     found = started_by(text)
     assert isinstance(found, Started)
-    assert (found.launcher, found.program, found.nodes, found.gpus_per_node) == (launcher, program, nodes, per_node)
+    assert (found.launcher, found.program, found.nodes, found.gpus_per_node) == (
+        launcher,
+        program,
+        nodes,
+        per_node,
+    )
     assert found.env == {}
 
 
@@ -181,9 +241,14 @@ def test_a_script_that_starts_no_program() -> None:
 def test_trials_of_transformers_save_nothing_and_the_exported_launch_says_so(folder: Path) -> None:
     (folder / "code/train.py").write_text(TRAINER)
     study = loaded(
-        drafted(folder, "torchrun --nproc_per_node 2 train.py --max_steps 100\n", "cpu-1x2", "run.sh"), folder
+        drafted(
+            folder, "torchrun --nproc_per_node 2 train.py --max_steps 100\n", "cpu-1x2", "run.sh"
+        ),
+        folder,
     )
-    assert "--save_strategy=no" in argv(study, ParallelConfig(dp=2, micro_batch_size=8, accumulation_steps=1))
+    assert "--save_strategy=no" in argv(
+        study, ParallelConfig(dp=2, micro_batch_size=8, accumulation_steps=1)
+    )
 
 
 BY_FILE = "accelerate launch --config_file configs/fsdp.yaml src/train.py\n"
@@ -228,7 +293,13 @@ READ = {
                 "space/world_sizes": [2],
                 "workload/global_batch_size": 16,
                 "trainer/argv": [
-                    *("torchrun", "--standalone", "--nproc-per-node={nproc_per_node}", "elsewhere/sft.py", "--flash"),
+                    *(
+                        "torchrun",
+                        "--standalone",
+                        "--nproc-per-node={nproc_per_node}",
+                        "elsewhere/sft.py",
+                        "--flash",
+                    ),
                     *("--batch-size={micro_batch_size}", "--grad-accum={accumulation_steps}"),
                 ],
             },
@@ -279,7 +350,13 @@ READ = {
             },
             knobs=("micro_batch_size=4,precision=bf16",),
             words=(
-                *("--output_dir=out", '--lr_scheduler_kwargs={{"a": 1}}', "--label_names", "x", "y"),
+                *(
+                    "--output_dir=out",
+                    '--lr_scheduler_kwargs={{"a": 1}}',
+                    "--label_names",
+                    "x",
+                    "y",
+                ),
                 *(
                     "--per_device_train_batch_size={micro_batch_size}",
                     "--gradient_accumulation_steps={accumulation_steps}",
@@ -302,7 +379,10 @@ READ = {
     ),
     **{
         f"the micro-batch is what is left of the batch of all ranks: {batch}": Launch(
-            {"run.sh": f"torchrun --nproc_per_node=2 train.py --total_batch {batch} --accum 2\n", "train.py": DIVIDES},
+            {
+                "run.sh": f"torchrun --nproc_per_node=2 train.py --total_batch {batch} --accum 2\n",
+                "train.py": DIVIDES,
+            },
             Read(document={"baseline": baseline, "space/micro_batch_size": offered}),
             "h100-sxm-1x2",
         )

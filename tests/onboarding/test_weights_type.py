@@ -64,7 +64,9 @@ def planned(found: Review) -> tuple[str, bool]:
         ("torch.float32", "", ("fp32", False)),
     ],
 )
-def test_a_program_without_options(tmp_path: Path, dtype: str, more: str, plan: tuple[str, bool]) -> None:
+def test_a_program_without_options(
+    tmp_path: Path, dtype: str, more: str, plan: tuple[str, bool]
+) -> None:
     assert planned(reviewed(written(tmp_path, dtype, more))) == plan
 
 
@@ -87,19 +89,28 @@ def test_adapters_on_weights_in_16_bits(tmp_path: Path) -> None:
         (BF16, "--deepspeed zero3.json --bf16 True", ("bf16", False)),
     ],
 )
-def test_a_program_with_options(tmp_path: Path, dtype: str, options: str, plan: tuple[str, bool]) -> None:
+def test_a_program_with_options(
+    tmp_path: Path, dtype: str, options: str, plan: tuple[str, bool]
+) -> None:
     assert planned(reviewed(parsed(tmp_path, dtype, options))) == plan
 
 
 def test_a_type_that_is_computed_is_said_to_be_assumed(tmp_path: Path) -> None:
     found = reviewed(parsed(tmp_path, "kind(args)", "--bf16 True"))
-    assert any("weights are planned as fp32 (line 9 of train.py computes their type)" in each for each in found.assumed)
-    assert not any("weights are planned" in each for each in reviewed(parsed(tmp_path, BF16)).assumed)
+    assert any(
+        "weights are planned as fp32 (line 9 of train.py computes their type)" in each
+        for each in found.assumed
+    )
+    assert not any(
+        "weights are planned" in each for each in reviewed(parsed(tmp_path, BF16)).assumed
+    )
 
 
 def test_the_baseline_of_a_study_starts_the_program_as_it_is(tmp_path: Path) -> None:
     """No flag of autocast is added to a program that trains in the type of its weights."""
-    draft: dict[str, Any] = first_draft(parsed(tmp_path, BF16), cluster="a100-80gb-1x8", folder=tmp_path).document
+    draft: dict[str, Any] = first_draft(
+        parsed(tmp_path, BF16), cluster="a100-80gb-1x8", folder=tmp_path
+    ).document
     assert "precision=bf16" in draft["baseline"]
     assert "fp32" not in draft["space"].get("precision", [])
     precision = draft["trainer"].get("values", {}).get("precision", {})
@@ -115,9 +126,14 @@ SFTTrainer("Qwen/Qwen2.5-7B", args=config, train_dataset=data).train()
 
 @pytest.mark.parametrize(
     ("more", "plan"),
-    [("", ("bf16", False)), (', model_init_kwargs={"torch_dtype": torch.bfloat16}', ("bf16", True))],
+    [
+        ("", ("bf16", False)),
+        (', model_init_kwargs={"torch_dtype": torch.bfloat16}', ("bf16", True)),
+    ],
 )
-def test_a_model_that_a_trainer_of_trl_loads_by_its_name(tmp_path: Path, more: str, plan: tuple[str, bool]) -> None:
+def test_a_model_that_a_trainer_of_trl_loads_by_its_name(
+    tmp_path: Path, more: str, plan: tuple[str, bool]
+) -> None:
     (tmp_path / "train.py").write_text(TRL.replace("{more}", more))
     found = reviewed(tmp_path / "train.py")
     assert planned(found) == plan

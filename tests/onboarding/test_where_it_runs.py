@@ -27,7 +27,13 @@ START = "deepspeed --num_gpus 2 train.py --batch-size 6 --deepspeed ds.json"
 def repository(tmp_path: Path) -> Path:
     for name in ("repo/scripts", "repo/src", "repo/other"):
         (tmp_path / name).mkdir(parents=True)
-    write(tmp_path, {"repo/src/train.py": PROGRAM, "repo/src/ds.json": json.dumps({"zero_optimization": {"stage": 2}})})
+    write(
+        tmp_path,
+        {
+            "repo/src/train.py": PROGRAM,
+            "repo/src/ds.json": json.dumps({"zero_optimization": {"stage": 2}}),
+        },
+    )
     return tmp_path / "repo"
 
 
@@ -66,7 +72,10 @@ def drafted(repository: Path, text: str) -> Draft:
 def test_the_program_is_that_of_the_folder(repository: Path, text: str) -> None:
     draft = drafted(repository, text)
     assert draft.document["trainer"]["cwd"] == "src"
-    assert draft.document["baseline"] == "dp=2,micro_batch_size=6,precision=fp32,accumulation_steps=1,zero_stage=2"
+    assert (
+        draft.document["baseline"]
+        == "dp=2,micro_batch_size=6,precision=fp32,accumulation_steps=1,zero_stage=2"
+    )
     assert "ds.json" in draft.document["trainer"]["files"]
     assert "trainer.cwd" not in draft.fill_in
 
@@ -83,12 +92,16 @@ def test_a_subshell_leaves_its_folder(repository: Path) -> None:
     assert started.folder == ""
 
 
-@pytest.mark.parametrize("folder", ["$ROOT/src", "/nowhere/at/all", "$(git rev-parse --show-toplevel)/src"])
+@pytest.mark.parametrize(
+    "folder", ["$ROOT/src", "/nowhere/at/all", "$(git rev-parse --show-toplevel)/src"]
+)
 def test_a_folder_that_cannot_be_told_is_asked_for(repository: Path, folder: str) -> None:
     draft = drafted(repository, f"cd {folder}\n{START}\n")
     assert "trainer.cwd" in draft.fill_in
     assert "fill in: where it runs" in draft.text
-    assert any(f"run.sh changes to {folder}" in note and "`trainer.cwd`" in note for note in draft.notes)
+    assert any(
+        f"run.sh changes to {folder}" in note and "`trainer.cwd`" in note for note in draft.notes
+    )
 
 
 def test_a_program_found_in_place_of_such_a_folder_is_said(repository: Path) -> None:

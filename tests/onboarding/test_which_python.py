@@ -23,9 +23,13 @@ PROGRAM = 'import argparse\np = argparse.ArgumentParser()\np.add_argument("--bat
         ("export PATH={folder}/venv/bin:$PATH\npython train.py\n", "venv"),
     ],
 )
-def test_an_environment_that_a_launch_chooses_is_that_of_trials(tmp_path: Path, launch: str, chosen: str) -> None:
+def test_an_environment_that_a_launch_chooses_is_that_of_trials(
+    tmp_path: Path, launch: str, chosen: str
+) -> None:
     write(tmp_path, {"venv/bin/python": "", "venv/bin/torchrun": ""})
-    draft = drafted(tmp_path, {"run.sh": launch.replace("{folder}", str(tmp_path)), "train.py": PROGRAM})
+    draft = drafted(
+        tmp_path, {"run.sh": launch.replace("{folder}", str(tmp_path)), "train.py": PROGRAM}
+    )
     assert draft.document["trainer"]["python"] == str(tmp_path / chosen)
     assert draft.document["trainer"]["argv"][0] in ("python", "torchrun")
 
@@ -33,12 +37,18 @@ def test_an_environment_that_a_launch_chooses_is_that_of_trials(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("launch", "said"),
     [
-        ("source ~/conda.sh\nconda activate train\npython train.py\n", "run.sh runs `conda activate train`"),
+        (
+            "source ~/conda.sh\nconda activate train\npython train.py\n",
+            "run.sh runs `conda activate train`",
+        ),
         (
             "source /opt/conda/bin/activate train\npython train.py\n",
             "run.sh runs `source /opt/conda/bin/activate train`",
         ),
-        ("source nowhere/bin/activate\npython train.py\n", "run.sh uses nowhere, where no `python` was found"),
+        (
+            "source nowhere/bin/activate\npython train.py\n",
+            "run.sh uses nowhere, where no `python` was found",
+        ),
     ],
 )
 def test_one_that_cannot_be_found_is_named(tmp_path: Path, launch: str, said: str) -> None:
@@ -48,7 +58,9 @@ def test_one_that_cannot_be_found_is_named(tmp_path: Path, launch: str, said: st
     assert "set `python` under trainer" in note
 
 
-@pytest.mark.parametrize("launch", ["python train.py\n", "export PATH=/opt/cuda/bin:$PATH\npython train.py\n"])
+@pytest.mark.parametrize(
+    "launch", ["python train.py\n", "export PATH=/opt/cuda/bin:$PATH\npython train.py\n"]
+)
 def test_a_launch_that_chooses_none_says_nothing(tmp_path: Path, launch: str) -> None:
     draft = drafted(tmp_path, {"run.sh": launch, "train.py": PROGRAM})
     assert "python" not in draft.document["trainer"]

@@ -47,7 +47,12 @@ def test_a_review_predicts_what_the_text_says_and_edits_its_lines(tmp_path: Path
     assert found.study.workload.model.name == "llama-8b"
     assert found.study.workload.loop == "hf_trainer"
     config = found.config
-    assert (config.micro_batch_size, config.precision, config.recompute, config.zero_stage) == (2, "bf16", "full", 3)
+    assert (config.micro_batch_size, config.precision, config.recompute, config.zero_stage) == (
+        2,
+        "bf16",
+        "full",
+        3,
+    )
     changed = {(line.file, line.after.strip()) for edit in found.edits for line in edit.lines}
     assert ("sft.py", "gradient_checkpointing=False,") in changed
     assert ("sft.py", "per_device_train_batch_size=4, torch_compile=True,") in {
@@ -56,7 +61,9 @@ def test_a_review_predicts_what_the_text_says_and_edits_its_lines(tmp_path: Path
     assert not any(edit.unplaced for edit in found.edits)
     changed_text = edited(found.texts, found.lines)["sft.py"]
     assert written_arguments(ast.parse(changed_text)) is not None, "it is Python still"
-    assert not any("sft.py --" in line for line in lines_of(found)), "its command line changes nothing"
+    assert not any("sft.py --" in line for line in lines_of(found)), (
+        "its command line changes nothing"
+    )
 
 
 def test_a_program_alone_is_asked_for_the_ranks_that_nothing_says(tmp_path: Path) -> None:
@@ -66,7 +73,9 @@ def test_a_program_alone_is_asked_for_the_ranks_that_nothing_says(tmp_path: Path
     assert known.study.workload.global_batch_size == 2 * 8 * 4
 
 
-def test_a_spec_has_the_config_as_its_baseline_and_each_trial_sets_the_text_otherwise(tmp_path: Path) -> None:
+def test_a_spec_has_the_config_as_its_baseline_and_each_trial_sets_the_text_otherwise(
+    tmp_path: Path,
+) -> None:
     draft = drafted(tmp_path, {"sft.py": PROGRAM, "run.sh": LAUNCH})
     document = draft.document
     assert document["baseline"] == "micro_batch_size=2,precision=bf16,recompute=full,zero_stage=3"
@@ -75,8 +84,12 @@ def test_a_spec_has_the_config_as_its_baseline_and_each_trial_sets_the_text_othe
     assert draft.fill_in == ("workload.seq_len",)
     (places,) = document["trainer"]["overrides"].values()
     assert places["TrainingArguments.per_device_train_batch_size"] == "{micro_batch_size}"
-    assert places["TrainingArguments.gradient_checkpointing"] == {"recompute": {"full": True, "none": False}}
-    assert places["TrainingArguments.bf16"] == {"precision": {"bf16": True, "fp16": False, "fp32": False}}
+    assert places["TrainingArguments.gradient_checkpointing"] == {
+        "recompute": {"full": True, "none": False}
+    }
+    assert places["TrainingArguments.bf16"] == {
+        "precision": {"bf16": True, "fp16": False, "fp32": False}
+    }
     assert places["TrainingArguments.save_strategy"] == "no"
     assert places["TrainingArguments.output_dir"] == "{trial_dir}"
     assert not any("fsdp" in place for place in places), "the text keeps it"
@@ -108,7 +121,10 @@ Trainer(model=model, args=training_args).train()
 
 
 def test_options_and_text_together_are_the_launch(tmp_path: Path) -> None:
-    write(tmp_path, {"train.py": PARTLY, "run.sh": "torchrun --nproc-per-node 8 train.py --batch_size 2\n"})
+    write(
+        tmp_path,
+        {"train.py": PARTLY, "run.sh": "torchrun --nproc-per-node 8 train.py --batch_size 2\n"},
+    )
     found = review(tmp_path / "run.sh", cluster="h200-sxm")
     assert found.config is not None
     config = found.config
@@ -127,13 +143,21 @@ OF_OPTIONS = "per_device_train_batch_size=args.batch_size"
 @pytest.mark.parametrize(
     ("trained", "label", "understood"),
     [
-        (f"SFTTrainer(model=model, args=SFTConfig({OF_OPTIONS}))", "mb2 acc1 bf16 full-recompute", ""),
+        (
+            f"SFTTrainer(model=model, args=SFTConfig({OF_OPTIONS}))",
+            "mb2 acc1 bf16 full-recompute",
+            "",
+        ),
         (
             f"lora = LoraConfig(r=16)\nTrainer(model=get_peft_model(model, lora), args=TrainingArguments('out', {OF_OPTIONS}))",
             "mb2 acc1 fp32",
             "with lora r16",
         ),
-        (f"TrainingArguments('out', {OF_OPTIONS}, bf16=True, fsdp=False, deepspeed=None)", "mb2 acc1 bf16", ""),
+        (
+            f"TrainingArguments('out', {OF_OPTIONS}, bf16=True, fsdp=False, deepspeed=None)",
+            "mb2 acc1 bf16",
+            "",
+        ),
         (f"TrainingArguments('out', {OF_OPTIONS}, optim='adafactor')", "mb2 acc1 fp32", ""),
     ],
     ids=["defaults of trl", "adapters", "switches that are off", "an optimizer"],
@@ -142,7 +166,11 @@ def test_what_the_text_adds_to_options_by_any_word_counts(
     tmp_path: Path, trained: str, label: str, understood: str
 ) -> None:
     write(
-        tmp_path, {"train.py": f"{WHOLE}{trained}\n", "run.sh": "torchrun --nproc-per-node 8 train.py --batch_size 2\n"}
+        tmp_path,
+        {
+            "train.py": f"{WHOLE}{trained}\n",
+            "run.sh": "torchrun --nproc-per-node 8 train.py --batch_size 2\n",
+        },
     )
     found = review(tmp_path / "run.sh", cluster="h200-sxm")
     assert found.config is not None
@@ -171,7 +199,9 @@ trainer.fit(model, loader, held_out)
 """
 
 
-def test_lightnings_trainer_and_loader_say_ranks_batch_precision_and_sharding(tmp_path: Path) -> None:
+def test_lightnings_trainer_and_loader_say_ranks_batch_precision_and_sharding(
+    tmp_path: Path,
+) -> None:
     write(tmp_path, {"train.py": LIGHTNING, "run.sh": "python train.py\n"})
     found = review(tmp_path / "run.sh", cluster="h100-sxm-1x8", seq_len=2048)
     assert found.config is not None
@@ -191,7 +221,9 @@ def test_lightnings_trainer_and_loader_say_ranks_batch_precision_and_sharding(tm
         (('precision="bf16-mixed"', "precision=settings.precision"), "precision"),
     ],
 )
-def test_what_lightnings_trainer_is_given_by_code_is_not_guessed(change: tuple[str, str], computed: str | None) -> None:
+def test_what_lightnings_trainer_is_given_by_code_is_not_guessed(
+    change: tuple[str, str], computed: str | None
+) -> None:
     text = LIGHTNING.replace(*change)
     found = written_arguments(ast.parse(text))
     assert found is None if computed is None else found is not None and found.computed == {computed}
@@ -201,7 +233,11 @@ def test_what_lightnings_trainer_is_given_by_code_is_not_guessed(change: tuple[s
 @pytest.mark.parametrize(
     ("lora", "load", "expected"),
     [
-        ("LoraConfig()", "", {"method": "lora", "rank": 8, "targets": "attention", "library": "peft"}),
+        (
+            "LoraConfig()",
+            "",
+            {"method": "lora", "rank": 8, "targets": "attention", "library": "peft"},
+        ),
         (
             "LoraConfig(r=RANK, lora_alpha=32, target_modules='all-linear')",
             ", quantization_config=BitsAndBytesConfig(load_in_4bit=True)",
@@ -218,11 +254,18 @@ def test_adapters_that_the_text_says_plainly_are_those_of_the_plan(
     tmp_path: Path, lora: str, load: str, expected: dict[str, Any]
 ) -> None:
     program = PROGRAM.replace("args =", f"RANK = 32\nmodel = get_peft_model(model, {lora})\nargs =")
-    program = program.replace("from_pretrained(MODEL", f"from_pretrained(MODEL{load}").replace("fsdp=", "# fsdp=")
+    program = program.replace("from_pretrained(MODEL", f"from_pretrained(MODEL{load}").replace(
+        "fsdp=", "# fsdp="
+    )
     path = written(tmp_path, program)
-    assert drafted(tmp_path, {"sft.py": program, "run.sh": LAUNCH}).document["workload"]["peft"] == expected
+    assert (
+        drafted(tmp_path, {"sft.py": program, "run.sh": LAUNCH}).document["workload"]["peft"]
+        == expected
+    )
     found = review(path, cluster="h100-sxm", seq_len=2048)
-    assert f"with {expected['method']} r{expected['rank']} ({expected['targets']})" in found.understood
+    assert (
+        f"with {expected['method']} r{expected['rank']} ({expected['targets']})" in found.understood
+    )
     assert float(found.estimate.peak_memory_bytes) < 60e9, "not the optimizer states of all weights"
 
 
@@ -232,8 +275,14 @@ def test_adapters_that_the_text_says_plainly_are_those_of_the_plan(
         ("from transformers", "from peft import LoraConfig\nfrom transformers"),
         ("from transformers", "lora = LoraConfig(r=rank_of(model))\nfrom transformers"),
         ("from transformers", "lora = LoraConfig(target_modules='.*layers.*')\nfrom transformers"),
-        ("from_pretrained(MODEL)", "from_pretrained(MODEL, quantization_config=BitsAndBytesConfig(load_in_4bit=True))"),
-        ("Trainer(model=model, args=args)", "TrainingArguments(output_dir='other')\nTrainer(model=model, args=args)"),
+        (
+            "from_pretrained(MODEL)",
+            "from_pretrained(MODEL, quantization_config=BitsAndBytesConfig(load_in_4bit=True))",
+        ),
+        (
+            "Trainer(model=model, args=args)",
+            "TrainingArguments(output_dir='other')\nTrainer(model=model, args=args)",
+        ),
         ("bf16=True,", "**more,"),
         ("bf16=True,", "deepspeed=settings,"),
         ("bf16=True,", "deepspeed={'zero_optimization': {'stage': 3}},"),
@@ -264,8 +313,12 @@ GRPOTrainer(model="Qwen/Qwen2-0.5B-Instruct", reward_funcs=reward, args=args, tr
 """
 
 
-def test_a_loop_of_grpo_is_tuned_by_its_text_and_said_to_do_more_than_is_predicted(tmp_path: Path) -> None:
-    draft = drafted(tmp_path, {"grpo.py": GRPO, "run.sh": "accelerate launch --num_processes 8 grpo.py\n"})
+def test_a_loop_of_grpo_is_tuned_by_its_text_and_said_to_do_more_than_is_predicted(
+    tmp_path: Path,
+) -> None:
+    draft = drafted(
+        tmp_path, {"grpo.py": GRPO, "run.sh": "accelerate launch --num_processes 8 grpo.py\n"}
+    )
     (places,) = draft.document["trainer"]["overrides"].values()
     assert places["GRPOConfig.per_device_train_batch_size"] == "{micro_batch_size}"
     assert draft.document["baseline"].startswith("micro_batch_size=8,precision=bf16")
@@ -276,7 +329,9 @@ def test_a_loop_of_grpo_is_tuned_by_its_text_and_said_to_do_more_than_is_predict
 
 
 def test_a_value_that_the_text_computes_is_not_known(tmp_path: Path) -> None:
-    program = PROGRAM.replace("per_device_train_batch_size=2", "per_device_train_batch_size=batch_of(model)")
+    program = PROGRAM.replace(
+        "per_device_train_batch_size=2", "per_device_train_batch_size=batch_of(model)"
+    )
     found = review(written(tmp_path, program), cluster="h100-sxm", seq_len=2048)
     assert found.config is None
     assert any("micro-batch" in each.what for each in found.missing)
@@ -329,9 +384,9 @@ def test_the_model_that_a_loop_of_its_own_loads_is_the_specs(
 BATCH_OPTION = "torchrun --nproc-per-node 8 train.py --batch_size 2\n"
 PLACES = "trainer/overrides/train.py"
 OPTIONS = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--batch_size', type=int, default=2)\nargs = parser.parse_args()\n"
-ALL_BY_OPTIONS = PARTLY.replace("    gradient_accumulation_steps=4,\n    gradient_checkpointing=True,\n", "").replace(
-    '    bf16=True,\n    fsdp="full_shard",\n', ""
-)
+ALL_BY_OPTIONS = PARTLY.replace(
+    "    gradient_accumulation_steps=4,\n    gradient_checkpointing=True,\n", ""
+).replace('    bf16=True,\n    fsdp="full_shard",\n', "")
 
 
 def partly(program: str, **read: Any) -> Launch:
@@ -341,7 +396,9 @@ def partly(program: str, **read: Any) -> Launch:
 READ = {
     "weights that are loaded in bf16 are said": Launch(
         {
-            "sft.py": PROGRAM.replace("from_pretrained(MODEL)", "from_pretrained(MODEL, torch_dtype=torch.bfloat16)"),
+            "sft.py": PROGRAM.replace(
+                "from_pretrained(MODEL)", "from_pretrained(MODEL, torch_dtype=torch.bfloat16)"
+            ),
             "run.sh": LAUNCH,
         },
         Read(document={"workload/pure_bf16": True, "workload/shards_in_fp32": True}),
@@ -356,10 +413,14 @@ READ = {
         },
         words=("--batch_size={micro_batch_size}",),
     ),
-    "arguments that options give whole need no word": partly(ALL_BY_OPTIONS, knobs=("micro_batch_size=2",)),
+    "arguments that options give whole need no word": partly(
+        ALL_BY_OPTIONS, knobs=("micro_batch_size=2",)
+    ),
     **{
         f"a trainer that is not read beside options leaves no baseline: {trained}": partly(
-            f"{WHOLE}{trained}\n", document={"baseline": None}, notes=("autotune does not understand",)
+            f"{WHOLE}{trained}\n",
+            document={"baseline": None},
+            notes=("autotune does not understand",),
         )
         for trained in (
             f"GRPOTrainer(model=model, args=GRPOConfig({OF_OPTIONS}, gradient_accumulation_steps=8, **more))",
@@ -382,7 +443,9 @@ READ = {
                 "workload/global_batch_size": 4 * 2 * 8,
                 "baseline": "micro_batch_size=4,precision=bf16,zero_stage=3",
                 PLACES: {
-                    "Trainer.precision": {"precision": {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}},
+                    "Trainer.precision": {
+                        "precision": {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
+                    },
                     "Trainer.accumulate_grad_batches": "{accumulation_steps}",
                     "Trainer.max_steps": "{steps}",
                     "Trainer.devices": "{nproc_per_node}",
@@ -395,11 +458,13 @@ READ = {
         "h100-sxm-1x8",
     ),
     "weights whose type nothing says are an assumption: transformers 5 loads the checkpoint's own": Launch(
-        {"train.py": LOADED.format(dtype="")}, Read(notes=("weights are planned as fp32 (line 3 of train.py",))
+        {"train.py": LOADED.format(dtype="")},
+        Read(notes=("weights are planned as fp32 (line 3 of train.py",)),
     ),
     **{
         f"weights whose type the text says: {dtype}": Launch(
-            {"train.py": LOADED.format(dtype=dtype)}, Read(unsaid=("weights are planned as fp32 (line 3 of train.py",))
+            {"train.py": LOADED.format(dtype=dtype)},
+            Read(unsaid=("weights are planned as fp32 (line 3 of train.py",)),
         )
         for dtype in (", dtype=torch.float32", ", torch_dtype='bfloat16'", ", **how")
     },
@@ -408,7 +473,9 @@ READ = {
         Read(notes=("weights are planned as fp32 (line 3 of train.py computes their type)",)),
     ),
     **{
-        f"a loaded model that is not certain is asked for: {why}": Launch({"train.py": text}, Read(asked=("model",)))
+        f"a loaded model that is not certain is asked for: {why}": Launch(
+            {"train.py": text}, Read(asked=("model",))
+        )
         for why, text in {
             "computed": LOOP.format(name="arguments.model"),
             "unknown": LOOP.format(name='"my/own"'),

@@ -17,7 +17,9 @@ import pytest
 from autotune.errors import MissingExtraError
 from autotune.extras import MODULES, is_installed, missing_extra, require_extra, require_extras
 
-PROJECT = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())["project"]
+PROJECT = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())[
+    "project"
+]
 SPEC = """\
 name: bare
 model: nano-gpt
@@ -89,7 +91,11 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     folder = tmp_path_factory.mktemp("bare")
     (folder / "spec.yaml").write_text(SPEC)
     commands = [*WORKS, *LACKS, *(f"{command} --json" for command in LACKS)]
-    environment = {**os.environ, "AUTOTUNE_STORE": str(folder / "results.db"), "XDG_DATA_HOME": str(folder)}
+    environment = {
+        **os.environ,
+        "AUTOTUNE_STORE": str(folder / "results.db"),
+        "XDG_DATA_HOME": str(folder),
+    }
     done = subprocess.run(
         [sys.executable, "-c", DRIVER, json.dumps(commands)],
         cwd=folder,
@@ -110,18 +116,24 @@ def test_works_without_any_extra(answers: dict[str, dict[str, Any]], command: st
 
 
 @pytest.mark.parametrize("command", LACKS)
-def test_one_line_names_the_extra_that_is_missing(answers: dict[str, dict[str, Any]], command: str) -> None:
+def test_one_line_names_the_extra_that_is_missing(
+    answers: dict[str, dict[str, Any]], command: str
+) -> None:
     module, extra = LACKS[command]
     answer = answers[command]
     said = [line for line in answer["err"].splitlines() if line.startswith("error: ")]
     assert answer["code"] == 2
     assert len(said) == 1, answer["err"]
-    assert re.search(rf" needs {module}, which (is|are) not installed; install (it|them) with: ", said[0])
+    assert re.search(
+        rf" needs {module}, which (is|are) not installed; install (it|them) with: ", said[0]
+    )
     assert said[0].endswith(f" with: pip install 'autotune-parallel[{extra}]'")
 
 
 @pytest.mark.parametrize("command", [command for command in LACKS if command not in WITHOUT_JSON])
-def test_the_error_document_names_the_extra_that_is_missing(answers: dict[str, dict[str, Any]], command: str) -> None:
+def test_the_error_document_names_the_extra_that_is_missing(
+    answers: dict[str, dict[str, Any]], command: str
+) -> None:
     answer = answers[f"{command} --json"]
     error = json.loads(answer["out"])["error"]
     assert answer["code"] == 2
@@ -130,7 +142,9 @@ def test_the_error_document_names_the_extra_that_is_missing(answers: dict[str, d
 
 
 def test_the_doctor_names_the_extras_of_torch_and_ray(answers: dict[str, dict[str, Any]]) -> None:
-    checks = {check["name"]: check for check in json.loads(answers["doctor --json"]["out"])["checks"]}
+    checks = {
+        check["name"]: check for check in json.loads(answers["doctor --json"]["out"])["checks"]
+    }
     assert checks["torch"]["remedy"] == "pip install 'autotune-parallel[native]'"
     assert checks["GPUs"]["remedy"] == "pip install 'autotune-parallel[native]'"
 
@@ -146,23 +160,37 @@ def test_the_extras_are_those_of_the_project_file() -> None:
 def test_each_module_comes_with_its_extra_and_not_with_the_package_itself() -> None:
     base = {name for line in PROJECT["dependencies"] for name in _top_names(line)}
     for extra, modules in MODULES.items():
-        brought = {name for line in PROJECT["optional-dependencies"][extra] for name in _top_names(line)}
-        assert {module for module in modules if is_installed(module)} <= brought - base, f"of the extra {extra}"
+        brought = {
+            name for line in PROJECT["optional-dependencies"][extra] for name in _top_names(line)
+        }
+        assert {module for module in modules if is_installed(module)} <= brought - base, (
+            f"of the extra {extra}"
+        )
 
 
 def test_an_extra_that_is_installed_is_not_missing() -> None:
     require_extra("native", "this test")
-    assert missing_extra(ModuleNotFoundError("No module named 'torch.none'", name="torch.none"), "this test") is None
+    assert (
+        missing_extra(
+            ModuleNotFoundError("No module named 'torch.none'", name="torch.none"), "this test"
+        )
+        is None
+    )
 
 
 def test_only_what_is_missing_of_several_extras_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autotune.extras.is_installed", lambda module: module != "torch")
-    with pytest.raises(MissingExtraError, match=r"this test needs torch, which is .*install it with: .*\[native\]'"):
+    with pytest.raises(
+        MissingExtraError, match=r"this test needs torch, which is .*install it with: .*\[native\]'"
+    ):
         require_extras(("ray", "native"), "this test")
 
 
 def test_a_module_of_no_extra_is_somebody_elses_business() -> None:
-    assert missing_extra(ModuleNotFoundError("No module named 'nobody'", name="nobody"), "this test") is None
+    assert (
+        missing_extra(ModuleNotFoundError("No module named 'nobody'", name="nobody"), "this test")
+        is None
+    )
     assert missing_extra(ImportError("cannot import name 'x' from 'torch'"), "this test") is None
 
 

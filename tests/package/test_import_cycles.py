@@ -30,7 +30,9 @@ def circles(imports: dict[str, set[str]]) -> set[frozenset[str]]:
 def test_modules_do_not_import_in_circles() -> None:
     graph = grimp.build_graph("autotune", "autotune_workers", cache_dir=None)
     modules = graph.modules - {"autotune"}
-    found = circles({module: graph.find_modules_directly_imported_by(module) & modules for module in modules})
+    found = circles(
+        {module: graph.find_modules_directly_imported_by(module) & modules for module in modules}
+    )
     assert not found, (
         f"modules must not import in a circle, but these do: {[sorted(circle) for circle in found]}; move what both need to a third module"
     )

@@ -16,7 +16,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = {name: asked for name, asked in PROJECT["optional-dependencies"].items() if name not in ("all", "docs", "dev")}
+EXTRAS = {
+    name: asked
+    for name, asked in PROJECT["optional-dependencies"].items()
+    if name not in ("all", "docs", "dev")
+}
 ASKED = [*PROJECT["dependencies"], *(one for asked in EXTRAS.values() for one in asked)]
 BROUGHT = {
     "anyio": "fastapi",
@@ -60,7 +64,10 @@ def numbers(version: str) -> tuple[int, ...]:
 def imported() -> dict[str, set[Path]]:
     """The top-level modules of other packages that the product imports, each with the files that do."""
     found: dict[str, set[Path]] = {}
-    for path in [*(ROOT / "autotune").rglob("*.py"), *(ROOT / "workers" / "autotune_workers").rglob("*.py")]:
+    for path in [
+        *(ROOT / "autotune").rglob("*.py"),
+        *(ROOT / "workers" / "autotune_workers").rglob("*.py"),
+    ]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and not node.level and node.module:

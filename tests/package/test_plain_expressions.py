@@ -41,12 +41,20 @@ def reason(node: ast.AST) -> str:
         return ""
     if len(node.generators) > 1:
         return "a comprehension with two `for` and a condition"
-    return "a comprehension with a condition inside another" if any(map(has_condition, inside(node))) else ""
+    return (
+        "a comprehension with a condition inside another"
+        if any(map(has_condition, inside(node)))
+        else ""
+    )
 
 
 def hard_to_read(source: str) -> list[tuple[int, str]]:
     """(line, reason) of each such expression of a source."""
-    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.IfExp, *COMPREHENSIONS))]
+    nodes = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, (ast.IfExp, *COMPREHENSIONS))
+    ]
     return sorted((node.lineno, why) for node in nodes if (why := reason(node)))
 
 

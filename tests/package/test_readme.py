@@ -43,13 +43,22 @@ def test_its_figures_are_those_of_the_benchmarks() -> None:
 
 
 def test_its_plan_is_what_the_cost_model_says() -> None:
-    workload = autotune.load_study(ROOT / "search_spaces" / "studies" / "llama-70b-16x8.yaml").workload
-    rows = [row.strip("| ").split("|") for row in README.splitlines() if re.match(r"\|\s+\d \| tp", row)]
+    workload = autotune.load_study(
+        ROOT / "search_spaces" / "studies" / "llama-70b-16x8.yaml"
+    ).workload
+    rows = [
+        row.strip("| ").split("|") for row in README.splitlines() if re.match(r"\|\s+\d \| tp", row)
+    ]
     assert len(rows) == 3
     for _, label, tokens, step, mfu, memory, *_ in rows:
         found = autotune.estimate(workload, ParallelConfig.parse(label.strip()))
         said = [float(cell.strip(" skGiB%")) for cell in (tokens, step, mfu, memory)]
-        figures = (found.tokens_per_s / 1e3, found.step_time_s, 100 * found.mfu, found.peak_memory_bytes / 2**30)
+        figures = (
+            found.tokens_per_s / 1e3,
+            found.step_time_s,
+            100 * found.mfu,
+            found.peak_memory_bytes / 2**30,
+        )
         assert said == pytest.approx(figures, rel=0.02), label
 
 
@@ -57,7 +66,8 @@ def test_its_plan_is_what_the_cost_model_says() -> None:
 def test_a_page_shows_what_review_says_of_its_script(page: str, tmp_path: Path) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     script, shown = (
-        re.search(rf"```text{head}\n(.*?)```", text, re.DOTALL) for head in (' title="train.sh"', "(?=\ntrain.sh:)")
+        re.search(rf"```text{head}\n(.*?)```", text, re.DOTALL)
+        for head in (' title="train.sh"', "(?=\ntrain.sh:)")
     )
     assert script
     assert shown

@@ -20,10 +20,22 @@ from autotune.extras import DISTRIBUTION, is_own, own_requirements
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-STRANGER = re.compile(r"(?:pip3?|pipx|uv|uvx)\b[^\n`]*\s['\"]?autotune(?=[\s'\"\[=<>~!;,.`)]|$)", re.MULTILINE)
+STRANGER = re.compile(
+    r"(?:pip3?|pipx|uv|uvx)\b[^\n`]*\s['\"]?autotune(?=[\s'\"\[=<>~!;,.`)]|$)", re.MULTILINE
+)
 """an installer that is told `autotune`, which on PyPI is another project"""
 ALLOWED = ("pip uninstall", "--spec", "--from", "uninstall --quiet --yes autotune")
-SHOWN = ("*.py", "*.md", "*.html", "*.yaml", "*.js", "Makefile", "Dockerfile", "*.ipynb", "*.service")
+SHOWN = (
+    "*.py",
+    "*.md",
+    "*.html",
+    "*.yaml",
+    "*.js",
+    "Makefile",
+    "Dockerfile",
+    "*.ipynb",
+    "*.service",
+)
 
 
 def test_one_version_everywhere() -> None:
@@ -53,7 +65,16 @@ def test_what_would_install_a_strangers_package_is_found(line: str, found: bool)
 
 def test_nothing_tells_anyone_to_install_a_strangers_package() -> None:
     said = []
-    for top in ("autotune", "workers", "docs", "dashboards", "examples", "search_spaces", "skills", "."):
+    for top in (
+        "autotune",
+        "workers",
+        "docs",
+        "dashboards",
+        "examples",
+        "search_spaces",
+        "skills",
+        ".",
+    ):
         for pattern in SHOWN:
             paths = (ROOT / top).glob(pattern) if top == "." else (ROOT / top).rglob(pattern)
             for path in paths:
@@ -81,7 +102,9 @@ def test_builds_are_reproducible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1764288000")
     first, second = build(ROOT, tmp_path / "first"), build(ROOT, tmp_path / "second")
     assert first == second
-    assert set(first) == {f"autotune_parallel-{__version__}{end}" for end in ("-py3-none-any.whl", ".tar.gz")}
+    assert set(first) == {
+        f"autotune_parallel-{__version__}{end}" for end in ("-py3-none-any.whl", ".tar.gz")
+    }
     with tarfile.open(tmp_path / "first" / f"autotune_parallel-{__version__}.tar.gz") as sdist:
         sdist.extractall(tmp_path, filter="data")
     again = build(tmp_path / f"autotune_parallel-{__version__}", tmp_path / "third", "-t", "wheel")

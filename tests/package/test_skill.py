@@ -32,7 +32,9 @@ def test_transcripts_use_the_documented_commands() -> None:
 
 
 @pytest.mark.parametrize("name", sampled(TASKS, EVERY_TIME))
-def test_the_documented_commands_solve_it_and_a_careless_answer_does_not(name, tmp_path, monkeypatch, capsys) -> None:
+def test_the_documented_commands_solve_it_and_a_careless_answer_does_not(
+    name, tmp_path, monkeypatch, capsys
+) -> None:
     task = TASKS[name]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AUTOTUNE_STORE", str(tmp_path / "results.db"))
@@ -41,7 +43,9 @@ def test_the_documented_commands_solve_it_and_a_careless_answer_does_not(name, t
     document = {}
     for number, command in enumerate(task.transcript, start=1):
         code = cli.run([*command])
-        assert code == (task.exit_code if number == len(task.transcript) else 0), capsys.readouterr().err
+        assert code == (task.exit_code if number == len(task.transcript) else 0), (
+            capsys.readouterr().err
+        )
         document = json.loads(capsys.readouterr().out)
         for study, config in evals.proposed(task, document):
             assert evals.fits(study, config), config

@@ -22,23 +22,31 @@ ROOT = Path(__file__).resolve().parents[2]
 def as_pattern(phrase: str) -> str:
     """The pattern of a phrase of the list: `a/b` are forms of one word, `...` is any word, N a number."""
     forms = {"...": r"'?[{\w]+'?", "N": r"\d+"}
-    words = [forms.get(word) or f"(?:{re.escape(word).replace('/', '|')})" for word in phrase.split()]
+    words = [
+        forms.get(word) or f"(?:{re.escape(word).replace('/', '|')})" for word in phrase.split()
+    ]
     return r"(?i)(?<!\w)" + " ".join(words) + r"(?!\w)"
 
 
 def literal(phrase: str) -> str:
     """The longest word that every text with the phrase has, in lower case; empty where all its words have forms."""
-    words = [word.lower() for word in phrase.split() if word not in ("...", "N") and "/" not in word]
+    words = [
+        word.lower() for word in phrase.split() if word not in ("...", "N") and "/" not in word
+    ]
     return max(words, key=len, default="")
 
 
 def listed() -> list[tuple[str, str, str]]:
     """The list of `docs/style.md`: a word without which there is no need to look, the pattern of what is not written, and what is written instead."""
     rows = re.findall(
-        r"^\| (.+?) \| (.+?) \|$", (ROOT / "docs" / "style.md").read_text().partition("## Words")[2], re.MULTILINE
+        r"^\| (.+?) \| (.+?) \|$",
+        (ROOT / "docs" / "style.md").read_text().partition("## Words")[2],
+        re.MULTILINE,
     )
     return [
-        (literal(phrase), as_pattern(phrase), plain) for plain, phrases in rows[1:] for phrase in phrases.split(", ")
+        (literal(phrase), as_pattern(phrase), plain)
+        for plain, phrases in rows[1:]
+        for phrase in phrases.split(", ")
     ]
 
 
@@ -57,8 +65,14 @@ SOURCES = sorted([*(ROOT / "autotune").rglob("*.py"), *(ROOT / "workers").rglob(
 API = [
     *(ROOT / "autotune" / name for name in ("api.py", "errors.py", "ray.py")),
     *(ROOT / "autotune" / "results" / name for name in ("result.py", "figure.py")),
-    *(ROOT / "autotune" / "search" / name for name in ("searcher.py", "by_name.py", "optuna_study.py")),
-    *(ROOT / "autotune" / "trainers" / name for name in ("base/trainer.py", "launch_files.py", "logs/step_metrics.py")),
+    *(
+        ROOT / "autotune" / "search" / name
+        for name in ("searcher.py", "by_name.py", "optuna_study.py")
+    ),
+    *(
+        ROOT / "autotune" / "trainers" / name
+        for name in ("base/trainer.py", "launch_files.py", "logs/step_metrics.py")
+    ),
     ROOT / "autotune" / "ports" / "trial_runner.py",
     ROOT / "autotune" / "study" / "progress.py",
     *sorted((ROOT / "autotune" / "will_it_fit").rglob("*.py")),
@@ -90,7 +104,11 @@ def private_words(text: str) -> list[str]:
     text = re.sub(r"\s+", " ", text)
     lower = text.lower()
     asked = [(pattern, plain) for word, pattern, plain in PRIVATE if word in lower]
-    return [f"{found[0]!r}: write {plain!r}" for pattern, plain in asked for found in re.finditer(pattern, text)]
+    return [
+        f"{found[0]!r}: write {plain!r}"
+        for pattern, plain in asked
+        for found in re.finditer(pattern, text)
+    ]
 
 
 def said(path: Path, docstrings: bool = False) -> Iterator[tuple[int, str]]:
@@ -132,7 +150,11 @@ def test_sources_use_the_fields_words(sources: list[Path], docstrings: bool) -> 
     for path in sources:
         texts = list(said(path, docstrings))
         if private_words("\0".join(text for _, text in texts)):  # no pattern reaches over the zero
-            found += [f"{path.relative_to(ROOT)}:{line}: {words}" for line, t in texts if (words := private_words(t))]
+            found += [
+                f"{path.relative_to(ROOT)}:{line}: {words}"
+                for line, t in texts
+                if (words := private_words(t))
+            ]
     assert found == []
 
 
@@ -154,15 +176,27 @@ def test_help_is_imperative() -> None:
         for name, command in commands_of(application())
     }
     assert len(help_of) > 40
-    assert {name: text.splitlines()[0] for name, text in help_of.items() if THIRD_PERSON.match(text)} == {}
-    bodies = {name: [part for part in text.split("\n\n") if THIRD_PERSON.match(part)] for name, text in help_of.items()}
+    assert {
+        name: text.splitlines()[0] for name, text in help_of.items() if THIRD_PERSON.match(text)
+    } == {}
+    bodies = {
+        name: [part for part in text.split("\n\n") if THIRD_PERSON.match(part)]
+        for name, text in help_of.items()
+    }
     assert {name: parts for name, parts in bodies.items() if parts} == {}
 
 
 def test_tools_and_routes_are_imperative() -> None:
     from fastapi.routing import APIRoute
 
-    from autotune.service.routes import across_studies, events, health, studies, study_annotations, study_figures
+    from autotune.service.routes import (
+        across_studies,
+        events,
+        health,
+        studies,
+        study_annotations,
+        study_figures,
+    )
 
     told = {
         f"{kind.__name__}.{name}": inspect.getdoc(tool) or ""
@@ -177,7 +211,9 @@ def test_tools_and_routes_are_imperative() -> None:
         if isinstance(route, APIRoute)
     }
     assert len(told) > 30
-    assert {name: text.splitlines()[0] for name, text in told.items() if THIRD_PERSON.match(text)} == {}
+    assert {
+        name: text.splitlines()[0] for name, text in told.items() if THIRD_PERSON.match(text)
+    } == {}
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,9 @@ def install(venv: Path, *arguments: str) -> None:
     subprocess.run([*pip, *arguments], check=True, capture_output=True, timeout=600)
 
 
-def run(command: Path, *arguments: str, folder: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+def run(
+    command: Path, *arguments: str, folder: Path, code: int = 0
+) -> subprocess.CompletedProcess[str]:
     """The command, which must end with that code."""
     environment = {**os.environ, "AUTOTUNE_STORE": str(folder / "results.db")}
     environment.pop("PYTHONPATH", None)
@@ -89,7 +91,12 @@ def run(command: Path, *arguments: str, folder: Path, code: int = 0) -> subproce
 @pytest.mark.thorough
 def test_plans_from_another_folder(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text(SPEC)
-    assert json.loads(run(installed, "plan", "spec.yaml", "--json", folder=tmp_path).stdout)["feasible"] > 1
+    assert (
+        json.loads(run(installed, "plan", "spec.yaml", "--json", folder=tmp_path).stdout)[
+            "feasible"
+        ]
+        > 1
+    )
 
 
 @pytest.mark.thorough
@@ -109,7 +116,9 @@ def test_tunes_from_another_folder(installed: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_of_an_extra_is_installed_with_the_package_itself(bare: Path, tmp_path: Path) -> None:
+def test_nothing_of_an_extra_is_installed_with_the_package_itself(
+    bare: Path, tmp_path: Path
+) -> None:
     names = sorted(module for modules in MODULES.values() for module in modules)
     script = f"from importlib.util import find_spec; print([name for name in {names} if find_spec(name)])"
     assert run(bare / "python", "-c", script, folder=tmp_path).stdout.strip() == "[]"

@@ -16,7 +16,12 @@ from autotune.spec import SpaceSpec, Workload, catalog
 
 SPACE = SpaceSpec(
     name="test",
-    knobs={"tp": (1, 2, 4, 8), "micro_batch_size": (1, 2, 4), "zero_stage": (0, 1, 3), "recompute": ("none", "full")},
+    knobs={
+        "tp": (1, 2, 4, 8),
+        "micro_batch_size": (1, 2, 4),
+        "zero_stage": (0, 1, 3),
+        "recompute": ("none", "full"),
+    },
 )
 
 
@@ -26,13 +31,17 @@ def workload(model: str = "llama-8b", cluster: str = "h100-sxm-2x8") -> Workload
     )  # fmt: skip
 
 
-def compared(*names: str, space: SpaceSpec = SPACE, model: str = "llama-8b", tokens: float | None = 1e11):
+def compared(
+    *names: str, space: SpaceSpec = SPACE, model: str = "llama-8b", tokens: float | None = 1e11
+):
     return compare_clusters(workload(model), space, clusters_of(names, 16), tokens=tokens)
 
 
 def test_each_cluster_has_the_best_config_of_a_plan_of_its_own() -> None:
     for choice in compared("h100-sxm", "a100-80gb-2x8"):
-        own = plan(SearchSpace.build(replace(workload(), cluster=choice.cluster), SPACE), top=1).rows[0]
+        own = plan(
+            SearchSpace.build(replace(workload(), cluster=choice.cluster), SPACE), top=1
+        ).rows[0]
         assert choice.config == own.config
         assert choice.estimate is not None
         assert float(choice.estimate.tokens_per_s) == float(own.estimate.tokens_per_s)
@@ -49,7 +58,9 @@ def test_days_cost_and_energy_follow_from_the_speed() -> None:
     assert choice.bill.days == pytest.approx(seconds / 86400)
     assert choice.bill.gpu_hours == pytest.approx(16 * seconds / 3600)
     assert choice.bill.cost_usd == pytest.approx(choice.bill.gpu_hours * (gpu.usd_per_hour or 0))
-    assert choice.bill.energy_kwh == pytest.approx(choice.bill.gpu_hours * (gpu.power_watts or 0) / 1000)
+    assert choice.bill.energy_kwh == pytest.approx(
+        choice.bill.gpu_hours * (gpu.power_watts or 0) / 1000
+    )
     assert compared("h100-sxm-2x8", tokens=None)[0].bill is None
 
 
@@ -62,7 +73,10 @@ def test_what_is_not_known_of_a_gpu_is_not_invented() -> None:
 
 
 def test_a_gpu_type_alone_has_as_many_gpus_in_nodes_of_its_own_size() -> None:
-    found = [cluster.name for cluster in clusters_of(["h200-sxm", "gb200-nvl72", "gh200", "a100-80gb-4x8"], 16)]
+    found = [
+        cluster.name
+        for cluster in clusters_of(["h200-sxm", "gb200-nvl72", "gh200", "a100-80gb-4x8"], 16)
+    ]
     assert found == ["h200-sxm-2x8", "gb200-nvl72-4x4", "gh200-16x1", "a100-80gb-4x8"]
 
 
@@ -85,7 +99,10 @@ def test_a_cluster_on_which_nothing_fits_has_the_nearest_miss() -> None:
     assert large.config is not None
     assert small.config is None
     assert small.nearest_miss is not None
-    assert any("nearest miss" in line and line.startswith("l4-2x8") for line in cluster_notes([small, large]))
+    assert any(
+        "nearest miss" in line and line.startswith("l4-2x8")
+        for line in cluster_notes([small, large])
+    )
     assert small.to_dict()["nearest_miss"]["config"]
 
 
@@ -94,7 +111,9 @@ def test_a_precision_that_a_gpu_lacks_is_said() -> None:
     a100, h100 = compared("a100-80gb", "h100-sxm", space=narrow)
     assert (a100.lacking, h100.lacking) == (("fp8",), ())
     assert a100.config is not None
-    assert "compared without fp8, because the GPU lacks it: a100-80gb-2x8" in cluster_notes([a100, h100])
+    assert "compared without fp8, because the GPU lacks it: a100-80gb-2x8" in cluster_notes(
+        [a100, h100]
+    )
     only = replace(SPACE, knobs={**SPACE.knobs, "precision": ("nvfp4",)})
     h100, b200 = compared("h100-sxm", "b200-sxm", space=only)
     assert h100.config is None
@@ -108,7 +127,12 @@ def test_the_study_is_compared_through_the_package() -> None:
             "model": "llama-8b",
             "cluster": "h100-sxm-2x8",
             "workload": {"seq_len": 4096, "global_batch_size": 128},
-            "space": {"tp": [1, 2], "micro_batch_size": [1, 2], "zero_stage": [1, 3], "recompute": ["full"]},
+            "space": {
+                "tp": [1, 2],
+                "micro_batch_size": [1, 2],
+                "zero_stage": [1, 3],
+                "recompute": ["full"],
+            },
             "trainer": "megatron",
             "budget": {"train_tokens": 1e10},
         }

@@ -22,7 +22,11 @@ from autotune.spec import DryRun, ModelCode, ModelSpec, ParallelConfig, Study, W
 from autotune.store.in_memory import MemoryStore
 from tests.dry_run_fake import FakeDryRunner
 
-OWN = replace(catalog.model("gpt2-small"), name="mine", code=ModelCode(module="mine:build", num_parameters=124_439_808))
+OWN = replace(
+    catalog.model("gpt2-small"),
+    name="mine",
+    code=ModelCode(module="mine:build", num_parameters=124_439_808),
+)
 FAILS = DryRunError("the model looks at a value\nat model.py:7", remedy="leave the branch out")
 
 
@@ -33,7 +37,12 @@ def study(model: ModelSpec = OWN, **changes: Any) -> Study:
             "model": "gpt2-small",
             "cluster": "h100-sxm-1x8",
             "workload": {"seq_len": 512, "global_batch_size": 64},
-            "space": {"dp": [8], "micro_batch_size": [1, 2, 4], "zero_stage": [0, 3], "precision": ["bf16"]},
+            "space": {
+                "dp": [8],
+                "micro_batch_size": [1, 2, 4],
+                "zero_stage": [0, 3],
+                "precision": ["bf16"],
+            },
             **changes,
         }
     )
@@ -46,7 +55,9 @@ class FailsOn(FakeDryRunner):
 
     stage: int = -1
 
-    def run(self, workload: Workload, config: ParallelConfig, *, pp_rank: int, limits: DryRunLimits) -> DryRun:
+    def run(
+        self, workload: Workload, config: ParallelConfig, *, pp_rank: int, limits: DryRunLimits
+    ) -> DryRun:
         if config.zero_stage == self.stage:
             raise FAILS
         return super().run(workload, config, pp_rank=pp_rank, limits=limits)
@@ -54,7 +65,9 @@ class FailsOn(FakeDryRunner):
 
 def test_a_model_that_cannot_be_run_dry_is_tried_once_and_the_reason_is_one_line() -> None:
     runner, heard = FakeDryRunner(error=FAILS), []
-    problem = ensure_profile(study(), MemoryStore(), runner=runner, on_run=lambda *run: heard.append(run))
+    problem = ensure_profile(
+        study(), MemoryStore(), runner=runner, on_run=lambda *run: heard.append(run)
+    )
     assert problem == "the model looks at a value at model.py:7"
     assert len(runner.asked) == 1
     assert [(number, count) for number, count, _ in heard] == [(1, MOST_RUNS)]
@@ -80,12 +93,15 @@ def test_the_best_of_the_plan_are_run_once_and_found_again() -> None:
     assert constants is not None
     assert found is not None
     assert all(
-        found.is_known(row.config) for row in plan(SearchSpace.of_study(own), calibration=constants, top=TOP).rows
+        found.is_known(row.config)
+        for row in plan(SearchSpace.of_study(own), calibration=constants, top=TOP).rows
     )
     again = FakeDryRunner(error=FAILS)
     assert ensure_profile(own, store, runner=again) == ""
     assert again.asked == []
-    assert ensure_profile(own, None, runner=again) == ""  # the next answer would have to make it again
+    assert (
+        ensure_profile(own, None, runner=again) == ""
+    )  # the next answer would have to make it again
     assert DryRuns.from_dict(found.to_dict()) == found
 
 
@@ -181,7 +197,12 @@ def test_plan_makes_the_profile_once_and_estimate_and_tune_use_it(
         "model": {"module": "mine:build"},
         "cluster": {"gpu": "cpu", "num_nodes": 1, "gpus_per_node": 2},
         "workload": {"seq_len": 64, "global_batch_size": 8},
-        "space": {"dp": [2], "micro_batch_size": [1, 2], "precision": ["fp32"], "zero_stage": [0, 3]},
+        "space": {
+            "dp": [2],
+            "micro_batch_size": [1, 2],
+            "precision": ["fp32"],
+            "zero_stage": [0, 3],
+        },
         "budget": {"max_trials": 2},
         "runner": "simulated",
     }
@@ -193,14 +214,19 @@ def test_plan_makes_the_profile_once_and_estimate_and_tune_use_it(
 
     assert "memory" not in said("plan", "--no-profile")
     first = said("plan")
-    assert f"up to {MOST_RUNS} configs are dry-run once, which may take minutes; --no-profile skips this" in first
+    assert (
+        f"up to {MOST_RUNS} configs are dry-run once, which may take minutes; --no-profile skips this"
+        in first
+    )
     assert f"dry run 1 of at most {MOST_RUNS}: " in first
     assert "memory from dry runs of 4 configs" in first
     again = said("estimate", "--config", "dp=2,precision=fp32,zero_stage=3")
     assert "dry run 1" not in again
     assert "memory from dry runs of 4 configs" in again
     assert "dry run 1" not in said("tune", "--json")
-    spec.write_text(json.dumps({**document, "model": {"module": "mine:build", "args": {"fails": True}}}))
+    spec.write_text(
+        json.dumps({**document, "model": {"module": "mine:build", "args": {"fails": True}}})
+    )
     failed = said("tune", "--json")
     assert "dry run 1 of at most" in failed
     assert "because a dry run was impossible" in failed

@@ -56,7 +56,9 @@ def test_a_config_that_may_well_run_out_of_memory_does_not_come_first() -> None:
 
 
 def test_a_model_that_fits_nowhere_gets_the_nearest_miss_and_remedies() -> None:
-    space = SearchSpace.build(workload("llama-70b", "h100-sxm-1x8"), SpaceSpec(knobs={"micro_batch_size": (1, 2)}))
+    space = SearchSpace.build(
+        workload("llama-70b", "h100-sxm-1x8"), SpaceSpec(knobs={"micro_batch_size": (1, 2)})
+    )
     result = plan(space)
     assert result.rows == ()
     assert result.feasible == 0
@@ -70,7 +72,9 @@ def test_a_model_that_fits_nowhere_gets_the_nearest_miss_and_remedies() -> None:
 
 
 def test_a_single_change_that_fits_is_named() -> None:
-    space = SearchSpace.build(workload("llama-8b", "h100-sxm-1x8"), SpaceSpec(knobs={"micro_batch_size": (1,)}))
+    space = SearchSpace.build(
+        workload("llama-8b", "h100-sxm-1x8"), SpaceSpec(knobs={"micro_batch_size": (1,)})
+    )
     result = plan(space)
     assert result.nearest_miss is not None
     assert any("zero_stage" in words for words in result.nearest_miss.remedies)

@@ -32,7 +32,9 @@ STUDY = autotune.load_study(SPEC)
 CONFIG = ParallelConfig(dp=8, micro_batch_size=4, accumulation_steps=2, precision="bf16")
 
 
-@pytest.mark.parametrize(("pp", "ranks"), [(1, (0,)), (2, (0, 1)), (3, (0, 1, 2)), (16, (0, 8, 15))])
+@pytest.mark.parametrize(
+    ("pp", "ranks"), [(1, (0,)), (2, (0, 1)), (3, (0, 1, 2)), (16, (0, 8, 15))]
+)
 def test_first_middle_and_last_rank_of_a_pipeline_are_run(pp, ranks):
     assert pipeline_ranks(pp) == ranks
 
@@ -42,7 +44,9 @@ def test_the_allocator_adds_a_factor_with_an_interval_and_never_less_than_is_all
     constants = calibration_for(workload)
     small, large = (Reserved.of(size, workload, constants) for size in (1e9, 100e9))
     assert large.low_bytes < large.peak_bytes < large.high_bytes
-    assert large.peak_bytes == pytest.approx(100e9 * (1 + constants.fragmentation) + constants.framework_bytes)
+    assert large.peak_bytes == pytest.approx(
+        100e9 * (1 + constants.fragmentation) + constants.framework_bytes
+    )
     assert small.low_bytes >= 1e9
     assert large.source.startswith("fitted to")
     unknown = Reserved.of(100e9, STUDY.workload, calibration_for(STUDY.workload))
@@ -50,7 +54,9 @@ def test_the_allocator_adds_a_factor_with_an_interval_and_never_less_than_is_all
     assert unknown.high_bytes / unknown.peak_bytes > large.high_bytes / large.peak_bytes
 
 
-@pytest.mark.parametrize(("share", "verdict"), [(0.5, FITS), (0.95, AT_THE_LIMIT), (1.5, DOES_NOT_FIT)])
+@pytest.mark.parametrize(
+    ("share", "verdict"), [(0.5, FITS), (0.95, AT_THE_LIMIT), (1.5, DOES_NOT_FIT)]
+)
 def test_the_verdict_follows_from_what_can_be_used(share, verdict):
     (found,) = autotune.fit(STUDY, CONFIG, runner=FakeDryRunner())
     limit = found.reserved.peak_bytes / share / calibration_for(STUDY.workload).usable_fraction
@@ -67,7 +73,13 @@ def test_the_verdict_follows_from_what_can_be_used(share, verdict):
 def test_fit_and_estimate_never_give_two_verdicts(trainer, model, cluster):
     """Over models, trainers and configs on both sides of a GPU's limit: one verdict, or both with the one that counts."""
     gpus = catalog.cluster(cluster)
-    workload = Workload(model=catalog.model(model), cluster=gpus, seq_len=2048, global_batch_size=256, trainer=trainer)
+    workload = Workload(
+        model=catalog.model(model),
+        cluster=gpus,
+        seq_len=2048,
+        global_batch_size=256,
+        trainer=trainer,
+    )
     knobs = itertools.product((1, 4, 8), (0, 1, 3), ("none", "selective", "full"))
     asked = [
         ParallelConfig(dp=gpus.num_gpus, micro_batch_size=size, accumulation_steps=256 // gpus.num_gpus // size, precision="bf16", zero_stage=stage, recompute=recompute)
@@ -87,12 +99,16 @@ def test_fit_and_estimate_never_give_two_verdicts(trainer, model, cluster):
 
 def test_a_dry_run_that_contradicts_the_formulas_says_which_one_counts():
     cluster = catalog.cluster("a100-40gb-1x8")
-    workload = Workload(model=catalog.model("llama-8b"), cluster=cluster, seq_len=2048, global_batch_size=8)
+    workload = Workload(
+        model=catalog.model("llama-8b"), cluster=cluster, seq_len=2048, global_batch_size=8
+    )
     config = ParallelConfig(dp=8, precision="bf16", zero_stage=3, recompute="full")
     (fit,) = autotune.fit(workload, config, runner=FakeDryRunner())  # its weights are not sharded
     assert fit.verdict == DOES_NOT_FIT
     assert fit.cost_model_verdict != DOES_NOT_FIT
-    assert "the dry run is authoritative, because it runs the trainer's code" in other_verdict_line(fit)
+    assert "the dry run is authoritative, because it runs the trainer's code" in other_verdict_line(
+        fit
+    )
 
 
 def test_fit_answers_for_each_config_in_order_and_tells_of_every_run():
@@ -120,7 +136,12 @@ def test_the_cost_model_answers_where_the_model_cannot_be_run_dry():
     (found,) = autotune.fit(
         STUDY, CONFIG, runner=FakeDryRunner(error=DryRunError("no fake kernel", remedy="write one"))
     )
-    assert (found.basis, found.problem, found.remedy, found.runs) == ("cost model", "no fake kernel", "write one", ())
+    assert (found.basis, found.problem, found.remedy, found.runs) == (
+        "cost model",
+        "no fake kernel",
+        "write one",
+        (),
+    )
     assert found.oom_probability == found.estimate.oom_probability
     assert found.allocated_bytes is None
 
@@ -129,7 +150,9 @@ def test_findings_add_up():
     config = replace(CONFIG, pp=4, dp=2, accumulation_steps=8)
     (found,) = autotune.fit(STUDY, config, runner=FakeDryRunner())
     run = found.runs[0]
-    assert flops_per_token(found) == pytest.approx(6 * STUDY.workload.model.num_parameters, rel=1e-6)
+    assert flops_per_token(found) == pytest.approx(
+        6 * STUDY.workload.model.num_parameters, rel=1e-6
+    )
     (row,) = traffic(run)
     assert (row.calls, row.num_bytes) == (2, 2 * run.collectives[0].num_bytes)
     (product,) = largest_products(replace(run, products=run.products * 2))

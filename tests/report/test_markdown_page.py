@@ -41,7 +41,9 @@ class Reader(HTMLParser):
 def rendered(markdown: str) -> Reader:
     """CommonMark with GitHub's tables and strikethrough, and with HTML let through."""
     reader = Reader()
-    reader.feed(MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"]).render(markdown))
+    reader.feed(
+        MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"]).render(markdown)
+    )
     return reader
 
 
@@ -51,7 +53,10 @@ def test_a_finished_study_is_answered_first() -> None:
     first = read.text[: read.text.index("Trials (5)")]
     assert "2.00× (95% CI 1.73-2.31) over the baseline" in first
     assert "micro_batch_size 1 -> 4" in first
-    assert read.text.count("tp=1,pp=1,dp=8,micro_batch_size=4,accumulation_steps=2,precision=bf16") == 1
+    assert (
+        read.text.count("tp=1,pp=1,dp=8,micro_batch_size=4,accumulation_steps=2,precision=bf16")
+        == 1
+    )
     assert "rank 3 ran out of memory: OutOfMemoryError: <b>tried</b> to allocate 2 GiB" in read.text
     assert "autotune export s1 --to native" in read.text
     assert set(read.tags) <= {
@@ -69,7 +74,9 @@ def test_figures_are_tables_with_bars_once_each() -> None:
         "Best so far over time"
     }  # the same rows in another order
     assert "| 20% | ██▍ |" in page
-    assert rendered(page).tags.count("table") == len(titles)  # the answer's, and one in each part but the last
+    assert rendered(page).tags.count("table") == len(
+        titles
+    )  # the answer's, and one in each part but the last
 
 
 def test_a_service_is_linked() -> None:
@@ -78,12 +85,16 @@ def test_a_service_is_linked() -> None:
     assert set(links[1:]) == {f"http://tuner:8600/studies/s1/trials/{n}" for n in range(5)}
 
 
-@pytest.mark.parametrize("shown", [text(FOREIGN), table([("a", False)], [[text(FOREIGN)]])], ids=["line", "cell"])
+@pytest.mark.parametrize(
+    "shown", [text(FOREIGN), table([("a", False)], [[text(FOREIGN)]])], ids=["line", "cell"]
+)
 def test_foreign_text_stays_text(shown: str) -> None:
     read = rendered(shown)
     assert set(read.tags) <= {"p", "span", "table", "thead", "tbody", "tr", "th", "td"}
     assert read.text.replace("\u200b", "").strip().removeprefix("a").strip() == FOREIGN
-    assert not re.search(r"@\w|#\d|https?:", read.text)  # GitHub would call a person, link an issue or an address
+    assert not re.search(
+        r"@\w|#\d|https?:", read.text
+    )  # GitHub would call a person, link an issue or an address
 
 
 def test_code_holds_its_signs() -> None:
@@ -93,7 +104,13 @@ def test_code_holds_its_signs() -> None:
 
 
 def test_bars_are_in_proportion() -> None:
-    assert [len(bar(share)) for share in (0.0, 1e-9, 0.5, 1.0, 7.0)] == [0, 1, BAR_SIGNS // 2, BAR_SIGNS, BAR_SIGNS]
+    assert [len(bar(share)) for share in (0.0, 1e-9, 0.5, 1.0, 7.0)] == [
+        0,
+        1,
+        BAR_SIGNS // 2,
+        BAR_SIGNS,
+        BAR_SIGNS,
+    ]
 
 
 def test_long_data_are_thinned_from_the_first_to_the_last_row() -> None:
@@ -108,7 +125,11 @@ def test_long_data_are_thinned_from_the_first_to_the_last_row() -> None:
             [(i, i) for i in range(1000)],
         ),
     )
-    shown = [line.split(" | ")[0] for line in figure_markdown(figure).splitlines() if line.startswith("| ")][2:]
+    shown = [
+        line.split(" | ")[0]
+        for line in figure_markdown(figure).splitlines()
+        if line.startswith("| ")
+    ][2:]
     assert len(shown) == MOST_ROWS
     assert (shown[0], shown[-1]) == ("| 0", "| 999")
     assert f"{MOST_ROWS} of 1,000 rows" in figure_markdown(figure)
@@ -126,7 +147,14 @@ def test_long_data_are_thinned_from_the_first_to_the_last_row() -> None:
     ids=["none", "one", "failures", "no-estimate", "pending"],
 )
 def test_unfinished_and_failed_studies_have_a_report(some: list[Trial]) -> None:
-    study = record(best=None, baseline=None, speedup=None, status=StudyStatus.RUNNING, started_at=None, ended_at=None)
+    study = record(
+        best=None,
+        baseline=None,
+        speedup=None,
+        status=StudyStatus.RUNNING,
+        started_at=None,
+        ended_at=None,
+    )
     assert "How to reproduce it" in rendered(markdown_report(study, some)).text
 
 
@@ -146,7 +174,9 @@ def test_a_long_study_fits_a_comment(sign: str) -> None:
         for one in map(out_of_memory, range(400, 440))
         if one.failure
     ]
-    page = markdown_report(record(message=long[0], spec={"name": "x" * 100_000}), many, service="http://tuner:8600")
+    page = markdown_report(
+        record(message=long[0], spec={"name": "x" * 100_000}), many, service="http://tuner:8600"
+    )
     assert len(page) <= MOST_CHARACTERS
     for words in ("416 more are not shown", "32 earlier ones are not shown", "... (cut)"):
         assert words in page

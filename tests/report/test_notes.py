@@ -12,7 +12,9 @@ from autotune.spec import Failure, FailureKind, Trial, TrialPurpose, TrialStatus
 from tests.report.test_terminal import shown
 from tests.report.worlds import out_of_memory, trial
 
-CANNOT_WIN = "cannot win: all of its first 3 steps took more than 1.1 times what may still win, 0.1 s"
+CANNOT_WIN = (
+    "cannot win: all of its first 3 steps took more than 1.1 times what may still win, 0.1 s"
+)
 
 
 def stopped(number: int, reason: str = CANNOT_WIN) -> Trial:
@@ -21,7 +23,12 @@ def stopped(number: int, reason: str = CANNOT_WIN) -> Trial:
 
 def infeasible(number: int, reason: str) -> Trial:
     return replace(
-        trial(number), status=TrialStatus.INFEASIBLE, reason=reason, measurement=None, reward=None, attempts=0
+        trial(number),
+        status=TrialStatus.INFEASIBLE,
+        reason=reason,
+        measurement=None,
+        reward=None,
+        attempts=0,
     )
 
 
@@ -51,9 +58,16 @@ def test_a_long_note_without_a_gist_is_replaced_by_a_number() -> None:
 
 def test_the_second_number_stands_like_the_first() -> None:
     reasons = [
-        f"the trainer of this study cannot run {knob} with sequence parallelism" for knob in ("experts", "adapters")
+        f"the trainer of this study cannot run {knob} with sequence parallelism"
+        for knob in ("experts", "adapters")
     ]
-    notes = notes_of([infeasible(10 * k + n, reason) for k, reason in enumerate(reasons) for n in range(SHARED_BY)])
+    notes = notes_of(
+        [
+            infeasible(10 * k + n, reason)
+            for k, reason in enumerate(reasons)
+            for n in range(SHARED_BY)
+        ]
+    )
     assert set(notes.cells.values()) == {"(1)", "(2)"}
     assert [line.split(" ")[0] for line in notes.shared] == ["(1)", "(2)"]
 
@@ -82,7 +96,10 @@ def test_the_view_of_a_running_study_writes_nothing_under_its_table() -> None:
 def test_errors_of_different_causes_are_all_seen() -> None:
     def failed(number: int, exception: str) -> Trial:
         failure = Failure(
-            kind=FailureKind.ERROR, message=f"rank {number} raised {exception}", exception=exception, rank=3
+            kind=FailureKind.ERROR,
+            message=f"rank {number} raised {exception}",
+            exception=exception,
+            rank=3,
         )
         return replace(out_of_memory(number), failure=failure)
 
@@ -102,7 +119,10 @@ def test_a_trial_on_a_gpu_that_heat_held_down_says_so() -> None:
     hot = trial(3)
     readings = {"temperature_c": 88.0, "throttled_share": 0.12, "throttled": 1.0}
     hot = replace(hot, measurement=replace(hot.measurement, utilization=readings))
-    assert "throttled: a GPU at 88 C lowered its clocks for 12% of the time" in notes_of([hot]).cells[3]
+    assert (
+        "throttled: a GPU at 88 C lowered its clocks for 12% of the time"
+        in notes_of([hot]).cells[3]
+    )
 
 
 def test_infeasible_configs_are_one_line_with_the_most_frequent_reasons() -> None:
@@ -124,18 +144,25 @@ def test_the_line_under_a_table_says_what_the_speeds_are_relative_to() -> None:
 
 
 def test_a_brief_note_keeps_what_went_wrong_and_drops_what_everybody_knows() -> None:
-    def failed(kind: FailureKind, message: str, exception: str = "", rank: int | None = None) -> Trial:
+    def failed(
+        kind: FailureKind, message: str, exception: str = "", rank: int | None = None
+    ) -> Trial:
         failure = Failure(kind=kind, message=message, exception=exception, rank=rank)
         return replace(trial(1), status=TrialStatus.FAILED, measurement=None, failure=failure)
 
     full = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 39.4 GiB"
-    wrong = "RuntimeError: shape '[1, 2, 3, 4, 5, 6, 7]' is invalid for input of size 4; see the log"
+    wrong = (
+        "RuntimeError: shape '[1, 2, 3, 4, 5, 6, 7]' is invalid for input of size 4; see the log"
+    )
     assert brief_note(failed(FailureKind.OUT_OF_MEMORY, full, rank=3), most=48) == (
         "out of memory: rank 3: Tried to allocate 2.00 GiB"
     )
     assert brief_note(failed(FailureKind.ERROR, "the trial failed", wrong, 2), most=48) == (
         "rank 2: shape '[1, 2, 3, 4, 5, 6, 7]' is invalid for input of size 4"
     )
-    ranked = replace(trial(1), reason="rank 1 of the cost model: 6.835e+05 tokens/s, out of memory with probability 0%")
+    ranked = replace(
+        trial(1),
+        reason="rank 1 of the cost model: 6.835e+05 tokens/s, out of memory with probability 0%",
+    )
     assert brief_note(ranked, most=48) == "rank 1 of the cost model"
     assert brief_note(ranked, most=200) == ranked.reason

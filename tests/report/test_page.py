@@ -80,7 +80,9 @@ def test_a_finished_study() -> None:
 def test_nothing_is_fetched_and_nothing_runs() -> None:
     page = html_report(record(), trials())
     reader = read(page)
-    assert not {"script", "link", "img", "iframe", "object", "base"} & {tag for tag, _ in reader.tags}
+    assert not {"script", "link", "img", "iframe", "object", "base"} & {
+        tag for tag, _ in reader.tags
+    }
     names = [(name, value or "") for _, attrs in reader.tags for name, value in attrs.items()]
     assert not any(name.startswith("on") or name == "src" for name, _ in names)
     assert all(value.startswith("data:") for name, value in names if name == "href")
@@ -107,7 +109,14 @@ def test_foreign_text_is_escaped() -> None:
     ids=["none", "one", "failures", "no-estimate", "pending", "cancelled"],
 )
 def test_unfinished_and_failed_studies_have_a_page(some: list[Trial]) -> None:
-    study = record(best=None, baseline=None, speedup=None, status=StudyStatus.RUNNING, started_at=None, ended_at=None)
+    study = record(
+        best=None,
+        baseline=None,
+        speedup=None,
+        status=StudyStatus.RUNNING,
+        started_at=None,
+        ended_at=None,
+    )
     assert "How to reproduce it" in read(html_report(study, some)).text
     shown(compare((study, some), (record(), trials()), palette=Palette(unicode=False)))
 
@@ -129,7 +138,10 @@ def test_winner_and_speedup_are_found_when_nobody_named_them() -> None:
 
 def test_words_and_figures_are_those_of_the_finals() -> None:
     """Not of the search, whose numbers the speedup does not follow from."""
-    slow, fast = trial(0, step_time_s=2.0), trial(1, step_time_s=1.6, micro_batch_size=2, accumulation_steps=4)
+    slow, fast = (
+        trial(0, step_time_s=2.0),
+        trial(1, step_time_s=1.6, micro_batch_size=2, accumulation_steps=4),
+    )
     finals = [
         replace(trial(n, step_time_s=s), config=t.config, purpose=TrialPurpose.FINAL)
         for n, t, s in ((2, slow, 4.0), (3, fast, 2.0), (4, fast, 2.0), (5, slow, 4.0))
@@ -137,7 +149,10 @@ def test_words_and_figures_are_those_of_the_finals() -> None:
     listed = {"finals": [{"config": t.config.to_dict()} for t in (slow, fast)]}
     found = result_from(record(best=1, speedup=2.0, result=listed), [slow, fast, *finals])
     assert "32.8k against 16.4k tokens per second: 2.00 times (95% CI " in why(found)[0]
-    assert why(replace(found, tied_with=(4, 6, 7)))[1] == "Trial 1 is statistically tied with trials 4, 6 and 7."
+    assert (
+        why(replace(found, tied_with=(4, 6, 7)))[1]
+        == "Trial 1 is statistically tied with trials 4, 6 and 7."
+    )
 
 
 def test_a_study_on_a_machine_that_is_too_noisy_claims_nothing() -> None:
@@ -145,7 +160,10 @@ def test_a_study_on_a_machine_that_is_too_noisy_claims_nothing() -> None:
         trial(0, step_time_s=1.0),
         trial(1, step_time_s=0.4, micro_batch_size=2, accumulation_steps=4),
     )
-    again = [replace(trial(n, step_time_s=s), purpose=TrialPurpose.BASELINE) for n, s in ((2, 2.0), (3, 2.6))]
+    again = [
+        replace(trial(n, step_time_s=s), purpose=TrialPurpose.BASELINE)
+        for n, s in ((2, 2.0), (3, 2.6))
+    ]
     found = result_from(record(best=None, baseline=None, speedup=None), [default, other, *again])
     said = "too noisy to tell: the baseline ran between"
     assert said.capitalize() in why(found)[0]
@@ -177,7 +195,11 @@ def test_no_interval_is_shown_before_the_finals() -> None:
 def test_reasons_compare_steps_at_equal_tokens() -> None:
     slow, fast = trial(0, step_time_s=1.0), trial(1, step_time_s=2.0)
     doubled = replace(fast, measurement=replace(fast.measurement, tokens_per_step=2 * 64 * 1024))  # type: ignore[type-var]
-    best = replace(doubled, config=replace(fast.config, dp=4), reward=Reward(total=1.0, throughput=1.0, stability=1.0))
+    best = replace(
+        doubled,
+        config=replace(fast.config, dp=4),
+        reward=Reward(total=1.0, throughput=1.0, stability=1.0),
+    )
     sentences = why(result_from(record(best=1, speedup=None), [slow, best]))
     assert any("dp 8 -> 4" in sentence for sentence in sentences)
     assert not any("shrank" in sentence or "grew" in sentence for sentence in sentences)
@@ -185,13 +207,16 @@ def test_reasons_compare_steps_at_equal_tokens() -> None:
 
 def test_comparison_names_the_difference() -> None:
     without_the_best = [t for t in trials() if t.number != 3]
-    text = shown(compare((record(), trials()), (record(id="s2", best=1, speedup=1.25), without_the_best)))
+    text = shown(
+        compare((record(), trials()), (record(id="s2", best=1, speedup=1.25), without_the_best))
+    )
     for words in ("micro_batch_size 4 -> 2", "2.00", "1.25"):
         assert words in text
 
 
 @pytest.mark.parametrize(
-    ("low", "high"), [(0.0, 1.0), (0.0, 7e9), (-0.2, 5.2), (3.0, 3.0), (0.0, 1e-9), (0.0, float("nan"))]
+    ("low", "high"),
+    [(0.0, 1.0), (0.0, 7e9), (-0.2, 5.2), (3.0, 3.0), (0.0, 1e-9), (0.0, float("nan"))],
 )
 def test_ticks_are_few_round_and_inside(low: float, high: float) -> None:
     found = ticks(low, high)

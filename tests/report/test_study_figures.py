@@ -26,14 +26,22 @@ RULES = MeasureSpec(warmup_steps=2, min_steps=5, max_steps=30)
 
 def running(number: int, **changes: object) -> Trial:
     """A trial that has started."""
-    values = {"status": TrialStatus.RUNNING, "measurement": None, "reward": None, "ended_at": None, **changes}
+    values = {
+        "status": TrialStatus.RUNNING,
+        "measurement": None,
+        "reward": None,
+        "ended_at": None,
+        **changes,
+    }
     return replace(trial(number), **values)  # type: ignore[arg-type]
 
 
 def source(times_s: list[float], one: Trial) -> FigureSource:
     """Of a study whose only running trial has made steps of these times."""
     study = replace(record().study, measure=RULES)
-    found = result_from(record(study=study, status=StudyStatus.RUNNING, ended_at=None), [*trials(), one])
+    found = result_from(
+        record(study=study, status=StudyStatus.RUNNING, ended_at=None), [*trials(), one]
+    )
     steps = {"step": [float(i) for i in range(len(times_s))], "step_time_s": times_s}
     return FigureSource(result=found, steps={one.number: steps})
 
@@ -52,7 +60,12 @@ def test_each_figure_is_drawn_or_says_what_it_needs() -> None:
 
 def test_what_is_left_of_a_running_trial() -> None:
     (left,) = steps_left(source([9.0, 9.0, 2.0, 2.0, 2.0], running(5)))
-    assert (left.done, left.most, left.least_s, left.most_s) == (5, 32, 4.0, 54.0)  # 7 and 32 steps of 2 s, less 5
+    assert (left.done, left.most, left.least_s, left.most_s) == (
+        5,
+        32,
+        4.0,
+        54.0,
+    )  # 7 and 32 steps of 2 s, less 5
     assert str(left) == "trial 5: 5 of at most 32 steps; 4 s to 54 s left"
     (first,) = steps_left(source([9.0], running(5)))
     assert first.most_s == 31 * 9.0
@@ -72,7 +85,10 @@ def test_the_steps_of_running_trials_are_a_figure_with_data() -> None:
 
 def test_a_round_of_the_finals_is_no_config_of_its_own() -> None:
     """A config that was re-measured has one figure, wherever it is shown; a lucky round is not the best."""
-    lucky = replace(trial(5, step_time_s=0.1, micro_batch_size=4, accumulation_steps=2), purpose=TrialPurpose.FINAL)
+    lucky = replace(
+        trial(5, step_time_s=0.1, micro_batch_size=4, accumulation_steps=2),
+        purpose=TrialPurpose.FINAL,
+    )
     found = result_from(record(), [*trials(), lucky])
     figures = {figure.name: figure for figure in figures_of(found)}
     assert found.best is not None
@@ -87,7 +103,10 @@ def test_a_round_of_the_finals_is_no_config_of_its_own() -> None:
 
 def test_a_config_that_was_asked_for_again_counts_once() -> None:
     """The machine changed, and the search measured a fast config again: the later run holds its figure in every drawing."""
-    early, late = (trial(n, step_time_s=s, micro_batch_size=4, accumulation_steps=2) for n, s in ((7, 0.1), (8, 0.9)))
+    early, late = (
+        trial(n, step_time_s=s, micro_batch_size=4, accumulation_steps=2)
+        for n, s in ((7, 0.1), (8, 0.9))
+    )
     found = result_from(record(), [*trials(), early, late])
     figures = {figure.name: figure for figure in figures_of(found)}
     for name in ("predicted_measured", "parallel_coordinates"):
@@ -105,7 +124,12 @@ def test_proxies_spend_the_budget_and_are_no_speed_of_the_target() -> None:
     proxies = [replace(trial(n, dp=2), purpose=TrialPurpose.PROXY) for n in range(3)]
     found = result_from(record(study=replace(study, at_hand=small)), proxies)
     figures = {figure.name: figure for figure in figures_of(found)}
-    assert not {"best_so_far", "best_so_far_over_time", "parallel_coordinates", "pareto_front"} & set(figures)
+    assert not {
+        "best_so_far",
+        "best_so_far_over_time",
+        "parallel_coordinates",
+        "pareto_front",
+    } & set(figures)
     spent = {row[0]: row[1] for row in figures["budget"].table.rows}
     assert spent["trials"] == 3
     assert all(row[4] is None for row in figures["feasible_map"].table.rows)
@@ -118,7 +142,9 @@ def test_proxies_spend_the_budget_and_are_no_speed_of_the_target() -> None:
 
 
 def test_the_budget_is_written_for_people_and_kept_in_seconds() -> None:
-    table = {f.name: f for f in figures_of(result_from(record(elapsed_s=1234.5678), trials()))}["budget"].table
+    table = {f.name: f for f in figures_of(result_from(record(elapsed_s=1234.5678), trials()))}[
+        "budget"
+    ].table
     shown = {row[0]: row for row in table.shown_rows(9)}
     assert shown["wall time, s"][1] == "1,235"
     assert shown["trials"][1] == "4"
@@ -171,7 +197,10 @@ def drawn(values: list[float]) -> str:
     """A plot of these values."""
     points = [Point(x=float(i), y=value, title=str(value)) for i, value in enumerate(values)]
     return plot(
-        points, x=Axis(label="step", format=str), y=Axis(label="seconds", format=lambda v: f"{v:.2g}"), description=""
+        points,
+        x=Axis(label="step", format=str),
+        y=Axis(label="seconds", format=lambda v: f"{v:.2g}"),
+        description="",
     )
 
 
@@ -184,14 +213,18 @@ def test_a_step_that_compiles_does_not_flatten_the_others_and_keeps_its_value() 
         assert words in figure
 
 
-@pytest.mark.parametrize("values", [[1.0, 9.0], [1.0, 2.0, 3.0, 9.0, 10.0, 11.0], [3.0] * 8], ids=str)
+@pytest.mark.parametrize(
+    "values", [[1.0, 9.0], [1.0, 2.0, 3.0, 9.0, 10.0, 11.0], [3.0] * 8], ids=str
+)
 def test_values_that_are_no_outliers_stay_in_the_figure(values: list[float]) -> None:
     assert '<path class="over"' not in drawn(values)
 
 
 @pytest.mark.parametrize("top", [0.012, 1.003, 7.0, 1.0e6])
 def test_no_two_ticks_say_the_same(top: float) -> None:
-    axis = Axis(label="tokens per second", format=lambda value: f"{value:.1g}", low=0.97 * top, high=top)
+    axis = Axis(
+        label="tokens per second", format=lambda value: f"{value:.1g}", low=0.97 * top, high=top
+    )
     words = [said for _, said in axis.shown_ticks(axis.low or 0.0, top, 5)]
     assert words
     assert len(words) == len(set(words))

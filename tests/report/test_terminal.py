@@ -39,7 +39,10 @@ def shown(renderable: Any, width: int = 160) -> str:
 
 
 def test_a_summary_has_no_footnote_for_reasons_that_its_rows_do_not_show() -> None:
-    found = [replace(trial(n), reason="expected gain 0.6% over the best so far, 99% likely to run") for n in range(4)]
+    found = [
+        replace(trial(n), reason="expected gain 0.6% over the best so far, 99% likely to run")
+        for n in range(4)
+    ]
     assert "expected gain" not in shown(configs_of_study_table(found), width=200)
 
 
@@ -59,7 +62,10 @@ def test_labels_leave_out_what_has_no_effect() -> None:
         virtual_stages=2,
         compile=True,
     )
-    assert config_label(config) == "tp2 pp4 dp1 cp2 mb3 acc8 fp16 full-recompute zero1 sp i-1f1b v2 compile"
+    assert (
+        config_label(config)
+        == "tp2 pp4 dp1 cp2 mb3 acc8 fp16 full-recompute zero1 sp i-1f1b v2 compile"
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,7 +106,15 @@ def test_durations(value: float | None, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0"), (999.4, "999"), (999.9, "1k"), (1234, "1.23k"), (4.56e7, "45.6M"), (None, "-"), (-2e3, "-2k")],
+    [
+        (0, "0"),
+        (999.4, "999"),
+        (999.9, "1k"),
+        (1234, "1.23k"),
+        (4.56e7, "45.6M"),
+        (None, "-"),
+        (-2e3, "-2k"),
+    ],
 )
 def test_counts(value: float | None, text: str) -> None:
     assert format_count(value) == text
@@ -108,7 +122,11 @@ def test_counts(value: float | None, text: str) -> None:
 
 @settings(deadline=None, derandomize=True)
 @given(
-    st.dictionaries(st.sampled_from(["compute", "bubble", "tp_comm", "optimizer"]), st.floats(0, 1e6), min_size=1),
+    st.dictionaries(
+        st.sampled_from(["compute", "bubble", "tp_comm", "optimizer"]),
+        st.floats(0, 1e6),
+        min_size=1,
+    ),
     st.integers(1, 200),
 )
 def test_a_plain_bar_fills_its_width(parts: dict[str, float], width: int) -> None:
@@ -117,7 +135,9 @@ def test_a_plain_bar_fills_its_width(parts: dict[str, float], width: int) -> Non
 
 def test_a_plain_bar_is_ascii_and_in_proportion() -> None:
     assert time_bar({"compute": 3.0, "bubble": 1.0}, width=8, palette=ASCII) == "CCCCCCBB"
-    assert time_legend({"compute": 3.0, "bubble": 1.0}, palette=ASCII) == "C=compute 75%  B=bubble 25%"
+    assert (
+        time_legend({"compute": 3.0, "bubble": 1.0}, palette=ASCII) == "C=compute 75%  B=bubble 25%"
+    )
 
 
 def test_the_palette_follows_the_encoding() -> None:
@@ -132,7 +152,9 @@ def test_the_plain_trials_table_is_ascii_and_keeps_foreign_text_harmless() -> No
         trial(2),
         status=TrialStatus.FAILED,
         measurement=None,
-        failure=Failure(kind=FailureKind.OUT_OF_MEMORY, message="[red]rank 3\x1b[31m ran out – of memory"),
+        failure=Failure(
+            kind=FailureKind.OUT_OF_MEMORY, message="[red]rank 3\x1b[31m ran out – of memory"
+        ),
     )
     text = shown(trials_table([trial(0), trial(1), failed], best=1, palette=ASCII), width=220)
     assert text.isascii()
@@ -150,7 +172,14 @@ def test_a_plan_is_ranked_rows() -> None:
 
 
 LONG = ParallelConfig(
-    tp=2, pp=4, cp=2, micro_batch_size=3, accumulation_steps=8, precision="fp16", recompute="full", compile=True
+    tp=2,
+    pp=4,
+    cp=2,
+    micro_batch_size=3,
+    accumulation_steps=8,
+    precision="fp16",
+    recompute="full",
+    compile=True,
 )
 
 
@@ -164,7 +193,17 @@ def test_a_plan_keeps_rank_and_config_on_narrow_terminals(width: int, palette: P
     text = shown(plan_table(rows, palette=palette), width=width)
     assert all(len(line) <= width for line in text.splitlines())
     words = text.replace("|", " ").split()
-    for word in ("rank", "config", "7", "8", *config_label(LONG).split(), "43.7k", "40", "40.0%", "1%"):
+    for word in (
+        "rank",
+        "config",
+        "7",
+        "8",
+        *config_label(LONG).split(),
+        "43.7k",
+        "40",
+        "40.0%",
+        "1%",
+    ):
         assert word in words, word
 
 
@@ -228,7 +267,9 @@ def test_text_in_tables_is_no_markup(is_terminal: bool) -> None:
 
 def test_text_in_a_fitted_table_is_as_wide_as_it_is_long() -> None:
     failed = replace(
-        trial(3), status=TrialStatus.FAILED, failure=Failure(kind=FailureKind.ERROR, message="[rank0] [/x]")
+        trial(3),
+        status=TrialStatus.FAILED,
+        failure=Failure(kind=FailureKind.ERROR, message="[rank0] [/x]"),
     )
     assert "[rank0] [/x]" in shown(trials_table([failed], palette=ASCII), width=200)
     own = replace(trial(4), config=ParallelConfig(extra={"layout": "[data]", "mount": "[/x]"}))
@@ -238,7 +279,9 @@ def test_text_in_a_fitted_table_is_as_wide_as_it_is_long() -> None:
 def test_parts_and_statuses_have_their_colours() -> None:
     stream = io.StringIO()
     console = Console(file=stream, width=200, color_system="truecolor", force_terminal=True)
-    console.print(plan_table([SimpleNamespace(rank=1, config=ParallelConfig(), estimate=estimate(1.0))]))
+    console.print(
+        plan_table([SimpleNamespace(rank=1, config=ParallelConfig(), estimate=estimate(1.0))])
+    )
     console.print(trials_table([trial(0)]))
     blue, green = "38;2;76;120;168", "\x1b[32m"  # of PART_COLOURS and STATUS_COLOURS
     assert stream.getvalue().count(blue) >= 2, "in the bar and in the legend"

@@ -29,10 +29,21 @@ from autotune.spec import (
 GIB = 2.0**30
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 WORKLOAD = Workload(
-    model=ModelSpec(name="tiny <llama> & co", num_layers=8, hidden_size=512, num_attention_heads=8, vocab_size=32000),
+    model=ModelSpec(
+        name="tiny <llama> & co",
+        num_layers=8,
+        hidden_size=512,
+        num_attention_heads=8,
+        vocab_size=32000,
+    ),
     cluster=ClusterSpec(
         name="h100-1x8",
-        gpu=GpuSpec(name="h100", memory_bytes=80 * GIB, peak_flops_per_s={"bf16": 989e12}, memory_bytes_per_s=3e12),
+        gpu=GpuSpec(
+            name="h100",
+            memory_bytes=80 * GIB,
+            peak_flops_per_s={"bf16": 989e12},
+            memory_bytes_per_s=3e12,
+        ),
         gpus_per_node=8,
     ),
     seq_len=1024,
@@ -43,9 +54,24 @@ WORKLOAD = Workload(
 def estimate(step_time_s: float, *, comm: float = 0.2) -> Estimate:
     """A prediction whose parts add up."""
     shares = {"compute": 0.9 - comm, "dp_comm": comm, "optimizer": 0.1}
-    names = ("compute", "tp_comm", "pp_comm", "dp_comm", "cp_comm", "ep_comm", "bubble", "optimizer", "other")
+    names = (
+        "compute",
+        "tp_comm",
+        "pp_comm",
+        "dp_comm",
+        "cp_comm",
+        "ep_comm",
+        "bubble",
+        "optimizer",
+        "other",
+    )
     memory = MemoryParts(
-        weights=4 * GIB, gradients=4 * GIB, optimizer=8 * GIB, activations=20 * GIB, logits=2 * GIB, framework=2 * GIB
+        weights=4 * GIB,
+        gradients=4 * GIB,
+        optimizer=8 * GIB,
+        activations=20 * GIB,
+        logits=2 * GIB,
+        framework=2 * GIB,
     )
     tokens = 64 * 1024 / step_time_s
     return Estimate(
@@ -134,7 +160,11 @@ def record(**changes: object) -> StudyRecord:
             workload=WORKLOAD,
             space=SpaceSpec(name="inline", knobs={"dp": (8,), "micro_batch_size": (1, 2, 4, 8)}),
         ),
-        "spec": {"name": "demo", "model": "nano-llama", "space": {"micro_batch_size": [1, 2, 4, 8]}},
+        "spec": {
+            "name": "demo",
+            "model": "nano-llama",
+            "space": {"micro_batch_size": [1, 2, 4, 8]},
+        },
         "status": StudyStatus.COMPLETED,
         "created_at": START,
         "updated_at": START + timedelta(minutes=2),

@@ -20,12 +20,23 @@ from autotune.results.result import Result
 from autotune.reward import tokens_per_s
 from autotune.reward.explanation import SIMULATED_LOSSES
 from autotune.space import SearchSpace
-from autotune.spec import Failure, FailureKind, Objective, Reward, StudyStatus, Trial, TrialPurpose, TrialStatus
+from autotune.spec import (
+    Failure,
+    FailureKind,
+    Objective,
+    Reward,
+    StudyStatus,
+    Trial,
+    TrialPurpose,
+    TrialStatus,
+)
 from autotune.store import MemoryStore
 from autotune.testing.stores import measured, pending, run_trial, running_study
 from tests.small_studies import spec
 
-STEP_BY_STEP = "its losses were compared step by step with those of an fp32 reference on the same data"
+STEP_BY_STEP = (
+    "its losses were compared step by step with those of an fp32 reference on the same data"
+)
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +70,22 @@ def test_a_study_that_has_not_begun_has_an_answer_too(finished: tuple[Store, str
     store, _ = finished
     record = api.submit_study(store, api.load_study(spec(name="waiting")))
     document = api.document(api.result_of(store, record.id), top=3)
-    assert (document["best"], document["baseline"], document["speedup"], document["configs"]) == (None, None, None, [])
+    assert (document["best"], document["baseline"], document["speedup"], document["configs"]) == (
+        None,
+        None,
+        None,
+        [],
+    )
     with pytest.raises(NotFoundError, match="no measured trial yet"):
         api.explain(store, record.id)
 
 
 @pytest.mark.parametrize(
     ("runner", "remedy"),
-    [("local", "repeat `autotune tune SPEC`"), ("python:mine.Runner", "Repeat the Python call that started it")],
+    [
+        ("local", "repeat `autotune tune SPEC`"),
+        ("python:mine.Runner", "Repeat the Python call that started it"),
+    ],
 )
 def test_a_study_whose_controller_died_says_what_goes_on_with_it(
     finished: tuple[Store, str], runner: str, remedy: str
@@ -104,7 +123,9 @@ def test_reranking_changes_nothing_that_is_kept(finished: tuple[Store, str]) -> 
     assert store.trials(study_id) == before
 
 
-def test_other_rankings_rest_on_the_final_rounds_too(finished: tuple[Store, str], result: Result) -> None:
+def test_other_rankings_rest_on_the_final_rounds_too(
+    finished: tuple[Store, str], result: Result
+) -> None:
     store, study_id = finished
     pooled = {t.number: t.measurement for t in result.confirmed}
     assert pooled
@@ -143,8 +164,13 @@ def test_a_ranking_of_the_trials_of_some_versions(result: Result) -> None:
     before = api.ranking_document(seen, top=99, version=["torch=2.11"])
     assert [row["rank"] for row in before["configs"]] == list(range(1, len(before["configs"]) + 1))
     assert before["best"]["config"] == before["configs"][0]["config"] != new["best"]["config"]
-    assert (before["speedup"], before["tied_with"]) == (None, []), "no claim of a config that did not win"
-    assert before["notes"][0] == f"only trials measured with torch=2.11 are ranked: {len(before['configs'])}"
+    assert (before["speedup"], before["tied_with"]) == (None, []), (
+        "no claim of a config that did not win"
+    )
+    assert (
+        before["notes"][0]
+        == f"only trials measured with torch=2.11 are ranked: {len(before['configs'])}"
+    )
     none = api.ranking_document(seen, version=["torch=1"])
     assert (none["best"], none["configs"]) == (None, [])
     with pytest.raises(SpecError, match="own objective"):
@@ -154,12 +180,19 @@ def test_a_ranking_of_the_trials_of_some_versions(result: Result) -> None:
 def test_a_config_that_failed_in_the_finals_is_in_no_ranking(result: Result) -> None:
     gone = Failure(kind=FailureKind.DIVERGED, message="the loss exploded", rank=0, step=9)
     failed = replace(
-        result.best, number=99, purpose=TrialPurpose.FINAL, status=TrialStatus.FAILED, measurement=None, failure=gone
+        result.best,
+        number=99,
+        purpose=TrialPurpose.FINAL,
+        status=TrialStatus.FAILED,
+        measurement=None,
+        failure=gone,
     )
     front = api.pareto(replace(result, shown=(*result.shown, failed)))
     assert result.best.config in {t.config for t in api.pareto(result)}
     assert result.best.config not in {t.config for t in front}
-    listed = api.document(replace(result, shown=(*result.shown, failed), confirmed=()), top=99)["configs"]
+    listed = api.document(replace(result, shown=(*result.shown, failed), confirmed=()), top=99)[
+        "configs"
+    ]
     assert result.best.config.to_dict() not in [row["config"] for row in listed]
 
 
@@ -172,14 +205,18 @@ def test_the_best_across_all_history(finished: tuple[Store, str]) -> None:
     assert api.past_studies(store, model="gpt2-medium") == []
 
 
-def test_history_names_the_winner_that_its_study_names(finished: tuple[Store, str], result: Result) -> None:
+def test_history_names_the_winner_that_its_study_names(
+    finished: tuple[Store, str], result: Result
+) -> None:
     store, _ = finished
     assert result.best is not None
     of_model = api.past_studies(store, model="gpt2-medium", runner="simulated", limit=1)[0]["best"]
     of_each = api.past_studies(store, runner="simulated", limit=1)[0]["best"]
     for told in (of_model, of_each):
         assert told["config"] == result.best.config.to_dict()
-        assert told["measurement"]["tokens_per_s"] == pytest.approx(result.best.measurement.tokens_per_s, rel=0.01)
+        assert told["measurement"]["tokens_per_s"] == pytest.approx(
+            result.best.measurement.tokens_per_s, rel=0.01
+        )
 
 
 def test_a_config_of_the_finals_is_shown_at_their_speed() -> None:
@@ -192,10 +229,14 @@ def test_a_config_of_the_finals_is_shown_at_their_speed() -> None:
     speed = 0.9 * tokens_per_s(second)
     finals = [{"number": second.number, "config": second.config.to_dict(), "tokens_per_s": speed}]
     ending = {"finals": finals, "stop_reason": "the budget is spent"}
-    store.set_status(lease.study, StudyStatus.COMPLETED, expect=[StudyStatus.RUNNING], lease=lease, result=ending)
+    store.set_status(
+        lease.study, StudyStatus.COMPLETED, expect=[StudyStatus.RUNNING], lease=lease, result=ending
+    )
     shown = [row["best"] for row in api.past_studies(store, model="tiny")]
     assert [row["number"] for row in shown] == [second.number, lucky.number]
-    assert [row["measurement"]["tokens_per_s"] for row in shown] == pytest.approx([speed, tokens_per_s(lucky)])
+    assert [row["measurement"]["tokens_per_s"] for row in shown] == pytest.approx(
+        [speed, tokens_per_s(lucky)]
+    )
     assert [row["best"] for row in api.past_studies(store)] == shown[:1]
     store.close()
 
@@ -209,9 +250,17 @@ def test_rewards_across_studies_belong_to_the_speeds_that_are_shown() -> None:
     for trial in ended:
         ratio = raw[0] / raw[trial.number]
         parts = {"tokens_per_s_ratio": ratio}
-        reward = Reward(total=0.8 * math.log(ratio) + 0.2, throughput=math.log(ratio), stability=1.0, parts=parts)
+        reward = Reward(
+            total=0.8 * math.log(ratio) + 0.2,
+            throughput=math.log(ratio),
+            stability=1.0,
+            parts=parts,
+        )
         run_trial(store, lease, replace(trial, reward=reward))
-    speeds = {0: 2.0 * tokens_per_s(ended[0]), 1: 0.8 * tokens_per_s(ended[1])}  # trial 2 was not re-measured
+    speeds = {
+        0: 2.0 * tokens_per_s(ended[0]),
+        1: 0.8 * tokens_per_s(ended[1]),
+    }  # trial 2 was not re-measured
     finals = [
         {"number": number, "config": ended[number].config.to_dict(), "tokens_per_s": speed}
         for number, speed in sorted(speeds.items(), reverse=True)
@@ -230,9 +279,14 @@ def test_rewards_across_studies_belong_to_the_speeds_that_are_shown() -> None:
         for shown in (row["best"] for row in rows):
             speed = speeds.get(shown["number"], tokens_per_s(ended[2]))
             assert shown["measurement"]["tokens_per_s"] == pytest.approx(speed)
-    totals = {row["best"]["number"]: row["best"]["reward"]["total"] for row in api.past_studies(store, model="tiny")}
+    totals = {
+        row["best"]["number"]: row["best"]["reward"]["total"]
+        for row in api.past_studies(store, model="tiny")
+    }
     expected = {number: 0.2 + 0.8 * math.log(speed / speeds[0]) for number, speed in speeds.items()}
-    assert totals == pytest.approx(expected | {2: 0.2 + 0.8 * math.log(tokens_per_s(ended[2]) / speeds[0])})
+    assert totals == pytest.approx(
+        expected | {2: 0.2 + 0.8 * math.log(tokens_per_s(ended[2]) / speeds[0])}
+    )
     store.close()
 
 
@@ -241,13 +295,18 @@ def test_without_a_model_the_best_of_each_is_told(finished: tuple[Store, str]) -
     small = api.tune(spec(name="other", model="gpt2-small"), store=store).record.id
     found = api.past_studies(store, runner="simulated")
     assert [row["study"]["id"] for row in found] == [small, study_id]
-    assert found[1]["best"] == api.past_studies(store, model="gpt2-medium", runner="simulated", limit=1)[0]["best"]
+    assert (
+        found[1]["best"]
+        == api.past_studies(store, model="gpt2-medium", runner="simulated", limit=1)[0]["best"]
+    )
 
 
 def test_overrides_reach_inside(tmp_path: Path) -> None:
     path = tmp_path / "study.json"
     path.write_text(json.dumps(spec()))
-    study = api.load_study(path, overrides={"budget.max_trials": 3, "searcher": "random", "measure.max_steps": 9})
+    study = api.load_study(
+        path, overrides={"budget.max_trials": 3, "searcher": "random", "measure.max_steps": 9}
+    )
     assert (study.budget.max_trials, study.searcher, study.measure.max_steps) == (3, "random", 9)
     with pytest.raises(SpecError, match="needs a mapping"):
         api.load_study(path, overrides={"searcher.seed": 1})
@@ -269,9 +328,13 @@ def test_a_calibration_is_kept_and_used(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(registry, "calibrator", lambda name: measure)
     said: list[str] = []
-    assert api.calibrate("local", store=store, on_progress=said.append).memory_efficiency == pytest.approx(0.5)
+    assert api.calibrate(
+        "local", store=store, on_progress=said.append
+    ).memory_efficiency == pytest.approx(0.5)
     assert said == [" 50% matmul"]
-    local = spec(model="nano-gpt", cluster="local", workload={"seq_len": 64, "global_batch_size": 16})
+    local = spec(
+        model="nano-gpt", cluster="local", workload={"seq_len": 64, "global_batch_size": 16}
+    )
     study = api.load_study(local | {"space": {"tp": [1], "micro_batch_size": [1]}})
     assert assemble(study, store).calibration.memory_efficiency == pytest.approx(0.5)
     store.close()
@@ -299,7 +362,9 @@ def test_a_calibration_is_kept_and_used(monkeypatch: pytest.MonkeyPatch) -> None
         ),
     ],
 )
-def test_the_next_step_names_the_studys_trainer_with_what_it_needs(change: dict[str, Any], target: Any) -> None:
+def test_the_next_step_names_the_studys_trainer_with_what_it_needs(
+    change: dict[str, Any], target: Any
+) -> None:
     store = MemoryStore()
     space = {"micro_batch_size": [1, 2], "zero_stage": [0, 1, 3], "precision": ["bf16"]}
     result = api.tune(spec(**{"space": space, **change}), store=store)
@@ -315,7 +380,9 @@ def test_an_export_says_how_its_config_was_measured_and_what_starts_it(
     plain = api.export_document(store, study_id, "native", {})
     assert plain["job"]["scheduler"] == "shell"
     assert plain["job"]["files"] == {}
-    job = api.export_document(store, study_id, "native", {"steps": 3, "partition": "gpu"}, on="slurm")
+    job = api.export_document(
+        store, study_id, "native", {"steps": 3, "partition": "gpu"}, on="slurm"
+    )
     assert "#SBATCH --partition=gpu" in job["job"]["files"]["job.sbatch"]
     assert job["files"].keys() == plain["files"].keys()
     tuned = job["tuned"]
@@ -330,9 +397,13 @@ def test_an_export_says_how_its_config_was_measured_and_what_starts_it(
         api.export_document(store, study_id, "native", {}, on="slum")
 
 
-def test_what_cannot_be_run_is_counted_by_reason_and_not_listed(finished: tuple[Store, str]) -> None:
+def test_what_cannot_be_run_is_counted_by_reason_and_not_listed(
+    finished: tuple[Store, str],
+) -> None:
     store, _ = finished
-    asked = spec(name="cut", space={"tp": [1, 3, 8], "micro_batch_size": [1, 7]}, budget={"max_trials": 1})
+    asked = spec(
+        name="cut", space={"tp": [1, 3, 8], "micro_batch_size": [1, 7]}, budget={"max_trials": 1}
+    )
     found = api.tune(asked, store=store)
     assert found.infeasible == dict(SearchSpace.of_study(api.load_study(asked)).excluded)
     assert sum(found.infeasible.values()) > 0
@@ -343,10 +414,18 @@ def test_what_cannot_be_run_is_counted_by_reason_and_not_listed(finished: tuple[
 def test_infeasible_trials_of_an_older_store_become_counts(result: Result) -> None:
     reason = "it needs 16 ranks, but the runner has 8"
     old = [
-        replace(result.trials[1], number=90 + i, status=TrialStatus.INFEASIBLE, measurement=None, reason=reason)
+        replace(
+            result.trials[1],
+            number=90 + i,
+            status=TrialStatus.INFEASIBLE,
+            measurement=None,
+            reason=reason,
+        )
         for i in range(3)
     ]
-    record = replace(result.record, result={k: v for k, v in result.record.result.items() if k != "infeasible"})
+    record = replace(
+        result.record, result={k: v for k, v in result.record.result.items() if k != "infeasible"}
+    )
     found = api.result_from(record, [*result.trials, *old])
     assert found.infeasible == {reason: 3}
     assert {t.number for t in found.shown} == {t.number for t in result.shown}
@@ -363,7 +442,9 @@ def test_lists_and_answers_have_one_claim_of_a_study_that_an_earlier_release_end
     record = store.study(study_id)
     assert api.judged_today(store, record) == record
     earlier = replace(
-        record, speedup=7.34, result={key: value for key, value in record.result.items() if key != "too_noisy"}
+        record,
+        speedup=7.34,
+        result={key: value for key, value in record.result.items() if key != "too_noisy"},
     )
     judged = api.judged_today(store, earlier)
     today = api.result_of(store, study_id).speedup

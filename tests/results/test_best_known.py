@@ -41,7 +41,9 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqlStore]:
 
 
 def ask(store: SqlStore, *, top: int = 1, **asked: Any) -> dict[str, Any]:
-    return best_known(store, Asked(**{"cluster": "h100-sxm-1x8", "runner": "simulated"} | asked), top=top)
+    return best_known(
+        store, Asked(**{"cluster": "h100-sxm-1x8", "runner": "simulated"} | asked), top=top
+    )
 
 
 def test_what_was_measured_is_told_with_what_is_behind_it(tuned: SqlStore) -> None:
@@ -52,11 +54,18 @@ def test_what_was_measured_is_told_with_what_is_behind_it(tuned: SqlStore) -> No
     behind = found["evidence"]
     (study,) = tuned.studies()
     trials = tuned.trials(study.id)  # the baseline may have run again
-    assert (behind["configs"], behind["trials"], behind["studies"]) == (len({t.config for t in trials}), len(trials), 1)
+    assert (behind["configs"], behind["trials"], behind["studies"]) == (
+        len({t.config for t in trials}),
+        len(trials),
+        1,
+    )
     assert datetime.now(UTC) - datetime.fromisoformat(behind["last_at"]) < timedelta(hours=1)
     assert behind["age_s"] >= 0
     left = found["untried"]
-    assert (left["legal"], left["measured"]) == (6, behind["configs"] - 1)  # the baseline is outside of the space
+    assert (left["legal"], left["measured"]) == (
+        6,
+        behind["configs"] - 1,
+    )  # the baseline is outside of the space
     assert left["best"]["config"] not in [
         row["best"]["config"] for row in ask(tuned, model="gpt2-medium", top=9)["configs"]
     ]
@@ -67,14 +76,23 @@ def test_an_objective_ranks_what_several_studies_measured(tmp_path: Path) -> Non
     for tp in (1, 2):
         space = {**SPEC["space"], "tp": [tp]}
         api.tune(api.load_study(SPEC | {"name": f"tp{tp}", "space": space}), store=store)
-    asked: dict[str, Any] = {"model": "gpt2-medium", "metric": "throughput", "stability_weight": 0.0}
+    asked: dict[str, Any] = {
+        "model": "gpt2-medium",
+        "metric": "throughput",
+        "stability_weight": 0.0,
+    }
     by_speed = ask(store, model="gpt2-medium", top=99)
     judged = ask(store, **asked, top=99)
     assert {row["study"]["name"] for row in judged["configs"]} == {"tp1", "tp2"}
-    assert [r["best"]["config"] for r in judged["configs"]] == [r["best"]["config"] for r in by_speed["configs"]]
+    assert [r["best"]["config"] for r in judged["configs"]] == [
+        r["best"]["config"] for r in by_speed["configs"]
+    ]
     totals = [row["best"]["reward"]["total"] for row in judged["configs"]]
     assert totals == sorted(totals, reverse=True)
-    assert (by_speed["objective"], judged["objective"]) == (None, {"metric": "throughput", "stability_weight": 0.0})
+    assert (by_speed["objective"], judged["objective"]) == (
+        None,
+        {"metric": "throughput", "stability_weight": 0.0},
+    )
     assert ask(store, **asked | {"stability_weight": 1.0})["best"]["reward"]["total"] <= 1.0
     cheap = ask(store, **asked | {"metric": "cost"}, top=99)["configs"]
     assert all("cost_ratio" in row["best"]["reward"]["parts"] for row in cheap)
@@ -115,9 +133,12 @@ def test_the_nearest_workload_lends_its_config(tuned: SqlStore) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "cluster"), [("llama-3b", "h100-sxm-8x8"), ("llama-8b", "h100-sxm-1x8"), ("gpt2-medium", "h100-sxm-2x8")]
+    ("model", "cluster"),
+    [("llama-3b", "h100-sxm-8x8"), ("llama-8b", "h100-sxm-1x8"), ("gpt2-medium", "h100-sxm-2x8")],
 )
-def test_far_from_all_measurements_the_cost_model_answers(tuned: SqlStore, model: str, cluster: str) -> None:
+def test_far_from_all_measurements_the_cost_model_answers(
+    tuned: SqlStore, model: str, cluster: str
+) -> None:
     found = ask(tuned, model=model, cluster=cluster, top=3)
     assert found["source"] == "cost_model"
     assert found["best"]["measurement"] is None
@@ -157,7 +178,8 @@ def test_an_empty_store_knows_the_cost_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("trainer", "knob", "value"), [("nanotron", "compile", False), ("hf_trainer", "tp", 1), ("native", "compile", True)]
+    ("trainer", "knob", "value"),
+    [("nanotron", "compile", False), ("hf_trainer", "tp", 1), ("native", "compile", True)],
 )
 def test_the_cost_models_first_choice_is_one_that_the_trainer_launches(
     tuned: SqlStore, trainer: str, knob: str, value: Any
@@ -168,9 +190,14 @@ def test_the_cost_models_first_choice_is_one_that_the_trainer_launches(
 
 @pytest.mark.parametrize(
     ("trainer", "words"),
-    [("nanotrn", "there is no trainer 'nanotrn'; did you mean nanotron"), ("trl", "trl cannot launch any of the")],
+    [
+        ("nanotrn", "there is no trainer 'nanotrn'; did you mean nanotron"),
+        ("trl", "trl cannot launch any of the"),
+    ],
 )
-def test_a_trainer_that_cannot_run_it_has_no_best_config(tuned: SqlStore, trainer: str, words: str) -> None:
+def test_a_trainer_that_cannot_run_it_has_no_best_config(
+    tuned: SqlStore, trainer: str, words: str
+) -> None:
     found = ask(tuned, model="llama-8b", trainer=trainer)
     assert (found["source"], found["best"]) == ("none", None)
     assert words in found["notes"][0]
@@ -179,7 +206,10 @@ def test_a_trainer_that_cannot_run_it_has_no_best_config(tuned: SqlStore, traine
 models = st.sampled_from([catalog.model(name) for name in catalog.model_names()])
 workloads = st.builds(
     lambda model, gpu, nodes, seq_len: Workload(
-        model=model, cluster=catalog.cluster_of(gpu, num_nodes=nodes), seq_len=seq_len, global_batch_size=64
+        model=model,
+        cluster=catalog.cluster_of(gpu, num_nodes=nodes),
+        seq_len=seq_len,
+        global_batch_size=64,
     ),
     models,
     st.sampled_from(catalog.gpu_names()),
@@ -197,7 +227,9 @@ def test_the_distance_is_one(a: Workload, b: Workload, c: Workload) -> None:
 
 def test_clusters_are_alike_when_they_have_as_many_gpus_in_domains_of_one_size() -> None:
     rack = catalog.cluster("gb200-nvl72-2x4")
-    one = Workload(model=catalog.model("llama-8b"), cluster=rack, seq_len=2048, global_batch_size=64)
+    one = Workload(
+        model=catalog.model("llama-8b"), cluster=rack, seq_len=2048, global_batch_size=64
+    )
     as_a_node = replace(rack, name="gb200-1x8", num_nodes=1, gpus_per_node=8, gpus_per_domain=0)
     two_domains = replace(rack, name="gb200-4-apart", gpus_per_domain=4)
     assert distance(one, replace(one, cluster=as_a_node)) == 0
@@ -206,5 +238,7 @@ def test_clusters_are_alike_when_they_have_as_many_gpus_in_domains_of_one_size()
 
 def test_a_doubling_is_one() -> None:
     cluster = catalog.cluster("h100-sxm-1x8")
-    one = Workload(model=catalog.model("llama-8b"), cluster=cluster, seq_len=2048, global_batch_size=64)
+    one = Workload(
+        model=catalog.model("llama-8b"), cluster=cluster, seq_len=2048, global_batch_size=64
+    )
     assert distance(one, replace(one, seq_len=4096)) == pytest.approx(1.0)

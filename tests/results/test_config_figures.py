@@ -14,7 +14,15 @@ from autotune.results.answers import result_from
 from autotune.results.rankings import explained, front_documents, pareto
 from autotune.results.result import Result
 from autotune.reward import score, tokens_per_s
-from autotune.spec import Failure, FailureKind, Measurement, MeasureSpec, Trial, TrialPurpose, TrialStatus
+from autotune.spec import (
+    Failure,
+    FailureKind,
+    Measurement,
+    MeasureSpec,
+    Trial,
+    TrialPurpose,
+    TrialStatus,
+)
 from tests.report import worlds
 
 SPEEDS: Mapping[int, float] = {0: 1.0, 1: 1.25, 2: 1.2, 3: 1.1}
@@ -24,17 +32,28 @@ SPEEDS: Mapping[int, float] = {0: 1.0, 1: 1.25, 2: 1.2, 3: 1.1}
 def record() -> StudyRecord:
     finals = [{"config": worlds.trial(n, zero_stage=n).config.to_dict()} for n in (0, 1, 2)]
     found = worlds.record(best=None, baseline=None, speedup=None, result={"finals": finals})
-    return replace(found, study=replace(found.study, measure=MeasureSpec(finalists=2, final_rounds=2)))
+    return replace(
+        found, study=replace(found.study, measure=MeasureSpec(finalists=2, final_rounds=2))
+    )
 
 
-def measured(number: int, config: int, slowness: float, purpose: TrialPurpose, default_slowness: float) -> Trial:
+def measured(
+    number: int, config: int, slowness: float, purpose: TrialPurpose, default_slowness: float
+) -> Trial:
     """A trial on a machine that is so many times slower than at first; its reward is relative to a baseline at `default_slowness`."""
-    trial = replace(worlds.trial(number), config=worlds.trial(config, zero_stage=config).config, purpose=purpose)
+    trial = replace(
+        worlds.trial(number), config=worlds.trial(config, zero_stage=config).config, purpose=purpose
+    )
     times = tuple(slowness / SPEEDS[config] * t for t in (1.0, 1.01, 0.99))
     trial = replace(trial, measurement=replace(trial.measurement, step_times_s=times))
-    default = replace(trial.measurement, step_times_s=tuple(default_slowness * t for t in (1.0, 1.01, 0.99)))
+    default = replace(
+        trial.measurement, step_times_s=tuple(default_slowness * t for t in (1.0, 1.01, 0.99))
+    )
     study = record().study
-    return replace(trial, reward=score(trial, reference=default, objective=study.objective, workload=study.workload))
+    return replace(
+        trial,
+        reward=score(trial, reference=default, objective=study.objective, workload=study.workload),
+    )
 
 
 def study_on_a_machine_that_slows_down(finals: float = 3.0) -> list[Trial]:
@@ -43,7 +62,9 @@ def study_on_a_machine_that_slows_down(finals: float = 3.0) -> list[Trial]:
     found = [measured(n, n, 1.0, purpose, 1.0) for n, purpose in enumerate(first)]
     for r in range(2):
         for config in (0, 1, 2):
-            found.append(measured(len(found), config, finals * (1 + 0.05 * r), TrialPurpose.FINAL, 1.0))
+            found.append(
+                measured(len(found), config, finals * (1 + 0.05 * r), TrialPurpose.FINAL, 1.0)
+            )
     return found
 
 
@@ -57,20 +78,28 @@ def result(trials: list[Trial]) -> Result:
     return result_from(record(), trials)
 
 
-def test_every_config_has_its_ratio_to_the_default_config_whenever_it_was_measured(result: Result) -> None:
+def test_every_config_has_its_ratio_to_the_default_config_whenever_it_was_measured(
+    result: Result,
+) -> None:
     default = tokens_per_s(result.baseline)
     for trial in result.shown:
         config = next(n for n in SPEEDS if result.shown[n].config == trial.config)
         assert tokens_per_s(trial) / default == pytest.approx(SPEEDS[config])
-    assert tokens_per_s(result.trials[3]) / default > 3.3  # as it was measured, on the machine of that time
+    assert (
+        tokens_per_s(result.trials[3]) / default > 3.3
+    )  # as it was measured, on the machine of that time
 
 
-def test_a_final_run_whose_default_run_was_cancelled_is_held_against_the_one_before(trials: list[Trial]) -> None:
+def test_a_final_run_whose_default_run_was_cancelled_is_held_against_the_one_before(
+    trials: list[Trial],
+) -> None:
     lost = replace(trials[7], status=TrialStatus.CANCELLED, measurement=None, reward=None)
     found = result_from(record(), [*trials[:7], lost, *trials[8:]])
     for number, config in ((8, 1), (9, 2)):
         ratio = tokens_per_s(found.shown[number]) / tokens_per_s(found.baseline)
-        assert ratio == pytest.approx(SPEEDS[config] * 3.0 / 3.15)  # the machine slowed on by 5% in between
+        assert ratio == pytest.approx(
+            SPEEDS[config] * 3.0 / 3.15
+        )  # the machine slowed on by 5% in between
 
 
 def test_the_winner_has_one_speed_in_its_row_its_card_and_its_speedup(result: Result) -> None:
@@ -101,7 +130,9 @@ def test_a_config_that_was_measured_on_the_faster_machine_dominates_nothing(resu
     assert [t.number for t in pareto(result)] == [1]
 
 
-def test_a_config_measured_once_does_not_stand_before_one_that_was_measured_again(trials: list[Trial]) -> None:
+def test_a_config_measured_once_does_not_stand_before_one_that_was_measured_again(
+    trials: list[Trial],
+) -> None:
     lucky = replace(trials[3], reward=replace(trials[3].reward, total=9.0))  # type: ignore[type-var]
     found = result_from(record(), [*trials[:3], lucky, *trials[4:]])
     assert [row["number"] for row in api.document(found, top=3)["configs"]] == [1, 2, 3]
@@ -126,7 +157,9 @@ def test_a_slow_step_of_the_default_config_in_the_search_moves_no_config_against
     assert shown.reward.parts["tokens_per_s_ratio"] == pytest.approx(SPEEDS[3])
 
 
-def test_a_slow_step_of_the_default_config_in_a_final_round_moves_no_run_of_that_round(trials: list[Trial]) -> None:
+def test_a_slow_step_of_the_default_config_in_a_final_round_moves_no_run_of_that_round(
+    trials: list[Trial],
+) -> None:
     times = trials[4].measurement.step_times_s
     bumpy = replace(trials[4].measurement, step_times_s=(*times, times[0], 3 * times[0]))
     found = result_from(record(), [*trials[:4], replace(trials[4], measurement=bumpy), *trials[5:]])
@@ -134,10 +167,16 @@ def test_a_slow_step_of_the_default_config_in_a_final_round_moves_no_run_of_that
     assert first == pytest.approx(second, rel=0.01)
 
 
-def test_a_default_config_that_failed_in_the_finals_leaves_the_ratios_of_the_search(trials: list[Trial]) -> None:
-    gone = Failure(kind=FailureKind.OUT_OF_MEMORY, message="rank 0 ran out of memory", rank=0, step=1)
+def test_a_default_config_that_failed_in_the_finals_leaves_the_ratios_of_the_search(
+    trials: list[Trial],
+) -> None:
+    gone = Failure(
+        kind=FailureKind.OUT_OF_MEMORY, message="rank 0 ran out of memory", rank=0, step=1
+    )
     finals = [
-        replace(t, status=TrialStatus.FAILED, measurement=None, failure=gone) if t.config == trials[0].config else t
+        replace(t, status=TrialStatus.FAILED, measurement=None, failure=gone)
+        if t.config == trials[0].config
+        else t
         for t in trials[4:]
     ]
     found = result_from(record(), [*trials[:4], *finals])
@@ -147,11 +186,16 @@ def test_a_default_config_that_failed_in_the_finals_leaves_the_ratios_of_the_sea
 
 def test_without_a_measured_default_config_speeds_stand_as_measured() -> None:
     trials = [t for t in study_on_a_machine_that_slows_down() if t.config.zero_stage != 0]
-    assert [tokens_per_s(t) for t in result_from(record(), trials[:3]).shown] == [tokens_per_s(t) for t in trials[:3]]
+    assert [tokens_per_s(t) for t in result_from(record(), trials[:3]).shown] == [
+        tokens_per_s(t) for t in trials[:3]
+    ]
 
 
 def test_an_explanation_says_that_winner_and_runner_up_are_tied(result: Result) -> None:
-    assert "trial 1 and trial 2 are statistically tied" in explained(replace(result, tied_with=(2,)))["text"][-1]
+    assert (
+        "trial 1 and trial 2 are statistically tied"
+        in explained(replace(result, tied_with=(2,)))["text"][-1]
+    )
     assert "tied" not in " ".join(explained(replace(result, tied_with=()))["text"])
 
 
@@ -159,4 +203,6 @@ def test_measurement_of_a_figure_keeps_memory_and_losses(result: Result) -> None
     def rest(m: Measurement | None) -> tuple[object, ...]:
         return m.peak_memory_bytes, m.losses, m.tokens_per_step, m.num_ranks
 
-    assert [rest(t.measurement) for t in result.shown] == [rest(t.measurement) for t in result.trials]
+    assert [rest(t.measurement) for t in result.shown] == [
+        rest(t.measurement) for t in result.trials
+    ]

@@ -9,17 +9,25 @@ from autotune.trainers.documents.placeholders import Values
 
 
 def launch(batch: int, **more: object) -> Launch:
-    files = started_with({"train.py": {"DataLoader.batch_size": batch, "Trainer.precision": "32"}}, Values(known={}))
+    files = started_with(
+        {"train.py": {"DataLoader.batch_size": batch, "Trainer.precision": "32"}}, Values(known={})
+    )
     files |= {"run.yaml": f"optim: {{lr: 1}}\ndata: {{batch: {batch}}}\n", "notes.txt": f"{batch}"}
     return Launch(argv=("python", "train.py", f"--batch={batch}"), files=files, **more)  # type: ignore[arg-type]
 
 
 def test_an_equal_launch_is_said_to_be_one() -> None:
-    assert change_notes(launch(4), launch(4)) == ("it is identical to the launch of the study's baseline",)
+    assert change_notes(launch(4), launch(4)) == (
+        "it is identical to the launch of the study's baseline",
+    )
 
 
 def test_arguments_variables_and_values_in_files_are_named() -> None:
     (said,) = change_notes(launch(4, env={"A": "1"}), launch(8, env={"A": "2"}))
     parts = said.partition(": ")[2].split("; ")
     assert parts[:2] == ["--batch=4 -> --batch=8", "A=1 -> 2"]
-    assert set(parts[2:]) == {"train.py: DataLoader.batch_size=4 -> 8", "run.yaml: data.batch=4 -> 8", "notes.txt"}
+    assert set(parts[2:]) == {
+        "train.py: DataLoader.batch_size=4 -> 8",
+        "run.yaml: data.batch=4 -> 8",
+        "notes.txt",
+    }

@@ -16,7 +16,9 @@ def test_a_launch_has_the_variables_that_the_runner_gave_to_its_trials() -> None
     }
     study = api.load_study(spec(runner=runner))
     launch = in_environment_of(study, Launch(argv=("train",), env={"SEED": "2"}, notes=("first",)))
-    assert launch.env == {"NCCL_ALGO": "Ring", "NCCL_IB_TC": "106", "SEED": "2"}, "the trainer's own win, as in a trial"
+    assert launch.env == {"NCCL_ALGO": "Ring", "NCCL_IB_TC": "106", "SEED": "2"}, (
+        "the trainer's own win, as in a trial"
+    )
     assert launch.notes == (
         "first",
         "the trials had NCCL_SOCKET_IFNAME=ib1 on node gpu-7: set it there too",

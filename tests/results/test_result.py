@@ -47,7 +47,9 @@ def test_text_of_a_study_is_escaped(result: Result) -> None:
     from dataclasses import replace
 
     study = replace(result.record.study, name="<script>alert(1)</script>")
-    assert "<script>" not in replace(result, record=replace(result.record, study=study))._repr_html_()
+    assert (
+        "<script>" not in replace(result, record=replace(result.record, study=study))._repr_html_()
+    )
 
 
 def test_its_figures_are_named_and_completed(result: Result, empty: Result) -> None:
@@ -76,14 +78,20 @@ def test_a_plot_stands_alone_as_svg_and_as_a_page(result: Result, tmp_path: Path
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     style = root.find("{http://www.w3.org/2000/svg}style")
     rules = re.sub(r"/\*.*?\*/", "", style.text, flags=re.DOTALL)
-    selectors = [s for rule in rules.split("}") if "{" in rule for s in rule.split("{")[0].split(",")]
+    selectors = [
+        s for rule in rules.split("}") if "{" in rule for s in rule.split("{")[0].split(",")
+    ]
     assert all(s.strip().startswith((".autotune", "@media")) for s in selectors), (
         "no rule reaches marks outside the figure"
     )
     assert "var(" not in style.text or "--ink:" in style.text
     assert plot.how_to_read in plot.save(tmp_path / "memory.html").read_text(encoding="utf-8")
     assert plot.svg in plot._repr_html_()
-    assert plot.save(tmp_path / "memory.csv").read_text(encoding="utf-8").startswith("role,trial,config,")
+    assert (
+        plot.save(tmp_path / "memory.csv")
+        .read_text(encoding="utf-8")
+        .startswith("role,trial,config,")
+    )
     with pytest.raises(SpecError, match=r"memory\.svg"):
         plot.save(tmp_path / "memory.png")
 
@@ -98,7 +106,9 @@ def test_a_data_frame_has_a_row_for_each_trial(result: Result, empty: Result) ->
     assert len(empty.to_dataframe()) == 0
 
 
-def test_without_pandas_the_remedy_says_how_to_install_it(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pandas_the_remedy_says_how_to_install_it(
+    result: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MissingExtraError, match="pip install pandas"):
         result.to_dataframe()

@@ -33,10 +33,14 @@ WHY = "measured once: the study ended first"
 WINNER, LUCKY = 1, 2
 
 
-def scored(number: int, step_time_s: float, purpose: TrialPurpose = TrialPurpose.SEARCH, **knobs: int) -> Trial:
+def scored(
+    number: int, step_time_s: float, purpose: TrialPurpose = TrialPurpose.SEARCH, **knobs: int
+) -> Trial:
     found = replace(trial(number, step_time_s=step_time_s, **knobs), purpose=purpose)
     study = record().study
-    reward = score(found, reference=trial(0).measurement, objective=study.objective, workload=study.workload)
+    reward = score(
+        found, reference=trial(0).measurement, objective=study.objective, workload=study.workload
+    )
     return replace(found, reward=reward)
 
 
@@ -47,7 +51,10 @@ TRIALS = [
     scored(0, 1.0, TrialPurpose.BASELINE),
     scored(1, 0.5, **A),
     scored(2, 0.55, **B),
-    *(scored(3 + i, time_s, TrialPurpose.FINAL, **knobs) for i, (_, time_s, knobs) in enumerate(FINALS)),
+    *(
+        scored(3 + i, time_s, TrialPurpose.FINAL, **knobs)
+        for i, (_, time_s, knobs) in enumerate(FINALS)
+    ),
 ]
 """The winner looked twice as fast as the baseline and is 1.43 times as fast; another was seen once at 1.82 times."""
 
@@ -56,7 +63,9 @@ def studied(trials: list[Trial], **changes: object) -> tuple[StudyRecord, list[T
     base = record()
     study = replace(base.study, measure=MeasureSpec(finalists=1, final_rounds=2))
     raced = [{"config": t.config.to_dict()} for t in trials if t.purpose is TrialPurpose.FINAL]
-    return record(**{"study": study, "best": WINNER, "result": {"finals": raced}, **changes}), trials
+    return record(
+        **{"study": study, "best": WINNER, "result": {"finals": raced}, **changes}
+    ), trials
 
 
 def found(**changes: object) -> Result:
@@ -92,7 +101,9 @@ def page_table(result: Result) -> str:
 
 
 PLACES: dict[str, Callable[[Result], str]] = {
-    "the end of tune, status, watch": lambda r: shown_in_a_terminal(trials_table(r.shown, best=WINNER)),
+    "the end of tune, status, watch": lambda r: shown_in_a_terminal(
+        trials_table(r.shown, best=WINNER)
+    ),
     "best --top": lambda r: shown_in_a_terminal(configs_table(document(r, top=5)["configs"])),
     "best --pareto": lambda r: str(front_documents(r)),
     "the page": page_table,
@@ -106,10 +117,14 @@ PLACES: dict[str, Callable[[Result], str]] = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_every_place_says_why_a_higher_figure_is_not_the_winners(result: Result, place: str) -> None:
+def test_every_place_says_why_a_higher_figure_is_not_the_winners(
+    result: Result, place: str
+) -> None:
     assert result.best.number == WINNER
     lucky = next(t for t in result.shown if t.number == LUCKY)
-    assert lucky.measurement.tokens_per_s > result.best.measurement.tokens_per_s, "or the test shows nothing"
+    assert lucky.measurement.tokens_per_s > result.best.measurement.tokens_per_s, (
+        "or the test shows nothing"
+    )
     assert WHY in re.sub(r"\s+", " ", PLACES[place](result)), place
 
 
@@ -121,7 +136,9 @@ def test_the_winner_stands_first_in_every_ranking(result: Result) -> None:
     assert [row["note"] for row in rows] == ["", WHY, ""]
     assert ranking_document(result, top=2)["configs"] == rows[:2]
     markdown = markdown_report(result.record, result.trials)
-    table = [line for line in markdown[markdown.index("Trials (") :].splitlines() if line.startswith("|")]
+    table = [
+        line for line in markdown[markdown.index("Trials (") :].splitlines() if line.startswith("|")
+    ]
     assert [re.split(r"\W+", row)[1] for row in table[2:5]] == ["1", "2", "0"]
 
 
@@ -135,7 +152,9 @@ def test_a_running_study_says_so_far_and_who_is_measured_again_needs_no_reason()
     late = [scored(0, 1.0, TrialPurpose.FINAL), scored(2, 0.75, TrialPurpose.FINAL, **B)]
     played = [*TRIALS, late[0], late[1], late[1], late[0]]
     trials = [replace(t, number=i) for i, t in enumerate(played)]
-    assert result_from(*studied(trials)).below == {}, "once it is re-measured it stands where it belongs"
+    assert result_from(*studied(trials)).below == {}, (
+        "once it is re-measured it stands where it belongs"
+    )
 
 
 def test_the_live_view_shows_figures_and_stars_the_best_of_them(result: Result) -> None:
@@ -148,8 +167,14 @@ def test_the_live_view_shows_figures_and_stars_the_best_of_them(result: Result) 
 
 def test_the_live_view_says_that_the_machine_is_too_noisy_once_it_is_known() -> None:
     """With what to do; and no best figure, which would be a claim."""
-    runs = [(1.0, TrialPurpose.BASELINE), (2.1, TrialPurpose.BASELINE), (0.6, TrialPurpose.BASELINE)]
-    noisy = [replace(scored(0, time_s, purpose), number=n) for n, (time_s, purpose) in enumerate(runs)]
+    runs = [
+        (1.0, TrialPurpose.BASELINE),
+        (2.1, TrialPurpose.BASELINE),
+        (0.6, TrialPurpose.BASELINE),
+    ]
+    noisy = [
+        replace(scored(0, time_s, purpose), number=n) for n, (time_s, purpose) in enumerate(runs)
+    ]
     base, _ = studied(noisy, status=StudyStatus.RUNNING, ended_at=None)
     console = terminal()
     plain = Console(file=io.StringIO(), width=250, color_system=None)
@@ -178,7 +203,9 @@ def view_with(trials: Sequence[Trial], base: StudyRecord, console: Console) -> L
 
 
 def test_no_place_shows_an_interval_before_the_finals_are_over() -> None:
-    before = result_from(*studied(TRIALS[:3], status=StudyStatus.RUNNING, ended_at=None, best=None, speedup=None))
+    before = result_from(
+        *studied(TRIALS[:3], status=StudyStatus.RUNNING, ended_at=None, best=None, speedup=None)
+    )
     assert before.speedup is not None
     answer = ranking_document(before, top=3)
     assert (answer["speedup_low"], answer["speedup_high"]) == (None, None)

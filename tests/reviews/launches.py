@@ -36,7 +36,9 @@ class Said:
 
     def check(self, found: Review) -> None:
         """Compares all that is given."""
-        assert {name: getattr(found.config, name) for name in self.config} == self.config, found.missing
+        assert {name: getattr(found.config, name) for name in self.config} == self.config, (
+            found.missing
+        )
         assert self.missing in (None, tuple(each.what for each in found.missing))
         assert _absent(self.remedies, [each.remedy for each in found.missing]) == []
         assert self.predicted in (None, found.estimate is not None)
@@ -44,8 +46,16 @@ class Said:
         warned = [each.text for each in found.warnings]
         assert _absent(self.assumed, found.assumed) == []
         assert _absent(self.warnings, warned) == []
-        assert [part for part in self.lines if not any(line.startswith(part) for line in lines_of(found))] == []
-        assert [part for part in self.unsaid if not _absent([part], [found.understood, *found.assumed, *warned])] == []
+        assert [
+            part
+            for part in self.lines
+            if not any(line.startswith(part) for line in lines_of(found))
+        ] == []
+        assert [
+            part
+            for part in self.unsaid
+            if not _absent([part], [found.understood, *found.assumed, *warned])
+        ] == []
 
 
 class Reviewed(NamedTuple):

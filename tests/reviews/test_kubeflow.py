@@ -31,7 +31,9 @@ ARGS = [
 ]
 
 
-def job(args: list[str] | None = None, *, plugin: str | None = "autotune", **trainer: Any) -> dict[str, Any]:
+def job(
+    args: list[str] | None = None, *, plugin: str | None = "autotune", **trainer: Any
+) -> dict[str, Any]:
     """A TrainJob on 8 GPUs that recomputes, of which there is no need on an H200."""
     return {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
@@ -54,7 +56,9 @@ def applied(document: Any, patch: list[dict[str, Any]]) -> Any:
     """The document with a JSON patch as the API server applies it."""
     done = copy.deepcopy(document)
     for operation in patch:
-        *parents, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
+        *parents, last = [
+            part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]
+        ]
         place = done
         for part in parents:
             place = place[int(part)] if isinstance(place, list) else place[part]
@@ -76,14 +80,20 @@ class ApiServer:
     monkeypatch: pytest.MonkeyPatch
     capsys: pytest.CaptureFixture[str]
 
-    def create(self, document: dict[str, Any], *, operation: str = "CREATE") -> tuple[dict[str, Any], list[str]]:
+    def create(
+        self, document: dict[str, Any], *, operation: str = "CREATE"
+    ) -> tuple[dict[str, Any], list[str]]:
         """(the job as it is stored, warnings)."""
         asked = {
             "apiVersion": "admission.k8s.io/v1",
             "kind": "AdmissionReview",
             "request": {
                 "uid": "705ab4f5-6393-11e8-b7cc-42010a800002",
-                "kind": {"group": "trainer.kubeflow.org", "version": "v1alpha1", "kind": "TrainJob"},
+                "kind": {
+                    "group": "trainer.kubeflow.org",
+                    "version": "v1alpha1",
+                    "kind": "TrainJob",
+                },
                 "operation": operation,
                 "object": document,
                 "oldObject": None,
@@ -101,7 +111,9 @@ class ApiServer:
             assert "patchType" not in response
             return document, response.get("warnings", [])
         assert response["patchType"] == "JSONPatch"
-        return applied(document, json.loads(base64.b64decode(response["patch"]))), response.get("warnings", [])
+        return applied(document, json.loads(base64.b64decode(response["patch"]))), response.get(
+            "warnings", []
+        )
 
 
 @pytest.fixture
@@ -113,7 +125,9 @@ def test_a_job_that_asks_for_it_is_created_with_the_better_arguments(server: Api
     before = job()
     after, (warning,) = server.create(before)
     assert "--gradient_checkpointing=False" in after["spec"]["trainer"]["args"]
-    changed = [(a, b) for a, b in zip(ARGS, after["spec"]["trainer"]["args"], strict=False) if a != b]
+    changed = [
+        (a, b) for a, b in zip(ARGS, after["spec"]["trainer"]["args"], strict=False) if a != b
+    ]
     assert all(a.split("=")[0] == b.split("=")[0] for a, b in changed)
     rest = copy.deepcopy(after)
     rest["spec"]["trainer"]["args"] = ARGS
@@ -145,13 +159,18 @@ def test_any_other_job_is_created_as_it_is(
     assert all(len(warning) <= 256 for warning in warnings)
 
 
-def test_a_job_of_a_file_is_answered_with_its_patch_alone(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_of_a_file_is_answered_with_its_patch_alone(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = file_with(tmp_path / "job.yaml", yaml.safe_dump(job(plugin=None)))
     assert run(["review", "--kubeflow", str(path), "--cluster", "h200-sxm"]) == 0
     out, err = capsys.readouterr()
     patch = json.loads(out)
     assert {operation["op"] for operation in patch} <= {"replace", "add"}
-    assert "--gradient_checkpointing=False" in applied(job(plugin=None), patch)["spec"]["trainer"]["args"]
+    assert (
+        "--gradient_checkpointing=False"
+        in applied(job(plugin=None), patch)["spec"]["trainer"]["args"]
+    )
     assert "predicted" in err
 
 
@@ -167,9 +186,13 @@ def test_an_option_that_the_job_lacks_is_appended_and_behind_a_shell_it_is_left_
     for args in (ARGS, spaced):
         answer, _ = recommended(json.dumps(job(args)), cluster="h200-sxm")
         assert answer, args
-        found = review_texts({"job.yaml": yaml.safe_dump(applied(job(args), answer))}, cluster="h200-sxm")
+        found = review_texts(
+            {"job.yaml": yaml.safe_dump(applied(job(args), answer))}, cluster="h200-sxm"
+        )
         assert found.config.recompute == "none"
-    shell = job([" ".join(["torchrun --nproc-per-node=8 run_clm.py", *ARGS])], command=["bash", "-c"])
+    shell = job(
+        [" ".join(["torchrun --nproc-per-node=8 run_clm.py", *ARGS])], command=["bash", "-c"]
+    )
     answer, _ = recommended(json.dumps(shell), cluster="h200-sxm")
     for operation in answer:
         assert operation["op"] == "replace"
@@ -190,7 +213,9 @@ def test_what_is_no_job_is_a_mistake_of_the_command_line(text: str) -> None:
 
 def test_the_answer_of_the_documentation_is_what_its_job_gets() -> None:
     page = (Path(__file__).parents[2] / "docs/how-to/review.md").read_text()
-    shown = re.search(r'```yaml title="trainjob.yaml"\n(.*?)```.*?```json\n(.*?)```', page, re.DOTALL)
+    shown = re.search(
+        r'```yaml title="trainjob.yaml"\n(.*?)```.*?```json\n(.*?)```', page, re.DOTALL
+    )
     assert shown
     answer, _ = recommended(shown[1], cluster="h200-sxm")
     assert answer == json.loads(shown[2])

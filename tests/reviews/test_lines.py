@@ -14,7 +14,16 @@ import yaml
 
 from autotune.onboarding.launch.launch_script import started_by
 from autotune.reviews import review
-from autotune.reviews.lines import CONNECTIONS, Change, _added, _applied, changed_lines, edited, other_trainings, patch
+from autotune.reviews.lines import (
+    CONNECTIONS,
+    Change,
+    _added,
+    _applied,
+    changed_lines,
+    edited,
+    other_trainings,
+    patch,
+)
 from autotune.reviews.new_keys import with_key
 from tests.shortcuts import file_with
 
@@ -44,12 +53,18 @@ def test_a_bare_flag_is_switched_off_where_it_stands(tmp_path: Path) -> None:
     path = file_with(tmp_path / "two.slurm", TWO)
     found = review(path, cluster="h200-sxm")
     (edit,) = [each for each in found.edits if each.knob == "recompute"]
-    assert [line.after.strip() for line in edit.lines] == ["--gradient_checkpointing=False --output_dir a"]
+    assert [line.after.strip() for line in edit.lines] == [
+        "--gradient_checkpointing=False --output_dir a"
+    ]
     assert not edit.unplaced
 
 
 def test_a_file_that_is_the_only_argument_holds_what_would_be_options(tmp_path: Path) -> None:
-    settings = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 16, "gradient_checkpointing": True}
+    settings = {
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": 16,
+        "gradient_checkpointing": True,
+    }
     (tmp_path / "conf.json").write_text(json.dumps({"output_dir": "out", **settings}, indent=2))
     program = "from transformers import HfArgumentParser, TrainingArguments\nHfArgumentParser(TrainingArguments)\n"
     (tmp_path / "sft.py").write_text(program)
@@ -58,7 +73,11 @@ def test_a_file_that_is_the_only_argument_holds_what_would_be_options(tmp_path: 
     lines = tuple(line for edit in found.edits for line in edit.lines)
     assert {line.file for line in lines} == {"conf.json"}
     after = json.loads(edited(found.texts, lines)["conf.json"])
-    assert (after["bf16"], after["gradient_checkpointing"], after["output_dir"]) == (True, False, "out")
+    assert (after["bf16"], after["gradient_checkpointing"], after["output_dir"]) == (
+        True,
+        False,
+        "out",
+    )
     assert after["per_device_train_batch_size"] * after["gradient_accumulation_steps"] == 16
     assert after["per_device_train_batch_size"] > 1
 
@@ -81,12 +100,18 @@ spec:
 
 def test_every_pod_of_a_job_changes() -> None:
     lines = JOB.splitlines()
-    assert len(_applied(lines, "job.yaml", Change("--gradient_checkpointing", "True", "False"))) == 2
+    assert (
+        len(_applied(lines, "job.yaml", Change("--gradient_checkpointing", "True", "False"))) == 2
+    )
     assert len(_applied(lines, "job.yaml", Change("--batch", "1", "2"))) == 2
     assert len(_added({"job.yaml": lines}, Change("--torch_compile", None, "True"))) == 2
     pods = yaml.safe_load("\n".join(lines))["spec"]["pytorchReplicaSpecs"]
     for pod in pods.values():
-        assert pod["containers"][0]["args"] == ["--gradient_checkpointing=False", "--batch=2", "--torch_compile=True"]
+        assert pod["containers"][0]["args"] == [
+            "--gradient_checkpointing=False",
+            "--batch=2",
+            "--torch_compile=True",
+        ]
 
 
 def test_a_declared_flag_is_no_flag_that_is_on() -> None:
@@ -101,12 +126,23 @@ def test_a_declared_flag_is_no_flag_that_is_on() -> None:
         ("a.toml", "[compile]  # whole\nmodel = 1\n\n[b]\ny = 2\n", "compile.enable", "compile"),
         ("a.yaml", "optimizer:\n    lr: 1\nmodel:\n    x: 1\n", "optimizer.enable", "optimizer"),
         ("a.yaml", "model:\n  x: 1\n", "compile.enable", "compile"),
-        ("a.json", '{\n  "compile": {\n    "model": 1\n  },\n  "x": 1\n}\n', "compile.enable", "compile"),
+        (
+            "a.json",
+            '{\n  "compile": {\n    "model": 1\n  },\n  "x": 1\n}\n',
+            "compile.enable",
+            "compile",
+        ),
         ("a.json", '{\n  "x": 1\n}\n', "compile.enable", "compile"),
     ],
 )
-def test_a_key_that_a_file_lacks_is_written_in_its_section(name: str, text: str, path: str, section: str) -> None:
-    readers: dict[str, Callable[[str], Any]] = {"toml": tomllib.loads, "yaml": yaml.safe_load, "json": json.loads}
+def test_a_key_that_a_file_lacks_is_written_in_its_section(
+    name: str, text: str, path: str, section: str
+) -> None:
+    readers: dict[str, Callable[[str], Any]] = {
+        "toml": tomllib.loads,
+        "yaml": yaml.safe_load,
+        "json": json.loads,
+    }
     read = readers[name.rpartition(".")[2]]
     lines = {name: text.splitlines()}
     assert len(with_key(lines, path, "true")) == 1
@@ -147,7 +183,12 @@ def test_a_patch_with_new_keys_applies(tmp_path: Path) -> None:
     found = review(path, cluster="h100-sxm-1x8")
     assert "recompute" in [each.knob for each in found.edits]
     assert not found.unplaced
-    assert yaml.safe_load(edited(found.texts, found.lines)["sft.yaml"])["disable_gradient_checkpointing"] is True
+    assert (
+        yaml.safe_load(edited(found.texts, found.lines)["sft.yaml"])[
+            "disable_gradient_checkpointing"
+        ]
+        is True
+    )
     assert "+disable_gradient_checkpointing: true\n" in patch(found.texts, found.lines)
 
 
@@ -161,7 +202,9 @@ torchrun --nproc_per_node 8 pretrain_gpt.py ${{ARGS[@]}}
 
 
 @pytest.mark.parametrize("value", ["1", "${CUDA_DEVICE_MAX_CONNECTIONS:-1}"])
-def test_megatron_fsdp_comes_with_what_it_refuses_to_start_without(value: str, tmp_path: Path) -> None:
+def test_megatron_fsdp_comes_with_what_it_refuses_to_start_without(
+    value: str, tmp_path: Path
+) -> None:
     path = file_with(tmp_path / "run.sh", MEGATRON.format(value=value))
     found = review(path, cluster="h100-sxm")
     assert found.config is not None

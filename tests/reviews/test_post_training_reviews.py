@@ -36,7 +36,9 @@ STEP = (
     "step:{} - perf/total_num_tokens:1800000 - timing_s/gen:{} - timing_s/reward:2.0 - timing_s/update_actor:33 - timing_s/step:104 - "
     "response_length/mean:250.0 - response_length/max:1024.0 - prompt_length/mean:104 - prompt_length/max:230"
 )
-LOG = "\n".join(STEP.format(number, seconds) for number, seconds in enumerate((60.5, 50.5, 51.5), start=1))
+LOG = "\n".join(
+    STEP.format(number, seconds) for number, seconds in enumerate((60.5, 50.5, 51.5), start=1)
+)
 
 
 @pytest.fixture
@@ -44,7 +46,9 @@ def launch(tmp_path: Path) -> Path:
     return file_with(tmp_path / "run.sh", LAUNCH)
 
 
-def test_a_draft_has_the_shape_of_the_named_weights_and_what_its_engine_can_run(launch: Path) -> None:
+def test_a_draft_has_the_shape_of_the_named_weights_and_what_its_engine_can_run(
+    launch: Path,
+) -> None:
     """The shape of Qwen2's 7B is that of Qwen2.5's; FSDP cuts no layers, and what needs less memory is among the limits of tokens."""
     draft = first_draft(launch, cluster="h100-sxm-1x8", folder=launch.parent)
     assert draft.document["model"] == "qwen2.5-7b"
@@ -58,14 +62,18 @@ def test_a_draft_has_the_shape_of_the_named_weights_and_what_its_engine_can_run(
         "precision",
     }
     assert draft.document["knobs"]["micro_batch_tokens"] == [12000, 24000, 48000]
-    study = api.load_study({**draft.document, "rollout": {"generation_s": 50, "tp": 2, "memory_fraction": 0.6}})
+    study = api.load_study(
+        {**draft.document, "rollout": {"generation_s": 50, "tp": 2, "memory_fraction": 0.6}}
+    )
     assert plan(SearchSpace.of_study(study)).feasible >= 6
     assert study.baseline is not None
     present = estimate(study.workload, study.baseline)
     assert float(present.oom_probability) < 0.3, "it is an example that verl ships for this node"
 
 
-def test_lengths_that_nobody_told_are_at_their_limits_and_generation_is_left_out(launch: Path) -> None:
+def test_lengths_that_nobody_told_are_at_their_limits_and_generation_is_left_out(
+    launch: Path,
+) -> None:
     found = review(launch, cluster="h100-sxm-1x8")
     lengths, generation, *_ = found.assumed
     assert "512 tokens" in lengths
@@ -87,7 +95,9 @@ def test_a_measured_step_needs_its_lengths_and_its_generation(launch: Path) -> N
 def test_a_limit_of_tokens_below_the_longest_sequence_is_named(launch: Path) -> None:
     text = launch.read_text()
     assert "ppo_max_token_len_per_gpu=24000" in text
-    launch.write_text(text.replace("ppo_max_token_len_per_gpu=24000", "ppo_max_token_len_per_gpu=1000"))
+    launch.write_text(
+        text.replace("ppo_max_token_len_per_gpu=24000", "ppo_max_token_len_per_gpu=1000")
+    )
     (missing,) = review(launch, cluster="h100-sxm-1x8").missing
     assert "a micro-batch must hold the longest sequence" in missing.what
     assert "micro_batch_tokens=1000" in missing.what
@@ -104,7 +114,10 @@ def test_a_log_answers_what_no_configuration_says(launch: Path) -> None:
     found = review(launch, cluster="h100-sxm-1x8", log=LOG)
     assert found.study.workload.rl is not None
     rl = found.study.workload.rl
-    assert (rl.prompt_lengths.mean, rl.response_lengths.longest) == (pytest.approx(104, rel=0.02), 1024)
+    assert (rl.prompt_lengths.mean, rl.response_lengths.longest) == (
+        pytest.approx(104, rel=0.02),
+        1024,
+    )
     assert rl.reward_s == 2.0
     assert float(found.estimate.phases_s.generation) == pytest.approx(51, rel=0.05)
     assert found.observed.step_time_s == 104
@@ -113,14 +126,18 @@ def test_a_log_answers_what_no_configuration_says(launch: Path) -> None:
 def test_phases_of_a_log_are_compared_phase_by_phase(launch: Path) -> None:
     """Evaluation and saving are part of a printed step, and generation has no error: what is measured is what the trainer runs."""
     phases = "timing_s/old_log_prob:8 - timing_s/ref:7 - timing_s/update_actor:33 - timing_s/testing:40 - timing_s/save_checkpoint:30"
-    found = review(launch, cluster="h100-sxm-1x8", log=LOG.replace("timing_s/update_actor:33", phases))
+    found = review(
+        launch, cluster="h100-sxm-1x8", log=LOG.replace("timing_s/update_actor:33", phases)
+    )
     parts = found.estimate.phases_s
     told = float(parts.generation + parts.reward + parts.refit)
     assert found.observed.step_time_s == pytest.approx(told + 8 + 7 + 33)
     assert "excluding evaluation and saving" in found.observed.source
     assert float(parts.generation) == pytest.approx(51, rel=0.05)
     assert float(parts.total) == pytest.approx(float(found.estimate.step_time_s))
-    assert sum(found.estimate.time_parts_s.to_dict().values()) == pytest.approx(float(found.estimate.step_time_s))
+    assert sum(found.estimate.time_parts_s.to_dict().values()) == pytest.approx(
+        float(found.estimate.step_time_s)
+    )
     assert float(found.estimate.step_time_s) == pytest.approx(found.observed.step_time_s, rel=0.03)
 
 
@@ -139,10 +156,14 @@ def test_a_spec_with_knobs_of_post_training_is_reviewed(launch: Path) -> None:
     draft = first_draft(launch, cluster="h100-sxm-1x8", folder=launch.parent)
     spec = launch.with_name("study.yaml")
     spec.write_text(
-        draft.text.replace("tokens_per_s_per_gpu: 1000.0", "generation_s: 50").replace("[12000, 24000", "[1536, 24000")
+        draft.text.replace("tokens_per_s_per_gpu: 1000.0", "generation_s: 50").replace(
+            "[12000, 24000", "[1536, 24000"
+        )
     )
     few = launch.with_name("few.yaml")
-    few.write_text(spec.read_text().replace("micro_batch_tokens: 24000", "micro_batch_tokens: 1536"))
+    few.write_text(
+        spec.read_text().replace("micro_batch_tokens: 24000", "micro_batch_tokens: 1536")
+    )
     assert not review(spec).edits
     (edit,) = review(few).edits
     assert dict(edit.changes)["micro_batch_tokens"] in ((1536, 24000), (1536, 48000))
@@ -157,14 +178,21 @@ def test_the_longest_that_may_come_is_said_beside_a_log(launch: Path) -> None:
     study = api.load_study(draft, base=launch.parent)
     assert study.workload.rl.response_lengths.longest == 4096
     assert study.workload.rl.reward_s == 2.0
-    rate = dict(study.workload.rl.rollout.tokens_per_s_per_gpu)[2] if study.workload.rl.rollout else 0
-    assert rate == pytest.approx(1_800_000 * 250 / 354 / 51 / 8, rel=0.02), "of the log's own tokens"
+    rate = (
+        dict(study.workload.rl.rollout.tokens_per_s_per_gpu)[2] if study.workload.rl.rollout else 0
+    )
+    assert rate == pytest.approx(1_800_000 * 250 / 354 / 51 / 8, rel=0.02), (
+        "of the log's own tokens"
+    )
 
 
 @pytest.mark.parametrize(
-    ("line", "edited"), [("accelerate_config: zero3", "accelerate_config: zero2"), ("accelerate_config: fsdp2", "")]
+    ("line", "edited"),
+    [("accelerate_config: zero3", "accelerate_config: zero2"), ("accelerate_config: fsdp2", "")],
 )
-def test_the_edit_of_how_trl_shards_is_the_line_that_says_so(line: str, edited: str, tmp_path: Path) -> None:
+def test_the_edit_of_how_trl_shards_is_the_line_that_says_so(
+    line: str, edited: str, tmp_path: Path
+) -> None:
     """What TRL's fsdp2 does is not in the file: no edit of it is proposed, which would not hold."""
     found = review(
         file_with(
@@ -177,7 +205,9 @@ def test_the_edit_of_how_trl_shards_is_the_line_that_says_so(line: str, edited: 
     )
     edits = [edit for edit in (*found.edits, *found.trials) if "zero_stage" in edit.changes]
     assert [each.after for edit in edits for each in edit.lines] == ([edited] if edited else [])
-    assert not any("fsdp_config" in each for edit in (*found.edits, *found.trials) for each in edit.unplaced)
+    assert not any(
+        "fsdp_config" in each for edit in (*found.edits, *found.trials) for each in edit.unplaced
+    )
 
 
 SPLITS = {
@@ -195,28 +225,46 @@ SPLITS = {
 
 
 @pytest.mark.parametrize("name", SPLITS)
-def test_a_type_of_gpu_stands_for_all_nodes_of_the_launch_also_those_that_generate(name: str, tmp_path: Path) -> None:
+def test_a_type_of_gpu_stands_for_all_nodes_of_the_launch_also_those_that_generate(
+    name: str, tmp_path: Path
+) -> None:
     target = read_target(file_with(tmp_path / name, SPLITS[name]), cluster="h100-sxm")
     assert target.document["cluster"] == "h100-sxm-3x4"
-    (way,) = (each for each in target.document["rl"]["placement"].values() if isinstance(each, list))
+    (way,) = (
+        each for each in target.document["rl"]["placement"].values() if isinstance(each, list)
+    )
     assert way == [8, 4]
     assert (
         "runner"
         not in first_draft(
-            file_with(tmp_path / name, SPLITS[name].replace("nodes: 3", "nodes: 2").replace("nnodes=2", "nnodes=1")),
+            file_with(
+                tmp_path / name,
+                SPLITS[name].replace("nodes: 3", "nodes: 2").replace("nnodes=2", "nnodes=1"),
+            ),
             folder=tmp_path,
         ).document
     )
-    assert "currently 12 GPUs, 3 x 4" in first_draft(file_with(tmp_path / name, SPLITS[name]), folder=tmp_path).text
+    assert (
+        "currently 12 GPUs, 3 x 4"
+        in first_draft(file_with(tmp_path / name, SPLITS[name]), folder=tmp_path).text
+    )
 
 
-def test_a_number_that_only_the_shell_knows_is_asked_for_and_not_taken_from_the_programs_defaults(launch: Path) -> None:
+def test_a_number_that_only_the_shell_knows_is_asked_for_and_not_taken_from_the_programs_defaults(
+    launch: Path,
+) -> None:
     path = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
-    launch.write_text(LAUNCH.replace("trainer.n_gpus_per_node", f"{path}=$SP trainer.n_gpus_per_node"))
+    launch.write_text(
+        LAUNCH.replace("trainer.n_gpus_per_node", f"{path}=$SP trainer.n_gpus_per_node")
+    )
     found = review(launch, cluster="h100-sxm-1x8")
-    assert [each.what for each in found.missing] == [f"a number that only the shell can compute: command: {path}='$SP'"]
+    assert [each.what for each in found.missing] == [
+        f"a number that only the shell can compute: command: {path}='$SP'"
+    ]
     assert found.estimate is None
-    launch.write_text(LAUNCH.replace("trainer.n_gpus_per_node", f"{path}=${{SP:-2}} trainer.n_gpus_per_node"))
+    launch.write_text(
+        LAUNCH.replace("trainer.n_gpus_per_node", f"{path}=${{SP:-2}} trainer.n_gpus_per_node")
+    )
     answered = review(launch, cluster="h100-sxm-1x8")
     assert not answered.missing
     assert answered.config.cp == 2

@@ -24,7 +24,9 @@ trainer: megatron
 
 
 def test_the_table_is_what_the_data_sets_say() -> None:
-    assert PUBLISHED_FILE.read_text(encoding="utf-8") == text(), "python -m tests.benchmarks.published_table writes it"
+    assert PUBLISHED_FILE.read_text(encoding="utf-8") == text(), (
+        "python -m tests.benchmarks.published_table writes it"
+    )
 
 
 def test_a_review_names_the_nearest_published_measurement() -> None:

@@ -56,14 +56,21 @@ def test_a_review_loads_nothing_that_it_does_not_need(name: str, tmp_path: Path)
     file, options = written(name, tmp_path)
     program = LOADED + f"assert len(sys.modules) < {MOST_MODULES}, len(sys.modules)\n"
     words = [sys.executable, "-c", program, "review", str(file), *options]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    done = subprocess.run(
+        words, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2]
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
 
 
 @pytest.mark.parametrize(
     ("name", "estimates", "questions"),
-    [("transformers' Trainer, FSDP", 20, 200), ("Megatron-LM, 8B", 30, 500), ("verl", 30, 200), ("NeMo-RL", 30, 300)],
+    [
+        ("transformers' Trainer, FSDP", 20, 200),
+        ("Megatron-LM, 8B", 30, 500),
+        ("verl", 30, 200),
+        ("NeMo-RL", 30, 300),
+    ],
 )
 def test_the_cost_model_and_the_trainer_are_asked_a_few_times(
     name: str, estimates: int, questions: int, tmp_path: Path

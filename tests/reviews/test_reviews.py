@@ -98,10 +98,20 @@ def script(tmp_path: Path) -> Path:
     return file_with(tmp_path / "train.sh", TRAINER)
 
 
-def test_a_launch_is_understood_and_predicted_and_its_edits_are_lines_of_its_file(script: Path) -> None:
+def test_a_launch_is_understood_and_predicted_and_its_edits_are_lines_of_its_file(
+    script: Path,
+) -> None:
     found = review(script, cluster="h200-sxm")
-    assert (found.config.dp, found.config.micro_batch_size, found.config.accumulation_steps) == (8, 1, 16)
-    assert (found.config.recompute, found.config.zero_stage, found.config.precision) == ("full", 3, "bf16")
+    assert (found.config.dp, found.config.micro_batch_size, found.config.accumulation_steps) == (
+        8,
+        1,
+        16,
+    )
+    assert (found.config.recompute, found.config.zero_stage, found.config.precision) == (
+        "full",
+        3,
+        "bf16",
+    )
     assert found.study.workload.model.name == "llama-8b"
     assert "128 x 4096" in found.understood
     (edit,) = [edit for edit in found.edits if edit.knob == "recompute"]
@@ -120,7 +130,11 @@ def test_a_launch_is_understood_and_predicted_and_its_edits_are_lines_of_its_fil
 
 @pytest.mark.parametrize(
     ("name", "text", "cluster"),
-    [("train.sh", TRAINER, "h200-sxm"), ("llama.toml", TITAN, "h100-sxm-1x8"), ("train.sh", TRAINER, "a100-80gb")],
+    [
+        ("train.sh", TRAINER, "h200-sxm"),
+        ("llama.toml", TITAN, "h100-sxm-1x8"),
+        ("train.sh", TRAINER, "a100-80gb"),
+    ],
 )
 def test_what_is_proposed_is_legal_surely_fits_and_surely_gains(
     name: str, text: str, cluster: str, tmp_path: Path
@@ -157,11 +171,16 @@ def test_where_no_edit_is_sure_up_to_three_are_worth_a_trial(script: Path) -> No
     assert gains == sorted(gains, reverse=True)
     assert any("compile" in tried.changes for tried in found.trials)
     lines = lines_of(found)
-    assert "no edit is certain both to fit and to be faster; try these, and keep what is faster:" in lines
+    assert (
+        "no edit is certain both to fit and to be faster; try these, and keep what is faster:"
+        in lines
+    )
     assert any("compile off -> on" in line for line in lines)
     narrow = lines_of(found, most=None, width=60)
     assert max(map(len, narrow)) <= 60
-    assert " ".join(" ".join(narrow).split()) == " ".join(" ".join(lines_of(found, most=None)).split())
+    assert " ".join(" ".join(narrow).split()) == " ".join(
+        " ".join(lines_of(found, most=None)).split()
+    )
     document = found.to_dict()
     assert document["trials"][0] == document["worth_a_trial"]
     assert [each["chance"] for each in document["trials"]] == [
@@ -172,7 +191,9 @@ def test_where_no_edit_is_sure_up_to_three_are_worth_a_trial(script: Path) -> No
 @pytest.mark.parametrize(
     ("gain", "low", "high"), [(1.1, 0.95, 1.3), (0.95, 0.8, 1.4), (1.0, 0.9, 1.1), (1.2, 1.1, 1.5)]
 )
-def test_what_a_trial_gains_on_average_is_that_of_draws(gain: float, low: float, high: float) -> None:
+def test_what_a_trial_gains_on_average_is_that_of_draws(
+    gain: float, low: float, high: float
+) -> None:
     z = np.random.default_rng(0).standard_normal(400_000) / Z90
     logs = np.log(gain) + np.where(z < 0, z * np.log(gain / low), z * np.log(high / gain))
     said = Gain(gain=gain, low=low, high=high)
@@ -183,10 +204,15 @@ def test_what_a_trial_gains_on_average_is_that_of_draws(gain: float, low: float,
 def test_a_gain_without_a_spread_is_sure() -> None:
     assert Gain(gain=1.2, low=1.2, high=1.2).expected == pytest.approx(1.2)
     assert Gain(gain=0.9, low=0.9, high=0.9).expected == 1.0
-    assert (Gain(gain=1.2, low=1.2, high=1.3).chance, Gain(gain=0.9, low=0.8, high=0.9).chance) == (1.0, 0.0)
+    assert (Gain(gain=1.2, low=1.2, high=1.3).chance, Gain(gain=0.9, low=0.8, high=0.9).chance) == (
+        1.0,
+        0.0,
+    )
 
 
-def test_changes_that_surely_gain_together_are_proposed_though_none_is_sure_alone(tmp_path: Path) -> None:
+def test_changes_that_surely_gain_together_are_proposed_though_none_is_sure_alone(
+    tmp_path: Path,
+) -> None:
     launch = file_with(
         tmp_path / "one_line.sh",
         "torchrun --nproc-per-node 8 run_clm.py --model_name_or_path Qwen/Qwen3-14B --per_device_train_batch_size 1 --gradient_accumulation_steps 8 "
@@ -196,7 +222,10 @@ def test_changes_that_surely_gain_together_are_proposed_though_none_is_sure_alon
     assert found.together.gain.low > 1.0
     assert {edit.knob for edit in found.edits} == {"micro_batch_size", "compile"}
     assert all(edit.alone is None for edit in found.edits)
-    assert float(found.estimate.peak_memory_high_bytes) <= found.study.workload.cluster.gpu.memory_bytes  # type: ignore[union-attr]
+    assert (
+        float(found.estimate.peak_memory_high_bytes)
+        <= found.study.workload.cluster.gpu.memory_bytes
+    )  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("said", ["fp16", "fp32"])
@@ -224,10 +253,20 @@ def test_what_is_missing_is_named_with_how_to_say_it_and_nothing_is_predicted(sc
     assert {each.remedy.split()[1] for each in bare.missing} >= {"--model", "--seq-len", "--batch"}
 
 
-def test_a_command_is_reviewed_as_a_script_is(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_is_reviewed_as_a_script_is(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    words = TRAINER.split("BS=1\n")[1].split(" 2>&1")[0].replace("\\\n", " ").replace("$BS", "1").replace('"', "")
-    by_words = review(words.replace("full_shard auto_wrap", "full_shard").split(), cluster="h100-sxm")
+    words = (
+        TRAINER.split("BS=1\n")[1]
+        .split(" 2>&1")[0]
+        .replace("\\\n", " ")
+        .replace("$BS", "1")
+        .replace('"', "")
+    )
+    by_words = review(
+        words.replace("full_shard auto_wrap", "full_shard").split(), cluster="h100-sxm"
+    )
     assert by_words.config == review(script, cluster="h100-sxm").config
     assert by_words.target == "command"
 
@@ -237,7 +276,11 @@ def test_a_text_is_reviewed_as_its_file_is(text: str, tmp_path: Path) -> None:
     path = file_with(tmp_path / ("launch.sh" if text is TRAINER else "launch.toml"), text)
     found = autotune.review(text, cluster="h100-sxm-1x8")
     of_file = autotune.review(path, cluster="h100-sxm-1x8")
-    assert (found.config, found.estimate, found.lines) == (of_file.config, of_file.estimate, of_file.lines)
+    assert (found.config, found.estimate, found.lines) == (
+        of_file.config,
+        of_file.estimate,
+        of_file.lines,
+    )
 
 
 def test_edits_of_a_trainers_file_are_its_keys_and_a_patch_applies(tmp_path: Path) -> None:
@@ -246,7 +289,9 @@ def test_edits_of_a_trainers_file_are_its_keys_and_a_patch_applies(tmp_path: Pat
     changed = {(line.line, line.after) for line in found.lines}
     assert (16, "enable = true") in changed
     (tmp_path / "edits.patch").write_text(patch(found.texts, found.lines))
-    subprocess.run(["patch", "-p1", "-i", "edits.patch"], cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run(
+        ["patch", "-p1", "-i", "edits.patch"], cwd=tmp_path, check=True, capture_output=True
+    )
     assert path.read_text() == edited(found.texts, found.lines)["llama.toml"]
     again = review(path, cluster="h100-sxm-1x8")
     assert again.config.compile
@@ -261,9 +306,7 @@ def test_a_flag_on_a_line_of_its_own_goes_with_the_line() -> None:
 
 
 def test_edits_of_a_script_are_lines_of_the_settings_that_it_names(tmp_path: Path) -> None:
-    told = (
-        "model_name_or_path: Qwen/Qwen3-4B\nfinetuning_type: full\ncutoff_len: 2048\nper_device_train_batch_size: 1\n"
-    )
+    told = "model_name_or_path: Qwen/Qwen3-4B\nfinetuning_type: full\ncutoff_len: 2048\nper_device_train_batch_size: 1\n"
     write(
         tmp_path,
         {
@@ -271,7 +314,9 @@ def test_edits_of_a_script_are_lines_of_the_settings_that_it_names(tmp_path: Pat
             "data.json": '[{"per_device_train_batch_size": 1}]',
         },
     )
-    launch = file_with(tmp_path / "run.sh", "CUDA_VISIBLE_DEVICES=0,1,2,3 llamafactory-cli train sft.yaml\n")
+    launch = file_with(
+        tmp_path / "run.sh", "CUDA_VISIBLE_DEVICES=0,1,2,3 llamafactory-cli train sft.yaml\n"
+    )
     found = review(launch, cluster="h100-sxm")
     assert list(found.texts) == ["run.sh", "sft.yaml"]
     assert {line.file for line in found.lines} == {"sft.yaml"}
@@ -285,7 +330,12 @@ def test_a_batch_that_follows_from_ranks_is_written_where_these_change(tmp_path:
     assert changed
     for edit in changed:
         assert (
-            LineEdit(file="llama.toml", line=6, before="[training]", after="[training]\nglobal_batch_size = 8")
+            LineEdit(
+                file="llama.toml",
+                line=6,
+                before="[training]",
+                after="[training]\nglobal_batch_size = 8",
+            )
             in edit.lines
         )
 
@@ -296,7 +346,10 @@ def test_a_measured_step_takes_the_level_of_this_run(script: Path) -> None:
     after = review(script, cluster="h100-sxm", measured_s=slow)
     assert after.observed.slower == pytest.approx(1.5)
     assert float(after.estimate.step_time_s) == pytest.approx(slow, rel=0.1)
-    width = [float(e.step_time_high_s) / float(e.step_time_low_s) for e in (before.estimate, after.estimate)]
+    width = [
+        float(e.step_time_high_s) / float(e.step_time_low_s)
+        for e in (before.estimate, after.estimate)
+    ]
     assert width[1] < width[0]
     with pytest.raises(SpecError, match="above 0 s"):
         review(script, cluster="h100-sxm", measured_s=0.0)
@@ -332,7 +385,9 @@ def test_texts_from_elsewhere_read_no_file_of_this_machine(tmp_path: Path) -> No
         ("train.py", "m = DDP(m, find_unused_parameters=True)\n", "find_unused", 1),
     ],
 )
-def test_what_is_dangerous_is_named_with_its_line(name: str, text: str, words: str, line: int) -> None:
+def test_what_is_dangerous_is_named_with_its_line(
+    name: str, text: str, words: str, line: int
+) -> None:
     from autotune.reviews.dangers import dangers_of
 
     found = [each for each in dangers_of({name: text}) if words in each.text]
@@ -344,7 +399,10 @@ def test_what_is_dangerous_is_named_with_its_line(name: str, text: str, words: s
     [
         ("run.sh", "# export CUDA_LAUNCH_BLOCKING=1\nexport NCCL_P2P_DISABLE=0\n"),
         ("run.sh", "python train.py --amp --amp-dtype bfloat16 --bf16 True --fp16 False\n"),
-        ("train.py", '"""Without InfiniBand, prepend NCCL_IB_DISABLE=1."""\nDataLoader(data, num_workers=4)\n'),
+        (
+            "train.py",
+            '"""Without InfiniBand, prepend NCCL_IB_DISABLE=1."""\nDataLoader(data, num_workers=4)\n',
+        ),
     ],
 )
 def test_what_is_not_dangerous_is_not_named(name: str, text: str) -> None:
@@ -370,7 +428,9 @@ def test_what_is_not_dangerous_is_not_named(name: str, text: str) -> None:
         ("a.py", "batch_size = 12 # micro", Change("--batch_size", "12", "24"), "batch_size = 24 # micro"),
     ],
 )  # fmt: skip
-def test_a_change_is_made_where_the_value_stands(name: str, before: str, change: Change, after: str) -> None:
+def test_a_change_is_made_where_the_value_stands(
+    name: str, before: str, change: Change, after: str
+) -> None:
     lines = before.splitlines()
     assert _apply(lines, name, change) is not None
     assert "\n".join(lines) == after
@@ -380,9 +440,14 @@ def test_an_option_at_its_default_is_added_to_the_command() -> None:
     change = Change("--gradient_checkpointing", "False", "True")
     lines = TRAINER.replace("    --gradient_checkpointing True \\\n", "").splitlines()
     assert _apply(list(lines), "train.sh", change) is None
-    assert _added({"train.py": ["import torch"], "train.sh": lines}, change) == [("train.sh", len(lines) - 1)]
+    assert _added({"train.py": ["import torch"], "train.sh": lines}, change) == [
+        ("train.sh", len(lines) - 1)
+    ]
     assert lines[-1].endswith("--output_dir out --gradient_checkpointing True 2>&1 | tee log.txt")
-    for mentioned in ("--gradient-checkpointing $CKPT", "p.add_argument('--gradient_checkpointing')"):
+    for mentioned in (
+        "--gradient-checkpointing $CKPT",
+        "p.add_argument('--gradient_checkpointing')",
+    ):
         assert _added({"train.sh": [*lines[:-1], f"torchrun t.py {mentioned}"]}, change) == []
 
 
@@ -409,7 +474,12 @@ def test_no_file_outside_of_its_folder_is_read_however_its_path_is_written(tmp_p
     (inside / "link.txt").symlink_to(outside)
     with reading_only(inside):
         assert (inside / "a.txt").read_text() == "a"
-        for path in (outside, inside / ".." / "out.txt", inside / "link.txt", Path("/etc/hostname")):
+        for path in (
+            outside,
+            inside / ".." / "out.txt",
+            inside / "link.txt",
+            Path("/etc/hostname"),
+        ):
             with pytest.raises(PermissionError):
                 path.read_text()
     assert outside.read_text() == "secret"
@@ -422,14 +492,23 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, 
 
 
 def test_the_command_prints_at_most_25_lines_and_makes_no_store(
-    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    script: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.delenv("AUTOTUNE_STORE", raising=False)
     monkeypatch.setenv("AUTOTUNE_DATA", str(tmp_path / "data"))
     code, out, _ = printed(capsys, str(script), "--cluster", "h200-sxm", "--tokens", "10B")
     assert code == 0
     assert len(out.splitlines()) <= 25
-    for words in ("fits: ", "predicted: ", "10G tokens: ", "recompute full -> none", "train.sh:9: "):
+    for words in (
+        "fits: ",
+        "predicted: ",
+        "10G tokens: ",
+        "recompute full -> none",
+        "train.sh:9: ",
+    ):
         assert words in out
     assert not (tmp_path / "data").exists()
     code, out, _ = printed(capsys, str(script))
@@ -441,12 +520,21 @@ def test_json_has_all_of_it_and_a_copy_has_the_edits(
     script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = tmp_path / "edited.sh"
-    code, out, _ = printed(capsys, str(script), "--cluster", "h200-sxm", "--json", "--write", str(copy))
+    code, out, _ = printed(
+        capsys, str(script), "--cluster", "h200-sxm", "--json", "--write", str(copy)
+    )
     assert code == 0
     document: dict[str, Any] = json.loads(out)
-    assert {"understood", "assumed", "missing", "estimate", "observed", "edits", "warnings", "together"} <= set(
-        document
-    )
+    assert {
+        "understood",
+        "assumed",
+        "missing",
+        "estimate",
+        "observed",
+        "edits",
+        "warnings",
+        "together",
+    } <= set(document)
     assert "--gradient_checkpointing False" in copy.read_text()
     assert script.read_text() == TRAINER
     code, _, err = printed(capsys, str(script), "--cluster", "h200-sxm", "--write", str(copy))
@@ -454,8 +542,12 @@ def test_json_has_all_of_it_and_a_copy_has_the_edits(
     assert "exists" in err
 
 
-def test_a_launch_that_does_not_fit_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = printed(capsys, str(file_with(tmp_path / "job.yaml", TRAIN_JOB)), "--cluster", "a100-40gb")
+def test_a_launch_that_does_not_fit_ends_with_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = printed(
+        capsys, str(file_with(tmp_path / "job.yaml", TRAIN_JOB)), "--cluster", "a100-40gb"
+    )
     assert code == 1
     assert "does not fit: " in out
 
@@ -480,8 +572,14 @@ baseline: micro_batch_size=1,zero_stage=1,recompute=full   # today
 def test_what_is_said_beside_a_spec_counts_and_its_edits_are_its_baseline(tmp_path: Path) -> None:
     path = file_with(tmp_path / "study.yaml", SPEC)
     found, other = review(path), review(path, cluster="a100-80gb-1x8", model="llama-3b")
-    assert (found.study.workload.model.name, found.study.workload.cluster.gpu.name) == ("llama-8b", "h100-sxm")
-    assert (other.study.workload.model.name, other.study.workload.cluster.gpu.name) == ("llama-3b", "a100-80gb")
+    assert (found.study.workload.model.name, found.study.workload.cluster.gpu.name) == (
+        "llama-8b",
+        "h100-sxm",
+    )
+    assert (other.study.workload.model.name, other.study.workload.cluster.gpu.name) == (
+        "llama-3b",
+        "a100-80gb",
+    )
     (line,) = found.lines
     assert (line.line, line.after) == (6, f"baseline: {found.together.config}   # today")
     path.write_text(edited(found.texts, found.lines)["study.yaml"])
@@ -500,7 +598,9 @@ def test_the_memory_of_a_change_is_its_own_and_what_lowers_memory_is_looked_for_
 ) -> None:
     path = file_with(
         tmp_path / "study.yaml",
-        SPEC.replace("micro_batch_size=1,zero_stage=1,recompute=full", "micro_batch_size=8,zero_stage=0"),
+        SPEC.replace(
+            "micro_batch_size=1,zero_stage=1,recompute=full", "micro_batch_size=8,zero_stage=0"
+        ),
     )
     found = review(path)
     assert found.fits is False
@@ -516,17 +616,23 @@ def test_the_memory_of_a_change_is_its_own_and_what_lowers_memory_is_looked_for_
     assert not review(tmp_path / "train.sh", cluster="h100-sxm").is_upper_bound
 
 
-def test_a_patch_names_what_the_file_has_no_line_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_patch_names_what_the_file_has_no_line_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "llama.toml"
     section = "[training]\nlocal_batch_size = 1\nseq_len = 8192\nsteps = 1000\n"
-    path.write_text("training = {local_batch_size = 1, seq_len = 8192, steps = 1000}\n" + TITAN.replace(section, ""))
+    path.write_text(
+        "training = {local_batch_size = 1, seq_len = 8192, steps = 1000}\n"
+        + TITAN.replace(section, "")
+    )
     _, out, err = printed(capsys, str(path), "--cluster", "h100-sxm-1x8", "--diff")
     assert out.startswith("--- a/llama.toml")
     assert "also set (no line for these in the files): training.global_batch_size=8" in err
     found = review(path, cluster="h100-sxm-1x8")
     spec = SPEC.replace("trainer: megatron", "trainer: torchtitan").partition("baseline")[0]
     best = file_with(
-        tmp_path / "best.yaml", f"{spec.replace('4096', '8192').replace('128', '8')}baseline: {found.together.config}\n"
+        tmp_path / "best.yaml",
+        f"{spec.replace('4096', '8192').replace('128', '8')}baseline: {found.together.config}\n",
     )
     again = review(best)
     assert again.together is None
@@ -547,14 +653,20 @@ def test_texts_that_cannot_lie_in_one_folder_are_refused() -> None:
             review_texts(texts)
 
 
-def test_a_gpu_alone_as_the_cluster_of_unknown_ranks_is_one_of_the_things_that_are_missing(tmp_path: Path) -> None:
+def test_a_gpu_alone_as_the_cluster_of_unknown_ranks_is_one_of_the_things_that_are_missing(
+    tmp_path: Path,
+) -> None:
     path = file_with(
-        tmp_path / "train.py", 'import lightning as L\n\ntrainer = L.Trainer(devices=8, precision="bf16-mixed")\n'
+        tmp_path / "train.py",
+        'import lightning as L\n\ntrainer = L.Trainer(devices=8, precision="bf16-mixed")\n',
     )
     found = review(path, cluster="h100-sxm")
     assert found.study is None
     said = {missing.what: missing.remedy for missing in found.missing}
-    assert said["the number of GPUs: h100-sxm gives only the GPU type"] == "give nodes and GPUs: --cluster h100-sxm-1x8"
+    assert (
+        said["the number of GPUs: h100-sxm gives only the GPU type"]
+        == "give nodes and GPUs: --cluster h100-sxm-1x8"
+    )
     assert len(said) > 3, "all that is missing is said at once"
 
 
@@ -570,10 +682,13 @@ def test_a_launch_that_was_measured_fits_whatever_was_predicted(tmp_path: Path) 
     assert found.fits
     assert found.estimate.oom_probability == 0.0
     assert any(
-        line.startswith("fits, because it ran; predicted, too high for this program: ") for line in lines_of(found)
+        line.startswith("fits, because it ran; predicted, too high for this program: ")
+        for line in lines_of(found)
     )
     for edit in (*found.edits, *found.trials):
-        assert edit.memory_bytes <= 0  # nothing that takes more than the launch, which was sure not to fit
+        assert (
+            edit.memory_bytes <= 0
+        )  # nothing that takes more than the launch, which was sure not to fit
     assert found.if_out_of_memory is None
 
 
@@ -589,7 +704,9 @@ def test_what_a_launch_that_ran_says_of_the_memory_of_others() -> None:
         }
     ).workload
     configs = [
-        ParallelConfig(dp=8, micro_batch_size=mb, accumulation_steps=8 // mb, zero_stage=3, recompute=recompute)
+        ParallelConfig(
+            dp=8, micro_batch_size=mb, accumulation_steps=8 // mb, zero_stage=3, recompute=recompute
+        )
         for mb, recompute in ((1, "none"), (2, "full"), (4, "full"), (2, "none"))
     ]
     predicted = autotune.estimate(workload, configs)
@@ -611,7 +728,9 @@ def test_a_refusal_names_the_manifest_and_not_the_script_that_stands_for_it(tmp_
         review(path, cluster="h100-sxm")
 
 
-def test_a_slurm_script_of_one_task_for_each_rank_is_reviewed_over_several_nodes(tmp_path: Path) -> None:
+def test_a_slurm_script_of_one_task_for_each_rank_is_reviewed_over_several_nodes(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "train.sbatch"
     text = TRAINER.replace("#SBATCH --nodes=1", "#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=8")
     path.write_text(text.replace("torchrun --nproc_per_node=8", "srun --cpu_bind=v python -u"))
@@ -621,13 +740,25 @@ def test_a_slurm_script_of_one_task_for_each_rank_is_reviewed_over_several_nodes
     assert "torchrun" not in "".join(line.after for line in found.lines)
 
 
-@pytest.mark.parametrize(("batch", "config"), [(64, "micro_batch_size=2,zero_stage=3"), (64, "mb2 acc4 zero3")])
+@pytest.mark.parametrize(
+    ("batch", "config"), [(64, "micro_batch_size=2,zero_stage=3"), (64, "mb2 acc4 zero3")]
+)
 def test_a_config_is_that_of_a_program_that_has_no_options_for_it(batch: int, config: str) -> None:
     command = ["torchrun", "--nproc-per-node", "8", "recipe.py", "--config", "8B_full.yaml"]
-    said = {"cluster": "h200-sxm", "model": "llama-8b", "seq_len": 2048, "batch": batch, "precision": "bf16"}
+    said = {
+        "cluster": "h200-sxm",
+        "model": "llama-8b",
+        "seq_len": 2048,
+        "batch": batch,
+        "precision": "bf16",
+    }
     found = review(command, config=config, **said)  # type: ignore[arg-type]
     assert not found.missing
-    assert (found.config.micro_batch_size, found.config.accumulation_steps, found.config.zero_stage) == (2, 4, 3)
+    assert (
+        found.config.micro_batch_size,
+        found.config.accumulation_steps,
+        found.config.zero_stage,
+    ) == (2, 4, 3)
     assert not found.edits
 
 
@@ -673,17 +804,29 @@ REVIEWED = {
     "what lowers the memory and is not counted is named, and no refusal follows from the rest": Reviewed(
         {"train.sh": TRAINER.replace('--fsdp "full_shard auto_wrap"', "--optim paged_adamw")},
         H100,
-        Said(fits=(None,), predicted=True, assumed=("memory saved by paged_adamw",), lines=("may not fit: ",)),
+        Said(
+            fits=(None,),
+            predicted=True,
+            assumed=("memory saved by paged_adamw",),
+            lines=("may not fit: ",),
+        ),
     ),
     "a loop that scales losses itself is not warned of fp16": Reviewed(
-        {"run.sh": SMALL_MEGATRON, "pretrain_gpt.py": "from megatron.training import pretrain\npretrain()\n"},
+        {
+            "run.sh": SMALL_MEGATRON,
+            "pretrain_gpt.py": "from megatron.training import pretrain\npretrain()\n",
+        },
         A100,
         Said(config={"precision": "fp16"}, unsaid=("loss scaling",)),
     ),
     "memory that is saved unseen takes no sharding": Reviewed(
         {"sft.yaml": GALORE},
         {"cluster": "h100-sxm-1x8"},
-        Said(fits=(None,), assumed=("the optimizer galore, planned as AdamW",), unsaid=("each rank holds",)),
+        Said(
+            fits=(None,),
+            assumed=("the optimizer galore, planned as AdamW",),
+            unsaid=("each rank holds",),
+        ),
     ),
     **{
         f"the number format of a launcher counts where no flag says another:{flags}": Reviewed(
@@ -694,13 +837,17 @@ REVIEWED = {
         for flags, precision in (("", "bf16"), (" --fp16 True", "fp16"))
     },
     "the number format of a program that is not here is asked for": Reviewed(
-        {"run.sh": "torchrun --nproc_per_node 8 -m scripts.base_train --batch-size 4 --seq-len 2048\n"},
+        {
+            "run.sh": "torchrun --nproc_per_node 8 -m scripts.base_train --batch-size 4 --seq-len 2048\n"
+        },
         {"cluster": "h100-sxm", "model": "llama-1b", "batch": 256},
         Said(remedies=("--precision",), predicted=False),
     ),
     **{
         f"a PyTorchJob starts the ranks that its operator sets: {spec}, {words}": Reviewed(
-            {"job.yaml": FOUR_PODS.format(spec=spec, pod=POD.format(words=words))}, H100, Said(config={"dp": 32})
+            {"job.yaml": FOUR_PODS.format(spec=spec, pod=POD.format(words=words))},
+            H100,
+            Said(config={"dp": 32}),
         )
         for spec, words in (
             ('nprocPerNode: "8"', "torchrun, "),
@@ -715,12 +862,16 @@ REVIEWED = {
         A100,
         Said(
             fits=(False,),
-            warnings=("sharded over 8 ranks (FSDP or ZeRO 3) with full recomputation and a micro-batch of 1 it takes",),
+            warnings=(
+                "sharded over 8 ranks (FSDP or ZeRO 3) with full recomputation and a micro-batch of 1 it takes",
+            ),
         ),
     ),
     **{
         f"a file of the launch that is not there is named: {file}": Reviewed(
-            {"train.sh": f"{BY_DEEPSPEED}{file}\n"}, A100, Said(assumed=(f"{file} was not found: {says}",))
+            {"train.sh": f"{BY_DEEPSPEED}{file}\n"},
+            A100,
+            Said(assumed=(f"{file} was not found: {says}",)),
         )
         for file, says in (
             ("conf.json", "ZeRO stage 0 is assumed"),
@@ -739,7 +890,9 @@ REVIEWED = {
         {"train.sh": CHAT}, A100, Said(missing=("the precision",), unsaid=("precision",))
     ),
     "a number format that only the program knows can be said": Reviewed(
-        {"train.sh": CHAT}, {**A100, "precision": "bf16"}, Said(config={"precision": "bf16"}, predicted=True)
+        {"train.sh": CHAT},
+        {**A100, "precision": "bf16"},
+        Said(config={"precision": "bf16"}, predicted=True),
     ),
     "the ranks of a launcher that does not say them are asked for": Reviewed(
         {"run.sh": NO_RANKS},
@@ -750,7 +903,9 @@ REVIEWED = {
         {"run.sh": NO_RANKS}, {"cluster": "h100-sxm-1x8"}, Said(predicted=True)
     ),
     "a cluster of other ranks than the launch starts is named": Reviewed(
-        {"train.sh": TRAINER}, {"cluster": "h200-sxm-2x8"}, Said(assumed=(f"{OTHER_RANKS}: 8 ranks are reviewed",))
+        {"train.sh": TRAINER},
+        {"cluster": "h200-sxm-2x8"},
+        Said(assumed=(f"{OTHER_RANKS}: 8 ranks are reviewed",)),
     ),
     "a cluster of other ranks is named also where something is missing": Reviewed(
         {"train.sh": TRAINER.replace("--block_size 4096", "")},
@@ -766,9 +921,12 @@ def test_what_is_said(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("start", "is_said"), [("python", True), ("CUDA_VISIBLE_DEVICES=0 python", False), ("torchrun", False)]
+    ("start", "is_said"),
+    [("python", True), ("CUDA_VISIBLE_DEVICES=0 python", False), ("torchrun", False)],
 )
-def test_one_process_of_transformers_trainer_uses_every_visible_gpu(tmp_path: Path, start: str, is_said: bool) -> None:
+def test_one_process_of_transformers_trainer_uses_every_visible_gpu(
+    tmp_path: Path, start: str, is_said: bool
+) -> None:
     command = "run_clm.py --model_name_or_path Qwen/Qwen2.5-7B --bf16 --per_device_train_batch_size 1 --gradient_accumulation_steps 4 --block_size 2048"
     (tmp_path / "a.sh").write_text(f"{start} {command}\n")
     found = review(tmp_path / "a.sh", cluster="h200-sxm-1x8")
@@ -797,9 +955,16 @@ L.Trainer({more}).fit(Module(model), loader)
         ("devices=1, strategy='auto'", False),
     ],
 )
-def test_what_lightning_is_told_of_ranks_in_a_text_beside_options(tmp_path: Path, more: str, is_asked: bool) -> None:
+def test_what_lightning_is_told_of_ranks_in_a_text_beside_options(
+    tmp_path: Path, more: str, is_asked: bool
+) -> None:
     (tmp_path / "train.py").write_text(LIGHTNING.replace("{more}", more))
     (tmp_path / "a.sh").write_text("python train.py\n")
     found = review(tmp_path / "a.sh", cluster="h100-sxm-1x8")
-    assert any("does not understand Trainer(...)" in each.what for each in found.missing) == is_asked
-    assert any("Lightning's Trainer starts a rank on each" in each for each in found.assumed) != is_asked
+    assert (
+        any("does not understand Trainer(...)" in each.what for each in found.missing) == is_asked
+    )
+    assert (
+        any("Lightning's Trainer starts a rank on each" in each for each in found.assumed)
+        != is_asked
+    )

@@ -32,7 +32,11 @@ OWN = """torchrun --nproc_per_node 6 train.py --model meta-llama/Llama-2-7b-hf -
         (
             "size 64",
             "size 60",
-            ["global batch of 60", "train.sh:5: micro_batch_size=8", "train.sh:6: global_batch_size=60"],
+            [
+                "global batch of 60",
+                "train.sh:5: micro_batch_size=8",
+                "train.sh:6: global_batch_size=60",
+            ],
         ),
     ],
 )

@@ -29,9 +29,9 @@ with torch.autocast("cuda", dtype=torch.bfloat16):
 WORDS = [f"--option{n}-of-the-program={n * 1111}" for n in range(60)]
 LAUNCHES = {
     "train.sh": TRAINER,
-    "one_line.sh": " ".join(TRAINER.split("BS=1\n")[1].replace("\\\n", "").replace("$BS", "1").split()).replace(
-        " 2>&1 | tee log.txt", " ".join(["", *WORDS])
-    ),
+    "one_line.sh": " ".join(
+        TRAINER.split("BS=1\n")[1].replace("\\\n", "").replace("$BS", "1").split()
+    ).replace(" 2>&1 | tee log.txt", " ".join(["", *WORDS])),
     "llama.toml": TITAN,
     "job.yaml": TRAIN_JOB,
     "pytorch.yaml": PYTORCH_JOB,
@@ -48,7 +48,9 @@ EDIT = Edit(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", LAUNCHES)
-@pytest.mark.parametrize("said", [{}, {"cluster": "h100-sxm-1x8", "seq_len": 2048, "model": "llama-8b"}])
+@pytest.mark.parametrize(
+    "said", [{}, {"cluster": "h100-sxm-1x8", "seq_len": 2048, "model": "llama-8b"}]
+)
 def test_a_review_of_anything_is_at_most_25_rows_of_100_columns(
     name: str, said: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -81,7 +83,10 @@ def stuffed(tmp_path: Path) -> Review:
     return replace(
         found,
         edits=(EDIT,) * 9,
-        warnings=tuple(Danger(text=f"danger {n} " + "word " * 30, line=n, file="train.sh") for n in range(1, 12)),
+        warnings=tuple(
+            Danger(text=f"danger {n} " + "word " * 30, line=n, file="train.sh")
+            for n in range(1, 12)
+        ),
         assumed=tuple(f"option {n} " + "word " * 30 for n in range(1, 12)),
     )
 
@@ -124,7 +129,9 @@ def test_what_is_missing_is_printed_before_everything_else(tmp_path: Path) -> No
 
 def test_of_a_long_line_what_changes_is_shown(tmp_path: Path) -> None:
     found = review(file_with(tmp_path / "one_line.sh", LAUNCHES["one_line.sh"]), cluster="h200-sxm")
-    line = next(line for line in lines_of(found) if "one_line.sh:1: " in line and not line.startswith("!"))
+    line = next(
+        line for line in lines_of(found) if "one_line.sh:1: " in line and not line.startswith("!")
+    )
     assert "--gradient_checkpointing False" in line
     assert len(line) <= WIDTH
 
@@ -138,7 +145,9 @@ def test_of_a_long_line_with_changes_far_apart_the_first_is_shown() -> None:
         before=before,
         after=before.replace("--micro 2", "--micro 4").replace("False", "True"),
     )
-    edit = Edit(changes={"micro_batch_size": (2, 4), "compile": (False, True)}, alone=None, lines=(line,))
+    edit = Edit(
+        changes={"micro_batch_size": (2, 4), "compile": (False, True)}, alone=None, lines=(line,)
+    )
     found = lines_of(Review(target="train.sh", understood="a launch", edits=(edit,)))
     (shown,) = [each for each in found if "train.sh:1: " in each]
     assert "--micro 4" in shown
@@ -147,7 +156,10 @@ def test_of_a_long_line_with_changes_far_apart_the_first_is_shown() -> None:
 
 def test_all_prints_what_was_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "train.sh"
-    options = "".join(f"export {name}=1\n" for name in ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", "CUDA_LAUNCH_BLOCKING"))
+    options = "".join(
+        f"export {name}=1\n"
+        for name in ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", "CUDA_LAUNCH_BLOCKING")
+    )
     script.write_text(TRAINER.replace("BS=1\n", f"BS=1\n{options * 8}"))
     run(["review", str(script), "--cluster", "h200-sxm"])
     few = capsys.readouterr().out
@@ -163,7 +175,11 @@ def test_what_changes_in_a_long_line_is_shown_whole(tmp_path: Path) -> None:
     before = "torchrun pretrain_gpt.py " + " ".join(WORDS[:6])
     behind = LineEdit(file="train.sh", line=3, before="a: 1", after="a: 1\n" + f"{'b' * 70}: value")
     long = LineEdit(file="train.sh", line=3, before=before, after=f"{before} {new}")
-    lines = lines_of(replace(stuffed(tmp_path), edits=(replace(EDIT, lines=(behind, long)),), warnings=(), assumed=()))
+    lines = lines_of(
+        replace(
+            stuffed(tmp_path), edits=(replace(EDIT, lines=(behind, long)),), warnings=(), assumed=()
+        )
+    )
     shown = " ".join(line.strip() for line in lines)
     assert new in shown
     assert f"add below: {'b' * 70}: value" in shown

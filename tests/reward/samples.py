@@ -13,7 +13,10 @@ STEPS = 20
 
 def losses(shift: float = 0.0) -> tuple[float, ...]:
     """A loss that falls, with the ups and downs of batches."""
-    return tuple(5.5 * (0.7 + 0.3 * math.exp(-i / 8)) * (1 + 0.02 * math.sin(1.7 * i)) + shift for i in range(STEPS))
+    return tuple(
+        5.5 * (0.7 + 0.3 * math.exp(-i / 8)) * (1 + 0.02 * math.sin(1.7 * i)) + shift
+        for i in range(STEPS)
+    )
 
 
 def healthy(**fields: Any) -> Measurement:

@@ -109,7 +109,10 @@ class SyntheticRun:
             return measurement
         data = np.random.default_rng([1, steps, seed])
         common, norms = self._data(steps, data)
-        losses, own_norms = self._learns(common[:n], own), norms[:n] * np.exp(own.normal(0, 0.05, n))
+        losses, own_norms = (
+            self._learns(common[:n], own),
+            norms[:n] * np.exp(own.normal(0, 0.05, n)),
+        )
         for place in self.own_spikes:
             own_norms[_at(place, n)] *= SPIKE
         own_norms[_spread(self.own_spike_share, n)] *= SPIKE
@@ -135,7 +138,12 @@ class SyntheticRun:
         """Losses and gradient norms of fp32."""
         s = np.linspace(0, 1, n)
         learnt = np.ones(n) if self.flat else 0.65 + 0.35 * np.exp(-4 * s)
-        losses = 5.5 * learnt * np.exp(rng.normal(0, self.shared_noise, n)) * (1 + (self.shared_growth - 1) * s)
+        losses = (
+            5.5
+            * learnt
+            * np.exp(rng.normal(0, self.shared_noise, n))
+            * (1 + (self.shared_growth - 1) * s)
+        )
         norms = (1 + np.exp(-3 * s)) * np.exp(rng.normal(0, 0.1, n))
         for place in self.shared_spikes:
             norms[_at(place, n)] *= SPIKE
@@ -155,7 +163,10 @@ class SyntheticRun:
 def expert_ranking() -> tuple[SyntheticRun, ...]:
     """All runs, best first."""
     rows = tomllib.loads(TABLE.read_text(encoding="utf-8"))["run"]
-    runs = (SyntheticRun(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for row in rows)
+    runs = (
+        SyntheticRun(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()})
+        for row in rows
+    )
     return tuple(sorted(runs, key=lambda run: run.tier))
 
 

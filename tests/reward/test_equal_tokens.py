@@ -51,9 +51,14 @@ def curve(
     true = 3.5 + 5.5 * np.exp(-done * (batch / (batch + NOISE_BATCH)) / 15.0)
     seen = true + rng.normal(size=n) * noise * math.sqrt(64 / batch)
     printed = np.convolve(seen, np.ones(running_mean) / running_mean, mode="valid") + shift
-    config = ParallelConfig(dp=1, micro_batch_size=batch, accumulation_steps=number, precision=precision)
+    config = ParallelConfig(
+        dp=1, micro_batch_size=batch, accumulation_steps=number, precision=precision
+    )
     return LossCurve(
-        config=config, tokens_per_step=batch * SEQ_LEN, first_step=WARMUP, losses=tuple(map(float, printed))
+        config=config,
+        tokens_per_step=batch * SEQ_LEN,
+        first_step=WARMUP,
+        losses=tuple(map(float, printed)),
     )
 
 
@@ -69,7 +74,9 @@ def judged(mine: LossCurve, others: Sequence[LossCurve]) -> Measurement:
 
 @pytest.mark.parametrize("steps", sampled([4, 6, 10, 20, 60], [10]))
 @pytest.mark.parametrize("batch", sampled([16, 64, 256], [16]))
-@pytest.mark.parametrize(("noise", "running_mean"), sampled([(0.05, 1), (0.5, 1), (0.75, 1), (0.5, 8)], [(0.5, 1)]))
+@pytest.mark.parametrize(
+    ("noise", "running_mean"), sampled([(0.05, 1), (0.5, 1), (0.75, 1), (0.5, 8)], [(0.5, 1)])
+)
 def test_of_healthy_configs_with_other_batches_and_other_data_at_least_99_of_100_score_one(
     batch: int, steps: int, noise: float, running_mean: int
 ) -> None:
@@ -88,7 +95,9 @@ def test_of_healthy_configs_with_other_batches_and_other_data_at_least_99_of_100
 @pytest.mark.parametrize("others", [1, 2, 5])
 def test_a_loss_half_a_nat_above_the_others_is_found(others: int) -> None:
     for seed in range(100):
-        found = judged(curve(64, seed, shift=0.5), [curve(64, seed, number=k) for k in range(2, 2 + others)])
+        found = judged(
+            curve(64, seed, shift=0.5), [curve(64, seed, number=k) for k in range(2, 2 + others)]
+        )
         assert stability_parts(found)["equal_tokens"] < 0.9
         assert diverged(found) is None
 
@@ -96,7 +105,10 @@ def test_a_loss_half_a_nat_above_the_others_is_found(others: int) -> None:
 def test_the_same_excess_late_in_training_where_losses_are_low_costs_more() -> None:
     for seed in range(100):
         others = [curve(64, seed, number=k, steps=100) for k in (2, 3)]
-        assert stability_parts(judged(curve(64, seed, shift=0.5, steps=100), others))["equal_tokens"] < 0.4
+        assert (
+            stability_parts(judged(curve(64, seed, shift=0.5, steps=100), others))["equal_tokens"]
+            < 0.4
+        )
 
 
 def test_of_another_batch_what_it_falls_short_of_the_expected_is_found() -> None:
@@ -104,7 +116,10 @@ def test_of_another_batch_what_it_falls_short_of_the_expected_is_found() -> None
     others = [curve(64, 0, number=k) for k in (2, 3)]
     assert compare_at_equal_tokens(curve(16, 0, steps=9, shift=2.0), others) is None
     for batch, steps in ((16, 80), (256, 20)):
-        assert stability_parts(judged(curve(batch, 0, steps=steps, shift=2.0), others))["equal_tokens"] < 0.9
+        assert (
+            stability_parts(judged(curve(batch, 0, steps=steps, shift=2.0), others))["equal_tokens"]
+            < 0.9
+        )
 
 
 def test_a_loss_that_rises_for_a_too_high_learning_rate_is_found() -> None:
@@ -138,7 +153,12 @@ def test_a_larger_batch_that_learns_less_from_a_token_is_no_less_stable() -> Non
 def test_without_losses_in_common_there_is_no_comparison() -> None:
     assert compare_at_equal_tokens(curve(64, 0), []) is None
     assert compare_at_equal_tokens(curve(64, 0, steps=6), [curve(64, 0, number=2)]) is None
-    assert compare_at_equal_tokens(replace(curve(64, 0), losses=(math.nan,) * 20), [curve(64, 0, number=2)]) is None
+    assert (
+        compare_at_equal_tokens(
+            replace(curve(64, 0), losses=(math.nan,) * 20), [curve(64, 0, number=2)]
+        )
+        is None
+    )
     own = curve(64, 0)
     assert compare_at_equal_tokens(own, [own]) is None, "a config is no evidence about itself"
 
@@ -151,7 +171,9 @@ def test_the_losses_of_fp32_are_preferred_and_then_those_of_the_nearest_batch() 
     assert against_all.curves == 3
     assert against_all.unexplained == 0
     against_fp32 = present(
-        compare_at_equal_tokens(mine, [*bf16, exact, curve(32, 0, steps=80, number=7, precision="fp32")])
+        compare_at_equal_tokens(
+            mine, [*bf16, exact, curve(32, 0, steps=80, number=7, precision="fp32")]
+        )
     )
     assert against_fp32.curves == 1
     assert against_fp32.excess == pytest.approx(0.6, abs=0.15)
@@ -194,7 +216,9 @@ def test_a_comparison_is_stored_with_its_measurement() -> None:
     assert Measurement.from_dict(m.to_dict()) == m
     document = m.to_dict()
     del document["loss_comparison"]
-    assert Measurement.from_dict(document).loss_comparison is None, "documents of earlier versions have none"
+    assert Measurement.from_dict(document).loss_comparison is None, (
+        "documents of earlier versions have none"
+    )
 
 
 def test_how_the_loss_was_judged_is_said_in_words() -> None:

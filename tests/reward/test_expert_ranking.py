@@ -23,7 +23,11 @@ def totals(steps: int, seed: int) -> dict[str, float]:
     baseline = next(run for run in runs if run.name == BASELINE).measured(steps, seed)
     return {
         run.name: reward(
-            run.measured(steps, seed), baseline=baseline, objective=Objective(), workload=workload(), config=CONFIG
+            run.measured(steps, seed),
+            baseline=baseline,
+            objective=Objective(),
+            workload=workload(),
+            config=CONFIG,
         ).total
         for run in runs
     }
@@ -33,7 +37,16 @@ def test_the_table_covers_every_kind_of_run() -> None:
     runs = expert_ranking()
     kinds = Counter(run.kind for run in runs)
     assert len({run.name for run in runs}) == len(runs) >= 40
-    assert set(kinds) == {"healthy", "spiking", "skipping", "slow-tailed", "lucky", "short", "drifting", "diverging"}
+    assert set(kinds) == {
+        "healthy",
+        "spiking",
+        "skipping",
+        "slow-tailed",
+        "lucky",
+        "short",
+        "drifting",
+        "diverging",
+    }
     assert all(run.reason for run in runs)
 
 
@@ -62,7 +75,14 @@ def test_only_runs_that_do_not_train_diverge(steps: int) -> None:
 def test_a_flat_loss_with_a_fifth_of_noise_rarely_counts_as_diverged(steps: int) -> None:
     """0.5% at most of stationary runs without a reference."""
     noisy = SyntheticRun(
-        tier=0, name="noise", kind="healthy", reason="", speed=1.0, shared_noise=0.2, flat=True, reference=False
+        tier=0,
+        name="noise",
+        kind="healthy",
+        reason="",
+        speed=1.0,
+        shared_noise=0.2,
+        flat=True,
+        reference=False,
     )
     broken = sum(diverged(noisy.measured(steps, seed)) is not None for seed in range(200))
     assert broken <= 1

@@ -7,14 +7,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.reward import efficiency, known_noise_scale, learning_rate_factor, noise_scale, with_noise_scale
+from autotune.reward import (
+    efficiency,
+    known_noise_scale,
+    learning_rate_factor,
+    noise_scale,
+    with_noise_scale,
+)
 from tests.reward.samples import healthy
 from tests.shortcuts import present
 
 LAW = settings(deadline=None, derandomize=True)
 
 
-def squared_norms(rng: np.random.Generator, *, batch: int, steps: int, signal: np.ndarray, sigma: float) -> list[float]:
+def squared_norms(
+    rng: np.random.Generator, *, batch: int, steps: int, signal: np.ndarray, sigma: float
+) -> list[float]:
     """|gradient|^2 of batches whose sequences each add independent noise to the true gradient."""
     noise = rng.standard_normal((steps, len(signal))) * sigma / math.sqrt(batch)
     return [float(g @ g) for g in signal + noise]
@@ -27,7 +35,9 @@ def test_a_known_noise_scale_is_recovered_within_a_fifth(known: float, seed: int
     size, steps = 2000, 300
     signal = rng.standard_normal(size)
     sigma = math.sqrt(known * float(signal @ signal) / size)
-    small, big = (squared_norms(rng, batch=b, steps=steps, signal=signal, sigma=sigma) for b in (2, 16))
+    small, big = (
+        squared_norms(rng, batch=b, steps=steps, signal=signal, sigma=sigma) for b in (2, 16)
+    )
     found = present(noise_scale(small, big, small=2, big=16))
     assert found.value == pytest.approx(known, rel=0.2)
     assert found.low <= found.value <= found.high
@@ -46,9 +56,15 @@ def test_a_signal_that_drowns_is_infinitely_noisy() -> None:
 
 @pytest.mark.parametrize(
     ("small", "big", "sizes"),
-    [([1.0], [1.0], (1, 2)), ([1.0, 1.0], [1.0, 1.0], (2, 2)), ([1.0, math.nan], [1.0, 1.0], (1, 2))],
+    [
+        ([1.0], [1.0], (1, 2)),
+        ([1.0, 1.0], [1.0, 1.0], (2, 2)),
+        ([1.0, math.nan], [1.0, 1.0], (1, 2)),
+    ],
 )
-def test_what_cannot_be_estimated_is_not(small: list[float], big: list[float], sizes: tuple[int, int]) -> None:
+def test_what_cannot_be_estimated_is_not(
+    small: list[float], big: list[float], sizes: tuple[int, int]
+) -> None:
     assert noise_scale(small, big, small=sizes[0], big=sizes[1]) is None
 
 

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from autotune.reward import MachineLevels, at_first_level, counted_once
-from autotune.spec import Estimate, Measurement, ParallelConfig, Reward, Trial, TrialPurpose, TrialStatus
+from autotune.spec import (
+    Estimate,
+    Measurement,
+    ParallelConfig,
+    Reward,
+    Trial,
+    TrialPurpose,
+    TrialStatus,
+)
 from tests.benchmarks.drift import prediction
 from tests.shortcuts import present
 
@@ -44,7 +52,9 @@ def trial(
 def runs(*times: float) -> list[Trial]:
     """Runs of the baseline, with two trials after each."""
     return [
-        trial(3 * i + k, t, BASELINE if k == 0 else TrialPurpose.SEARCH) for i, t in enumerate(times) for k in range(3)
+        trial(3 * i + k, t, BASELINE if k == 0 else TrialPurpose.SEARCH)
+        for i, t in enumerate(times)
+        for k in range(3)
     ]
 
 
@@ -72,7 +82,9 @@ def test_without_a_default_config_there_is_no_level() -> None:
         pytest.param((1.0, 4.0, 4.0, 1.0, 1.01), [0.25, 4.0], set(), id="a change back"),
     ],
 )
-def test_two_runs_that_agree_are_a_change(times: tuple[float, ...], speedups: list[float], odd: set[int]) -> None:
+def test_two_runs_that_agree_are_a_change(
+    times: tuple[float, ...], speedups: list[float], odd: set[int]
+) -> None:
     levels = MachineLevels(runs(*times))
     assert [c.speedup for c in levels.changes] == pytest.approx(speedups, rel=0.01)
     assert levels.odd == odd
@@ -99,10 +111,14 @@ def test_predictions_tell_when_the_machine_changed() -> None:
         trial(6, 4.0, BASELINE),
     ]
     levels = MachineLevels(trials)
-    assert [levels.at(n).fast for n in range(1, 5)] == pytest.approx([0.0, 0.0, -math.log(4), -math.log(4)])
+    assert [levels.at(n).fast for n in range(1, 5)] == pytest.approx(
+        [0.0, 0.0, -math.log(4), -math.log(4)]
+    )
     assert all(levels.at(n).is_known for n in range(1, 5))
     seen = at_first_level(trials, 0.2)
-    assert [t.measurement.step_time_s for t in seen[1:5] if t.measurement] == pytest.approx([1.05, 0.95, 1.05, 0.975])
+    assert [t.measurement.step_time_s for t in seen[1:5] if t.measurement] == pytest.approx(
+        [1.05, 0.95, 1.05, 0.975]
+    )
 
 
 def test_one_wrong_prediction_does_not_move_the_change() -> None:
@@ -115,11 +131,19 @@ def test_one_wrong_prediction_does_not_move_the_change() -> None:
         trial(7, 4.0, BASELINE),
     ]
     levels = MachineLevels(trials)
-    assert [levels.at(n).fast for n in range(1, 6)] == pytest.approx([0.0, 0.0, 0.0, 0.0, -math.log(4)])
+    assert [levels.at(n).fast for n in range(1, 6)] == pytest.approx(
+        [0.0, 0.0, 0.0, 0.0, -math.log(4)]
+    )
 
 
 def test_where_nothing_was_predicted_both_levels_are_possible_and_the_fast_one_counts() -> None:
-    trials = [trial(0, 1.0, BASELINE), trial(1, 2.0), trial(2, 2.0), trial(3, 4.0, BASELINE), trial(4, 4.0, BASELINE)]
+    trials = [
+        trial(0, 1.0, BASELINE),
+        trial(1, 2.0),
+        trial(2, 2.0),
+        trial(3, 4.0, BASELINE),
+        trial(4, 4.0, BASELINE),
+    ]
     levels = MachineLevels(trials)
     assert (levels.at(1).slow, levels.at(1).fast) == (pytest.approx(-math.log(4)), 0.0)
     assert not levels.at(1).is_known
@@ -163,12 +187,17 @@ def test_levels_that_take_figures_over_are_those_of_all_trials() -> None:
 
 def test_the_noise_of_phases_is_that_of_all_their_runs() -> None:
     """Two runs at the second level agree as far as the spread of the earlier runs lets them: within the prior's 2% they would not."""
-    steady, noisy = runs(1.0, 1.0, 1.0, 1.0, 4.0, 4.6), runs(1.0, 1.09, 0.92, 1.1, 0.91, 1.08, 0.9, 1.12, 4.0, 4.6)
+    steady, noisy = (
+        runs(1.0, 1.0, 1.0, 1.0, 4.0, 4.6),
+        runs(1.0, 1.09, 0.92, 1.1, 0.91, 1.08, 0.9, 1.12, 4.0, 4.6),
+    )
     assert MachineLevels(steady).changes == ()
     (change,) = MachineLevels(noisy).changes
     assert change.after.runs == (24, 27)
     assert change.speedup == pytest.approx(
-        1 / math.sqrt(4.0 * 4.6) * math.exp(np.log([1.0, 1.09, 0.92, 1.1, 0.91, 1.08, 0.9, 1.12]).mean())
+        1
+        / math.sqrt(4.0 * 4.6)
+        * math.exp(np.log([1.0, 1.09, 0.92, 1.1, 0.91, 1.08, 0.9, 1.12]).mean())
     )
 
 
@@ -178,7 +207,9 @@ def test_final_measurements_are_left_as_they_are() -> None:
     assert len(MachineLevels(trials).changes) == 1
 
 
-def test_a_config_counts_once_the_default_one_with_its_first_run_and_any_other_with_its_last() -> None:
+def test_a_config_counts_once_the_default_one_with_its_first_run_and_any_other_with_its_last() -> (
+    None
+):
     again = ParallelConfig(micro_batch_size=50)
     trials = [
         trial(0, 1.0, BASELINE),

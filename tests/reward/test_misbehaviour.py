@@ -56,7 +56,9 @@ def train(
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(1)
     chain = torch.softmax(3 * torch.randn(VOCABULARY, VOCABULARY, generator=generator), dim=1)
-    model = nn.Sequential(nn.Embedding(VOCABULARY, 64), nn.Linear(64, 128), nn.GELU(), nn.Linear(128, VOCABULARY))
+    model = nn.Sequential(
+        nn.Embedding(VOCABULARY, 64), nn.Linear(64, 128), nn.GELU(), nn.Linear(128, VOCABULARY)
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
     losses, norms, skipped, bad = [], [], 0, 0
     for step in range(STEPS):
@@ -121,7 +123,10 @@ def test_healthy_trainings_are_stable_in_fp32_and_bf16() -> None:
 
 def test_too_high_a_learning_rate_shows() -> None:
     wild = against_fp32(learning_rate=3.0)
-    assert diverged(wild) is not None or min(stability_parts(wild)[p] for p in ("trend", "fidelity")) < 0.5
+    assert (
+        diverged(wild) is not None
+        or min(stability_parts(wild)[p] for p in ("trend", "fidelity")) < 0.5
+    )
     assert stability(wild) < 0.5
 
 
@@ -154,10 +159,13 @@ def test_gradients_that_are_not_finite_diverge_with_their_step() -> None:
 def test_near_the_memory_limit_only_the_headroom_suffers() -> None:
     capacity = 4e9
     close, far = (
-        replace(fp32(), peak_memory_bytes=share * capacity, memory_capacity_bytes=capacity) for share in (0.98, 0.85)
+        replace(fp32(), peak_memory_bytes=share * capacity, memory_capacity_bytes=capacity)
+        for share in (0.98, 0.85)
     )
     assert stability_parts(close)["headroom"] < 0.3
-    assert {k: v for k, v in stability_parts(close).items() if k != "headroom"} == stability_parts(fp32())
+    assert {k: v for k, v in stability_parts(close).items() if k != "headroom"} == stability_parts(
+        fp32()
+    )
     assert stability(far) >= 0.95
 
 
@@ -177,6 +185,8 @@ def test_the_ranking_flips_when_the_weight_rises(weight: float, risky_wins: bool
 def test_a_run_that_skips_a_third_of_its_steps_does_not_win_by_speed() -> None:
     skipping = against_fp32(dtype=torch.float16, loss_scale=2.0**40, step_time_s=0.08)
     objective = Objective(stability_weight=0.0)
-    total = reward(skipping, baseline=fp32(), objective=objective, workload=workload(), config=BASELINE).total
+    total = reward(
+        skipping, baseline=fp32(), objective=objective, workload=workload(), config=BASELINE
+    ).total
     assert skipping.skipped_share > 0.3
     assert total < 0.0

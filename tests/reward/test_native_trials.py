@@ -34,11 +34,15 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankContext]:
         dist.destroy_process_group()
 
 
-def trained(alone: RankContext, precision: str, *, rate: float = 1e-2, **changes: Any) -> Measurement:
+def trained(
+    alone: RankContext, precision: str, *, rate: float = 1e-2, **changes: Any
+) -> Measurement:
     """A trial's measurement; its step times are those of an idle machine, since the test's is not."""
     asked = request("llama", f"{PLAIN},precision={precision}", steps=STEPS, **changes)
     try:
-        found = run_trial(replace(asked, trainer_options={"learning_rate": rate}), alone, lambda _: True).measurement
+        found = run_trial(
+            replace(asked, trainer_options={"learning_rate": rate}), alone, lambda _: True
+        ).measurement
     except TrialFailed as failed:
         found = failed.measurement or Measurement(step_times_s=())
     return replace(found, step_times_s=(0.1,) * len(found.step_times_s))
@@ -54,7 +58,9 @@ def against(measurement: Measurement, reference: Measurement) -> Measurement:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_healthy_trials_are_stable_in_every_precision(alone: RankContext, fp32: Measurement, precision: str) -> None:
+def test_healthy_trials_are_stable_in_every_precision(
+    alone: RankContext, fp32: Measurement, precision: str
+) -> None:
     found = against(trained(alone, precision), fp32)
     assert found.losses[-1] < found.losses[0]
     assert stability_parts(found)["fidelity"] >= 0.95
@@ -62,22 +68,30 @@ def test_healthy_trials_are_stable_in_every_precision(alone: RankContext, fp32: 
 
 
 @pytest.mark.parametrize("rate", [1.0, 1e4])
-def test_too_high_a_learning_rate_leaves_the_reference(alone: RankContext, fp32: Measurement, rate: float) -> None:
+def test_too_high_a_learning_rate_leaves_the_reference(
+    alone: RankContext, fp32: Measurement, rate: float
+) -> None:
     wild = against(trained(alone, "fp32", rate=rate), fp32)
     assert diverged(wild) is not None or stability_parts(wild)["fidelity"] < 0.5
     assert stability(wild) < 0.5
 
 
-def test_at_98_percent_of_the_memory_limit_only_the_headroom_suffers(alone: RankContext, fp32: Measurement) -> None:
+def test_at_98_percent_of_the_memory_limit_only_the_headroom_suffers(
+    alone: RankContext, fp32: Measurement
+) -> None:
     peak = fp32.peak_memory_bytes
     if not peak:
         pytest.skip("this system does not tell a process its peak memory")
     full = replace(fp32, memory_capacity_bytes=peak / 0.98)
     assert stability_parts(full)["headroom"] == pytest.approx(0.25)
-    assert {k: v for k, v in stability_parts(full).items() if v < 0.95} == {"headroom": pytest.approx(0.25)}
+    assert {k: v for k, v in stability_parts(full).items() if v < 0.95} == {
+        "headroom": pytest.approx(0.25)
+    }
 
 
-def test_the_ranking_of_real_trials_flips_with_the_weight(alone: RankContext, fp32: Measurement) -> None:
+def test_the_ranking_of_real_trials_flips_with_the_weight(
+    alone: RankContext, fp32: Measurement
+) -> None:
     safe = against(trained(alone, "bf16"), fp32)
     wild = against(trained(alone, "bf16", rate=0.3), fp32)
     assert diverged(wild) is None
@@ -88,7 +102,9 @@ def test_the_ranking_of_real_trials_flips_with_the_weight(alone: RankContext, fp
 
     def total(measurement: Measurement, weight: float) -> float:
         objective = Objective(stability_weight=weight)
-        return reward(measurement, baseline=fp32, objective=objective, workload=workload, config=config).total
+        return reward(
+            measurement, baseline=fp32, objective=objective, workload=workload, config=config
+        ).total
 
     assert total(hasty, 0.0) > total(safe, 0.0)
     assert total(hasty, 0.8) < total(safe, 0.8)
@@ -99,8 +115,13 @@ def test_the_learning_rate_follows_the_batch(alone: RankContext) -> None:
     several = request("llama", f"{PLAIN},precision=fp32", steps=4)
     several = replace(several, workload=replace(several.workload, global_batch_size=(2, 8)))
     runs = [
-        run_trial(replace(asked, trainer_options={"learning_rate": rate}), alone, lambda _: True).measurement.losses
-        for asked, rate in ((several, 5e-3), (request("llama", f"{PLAIN},precision=fp32", steps=4), 1e-2))
+        run_trial(
+            replace(asked, trainer_options={"learning_rate": rate}), alone, lambda _: True
+        ).measurement.losses
+        for asked, rate in (
+            (several, 5e-3),
+            (request("llama", f"{PLAIN},precision=fp32", steps=4), 1e-2),
+        )
     ]
     assert runs[0] == runs[1]
 

@@ -77,7 +77,9 @@ def test_a_run_must_be_further_behind_than_by_the_standard_deviation_of_a_differ
 
 def test_two_rounds_between_runs_of_the_default_config_that_disagree_do_not_count() -> None:
     steady, slow = run(*[0.1] * 6), run(*[0.2] * 6)
-    assert steady_rounds([steady, steady, slow, slow]) == [True, True, True, True], "it changed between the rounds"
+    assert steady_rounds([steady, steady, slow, slow]) == [True, True, True, True], (
+        "it changed between the rounds"
+    )
     assert steady_rounds([steady, slow, slow]) == [False, False, True]
     assert steady_rounds([steady]) == [True]
     assert steady_rounds([]) == []

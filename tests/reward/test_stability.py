@@ -84,7 +84,9 @@ def test_a_loss_that_a_log_does_not_say_is_no_divergence() -> None:
     assert diverged(known) is None
     assert stability_parts(known)["finite"] == 1.0
     assert stability(known) >= 0.95
-    few = healthy(time_from="log", losses=tuple(x if i % 4 == 0 else math.nan for i, x in enumerate(losses())))
+    few = healthy(
+        time_from="log", losses=tuple(x if i % 4 == 0 else math.nan for i, x in enumerate(losses()))
+    )
     assert diverged(few) is None
 
 

@@ -17,7 +17,11 @@ LAW = settings(deadline=None, derandomize=True)
 
 
 def worth(
-    measurement: Measurement, *, weight: float = 0.2, metric: str = "throughput", baseline: Measurement | None = None
+    measurement: Measurement,
+    *,
+    weight: float = 0.2,
+    metric: str = "throughput",
+    baseline: Measurement | None = None,
 ) -> Reward:
     return reward(
         measurement,
@@ -77,7 +81,12 @@ def test_a_measured_power_enters_only_when_both_have_it() -> None:
 @pytest.mark.parametrize(
     ("gpu", "readings", "value", "unit"),
     [
-        ({"usd_per_hour": 3.6, "power_watts": 400.0}, {"power_watts": 200.0}, 4 / 2560 * 1e-3, "USD"),
+        (
+            {"usd_per_hour": 3.6, "power_watts": 400.0},
+            {"power_watts": 200.0},
+            4 / 2560 * 1e-3,
+            "USD",
+        ),
         ({"power_watts": 400.0}, {"power_watts": 200.0}, 4 / 2560 * 200, "J"),
         ({"power_watts": 400.0}, {}, 4 / 2560 * 400, "J"),
         ({}, {}, 4 / 2560, "rank_s"),
@@ -87,20 +96,28 @@ def test_a_token_costs_money_where_prices_are_known_else_energy_else_time(
     gpu: dict[str, float], readings: dict[str, float], value: float, unit: str
 ) -> None:
     """Four ranks, 2560 tokens per second."""
-    paid = token_cost(healthy(step_times_s=(0.1,) * 5, utilization=readings), replace(workload().cluster.gpu, **gpu))
+    paid = token_cost(
+        healthy(step_times_s=(0.1,) * 5, utilization=readings),
+        replace(workload().cluster.gpu, **gpu),
+    )
     assert paid.value == pytest.approx(value)
     assert paid.unit == unit
 
 
 def test_without_a_baseline_a_trial_is_compared_with_itself() -> None:
     objective = Objective(stability_weight=0.0)
-    found = reward(healthy(), baseline=None, objective=objective, workload=workload(), config=BASELINE)
+    found = reward(
+        healthy(), baseline=None, objective=objective, workload=workload(), config=BASELINE
+    )
     assert found.total == 0.0
 
 
 def test_a_larger_batch_has_to_earn_its_keep() -> None:
     base = healthy(gradient_noise_scale=8.0)
-    twice = faster(1.0, replace(base, tokens_per_step=512, step_times_s=tuple(1.6 * t for t in base.step_times_s)))
+    twice = faster(
+        1.0,
+        replace(base, tokens_per_step=512, step_times_s=tuple(1.6 * t for t in base.step_times_s)),
+    )
     big = replace(BASELINE, accumulation_steps=4)
     by = {
         metric: reward(
@@ -126,21 +143,36 @@ def test_a_larger_batch_has_to_earn_its_keep() -> None:
     skipped=st.integers(0, 30),
     loss=st.floats(1e-3, 1e6),
 )
-def test_a_reward_is_finite(times: float, weight: float, metric: str, peak: float, skipped: int, loss: float) -> None:
+def test_a_reward_is_finite(
+    times: float, weight: float, metric: str, peak: float, skipped: int, loss: float
+) -> None:
     m = faster(times, healthy(peak_memory_bytes=peak, skipped_steps=skipped, losses=(loss,) * 20))
     found = worth(m, weight=weight, metric=metric)
-    assert all(math.isfinite(v) for v in (found.total, found.throughput, found.stability, *found.parts.values()))
+    assert all(
+        math.isfinite(v)
+        for v in (found.total, found.throughput, found.stability, *found.parts.values())
+    )
 
 
 @LAW
-@given(a=st.floats(0.01, 100), more=st.floats(1.001, 100), weight=st.floats(0, 0.99), metric=st.sampled_from(METRICS))
+@given(
+    a=st.floats(0.01, 100),
+    more=st.floats(1.001, 100),
+    weight=st.floats(0, 0.99),
+    metric=st.sampled_from(METRICS),
+)
 def test_more_throughput_is_worth_more(a: float, more: float, weight: float, metric: str) -> None:
     slow, fast = (worth(faster(x), weight=weight, metric=metric).total for x in (a, a * more))
     assert fast > slow
 
 
 @LAW
-@given(times=st.floats(1e-3, 1e12), weight=st.floats(0, 1), metric=st.sampled_from(METRICS), gone=st.floats(1e-3, 1e3))
+@given(
+    times=st.floats(1e-3, 1e12),
+    weight=st.floats(0, 1),
+    metric=st.sampled_from(METRICS),
+    gone=st.floats(1e-3, 1e3),
+)
 def test_no_speed_lifts_a_diverged_trial_over_a_healthy_one(
     times: float, weight: float, metric: str, gone: float
 ) -> None:

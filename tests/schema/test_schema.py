@@ -65,7 +65,12 @@ def test_what_is_left_out_takes_its_default() -> None:
     assert found.objective == Objective()
     assert found.budget == Budget()
     assert found.measure == MeasureSpec()
-    assert (found.searcher, found.trainer, found.runner, found.seed) == ("bayesian", "native", "ray", 0)
+    assert (found.searcher, found.trainer, found.runner, found.seed) == (
+        "bayesian",
+        "native",
+        "ray",
+        0,
+    )
     assert found.workload.trainer == "native"
 
 
@@ -75,7 +80,12 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
         **MINIMAL,
         "name": "everything",
         "workload": {"seq_len": 512, "global_batch_size": [64, 32, 64], "optimizer": "sgd"},
-        "space": {"tp": [1, 2], "micro_batch_size": {"powers_of_two": [1, 64]}, "world_sizes": 8, "compile": True},
+        "space": {
+            "tp": [1, 2],
+            "micro_batch_size": {"powers_of_two": [1, 64]},
+            "world_sizes": 8,
+            "compile": True,
+        },
         "objective": {"metric": "goodput", "stability_weight": 0},
         "budget": {"max_trials": 3, "max_wall_s": "1e2", "max_gpu_s": 5, "train_tokens": 3e11},
         "measure": {"min_steps": 3, "max_steps": 3, "precision": 0.1},
@@ -85,12 +95,19 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
         "seed": 7,
         "data": "text.txt",
         "baseline": {"dp": 8, "accumulation_steps": 8},
-        "enqueue": ["tp=2,dp=4,accumulation_steps=16", {"tp": 2, "dp": 4, "accumulation_steps": 16}],
+        "enqueue": [
+            "tp=2,dp=4,accumulation_steps=16",
+            {"tp": 2, "dp": 4, "accumulation_steps": 16},
+        ],
     }
     found = parse_study(document, base=tmp_path)
     assert found.workload.global_batch_sizes == (32, 64)
     assert found.workload.optimizer == "sgd"
-    assert found.space.knobs == {"tp": (1, 2), "micro_batch_size": (1, 2, 4, 8, 16, 32, 64), "compile": (True,)}
+    assert found.space.knobs == {
+        "tp": (1, 2),
+        "micro_batch_size": (1, 2, 4, 8, 16, 32, 64),
+        "compile": (True,),
+    }
     assert found.space.world_sizes == (8,)
     assert found.budget == Budget(max_trials=3, max_wall_s=100.0, max_gpu_s=5.0, train_tokens=3e11)
     assert found.runner == "simulated"
@@ -101,9 +118,20 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
 
 
 def test_inline_model_and_cluster() -> None:
-    model = {"name": "own", "num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 256}
+    model = {
+        "name": "own",
+        "num_layers": 2,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "vocab_size": 256,
+    }
     cluster = {
-        "gpu": {"name": "own", "memory_bytes": 16e9, "peak_flops_per_s": {"bf16": 1e14}, "memory_bytes_per_s": 1e12},
+        "gpu": {
+            "name": "own",
+            "memory_bytes": 16e9,
+            "peak_flops_per_s": {"bf16": 1e14},
+            "memory_bytes_per_s": 1e12,
+        },
         "num_nodes": 2,
         "gpus_per_node": 4,
         "inter_node": {"latency_s": 1e-5, "bytes_per_s": 1e9},
@@ -112,7 +140,9 @@ def test_inline_model_and_cluster() -> None:
     assert found.workload.model == ModelSpec(**model)
     assert found.workload.cluster.name == "own-2x4"
     assert found.workload.cluster.inter_node.bytes_per_s == 1e9
-    priced = study(cluster={"gpu": "h100-sxm", "num_nodes": 4, "usd_per_hour": 2.5}).workload.cluster
+    priced = study(
+        cluster={"gpu": "h100-sxm", "num_nodes": 4, "usd_per_hour": 2.5}
+    ).workload.cluster
     assert priced.name == "h100-sxm-4x8"
     assert priced.gpu.usd_per_hour == 2.5
     assert priced.intra_node == catalog.cluster("h100-sxm-4x8").intra_node
@@ -121,7 +151,9 @@ def test_inline_model_and_cluster() -> None:
 def test_layers_of_multi_token_prediction_are_set_beside_a_catalog_name() -> None:
     plain = study(model="deepseek-v3").workload.model
     assert plain.mtp_layers == 0
-    assert study(model={"name": "deepseek-v3", "mtp_layers": 1}).workload.model == replace(plain, mtp_layers=1)
+    assert study(model={"name": "deepseek-v3", "mtp_layers": 1}).workload.model == replace(
+        plain, mtp_layers=1
+    )
     with pytest.raises(SpecError, match="mtp_layers"):
         study(model={"name": "deepseek-v3", "mtp_layers": -1})
     with pytest.raises(CatalogError, match="there is no model 'deepsek'"):
@@ -139,7 +171,12 @@ def test_a_model_from_a_hugging_face_config(tmp_path: Path) -> None:
     config = {"n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257}
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    for path in ("mine/config.json", "./mine", str(tmp_path / "mine" / "config.json"), {"hf": "mine/config.json"}):
+    for path in (
+        "mine/config.json",
+        "./mine",
+        str(tmp_path / "mine" / "config.json"),
+        {"hf": "mine/config.json"},
+    ):
         found = parse_study({**MINIMAL, "model": path}, base=tmp_path)
         assert found.workload.model.name == "mine"
         assert found.workload.model.num_parameters == catalog.model("gpt2-small").num_parameters
@@ -147,18 +184,30 @@ def test_a_model_from_a_hugging_face_config(tmp_path: Path) -> None:
         parse_study({**MINIMAL, "model": "other/config.json"}, base=tmp_path)
 
 
-LLAMA = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 256}
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "vocab_size": 256,
+}
 
 
 def test_own_keys_beside_those_of_a_config_json_count() -> None:
     own = {"tied_embeddings": True, "gated_mlp": False, "max_positions": 2048, "mtp_layers": 1}
-    model = parse_study({**MINIMAL, "model": {**LLAMA, "model_type": "gpt_neox", **own}}).workload.model
+    model = parse_study(
+        {**MINIMAL, "model": {**LLAMA, "model_type": "gpt_neox", **own}}
+    ).workload.model
     assert {key: getattr(model, key) for key in own} == own
     assert parse_study({**MINIMAL, "model": LLAMA}).workload.model.tied_embeddings is False
 
 
-def test_transformers_own_class_is_another_model_than_the_decoder_of_its_shape(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "intermediate_size": 96}), encoding="utf-8")
+def test_transformers_own_class_is_another_model_than_the_decoder_of_its_shape(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps({**LLAMA, "intermediate_size": 96}), encoding="utf-8"
+    )
     shape = parse_study({**MINIMAL, "model": "./config.json"}, base=tmp_path).workload.model
     own = parse_study({**MINIMAL, "model": {"hf": "config.json"}}, base=tmp_path).workload.model
     assert shape.code is None
@@ -168,7 +217,9 @@ def test_transformers_own_class_is_another_model_than_the_decoder_of_its_shape(t
 
 
 def test_a_family_that_is_not_known_is_built_to_know_its_shape(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "model_type": "brand_new"}), encoding="utf-8")
+    (tmp_path / "config.json").write_text(
+        json.dumps({**LLAMA, "model_type": "brand_new"}), encoding="utf-8"
+    )
     asked = {**MINIMAL, "model": {"hf": "config.json"}}
     built: list[ModelSpec] = []
 
@@ -182,19 +233,29 @@ def test_a_family_that_is_not_known_is_built_to_know_its_shape(tmp_path: Path) -
         parse_study(asked, base=tmp_path)
 
 
-def test_a_users_function_is_asked_for_its_model_only_where_the_spec_is_a_file(tmp_path: Path) -> None:
+def test_a_users_function_is_asked_for_its_model_only_where_the_spec_is_a_file(
+    tmp_path: Path,
+) -> None:
     asked = {**MINIMAL, "model": {"module": "pack.age:build", "args": {"width": 8}}}
     (tmp_path / "spec.json").write_text(json.dumps(asked), encoding="utf-8")
     document = read_spec(tmp_path / "spec.json")
     assert document["model"]["folder"] == str(tmp_path)
     found = parse_study(document, base=tmp_path, inspect=lambda model: model).workload.model
     assert found.name == "pack.age.build"
-    assert found.code == ModelCode(module="pack.age:build", args='{"width":8}', folder=str(tmp_path))
+    assert found.code == ModelCode(
+        module="pack.age:build", args='{"width":8}', folder=str(tmp_path)
+    )
     for base in (None, tmp_path):
-        with pytest.raises(SpecError, match="runs its code, which is only allowed if the spec is a file"):
+        with pytest.raises(
+            SpecError, match="runs its code, which is only allowed if the spec is a file"
+        ):
             parse_study(document, base=base)
     with pytest.raises(SpecError, match=r"model.module"):
-        parse_study({**MINIMAL, "model": {"module": "no function"}}, base=tmp_path, inspect=lambda model: model)
+        parse_study(
+            {**MINIMAL, "model": {"module": "no function"}},
+            base=tmp_path,
+            inspect=lambda model: model,
+        )
 
 
 def test_a_space_from_a_file_of_ones_own(tmp_path: Path) -> None:
@@ -205,10 +266,13 @@ def test_a_space_from_a_file_of_ones_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"model": "../config.json"}, {"model": {"hf": "../config.json"}}, {"space": "./mine.yaml"}]
+    "change",
+    [{"model": "../config.json"}, {"model": {"hf": "../config.json"}}, {"space": "./mine.yaml"}],
 )
 def test_what_came_over_the_wire_names_no_files(change: dict[str, str]) -> None:
-    with pytest.raises(SpecError, match="paths are allowed only in a spec that is read from a file"):
+    with pytest.raises(
+        SpecError, match="paths are allowed only in a spec that is read from a file"
+    ):
         study(**change)
 
 
@@ -244,18 +308,46 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"space": {"micro_batch": 1}}, "space.micro_batch", "did you mean micro_batch_size?"),
     ({"cluster": {"gpu": {"nme": "x"}}}, "cluster.gpu.nme", "did you mean name?"),
     ({"model": "gpt-medium"}, "model", "did you mean gpt2-medium?"),
-    ({"cluster": {"gpu": "h100"}}, "gpu", "did you mean h100-nvl, h100-pcie, h100-sxm or h100-sxm-96gb?"),
+    (
+        {"cluster": {"gpu": "h100"}},
+        "gpu",
+        "did you mean h100-nvl, h100-pcie, h100-sxm or h100-sxm-96gb?",
+    ),
     ({"space": "laptp"}, "space", "did you mean laptop?"),
     ({"searcher": "baysian"}, "searcher", "did you mean bayesian?"),
     ({"trainer": "megatrn"}, "trainer", "did you mean megatron?"),
-    ({"workload": {"seq_len": "1024", "global_batch_size": 1}}, "workload.seq_len", "must be a whole number"),
-    ({"workload": {"seq_len": "4e3", "global_batch_size": 1}}, "workload.seq_len", "write all its digits"),
-    ({"workload": {"seq_len": 8, "global_batch_size": "4M"}}, "workload.global_batch_size", "write all its digits"),
-    ({"workload": {"seq_len": 8, "global_batch_size": "0100"}}, "workload.global_batch_size", "without leading zeros"),
+    (
+        {"workload": {"seq_len": "1024", "global_batch_size": 1}},
+        "workload.seq_len",
+        "must be a whole number",
+    ),
+    (
+        {"workload": {"seq_len": "4e3", "global_batch_size": 1}},
+        "workload.seq_len",
+        "write all its digits",
+    ),
+    (
+        {"workload": {"seq_len": 8, "global_batch_size": "4M"}},
+        "workload.global_batch_size",
+        "write all its digits",
+    ),
+    (
+        {"workload": {"seq_len": 8, "global_batch_size": "0100"}},
+        "workload.global_batch_size",
+        "without leading zeros",
+    ),
     ({"name": False}, "name", "put quotes around a word: YAML reads"),
     ({"name": 7}, "name", "put quotes around it"),
-    ({"workload": {"seq_len": True, "global_batch_size": 1}}, "workload.seq_len", "must be a whole number"),
-    ({"workload": {"seq_len": 0, "global_batch_size": 1}}, "workload.seq_len", "greater than or equal to 1"),
+    (
+        {"workload": {"seq_len": True, "global_batch_size": 1}},
+        "workload.seq_len",
+        "must be a whole number",
+    ),
+    (
+        {"workload": {"seq_len": 0, "global_batch_size": 1}},
+        "workload.seq_len",
+        "greater than or equal to 1",
+    ),
     (
         {"workload": {"seq_len": 8, "global_batch_size": []}},
         "workload.global_batch_size",
@@ -276,18 +368,38 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"space": {"world_sizes": [-1]}}, "space.world_sizes.0", "greater than or equal to 1"),
     ({"space": ["tp"]}, "space", "must be text, or a mapping"),
     ({"objective": {"metric": "speed"}}, "objective.metric", "'throughput', 'goodput' or 'cost'"),
-    ({"objective": {"stability_weight": 1.5}}, "objective.stability_weight", "less than or equal to 1"),
+    (
+        {"objective": {"stability_weight": 1.5}},
+        "objective.stability_weight",
+        "less than or equal to 1",
+    ),
     ({"budget": {"max_trials": 0}}, "budget.max_trials", "greater than or equal to 1"),
     ({"budget": {"max_wall_s": True}}, "budget.max_wall_s", "must be a number"),
     ({"measure": {"first_look": 2}}, "measure", "0 (none) or at least 3, but first_look=2"),
-    ({"budget": {"max_failed_trials": 0}}, "budget.max_failed_trials", "greater than or equal to 1"),
+    (
+        {"budget": {"max_failed_trials": 0}},
+        "budget.max_failed_trials",
+        "greater than or equal to 1",
+    ),
     ({"measure": {"min_steps": 9, "max_steps": 3}}, "measure", "max_steps=3 and min_steps=9"),
-    ({"measure": {"final_rounds": 0, "stability_steps": 9}}, "measure", "final_rounds=0: there is none"),
+    (
+        {"measure": {"final_rounds": 0, "stability_steps": 9}},
+        "measure",
+        "final_rounds=0: there is none",
+    ),
     ({"trainer": {"knd": "native"}}, "trainer.kind", "is required"),
     ({"trainer": {"kind": "native", "stps": 3}}, "trainer.stps", "did you mean steps?"),
-    ({"trainer": {"kind": "native", "data": "mine.txt"}}, "trainer.data", "data is a key of the study"),
+    (
+        {"trainer": {"kind": "native", "data": "mine.txt"}},
+        "trainer.data",
+        "data is a key of the study",
+    ),
     ({"trainer": {"kind": "native", "seed": 3}}, "trainer.seed", "seed is a key of the study"),
-    ({"trainer": {"kind": "native", "steps": 3}}, "trainer.steps", "autotune export --option steps="),
+    (
+        {"trainer": {"kind": "native", "steps": 3}},
+        "trainer.steps",
+        "autotune export --option steps=",
+    ),
     ({"trainer": {"kind": "command", "argv": "python train.py"}}, "trainer.argv", "must be a list"),
     ({"enqueue": ["tp=x"]}, "enqueue.0.tp", "must be a whole number"),
     ({"enqueue": [{"tq": 2}]}, "enqueue.0.tq", "there is no knob"),
@@ -306,13 +418,21 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"budget": {"max_wall_s": "1000d"}}, "budget.max_wall_s", "less than or equal to"),
     ({"budget": {"max_wall_s": "3600"}}, "budget.max_wall_s", "write it without quotes"),
     ({"workload": {"seq_len": "8k", "global_batch_size": 1}}, "workload.seq_len", "write 8Ki"),
-    ({"workload": {"seq_len": "1.5 tokens", "global_batch_size": 1}}, "workload.seq_len", "whole number"),
+    (
+        {"workload": {"seq_len": "1.5 tokens", "global_batch_size": 1}},
+        "workload.seq_len",
+        "whole number",
+    ),
     (
         {"knobs": {"tp": [1]}},
         "knobs.tp",
         "a built-in knob, so a study cannot declare it again; write its values under `space`",
     ),
-    ({"knobs": {"world_sizes": [1]}}, "knobs.world_sizes", "is a reserved name in a space or a config"),
+    (
+        {"knobs": {"world_sizes": [1]}},
+        "knobs.world_sizes",
+        "is a reserved name in a space or a config",
+    ),
     ({"knobs": {"Bad name": [1]}}, "knobs", "lower-case letters"),
     ({"knobs": {"mine": [1, "a"]}}, "knobs.mine", "all numbers, all words, or true and false"),
     ({"knobs": {"mine": []}}, "knobs.mine", "must have 1 or more entries"),
@@ -322,7 +442,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "knobs.mine",
         "all numbers, all words, or true and false, but are [True, 1]",
     ),
-    ({"knobs": {"name": [1, 2]}}, "knobs.name", "is a reserved name in a space or a config; rename the knob"),
+    (
+        {"knobs": {"name": [1, 2]}},
+        "knobs.name",
+        "is a reserved name in a space or a config; rename the knob",
+    ),
     ({"knobs": {"extra": [1, 2]}}, "knobs.extra", "is a reserved name in a space or a config"),
     ({"knobs": {f"k{i}": [0, 1] for i in range(17)}}, "knobs", "must have at most 16 entries"),
     (
@@ -330,7 +454,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "enqueue.0.extra",
         "must map knobs to values, but is 5",
     ),
-    ({"knobs": {"mine": [1, 2]}, "enqueue": ["tp=1,mine=3"]}, "enqueue.0.mine", "must be one of 1, 2, but is 3"),
+    (
+        {"knobs": {"mine": [1, 2]}, "enqueue": ["tp=1,mine=3"]},
+        "enqueue.0.mine",
+        "must be one of 1, 2, but is 3",
+    ),
     ({"knobs": {"mine": [1, 2]}, "baseline": "mime=1"}, "baseline.mime", "did you mean mine"),
     ({"space": {"mine": [1]}}, "space.mine", "there is no key 'mine'"),
     (
@@ -348,7 +476,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"model": {"module": "my model:build"}}, "model.module", "must be MODULE:FUNCTION or"),
     ({"model": {"module": "my_model:build\n"}}, "model.module", "must be MODULE:FUNCTION or"),
     ({"workload": {**IN_BF16, "pure_bf16": "yes"}}, "workload.pure_bf16", "must be true or false"),
-    ({**BF16_PROGRAM, "workload": {**IN_BF16, "pure_bf16": False}}, "workload.shards_in_fp32", "pure_bf16 is false"),
+    (
+        {**BF16_PROGRAM, "workload": {**IN_BF16, "pure_bf16": False}},
+        "workload.shards_in_fp32",
+        "pure_bf16 is false",
+    ),
     (
         {**BF16_PROGRAM, "workload": {**IN_BF16, "attention_kernel": "flash3"}},
         "workload.attention_kernel",
@@ -358,7 +490,9 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("change", "field", "words"), WRONG)
-def test_mistakes_are_answered_with_place_and_remedy(change: dict[str, Any], field: str, words: str) -> None:
+def test_mistakes_are_answered_with_place_and_remedy(
+    change: dict[str, Any], field: str, words: str
+) -> None:
     with pytest.raises((SpecError, CatalogError)) as error:
         study(**change)
     assert error.value.field == field
@@ -400,7 +534,11 @@ def test_times_tokens_bytes_and_rates_may_have_units() -> None:
         },
     )
     assert (found.workload.seq_len, found.workload.document_len) == (2048, 1024)
-    assert (found.budget.max_wall_s, found.budget.max_gpu_s, found.budget.train_tokens) == (5400, 172800, 15e12)
+    assert (found.budget.max_wall_s, found.budget.max_gpu_s, found.budget.train_tokens) == (
+        5400,
+        172800,
+        15e12,
+    )
     assert found.measure.step_timeout_s == 90
     cluster = found.workload.cluster
     assert (cluster.gpu.memory_bytes, cluster.gpu.memory_bytes_per_s) == (80 * 2**30, 3.35e12)
@@ -419,9 +557,17 @@ def test_the_examples_of_units_in_the_json_schema_are_accepted() -> None:
 def test_a_query_takes_a_number_as_text_and_the_units_of_specs() -> None:
     tokens = TypeAdapter[float](Annotated[Tokens, IN_QUERY])
     sequence = TypeAdapter[float](Annotated[SequenceLength, IN_QUERY])
-    assert [tokens.validate_python(text) for text in ("300B", "3e11", "300000000000")] == [300e9] * 3
+    assert [tokens.validate_python(text) for text in ("300B", "3e11", "300000000000")] == [
+        300e9
+    ] * 3
     assert [sequence.validate_python(text) for text in ("8Ki", "8192", "8192.0")] == [8192] * 3
-    for adapter, text in ((tokens, "0"), (tokens, "inf"), (tokens, ""), (sequence, "8k"), (sequence, "1.5")):
+    for adapter, text in (
+        (tokens, "0"),
+        (tokens, "inf"),
+        (tokens, ""),
+        (sequence, "8k"),
+        (sequence, "1.5"),
+    ):
         with pytest.raises(ValidationError):
             adapter.validate_python(text)
 
@@ -435,7 +581,9 @@ def test_a_time_with_colons_is_no_number_in_base_60() -> None:
 
 
 def test_what_a_guess_leaves_out_follows_from_the_others() -> None:
-    found = study(enqueue=["tp=2,micro_batch_size=8", {"pp": 4, "precision": "fp16"}], baseline="dp=4,tp=2")
+    found = study(
+        enqueue=["tp=2,micro_batch_size=8", {"pp": 4, "precision": "fp16"}], baseline="dp=4,tp=2"
+    )
     assert found.enqueue == (
         ParallelConfig(tp=2, dp=4, micro_batch_size=8, accumulation_steps=16),
         ParallelConfig(pp=4, dp=2, accumulation_steps=256, precision="fp16"),
@@ -449,9 +597,15 @@ def test_missing_data_is_found_before_anything_starts(tmp_path: Path) -> None:
     assert parse_study({**MINIMAL, "data": "on-the-service.bin"}).data == "on-the-service.bin"
 
 
-def test_files_are_read_as_yaml_and_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.yaml").write_text("model: gpt2-small\nbudget: {max_trials: 3}\n", encoding="utf-8")
-    (tmp_path / "a.json").write_text('{\t"model": "gpt2-small",\n\t"budget": {"max_trials": 3}}', encoding="utf-8")
+def test_files_are_read_as_yaml_and_as_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.yaml").write_text(
+        "model: gpt2-small\nbudget: {max_trials: 3}\n", encoding="utf-8"
+    )
+    (tmp_path / "a.json").write_text(
+        '{\t"model": "gpt2-small",\n\t"budget": {"max_trials": 3}}', encoding="utf-8"
+    )
     assert read_spec(tmp_path / "a.yaml") == read_spec(str(tmp_path / "a.json"))
     monkeypatch.setattr("sys.stdin", io.StringIO("{model: gpt2-small, budget: {max_trials: 3}}"))
     assert read_spec("-") == read_spec(tmp_path / "a.yaml")
@@ -525,7 +679,10 @@ def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5) | st.integers(), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=5) | st.integers(), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -533,7 +690,9 @@ plain = st.recursive(
 @pytest.mark.thorough
 @settings(deadline=None, derandomize=True, max_examples=examples(200))
 @given(st.sampled_from(sorted(StudyDocument.model_fields)), plain)
-def test_whatever_a_field_holds_it_is_read_or_refused_with_our_own_error(field: str, value: Any) -> None:
+def test_whatever_a_field_holds_it_is_read_or_refused_with_our_own_error(
+    field: str, value: Any
+) -> None:
     with suppress(AutotuneError):
         study(**{"space": {"tp": 1}, field: value})
 
@@ -558,8 +717,14 @@ def test_the_documents_know_every_field_of_the_values() -> None:
     assert set(SpaceDocument.model_fields) - {"name", "description", "world_sizes"} == set(FIELDS)
     assert set(ModelDocument.model_fields) == {field.name for field in fields(ModelSpec)} - {"code"}
     asked = StudyDocument.model_validate(MINIMAL)
-    for part, value in ((asked.objective, Objective), (asked.budget, Budget), (asked.measure, MeasureSpec)):
-        assert set(type(part).model_fields) == {field.name for field in fields(value)} - {"failures"}
+    for part, value in (
+        (asked.objective, Objective),
+        (asked.budget, Budget),
+        (asked.measure, MeasureSpec),
+    ):
+        assert set(type(part).model_fields) == {field.name for field in fields(value)} - {
+            "failures"
+        }
     spoken = {field.name for field in fields(Study)} - {
         "trainer_options",
         "runner_options",
@@ -599,7 +764,12 @@ def test_half_characters_are_refused_in_keys_and_values() -> None:
             parse_study(document)
 
 
-OWN = {"num_workers": [2, 0, 4], "bucket_mb": {"powers_of_two": [1, 8]}, "flash": [False, True], "rate": [0.5, 1e-3]}
+OWN = {
+    "num_workers": [2, 0, 4],
+    "bucket_mb": {"powers_of_two": [1, 8]},
+    "flash": [False, True],
+    "rate": [0.5, 1e-3],
+}
 
 
 def test_a_study_brings_knobs_of_its_own() -> None:
@@ -627,9 +797,12 @@ def test_a_study_brings_knobs_of_its_own() -> None:
         "rate": (0.5, 1e-3),
     }
     assert asked.baseline is not None
-    assert dict(asked.baseline.extra) == {"num_workers": 2, "bucket_mb": 1, "flash": True, "rate": 0.5}, (
-        "the first value is the default"
-    )
+    assert dict(asked.baseline.extra) == {
+        "num_workers": 2,
+        "bucket_mb": 1,
+        "flash": True,
+        "rate": 0.5,
+    }, "the first value is the default"
     assert asked.enqueue[0].extra["num_workers"] == 4
     assert Study.from_dict(json.loads(json.dumps(asked.to_dict()))) == asked
     space = SearchSpace.build(asked.workload, asked.space)
@@ -637,14 +810,23 @@ def test_a_study_brings_knobs_of_its_own() -> None:
     assert asked.baseline in SearchSpace.build(asked.workload, replace(asked.space, knobs={}))
     assert default_config(space).extra["num_workers"] == 2
     assert space.coordinates().shape == (96, len(FIELDS) + 4)
-    assert len({config.key for config in space}) == len({config_label(config) for config in space}) == 96
+    assert (
+        len({config.key for config in space})
+        == len({config_label(config) for config in space})
+        == 96
+    )
 
 
 def test_keys_of_options_are_text_as_a_store_gives_them_back() -> None:
-    spec = parse_text("values: {flash: {true: --flash, false: null}, bucket: {8: big}}", where="here", what="spec")
+    spec = parse_text(
+        "values: {flash: {true: --flash, false: null}, bucket: {8: big}}", where="here", what="spec"
+    )
     trainer = {"kind": "command", "argv": ["x", "{flash}", "{bucket}"], **spec}
     found = study(trainer=trainer, knobs={"flash": [False, True], "bucket": [4, 8]})
-    assert found.trainer_options["values"] == {"flash": {"true": "--flash", "false": None}, "bucket": {"8": "big"}}
+    assert found.trainer_options["values"] == {
+        "flash": {"true": "--flash", "false": None},
+        "bucket": {"8": "big"},
+    }
     assert Study.from_dict(json.loads(json.dumps(found.to_dict(), sort_keys=True))) == found
 
 
@@ -663,10 +845,16 @@ def test_an_inline_cluster_states_its_fabric_and_its_nvlink_domain() -> None:
         study(cluster=where | {"inter_node": {"fabric": "omnipath"}})
 
 
-@pytest.mark.parametrize("model", ["gpt2-small", {"name": "gpt2-small"}, {"hf": "config.json"}, {"module": "a:b"}])
+@pytest.mark.parametrize(
+    "model", ["gpt2-small", {"name": "gpt2-small"}, {"hf": "config.json"}, {"module": "a:b"}]
+)
 def test_adapters_that_stand_beside_the_model_are_sent_to_the_workload(model: Any) -> None:
     inside = isinstance(model, dict)
-    asked = {**MINIMAL, "model": {**model, "peft": {"method": "lora"}}} if inside else {**MINIMAL, "model": model}
+    asked = (
+        {**MINIMAL, "model": {**model, "peft": {"method": "lora"}}}
+        if inside
+        else {**MINIMAL, "model": model}
+    )
     with pytest.raises(SpecError) as raised:
         parse_study(asked if inside else {**asked, "peft": {"method": "lora"}})
     assert raised.value.field == ("model.peft" if inside else "peft")

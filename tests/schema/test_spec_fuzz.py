@@ -62,7 +62,12 @@ def with_value(path: tuple[str, ...], value: Any) -> dict[str, Any]:
 
 def test_the_schema_names_many_fields() -> None:
     assert len(PATHS) > 150
-    assert {("model", "source"), ("measure", "step_timeout_s"), ("space", "tp"), ("trainer",)} <= set(PATHS)
+    assert {
+        ("model", "source"),
+        ("measure", "step_timeout_s"),
+        ("space", "tp"),
+        ("trainer",),
+    } <= set(PATHS)
 
 
 def refusal(document: dict[str, Any], *, plans: bool = False) -> AutotuneError | None:
@@ -79,12 +84,16 @@ def refusal(document: dict[str, Any], *, plans: bool = False) -> AutotuneError |
 @pytest.mark.parametrize("top", sorted({path[0] for path in PATHS}))
 def test_a_wrong_value_is_refused_by_name_or_taken(top: str) -> None:
     asked = [(path, value) for path in PATHS if path[0] == top for value in WRONG]
-    refused = [(path, value, error) for path, value in asked if (error := refusal(with_value(path, value)))]
+    refused = [
+        (path, value, error) for path, value in asked if (error := refusal(with_value(path, value)))
+    ]
     assert len(refused) > len(asked) // 5
     assert [(path, value, error.message) for path, value, error in refused if not error.field] == []
 
 
-@pytest.mark.parametrize("trainer", ["native", "megatron", "torchtitan", "deepspeed", "hf_trainer", "nanotron"])
+@pytest.mark.parametrize(
+    "trainer", ["native", "megatron", "torchtitan", "deepspeed", "hf_trainer", "nanotron"]
+)
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_config_json_that_says_nonsense(trainer: str, source: str) -> None:
     error = refusal(spec(model={**SHAPE, "source": source}, trainer=trainer), plans=True)
@@ -100,13 +109,21 @@ def test_over_rest_it_is_422_and_names_the_field(service: Service) -> None:
     answers = {}
     with httpx.Client(base_url=service.url, timeout=60.0) as client:
         bodies = [(("model", "source"), source) for source in SOURCES]
-        bodies += [(path, WRONG[number % len(WRONG)]) for number, path in enumerate(PATHS) if number % 3 == 0]
+        bodies += [
+            (path, WRONG[number % len(WRONG)])
+            for number, path in enumerate(PATHS)
+            if number % 3 == 0
+        ]
         for path, value in bodies:
             text = json.dumps(with_value(path, value))
-            answer = client.post(f"{API}/plan?top=1", content=text, headers={"Content-Type": "application/json"})
+            answer = client.post(
+                f"{API}/plan?top=1", content=text, headers={"Content-Type": "application/json"}
+            )
             answers[answer.status_code] = answers.get(answer.status_code, 0) + 1
             assert answer.status_code in (200, 400, 403, 404, 422), (path, value, answer.text)
-            if answer.status_code == 422 and value == value and value != math.inf:  # these two are no JSON at all
+            if (
+                answer.status_code == 422 and value == value and value != math.inf
+            ):  # these two are no JSON at all
                 assert answer.json()["error"]["field"], (path, value)
         refused = client.post(f"{API}/studies", json=spec(model={**SHAPE, "source": "x"}))
     assert answers[422] > 20

@@ -51,16 +51,37 @@ def refused(folder: Path, text: str) -> SpecError:
     [
         ("max_trials", "max_trails", 11, 3, "budget.max_trails", "max_trails: 4"),
         ("max_trials: 4", "max_trials: .inf", 11, 3, "budget.max_trials", "max_trials: .inf"),
-        ("max_trials: 4", "max_trials: 2026-01-01", 11, 3, "budget.max_trials", "max_trials: 2026-01-01"),
+        (
+            "max_trials: 4",
+            "max_trials: 2026-01-01",
+            11,
+            3,
+            "budget.max_trials",
+            "max_trials: 2026-01-01",
+        ),
         ("max_trials: 4", "max_trials: 0100", 11, 3, "budget.max_trials", "max_trials: 0100"),
         ("seq_len: 1024", "seq_len: long", 4, 12, "workload.seq_len", "seq_len: long"),
-        (", global_batch_size: 64", "", 4, 1, "workload.global_batch_size", "workload: {seq_len: 1024}"),
+        (
+            ", global_batch_size: 64",
+            "",
+            4,
+            1,
+            "workload.global_batch_size",
+            "workload: {seq_len: 1024}",
+        ),
         ("fp16", "fp17", 7, 3, "space.precision", "precision"),
         ("gpt2-small", "gpt2-smal", 2, 1, "model", "model: gpt2-smal"),
         ("a100-40gb-1x8", "b100-1x8", 3, 1, "cluster", "cluster: b100-1x8"),
         ("kind: native", "kind: native\n  speed: 3", 15, 3, "trainer.speed", "speed: 3"),
         ("cost_ranked", "fastest", 15, 1, "searcher", "searcher: fastest"),
-        ("runner: simulated", "runner: simulated\nbaseline: tp=5", 17, 1, "baseline", "baseline: tp=5"),
+        (
+            "runner: simulated",
+            "runner: simulated\nbaseline: tp=5",
+            17,
+            1,
+            "baseline",
+            "baseline: tp=5",
+        ),
     ],
 )
 def test_a_mistake_is_placed_in_the_file(
@@ -78,7 +99,12 @@ def test_a_mistake_is_placed_in_the_file(
 @pytest.mark.parametrize(
     ("text", "line", "column", "words"),
     [
-        ("a:\n\tb: 1\n", 2, 1, "YAML does not allow tabs for indentation; replace the tab with spaces"),
+        (
+            "a:\n\tb: 1\n",
+            2,
+            1,
+            "YAML does not allow tabs for indentation; replace the tab with spaces",
+        ),
         ("a: 1\n b: 2\n", 2, 3, "cannot begin here; check the indentation"),
         ("a: [1, 2\nb: 3\n", 2, 2, "list that begins on line 1 is not closed"),
         ("a: {b: 1\n", 2, 1, "braces that open on line 1 are not closed"),
@@ -90,7 +116,9 @@ def test_a_mistake_is_placed_in_the_file(
         ("a: 1\n---\nb: 2\n", 2, 1, "`---` begins a second document; write one document per file"),
     ],
 )
-def test_text_that_is_no_yaml_is_explained_at_its_place(text: str, line: int, column: int, words: str) -> None:
+def test_text_that_is_no_yaml_is_explained_at_its_place(
+    text: str, line: int, column: int, words: str
+) -> None:
     with pytest.raises(SpecError) as caught:
         parse_text(text, where="study.yaml", what="study spec", file="study.yaml")
     assert caught.value.place is not None
@@ -99,13 +127,26 @@ def test_text_that_is_no_yaml_is_explained_at_its_place(text: str, line: int, co
     assert str(caught.value).startswith(f"study.yaml:{line}:{column}: the study spec is not YAML: ")
 
 
-def test_all_unknown_keys_and_wrong_values_are_reported_at_once_in_the_order_of_the_text(tmp_path: Path) -> None:
-    wrong = SPEC.replace("seq_len: 1024", "seq_len: x").replace("max_trials", "max_trails").replace("kind", "kin")
+def test_all_unknown_keys_and_wrong_values_are_reported_at_once_in_the_order_of_the_text(
+    tmp_path: Path,
+) -> None:
+    wrong = (
+        SPEC.replace("seq_len: 1024", "seq_len: x")
+        .replace("max_trials", "max_trails")
+        .replace("kind", "kin")
+    )
     error = refused(tmp_path, wrong.replace("max_failed", "max_faild"))
     fields = [problem["field"] for problem in error.document()["problems"]]
-    assert fields == ["workload.seq_len", "budget.max_trails", "budget.max_faild_trials", "trainer.kind"]
+    assert fields == [
+        "workload.seq_len",
+        "budget.max_trails",
+        "budget.max_faild_trials",
+        "trainer.kind",
+    ]
     assert [problem["line"] for problem in error.document()["problems"]] == [4, 11, 12, 13]
-    assert {"message", "field", "remedy", "file", "line", "column"} == set(error.document()["problems"][0])
+    assert {"message", "field", "remedy", "file", "line", "column"} == set(
+        error.document()["problems"][0]
+    )
 
 
 def test_the_wrong_values_of_all_knobs_are_reported_at_once(tmp_path: Path) -> None:
@@ -141,7 +182,11 @@ def test_json_on_one_long_line_shows_what_is_around_the_mistake() -> None:
     read = parse_text(json.dumps(document), where="the request", what="study spec")
     with pytest.raises(AutotuneError) as caught:
         load_study(read)
-    error = next(error for error in (caught.value, *caught.value.others) if error.field == "budget.max_trails")
+    error = next(
+        error
+        for error in (caught.value, *caught.value.others)
+        if error.field == "budget.max_trails"
+    )
     assert error.place is not None
     shown, carets = error.place.excerpt.splitlines()
     assert shown[carets.index("^") :].startswith('"max_trails": 4')
@@ -168,7 +213,11 @@ def test_a_document_stays_a_mapping_and_keeps_its_text_when_it_is_copied(tmp_pat
 def test_a_key_with_dots_and_an_item_of_a_list_are_found() -> None:
     text = "trainer:\n  files:\n    config.json: {a: 1}\nenqueue:\n  - tp=1\n  - tp=7\n"
     source = parse_text(text, where="x", what="study spec").source
-    for field, line, column in (("trainer.files.config.json.a", 3, 19), ("enqueue.1", 6, 5), ("enqueue.9", 4, 1)):
+    for field, line, column in (
+        ("trainer.files.config.json.a", 3, 19),
+        ("enqueue.1", 6, 5),
+        ("enqueue.9", 4, 1),
+    ):
         place = source.place_of(field)
         assert place is not None
         assert (place.line, place.column) == (line, column)

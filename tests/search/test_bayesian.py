@@ -17,7 +17,14 @@ from autotune.search.model_based import Array
 from autotune.search.searcher import Problem
 from autotune.space import SearchSpace
 from autotune.spec import Estimate, FailureKind, Objective, Reward, Trial, TrialStatus
-from autotune.testing.searchers import MODEL, WORKLOAD, SearcherContract, candidates, failed, measured
+from autotune.testing.searchers import (
+    MODEL,
+    WORKLOAD,
+    SearcherContract,
+    candidates,
+    failed,
+    measured,
+)
 from tests.search.playing import BEST, SPACE, play, share_of_best
 from tests.shortcuts import present
 
@@ -80,9 +87,14 @@ class _Ahead(BayesianSearcher):
 
 @pytest.mark.parametrize(
     ("factor", "said"),
-    [(1.25, "expected gain 25.0% over the best so far"), (3.25, "expected 3.25x the speed of the best so far")],
+    [
+        (1.25, "expected gain 25.0% over the best so far"),
+        (3.25, "expected 3.25x the speed of the best so far"),
+    ],
 )
-def test_a_reason_gives_a_small_gain_as_a_share_and_a_large_one_as_a_factor(factor: float, said: str) -> None:
+def test_a_reason_gives_a_small_gain_as_a_share_and_a_large_one_as_a_factor(
+    factor: float, said: str
+) -> None:
     searcher = _Ahead(Problem(space=SPACE))
     searcher.factor = factor
     searcher.tell([measured(next(config for config in SPACE if measured(config).is_measured))])
@@ -100,7 +112,9 @@ class _TwoModels(BayesianSearcher):
         return np.log([0.8, 0.2]), mean, np.full(mean.shape, 0.01), np.zeros(len(candidates))
 
 
-def test_proposes_the_candidate_that_keeps_it_from_stopping_whichever_model_expects_the_gain() -> None:
+def test_proposes_the_candidate_that_keeps_it_from_stopping_whichever_model_expects_the_gain() -> (
+    None
+):
     searcher = _TwoModels(Problem(space=SPACE))
     runs = next(config for config in SPACE if measured(config).is_measured)
     searcher.tell([measured(runs)])
@@ -135,7 +149,12 @@ def test_learns_from_memory_what_will_not_fit() -> None:
         predicted,
         peak_memory_bytes=predicted.peak_memory_bytes * 0.5,
         memory_parts_bytes=type(predicted.memory_parts_bytes)(
-            **{n: v * 0.5 for n, v in zip(predicted.memory_parts_bytes.to_dict(), _parts(predicted), strict=True)}
+            **{
+                n: v * 0.5
+                for n, v in zip(
+                    predicted.memory_parts_bytes.to_dict(), _parts(predicted), strict=True
+                )
+            }
         ),
         oom_probability=np.zeros(len(SPACE)),
     )
@@ -170,7 +189,8 @@ def test_other_failures_make_their_neighbourhood_less_likely() -> None:
 
     def steps(config: object) -> int:
         return sum(
-            getattr(config, n) != getattr(first, n) for n in ("tp", "pp", "dp", "micro_batch_size", "zero_stage")
+            getattr(config, n) != getattr(first, n)
+            for n in ("tp", "pp", "dp", "micro_batch_size", "zero_stage")
         )
 
     assert steps(second) >= steps(blameless)
@@ -184,7 +204,9 @@ def test_rewards_decide_where_there_are_any() -> None:
             return trial
         throughput = float(np.log(trial.measurement.tokens_per_s / BEST))
         stability = 0.2 if trial.config.micro_batch_size >= 4 else 1.0
-        reward = Reward(total=0.5 * throughput + 0.5 * stability, throughput=throughput, stability=stability)
+        reward = Reward(
+            total=0.5 * throughput + 0.5 * stability, throughput=throughput, stability=stability
+        )
         return replace(trial, reward=reward)
 
     searcher = make_searcher("bayesian", SPACE, objective=Objective(stability_weight=0.5))
@@ -196,7 +218,11 @@ def test_rewards_decide_where_there_are_any() -> None:
 
 
 @pytest.mark.parametrize(
-    "model", [MODEL, pytest.param(replace(MODEL, name="another", num_layers=24), marks=pytest.mark.thorough)]
+    "model",
+    [
+        MODEL,
+        pytest.param(replace(MODEL, name="another", num_layers=24), marks=pytest.mark.thorough),
+    ],
 )
 def test_earlier_studies_do_no_harm(model: object) -> None:
     theirs = replace(WORKLOAD, model=model, cluster=replace(WORKLOAD.cluster, num_nodes=1))
@@ -265,7 +291,9 @@ def test_a_measured_peak_above_the_prediction_makes_what_needs_more_less_likely_
             trial = measured(config, number=number)
             assert trial.measurement is not None
             peak = factor * float(predicted.row(index).peak_memory_bytes)
-            searcher.tell([replace(trial, measurement=replace(trial.measurement, peak_memory_bytes=peak))])
+            searcher.tell(
+                [replace(trial, measurement=replace(trial.measurement, peak_memory_bytes=peak))]
+            )
         return searcher.posterior.log_runs(np.arange(len(SPACE)))
 
     more, less = runs(1.5), runs(0.7)
@@ -286,7 +314,9 @@ def test_one_peak_tells_most_of_the_others_where_no_peak_of_the_trainer_was_fitt
             run = present(measured(candidates()[-1]).measurement)
             peak = factor * float(predicted.row(index).peak_memory_bytes)
             run = replace(run, peak_memory_bytes=peak)
-            searcher.tell([Trial(config=first, number=0, status=TrialStatus.COMPLETED, measurement=run)])
+            searcher.tell(
+                [Trial(config=first, number=0, status=TrialStatus.COMPLETED, measurement=run)]
+            )
         return np.exp(searcher.posterior.log_runs(np.flatnonzero(risky)))
 
     before, less, more = runs(None), runs(0.9), runs(1.15)

@@ -11,7 +11,15 @@ from autotune.search import Problem
 from autotune.search.target_searcher import TargetSearcher
 from autotune.space import SearchSpace
 from autotune.spec import TrialStatus
-from tests.benchmarks.few_for_many import PROXIES, Outcome, SweptProxies, Task, constants_of, replay_task, tasks
+from tests.benchmarks.few_for_many import (
+    PROXIES,
+    Outcome,
+    SweptProxies,
+    Task,
+    constants_of,
+    replay_task,
+    tasks,
+)
 from tests.benchmarks.few_for_many_table import goals, summary
 from tests.shortcuts import present
 
@@ -38,7 +46,9 @@ def test_targets_have_more_gpus_than_their_proxies_or_more_layers(every_task: li
                 assert held.cluster.num_gpus < meant.cluster.num_gpus
 
 
-def test_a_run_of_the_sweep_stands_for_a_config_with_its_tensor_degree_and_micro_batch(every_task: list[Task]) -> None:
+def test_a_run_of_the_sweep_stands_for_a_config_with_its_tensor_degree_and_micro_batch(
+    every_task: list[Task],
+) -> None:
     task = next(t for t in every_task if t.kind == "far")
     sweep = SweptProxies(task.rungs[0])
     config = next(c for c in task.target.rows if (c.tp, c.pp, c.micro_batch_size) == (2, 2, 4))
@@ -60,7 +70,9 @@ def test_proxies_mend_wrong_constants_in_a_sample(every_task: list[Task]) -> Non
     assert list(told.regrets) == sorted(told.regrets, reverse=True)
 
 
-def test_a_proxy_that_runs_counts_for_the_next_one_also_after_a_restart(every_task: list[Task]) -> None:
+def test_a_proxy_that_runs_counts_for_the_next_one_also_after_a_restart(
+    every_task: list[Task],
+) -> None:
     task = next(t for t in every_task if t.name.startswith("gpt-h2048-l24, 8 GPUs, batch 8 by 8"))
     target, sweep = task.target.workload, SweptProxies(task.rungs[0])
     problem = Problem(space=SearchSpace.of(target, list(task.target.rows)), seed=0)
@@ -71,11 +83,21 @@ def test_a_proxy_that_runs_counts_for_the_next_one_also_after_a_restart(every_ta
     searcher, again = made(), made()
     first, second = searcher.ask(2)
     assert "most informative" in searcher.reason(second)
-    again.tell([replace(sweep.trial(again.proxy_for(first), first, 0), status=TrialStatus.RUNNING, measurement=None)])
+    again.tell(
+        [
+            replace(
+                sweep.trial(again.proxy_for(first), first, 0),
+                status=TrialStatus.RUNNING,
+                measurement=None,
+            )
+        ]
+    )
     assert again.ask(1) == [second]
 
 
-def outcome(kind: str, *, told: bool, state: str = "wrong", error: float = 0.05, third: float = 0.0) -> Outcome:
+def outcome(
+    kind: str, *, told: bool, state: str = "wrong", error: float = 0.05, third: float = 0.0
+) -> Outcome:
     return Outcome(
         task=f"gpt {kind}", kind=kind, state=state, seed=0, with_proxies=told, measured=5 if told else 0, failed=0,
         error=error, inside=0.9, first=0.2, regrets=(0.2, 0.1, third), statement=None,
@@ -85,7 +107,13 @@ def outcome(kind: str, *, told: bool, state: str = "wrong", error: float = 0.05,
 def test_a_goal_is_met_or_said_not_to_be() -> None:
     kinds = ("near", "far", "quarter", "layers")
     some = [
-        outcome(kind, told=told, state=state, error=0.08 if kind == "near" else 0.04, third=0.03 if told else 0.0)
+        outcome(
+            kind,
+            told=told,
+            state=state,
+            error=0.08 if kind == "near" else 0.04,
+            third=0.03 if told else 0.0,
+        )
         for kind in kinds
         for told in (False, True)
         for state in ("right", "wrong")
@@ -98,4 +126,7 @@ def test_a_goal_is_met_or_said_not_to_be() -> None:
     harm = next(g for name, g in by_name.items() if name.startswith("harm"))
     assert (harm.figure, harm.met) == ("by 3.0, 8 cells by more than 2", False)
     assert next(g for name, g in by_name.items() if name.startswith("a quarter")).met
-    assert any("| vTrain | 16 times | wrong | 5.0, 0.0 failed | 1 | 4.0% |" in line for line in summary(some))
+    assert any(
+        "| vTrain | 16 times | wrong | 5.0, 0.0 failed | 1 | 4.0% |" in line
+        for line in summary(some)
+    )

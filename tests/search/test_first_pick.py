@@ -7,7 +7,10 @@ import pytest
 
 from autotune.search.first_pick import FARTHEST, Statement, likely_shortfall, statement
 
-SCORES = {"with_proxies": [0.1 * k for k in range(1, 20)], "without": [0.2 * k for k in range(1, 20)]}
+SCORES = {
+    "with_proxies": [0.1 * k for k in range(1, 20)],
+    "without": [0.2 * k for k in range(1, 20)],
+}
 
 
 def test_the_expected_shortfall_is_a_quantile_of_the_best_over_the_pick() -> None:
@@ -26,7 +29,11 @@ def test_the_statement_holds_for_nine_of_ten_picks_like_the_replays() -> None:
     for _ in range(2000):
         scores = np.abs(rng.standard_normal(40)).tolist()
         said = statement(
-            0.2, with_proxies=True, stall_probability=0.0, times=4.0, scores={"with_proxies": scores, "without": []}
+            0.2,
+            with_proxies=True,
+            stall_probability=0.0,
+            times=4.0,
+            scores={"with_proxies": scores, "without": []},
         )
         assert isinstance(said, Statement)
         held.append(1.0 - np.exp(-0.2 * abs(rng.standard_normal())) <= said.within)
@@ -35,7 +42,9 @@ def test_the_statement_holds_for_nine_of_ten_picks_like_the_replays() -> None:
 
 def test_proxies_and_small_expectations_make_it_sharper() -> None:
     def within(shortfall: float, *, with_proxies: bool = True) -> float:
-        said = statement(shortfall, with_proxies=with_proxies, stall_probability=0.0, times=8.0, scores=SCORES)
+        said = statement(
+            shortfall, with_proxies=with_proxies, stall_probability=0.0, times=8.0, scores=SCORES
+        )
         assert isinstance(said, Statement)
         assert (said.confidence, said.replays) == (0.9, 19)
         return said.within
@@ -63,7 +72,9 @@ def test_a_stall_that_is_likelier_than_the_doubt_leaves_nothing_to_say() -> None
 
 
 def test_beyond_32_times_it_is_refused_with_the_reason() -> None:
-    assert isinstance(statement(0.1, with_proxies=True, stall_probability=0.0, times=FARTHEST), Statement)
+    assert isinstance(
+        statement(0.1, with_proxies=True, stall_probability=0.0, times=FARTHEST), Statement
+    )
     said = statement(0.1, with_proxies=True, stall_probability=0.0, times=FARTHEST + 1)
     assert isinstance(said, str)
     assert "beyond 32 times" in said

@@ -20,7 +20,9 @@ WORKLOAD = replace(workload(), global_batch_size=BATCHES)
 SPACE = SearchSpace.of(
     WORKLOAD,
     [
-        ParallelConfig(dp=dp, micro_batch_size=m, accumulation_steps=b // (dp * m), precision="fp32")
+        ParallelConfig(
+            dp=dp, micro_batch_size=m, accumulation_steps=b // (dp * m), precision="fp32"
+        )
         for b in BATCHES
         for dp in (1, 2, 4)
         for m in (1, 2)
@@ -29,7 +31,9 @@ SPACE = SearchSpace.of(
 BASELINE = ParallelConfig(dp=4, accumulation_steps=2, precision="fp32")
 
 
-def measured(config: ParallelConfig, objective: Objective, phi: float, baseline: Measurement | None = None) -> Trial:
+def measured(
+    config: ParallelConfig, objective: Objective, phi: float, baseline: Measurement | None = None
+) -> Trial:
     """Large steps are a little more efficient, as they are on most machines."""
     step_time_s = 0.02 + 0.01 * config.global_batch_size / config.dp
     m = Measurement(
@@ -40,7 +44,9 @@ def measured(config: ParallelConfig, objective: Objective, phi: float, baseline:
     )
     rewarded = reward(m, baseline=baseline, objective=objective, workload=WORKLOAD, config=config)
     purpose = TrialPurpose.SEARCH if baseline else TrialPurpose.BASELINE
-    return Trial(config=config, status=TrialStatus.COMPLETED, purpose=purpose, measurement=m, reward=rewarded)
+    return Trial(
+        config=config, status=TrialStatus.COMPLETED, purpose=purpose, measurement=m, reward=rewarded
+    )
 
 
 def searched(name: str, objective: Objective, phi: float, trials: int) -> list[Trial]:
@@ -57,7 +63,9 @@ def searched(name: str, objective: Objective, phi: float, trials: int) -> list[T
 @pytest.mark.parametrize("name", ["bayesian", "cost_ranked", "reinforce"])
 def test_the_first_config_after_the_baseline_depends_on_the_noise_scale(name: str) -> None:
     goodput, throughput = Objective(metric="goodput"), Objective(metric="throughput")
-    little, much = (searched(name, goodput, phi, 1)[1].config.global_batch_size for phi in (1.0, 1e6))
+    little, much = (
+        searched(name, goodput, phi, 1)[1].config.global_batch_size for phi in (1.0, 1e6)
+    )
     plain = searched(name, throughput, 1.0, 1)[1].config.global_batch_size
     assert little < plain
     assert much == plain

@@ -13,13 +13,20 @@ from autotune.space import SearchSpace
 from autotune.spec import Measurement, SpaceSpec, Trial, TrialStatus, Workload, catalog
 from tests.shortcuts import present
 
-KNOBS = {"tp": (1, 2, 4), "pp": (1, 2, 4), "micro_batch_size": (1, 2, 4), "recompute": ("none", "full")}
+KNOBS = {
+    "tp": (1, 2, 4),
+    "pp": (1, 2, 4),
+    "micro_batch_size": (1, 2, 4),
+    "recompute": ("none", "full"),
+}
 
 
 def on(name: str, fabric: str = "") -> SearchSpace:
     cluster = catalog.cluster(name)
     cluster = replace(cluster, inter_node=replace(cluster.inter_node, fabric=fabric))
-    workload = Workload(model=catalog.model("llama-8b"), cluster=cluster, seq_len=4096, global_batch_size=256)
+    workload = Workload(
+        model=catalog.model("llama-8b"), cluster=cluster, seq_len=4096, global_batch_size=256
+    )
     return SearchSpace.build(workload, SpaceSpec(knobs=KNOBS))
 
 
@@ -33,7 +40,9 @@ def measured(space: SearchSpace, *, level: float) -> tuple[tuple[Workload, Trial
                 config=config,
                 number=number,
                 status=TrialStatus.COMPLETED,
-                measurement=Measurement(step_times_s=(float(step_s),), tokens_per_step=1, num_ranks=8),
+                measurement=Measurement(
+                    step_times_s=(float(step_s),), tokens_per_step=1, num_ranks=8
+                ),
             ),
         )
         for number, (config, step_s) in enumerate(zip(space, steps, strict=True))
@@ -65,4 +74,7 @@ def test_of_a_workload_only_its_first_configs_are_looked_at() -> None:
     history = measured(on("h100-sxm-1x8"), level=3.0)
     assert len(history) > MOST_CONFIGS
     first = replace(OURS, history=history[:MOST_CONFIGS])
-    assert history_refit(replace(OURS, history=history)).calibration == history_refit(first).calibration
+    assert (
+        history_refit(replace(OURS, history=history)).calibration
+        == history_refit(first).calibration
+    )

@@ -25,7 +25,14 @@ from autotune.search.optuna_study import (
 )
 from autotune.space import SearchSpace
 from autotune.spec import FailureKind, ParallelConfig, Trial, TrialStatus
-from autotune.testing.searchers import WORKLOAD, SearcherContract, candidates, failed, measured, truth
+from autotune.testing.searchers import (
+    WORKLOAD,
+    SearcherContract,
+    candidates,
+    failed,
+    measured,
+    truth,
+)
 from tests.search.playing import SPACE, play
 from tests.shortcuts import present
 
@@ -115,7 +122,9 @@ def test_parallel_optuna_trials_differ() -> None:
 
 def test_export_opens_as_an_optuna_study(tmp_path: Path) -> None:
     began = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
-    ran = [measured(c, number=i) for i, c in enumerate(candidates()) if truth(WORKLOAD, c)[1] < 60e9][:3]
+    ran = [
+        measured(c, number=i) for i, c in enumerate(candidates()) if truth(WORKLOAD, c)[1] < 60e9
+    ][:3]
     trials = [
         *(
             Trial(
@@ -130,7 +139,9 @@ def test_export_opens_as_an_optuna_study(tmp_path: Path) -> None:
             for t in ran
         ),
         failed(candidates()[0], FailureKind.OUT_OF_MEMORY, number=3),
-        Trial(config=ParallelConfig(dp=16, accumulation_steps=4), number=4, status=TrialStatus.RUNNING),
+        Trial(
+            config=ParallelConfig(dp=16, accumulation_steps=4), number=4, status=TrialStatus.RUNNING
+        ),
         Trial(config=ParallelConfig(dp=8, pp=2, accumulation_steps=8), number=5),
     ]
     storage = f"sqlite:///{tmp_path}/optuna.db"
@@ -158,11 +169,15 @@ def test_exported_trials_keep_their_evidence_as_artifacts(tmp_path: Path) -> Non
     ]
     assert [set(files) for files in kept] == [{"trial.json"}, {"trial.json", "failure.log"}]
     download_artifact(
-        artifact_store=store, file_path=str(tmp_path / "back.json"), artifact_id=kept[0]["trial.json"].artifact_id
+        artifact_store=store,
+        file_path=str(tmp_path / "back.json"),
+        artifact_id=kept[0]["trial.json"].artifact_id,
     )
     assert Trial.from_dict(json.loads((tmp_path / "back.json").read_text())) == ran
     download_artifact(
-        artifact_store=store, file_path=str(tmp_path / "back.log"), artifact_id=kept[1]["failure.log"].artifact_id
+        artifact_store=store,
+        file_path=str(tmp_path / "back.log"),
+        artifact_id=kept[1]["failure.log"].artifact_id,
     )
     assert (tmp_path / "back.log").read_text().startswith("OUT_OF_MEMORY")
 
@@ -177,7 +192,9 @@ def test_predicted_memory_constrains_any_sampler() -> None:
 
     def objective(trial: optuna.Trial) -> float:
         config = candidates()[trial.suggest_categorical("index", range(len(candidates())))]
-        return float(np.exp(limit.set(trial, config)))  # more memory is better: only the constraint says no
+        return float(
+            np.exp(limit.set(trial, config))
+        )  # more memory is better: only the constraint says no
 
     told = {} if hasattr(optuna.Trial, "set_constraint") else {"constraints_func": constraints}
     sampler = optuna.samplers.TPESampler(seed=0, n_startup_trials=5, **told)
@@ -205,11 +222,16 @@ def test_an_exhausted_space_ends_the_optuna_study(searcher: str) -> None:
     for configs in (candidates()[:3], candidates()[:1]):
         space = SearchSpace.of(WORKLOAD, configs)
         study = driven(space, searcher)
-        study.optimize(lambda trial, space=space: float(suggest_config(trial, space).dp), n_trials=9)
+        study.optimize(
+            lambda trial, space=space: float(suggest_config(trial, space).dp), n_trials=9
+        )
         assert [t.state.name for t in study.trials] == ["COMPLETE"] * len(configs)
     study = driven(space, searcher)
     study.optimize(
-        lambda trial, space=space: trial.suggest_float("lr", 1, 2) * suggest_config(trial, space).dp, n_trials=9
+        lambda trial, space=space: (
+            trial.suggest_float("lr", 1, 2) * suggest_config(trial, space).dp
+        ),
+        n_trials=9,
     )
     assert [t.state.name for t in study.trials] == ["COMPLETE"]
     by_hand = driven(space, searcher)

@@ -34,7 +34,8 @@ OWN = tuple(Knob.own(name, values) for name, values in KNOBS.items())
 
 def _configs() -> list[ParallelConfig]:
     return [
-        ParallelConfig(extra=dict(zip(KNOBS, values, strict=True))) for values in itertools.product(*KNOBS.values())
+        ParallelConfig(extra=dict(zip(KNOBS, values, strict=True)))
+        for values in itertools.product(*KNOBS.values())
     ]
 
 
@@ -48,7 +49,9 @@ def _trial(config: ParallelConfig, number: int) -> Trial:
         tokens_per_step=config.global_batch_size * WORKLOAD.seq_len,
         num_ranks=config.world_size,
     )
-    return Trial(config=config, number=number, status=TrialStatus.COMPLETED, measurement=measurement)
+    return Trial(
+        config=config, number=number, status=TrialStatus.COMPLETED, measurement=measurement
+    )
 
 
 def test_words_say_nothing_about_one_another_and_a_small_step_little_else() -> None:
@@ -58,7 +61,11 @@ def test_words_say_nothing_about_one_another_and_a_small_step_little_else() -> N
     assert np.allclose(np.diag(alike), own_variance(len(OWN)))
     assert np.linalg.eigvalsh(alike).min() > -1e-9
     one_apart = {
-        name: next(alike[0, i] for i, config in enumerate(table) if config.extra == {**table[0].extra, name: values[1]})
+        name: next(
+            alike[0, i]
+            for i, config in enumerate(table)
+            if config.extra == {**table[0].extra, name: values[1]}
+        )
         for name, values in KNOBS.items()
     }
     assert one_apart["backend"] < one_apart["flash"] < one_apart["bucket_mb"]
@@ -76,9 +83,17 @@ def test_the_effect_of_each_knob_is_learnt_apart() -> None:
     rows = Rows(parts=np.ones((4, 1)), points=points, workloads=np.zeros(4, dtype=int))
     one = np.ones(1)
     prior = Prior(
-        factor_sds=one, common_sd=0.1, residual_sd=0.1, transfer_weights=one, residual_weights=one, own_sd=0.3, own=2
+        factor_sds=one,
+        common_sd=0.1,
+        residual_sd=0.1,
+        transfer_weights=one,
+        residual_weights=one,
+        own_sd=0.3,
+        own=2,
     )
-    seen = Observations(values=np.array([0.0, -0.4, -0.3]), sides=np.zeros(3), noise=np.full(3, 0.01))
+    seen = Observations(
+        values=np.array([0.0, -0.4, -0.3]), sides=np.zeros(3), noise=np.full(3, 0.01)
+    )
     mean, sd = CorrectedGP(prior, rows.take(slice(0, 3)), seen).predict(rows)
     assert mean[3] < -0.5
     assert sd[3] > 3 * sd[:3].max()

@@ -42,7 +42,10 @@ def test_gradient_agrees_with_differences() -> None:
         for at in range(value.size):
             nudge = {n: np.zeros_like(v) for n, v in policy.weights.items()}
             nudge[name].flat[at] = 1.0
-            up, down = (policy.moved(nudge, s).log_probabilities(features, allowed)[3] for s in (1e-6, -1e-6))
+            up, down = (
+                policy.moved(nudge, s).log_probabilities(features, allowed)[3]
+                for s in (1e-6, -1e-6)
+            )
             assert np.isclose((up - down) / 2e-6, exact[name].flat[at], atol=1e-6)
 
 
@@ -56,7 +59,9 @@ def test_probabilities_of_allowed_candidates_add_up_to_one() -> None:
 def test_a_good_outcome_makes_its_action_more_probable() -> None:
     policy, features, allowed = _case(2)
     before = policy.log_probabilities(features, allowed)[1]
-    after = policy.moved(policy.gradient(features, allowed, 1), 0.05).log_probabilities(features, allowed)[1]
+    after = policy.moved(policy.gradient(features, allowed, 1), 0.05).log_probabilities(
+        features, allowed
+    )[1]
     assert after > before
 
 

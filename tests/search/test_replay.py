@@ -42,7 +42,9 @@ def test_failures_are_trials_that_failed(cell: Cell) -> None:
 
 def test_a_run_counts_until_within_five_percent(cell: Cell) -> None:
     run = benchmark.replay(cell, "random", 0)
-    assert run.curve[min(run.trials, len(run.curve)) - 1] <= benchmark.CLOSE or run.trials > len(run.curve)
+    assert run.curve[min(run.trials, len(run.curve)) - 1] <= benchmark.CLOSE or run.trials > len(
+        run.curve
+    )
     assert list(run.curve) == sorted(run.curve, reverse=True)
     assert run.failed < run.trials
     assert run.stopped_after is None
@@ -58,7 +60,10 @@ def test_bayesian_stops_itself(cell: Cell) -> None:
 
 def test_history_is_of_other_cells() -> None:
     cells = read_cells(NANOTRON)
-    firsts = {c.name: [c.trial(config, 0) for config in list(c.rows)[: benchmark.PAST_TRIALS]] for c in cells}
+    firsts = {
+        c.name: [c.trial(config, 0) for config in list(c.rows)[: benchmark.PAST_TRIALS]]
+        for c in cells
+    }
     history = benchmark.past(cells[0], cells, firsts, 3, 0)
     assert len(history) == 3 * benchmark.PAST_TRIALS
     assert all(workload != cells[0].workload for workload, _ in history)
@@ -78,5 +83,7 @@ def test_any_table_in_the_common_header(tmp_path: Path) -> None:
 
 
 def test_the_figure_is_well_formed() -> None:
-    root = ElementTree.fromstring(curves_svg({"a & b": [1.0, 0.1, 0.0], "c": [0.5, 0.5, 0.5]}, title="<regret>"))
+    root = ElementTree.fromstring(
+        curves_svg({"a & b": [1.0, 0.1, 0.0], "c": [0.5, 0.5, 0.5]}, title="<regret>")
+    )
     assert sum(1 for e in root.iter() if e.tag.endswith("polyline")) == 2

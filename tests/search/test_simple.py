@@ -49,5 +49,7 @@ def test_every_registered_name_makes_a_searcher_that_asks(name: str) -> None:
 
 def test_importing_the_searchers_imports_nothing_heavy() -> None:
     code = "import sys, autotune.search; print([m for m in ('scipy', 'optuna', 'torch') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=900)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=900
+    )
     assert done.stdout.strip() == "[]"

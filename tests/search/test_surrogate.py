@@ -33,21 +33,36 @@ from tests.matrix import examples
 @pytest.mark.parametrize("z", [-8.0, -1.5, -1.0, -0.9, 0.0, 2.0])
 def test_expected_improvement_is_the_integral(z: float) -> None:
     mean, sd, best = z * 0.3, 0.3, 0.0
-    exact, _ = quad(lambda x: (x - best) * norm.pdf(x, mean, sd), best, best + 12 * sd, epsabs=0, epsrel=1e-10)
+    exact, _ = quad(
+        lambda x: (x - best) * norm.pdf(x, mean, sd), best, best + 12 * sd, epsabs=0, epsrel=1e-10
+    )
     found = log_expected_improvement(np.array([mean]), np.array([sd]), best)[0]
     assert found == pytest.approx(math.log(exact), abs=1e-6)
 
 
 def test_the_improvement_of_a_mixture_is_the_weighted_mean() -> None:
-    weights, mean, sd = np.array([0.9, 0.1]), np.array([[0.1, -2.0], [-3.0, 1.0]]), np.array([[0.1, 0.1], [0.5, 2.0]])
+    weights, mean, sd = (
+        np.array([0.9, 0.1]),
+        np.array([[0.1, -2.0], [-3.0, 1.0]]),
+        np.array([[0.1, 0.1], [0.5, 2.0]]),
+    )
     each = np.exp(log_expected_improvement(mean, sd, 0.2))
-    assert np.exp(log_mixture_improvement(np.log(weights), mean, sd, 0.2)) == pytest.approx(weights @ each)
+    assert np.exp(log_mixture_improvement(np.log(weights), mean, sd, 0.2)) == pytest.approx(
+        weights @ each
+    )
 
 
 def test_expected_maximum_agrees_with_samples() -> None:
-    mean, sd, runs, best = np.array([0.0, -0.2, 0.1]), np.array([0.3, 0.5, 0.1]), np.array([1.0, 0.5, 0.8]), 0.05
+    mean, sd, runs, best = (
+        np.array([0.0, -0.2, 0.1]),
+        np.array([0.3, 0.5, 0.1]),
+        np.array([1.0, 0.5, 0.8]),
+        0.05,
+    )
     rng = np.random.default_rng(0)
-    drawn = np.where(rng.random((200_000, 3)) < runs, mean + sd * rng.standard_normal((200_000, 3)), -np.inf)
+    drawn = np.where(
+        rng.random((200_000, 3)) < runs, mean + sd * rng.standard_normal((200_000, 3)), -np.inf
+    )
     assert expected_maximum(mean, sd, runs, best) == pytest.approx(
         np.maximum(drawn.max(axis=1) - best, 0).mean(), rel=0.01
     )
@@ -57,7 +72,11 @@ def test_expected_maximum_agrees_with_samples() -> None:
 
 
 def test_the_nugget_keeps_one_config_s_error_from_its_neighbours() -> None:
-    rows = Rows(parts=np.ones((3, 1)), points=np.array([[0.0], [1.0], [1.0]]), workloads=np.zeros(3, dtype=int))
+    rows = Rows(
+        parts=np.ones((3, 1)),
+        points=np.array([[0.0], [1.0], [1.0]]),
+        workloads=np.zeros(3, dtype=int),
+    )
     prior = replace(_prior(1, residual_sd=0.3), factor_sds=np.zeros(1), common_sd=0.0)
     model = CorrectedGP(prior, rows.take([0, 1]), _values([0.0, 0.3]), scales=Scales(nugget=0.5))
     mean, sd = model.predict(rows)
@@ -98,7 +117,9 @@ def _rows(parts: np.ndarray, *, workload: int = 0) -> Rows:
 
 
 def _values(values: list[float]) -> Observations:
-    return Observations(values=np.array(values), sides=np.zeros(len(values)), noise=np.full(len(values), 0.01))
+    return Observations(
+        values=np.array(values), sides=np.zeros(len(values)), noise=np.full(len(values), 0.01)
+    )
 
 
 NOTHING = Observations(values=np.zeros(0), sides=np.zeros(0), noise=np.zeros(0))
@@ -119,7 +140,9 @@ def test_finds_which_part_is_wrong() -> None:
     parts = rng.uniform(0.1, 1.0, (12, 2))
     real = np.log(parts @ np.array([1.0, 3.0]))
     rows = _rows(parts)
-    model = CorrectedGP(_prior(2, residual_sd=0.03), rows.take(slice(0, 6)), _values(real[:6].tolist()))
+    model = CorrectedGP(
+        _prior(2, residual_sd=0.03), rows.take(slice(0, 6)), _values(real[:6].tolist())
+    )
     assert model.factors == pytest.approx([1.0, 3.0], rel=0.25)
     before = np.abs(np.log(parts.sum(axis=1)) - real)[6:].mean()
     assert np.abs(model.predict(rows)[0] - real)[6:].mean() < 0.15 * before
@@ -155,7 +178,9 @@ def test_one_outlier_does_not_outweigh_the_other_trials() -> None:
 def test_censored_observations_move_the_posterior_to_their_side() -> None:
     rows = _rows(np.array([[1.0], [1.0]]))
     for side, sign in ((1.0, 1), (-1.0, -1)):
-        limit = Observations(values=np.array([0.3 * sign]), sides=np.array([side]), noise=np.array([0.02]))
+        limit = Observations(
+            values=np.array([0.3 * sign]), sides=np.array([side]), noise=np.array([0.02])
+        )
         mean, _ = CorrectedGP(_prior(1), rows.take([0]), limit).predict(rows.take([0]))
         assert mean[0] * sign > 0.3
         assert mean[0] * sign < 2.0
@@ -194,7 +219,11 @@ def _world(seed: int = 3) -> tuple[Rows, np.ndarray]:
 
 
 def _uninformed_weight(model: ModelAverage) -> float:
-    return sum(math.exp(w) for w, m in zip(model.log_weights, model.models, strict=True) if m.level is not None)
+    return sum(
+        math.exp(w)
+        for w, m in zip(model.log_weights, model.models, strict=True)
+        if m.level is not None
+    )
 
 
 def _corrected_weight(model: ModelAverage) -> float:
@@ -207,21 +236,27 @@ def test_a_model_that_predicts_well_gains_weight_with_every_trial() -> None:
     rows, real = _world()
     weights = [
         _corrected_weight(
-            ModelAverage.of(_prior(2), rows.take(slice(0, n)), _values(real[:n].tolist()), candidates=rows)
+            ModelAverage.of(
+                _prior(2), rows.take(slice(0, n)), _values(real[:n].tolist()), candidates=rows
+            )
         )
         for n in (1, 3, 6)
     ]
     prior = 1.0 - ORDERING_PRIOR - UNINFORMED_PRIOR
     assert weights[0] > prior
     worst = min(weights[1:])
-    assert worst / (1.0 - worst) > 3.0 * prior / (1.0 - prior)  # the evidence alone, whatever the prior
+    assert worst / (1.0 - worst) > 3.0 * prior / (
+        1.0 - prior
+    )  # the evidence alone, whatever the prior
 
 
 def test_a_model_that_predicts_nothing_loses_its_weight() -> None:
     """With the predictions of other configs the uncertainty elsewhere becomes as large as the spread of the configs."""
     rows, real = _world()
     shuffled = Rows(parts=rows.parts[::-1], points=rows.points, workloads=rows.workloads)
-    model = ModelAverage.of(_prior(2), shuffled.take(slice(0, 8)), _values(real[:8].tolist()), candidates=shuffled)
+    model = ModelAverage.of(
+        _prior(2), shuffled.take(slice(0, 8)), _values(real[:8].tolist()), candidates=shuffled
+    )
     assert _uninformed_weight(model) > UNINFORMED_PRIOR
     mean, sd = model.predict(shuffled.take(slice(8, 16)))
     weights = np.exp(model.log_weights)[:, None]
@@ -232,7 +267,9 @@ def test_a_model_that_predicts_nothing_loses_its_weight() -> None:
 
 def test_weights_add_up_to_one_and_fantasies_do_not_change_them() -> None:
     rows, real = _world()
-    model = ModelAverage.of(_prior(2), rows.take([0, 1]), _values(real[:2].tolist()), candidates=rows)
+    model = ModelAverage.of(
+        _prior(2), rows.take([0, 1]), _values(real[:2].tolist()), candidates=rows
+    )
     after = model.fantasized(rows.take([5]), 0.01)
     assert np.exp(model.log_weights).sum() == pytest.approx(1.0)
     assert after.log_weights is model.log_weights
@@ -246,7 +283,9 @@ def test_trials_of_other_workloads_do_not_enter_the_weights() -> None:
     assert len(alone.models) == 1
     assert alone.models[0].level is None
     ours = Rows.joined([theirs, rows.take([0])])
-    model = ModelAverage.of(_prior(2), ours, _values([*real.tolist(), real[0] + 2.0]), candidates=rows)
+    model = ModelAverage.of(
+        _prior(2), ours, _values([*real.tolist(), real[0] + 2.0]), candidates=rows
+    )
     assert _corrected_weight(model) < 1.0 - ORDERING_PRIOR - UNINFORMED_PRIOR
 
 
@@ -271,7 +310,9 @@ def test_limits_are_where_the_estimate_says_that_runs_fail() -> None:
     asked = unsure & ~capped
     assert (p[asked] > 0.5).any()
     assert (p[asked] < 0.5).sum() > 10
-    assert norm.cdf((np.log(predicted.peak_memory_bytes) - limits) / sigma)[asked] == pytest.approx(p[asked], abs=1e-3)
+    assert norm.cdf((np.log(predicted.peak_memory_bytes) - limits) / sigma)[asked] == pytest.approx(
+        p[asked], abs=1e-3
+    )
     assert (limits[p > 0.5] <= math.log(capacity)).all()
 
 
@@ -297,4 +338,6 @@ def test_dominance_ignores_configs_that_differ_in_other_knobs() -> None:
         ParallelConfig(dp=8, micro_batch_size=4, accumulation_steps=2, recompute="full"),
     ]
     assert not needs_as_much_memory(ConfigTable.of(others), failed).any()
-    assert needs_as_much_memory(ConfigTable.of([ParallelConfig(dp=8, micro_batch_size=8)]), failed).all()
+    assert needs_as_much_memory(
+        ConfigTable.of([ParallelConfig(dp=8, micro_batch_size=8)]), failed
+    ).all()

@@ -69,9 +69,17 @@ class Service:
         self.options = options or ServiceOptions(port=0)
         self.path = folder / "results.db"
         self.store: Any = store or open_store(self.path)
-        self.launcher = ProcessLauncher(folder / "logs", store_url=str(self.path)) if supervised else None
+        self.launcher = (
+            ProcessLauncher(folder / "logs", store_url=str(self.path)) if supervised else None
+        )
         self.supervisor = (
-            Supervisor(self.store, self.launcher, max_studies=self.options.max_studies, poll_s=0.1, grace_s=60.0)
+            Supervisor(
+                self.store,
+                self.launcher,
+                max_studies=self.options.max_studies,
+                poll_s=0.1,
+                grace_s=60.0,
+            )
             if self.launcher
             else None
         )
@@ -81,7 +89,9 @@ class Service:
         self.address = self._listener.getsockname()
         self.url = f"http://127.0.0.1:{self.address[1]}"
         self._server = uvicorn.Server(config_of(app, self.options))
-        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]}, daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [self._listener]}, daemon=True
+        )
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -90,7 +100,10 @@ class Service:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.http.close()
         self.service.closing.set()

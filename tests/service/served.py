@@ -22,9 +22,20 @@ def served(tmp_path: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str
 
 
 @contextmanager
-def serving(tmp_path: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
+def serving(
+    tmp_path: Path, *options: str
+) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
     """The same, with all that it says when it is up."""
-    argv = [sys.executable, "-c", "from autotune.cli import main; main()", "serve", "--runner", "local", "--port", "0"]
+    argv = [
+        sys.executable,
+        "-c",
+        "from autotune.cli import main; main()",
+        "serve",
+        "--runner",
+        "local",
+        "--port",
+        "0",
+    ]
     argv += ["--json", "--store", str(tmp_path / "results.db"), *options]
     process = subprocess.Popen(
         argv, stdout=subprocess.PIPE, text=True, env={**os.environ, "AUTOTUNE_DATA": str(tmp_path)}

@@ -34,7 +34,9 @@ def said(capsys: pytest.CaptureFixture[str]) -> Said:
 
 
 @pytest.mark.thorough
-def test_serve_submit_watch_kill_serve_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
+def test_serve_submit_watch_kill_serve_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
+) -> None:
     file = tmp_path / "spec.json"
     file.write_text(json.dumps(spec()))
     with served(tmp_path) as (process, url):
@@ -55,7 +57,11 @@ def test_serve_submit_watch_kill_serve_again(tmp_path: Path, monkeypatch: pytest
         process.kill()
         process.wait(DEADLINE_S)
     assert "cannot be reached" in said("list", "--url", url, code=3, err=True)
-    with served(tmp_path) as (_, url), Client(url) as client, closing(open_store(tmp_path / "results.db")) as store:
+    with (
+        served(tmp_path) as (_, url),
+        Client(url) as client,
+        closing(open_store(tmp_path / "results.db")) as store,
+    ):
         assert client.status(slow)["study"]["status"] == "RUNNING"
         said("cancel", slow, "--url", url)
         until(lambda: store.holder(slow) is None)
@@ -63,22 +69,35 @@ def test_serve_submit_watch_kill_serve_again(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.thorough
 def test_history_and_pages_are_served_while_ray_is_away_and_studies_wait(tmp_path: Path) -> None:
-    with served(tmp_path, "--runner", "ray", "--ray", "http://127.0.0.1:1") as (_, url), Client(url) as client:
+    with (
+        served(tmp_path, "--runner", "ray", "--ray", "http://127.0.0.1:1") as (_, url),
+        Client(url) as client,
+    ):
         study = client.submit(spec())["study"]["id"]
         health = until(
             lambda: (
-                (found := httpx.get(f"{url}/api/v1/health", timeout=DEADLINE_S).json())["status"] == "failing" and found
+                (found := httpx.get(f"{url}/api/v1/health", timeout=DEADLINE_S).json())["status"]
+                == "failing"
+                and found
             )
         )
-        assert "Ray's dashboard at http://127.0.0.1:1 cannot be reached" in health["checks"]["supervisor"]
+        assert (
+            "Ray's dashboard at http://127.0.0.1:1 cannot be reached"
+            in health["checks"]["supervisor"]
+        )
         for probe in ("live", "ready"):  # a restart would not bring Ray back, and pages are served
-            assert httpx.get(f"{url}/api/v1/health/{probe}", timeout=DEADLINE_S).json()["status"] == "ok"
+            assert (
+                httpx.get(f"{url}/api/v1/health/{probe}", timeout=DEADLINE_S).json()["status"]
+                == "ok"
+            )
         assert httpx.get(f"{url}/studies/{study}", timeout=DEADLINE_S).status_code == 200
         assert client.status(study)["study"]["status"] == "QUEUED"
 
 
 @pytest.mark.thorough
-def test_submit_says_when_nothing_serves_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
+def test_submit_says_when_nothing_serves_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
+) -> None:
     monkeypatch.setenv("AUTOTUNE_DATA", str(tmp_path))
     file = tmp_path / "spec.json"
     file.write_text(json.dumps(slow_spec()))
@@ -98,7 +117,18 @@ def test_a_token_is_made_shown_once_used_and_revoked(
 ) -> None:
     store = ["--store", str(tmp_path / "results.db")]
     made = json.loads(
-        said("token", "create", "--scope", "submit", "--owner", "ann", "--expires", "2h", "--json", *store)
+        said(
+            "token",
+            "create",
+            "--scope",
+            "submit",
+            "--owner",
+            "ann",
+            "--expires",
+            "2h",
+            "--json",
+            *store,
+        )
     )
     assert made["expires_at"] is not None
     with served(tmp_path, "--require-token") as (_, url):
@@ -113,7 +143,9 @@ def test_a_token_is_made_shown_once_used_and_revoked(
     assert made["token"].split("_")[2] not in listed
     (newest,) = json.loads(said("token", "audit", "--limit", "1", "--json", *store))["audit"]
     assert newest["action"] in ("token.revoke", "refused")
-    (first,) = json.loads(said("token", "audit", "--limit", "1", "--after", "0", "--json", *store))["audit"]
+    (first,) = json.loads(said("token", "audit", "--limit", "1", "--after", "0", "--json", *store))[
+        "audit"
+    ]
     assert first["action"] == "token.create"
 
 

@@ -67,8 +67,15 @@ print(*sys.argv[-1].split(","), sep="\\n")
 
 def commands(folder: Path) -> str:
     """A folder for PATH with commands of Slurm's names."""
-    for name, text in {"srun": SRUN, "scancel": SCANCEL, "scontrol": SCONTROL, "squeue": "print('UNLIMITED')"}.items():
-        (folder / name).write_text(f"#!{sys.executable} -SE{text if text.startswith(chr(10)) else chr(10) + text}")
+    for name, text in {
+        "srun": SRUN,
+        "scancel": SCANCEL,
+        "scontrol": SCONTROL,
+        "squeue": "print('UNLIMITED')",
+    }.items():
+        (folder / name).write_text(
+            f"#!{sys.executable} -SE{text if text.startswith(chr(10)) else chr(10) + text}"
+        )
         (folder / name).chmod(0o755)
     return str(folder)
 

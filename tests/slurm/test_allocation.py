@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import SpecError
-from autotune.slurm.allocation import allocation, is_on_a_node, notice_s, seconds_of, step_environment
+from autotune.slurm.allocation import (
+    allocation,
+    is_on_a_node,
+    notice_s,
+    seconds_of,
+    step_environment,
+)
 from autotune.slurm.hardware import cluster_from, slurm_cluster
 from tests.shortcuts import file_with
 
@@ -55,7 +61,14 @@ def test_an_allocation_is_read_from_the_environment(tmp_path: Path) -> None:
 
 
 def test_a_step_is_not_told_of_the_step_that_starts_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_NTASKS", "SLURM_STEP_ID", "SLURM_CPU_BIND", "SLURM_MEM_PER_NODE"):
+    for name in (
+        "SLURM_JOB_ID",
+        "SLURM_CONF",
+        "SLURM_NTASKS",
+        "SLURM_STEP_ID",
+        "SLURM_CPU_BIND",
+        "SLURM_MEM_PER_NODE",
+    ):
         monkeypatch.setenv(name, "1")
     kept = {name for name in step_environment() if name.startswith("SLURM_")}
     assert kept == {"SLURM_JOB_ID", "SLURM_CONF"}
@@ -85,20 +98,32 @@ GPU = {
 }
 
 
-def node(host: str, *gpus: str, memory: int = 64 << 30, cpus: int = 8, given: int | None = None) -> dict[str, object]:
+def node(
+    host: str, *gpus: str, memory: int = 64 << 30, cpus: int = 8, given: int | None = None
+) -> dict[str, object]:
     devices = [{**GPU, "name": name} for name in gpus]
     given_gpus = len(gpus) if given is None else given
-    return {"host": host, "devices": devices, "given_gpus": given_gpus, "memory_bytes": memory, "cpus": cpus}
+    return {
+        "host": host,
+        "devices": devices,
+        "given_gpus": given_gpus,
+        "memory_bytes": memory,
+        "cpus": cpus,
+    }
 
 
 def test_the_cluster_is_what_all_nodes_have() -> None:
-    found = cluster_from([node("n1", *[str(GPU["name"])] * 4), node("n2", *[str(GPU["name"])] * 4)], num_nodes=2)
+    found = cluster_from(
+        [node("n1", *[str(GPU["name"])] * 4), node("n2", *[str(GPU["name"])] * 4)], num_nodes=2
+    )
     assert (found.gpu.name, found.num_nodes, found.gpus_per_node) == ("h100-sxm", 2, 4)
     assert found.gpu.memory_bytes == 85e9, "what is really there"
 
 
 def test_nodes_of_cpus_share_the_least_that_one_has() -> None:
-    found = cluster_from([node("n1", memory=16 << 30), node("n2", memory=8 << 30, cpus=2)], num_nodes=2)
+    found = cluster_from(
+        [node("n1", memory=16 << 30), node("n2", memory=8 << 30, cpus=2)], num_nodes=2
+    )
     assert (found.gpu.name, found.num_nodes, found.gpus_per_node) == ("cpu", 2, 2)
     assert found.gpu.memory_bytes == 4 << 30
 
@@ -107,12 +132,16 @@ def test_mixed_types_are_refused_by_name() -> None:
     with pytest.raises(
         SpecError, match=r"n1 has 1 x NVIDIA H100 80GB HBM3; n2 has 1 x NVIDIA A100-SXM4-80GB"
     ) as refused:
-        cluster_from([node("n1", str(GPU["name"])), node("n2", "NVIDIA A100-SXM4-80GB")], num_nodes=2)
+        cluster_from(
+            [node("n1", str(GPU["name"])), node("n2", "NVIDIA A100-SXM4-80GB")], num_nodes=2
+        )
     assert "constraint" in refused.value.remedy
 
 
 def test_gpus_that_no_driver_describes_are_asked_for() -> None:
-    with pytest.raises(SpecError, match="gives this job 2 GPUs on each node, but there is no CUDA driver"):
+    with pytest.raises(
+        SpecError, match="gives this job 2 GPUs on each node, but there is no CUDA driver"
+    ):
         cluster_from([node("n1", given=2), node("n2", given=2)], num_nodes=2)
 
 

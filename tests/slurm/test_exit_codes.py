@@ -40,7 +40,8 @@ def tune(folder: Path, during: Callable[[], Any], **changes: Any) -> int:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("requeue", "by", "code"), [(True, "USR1", 0), (False, "USR1", 130), (False, "pause", 0), (True, "TERM", 130)]
+    ("requeue", "by", "code"),
+    [(True, "USR1", 0), (False, "USR1", 130), (False, "pause", 0), (True, "TERM", 130)],
 )
 def test_a_pause_is_a_failure_of_its_job_when_nothing_begins_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requeue: bool, by: str, code: int

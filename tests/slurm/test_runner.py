@@ -20,7 +20,14 @@ import pytest
 
 from autotune.api import load_study
 from autotune.errors import AutotuneError, JobEndedError, RunnerError
-from autotune.ports import AttemptEnded, AttemptId, AttemptQueued, AttemptStarted, LogRead, TrialRequest
+from autotune.ports import (
+    AttemptEnded,
+    AttemptId,
+    AttemptQueued,
+    AttemptStarted,
+    LogRead,
+    TrialRequest,
+)
 from autotune.slurm.allocation import SRUN
 from autotune.spec import FailureKind
 from autotune.store import MemoryStore
@@ -85,7 +92,11 @@ def keepers() -> dict[str, int]:
         except OSError:
             continue
         if b"becomes it" in words and b"srun" not in words.split(b"\0")[2]:
-            names = [word.partition(b"=")[2].decode() for word in told if word.startswith(b"SLURMD_NODENAME=")]
+            names = [
+                word.partition(b"=")[2].decode()
+                for word in told
+                if word.startswith(b"SLURMD_NODENAME=")
+            ]
             if words.split(b"\0")[1] == b"-I" and names[0] in HOSTS:
                 found[names[0]] = int(entry)
     return found
@@ -110,7 +121,13 @@ def test_each_node_is_told_its_number_and_no_word_of_slurm(runner: SlurmRunner) 
     end = ended(events)
     assert end.failure is None, end.failure
     assert end.measurement.peak_memory_bytes, "seen by the keepers"
-    told = {e.node: line for e in events if isinstance(e, LogRead) for line in e.lines if line.startswith("told")}
+    told = {
+        e.node: line
+        for e in events
+        if isinstance(e, LogRead)
+        for line in e.lines
+        if line.startswith("told")
+    }
     for node in (0, 1):
         assert f"'PET_NODE_RANK={node}'" in told[node]
         assert "GLOO_SOCKET_IFNAME=lo" in told[node]
@@ -132,12 +149,21 @@ def test_nothing_but_python_is_needed_in_a_container(
         "for step in range(9): print(f'iteration {step}: loss = 2.0\\niteration {step}: 10.0 ms', flush=True); time.sleep(0.05)\n",
     )
     asked = replace(
-        several.on_two_nodes(0, ["python3", str(script), "{micro_batch_size}"], measure=several.BRIEF), with_log=True
+        several.on_two_nodes(
+            0, ["python3", str(script), "{micro_batch_size}"], measure=several.BRIEF
+        ),
+        with_log=True,
     )
     runner.start(asked)
     events = events_until_ended(runner, [asked.id])
     assert ended(events).failure is None, ended(events).failure
-    sees = [line for e in events if isinstance(e, LogRead) for line in e.lines if line.startswith("sees")]
+    sees = [
+        line
+        for e in events
+        if isinstance(e, LogRead)
+        for line in e.lines
+        if line.startswith("sees")
+    ]
     assert sees == ["sees /usr/bin/python3 bare.sqsh []"] * 2, "the image's Python, not ours"
     absent = one(runner, several.on_two_nodes(1, ["no-such-program", "{micro_batch_size}"])).failure
     assert "there is no program 'no-such-program'" in absent.message
@@ -147,14 +173,22 @@ def test_what_is_sent_needs_no_other_file_and_no_newer_python() -> None:
     files = keeper_step.keepers_code()
     for path, text in {**files, "node_start.py": Path(node_start.__file__).read_text()}.items():
         tree = ast.parse(text, feature_version=(3, 10))
-        outer = [n for n in tree.body if isinstance(n, ast.Import) or (isinstance(n, ast.ImportFrom) and not n.level)]
-        names = [n.module or "" if isinstance(n, ast.ImportFrom) else n.names[0].name for n in outer]
+        outer = [
+            n
+            for n in tree.body
+            if isinstance(n, ast.Import) or (isinstance(n, ast.ImportFrom) and not n.level)
+        ]
+        names = [
+            n.module or "" if isinstance(n, ast.ImportFrom) else n.names[0].name for n in outer
+        ]
         for name in names:
             if name.startswith("autotune"):
                 own = name.replace(".", "/")
-                assert f"{own}.py" in files or f"{own}/__init__.py" in files or name == "autotune_probe", (
-                    f"{path}: {name}"
-                )
+                assert (
+                    f"{own}.py" in files
+                    or f"{own}/__init__.py" in files
+                    or name == "autotune_probe"
+                ), f"{path}: {name}"
             else:
                 assert name.partition(".")[0] in sys.stdlib_module_names, f"{path}: {name}"
 
@@ -180,7 +214,11 @@ def test_a_lost_node_stays_out_until_slurm_starts_something_on_it(
     assert not (several.left()), "nothing of the first is left"
     on_all = on_all_nodes(2)
     runner.start(on_all)
-    (queued,) = (e for e in poll_until(runner, lambda e: isinstance(e, AttemptQueued)) if isinstance(e, AttemptQueued))
+    (queued,) = (
+        e
+        for e in poll_until(runner, lambda e: isinstance(e, AttemptQueued))
+        if isinstance(e, AttemptQueued)
+    )
     assert "n2 cannot be reached" in queued.reason
     (slurm / "down-n2").unlink()
     events = events_until_ended(runner, [on_all.id])
@@ -188,7 +226,9 @@ def test_a_lost_node_stays_out_until_slurm_starts_something_on_it(
 
 
 @pytest.mark.thorough
-def test_a_node_that_never_starts_is_lost(runner: SlurmRunner, slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_never_starts_is_lost(
+    runner: SlurmRunner, slurm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in (("SLOW_S", 2.0), ("LOOK_S", 5.0), ("END_S", 1.0)):
         monkeypatch.setattr(keeper_step, name, value)
     (slurm / "down-n4").touch()
@@ -218,7 +258,12 @@ def on_all_nodes(number: int) -> TrialRequest:
     cluster = replace(asked.workload.cluster, num_nodes=4)
     options = {**asked.trainer_options, "fixed": {"dp": 4}}
     config = replace(asked.config, dp=4)
-    return replace(asked, workload=replace(asked.workload, cluster=cluster), config=config, trainer_options=options)
+    return replace(
+        asked,
+        workload=replace(asked.workload, cluster=cluster),
+        config=config,
+        trainer_options=options,
+    )
 
 
 @pytest.mark.thorough
@@ -226,10 +271,15 @@ def test_a_step_that_cannot_start_is_an_error_with_the_words_of_srun(
     runner: SlurmRunner, monkeypatch: pytest.MonkeyPatch, slurm: Path
 ) -> None:
     monkeypatch.setenv(SRUN, "--container-image=empty.sqsh")
-    file_with(slurm / "python3", "#!/bin/sh\necho 'slurmstepd: error: no python3 in this image' >&2\nexit 2\n").chmod(
-        0o755
+    file_with(
+        slurm / "python3",
+        "#!/bin/sh\necho 'slurmstepd: error: no python3 in this image' >&2\nexit 2\n",
+    ).chmod(0o755)
+    text = (
+        (slurm / "srun")
+        .read_text()
+        .replace('"PATH": "/usr/bin:/bin"', f'"PATH": "{slurm}:/usr/bin:/bin"')
     )
-    text = (slurm / "srun").read_text().replace('"PATH": "/usr/bin:/bin"', f'"PATH": "{slurm}:/usr/bin:/bin"')
     (slurm / "srun").write_text(text)
     failure = one(runner, several.program(0)).failure
     assert failure.kind is FailureKind.ERROR
@@ -268,7 +318,14 @@ def test_a_keeper_that_does_not_end_is_ended_by_the_steps_number(
 def test_who_does_not_know_the_token_is_sent_away(runner: SlurmRunner) -> None:
     runner.start(several.program(0, "--step-s=0.3"))
     port = runner._source._listener.getsockname()[1]  # type: ignore[attr-defined]
-    said = {"token": "0" * 64, "node": "n1", "step": "1", "address": "127.0.0.1", "port": 1, "environment": {}}
+    said = {
+        "token": "0" * 64,
+        "node": "n1",
+        "step": "1",
+        "address": "127.0.0.1",
+        "port": 1,
+        "environment": {},
+    }
     for words in (
         json.dumps(said).encode(),
         b"GET / HTTP/1.0\r\n\r",
@@ -322,27 +379,41 @@ SPEC: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("changes", "words", "remedy"),
     [
-        ({"trainer": "native"}, "the trainer 'native' trains in autotune's own processes", "runner: ray"),
-        ({"trainer": {**SPEC["trainer"], "working_dir": "upload"}}, "cannot upload a folder", "working_dir: shared"),
+        (
+            {"trainer": "native"},
+            "the trainer 'native' trains in autotune's own processes",
+            "runner: ray",
+        ),
+        (
+            {"trainer": {**SPEC["trainer"], "working_dir": "upload"}},
+            "cannot upload a folder",
+            "working_dir: shared",
+        ),
         ({"runner": {"kind": "slurm", "gpus_per_node": -1}}, "gpus_per_node", ""),
         ({"runner": {"kind": "slurm", "address": "x"}}, "address", ""),
     ],
 )
-def test_what_it_can_run_nowhere_is_refused(changes: dict[str, Any], words: str, remedy: str) -> None:
+def test_what_it_can_run_nowhere_is_refused(
+    changes: dict[str, Any], words: str, remedy: str
+) -> None:
     with pytest.raises(AutotuneError) as refused:
         check_runner(load_study({**SPEC, **changes}))
     assert words in refused.value.message
     assert remedy in refused.value.remedy
 
 
-def test_what_the_job_does_not_have_is_refused(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_job_does_not_have_is_refused(
+    slurm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def said(**changes: Any) -> str:
         study = load_study({**SPEC, **changes})
         return refusal(lambda: check_here(study, assemble(study, MemoryStore()).space)).message
 
     wide = {"gpu": "cpu", "num_nodes": 8, "gpus_per_node": 1}
     assert "needs 8 nodes, but the job 7 has 4" in said(
-        cluster=wide, space={**SPEC["space"], "world_sizes": [8]}, workload={"seq_len": 32, "global_batch_size": 8}
+        cluster=wide,
+        space={**SPEC["space"], "world_sizes": [8]},
+        workload={"seq_len": 32, "global_batch_size": 8},
     )
     gpus = {"cluster": "h100-sxm-2x8", "space": {"world_sizes": [16], "precision": ["bf16"]}}
     trainer = {**SPEC["trainer"], "fixed": {"precision": "bf16"}}
@@ -354,7 +425,9 @@ def test_what_the_job_does_not_have_is_refused(slurm: Path, monkeypatch: pytest.
     monkeypatch.setenv(SRUN, "--container-image=bare.sqsh")
     local = {"cluster": {"gpu": "cpu", "num_nodes": 1, "gpus_per_node": 2}, "runner": "local"}
     assert "starts them outside" in said(**local)
-    check = load_study({**SPEC, "trainer": {**SPEC["trainer"], "argv": ["/in/the/image", "{micro_batch_size}"]}})
+    check = load_study(
+        {**SPEC, "trainer": {**SPEC["trainer"], "argv": ["/in/the/image", "{micro_batch_size}"]}}
+    )
     check_here(check, assemble(check, MemoryStore()).space)
 
 
@@ -362,7 +435,11 @@ def test_a_node_that_is_left_out_gets_no_program(slurm: Path) -> None:
     with SlurmRunner(leave_out=["n1.cluster"]) as runner:
         assert runner.capacity == 3 * 8
         two = Placement(nnodes=2, nproc_per_node=1)
-        assert [runner.leave_out(node, two) for node in ("n9", "n2", "n3")] == ["absent", "left out", "needed"]
+        assert [runner.leave_out(node, two) for node in ("n9", "n2", "n3")] == [
+            "absent",
+            "left out",
+            "needed",
+        ]
         started(runner, several.program(0))
         assert runner._slurm._busy == {"n3", "n4"}
     with pytest.raises(AutotuneError, match=r"runner\.leave_out must be a list of names"):

@@ -27,7 +27,10 @@ from autotune.store.upkeep.study_folder import opened_copy
 from tests.nodes.network import until
 from tests.nodes.slurm_cluster import SlurmCluster, slurm_cluster, what_is_missing
 
-pytestmark = [pytest.mark.skipif(bool(what_is_missing()), reason=what_is_missing()), pytest.mark.alone]
+pytestmark = [
+    pytest.mark.skipif(bool(what_is_missing()), reason=what_is_missing()),
+    pytest.mark.alone,
+]
 
 AUTOTUNE = str(Path(sys.executable).with_name("autotune"))
 WAIT_S = 600.0
@@ -62,7 +65,11 @@ SLEEPING: dict[str, Any] = {
     "model": "nano-gpt",
     "cluster": {"gpu": "cpu", "num_nodes": 1, "gpus_per_node": 1},
     "workload": {"seq_len": 32, "global_batch_size": 48},
-    "space": {"world_sizes": [1], "micro_batch_size": [1, 2, 3, 4, 6, 8, 12, 16, 24, 48], "precision": ["fp32"]},
+    "space": {
+        "world_sizes": [1],
+        "micro_batch_size": [1, 2, 3, 4, 6, 8, 12, 16, 24, 48],
+        "precision": ["fp32"],
+    },
     "knobs": {"width": list(range(1, 11))},
     "budget": {"max_trials": 100, "max_wall_s": "1h", "min_gain": 0},
     "measure": {
@@ -80,7 +87,11 @@ SLEEPING: dict[str, Any] = {
     "trainer": {
         "kind": "command",
         "argv": [sys.executable, "train.py", "--batch-size={micro_batch_size}", "--width={width}"],
-        "metrics": {"step": "^step ([0-9]+)", "loss": "loss: ([0-9.]+)", "step_time_s": "step time: ([0-9.]+)"},
+        "metrics": {
+            "step": "^step ([0-9]+)",
+            "loss": "loss: ([0-9.]+)",
+            "step_time_s": "step time: ([0-9.]+)",
+        },
         "fixed": {"precision": "fp32"},
         "env": {"ACC": "{accumulation_steps}"},
     },
@@ -93,7 +104,11 @@ SPREAD: dict[str, Any] = {
     **SLEEPING,
     "name": "spread",
     "cluster": {"gpu": "cpu", "num_nodes": 2, "gpus_per_node": 1},
-    "space": {**SLEEPING["space"], "world_sizes": [2], "micro_batch_size": [1, 2, 3, 4, 6, 8, 12, 24]},
+    "space": {
+        **SLEEPING["space"],
+        "world_sizes": [2],
+        "micro_batch_size": [1, 2, 3, 4, 6, 8, 12, 24],
+    },
     "runner": "ray",
 }
 """a program on two nodes, by Ray"""
@@ -101,7 +116,12 @@ NATIVE: dict[str, Any] = {
     **{key: value for key, value in SPREAD.items() if key not in ("trainer", "check", "knobs")},
     "name": "native",
     "workload": {"seq_len": 16, "global_batch_size": 4},
-    "space": {"world_sizes": [2], "micro_batch_size": [1, 2], "precision": ["fp32"], "zero_stage": [0]},
+    "space": {
+        "world_sizes": [2],
+        "micro_batch_size": [1, 2],
+        "precision": ["fp32"],
+        "zero_stage": [0],
+    },
     "budget": {"max_trials": 1, "max_wall_s": "1h", "min_gain": 0},
     "measure": {
         "warmup_steps": 1,
@@ -122,29 +142,50 @@ class LoginNode:
         self.cluster, self.folder = cluster, folder
         home = folder / "home"
         (home / ".ray").mkdir(parents=True)
-        (home / ".ray/auth_token").write_text("0" * 64)  # what an earlier Ray of this user left there
-        drop = {"AUTOTUNE_STORE", "RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
-        self.environment = {k: v for k, v in os.environ.items() if k not in drop and not k.startswith("SLURM")}
+        (home / ".ray/auth_token").write_text(
+            "0" * 64
+        )  # what an earlier Ray of this user left there
+        drop = {
+            "AUTOTUNE_STORE",
+            "RAY_ADDRESS",
+            "RAY_AUTH_MODE",
+            "RAY_AUTH_TOKEN",
+            "RAY_AUTH_TOKEN_PATH",
+        }
+        self.environment = {
+            k: v for k, v in os.environ.items() if k not in drop and not k.startswith("SLURM")
+        }
         self.environment |= {**cluster.environment, "HOME": str(home)}
         (folder / "train.py").write_text(PROGRAM)
 
     def autotune(self, *words: str, code: int | None = 0) -> str:
         """What the command prints on stdout."""
         done = self.run(AUTOTUNE, *words)
-        assert code is None or done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert code is None or done.returncode == code, (
+            f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        )
         return done.stdout if code == 0 else done.stdout + done.stderr
 
     def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
         """A command in the folder."""
         return subprocess.run(
-            argv, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=WAIT_S
+            argv,
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
         )
 
     def submit(self, spec: dict[str, Any], **changes: Any) -> str:
         """The number of the job of the study."""
         document = {**spec, **changes}
         (self.folder / "spec.yaml").write_text(yaml.safe_dump(document))
-        return str(json.loads(self.autotune("tune", "spec.yaml", "--on", "slurm", "--submit", "--json"))["job"]["id"])
+        return str(
+            json.loads(self.autotune("tune", "spec.yaml", "--on", "slurm", "--submit", "--json"))[
+                "job"
+            ]["id"]
+        )
 
     def status(self, name: str) -> dict[str, Any]:
         """The study as the login node sees it, read in this process, which costs less; empty before the first copy."""
@@ -185,7 +226,10 @@ class LoginNode:
 
     def said(self, name: str) -> str:
         """All that the study's jobs printed."""
-        return "\n".join(log.read_text(errors="replace") for log in sorted((self.folder / name).glob("job-*.out")))
+        return "\n".join(
+            log.read_text(errors="replace")
+            for log in sorted((self.folder / name).glob("job-*.out"))
+        )
 
     def is_left(self) -> list[str]:
         """Processes of trials and of Ray on the nodes."""
@@ -252,7 +296,9 @@ def test_from_the_login_node_to_a_winner(login: LoginNode) -> None:
         "store.db",
         "study.yaml",
     ]
-    refused = login.autotune("tune", "spec.yaml", "--on", "slurm", "--option", "partition=nope", code=2)
+    refused = login.autotune(
+        "tune", "spec.yaml", "--on", "slurm", "--option", "partition=nope", code=2
+    )
     assert "invalid partition specified: nope" in refused
 
 
@@ -263,7 +309,9 @@ def test_ray_runs_on_all_nodes_of_the_job_and_leaves_nothing(login: LoginNode) -
     places = {row["node"] for row in found["study"]["result"]["placed"]}
     assert places == {node.name for node in login.cluster.nodes}
     until(lambda: not login.is_left(), 60)
-    assert not list((login.folder / "native").glob(".ray-*")), "the token and the head's address are gone"
+    assert not list((login.folder / "native").glob(".ray-*")), (
+        "the token and the head's address are gone"
+    )
     for node in login.cluster.nodes:
         assert not list((login.cluster.folder / f"own-{node.name}/tmp").glob("at-*/session*"))
     assert (login.folder / "home/.ray/auth_token").read_text() == "0" * 64
@@ -274,7 +322,9 @@ def test_programs_run_on_all_nodes_without_ray_and_leave_nothing(login: LoginNod
     job = login.submit(SPREAD, runner="slurm", budget={"max_trials": 3})
     found = login.finished(job, "spread")
     assert found["best"]["config"]
-    assert {row["node"] for row in found["study"]["result"]["placed"]} == {node.name for node in login.cluster.nodes}
+    assert {row["node"] for row in found["study"]["result"]["placed"]} == {
+        node.name for node in login.cluster.nodes
+    }
     until(lambda: not login.is_left(), 60)
     for node in login.cluster.nodes:
         left = list((login.cluster.folder / f"own-{node.name}/tmp").glob("autotune-*"))
@@ -284,21 +334,42 @@ def test_programs_run_on_all_nodes_without_ray_and_leave_nothing(login: LoginNod
 @pytest.mark.slow
 @pytest.mark.parametrize("runner", ["ray", "slurm"])
 def test_salloc_on_the_login_node_runs_on_the_nodes(login: LoginNode, runner: str) -> None:
-    here = {**SPREAD, "runner": runner, "cluster": "slurm", "space": {**SPREAD["space"], "world_sizes": [2]}}
+    here = {
+        **SPREAD,
+        "runner": runner,
+        "cluster": "slurm",
+        "space": {**SPREAD["space"], "world_sizes": [2]},
+    }
     (login.folder / "spec.yaml").write_text(yaml.safe_dump(here))
     (login.folder / "results").mkdir()
-    words = ["salloc", "-N2", "-c1", "--time=30", AUTOTUNE, "tune", "spec.yaml", "--in", "results", "--max-trials", "1"]
+    words = [
+        "salloc",
+        "-N2",
+        "-c1",
+        "--time=30",
+        AUTOTUNE,
+        "tune",
+        "spec.yaml",
+        "--in",
+        "results",
+        "--max-trials",
+        "1",
+    ]
     done = login.run(*words)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     found = login.status("results")
     assert found["study"]["status"] == "COMPLETED"
     assert found["study"]["cluster"] == "cpu-2x1", "one CPU on each of two nodes"
-    assert {row["node"] for row in found["study"]["result"]["placed"]} == {node.name for node in login.cluster.nodes}
+    assert {row["node"] for row in found["study"]["result"]["placed"]} == {
+        node.name for node in login.cluster.nodes
+    }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("runner", ["ray", "slurm"])
-def test_a_cancelled_job_ends_paused_and_the_next_one_goes_on(login: LoginNode, runner: str) -> None:
+def test_a_cancelled_job_ends_paused_and_the_next_one_goes_on(
+    login: LoginNode, runner: str
+) -> None:
     job = login.measuring(SPREAD, runner=runner)
     login.cluster.run("scancel", job)
     login.cluster.wait_for(job)
@@ -325,7 +396,9 @@ def test_a_winner_is_named_before_the_limit(login: LoginNode, runner: str) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("runner", ["local", "slurm"])
-def test_at_the_limit_a_study_that_may_go_on_pauses_and_its_job_begins_again(login: LoginNode, runner: str) -> None:
+def test_at_the_limit_a_study_that_may_go_on_pauses_and_its_job_begins_again(
+    login: LoginNode, runner: str
+) -> None:
     job = login.submit(SLEEPING, runner=runner, slurm={"time": "2min", "requeue": True})
     until(lambda: login.cluster.job(job)["Restarts"] == "1", WAIT_S, login.said("sleeping"))
     found = login.status("sleeping")
@@ -333,7 +406,11 @@ def test_at_the_limit_a_study_that_may_go_on_pauses_and_its_job_begins_again(log
     assert found["study"]["message"] == "the time limit of its job is reached"
     # a busy machine may make one trial longer than any before it; that no other begins is a law of `tests/study/controller/test_job_time.py`
     assert found["study"]["trials"].get("CANCELLED", 0) <= 1
-    until(lambda: login.cluster.job(job)["JobState"] in ("PENDING", "RUNNING"), WAIT_S, login.said("sleeping"))
+    until(
+        lambda: login.cluster.job(job)["JobState"] in ("PENDING", "RUNNING"),
+        WAIT_S,
+        login.said("sleeping"),
+    )
     login.wait_for_trials("sleeping", int(found["study"]["trials"]["COMPLETED"]) + 1)
     login.end(job, "sleeping", "cancel")
 
@@ -350,12 +427,16 @@ def test_a_job_that_a_person_requeues_goes_on(login: LoginNode) -> None:
 
 @pytest.mark.slow
 def test_a_job_that_waits_says_what_for(login: LoginNode) -> None:
-    others = login.cluster.run("sbatch", "--parsable", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 900")
+    others = login.cluster.run(
+        "sbatch", "--parsable", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 900"
+    )
     until(lambda: login.cluster.job(others)["JobState"] == "RUNNING", WAIT_S)
     job = login.submit(SIMULATED, slurm={"time": "10min"})
     until(lambda: login.cluster.job(job)["Reason"] in ("Resources", "Priority"), WAIT_S)
     said = login.autotune("status", "--in", "simulated", code=2)
-    assert re.search(rf"there are no results in simulated yet: job {job}: PENDING \((Resources|Priority)\)", said)
+    assert re.search(
+        rf"there are no results in simulated yet: job {job}: PENDING \((Resources|Priority)\)", said
+    )
     login.cluster.run("scancel", others)
     assert login.cluster.wait_for(job) == "COMPLETED", login.said("simulated")
 
@@ -370,22 +451,32 @@ def test_what_an_allocation_cannot_hold_is_said_before_anything_starts(login: Lo
     }
     space = {"world_sizes": [3], "micro_batch_size": [1, 2], "precision": ["fp32"]}
     (login.folder / "spec.yaml").write_text(yaml.safe_dump({**SPREAD, **large, "space": space}))
-    done = login.run("salloc", "-N2", "-c4", "--time=30", AUTOTUNE, "tune", "spec.yaml", "--in", "results")
+    done = login.run(
+        "salloc", "-N2", "-c4", "--time=30", AUTOTUNE, "tune", "spec.yaml", "--in", "results"
+    )
     assert done.returncode == 2, done.stderr
-    assert re.search(r"the smallest config of the space needs 3 nodes, but the job \d+ has 2", done.stderr)
+    assert re.search(
+        r"the smallest config of the space needs 3 nodes, but the job \d+ has 2", done.stderr
+    )
     space = {**NATIVE["space"], "world_sizes": [4]}
     wide = {**NATIVE, "cluster": {"gpu": "cpu", "num_nodes": 2, "gpus_per_node": 2}, "space": space}
     (login.folder / "spec.yaml").write_text(yaml.safe_dump(wide))
-    done = login.run("salloc", "-N2", "-c1", "--time=30", AUTOTUNE, "tune", "spec.yaml", "--in", "results")
+    done = login.run(
+        "salloc", "-N2", "-c1", "--time=30", AUTOTUNE, "tune", "spec.yaml", "--in", "results"
+    )
     assert done.returncode == 2, done.stderr
     assert "has 2 ranks on each node and one CPU per rank, but the job" in done.stderr
     assert "--cpus-per-task=2" in done.stderr
-    done = login.run("salloc", "-N2", "-c1", "--time=30", "srun", "-N1", "-n1", AUTOTUNE, "doctor", "--json")
+    done = login.run(
+        "salloc", "-N2", "-c1", "--time=30", "srun", "-N1", "-n1", AUTOTUNE, "doctor", "--json"
+    )
     (told,) = (check for check in json.loads(done.stdout)["checks"] if check["name"] == "Slurm")
     assert "2 nodes" in told["detail"], told
     assert "--cpus-per-task" in told["remedy"]
     (login.folder / "train_it.py").write_text(PROGRAM)
-    done = login.run("salloc", "-N2", "--time=30", AUTOTUNE, "init", "train_it.py", "--model", "nano-gpt")
+    done = login.run(
+        "salloc", "-N2", "--time=30", AUTOTUNE, "init", "train_it.py", "--model", "nano-gpt"
+    )
     assert "has 2 nodes, but `cluster: local` is only this one" in done.stderr
 
 
@@ -403,12 +494,16 @@ def test_when_ray_dies_before_the_job_the_study_pauses_all_the_same(login: Login
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("bindfs") is None, reason="a file system in user space needs the package bindfs")
+@pytest.mark.skipif(
+    shutil.which("bindfs") is None, reason="a file system in user space needs the package bindfs"
+)
 def test_a_folder_that_is_unfit_for_the_store_holds_copies_of_it(login_on_fuse: LoginNode) -> None:
     """On FUSE, locks of two machines need not meet. A store there is refused; a job's folder there is right, its store is on the node's own disk."""
     login = login_on_fuse
     (login.folder / "spec.yaml").write_text(yaml.safe_dump({**SIMULATED, "cluster": "cpu-1x2"}))
-    refused = login.autotune("tune", "spec.yaml", "--store", f"sqlite:///{login.folder}/results.db", code=2)
+    refused = login.autotune(
+        "tune", "spec.yaml", "--store", f"sqlite:///{login.folder}/results.db", code=2
+    )
     assert "fuse" in refused
     assert "--in" in refused
     job = login.submit(SIMULATED, slurm={"time": "10min"})
@@ -423,7 +518,10 @@ def test_the_signal_before_the_limit_pauses(login: LoginNode, runner: str) -> No
     login.cluster.run("scancel", "--batch", "--signal=USR1", job)
     assert login.cluster.wait_for(job) == "FAILED"
     found = login.status("sleeping")
-    assert (found["study"]["status"], found["study"]["message"]) == ("PAUSED", "the time limit of its job is reached")
+    assert (found["study"]["status"], found["study"]["message"]) == (
+        "PAUSED",
+        "the time limit of its job is reached",
+    )
 
 
 @pytest.mark.slow
@@ -434,7 +532,16 @@ def test_a_preempted_job_pauses_in_its_time_of_grace_and_goes_on(
     login = login_of(grace_s=60)
     job = login.measuring(SPREAD, runner=runner, slurm={"time": "30min", "requeue": True})
     urgent = login.cluster.run(
-        "sbatch", "--parsable", "-p", "urgent", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 20"
+        "sbatch",
+        "--parsable",
+        "-p",
+        "urgent",
+        "-N2",
+        "--exclusive",
+        "-o",
+        "/dev/null",
+        "--wrap",
+        "sleep 20",
     )
     until(lambda: login.status("spread")["study"]["status"] == "PAUSED", 180, login.said("spread"))
     assert login.cluster.wait_for(urgent, timeout_s=300) == "COMPLETED"
@@ -458,7 +565,9 @@ def test_a_lost_node_has_its_job_begin_again(login: LoginNode, runner: str) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("runner", ["ray", "slurm"])
-def test_a_spare_node_takes_the_place_of_a_lost_one(login_of: Callable[..., LoginNode], runner: str) -> None:
+def test_a_spare_node_takes_the_place_of_a_lost_one(
+    login_of: Callable[..., LoginNode], runner: str
+) -> None:
     login = login_of(3)
     job = login.measuring(SPREAD, runner=runner, slurm={"time": "30min", "spare_nodes": 1})
     used = {row["node"] for row in login.status("spread")["study"]["result"]["placed"]}
@@ -493,14 +602,26 @@ def test_programs_see_the_gpus_of_their_job_and_no_word_of_slurm(
     login = login_of(2, gpus=[2, 2])
     gpus = {
         "cluster": "h100-sxm-2x2",
-        "space": {**SLEEPING["space"], "world_sizes": [4], "precision": ["bf16"], "micro_batch_size": [1]},
+        "space": {
+            **SLEEPING["space"],
+            "world_sizes": [4],
+            "precision": ["bf16"],
+            "micro_batch_size": [1],
+        },
     }
     env = {**SLEEPING["trainer"]["env"], "SEEN": f"{login.folder}/seen-"}
     trainer = {**SLEEPING["trainer"], "fixed": {"precision": "bf16"}, "env": env}
-    job = login.submit(SLEEPING, **gpus, name="gpus", trainer=trainer, runner=runner, budget={"max_trials": 1})
+    job = login.submit(
+        SLEEPING, **gpus, name="gpus", trainer=trainer, runner=runner, budget={"max_trials": 1}
+    )
     login.cluster.wait_for(job)
-    seen = {path.name.removeprefix("seen-"): path.read_text().strip() for path in login.folder.glob("seen-*")}
-    assert seen == {node.name: "GPUs 0,1 of Slurm" for node in login.cluster.nodes}, login.said("gpus")
+    seen = {
+        path.name.removeprefix("seen-"): path.read_text().strip()
+        for path in login.folder.glob("seen-*")
+    }
+    assert seen == {node.name: "GPUs 0,1 of Slurm" for node in login.cluster.nodes}, login.said(
+        "gpus"
+    )
 
 
 @pytest.mark.slow
@@ -515,16 +636,23 @@ def test_slurms_controller_may_crash(login: LoginNode, runner: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("launcher", "runner"), [("torchrun", "ray"), ("torchrun", "slurm"), ("lightning", "ray"), ("lightning", "slurm")]
+    ("launcher", "runner"),
+    [("torchrun", "ray"), ("torchrun", "slurm"), ("lightning", "ray"), ("lightning", "slurm")],
 )
-def test_programs_of_several_nodes_run_as_trials(login: LoginNode, launcher: str, runner: str) -> None:
+def test_programs_of_several_nodes_run_as_trials(
+    login: LoginNode, launcher: str, runner: str
+) -> None:
     if launcher == "lightning":
         pytest.importorskip("lightning")
         program = LIGHTNING
     else:
         program = TORCHRUN
     (login.folder / "spread.py").write_text(program)
-    metrics = {"step": "^step ([0-9]+)", "loss": "loss: ([0-9.]+)", "step_time_s": "step time: ([0-9.]+)"}
+    metrics = {
+        "step": "^step ([0-9]+)",
+        "loss": "loss: ([0-9.]+)",
+        "step_time_s": "step time: ([0-9.]+)",
+    }
     trainer = {
         "kind": "command",
         "argv": ["torchrun", "spread.py", "--batch-size={micro_batch_size}", "--width={width}"],
@@ -532,7 +660,9 @@ def test_programs_of_several_nodes_run_as_trials(login: LoginNode, launcher: str
         "fixed": {"precision": "fp32"},
         "env": {"ACC": "{accumulation_steps}"},
     }
-    job = login.submit(SPREAD, name=launcher, runner=runner, trainer=trainer, check=False, budget={"max_trials": 2})
+    job = login.submit(
+        SPREAD, name=launcher, runner=runner, trainer=trainer, check=False, budget={"max_trials": 2}
+    )
     assert login.cluster.wait_for(job) == "COMPLETED", login.said(launcher)
     found = login.status(launcher)
     assert found["study"]["trials"]["COMPLETED"] >= 3, login.said(launcher)

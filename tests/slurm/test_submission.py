@@ -27,7 +27,9 @@ SPEC: dict[str, Any] = {
 
 
 @pytest.fixture(autouse=True)
-def without_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+def without_slurm(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Path:
     """A folder to work in, on a machine without Slurm."""
     OUTPUT.append(capsys)
     monkeypatch.chdir(tmp_path)
@@ -84,13 +86,17 @@ def test_a_job_asks_for_the_nodes_of_the_cluster(without_slurm: Path) -> None:
     assert lines[-1].endswith(f"tune study.yaml --base {without_slurm} --in .")
     assert done.out.strip() == f"cd {without_slurm}/two-nodes && sbatch job.sbatch"
     assert (without_slurm / "two-nodes").stat().st_mode & 0o077 == 0
-    assert (without_slurm / "two-nodes/study.yaml").stat().st_mode & 0o077 == 0, "a spec may hold secrets"
+    assert (without_slurm / "two-nodes/study.yaml").stat().st_mode & 0o077 == 0, (
+        "a spec may hold secrets"
+    )
     subprocess.run(["/bin/sh", "-n", "two-nodes/job.sbatch"], check=True)
 
 
 def test_gpus_are_asked_for_once() -> None:
     assert tune(slurm={"gres": "gpu:h100:8"}).code == 0
-    assert [line for line in script() if "gpu" in line and line.startswith("#SBATCH")] == ["#SBATCH --gres=gpu:h100:8"]
+    assert [line for line in script() if "gpu" in line and line.startswith("#SBATCH")] == [
+        "#SBATCH --gres=gpu:h100:8"
+    ]
 
 
 def test_containers_become_options_of_each_step() -> None:
@@ -122,7 +128,10 @@ def test_a_program_that_is_not_there_is_refused_before_the_job(
 ) -> None:
     monkeypatch.undo()
     monkeypatch.chdir(without_slurm)
-    programs = {"argv": ["python", "tran.py", "--mb={micro_batch_size}", "--acc={accumulation_steps}"], "cwd": "."}
+    programs = {
+        "argv": ["python", "tran.py", "--mb={micro_batch_size}", "--acc={accumulation_steps}"],
+        "cwd": ".",
+    }
     asked = {
         "space": {"micro_batch_size": [1, 2], "world_sizes": [1], "precision": ["fp32"]},
         "runner": "slurm",
@@ -169,12 +178,17 @@ def test_a_wrong_option_is_not_looked_for_in_the_spec() -> None:
     assert "error: spec.yaml:" in in_the_spec.err
 
 
-def test_in_a_job_of_several_nodes_a_local_draft_says_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_job_of_several_nodes_a_local_draft_says_what_it_leaves_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("autotune.slurm.allocation.allocation", lambda: Allocation(job="7", num_nodes=2, node_list="n[1-2]"))  # fmt: skip
     Path("train.py").write_text("import torch\n")
     OUTPUT[-1].readouterr()
     cli.run(["init", "train.py", "--model", "nano-gpt"])
-    assert "note: job 7 has 2 nodes, but `cluster: local` is only this one" in OUTPUT[-1].readouterr().err
+    assert (
+        "note: job 7 has 2 nodes, but `cluster: local` is only this one"
+        in OUTPUT[-1].readouterr().err
+    )
     cli.run(["init", "train.py", "--model", "nano-gpt", "--cluster", "h100-sxm-2x8"])
     assert "job 7" not in OUTPUT[-1].readouterr().err
 
@@ -209,7 +223,9 @@ IN_THE_IMAGE = {
     "runner": "slurm",
 }
 ABSENT = {
-    "trainer": program("no-such-program", "--batch={micro_batch_size}", "--accum={accumulation_steps}"),
+    "trainer": program(
+        "no-such-program", "--batch={micro_batch_size}", "--accum={accumulation_steps}"
+    ),
     "runner": "ray",
     "space": {"micro_batch_size": [1, 2]},
 }
@@ -241,7 +257,9 @@ REFUSED = {
         {"runner": {"kind": "ray", "cpus_per_rnk": 2}}, "cpus_per_rnk"
     ),
     "a searcher that is not there": Asked({"searcher": "bayesain"}, "bayesain"),
-    "a program that is not there": Asked(ABSENT, "'no-such-program', but there is no such program here"),
+    "a program that is not there": Asked(
+        ABSENT, "'no-such-program', but there is no such program here"
+    ),
     "a runner of one node": Asked({"runner": "local"}, "the runner 'local' has one node"),
     "nodes that are not counted where they are not there yet": Asked(
         {"cluster": "slurm"}, "slurm: {nodes: 2, gpus_per_node: 8}"
@@ -252,11 +270,19 @@ WRITTEN = {
     "options of the command line are those of the spec": Asked(
         {},
         words=("time=90min", "qos=high", "exclusive=false", "cpus-per-task=4"),
-        lines=frozenset({"#SBATCH --time=0-01:30:00", "#SBATCH --qos=high", "#SBATCH --cpus-per-task=4"}),
+        lines=frozenset(
+            {"#SBATCH --time=0-01:30:00", "#SBATCH --qos=high", "#SBATCH --cpus-per-task=4"}
+        ),
     ),
     "lines, lists and texts as their keys want them": Asked(
         {},
-        words=("setup=module load cuda", "setup=source env.sh", "account=1234", "spare_nodes=1", "constraint=80"),
+        words=(
+            "setup=module load cuda",
+            "setup=source env.sh",
+            "account=1234",
+            "spare_nodes=1",
+            "constraint=80",
+        ),
         lines=frozenset(
             {
                 "module load cuda",
@@ -267,7 +293,9 @@ WRITTEN = {
             }
         ),
     ),
-    "a container holds programs that the login node cannot see": Asked({**IN_THE_IMAGE, "slurm": IMAGE}),
+    "a container holds programs that the login node cannot see": Asked(
+        {**IN_THE_IMAGE, "slurm": IMAGE}
+    ),
     "nodes that are counted in the spec": Asked(
         {"cluster": "slurm", "slurm": {"nodes": 4, "gpus_per_node": 2}},
         lines=frozenset({"#SBATCH --nodes=4", "#SBATCH --gpus-per-node=2"}),
@@ -316,7 +344,9 @@ def test_without_sbatch_nothing_is_submitted() -> None:
     assert "sbatch is not installed on this machine" in done.err
 
 
-def test_options_of_the_command_line_are_in_the_order_of_the_command_line_and_kept_in_the_spec() -> None:
+def test_options_of_the_command_line_are_in_the_order_of_the_command_line_and_kept_in_the_spec() -> (
+    None
+):
     words = ("setup=module load cuda", "setup=source env.sh", "qos=high", "exclusive=false")
     assert tune(*(part for word in words for part in ("--option", word))).code == 0
     lines = script()

@@ -11,7 +11,10 @@ from autotune.space import SearchSpace, complete
 from autotune.spec import ParallelConfig, SpaceSpec, Workload, catalog
 
 WORK = Workload(
-    model=catalog.model("llama-8b"), cluster=catalog.cluster("h100-sxm-2x8"), seq_len=4096, global_batch_size=(96, 128)
+    model=catalog.model("llama-8b"),
+    cluster=catalog.cluster("h100-sxm-2x8"),
+    seq_len=4096,
+    global_batch_size=(96, 128),
 )
 
 
@@ -44,7 +47,9 @@ def test_a_precision_that_the_gpu_has_is_the_default(gpu: str, precision: str) -
 
 
 def test_a_pasted_label_is_completed_too() -> None:
-    assert complete(WORK, "tp4 pp2 zero1") == ParallelConfig(tp=4, pp=2, dp=2, accumulation_steps=64, zero_stage=1)
+    assert complete(WORK, "tp4 pp2 zero1") == ParallelConfig(
+        tp=4, pp=2, dp=2, accumulation_steps=64, zero_stage=1
+    )
 
 
 def test_what_is_no_knob_is_refused() -> None:

@@ -39,7 +39,13 @@ SPEC: dict[str, Any] = {
 
 POST_TRAINING = {
     "workload": {"seq_len": 4096},
-    "rl": {"algorithm": "grpo", "prompts": 16, "responses": 2, "prompt_lengths": 512, "response_lengths": 1024},
+    "rl": {
+        "algorithm": "grpo",
+        "prompts": 16,
+        "responses": 2,
+        "prompt_lengths": 512,
+        "response_lengths": 1024,
+    },
     "rollout": {"tokens_per_s_per_gpu": 2400},
 }
 
@@ -57,7 +63,9 @@ def test_a_space_holds_exactly_what_its_trainer_can_launch(name: str) -> None:
     of, options = trainer(name), asked.trainer_options
     expected = [config for config in everything if not of.limits(asked.workload, config, options)]
     assert list(space) == expected
-    cut = {reason: count for reason, count in space.excluded.items() if reason.startswith(f"{name}_")}
+    cut = {
+        reason: count for reason, count in space.excluded.items() if reason.startswith(f"{name}_")
+    }
     assert sum(cut.values()) == len(everything) - len(space)
     assert default_config(space) in expected
     refused = next((config for config in everything if config not in space), None)
@@ -67,7 +75,9 @@ def test_a_space_holds_exactly_what_its_trainer_can_launch(name: str) -> None:
 
 @pytest.mark.parametrize("name", trainer_names())
 def test_limits_depend_on_what_a_trainer_says_they_depend_on(name: str) -> None:
-    asked = study(trainer=name if name != "command" else {"kind": "command", "argv": ["x", "{tp}", "{dp}"]})
+    asked = study(
+        trainer=name if name != "command" else {"kind": "command", "argv": ["x", "{tp}", "{dp}"]}
+    )
     of, options = trainer(name), asked.trainer_options
     table = SearchSpace.build(asked.workload, asked.space).table
     seen: dict[tuple[int, ...], set[str]] = {}
@@ -84,7 +94,9 @@ class Asked(CommandTrainer):
     def __init__(self) -> None:
         self.questions = 0
 
-    def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
+    def find_limits(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
+    ) -> tuple[Limit, ...]:
         self.questions += 1
         return super().find_limits(workload, config, options)
 
@@ -97,16 +109,31 @@ class Unlimited(Asked):
 
 def test_values_of_own_knobs_multiply_the_configs_but_not_the_questions_to_the_trainer() -> None:
     knobs = {f"k{index}": [0, 1] for index in range(10)}
-    argv = ["x", "{tp}", "{dp}", "{accumulation_steps}", "{precision}", *(f"{{{name}}}" for name in knobs)]
+    argv = [
+        "x",
+        "{tp}",
+        "{dp}",
+        "{accumulation_steps}",
+        "{precision}",
+        *(f"{{{name}}}" for name in knobs),
+    ]
     given = study(
-        trainer={"kind": "command", "argv": argv}, knobs=knobs, space={"tp": [1, 2], "micro_batch_size": [1, 2]}
+        trainer={"kind": "command", "argv": argv},
+        knobs=knobs,
+        space={"tp": [1, 2], "micro_batch_size": [1, 2]},
     )
     everything = SearchSpace.build(given.workload, given.space).table
-    can, cut = Launchable(trainer=(asked := Asked()), options=given.trainer_options).cut(given.workload, everything)
+    can, cut = Launchable(trainer=(asked := Asked()), options=given.trainer_options).cut(
+        given.workload, everything
+    )
     assert asked.questions == len(everything) / 2**10
     assert cut == {"command_micro_batch_size": len(everything) // 2}
-    assert [config.micro_batch_size for config in everything.take(can)] == [1] * (len(everything) // 2)
-    can, cut = Launchable(trainer=(asked := Unlimited()), options=given.trainer_options).cut(given.workload, everything)
+    assert [config.micro_batch_size for config in everything.take(can)] == [1] * (
+        len(everything) // 2
+    )
+    can, cut = Launchable(trainer=(asked := Unlimited()), options=given.trainer_options).cut(
+        given.workload, everything
+    )
     assert asked.questions == 1
 
 
@@ -121,15 +148,21 @@ def test_a_plan_counts_what_the_trainer_cannot_do_and_never_proposes_it() -> Non
 @pytest.mark.thorough
 def test_a_search_asks_for_nothing_that_the_trainer_refuses() -> None:
     result = api.tune(
-        study(trainer="deepspeed", searcher="random", budget={"max_trials": 12, "min_gain": 0}), store=MemoryStore()
+        study(trainer="deepspeed", searcher="random", budget={"max_trials": 12, "min_gain": 0}),
+        store=MemoryStore(),
     )
     assert len(result.trials) > 12
-    assert not [trial for trial in result.trials if trial.status == "INFEASIBLE" and "cannot express" in trial.reason]
+    assert not [
+        trial
+        for trial in result.trials
+        if trial.status == "INFEASIBLE" and "cannot express" in trial.reason
+    ]
 
 
 def test_a_space_of_which_nothing_can_be_launched_says_why() -> None:
     with pytest.raises(
-        InfeasibleError, match=r"deepspeed cannot launch any of the .* valid configs .*deepspeed_cp .*Ulysses"
+        InfeasibleError,
+        match=r"deepspeed cannot launch any of the .* valid configs .*deepspeed_cp .*Ulysses",
     ):
         api.plan_of(study(trainer="deepspeed", space={"cp": [2], "micro_batch_size": [1]}))
 
@@ -144,11 +177,17 @@ def test_a_space_of_which_nothing_can_be_launched_says_why() -> None:
             "must be the global batch size 32",
         ),
         ({"baseline": "pp=2", "trainer": "deepspeed"}, "baseline", "deepspeed cannot express pp=2"),
-        ({"enqueue": ["tp=1", "cp=2"], "trainer": "deepspeed"}, "enqueue.1", "deepspeed cannot express cp=2"),
+        (
+            {"enqueue": ["tp=1", "cp=2"], "trainer": "deepspeed"},
+            "enqueue.1",
+            "deepspeed cannot express cp=2",
+        ),
         ({"enqueue": ["tp=3"]}, "enqueue.0", "tp must divide"),
     ],
 )
-def test_a_baseline_and_guesses_obey_the_same_laws_at_load(change: dict[str, Any], field: str, words: str) -> None:
+def test_a_baseline_and_guesses_obey_the_same_laws_at_load(
+    change: dict[str, Any], field: str, words: str
+) -> None:
     with pytest.raises(SpecError, match=words) as caught:
         study(**change)
     assert caught.value.field == field
@@ -156,7 +195,9 @@ def test_a_baseline_and_guesses_obey_the_same_laws_at_load(change: dict[str, Any
 
 def test_many_configs_need_few_questions() -> None:
     """The trainer is asked once for each combination of the knobs that its limits depend on."""
-    asked = study(trainer="deepspeed", workload={"seq_len": 4096, "global_batch_size": [32, 64, 128, 256]})
+    asked = study(
+        trainer="deepspeed", workload={"seq_len": 4096, "global_batch_size": [32, 64, 128, 256]}
+    )
     table = SearchSpace.build(asked.workload, asked.space).table
     subject, questions = trainer("deepspeed"), 0
 
@@ -174,7 +215,12 @@ def test_many_configs_need_few_questions() -> None:
     assert again == counts
 
 
-ONE_MESH: dict[str, Any] = {"tp": [2], "cp": [2], "micro_batch_size": [1, 2, 4], "precision": ["bf16"]}
+ONE_MESH: dict[str, Any] = {
+    "tp": [2],
+    "cp": [2],
+    "micro_batch_size": [1, 2, 4],
+    "precision": ["bf16"],
+}
 
 
 def command(*argv: str, **options: Any) -> dict[str, Any]:
@@ -183,7 +229,9 @@ def command(*argv: str, **options: Any) -> dict[str, Any]:
 
 def test_a_knob_with_one_value_in_the_space_needs_no_placeholder() -> None:
     asked = study(
-        trainer=command("{micro_batch_size}", "{accumulation_steps}"), space=ONE_MESH, knobs={"bucket_mb": [25]}
+        trainer=command("{micro_batch_size}", "{accumulation_steps}"),
+        space=ONE_MESH,
+        knobs={"bucket_mb": [25]},
     )
     assert asked.trainer_options["fixed"] == {"tp": 2, "cp": 2, "dp": 2, "bucket_mb": 25}
     space = SearchSpace.of_study(asked)
@@ -202,7 +250,9 @@ def test_a_knob_that_differs_between_configs_needs_one() -> None:
         study(trainer=command("{micro_batch_size}"), space=ONE_MESH, knobs={"bucket_mb": [25, 50]})
 
 
-def test_a_baseline_outside_of_the_space_is_held_to_the_value_that_the_program_is_started_with() -> None:
+def test_a_baseline_outside_of_the_space_is_held_to_the_value_that_the_program_is_started_with() -> (
+    None
+):
     with pytest.raises(SpecError, match=r"tp=1: .*started with tp=2") as caught:
         study(
             trainer=command("{micro_batch_size}", "{accumulation_steps}", "{cp}", "{dp}"),
@@ -213,21 +263,35 @@ def test_a_baseline_outside_of_the_space_is_held_to_the_value_that_the_program_i
 
 
 def test_a_study_whose_placeholders_carry_everything_stays_as_it_is_written() -> None:
-    asked = study(trainer=command("{micro_batch_size}", "{tp}", "{cp}", "{world_size}"), space=ONE_MESH)
-    assert asked.trainer_options == {"argv": ["train", "{micro_batch_size}", "{tp}", "{cp}", "{world_size}"]}
+    asked = study(
+        trainer=command("{micro_batch_size}", "{tp}", "{cp}", "{world_size}"), space=ONE_MESH
+    )
+    assert asked.trainer_options == {
+        "argv": ["train", "{micro_batch_size}", "{tp}", "{cp}", "{world_size}"]
+    }
 
 
-@pytest.mark.parametrize(("fixed", "law"), [({"tpp": 2}, "there is no knob 'tpp'"), ({"tp": 4}, "started with tp=4")])
+@pytest.mark.parametrize(
+    ("fixed", "law"), [({"tpp": 2}, "there is no knob 'tpp'"), ({"tp": 4}, "started with tp=4")]
+)
 def test_a_spec_may_say_what_the_program_is_started_with(fixed: dict[str, Any], law: str) -> None:
     argv = ("{micro_batch_size}", "{accumulation_steps}", "{cp}", "{dp}")
-    assert study(trainer=command(*argv, fixed={"tp": 2}), space={"cp": [1, 2]}, baseline="tp=2,cp=2").baseline
+    assert study(
+        trainer=command(*argv, fixed={"tp": 2}), space={"cp": [1, 2]}, baseline="tp=2,cp=2"
+    ).baseline
     with pytest.raises(SpecError, match=law):
         study(trainer=command(*argv, fixed=fixed), space={"cp": [1, 2]}, baseline="tp=2,cp=2")
 
 
 @pytest.mark.parametrize("world_sizes", [None, [8], [4, 8]])
 def test_what_counts_as_fixed_has_one_value_in_all_configs(world_sizes: list[int] | None) -> None:
-    spaces = [{}, {"tp": [2]}, {"tp": [1, 2]}, {"pp": [2], "micro_batch_size": [1, 2]}, {"micro_batch_size": [2]}]
+    spaces = [
+        {},
+        {"tp": [2]},
+        {"tp": [1, 2]},
+        {"pp": [2], "micro_batch_size": [1, 2]},
+        {"micro_batch_size": [2]},
+    ]
     for knobs in spaces:
         asked = study(space={**knobs, **({"world_sizes": world_sizes} if world_sizes else {})})
         for config in SearchSpace.build(asked.workload, asked.space):

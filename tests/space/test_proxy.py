@@ -48,7 +48,11 @@ KNOBS: dict[str, tuple[Any, ...]] = {
 
 def target(name: str, trainer: str = "native", cluster: str = "h100-sxm-16x8") -> Workload:
     return Workload(
-        model=MODELS[name], cluster=catalog.cluster(cluster), seq_len=4096, global_batch_size=256, trainer=trainer
+        model=MODELS[name],
+        cluster=catalog.cluster(cluster),
+        seq_len=4096,
+        global_batch_size=256,
+        trainer=trainer,
     )
 
 
@@ -57,7 +61,11 @@ def space_of(workload: Workload) -> SearchSpace:
     return SearchSpace.build(workload, SpaceSpec(knobs={**KNOBS, **experts}))
 
 
-SPACES = {(name, trainer): space_of(target(name, trainer)) for name in MODELS for trainer in ("nanotron", "megatron")}
+SPACES = {
+    (name, trainer): space_of(target(name, trainer))
+    for name in MODELS
+    for trainer in ("nanotron", "megatron")
+}
 
 
 HELD = ("h100-sxm-1x8", "h100-sxm-2x8", "h100-sxm-1x4")
@@ -90,7 +98,10 @@ def test_only_what_needs_more_ranks_than_are_held_is_refused(
     expert_ranks = (
         config.ep if meant.trainer == "megatron" else config.ep * config.tp
     )  # megatron lends its tensor-parallel ranks
-    fits = max(config.tp * config.cp, expert_ranks) <= held.num_gpus and config.tp <= held.gpus_per_node
+    fits = (
+        max(config.tp * config.cp, expert_ranks) <= held.num_gpus
+        and config.tp <= held.gpus_per_node
+    )
     with contextlib.nullcontext() if fits else pytest.raises((ConfigError, SpecError)):
         assert proxy_of(meant, config, held).config.tp == config.tp
 
@@ -103,8 +114,13 @@ def test_a_proxy_is_legal_and_keeps_all_that_decides_the_speed_of_one_rank(
     meant, config, proxy = found
     ours, mine = proxy.workload, proxy.config
     whole = mine.pp == config.pp
-    ranks = max(config.tp * config.cp, config.ep * (1 if meant.trainer == "megatron" else config.tp)) * config.pp
-    assert whole == (config.pp == 1 or (ours.cluster.num_nodes > 1 and ranks <= ours.cluster.num_gpus))
+    ranks = (
+        max(config.tp * config.cp, config.ep * (1 if meant.trainer == "megatron" else config.tp))
+        * config.pp
+    )
+    assert whole == (
+        config.pp == 1 or (ours.cluster.num_nodes > 1 and ranks <= ours.cluster.num_gpus)
+    )
     assert why_not(ours, mine) is None
     assert mine.global_batch_size == ours.global_batch_size
     assert mine.world_size <= ours.cluster.num_gpus
@@ -113,8 +129,19 @@ def test_a_proxy_is_legal_and_keeps_all_that_decides_the_speed_of_one_rank(
     assert {n: mine.value(n) for n in FIELDS if n not in derived} == {
         n: config.value(n) for n in FIELDS if n not in derived
     }
-    assert mine.zero_stage in (config.zero_stage, 0 if mine.dp * mine.cp == 1 else config.zero_stage)
-    assert replace(ours, model=meant.model, cluster=meant.cluster, global_batch_size=meant.global_batch_size) == meant
+    assert mine.zero_stage in (
+        config.zero_stage,
+        0 if mine.dp * mine.cp == 1 else config.zero_stage,
+    )
+    assert (
+        replace(
+            ours,
+            model=meant.model,
+            cluster=meant.cluster,
+            global_batch_size=meant.global_batch_size,
+        )
+        == meant
+    )
     if whole or config.pp == 1:
         assert ours.model == meant.model
     else:
@@ -138,7 +165,9 @@ def test_the_blind_constants_are_those_that_change_the_target_and_not_the_proxy(
     meant, config, proxy = found
     names = uncertain(ALL_READ).names
     there = sensitivity(meant, ConfigTable.of([config]), ALL_READ, names).jacobian[0, :-1]
-    here = sensitivity(proxy.workload, ConfigTable.of([proxy.config]), ALL_READ, names).jacobian[0, :-1]
+    here = sensitivity(proxy.workload, ConfigTable.of([proxy.config]), ALL_READ, names).jacobian[
+        0, :-1
+    ]
     changes, says = (
         dict(zip(names, np.abs(there) > 1e-9, strict=True)),
         dict(zip(names, np.abs(here) > 1e-9, strict=True)),
@@ -147,7 +176,9 @@ def test_the_blind_constants_are_those_that_change_the_target_and_not_the_proxy(
         if name in proxy.blind:
             assert not says[name], f"{name} changes {proxy.config}"
         elif changes[name] and not says[name]:
-            raise AssertionError(f"{name} changes {config}, and its proxy {proxy.config} says nothing of it")
+            raise AssertionError(
+                f"{name} changes {config}, and its proxy {proxy.config} says nothing of it"
+            )
 
 
 def config(**knobs: Any) -> ParallelConfig:
@@ -158,8 +189,13 @@ def config(**knobs: Any) -> ParallelConfig:
 
 
 def test_one_stage_of_a_pipeline_runs_on_one_node_with_the_data_parallel_ranks_that_fit() -> None:
-    proxy = proxy_of(target("llama-8b"), config(tp=2, pp=4, zero_stage=1), catalog.cluster("h100-sxm-1x8"))
-    assert str(proxy.config) == "tp=2,pp=1,dp=4,micro_batch_size=1,accumulation_steps=16,precision=bf16,zero_stage=1"
+    proxy = proxy_of(
+        target("llama-8b"), config(tp=2, pp=4, zero_stage=1), catalog.cluster("h100-sxm-1x8")
+    )
+    assert (
+        str(proxy.config)
+        == "tp=2,pp=1,dp=4,micro_batch_size=1,accumulation_steps=16,precision=bf16,zero_stage=1"
+    )
     assert (proxy.workload.model.num_layers, proxy.workload.global_batch_size) == (8, 64)
     assert proxy.workload.model.name == "llama-8b-8-layers"
     assert set(proxy.blind) == {
@@ -169,8 +205,15 @@ def test_one_stage_of_a_pipeline_runs_on_one_node_with_the_data_parallel_ranks_t
 
 def test_more_nodes_tell_more() -> None:
     asked, meant = config(tp=2, zero_stage=1), target("llama-8b")
-    blind = [set(proxy_of(meant, asked, catalog.cluster(f"h100-sxm-{nodes}x8")).blind) for nodes in (1, 2, 4)]
-    assert blind == [{"inter_efficiency", "rails", "inter_decay", "hop_s", "straggler"}, {"inter_decay"}, set()]
+    blind = [
+        set(proxy_of(meant, asked, catalog.cluster(f"h100-sxm-{nodes}x8")).blind)
+        for nodes in (1, 2, 4)
+    ]
+    assert blind == [
+        {"inter_efficiency", "rails", "inter_decay", "hop_s", "straggler"},
+        {"inter_decay"},
+        set(),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -182,7 +225,9 @@ def test_more_nodes_tell_more() -> None:
         ({"pp": 2, "zero_stage": 3}, "h100-sxm-1x8", "represent a valid config of llama-8b on h100-sxm-16x8: under a pipeline"),
     ],
 )  # fmt: skip
-def test_what_has_no_proxy_is_refused_with_law_values_and_remedy(asked: dict[str, Any], held: str, said: str) -> None:
+def test_what_has_no_proxy_is_refused_with_law_values_and_remedy(
+    asked: dict[str, Any], held: str, said: str
+) -> None:
     with pytest.raises(ConfigError) as refused:
         proxy_of(target("llama-8b"), config(**asked), catalog.cluster(held))
     assert said in str(refused.value)
@@ -201,14 +246,20 @@ def test_zero_shards_as_it_did_where_a_copy_fits_and_not_at_all_on_one_rank() ->
     held = catalog.cluster("h100-sxm-2x8")
     copied = proxy_of(target("llama-8b"), config(zero_stage=3, dp_replicas=16), held).config
     assert (copied.dp, copied.dp_replicas, copied.zero_stage) == (16, 2, 3)
-    alone = proxy_of(target("llama-8b"), config(tp=8, zero_stage=1), catalog.cluster("h100-sxm-1x8")).config
+    alone = proxy_of(
+        target("llama-8b"), config(tp=8, zero_stage=1), catalog.cluster("h100-sxm-1x8")
+    ).config
     assert (alone.dp, alone.zero_stage) == (1, 0)
 
 
 def test_the_fullest_stage_has_most_weights() -> None:
     """The first stage has the layers without experts, the last one those of multi-token prediction."""
     stage = fullest_stage(DENSE_FIRST, ParallelConfig(pp=8), "megatron")
-    assert (stage.layers, stage.dense, stage.mtp) == (8, 0, 0)  # 61 layers: five stages of 8, then three of 7
+    assert (stage.layers, stage.dense, stage.mtp) == (
+        8,
+        0,
+        0,
+    )  # 61 layers: five stages of 8, then three of 7
     stage = fullest_stage(DENSE_FIRST, ParallelConfig(pp=61), "megatron")
     assert (stage.layers, stage.dense, stage.mtp) == (1, 0, 1)
     cut = stage_model(DENSE_FIRST, stage)
@@ -222,11 +273,17 @@ def test_a_model_read_from_a_config_json_is_cut_there_too() -> None:
     }  # fmt: skip
     model = replace(ModelSpec.from_hf(document), source=json.dumps(document))
     cut = stage_model(model, fullest_stage(model, ParallelConfig(pp=4), "native"))
-    assert json.loads(cut.source) == {**document, "num_hidden_layers": 4, "layer_types": ["full_attention"] * 4}
+    assert json.loads(cut.source) == {
+        **document,
+        "num_hidden_layers": 4,
+        "layer_types": ["full_attention"] * 4,
+    }
 
 
 def test_a_model_that_code_builds_is_not_cut() -> None:
     model = replace(MODELS["llama-8b"], code=ModelCode(module="m:build"))
     stage = fullest_stage(model, ParallelConfig(pp=2), "native")
-    with pytest.raises(SpecError, match="needs a model with 16 layers, but the code of llama-8b always builds 32"):
+    with pytest.raises(
+        SpecError, match="needs a model with 16 layers, but the code of llama-8b always builds 32"
+    ):
         stage_model(model, stage)

@@ -14,16 +14,37 @@ from hypothesis import strategies as st
 from autotune.errors import ConfigError, InfeasibleError, SpecError
 from autotune.space import SearchSpace, default_config, legal, why_not
 from autotune.space.enumeration import GROWN_FIRST, choices_of
-from autotune.spec import FIELDS, KNOBS, ConfigTable, ModelSpec, ParallelConfig, SpaceSpec, Workload, catalog
+from autotune.spec import (
+    FIELDS,
+    KNOBS,
+    ConfigTable,
+    ModelSpec,
+    ParallelConfig,
+    SpaceSpec,
+    Workload,
+    catalog,
+)
 from tests.matrix import examples
 
 
 def workload(
-    cluster: str = "h100-sxm-2x4", *, batch: int | tuple[int, ...] = 16, seq_len: int = 64, **model: Any
+    cluster: str = "h100-sxm-2x4",
+    *,
+    batch: int | tuple[int, ...] = 16,
+    seq_len: int = 64,
+    **model: Any,
 ) -> Workload:
-    shape = {"num_layers": 6, "hidden_size": 96, "num_attention_heads": 12, "num_kv_heads": 6, "vocab_size": 50257}
+    shape = {
+        "num_layers": 6,
+        "hidden_size": 96,
+        "num_attention_heads": 12,
+        "num_kv_heads": 6,
+        "vocab_size": 50257,
+    }
     spec = ModelSpec(name="toy", **{**shape, "ffn_hidden_size": 384, **model})
-    return Workload(model=spec, cluster=catalog.cluster(cluster), seq_len=seq_len, global_batch_size=batch)
+    return Workload(
+        model=spec, cluster=catalog.cluster(cluster), seq_len=seq_len, global_batch_size=batch
+    )
 
 
 VALUES: dict[str, tuple[Any, ...]] = {
@@ -57,7 +78,9 @@ def small_spaces(draw: st.DrawFn) -> tuple[Workload, SpaceSpec]:
         draw(st.sampled_from(["h100-sxm-2x4", "v100-32gb-1x6", "cpu-1x4", "a100-80gb-4x2"])),
         batch=draw(st.sampled_from([16, 5, (4, 16), (1, 2, 24)])),
         seq_len=draw(st.sampled_from([64, 63, 24])),
-        **draw(st.sampled_from([{}, {"num_experts": 4, "experts_per_token": 2}, {"num_layers": 1}])),
+        **draw(
+            st.sampled_from([{}, {"num_experts": 4, "experts_per_token": 2}, {"num_layers": 1}])
+        ),
     )
     sizes = draw(st.lists(st.integers(1, work.cluster.num_gpus), max_size=3, unique=True))
     return work, SpaceSpec(knobs=knobs, world_sizes=tuple(sizes))
@@ -76,7 +99,10 @@ def brute_force(work: Workload, space: SpaceSpec) -> list[ParallelConfig]:
         row = dict(zip(free, values, strict=True))
         if row["tp"] * row["pp"] * row["dp"] * row["cp"] not in sizes:
             continue
-        if row["micro_batch_size"] * row["accumulation_steps"] * row["dp"] not in work.global_batch_sizes:
+        if (
+            row["micro_batch_size"] * row["accumulation_steps"] * row["dp"]
+            not in work.global_batch_sizes
+        ):
             continue
         config = ParallelConfig(**row)
         if why_not(work, config) is None:
@@ -110,7 +136,9 @@ def test_every_knob_is_grown_once() -> None:
 
 
 def test_coordinates_tell_configs_apart() -> None:
-    space = SearchSpace.build(workload(), SpaceSpec(knobs={n: VALUES[n] for n in ("tp", "pp", "micro_batch_size")}))
+    space = SearchSpace.build(
+        workload(), SpaceSpec(knobs={n: VALUES[n] for n in ("tp", "pp", "micro_batch_size")})
+    )
     points = space.coordinates()
     assert points.shape == (len(space), len(FIELDS))
     assert np.isfinite(points).all()
@@ -126,7 +154,9 @@ def test_why_not_names_law_value_and_remedy() -> None:
     assert space.why_not(fp8) == (
         "the space gives precision the values bf16, but precision=fp16; add it to the space's knobs"
     )
-    assert "tp * pp * dp * cp must be 8" in str(space.why_not(ParallelConfig(tp=2, dp=2, accumulation_steps=8)))
+    assert "tp * pp * dp * cp must be 8" in str(
+        space.why_not(ParallelConfig(tp=2, dp=2, accumulation_steps=8))
+    )
 
 
 def test_of_takes_what_was_measured_whatever_the_laws_say() -> None:
@@ -146,7 +176,9 @@ def test_of_takes_what_was_measured_whatever_the_laws_say() -> None:
 
 def test_nothing_legal_says_why_and_what_comes_nearest() -> None:
     with pytest.raises(InfeasibleError) as error:
-        SearchSpace.build(workload(), SpaceSpec(name="odd", knobs={"tp": (5, 7), "micro_batch_size": (1, 2)}))
+        SearchSpace.build(
+            workload(), SpaceSpec(name="odd", knobs={"tp": (5, 7), "micro_batch_size": (1, 2)})
+        )
     text = str(error.value)
     assert "'odd'" in text
     assert "tp does not divide num_attention_heads" in text
@@ -157,7 +189,10 @@ def test_nothing_legal_says_why_and_what_comes_nearest() -> None:
 @pytest.mark.parametrize(
     ("space", "match"),
     [
-        (SpaceSpec(knobs={"micro_batch": (1,)}), "there is no knob 'micro_batch'; did you mean micro_batch_size"),
+        (
+            SpaceSpec(knobs={"micro_batch": (1,)}),
+            "there is no knob 'micro_batch'; did you mean micro_batch_size",
+        ),
         (SpaceSpec(knobs={"tp": ()}), "at least one value"),
         (SpaceSpec(knobs={"tp": (0,)}), "tp must be a whole number"),
         (SpaceSpec(knobs={"precision": ("bf17",)}), "did you mean bf16"),
@@ -174,7 +209,8 @@ def test_a_space_too_large_to_list_says_what_to_narrow() -> None:
     wide = {name: VALUES[name] for name in ("precision", "recompute", "zero_stage", "compile")}
     knobs = {**wide, "micro_batch_size": tuple(range(1, 3001))}
     with pytest.raises(
-        SpecError, match="narrow micro_batch_size \\(3000 values\\), accumulation_steps \\(3000 values\\)"
+        SpecError,
+        match="narrow micro_batch_size \\(3000 values\\), accumulation_steps \\(3000 values\\)",
     ):
         SearchSpace.build(
             workload("h100-sxm-1x8", batch=tuple(range(1, 3001))),
@@ -184,7 +220,15 @@ def test_a_space_too_large_to_list_says_what_to_narrow() -> None:
 
 def test_the_limit_is_on_legal_configs_not_on_combinations() -> None:
     degrees = tuple(range(1, 2001))
-    spec = SpaceSpec(knobs={"tp": degrees, "pp": degrees, "cp": degrees, "ep": degrees, "virtual_stages": degrees})
+    spec = SpaceSpec(
+        knobs={
+            "tp": degrees,
+            "pp": degrees,
+            "cp": degrees,
+            "ep": degrees,
+            "virtual_stages": degrees,
+        }
+    )
     space = SearchSpace.build(workload(batch=48, seq_len=48), spec)
     assert len(space) < 100
     assert sum(space.excluded.values()) + len(space) == 2000**5
@@ -192,7 +236,9 @@ def test_the_limit_is_on_legal_configs_not_on_combinations() -> None:
 
 def test_the_law_that_cuts_away_most_is_explained_first_and_two_at_most() -> None:
     knobs = {"tp": (16, 32), "pp": (7,), "dp": (1, 2, 4, 8), "micro_batch_size": (3,)}
-    with pytest.raises(InfeasibleError, match=r"break a rule \(8: tp does not divide num_attention_heads\)") as caught:
+    with pytest.raises(
+        InfeasibleError, match=r"break a rule \(8: tp does not divide num_attention_heads\)"
+    ) as caught:
         SearchSpace.build(workload(), SpaceSpec(knobs=knobs))
     why = str(caught.value).rpartition("the nearest miss is ")[2].partition(": ")[2]
     assert why.startswith("tp must divide num_attention_heads")
@@ -221,7 +267,9 @@ def test_world_sizes_beyond_the_cluster_are_left_out() -> None:
     [
         (
             16,
-            SpaceSpec(knobs={"tp": (1, 2), "precision": ("fp32", "bf16"), "micro_batch_size": (2, 4)}),
+            SpaceSpec(
+                knobs={"tp": (1, 2), "precision": ("fp32", "bf16"), "micro_batch_size": (2, 4)}
+            ),
             ParallelConfig(dp=8, accumulation_steps=2, precision="fp32"),
         ),
         (
@@ -229,7 +277,11 @@ def test_world_sizes_beyond_the_cluster_are_left_out() -> None:
             SpaceSpec(knobs={"tp": (1, 2), "precision": ("fp32",)}, world_sizes=(2, 4, 8)),
             ParallelConfig(dp=4, accumulation_steps=3, precision="fp32"),
         ),
-        (4, SpaceSpec(knobs={"tp": (1, 2), "pp": (1, 2)}), ParallelConfig(tp=2, dp=4)),  # the plainest of the space
+        (
+            4,
+            SpaceSpec(knobs={"tp": (1, 2), "pp": (1, 2)}),
+            ParallelConfig(tp=2, dp=4),
+        ),  # the plainest of the space
     ],
 )
 def test_default_config_is_data_parallel_where_that_is_legal(
@@ -239,6 +291,8 @@ def test_default_config_is_data_parallel_where_that_is_legal(
 
 
 def test_a_space_of_one_combination_that_breaks_a_rule_says_so() -> None:
-    one = SpaceSpec(name="one", knobs={"accumulation_steps": (1,), "micro_batch_size": (1,)}, world_sizes=(1,))
+    one = SpaceSpec(
+        name="one", knobs={"accumulation_steps": (1,), "micro_batch_size": (1,)}, world_sizes=(1,)
+    )
     with pytest.raises(InfeasibleError, match=r"its only combination breaks a rule \(1: "):
         SearchSpace.build(workload(), one)

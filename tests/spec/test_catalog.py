@@ -38,7 +38,16 @@ def test_mixtral_visits_two_experts() -> None:
 
 def test_the_contract_names_are_there() -> None:
     assert set(PUBLISHED_PARAMETERS) | {"nano-gpt", "nano-llama"} <= set(catalog.model_names())
-    gpus = {"v100-32gb", "a100-40gb", "a100-80gb", "h100-sxm", "h200-sxm", "b200-sxm", "l40s", "cpu"}
+    gpus = {
+        "v100-32gb",
+        "a100-40gb",
+        "a100-80gb",
+        "h100-sxm",
+        "h200-sxm",
+        "b200-sxm",
+        "l40s",
+        "cpu",
+    }
     assert gpus <= set(catalog.gpu_names())
 
 
@@ -46,7 +55,12 @@ def test_names_come_by_size() -> None:
     names = catalog.model_names()
     llamas = [name for name in names if re.fullmatch(r"llama-[0-9]+b", name)]
     assert llamas == ["llama-1b", "llama-3b", "llama-8b", "llama-70b", "llama-405b"]
-    assert [name for name in names if name.startswith("gpt2")] == ["gpt2-small", "gpt2-medium", "gpt2-large", "gpt2-xl"]
+    assert [name for name in names if name.startswith("gpt2")] == [
+        "gpt2-small",
+        "gpt2-medium",
+        "gpt2-large",
+        "gpt2-xl",
+    ]
 
 
 @pytest.mark.parametrize("name", catalog.model_names())
@@ -88,11 +102,17 @@ def test_every_gpu_can_be_read_and_is_plausible(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in catalog.gpu_names() if name != "cpu"])
 def test_peaks_are_dense_and_rise_as_formats_get_narrower(name: str) -> None:
     peaks = catalog.gpu(name).peak_flops_per_s
-    ladder = [peaks[precision] for precision in ("fp32", "tf32", "fp16", "fp8", "nvfp4") if precision in peaks]
+    ladder = [
+        peaks[precision]
+        for precision in ("fp32", "tf32", "fp16", "fp8", "nvfp4")
+        if precision in peaks
+    ]
     assert ladder == sorted(ladder)
     assert peaks.get("mxfp8", peaks.get("fp8")) == peaks.get("fp8")
     assert peaks.get("bf16", peaks["fp16"]) == peaks["fp16"]
-    if "fp8" in peaks:  # a figure with sparsity would be off by a factor of two against its neighbours
+    if (
+        "fp8" in peaks
+    ):  # a figure with sparsity would be off by a factor of two against its neighbours
         assert peaks["fp8"] == pytest.approx(2 * peaks["fp16"], rel=0.03)
     if "tf32" in peaks:
         assert peaks["fp16"] == pytest.approx(2 * peaks["tf32"], rel=0.03)
@@ -104,7 +124,10 @@ def test_peaks_are_dense_and_rise_as_formats_get_narrower(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in catalog.gpu_names() if name != "cpu"])
 def test_gpus_that_meet_over_pcie_reach_their_host_over_the_same_link(name: str) -> None:
-    inside, host = catalog.cluster(f"{name}-1x2").intra_node.bytes_per_s, catalog.gpu(name).host_bytes_per_s
+    inside, host = (
+        catalog.cluster(f"{name}-1x2").intra_node.bytes_per_s,
+        catalog.gpu(name).host_bytes_per_s,
+    )
     if inside in (16e9, 32e9):
         assert host == inside
     assert host in (16e9, 32e9, 64e9) or name in ("gh200", "gb200-nvl72", "gb300-nvl72", "gb10")
@@ -134,7 +157,9 @@ def test_clusters_of_any_size() -> None:
 
 
 def test_a_gpu_of_ones_own_gets_default_links() -> None:
-    gpu = GpuSpec(name="own", memory_bytes=1e9, peak_flops_per_s={"fp32": 1e12}, memory_bytes_per_s=1e11)
+    gpu = GpuSpec(
+        name="own", memory_bytes=1e9, peak_flops_per_s={"fp32": 1e12}, memory_bytes_per_s=1e11
+    )
     cluster = catalog.cluster_of(gpu, num_nodes=2, gpus_per_node=4)
     assert cluster.name == "own-2x4"
     assert cluster.gpu is gpu
@@ -147,7 +172,11 @@ def test_a_gpu_of_ones_own_gets_default_links() -> None:
         (catalog.model, "../models/gpt2-small", "did you mean gpt2-small?"),
         (catalog.model, "bert", f"`autotune models` lists all {len(catalog.model_names())}"),
         (catalog.gpu, "h100", "did you mean h100-nvl, h100-pcie, h100-sxm or h100-sxm-96gb?"),
-        (catalog.cluster, "h100-1x8", "did you mean h100-nvl, h100-pcie, h100-sxm or h100-sxm-96gb?"),
+        (
+            catalog.cluster,
+            "h100-1x8",
+            "did you mean h100-nvl, h100-pcie, h100-sxm or h100-sxm-96gb?",
+        ),
         (catalog.cluster, "h100-sxm", "did you mean h100-sxm-"),
         (catalog.cluster, "local", "write GPU-NODESxGPUS"),
         (catalog.cluster, "h100-sxm-99999999999999x8", "write GPU-NODESxGPUS"),
@@ -167,7 +196,9 @@ def test_a_cluster_needs_a_node_and_a_gpu() -> None:
 
 
 def test_a_cluster_by_its_name_or_by_gpu_and_sizes() -> None:
-    assert ClusterSpec.of("h100-sxm-4x8") == ClusterSpec.of("h100-sxm", num_nodes=4, gpus_per_node=8)
+    assert ClusterSpec.of("h100-sxm-4x8") == ClusterSpec.of(
+        "h100-sxm", num_nodes=4, gpus_per_node=8
+    )
     with pytest.raises(CatalogError, match="h100-sxm"):
         ClusterSpec.of("h100-sxn")
 
@@ -184,7 +215,9 @@ IDENTITIES = {
 
 
 @pytest.mark.parametrize(("name", "kept"), IDENTITIES.items())
-def test_a_model_has_the_identity_under_which_earlier_results_are_stored(name: str, kept: str) -> None:
+def test_a_model_has_the_identity_under_which_earlier_results_are_stored(
+    name: str, kept: str
+) -> None:
     assert identity(to_plain(catalog.model(name))) == kept
 
 
@@ -198,7 +231,9 @@ CLUSTER_IDENTITIES = {
 
 
 @pytest.mark.parametrize(("name", "kept"), CLUSTER_IDENTITIES.items())
-def test_a_cluster_has_the_identity_under_which_earlier_results_are_stored(name: str, kept: str) -> None:
+def test_a_cluster_has_the_identity_under_which_earlier_results_are_stored(
+    name: str, kept: str
+) -> None:
     assert identity(to_plain(catalog.cluster(name))) == kept
 
 

@@ -51,7 +51,9 @@ def test_columns_round_trip(rows: list[ParallelConfig]) -> None:
     assert list(ConfigTable.concatenate([table, table])) == rows + rows
     for name, knob in KNOBS.items():
         for word in knob.values:
-            assert table.is_word(name, word).tolist() == [getattr(row, name) == word for row in rows]
+            assert table.is_word(name, word).tolist() == [
+                getattr(row, name) == word for row in rows
+            ]
 
 
 @laws
@@ -91,7 +93,9 @@ def test_a_key_stands_for_one_config(one: ParallelConfig, other: ParallelConfig)
 def test_a_key_holds_only_what_differs_from_the_defaults_under_a_version() -> None:
     assert ParallelConfig().key == "1:{}"
     assert ParallelConfig(dp=8, precision="fp32").key == '1:{"dp":8,"precision":"fp32"}'
-    assert ParallelConfig(tp=2, extra={"b": 1, "a": True}).key == '1:{"extra":{"a":true,"b":1},"tp":2}'
+    assert (
+        ParallelConfig(tp=2, extra={"b": 1, "a": True}).key == '1:{"extra":{"a":true,"b":1},"tp":2}'
+    )
 
 
 @pytest.mark.parametrize(
@@ -115,7 +119,13 @@ def test_a_table_has_one_set_of_own_knobs() -> None:
 
 
 @laws
-@given(st.lists(st.builds(ParallelConfig, tp=st.integers(1, 64), dp=st.integers(1, 64), pp=st.integers(1, 64))))
+@given(
+    st.lists(
+        st.builds(
+            ParallelConfig, tp=st.integers(1, 64), dp=st.integers(1, 64), pp=st.integers(1, 64)
+        )
+    )
+)
 def test_derived_columns_are_those_of_the_rows(rows: list[ParallelConfig]) -> None:
     table = ConfigTable.of(rows)
     assert table.world_size.tolist() == [row.world_size for row in rows]

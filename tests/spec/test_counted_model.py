@@ -18,7 +18,9 @@ COMMAND = {
 }
 
 
-@pytest.mark.parametrize("parameters", [1, 9, 4_321, 11_689_512, 25_557_032, 632_045_800, 70_000_000_000])
+@pytest.mark.parametrize(
+    "parameters", [1, 9, 4_321, 11_689_512, 25_557_032, 632_045_800, 70_000_000_000]
+)
 def test_the_decoder_that_stands_for_it_has_about_as_many_weights(parameters: int) -> None:
     model = ModelSpec.of_parameters(parameters, name="m")
     assert model.num_parameters == parameters
@@ -30,15 +32,22 @@ def test_the_decoder_that_stands_for_it_has_about_as_many_weights(parameters: in
 
 
 def test_a_spec_names_it_and_a_store_keeps_it() -> None:
-    study = api.load_study(spec(model={"parameters": 25_557_032, "name": "resnet50"}, trainer=COMMAND))
-    assert (study.workload.model.name, study.workload.model.num_parameters) == ("resnet50", 25_557_032)
+    study = api.load_study(
+        spec(model={"parameters": 25_557_032, "name": "resnet50"}, trainer=COMMAND)
+    )
+    assert (study.workload.model.name, study.workload.model.num_parameters) == (
+        "resnet50",
+        25_557_032,
+    )
     assert Study.from_dict(study.to_dict()) == study
     unnamed = api.load_study(spec(model={"parameters": 25_557_032}, name="images", trainer=COMMAND))
     assert unnamed.workload.model.name.startswith("images-")
     assert len(SearchSpace.of_study(unnamed)) > 1
 
 
-@pytest.mark.parametrize("model", [{"parameters": 0}, {"parameters": 1.5e6}, {"parameters": 9, "num_layers": 2}])
+@pytest.mark.parametrize(
+    "model", [{"parameters": 0}, {"parameters": 1.5e6}, {"parameters": 9, "num_layers": 2}]
+)
 def test_nothing_else_is_taken_for_one(model: Any) -> None:
     with pytest.raises(SpecError):
         api.load_study(spec(model=model, trainer=COMMAND))
@@ -52,4 +61,6 @@ def test_trainers_that_build_the_model_refuse_it(trainer: str) -> None:
 
 
 def test_a_model_of_a_shape_is_none() -> None:
-    assert not ModelSpec(name="m", num_layers=1, hidden_size=8, num_attention_heads=1, vocab_size=9).is_counted
+    assert not ModelSpec(
+        name="m", num_layers=1, hidden_size=8, num_attention_heads=1, vocab_size=9
+    ).is_counted

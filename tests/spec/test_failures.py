@@ -56,7 +56,9 @@ def test_youngs_first_order_where_failures_are_rare() -> None:
 
 
 def test_a_size_and_a_bandwidth_are_a_time() -> None:
-    sized = Failures(node_mtbf_s=30 * DAY, restart_s=600.0, checkpoint_bytes=3e12, write_bytes_per_s=5e10)
+    sized = Failures(
+        node_mtbf_s=30 * DAY, restart_s=600.0, checkpoint_bytes=3e12, write_bytes_per_s=5e10
+    )
     assert sized.saving_s == 60.0
     with pytest.raises(SpecError, match="the cost of a checkpoint is missing"):
         Failures(node_mtbf_s=DAY, restart_s=1.0, checkpoint_bytes=1e9)
@@ -78,7 +80,9 @@ def test_groups_save_once_a_day_at_least() -> None:
 
 
 def test_a_job_that_fails_faster_than_it_saves_loses_all() -> None:
-    assert failures(checkpoint_s=7200.0).policy(1_000_000).lost_share == pytest.approx(1.0, abs=1e-6)
+    assert failures(checkpoint_s=7200.0).policy(1_000_000).lost_share == pytest.approx(
+        1.0, abs=1e-6
+    )
 
 
 def spec(**more: object) -> dict[str, object]:
@@ -114,7 +118,12 @@ def test_goodput_counts_what_failures_leave() -> None:
     large = ParallelConfig(dp=512, micro_batch_size=1, accumulation_steps=2)
 
     def seen(step_s: float, ranks: int) -> Measurement:
-        return Measurement(step_times_s=(step_s,) * 8, tokens_per_step=1024 * 4096, num_ranks=ranks, losses=(1.0,) * 8)
+        return Measurement(
+            step_times_s=(step_s,) * 8,
+            tokens_per_step=1024 * 4096,
+            num_ranks=ranks,
+            losses=(1.0,) * 8,
+        )
 
     baseline = seen(2.0, 256)
     worth = {
@@ -128,5 +137,11 @@ def test_goodput_counts_what_failures_leave() -> None:
         for metric in ("throughput", "goodput")
     }
     assert worth["throughput"] > 0 > worth["goodput"]
-    same = reward(baseline, baseline=baseline, objective=study.objective, workload=study.workload, config=small)
+    same = reward(
+        baseline,
+        baseline=baseline,
+        objective=study.objective,
+        workload=study.workload,
+        config=small,
+    )
     assert same.throughput == pytest.approx(0.0)

@@ -36,10 +36,25 @@ def test_a_config_has_the_parameters_that_transformers_builds(hub: str) -> None:
 def test_the_models_are_of_all_families_that_are_read() -> None:
     seen = {text_model(known["config"])[0] for known in MODELS.values()}
     assert seen | {"ministral", "olmo", "olmo3", "nemotron", "gpt_neo"} == set(FAMILIES)
-    written = {str(part.get("model_type")) for known in MODELS.values() for part in _parts(known["config"])}
-    as_another = {"Yi", "internlm", "internlm2", "exaone", "mimo", "qwen", "chatglm", "minicpm", "phi4mm", "kimi_k2"}
+    written = {
+        str(part.get("model_type")) for known in MODELS.values() for part in _parts(known["config"])
+    }
+    as_another = {
+        "Yi",
+        "internlm",
+        "internlm2",
+        "exaone",
+        "mimo",
+        "qwen",
+        "chatglm",
+        "minicpm",
+        "phi4mm",
+        "kimi_k2",
+    }
     assert (
-        as_another | {"stablelm_epoch", "qwen2_vl", "qwen2_5_vl_text", "qwen3_vl_moe_text", "glm4v_moe_text"} <= written
+        as_another
+        | {"stablelm_epoch", "qwen2_vl", "qwen2_5_vl_text", "qwen3_vl_moe_text", "glm4v_moe_text"}
+        <= written
     )
     assert not set(FAMILIES) & (set(ALIKE) | set(APART))
     assert len(MODELS) >= 140
@@ -62,7 +77,9 @@ def test_transformers_still_builds_as_many() -> None:
             assert family not in CONFIG_MAPPING, hub
             continue
         unwanted = ("model_type", "pretraining_tp")
-        config = CONFIG_MAPPING[family](**{key: value for key, value in document.items() if key not in unwanted})
+        config = CONFIG_MAPPING[family](
+            **{key: value for key, value in document.items() if key not in unwanted}
+        )
         with torch.device("meta"):
             built = AutoModelForCausalLM.from_config(config)
         assert sum(p.numel() for p in built.parameters()) == known["parameters"], hub
@@ -75,13 +92,22 @@ def test_what_transformers_writes_of_every_class_is_read() -> None:
         pytest.skip("transformers is not installed")
     from transformers import CONFIG_MAPPING
 
-    unusable = {"granitemoehybrid", "deepseek_v2", "glm4_moe", "glm4v_moe_text"}  # their defaults are no decoders
-    known = [name for name in (*FAMILIES, *ALIKE) if name in CONFIG_MAPPING and name not in unusable]
+    unusable = {
+        "granitemoehybrid",
+        "deepseek_v2",
+        "glm4_moe",
+        "glm4v_moe_text",
+    }  # their defaults are no decoders
+    known = [
+        name for name in (*FAMILIES, *ALIKE) if name in CONFIG_MAPPING and name not in unusable
+    ]
     assert len(known) > 80
     for name in known:
         config = CONFIG_MAPPING[name]()
         read = [
-            ModelSpec.from_hf({**json.loads(json.dumps(written, default=str)), "model_type": name}, name=name)
+            ModelSpec.from_hf(
+                {**json.loads(json.dumps(written, default=str)), "model_type": name}, name=name
+            )
             for written in (config.to_dict(), config.to_diff_dict())
         ]
         assert read[0] == read[1], name
@@ -96,14 +122,32 @@ def test_what_transformers_writes_of_every_class_is_read() -> None:
         ),
         ({"model_type": "bert"}, "bert.*not a decoder-only"),
         ({"is_encoder_decoder": True}, "not a decoder-only"),
-        ({"model_type": "llama", "num_experts_in_the_attic": 3}, "num_experts_in_the_attic=3.*misread"),
+        (
+            {"model_type": "llama", "num_experts_in_the_attic": 3},
+            "num_experts_in_the_attic=3.*misread",
+        ),
         ({"model_type": "llama", "adapter_rank": 8}, "adapter_rank=8"),
-        ({"model_type": "qwen3_moe", "kv_lora_rank": 8}, "kv_lora_rank=8, which is not known for qwen3_moe"),
-        ({"model_type": "opt", "word_embed_proj_dim": 32}, "word_embed_proj_dim must equal hidden_size"),
-        ({"model_type": "deepseek_v3", "moe_layer_freq": 2, "n_routed_experts": 8}, "moe_layer_freq must be 1"),
+        (
+            {"model_type": "qwen3_moe", "kv_lora_rank": 8},
+            "kv_lora_rank=8, which is not known for qwen3_moe",
+        ),
+        (
+            {"model_type": "opt", "word_embed_proj_dim": 32},
+            "word_embed_proj_dim must equal hidden_size",
+        ),
+        (
+            {"model_type": "deepseek_v3", "moe_layer_freq": 2, "n_routed_experts": 8},
+            "moe_layer_freq must be 1",
+        ),
         ({"model_type": "jamba"}, r"'jamba'.* mixes state-space.*write `model: \{hf: PATH\}`"),
-        ({"model_type": "gemma3n", "text_config": LLAMA}, "'gemma3n_text'.* several residual streams"),
-        ({"model_type": "granitemoehybrid", "layer_types": ["mamba", "attention"]}, "layer_types .* has mamba"),
+        (
+            {"model_type": "gemma3n", "text_config": LLAMA},
+            "'gemma3n_text'.* several residual streams",
+        ),
+        (
+            {"model_type": "granitemoehybrid", "layer_types": ["mamba", "attention"]},
+            "layer_types .* has mamba",
+        ),
         ({"model_type": "granitemoehybrid"}, "layer_types must list the kind of each layer"),
         (
             {"model_type": "ernie4_5_moe", "moe_layer_end_index": 0},
@@ -113,7 +157,10 @@ def test_what_transformers_writes_of_every_class_is_read() -> None:
             {"model_type": "llama", "num_key_value_heads": [4, 2]},
             "num_key_value_heads .* differs from layer to layer, 2 to 4",
         ),
-        ({"model_type": "chatglm", "inner_hidden_size": 128}, "inner_hidden_size=128, which is not known for glm"),
+        (
+            {"model_type": "chatglm", "inner_hidden_size": 128},
+            "inner_hidden_size=128, which is not known for glm",
+        ),
     ],
 )
 def test_what_would_be_misread_is_refused_by_name(change: dict[str, Any], match: str) -> None:
@@ -130,7 +177,9 @@ def test_keys_that_change_no_weights_are_read_over() -> None:
         "chunk_size_feed_forward": 1,
     }
     mistral = {"model_type": "mistral", "num_key_value_heads": 2, **LLAMA}
-    assert ModelSpec.from_hf({**mistral, **harmless}, name="m") == ModelSpec.from_hf(mistral, name="m")
+    assert ModelSpec.from_hf({**mistral, **harmless}, name="m") == ModelSpec.from_hf(
+        mistral, name="m"
+    )
 
 
 def test_a_size_that_is_left_out_is_that_of_the_familys_class_and_not_derived_from_others() -> None:
@@ -138,7 +187,9 @@ def test_a_size_that_is_left_out_is_that_of_the_familys_class_and_not_derived_fr
     sizes = dict(zip(written, (36, 2880, 64, 201088), strict=True))
     model = ModelSpec.from_hf({"model_type": "gpt_oss", **sizes})
     assert (model.ffn_hidden_size, model.num_kv_heads) == (2880, 8)
-    assert ModelSpec.from_hf({"model_type": "mixtral", "num_key_value_heads": None}).num_kv_heads == 32
+    assert (
+        ModelSpec.from_hf({"model_type": "mixtral", "num_key_value_heads": None}).num_kv_heads == 32
+    )
 
 
 def test_a_file_that_names_no_family_gets_no_sizes_of_a_class() -> None:
@@ -147,10 +198,15 @@ def test_a_file_that_names_no_family_gets_no_sizes_of_a_class() -> None:
 
 
 @pytest.mark.parametrize(
-    "hub", ["bigscience/bloom", "EleutherAI/gpt-neox-20b", "google/gemma-3-1b-pt", "01-ai/Yi-6B-200K"]
+    "hub",
+    ["bigscience/bloom", "EleutherAI/gpt-neox-20b", "google/gemma-3-1b-pt", "01-ai/Yi-6B-200K"],
 )
 def test_a_file_without_model_type_is_of_the_family_of_its_class(hub: str) -> None:
-    classes = {"bloom": "BloomForCausalLM", "gpt_neox": "GPTNeoXForCausalLM", "gemma3_text": "Gemma3ForCausalLM"}
+    classes = {
+        "bloom": "BloomForCausalLM",
+        "gpt_neox": "GPTNeoXForCausalLM",
+        "gemma3_text": "Gemma3ForCausalLM",
+    }
     config = dict(MODELS[hub]["config"])
     named = {**config, "architectures": [classes.get(config.pop("model_type"), "LlamaForCausalLM")]}
     del named["model_type"]
@@ -160,7 +216,10 @@ def test_a_file_without_model_type_is_of_the_family_of_its_class(hub: str) -> No
 @pytest.mark.parametrize(
     ("named", "match"),
     [
-        ("RWForCausalLM", "no model_type, and its class RWForCausalLM belongs to no known family; add the model_type"),
+        (
+            "RWForCausalLM",
+            "no model_type, and its class RWForCausalLM belongs to no known family; add the model_type",
+        ),
         ("BertForMaskedLM", "describes bert, which is not a decoder-only"),
         ("JambaForCausalLM", "'jamba'.* mixes state-space"),
     ],
@@ -197,15 +256,26 @@ def test_a_model_of_the_catalog_is_that_of_the_hub(name: str) -> None:
 
 
 def test_latent_attention_that_a_file_switches_off_is_plain() -> None:
-    sizes = {"hidden_size": 1280, "num_hidden_layers": 12, "num_attention_heads": 10, "vocab_size": 129280}
+    sizes = {
+        "hidden_size": 1280,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 10,
+        "vocab_size": 129280,
+    }
     experts = {"n_routed_experts": 64, "moe_intermediate_size": 896, "num_experts_per_tok": 6}
-    model = ModelSpec.from_hf({"model_type": "deepseek_v2", "use_mla": False, "kv_lora_rank": None, **sizes, **experts})
+    model = ModelSpec.from_hf(
+        {"model_type": "deepseek_v2", "use_mla": False, "kv_lora_rank": None, **sizes, **experts}
+    )
     assert (model.is_latent, model.head_dim, model.num_kv_heads) == (False, 128, 10)
 
 
 def test_a_family_that_is_another_one_is_that_one_in_its_words() -> None:
     family, document = text_model(MODELS["openbmb/MiniCPM-2B-sft-bf16"]["config"])
-    assert (family, document["embedding_multiplier"], document["logits_scaling"]) == ("granite", 12, 9.0)
+    assert (family, document["embedding_multiplier"], document["logits_scaling"]) == (
+        "granite",
+        12,
+        9.0,
+    )
     assert document["residual_multiplier"] == pytest.approx(1.4 / 40**0.5)
     family, document = text_model(MODELS["THUDM/chatglm3-6b"]["config"])
     assert (family, document["num_key_value_heads"], document["attention_bias"]) == ("glm", 2, True)
@@ -215,7 +285,9 @@ def test_a_family_that_is_another_one_is_that_one_in_its_words() -> None:
 
 
 def test_ids_of_the_hub_are_found_without_parsing_every_file() -> None:
-    parsed = {name: read_entry("models", name, field="model").get("hub") for name in catalog.model_names()}
+    parsed = {
+        name: read_entry("models", name, field="model").get("hub") for name in catalog.model_names()
+    }
     assert catalog.hub_ids() == {name: hub for name, hub in parsed.items() if hub}
 
 
@@ -234,10 +306,16 @@ def test_ids_of_the_hub_are_found_without_parsing_every_file() -> None:
         ({"model_type": "llama"}, 0),
     ],
 )
-def test_windows_of_attention_are_said_where_sequences_are_longer(config: dict[str, Any], window: int) -> None:
+def test_windows_of_attention_are_said_where_sequences_are_longer(
+    config: dict[str, Any], window: int
+) -> None:
     model = replace(ModelSpec.from_hf(config, name="own"), source=json.dumps(config))
     assert narrowest_window(model) == window
-    workload = Workload(model=model, cluster=ClusterSpec.of("h100-sxm"), seq_len=16384, global_batch_size=8)
+    workload = Workload(
+        model=model, cluster=ClusterSpec.of("h100-sxm"), seq_len=16384, global_batch_size=8
+    )
     said = [line for line in workload.assumptions if "16,384 tokens of a sequence" in line]
-    assert [f"limits some or all layers to {window:,}:" in line for line in said] == ([True] if window else [])
+    assert [f"limits some or all layers to {window:,}:" in line for line in said] == (
+        [True] if window else []
+    )
     assert replace(workload, seq_len=window or 1).assumptions == model.assumptions

@@ -21,7 +21,12 @@ def test_every_knob_is_declared_whole() -> None:
 
 
 def test_no_two_knobs_share_a_word_in_labels() -> None:
-    words = [knob.label_of(value) for knob in KNOBS.values() for value in knob.values or (2,) if knob.kind != "flag"]
+    words = [
+        knob.label_of(value)
+        for knob in KNOBS.values()
+        for value in knob.values or (2,)
+        if knob.kind != "flag"
+    ]
     words += [knob.label for knob in KNOBS.values() if knob.kind == "flag"]
     words.remove("none-recompute")
     assert len(set(words)) == len(words)
@@ -36,7 +41,9 @@ def test_no_two_knobs_share_a_word_in_labels() -> None:
         ([0.5, 1], "number", 0.5, (0.5, 1)),
     ],
 )
-def test_an_own_knob_is_declared_by_its_values(values: list, kind: str, default: object, codes: tuple) -> None:
+def test_an_own_knob_is_declared_by_its_values(
+    values: list, kind: str, default: object, codes: tuple
+) -> None:
     knob = Knob.own("mine", values)
     assert (knob.kind, knob.default, knob.values, knob.is_own) == (kind, default, codes, True)
     assert [knob.decode(knob.encode(value)) for value in codes] == list(codes)
@@ -71,5 +78,13 @@ def test_a_value_outside_the_declaration_is_refused_with_the_values() -> None:
 def test_a_step_of_a_knob_is_about_one_on_its_axis() -> None:
     assert KNOBS["tp"].coordinate(np.array([1, 2, 8])).tolist() == [0.0, 1.0, 3.0]
     assert KNOBS["precision"].coordinate(np.array([0, 2])).tolist() == [0.0, 2.0]
-    assert Knob.own("bucket_mb", [1, 4, 16]).coordinate(np.array([0, 1, 2])).tolist() == [0.0, 2.0, 4.0]
-    assert Knob.own("num_workers", [0, 2, 4]).coordinate(np.array([0, 1, 2])).tolist() == [0.0, 1.0, 2.0]
+    assert Knob.own("bucket_mb", [1, 4, 16]).coordinate(np.array([0, 1, 2])).tolist() == [
+        0.0,
+        2.0,
+        4.0,
+    ]
+    assert Knob.own("num_workers", [0, 2, 4]).coordinate(np.array([0, 1, 2])).tolist() == [
+        0.0,
+        1.0,
+        2.0,
+    ]

@@ -35,7 +35,9 @@ def test_a_mean_alone_is_named_as_assumed_and_kept_under_the_longest() -> None:
         ({100.0: 500.0}, 900.0, "cannot exceed the longest length"),
     ],
 )
-def test_what_no_lengths_can_have_is_refused(percentiles: dict[float, float], mean: float | None, words: str) -> None:
+def test_what_no_lengths_can_have_is_refused(
+    percentiles: dict[float, float], mean: float | None, words: str
+) -> None:
     with pytest.raises(SpecError, match=words):
         Lengths.of_percentiles(percentiles, mean)
 

@@ -43,9 +43,12 @@ MIXTRAL = {
 
 
 @pytest.mark.parametrize(
-    ("document", "name"), [(LLAMA_8B, "llama-8b"), (GPT2_SMALL, "gpt2-small"), (MIXTRAL, "mixtral-8x7b")]
+    ("document", "name"),
+    [(LLAMA_8B, "llama-8b"), (GPT2_SMALL, "gpt2-small"), (MIXTRAL, "mixtral-8x7b")],
 )
-def test_hugging_face_configs_are_the_catalog_models(document: dict[str, Any], name: str, tmp_path: Path) -> None:
+def test_hugging_face_configs_are_the_catalog_models(
+    document: dict[str, Any], name: str, tmp_path: Path
+) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(document), encoding="utf-8")
     assert ModelSpec.from_hf(document, name=name) == catalog.model(name)

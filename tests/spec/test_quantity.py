@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from autotune.errors import SpecError
-from autotune.spec.texts.quantity import BYTES, BYTES_PER_S, FLOPS_PER_S, SEQUENCE, TIME, TOKENS, Quantity
+from autotune.spec.texts.quantity import (
+    BYTES,
+    BYTES_PER_S,
+    FLOPS_PER_S,
+    SEQUENCE,
+    TIME,
+    TOKENS,
+    Quantity,
+)
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,15 @@ def test_names_that_do_not(name: str) -> None:
 @pytest.mark.parametrize(
     ("value", "hidden"),
     [
-        ({"env": {"WANDB_API_KEY": "abc123456", "X": "1"}}, {"env": {"WANDB_API_KEY": "***", "X": "1"}}),
+        (
+            {"env": {"WANDB_API_KEY": "abc123456", "X": "1"}},
+            {"env": {"WANDB_API_KEY": "***", "X": "1"}},
+        ),
         (["train.py", "--api-key=abc123", "--lr=1"], ["train.py", "--api-key=***", "--lr=1"]),
-        (["train.py", "--api-key", "abc123", "--lr", "1"], ["train.py", "--api-key", "***", "--lr", "1"]),
+        (
+            ["train.py", "--api-key", "abc123", "--lr", "1"],
+            ["train.py", "--api-key", "***", "--lr", "1"],
+        ),
         (["train.py", "--api-key", "--lr", "1"], ["train.py", "--api-key", "--lr", "1"]),
         (("+wandb.api_key='a b'", "x=1"), ("+wandb.api_key='***'", "x=1")),
         ("postgresql://user:pass@host/db", "postgresql://user:***@host/db"),
@@ -41,13 +47,22 @@ def test_names_that_do_not(name: str) -> None:
         ("https://host/x?a=1&token=abcdef&b=2", "https://host/x?a=1&token=***&b=2"),
         ("--header=Authorization: Bearer abcdef123", "--header=Authorization: Bearer ***"),
         ("sh -c 'HF_TOKEN=hf_abc python train.py'", "sh -c 'HF_TOKEN=*** python train.py'"),
-        ({"files": {"c.yaml": "lr: 1\napi_key: abc\nb: 2\n"}}, {"files": {"c.yaml": "lr: 1\napi_key: ***\nb: 2\n"}}),
-        ({"files": {"c.json": '{"api_key": "abc", "b": 2}'}}, {"files": {"c.json": '{"api_key": "***", "b": 2}'}}),
+        (
+            {"files": {"c.yaml": "lr: 1\napi_key: abc\nb: 2\n"}},
+            {"files": {"c.yaml": "lr: 1\napi_key: ***\nb: 2\n"}},
+        ),
+        (
+            {"files": {"c.json": '{"api_key": "abc", "b": 2}'}},
+            {"files": {"c.json": '{"api_key": "***", "b": 2}'}},
+        ),
         ({"password": 1234}, {"password": "***"}),
         ({"secrets": {"a": "x1", "b": ["y1"]}}, {"secrets": {"a": "***", "b": ["***"]}}),
         ({"max_tokens": 4096, "tokenizer": "gpt2"}, {"max_tokens": 4096, "tokenizer": "gpt2"}),
         ({"HF_TOKEN": "from-environment"}, {"HF_TOKEN": "from-environment"}),
-        ("--api-key=$WANDB_API_KEY --k={tp} --token=${T}", "--api-key=$WANDB_API_KEY --k={tp} --token=${T}"),
+        (
+            "--api-key=$WANDB_API_KEY --k={tp} --token=${T}",
+            "--api-key=$WANDB_API_KEY --k={tp} --token=${T}",
+        ),
         ({"api_key": "***"}, {"api_key": "***"}),
         ({"use_auth_token": True, "token": None}, {"use_auth_token": True, "token": None}),
         ("mail me@host.com at 12:30, loss=2.5", "mail me@host.com at 12:30, loss=2.5"),
@@ -59,9 +74,14 @@ def test_secrets_are_hidden_and_nothing_else(value: Any, hidden: Any) -> None:
 
 
 def test_long_secrets_are_found_in_other_texts() -> None:
-    options = {"env": {"WANDB_API_KEY": "abc123456", "PIN_SECRET": "12"}, "argv": ["x", "--token=tok-987654"]}
+    options = {
+        "env": {"WANDB_API_KEY": "abc123456", "PIN_SECRET": "12"},
+        "argv": ["x", "--token=tok-987654"],
+    }
     secrets = secrets_of(options)
     assert secrets == {"abc123456", "tok-987654"}
     assert secret_places(options) == ("WANDB_API_KEY", "PIN_SECRET", "token")
-    found = without(secrets, {"log": ["login with abc123456", "12 steps"], "at": ("x tok-987654 y",)})
+    found = without(
+        secrets, {"log": ["login with abc123456", "12 steps"], "at": ("x tok-987654 y",)}
+    )
     assert found == {"log": ["login with ***", "12 steps"], "at": ("x *** y",)}

@@ -5,7 +5,10 @@ from autotune.spec.texts.as_text import DEFAULT_IS_BEST, format_speedup
 
 def test_a_speedup_is_told_with_its_interval_where_there_is_one() -> None:
     assert format_speedup(1.184, 1.14, 1.2249) == "1.18x (95% CI 1.14-1.22)"
-    assert format_speedup(1.0, 0.9, 1.1, times=" times", over=" it") == "1.00 times (95% CI 0.90-1.10) it"
+    assert (
+        format_speedup(1.0, 0.9, 1.1, times=" times", over=" it")
+        == "1.00 times (95% CI 0.90-1.10) it"
+    )
     assert format_speedup(2.0, None, None) == "2.00x"
 
 

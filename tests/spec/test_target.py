@@ -63,7 +63,11 @@ def test_the_sequence_of_a_target_may_have_a_unit_as_that_of_the_workload() -> N
 @pytest.mark.parametrize(
     ("changes", "field", "words"),
     [
-        ({"target": "a100-80gb-4x8"}, "target.cluster", "proxies must run on the target's GPU type"),
+        (
+            {"target": "a100-80gb-4x8"},
+            "target.cluster",
+            "proxies must run on the target's GPU type",
+        ),
         (
             {"target": "h100-sxm-1x4"},
             "target.cluster",
@@ -75,13 +79,27 @@ def test_the_sequence_of_a_target_may_have_a_unit_as_that_of_the_workload() -> N
             "objective.metric",
             "a target's configs are ranked by throughput",
         ),
-        ({"target": "h100-sxm-4x8", "baseline": {"dp": 3}}, "baseline", "never compared with a baseline"),
-        ({"target": {"cluster": "h100-sxm-4x8", "batch": 64}}, "target.batch", "did you mean global_batch_size"),
+        (
+            {"target": "h100-sxm-4x8", "baseline": {"dp": 3}},
+            "baseline",
+            "never compared with a baseline",
+        ),
+        (
+            {"target": {"cluster": "h100-sxm-4x8", "batch": 64}},
+            "target.batch",
+            "did you mean global_batch_size",
+        ),
         ({"target": {"clustr": "h100-sxm-4x8"}}, "target.clustr", "there is no key 'clustr'"),
-        ({"target": {"cluster": "h100-sxm-4x8", "seq_len": 0}}, "target.seq_len", "greater than or equal to 1"),
+        (
+            {"target": {"cluster": "h100-sxm-4x8", "seq_len": 0}},
+            "target.seq_len",
+            "greater than or equal to 1",
+        ),
     ],
 )
-def test_an_impossible_target_is_refused_with_its_place(changes: dict[str, Any], field: str, words: str) -> None:
+def test_an_impossible_target_is_refused_with_its_place(
+    changes: dict[str, Any], field: str, words: str
+) -> None:
     with pytest.raises(SpecError, match=words) as refused:
         study(**changes)
     assert refused.value.field == field

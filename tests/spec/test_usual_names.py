@@ -47,7 +47,11 @@ def test_a_trainers_name_of_a_knob_is_answered_with_the_knob(name: str, knob: st
         with pytest.raises(AutotuneError) as refused:
             parse_study({**SPEC, **change})
         remedy = refused.value.remedy
-        assert remedy == f"did you mean {knob}?" if where else remedy.startswith(f"did you mean the knob {knob}?")
+        assert (
+            remedy == f"did you mean {knob}?"
+            if where
+            else remedy.startswith(f"did you mean the knob {knob}?")
+        )
     with pytest.raises(AutotuneError, match=f"did you mean {knob}"):
         parse_study({**SPEC, "baseline": f"{name}=1"})
 

@@ -14,7 +14,13 @@ from autotune.ports import Lease
 from autotune.spec import StudyStatus
 from autotune.store import SqlStore, open_store
 from autotune.store.writes import best_trials
-from autotune.testing.stores.sample_studies import a_study, measured, pending, run_trial, running_study
+from autotune.testing.stores.sample_studies import (
+    a_study,
+    measured,
+    pending,
+    run_trial,
+    running_study,
+)
 
 
 def study_of(store: SqlStore, name: str, num_trials: int) -> Lease:
@@ -26,14 +32,20 @@ def study_of(store: SqlStore, name: str, num_trials: int) -> Lease:
 
 
 def write(store: SqlStore, lease: Lease, result: dict[str, Any]) -> None:
-    store.set_status(lease.study, StudyStatus.RUNNING, expect=[StudyStatus.RUNNING], lease=lease, result=result)
+    store.set_status(
+        lease.study, StudyStatus.RUNNING, expect=[StudyStatus.RUNNING], lease=lease, result=result
+    )
 
 
 def test_a_decision_costs_the_same_in_a_study_of_any_size(tmp_path: Path) -> None:
     with closing(open_store(str(tmp_path / "store.db"))) as store:
         statements = list[str]()
         small, large = study_of(store, "small", 1), study_of(store, "large", 12)
-        event.listen(store.database.engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
+        event.listen(
+            store.database.engine,
+            "before_cursor_execute",
+            lambda *given: statements.append(given[2]),
+        )
         write(store, small, {"gpu_s": 1.0})
         of_small = [*statements]
         statements.clear()
@@ -71,10 +83,15 @@ def test_a_deletion_chooses_for_all_configs_at_once_who_represents_them(
             lease = running_study(store, replace(a_study(name, model="model"), runner=runner))
             for number in range(numbers[name]):
                 run_trial(store, lease, measured(pending(number), step_time_s=seconds))
-            store.set_status(lease.study, StudyStatus.COMPLETED, expect=[StudyStatus.RUNNING], lease=lease)
+            store.set_status(
+                lease.study, StudyStatus.COMPLETED, expect=[StudyStatus.RUNNING], lease=lease
+            )
 
         def standing() -> dict[int, str]:
-            return {trial.number: record.study.name for record, trial in store.best(model="model", limit=10)}
+            return {
+                trial.number: record.study.name
+                for record, trial in store.best(model="model", limit=10)
+            }
 
         assert standing() == {0: "middle", 1: "middle", 2: "middle", 3: "slow", 4: "middle"}
         store.delete(store.study("middle").id)

@@ -17,11 +17,24 @@ from autotune.store.upkeep import maintenance
 from autotune.store.upkeep.checksums import SEALED
 from autotune.store.upkeep.examination import MOST_NAMED, examine
 from autotune.store.upkeep.restoring import NAMED, restore
-from autotune.testing.stores import decide, launch, measured, pending, reported, run_trial, running_study
+from autotune.testing.stores import (
+    decide,
+    launch,
+    measured,
+    pending,
+    reported,
+    run_trial,
+    running_study,
+)
 from tests.store.forging import forge, rows
 from tests.store.test_schema import VERSION_2, old_file
 
-COLUMNS = [(table, column.name) for table in SEALED for column in table.c if column.name not in ("key", "checksum")]
+COLUMNS = [
+    (table, column.name)
+    for table in SEALED
+    for column in table.c
+    if column.name not in ("key", "checksum")
+]
 
 ANOTHER_WORKLOAD = "INSERT INTO workloads SELECT 77, 'another', model, cluster, gpu, num_gpus, trainer, seq_len, workload FROM workloads LIMIT 1"
 
@@ -63,32 +76,41 @@ def test_every_row_is_written_with_its_checksum(store: SqlStore) -> None:
 
 
 @pytest.mark.parametrize(("table", "column"), COLUMNS, ids=[f"{t.name}.{c}" for t, c in COLUMNS])
-def test_a_changed_column_is_found_and_its_row_is_named(store: SqlStore, table: Table, column: str) -> None:
+def test_a_changed_column_is_found_and_its_row_is_named(
+    store: SqlStore, table: Table, column: str
+) -> None:
     study_id = store.studies()[0].id
     other = running_study(store).study
-    value = {"Text": "'?'", "LargeBinary": "x'0102'", "Float": "0.125"}.get(type(table.c[column].type).__name__, "77")
+    value = {"Text": "'?'", "LargeBinary": "x'0102'", "Float": "0.125"}.get(
+        type(table.c[column].type).__name__, "77"
+    )
     value = "2" if column == "study" else value
     key = "sequence" if table.name == "events" else "key"
     forge(store, ANOTHER_WORKLOAD)
-    forge(store, f"UPDATE {table.name} SET {column} = {value} WHERE {key} = (SELECT max({key}) FROM {table.name})")
+    forge(
+        store,
+        f"UPDATE {table.name} SET {column} = {value} WHERE {key} = (SELECT max({key}) FROM {table.name})",
+    )
     (fault,) = [fault for fault in examine(store).faults if "changed after" in fault]
     row = "event" if table.name == "events" else "trial"
     assert fault.startswith(f"study {other if column == 'study' else study_id}: {row} ")
     assert fault.endswith("was changed after it was written")
 
 
-def test_of_many_changed_rows_some_are_named_and_the_others_counted(store: SqlStore, tmp_path: Path) -> None:
+def test_of_many_changed_rows_some_are_named_and_the_others_counted(
+    store: SqlStore, tmp_path: Path
+) -> None:
     events = len(store.events(store.studies()[0].id))
-    copied = (
-        "INSERT INTO events SELECT study, sequence + {}, at_us, kind, data, checksum FROM events WHERE sequence < 1000"
-    )
+    copied = "INSERT INTO events SELECT study, sequence + {}, at_us, kind, data, checksum FROM events WHERE sequence < 1000"
     forge(store, *(copied.format(1000 * more) for more in range(1, 4)))
     maintenance.backup(store, tmp_path / "backup.db")
     with pytest.raises(StoreCorruptError, match=f"; and {3 * events - NAMED} more rows"):
         restore(find_location(str(tmp_path / "other.db")), tmp_path / "backup.db")
     named = [fault for fault in maintenance.check(store) if "changed after" in fault]
     assert len(named) == MOST_NAMED + 1
-    assert named[-1].endswith(f"{3 * events - MOST_NAMED} more rows were changed after they were written")
+    assert named[-1].endswith(
+        f"{3 * events - MOST_NAMED} more rows were changed after they were written"
+    )
 
 
 def flip(path: Path, piece: bytes, *, bit: int = 1) -> None:
@@ -123,7 +145,9 @@ def test_a_flipped_bit_that_sqlite_does_not_see_is_found_and_named(
     flip(path, piece, bit=bit)
     assert rows(path, "PRAGMA integrity_check") == [("ok",)]
     with closing(open_store(path)) as store:
-        assert any(fault.startswith(said) for fault in maintenance.check(store)), maintenance.check(store)
+        assert any(fault.startswith(said) for fault in maintenance.check(store)), maintenance.check(
+            store
+        )
 
 
 def test_a_backup_with_a_flipped_bit_is_not_restored(written: Path, tmp_path: Path) -> None:
@@ -139,7 +163,9 @@ def test_a_backup_with_a_flipped_bit_is_not_restored(written: Path, tmp_path: Pa
     assert not list(tmp_path.glob("*.before-restore-*"))
 
 
-def test_rows_of_earlier_releases_are_read_and_the_examination_says_that_they_are_not_checked(tmp_path: Path) -> None:
+def test_rows_of_earlier_releases_are_read_and_the_examination_says_that_they_are_not_checked(
+    tmp_path: Path,
+) -> None:
     with closing(open_store(old_file(tmp_path / "old.db", VERSION_2))) as store:
         found = examine(store)
         assert not found.faults
@@ -158,4 +184,6 @@ def test_a_server_keeps_every_row_as_it_was_sealed(new_database: Callable[[], st
         study_id = fill(store)
         assert maintenance.check(store) == []
         forge(store, "UPDATE attempts SET failure = 'x' WHERE number = 0")
-        assert maintenance.check(store) == [f"study {study_id}: trial 0, attempt 1, was changed after it was written"]
+        assert maintenance.check(store) == [
+            f"study {study_id}: trial 0, attempt 1, was changed after it was written"
+        ]

@@ -41,11 +41,27 @@ DEADLINE_S = 600.0
 class Writer:
     """A child that writes trials; `acknowledged` grows as it says so."""
 
-    def __init__(self, address: str, lease: Lease, *options: str, wrapper: tuple[str, ...] = ()) -> None:
-        argv = [*wrapper, sys.executable, "-m", "tests.store.writer", address, lease.study, str(lease.fence), *options]
+    def __init__(
+        self, address: str, lease: Lease, *options: str, wrapper: tuple[str, ...] = ()
+    ) -> None:
+        argv = [
+            *wrapper,
+            sys.executable,
+            "-m",
+            "tests.store.writer",
+            address,
+            lease.study,
+            str(lease.fence),
+            *options,
+        ]
         self.lines: list[str] = []
         self.process = subprocess.Popen(
-            argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            argv,
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         assert self.process.stdout is not None
         self._reader = threading.Thread(target=self._read, args=(self.process.stdout,), daemon=True)
@@ -71,7 +87,9 @@ class Writer:
                 break
             time.sleep(0.01)
         self.process.kill()
-        return pytest.fail(f"no {word!r} in {self.lines[-5:]}: {self.process.communicate()[1][-2000:]}")
+        return pytest.fail(
+            f"no {word!r} in {self.lines[-5:]}: {self.process.communicate()[1][-2000:]}"
+        )
 
     def kill(self) -> None:
         """SIGKILL, and all that it said is read."""
@@ -91,7 +109,9 @@ def writer_lease(store: SqlStore) -> Lease:
 
 def kept(store: SqlStore, study: str) -> set[int]:
     """Numbers of the trials that are COMPLETED with their measurement."""
-    return {t.number for t in store.trials(study) if t.status is TrialStatus.COMPLETED and t.is_measured}
+    return {
+        t.number for t in store.trials(study) if t.status is TrialStatus.COMPLETED and t.is_measured
+    }
 
 
 @pytest.fixture
@@ -116,12 +136,16 @@ def test_nothing_acknowledged_is_lost_when_writers_are_killed(tmp_path: Path) ->
         acknowledged |= writer.acknowledged
         assert acknowledged <= kept(store, lease.study)
         assert maintenance.check(store) == []
-    assert len(kept(store, lease.study)) <= len(acknowledged) + 3, "at most the one under way is there beyond them"
+    assert len(kept(store, lease.study)) <= len(acknowledged) + 3, (
+        "at most the one under way is there beyond them"
+    )
     store.close()
 
 
 @pytest.mark.thorough
-def test_a_server_that_is_out_of_connections_has_a_remedy_of_its_own(crash_server: PostgresServer) -> None:
+def test_a_server_that_is_out_of_connections_has_a_remedy_of_its_own(
+    crash_server: PostgresServer,
+) -> None:
     import psycopg
 
     address = crash_server.new_database()
@@ -134,7 +158,9 @@ def test_a_server_that_is_out_of_connections_has_a_remedy_of_its_own(crash_serve
 
 
 @pytest.mark.thorough
-def test_a_server_that_crashes_and_comes_back_has_lost_nothing(crash_server: PostgresServer) -> None:
+def test_a_server_that_crashes_and_comes_back_has_lost_nothing(
+    crash_server: PostgresServer,
+) -> None:
     address = crash_server.new_database()
     store = open_store(address)
     lease = writer_lease(store)
@@ -180,7 +206,9 @@ def test_a_controller_that_wakes_up_after_its_lease_changes_nothing(
         store.close()
 
 
-def freeze_between_writes(writer: Writer, address: str, lease: Lease, monkeypatch: pytest.MonkeyPatch) -> None:
+def freeze_between_writes(
+    writer: Writer, address: str, lease: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Stops the writer while it holds no lock of the database, and lets its lease run out."""
     with monkeypatch.context() as hurried:
         hurried.setattr(database, "BUSY_TIMEOUT_S", 0.2)
@@ -212,7 +240,9 @@ def test_a_full_disk_is_said_and_work_goes_on_afterwards(tmp_path: Path) -> None
         assert "disk" in refusal
         assert "store_unavailable" in refusal
         acknowledged = writer.acknowledged
-        assert acknowledged <= kept(store, lease.study), "what was acknowledged can be read while the disk is full"
+        assert acknowledged <= kept(store, lease.study), (
+            "what was acknowledged can be read while the disk is full"
+        )
         said = len(writer.lines)
         assert writer.process.stdin is not None
         writer.process.stdin.write("\n")
@@ -275,17 +305,26 @@ def without_override() -> tuple[str, ...]:
     setpriv = shutil.which("setpriv")
     if setpriv is None:
         pytest.skip("root needs `setpriv` (util-linux) to be bound by permissions")
-    return (setpriv, "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-dac_override,-dac_read_search", "--")
+    return (
+        setpriv,
+        "--bounding-set=-dac_override,-dac_read_search",
+        "--inh-caps=-dac_override,-dac_read_search",
+        "--",
+    )
 
 
-@pytest.mark.parametrize("content", [b"no database at all\n" * 500, b"SQLite format 3\0" + b"\xff" * 8176])
+@pytest.mark.parametrize(
+    "content", [b"no database at all\n" * 500, b"SQLite format 3\0" + b"\xff" * 8176]
+)
 def test_a_file_that_is_no_database_is_said(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "store.db"
     path.write_bytes(content)
     with pytest.raises(StoreCorruptError) as damaged:
         open_store(path)
     assert "backup" in damaged.value.remedy
-    assert path.read_bytes() == content, "a damaged file is left for whoever can save something from it"
+    assert path.read_bytes() == content, (
+        "a damaged file is left for whoever can save something from it"
+    )
 
 
 def kept_in(path: Path, *, trials: int) -> str:

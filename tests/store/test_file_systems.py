@@ -48,7 +48,9 @@ def test_a_store_on_a_file_system_of_several_machines_is_refused_before_a_file_i
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     mounts = tmp_path / "mountinfo"
-    mounts.write_text(f"1 1 8:1 / / rw - ext4 /dev/sda rw\n2 1 0:9 / {tmp_path}/shared rw - nfs4 host:/home rw\n")
+    mounts.write_text(
+        f"1 1 8:1 / / rw - ext4 /dev/sda rw\n2 1 0:9 / {tmp_path}/shared rw - nfs4 host:/home rw\n"
+    )
     monkeypatch.setattr(file_systems, "MOUNTS", mounts)
     (tmp_path / "shared").mkdir()
     (tmp_path / "link").symlink_to("shared")
@@ -63,6 +65,8 @@ def test_a_store_on_a_file_system_of_several_machines_is_refused_before_a_file_i
     open_store(tmp_path / "local.db").close()
 
 
-def test_where_mounts_are_not_listed_nothing_is_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_mounts_are_not_listed_nothing_is_claimed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(file_systems, "MOUNTS", tmp_path / "absent")
     open_store(tmp_path / "a.db").close()

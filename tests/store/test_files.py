@@ -44,7 +44,9 @@ sys.exit(code)
 
 
 @pytest.mark.parametrize("mode", sampled([0o444, 0o644], [0o444]))
-def test_a_read_only_file_or_folder_can_be_listed_and_not_written(tmp_path: Path, mode: int) -> None:
+def test_a_read_only_file_or_folder_can_be_listed_and_not_written(
+    tmp_path: Path, mode: int
+) -> None:
     """`mode`: of the file. A file is read-only also where nothing may be made beside it."""
     folder = tmp_path / "archive"
     folder.mkdir()
@@ -55,7 +57,10 @@ def test_a_read_only_file_or_folder_can_be_listed_and_not_written(tmp_path: Path
         each.chmod(0o555 if each.is_dir() else mode)
     try:
         done = subprocess.run(
-            [*without_override(), sys.executable, "-c", READ, str(path)], capture_output=True, text=True, timeout=600
+            [*without_override(), sys.executable, "-c", READ, str(path)],
+            capture_output=True,
+            text=True,
+            timeout=600,
         )
     finally:
         folder.chmod(0o755)
@@ -66,7 +71,9 @@ def test_a_read_only_file_or_folder_can_be_listed_and_not_written(tmp_path: Path
 
 
 @pytest.mark.parametrize("how", ["deleted", "replaced", "emptied"])
-def test_a_file_that_goes_away_is_said_and_nothing_is_written_to_it(store: SqlStore, how: str) -> None:
+def test_a_file_that_goes_away_is_said_and_nothing_is_written_to_it(
+    store: SqlStore, how: str
+) -> None:
     """What is written to a deleted file is lost, and an empty file in its place holds no studies."""
     store.submit(a_study(), {})
     path = path_of(store)
@@ -124,7 +131,9 @@ def test_a_plain_copy_of_the_file_of_a_running_study_holds_the_study(
         assert maintenance.check(copied) == []
 
 
-def test_a_backup_of_a_large_store_that_others_write_to_ends(store: SqlStore, tmp_path: Path) -> None:
+def test_a_backup_of_a_large_store_that_others_write_to_ends(
+    store: SqlStore, tmp_path: Path
+) -> None:
     """Copied in several steps it would begin again after each write."""
     path, stop = path_of(store), threading.Event()
     with closing(sqlite3.connect(path)) as connection:
@@ -141,7 +150,9 @@ def test_a_backup_of_a_large_store_that_others_write_to_ends(store: SqlStore, tm
     store.submit(a_study(), {})
     writer = threading.Thread(target=write)
     writer.start()
-    made = threading.Thread(target=maintenance.backup, args=(store, tmp_path / "copy.db"), daemon=True)
+    made = threading.Thread(
+        target=maintenance.backup, args=(store, tmp_path / "copy.db"), daemon=True
+    )
     try:
         made.start()
         made.join(600)
@@ -160,7 +171,9 @@ def test_a_store_or_service_that_is_away_ends_commands_with_3(
     assert run(["list", "--store", str(tmp_path / "nowhere" / "store.db")]) == 3
     assert run(["list", "--store", "postgresql://nobody@127.0.0.1:9/none"]) == 3
     assert run(["list", "--url", "http://127.0.0.1:9"]) == 3
-    assert run(["list", "--store", str(tmp_path)]) == 2, "a folder will not become a file by waiting"
+    assert run(["list", "--store", str(tmp_path)]) == 2, (
+        "a folder will not become a file by waiting"
+    )
     assert run(["list", "--store", "mysql://x/y"]) == 2
     with suppress(SystemExit):
         capsys.readouterr()

@@ -11,7 +11,9 @@ from autotune.store import open_store
 from autotune.store.connection.location import find_location
 
 
-@pytest.mark.parametrize("address", ["some.db", "sqlite:///some.db", "sqlite+pysqlite:///some.db", Path("some.db")])
+@pytest.mark.parametrize(
+    "address", ["some.db", "sqlite:///some.db", "sqlite+pysqlite:///some.db", Path("some.db")]
+)
 def test_a_path_and_its_url_are_the_same_place(
     address: str | Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -20,7 +22,9 @@ def test_a_path_and_its_url_are_the_same_place(
     assert str(find_location(address)) == str(tmp_path / "some.db")
 
 
-def test_the_default_is_the_users_own(own_house: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_default_is_the_users_own(
+    own_house: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     assert find_location().path == own_house / "autotune.db"
     monkeypatch.setenv("AUTOTUNE_STORE", f"sqlite:///{tmp_path}/mine.db")
     assert find_location().path == tmp_path / "mine.db"
@@ -73,7 +77,9 @@ def test_only_the_users_own_folder_is_made(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("AUTOTUNE_DATA", str(tmp_path / "mine" / "data"))
     open_store().close()
     assert (tmp_path / "mine" / "data" / "autotune.db").is_file()
-    with pytest.raises(StoreUnavailableError, match=r"the folder .*nosuch.* does not exist") as refused:
+    with pytest.raises(
+        StoreUnavailableError, match=r"the folder .*nosuch.* does not exist"
+    ) as refused:
         open_store(tmp_path / "nosuch" / "store.db")
     assert refused.value.remedy
     assert not (tmp_path / "nosuch").exists()

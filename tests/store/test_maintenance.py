@@ -49,13 +49,24 @@ def fill(store: SqlStore) -> None:
     decide(store, lease, launch(lease, 2, 1))
     store.add_steps(lease, [reported((lease.study, 2, 1), 0, [0.5, 0.25])])
     decide(
-        store, lease, CloseAttempt(number=2, attempt=1, failure=Failure(kind=FailureKind.WORKER_LOST, message="gone"))
+        store,
+        lease,
+        CloseAttempt(
+            number=2, attempt=1, failure=Failure(kind=FailureKind.WORKER_LOST, message="gone")
+        ),
     )
     decide(store, lease, launch(lease, 2, 2))
     decide(store, lease, EndTrial(trial=measured(pending(2), status=TrialStatus.STOPPED)))
     decide(store, lease, EndTrial(trial=measured(pending(2), step_time_s=9.0)))
     decide(store, lease, KeepTrial(trial=pending(3)))
-    store.set_status(lease.study, StudyStatus.COMPLETED, expect=[StudyStatus.RUNNING], lease=lease, best=0, speedup=1.5)
+    store.set_status(
+        lease.study,
+        StudyStatus.COMPLETED,
+        expect=[StudyStatus.RUNNING],
+        lease=lease,
+        best=0,
+        speedup=1.5,
+    )
     store.release(lease)
     other = running_study(store)
     decide(store, other, KeepTrial(trial=pending(0)))
@@ -67,14 +78,20 @@ def test_a_sound_store_has_no_fault(store: SqlStore) -> None:
 
 
 @pytest.mark.parametrize("simulated_first", [False, True])
-def test_a_simulated_trial_stands_for_no_config_that_was_measured(memory: MemoryStore, simulated_first: bool) -> None:
+def test_a_simulated_trial_stands_for_no_config_that_was_measured(
+    memory: MemoryStore, simulated_first: bool
+) -> None:
     runners = ["simulated", "ray"] if simulated_first else ["ray", "simulated"]
     for runner in runners:
         lease = running_study(memory, replace(a_study(runner), runner=runner))
         run_trial(memory, lease, measured(pending(0), step_time_s=0.5 if runner == "ray" else 0.1))
     lease = running_study(memory, replace(a_study("played"), runner="simulated"))
     run_trial(memory, lease, measured(pending(0, ParallelConfig(pp=8)), step_time_s=0.1))
-    found = {"all": memory.best(), "real": memory.best(without_runner="simulated"), "ray": memory.best(runner="ray")}
+    found = {
+        "all": memory.best(),
+        "real": memory.best(without_runner="simulated"),
+        "ray": memory.best(runner="ray"),
+    }
     assert [record.study.name for record, _ in found["all"]] == ["played", "ray"]
     assert [record.study.name for record, _ in found["real"]] == ["ray"]
     assert found["ray"] == found["real"]
@@ -83,7 +100,9 @@ def test_a_simulated_trial_stands_for_no_config_that_was_measured(memory: Memory
     assert maintenance.check(memory) == []
 
 
-def test_a_sound_store_on_a_server_has_no_fault(new_database: Callable[[], str], tmp_path: Path) -> None:
+def test_a_sound_store_on_a_server_has_no_fault(
+    new_database: Callable[[], str], tmp_path: Path
+) -> None:
     with closing(open_store(new_database())) as store:
         fill(store)
         assert maintenance.check(store) == []
@@ -93,7 +112,9 @@ def test_a_sound_store_on_a_server_has_no_fault(new_database: Callable[[], str],
         assert dump.st_mode & 0o077 == 0
         with pytest.raises(SpecError, match="cannot be written"):
             maintenance.backup(store, tmp_path / "no" / "folder" / "dump")
-        assert [path.name for path in maintenance.export(store, tmp_path / "out")][1] == "trials.csv"
+        assert [path.name for path in maintenance.export(store, tmp_path / "out")][
+            1
+        ] == "trials.csv"
 
 
 FORGERIES = {
@@ -120,19 +141,32 @@ def test_what_breaks_a_law_is_found(store: SqlStore, forgery: str) -> None:
 def test_laws_need_no_database(memory: MemoryStore) -> None:
     lease = running_study(memory)
     run_trial(memory, lease, measured(pending(0)))
-    record, trials, events = memory.study(lease.study), memory.trials(lease.study), memory.events(lease.study)
+    record, trials, events = (
+        memory.study(lease.study),
+        memory.trials(lease.study),
+        memory.events(lease.study),
+    )
     assert broken_laws(record, trials, events) == []
     twice = [*events, replace(events[-1], sequence=len(events) + 1)]
     assert any("ended 2 times" in fault for fault in broken_laws(record, trials, twice))
-    adopted = replace(events[-1], sequence=len(events) + 1, kind="trial.adopted", data={"number": 0, "attempt": 1})
-    assert any("after its end" in fault for fault in broken_laws(record, trials, [*events, adopted]))
+    adopted = replace(
+        events[-1], sequence=len(events) + 1, kind="trial.adopted", data={"number": 0, "attempt": 1}
+    )
+    assert any(
+        "after its end" in fault for fault in broken_laws(record, trials, [*events, adopted])
+    )
     early = [*events[: next(i for i, e in enumerate(events) if e.kind == "trial.started")], adopted]
-    assert any("adopted while no attempt was running" in fault for fault in broken_laws(record, trials, early))
+    assert any(
+        "adopted while no attempt was running" in fault
+        for fault in broken_laws(record, trials, early)
+    )
     never: list[Trial] = []
     assert any("not in the trials table" in fault for fault in broken_laws(record, never, events))
 
 
-def test_a_backup_is_a_store_of_its_own_and_never_overwrites(store: SqlStore, tmp_path: Path) -> None:
+def test_a_backup_is_a_store_of_its_own_and_never_overwrites(
+    store: SqlStore, tmp_path: Path
+) -> None:
     target = maintenance.backup(store, tmp_path / "copy.db")
     before = store.studies()
     running_study(store)
@@ -158,7 +192,12 @@ def test_an_export_says_the_same_as_the_store(store: SqlStore, tmp_path: Path) -
     assert [row["status"] for row in tables["trials"]] == [str(trial.status) for trial in kept]
     first = tables["trials"][0]
     assert float(first["step_time_s"]) == present(kept[0].measurement).step_time_s
-    assert (first["tp"], first["dp"], first["precision"], first["compile"]) == ("1", "8", "bf16", "False")
+    assert (first["tp"], first["dp"], first["precision"], first["compile"]) == (
+        "1",
+        "8",
+        "bf16",
+        "False",
+    )
     assert [row["loss"] for row in tables["steps"]] == ["1.5", "1.25"]
     assert len(tables["events"]) == sum(len(store.events(record.id)) for record in store.studies())
     with pytest.raises(SpecError, match="cannot be written") as refused:
@@ -168,7 +207,9 @@ def test_an_export_says_the_same_as_the_store(store: SqlStore, tmp_path: Path) -
         maintenance.export(store, tmp_path, format="xlsx")
 
 
-def test_parquet_says_what_it_needs(store: SqlStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_says_what_it_needs(
+    store: SqlStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingExtraError, match=r"autotune-parallel\[parquet\]"):
         maintenance.export(store, tmp_path / "out", format="parquet")

@@ -12,15 +12,21 @@ from hypothesis import strategies as st
 from autotune.errors import StoreCorruptError
 from autotune.store.packing import pack_document, unpack_document
 
-scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(codec=None))
-values = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
+scalars = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(codec=None))
+)
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8
+)
 
 
 @pytest.mark.thorough
 @given(st.dictionaries(st.text(), values))
 def test_what_is_read_is_what_json_reads(document: dict[str, Any]) -> None:
     """To the last bit of each number; also half a surrogate pair, as of a file's name in a message."""
-    assert repr(unpack_document(pack_document(document))) == repr(json.loads(json.dumps(document, sort_keys=True)))
+    assert repr(unpack_document(pack_document(document))) == repr(
+        json.loads(json.dumps(document, sort_keys=True))
+    )
 
 
 def test_a_damaged_document_is_an_error_of_the_store() -> None:

@@ -55,7 +55,9 @@ def with_a_damaged_page(path: Path) -> bytes:
     return bytes(content)
 
 
-def test_a_restore_is_not_undone_by_the_wal_of_the_store_that_was_there(tmp_path: Path, backup: Path) -> None:
+def test_a_restore_is_not_undone_by_the_wal_of_the_store_that_was_there(
+    tmp_path: Path, backup: Path
+) -> None:
     path = tmp_path / "store.db"
     with closing(open_store(path)) as store:
         store.submit(a_study("later"), {})
@@ -74,8 +76,18 @@ def die_at_step(step: int, path: Path, backup: Path) -> None:
     steps = itertools.count(1)
 
     def on_event(event: str, arguments: tuple[object, ...]) -> None:
-        changes = event in ("os.rename", "os.link", "os.remove", "sqlite3.connect", "shutil.copyfile")
-        if changes and any(str(path.parent) in str(argument) for argument in arguments) and next(steps) == step:
+        changes = event in (
+            "os.rename",
+            "os.link",
+            "os.remove",
+            "sqlite3.connect",
+            "shutil.copyfile",
+        )
+        if (
+            changes
+            and any(str(path.parent) in str(argument) for argument in arguments)
+            and next(steps) == step
+        ):
             os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(on_event)
@@ -101,7 +113,9 @@ def deaths(tmp_path: Path, backup: Path, old: dict[str, bytes]) -> Iterator[tupl
 
 
 @pytest.mark.thorough
-def test_a_restore_that_dies_at_any_step_leaves_the_store_or_the_backup(tmp_path: Path, backup: Path) -> None:
+def test_a_restore_that_dies_at_any_step_leaves_the_store_or_the_backup(
+    tmp_path: Path, backup: Path
+) -> None:
     with closing(open_store(tmp_path / "old.db")) as store:
         store.submit(a_study("later"), {})
         old = {suffix: (tmp_path / f"old.db{suffix}").read_bytes() for suffix in ("", "-wal")}
@@ -116,11 +130,16 @@ def test_a_restore_that_dies_at_any_step_leaves_the_store_or_the_backup(tmp_path
 
 
 @pytest.mark.slow
-def test_a_restore_over_a_damaged_store_that_dies_at_any_step_loses_no_byte(tmp_path: Path, backup: Path) -> None:
+def test_a_restore_over_a_damaged_store_that_dies_at_any_step_loses_no_byte(
+    tmp_path: Path, backup: Path
+) -> None:
     old = {"": b"no database at all\n" * 500, "-wal": b"nor a log of one\n" * 500}
     for path, steps in deaths(tmp_path, backup, old):
         pairs = [path, *path.parent.glob("store.db.before-restore-*[0-9]")]
-        found = [{s: p.read_bytes() for s in old if (p := file.with_name(file.name + s)).exists()} for file in pairs]
+        found = [
+            {s: p.read_bytes() for s in old if (p := file.with_name(file.name + s)).exists()}
+            for file in pairs
+        ]
         assert old in found, f"after {steps} steps"
         assert restored(path, backup) == 0
         assert names(path) == ["backed-up"]
@@ -131,7 +150,10 @@ def test_a_store_that_is_open_is_not_restored(tmp_path: Path, backup: Path) -> N
     path = tmp_path / "store.db"
     opened = "import sys; from autotune.store import open_store; s = open_store(sys.argv[1]); s.studies(); print('open', flush=True); sys.stdin.read()"
     process = subprocess.Popen(
-        [sys.executable, "-c", opened, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", opened, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     with process:
         assert present(process.stdout).readline().strip() == "open"
@@ -180,7 +202,9 @@ def test_what_is_no_sound_backup_is_refused_and_the_store_stays(
     assert not list(tmp_path.glob("*.part"))
 
 
-def test_a_dry_run_on_a_server_changes_nothing(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_on_a_server_changes_nothing(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     address = server.new_database()
     with monkeypatch.context() as older:
         older.setattr(schema, "HEAD", "0007")
@@ -198,9 +222,15 @@ def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.backup"))
 
 
-def test_an_upgrade_on_request_says_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_upgrade_on_request_says_what_it_did(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = old_file(tmp_path / "old.db", VERSION_2)
     for before in ("0002", HEAD):
         assert run(["store", "migrate", "--store", str(path), "--json"]) == 0
-        assert json.loads(capsys.readouterr().out) == {"before": before, "after": HEAD, "dry_run": False}
+        assert json.loads(capsys.readouterr().out) == {
+            "before": before,
+            "after": HEAD,
+            "dry_run": False,
+        }
     assert len(list(tmp_path.glob("*.backup"))) == 1

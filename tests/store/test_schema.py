@@ -19,7 +19,14 @@ from autotune.store.rows import config_key
 from autotune.store.schema import HEAD
 from autotune.store.tables import metadata
 from autotune.store.upkeep import maintenance
-from autotune.testing.stores import a_study, an_observed_run, measured, pending, run_trial, running_study
+from autotune.testing.stores import (
+    a_study,
+    an_observed_run,
+    measured,
+    pending,
+    run_trial,
+    running_study,
+)
 from tests.postgresql import PostgresServer
 from tests.store.forging import change, dump, rows
 
@@ -67,7 +74,9 @@ def difference(store: SqlStore) -> list[object]:
     """What the migrations' result lacks or has beyond the tables that the code uses."""
     with store.database.engine.connect() as connection:
         options = {"version_table": "autotune_version", "compare_type": True}
-        return list(compare_metadata(MigrationContext.configure(connection, opts=options), metadata))
+        return list(
+            compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
+        )
 
 
 def old_file(path: Path, written: Path = VERSION_1) -> Path:
@@ -94,29 +103,42 @@ def test_a_version_1_file_is_upgraded_after_a_copy(tmp_path: Path) -> None:
         old, waiting = store.study("old"), store.study("waiting")
         statuses = [trial.status for trial in store.trials(old.id)]
         assert statuses == [TrialStatus.COMPLETED] * 4 + [TrialStatus.FAILED]
-        assert [(record.id, trial.number) for record, trial in store.best()] == [(old.id, 3), (old.id, 2)]
-        assert store.submit(a_study("waiting"), {"x": 1}, idempotency_key="k", owner="ada") == waiting
+        assert [(record.id, trial.number) for record, trial in store.best()] == [
+            (old.id, 3),
+            (old.id, 2),
+        ]
+        assert (
+            store.submit(a_study("waiting"), {"x": 1}, idempotency_key="k", owner="ada") == waiting
+        )
         assert store.tokens.list() == []
     (copy,) = tmp_path.glob("old.db.v0001-*.backup")
     assert rows(copy, "SELECT version_num FROM autotune_version") == [("0001",)]
     assert rows(copy, "SELECT count(*) FROM trials") == [(5,)]
     open_store(path).close()
-    assert len(list(tmp_path.glob("*.backup"))) == 1, "a file that is up to date is not copied again"
+    assert len(list(tmp_path.glob("*.backup"))) == 1, (
+        "a file that is up to date is not copied again"
+    )
 
 
 @pytest.mark.parametrize("written", [VERSION_1, VERSION_2])
-def test_an_upgrade_gives_each_config_the_key_that_this_release_gives_it(tmp_path: Path, written: Path) -> None:
+def test_an_upgrade_gives_each_config_the_key_that_this_release_gives_it(
+    tmp_path: Path, written: Path
+) -> None:
     path = old_file(tmp_path / "old.db", written)
     before = keys_of(path)
     open_store(path).close()
     after = keys_of(path)
     assert [config for _, config in after] == [config for _, config in before]
-    assert [key for key, _ in after] == [config_key(ParallelConfig.parse(config)) for _, config in after]
+    assert [key for key, _ in after] == [
+        config_key(ParallelConfig.parse(config)) for _, config in after
+    ]
     assert all(new != old for (new, _), (old, _) in zip(after, before, strict=True))
 
 
 @pytest.mark.parametrize("written", [VERSION_1, VERSION_2])
-def test_an_upgrade_keeps_the_workloads_that_new_studies_share(tmp_path: Path, written: Path) -> None:
+def test_an_upgrade_keeps_the_workloads_that_new_studies_share(
+    tmp_path: Path, written: Path
+) -> None:
     path = old_file(tmp_path / "old.db", written)
     count = "SELECT count(*) FROM workloads"
     before = rows(path, count)
@@ -126,7 +148,9 @@ def test_an_upgrade_keeps_the_workloads_that_new_studies_share(tmp_path: Path, w
     assert rows(path, count) == before
 
 
-def test_a_version_2_file_keeps_its_best_trials_and_knows_what_was_simulated(tmp_path: Path) -> None:
+def test_a_version_2_file_keeps_its_best_trials_and_knows_what_was_simulated(
+    tmp_path: Path,
+) -> None:
     path = old_file(tmp_path / "old.db", VERSION_2)
     query = "SELECT trial, throughput FROM records ORDER BY trial"
     best = rows(path, query)
@@ -135,9 +159,16 @@ def test_a_version_2_file_keeps_its_best_trials_and_knows_what_was_simulated(tmp
         assert maintenance.check(store) == []
         assert rows(path, query) == best
         assert [record.study.name for record in store.studies(runner="simulated")] == ["played"]
-        assert [record.study.name for record in store.studies(without_runner="simulated")] == ["waiting", "real"]
-        assert {record.study.name for record, _ in store.best(without_runner="simulated")} == {"real"}
-        assert [str(trial.config) for _, trial in store.best(runner="simulated")] == [str(ParallelConfig(tp=4, dp=2))]
+        assert [record.study.name for record in store.studies(without_runner="simulated")] == [
+            "waiting",
+            "real",
+        ]
+        assert {record.study.name for record, _ in store.best(without_runner="simulated")} == {
+            "real"
+        }
+        assert [str(trial.config) for _, trial in store.best(runner="simulated")] == [
+            str(ParallelConfig(tp=4, dp=2))
+        ]
 
 
 def test_an_upgrade_reads_from_the_status_what_people_wanted(tmp_path: Path) -> None:
@@ -198,16 +229,26 @@ def ended_study(store: SqlStore, name: str) -> str:
     trials = [measured(pending(number), step_time_s=0.1 * (number + 1)) for number in range(4)]
     for trial in trials:
         run_trial(store, lease, trial)
-    finals = [{"config": trials[number].config.to_dict(), "tokens_per_s": 32 * 1024 / 0.35} for number in (2, 1)]
+    finals = [
+        {"config": trials[number].config.to_dict(), "tokens_per_s": 32 * 1024 / 0.35}
+        for number in (2, 1)
+    ]
     status = [StudyStatus.RUNNING]
-    store.set_status(lease.study, StudyStatus.COMPLETED, expect=status, lease=lease, result={"finals": finals})
+    store.set_status(
+        lease.study, StudyStatus.COMPLETED, expect=status, lease=lease, result={"finals": finals}
+    )
     return lease.study
 
 
 def back_to_version_7() -> Iterator[str]:
     """What undoes the upgrades since then."""
     yield "DROP TABLE observed"
-    sorted_by = {"throughput": (), "model_cluster": ("model", "cluster"), "model": ("model",), "cluster": ("cluster",)}
+    sorted_by = {
+        "throughput": (),
+        "model_cluster": ("model", "cluster"),
+        "model": ("model",),
+        "cluster": ("cluster",),
+    }
     for name in ("trial", "standing", "model_cluster", "model", "cluster"):
         yield f"DROP INDEX ix_records_{name}"
     yield "ALTER TABLE records DROP COLUMN standing"
@@ -234,7 +275,9 @@ def test_a_newer_file_is_refused_and_left_alone(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.backup"))
 
 
-def test_a_process_of_an_older_release_writes_no_more_once_the_store_was_upgraded(address: str) -> None:
+def test_a_process_of_an_older_release_writes_no_more_once_the_store_was_upgraded(
+    address: str,
+) -> None:
     with closing(open_store(address)) as older:
         study = older.submit(a_study(), {}).id
         with older.database.engine.begin() as newer:

@@ -72,7 +72,9 @@ def test_the_file_system_need_not_be_fit_for_sqlite(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mounts = tmp_path / "mountinfo"
-    mounts.write_text(f"1 0 8:1 / / rw - ext4 /dev/sda rw\n2 1 0:9 / {folder} rw - lustre mgs:/scratch rw,localflock\n")
+    mounts.write_text(
+        f"1 0 8:1 / / rw - ext4 /dev/sda rw\n2 1 0:9 / {folder} rw - lustre mgs:/scratch rw,localflock\n"
+    )
     monkeypatch.setattr(file_systems, "MOUNTS", mounts)
     with pytest.raises(SpecError, match="which is lustre") as refused:
         open_store(folder / "results.db")
@@ -85,9 +87,14 @@ def test_the_file_system_need_not_be_fit_for_sqlite(
 
 def test_two_processes_do_not_run_one_study(folder: Path) -> None:
     other = "import sys, time; from pathlib import Path; from autotune.store.upkeep.study_folder import StudyFolder\n"
-    other += "with StudyFolder(Path(sys.argv[1]), job='7'): print('runs', flush=True); sys.stdin.read()"
+    other += (
+        "with StudyFolder(Path(sys.argv[1]), job='7'): print('runs', flush=True); sys.stdin.read()"
+    )
     child = subprocess.Popen(
-        [sys.executable, "-c", other, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", other, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert present(child.stdout).readline() == "runs\n"
     with (

@@ -47,15 +47,21 @@ def with_old_hash(store: Any, text: str) -> bytes:
     """Gives the store's only token the hash that earlier releases wrote, and returns it."""
     with store.database.write() as connection:
         salt = connection.execute(tokens.select()).one().salt
-        old = hashlib.scrypt(text.split("_", 2)[2].encode(), salt=salt, n=1 << 14, r=8, p=1, dklen=32)
+        old = hashlib.scrypt(
+            text.split("_", 2)[2].encode(), salt=salt, n=1 << 14, r=8, p=1, dklen=32
+        )
         connection.execute(tokens.update().values(hash=old))
     return old
 
 
-def test_tokens_right_and_wrong_cost_a_fast_hash(memory: MemoryStore, slow_hashes: list[Any]) -> None:
+def test_tokens_right_and_wrong_cost_a_fast_hash(
+    memory: MemoryStore, slow_hashes: list[Any]
+) -> None:
     token, text = memory.tokens.create("ada", "submit")
     assert memory.tokens.check(text) == token
-    assert [memory.tokens.check(wrong) for wrong in (text[:-1], f"at_{'0' * 12}_x", "nonsense")] == [None] * 3
+    assert [
+        memory.tokens.check(wrong) for wrong in (text[:-1], f"at_{'0' * 12}_x", "nonsense")
+    ] == [None] * 3
     assert slow_hashes == []
 
 
@@ -91,7 +97,9 @@ def test_an_old_token_works_where_its_row_cannot_be_renewed(
     assert (len(slow_hashes), hash_of(memory)) == (1, old)
 
 
-def test_a_revoked_token_of_an_earlier_release_costs_no_hash(memory: MemoryStore, slow_hashes: list[Any]) -> None:
+def test_a_revoked_token_of_an_earlier_release_costs_no_hash(
+    memory: MemoryStore, slow_hashes: list[Any]
+) -> None:
     token, text = memory.tokens.create("ada", "submit")
     with_old_hash(memory, text)
     slow_hashes.clear()

@@ -29,7 +29,9 @@ def main(address: str, study: str, fence: str, limit: str = "") -> None:
         while not write(store, lease, number):
             if limit:
                 sys.stdin.readline()
-                resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+                resource.setrlimit(
+                    resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+                )
                 limit = ""
             time.sleep(0.05)
         print(f"ended {number}", flush=True)

@@ -35,12 +35,16 @@ def test_callbacks_hear_of_every_trial_every_best_and_the_end(store: Store) -> N
 
 
 @pytest.mark.parametrize("callback", ["on_trial", "on_best"])
-def test_a_callback_that_raises_pauses_the_study_and_the_same_call_goes_on(store: Store, callback: str) -> None:
+def test_a_callback_that_raises_pauses_the_study_and_the_same_call_goes_on(
+    store: Store, callback: str
+) -> None:
     def fail(trial: Trial) -> None:
         raise KeyError("mine")
 
     results: list[api.Result] = []
-    with pytest.raises(CallbackError, match=rf"{callback} raised KeyError at trial 0: 'mine'") as caught:
+    with pytest.raises(
+        CallbackError, match=rf"{callback} raised KeyError at trial 0: 'mine'"
+    ) as caught:
         api.tune(spec(budget=SMALL), store=store, on_end=results.append, **{callback: fail})
     assert isinstance(caught.value.__cause__, KeyError)
     (record,) = store.studies()

@@ -41,10 +41,14 @@ def batch(result: api.Result) -> int:
     return present(result.best).config.global_batch_size
 
 
-def test_goodput_picks_a_smaller_batch_than_throughput_and_says_why(store: MemoryStore, fast: api.Result) -> None:
+def test_goodput_picks_a_smaller_batch_than_throughput_and_says_why(
+    store: MemoryStore, fast: api.Result
+) -> None:
     good = tuned(store, "goodput", 32.0)
     assert batch(fast) > batch(good) == BATCHES[0]
-    loser = next(t for t in good.trials if t.config.global_batch_size > BATCHES[0] and t.is_measured)
+    loser = next(
+        t for t in good.trials if t.config.global_batch_size > BATCHES[0] and t.is_measured
+    )
     text = " ".join(api.explain(store, good.record.id, loser.number)["text"])
     assert "the gradient noise scale is 32 sequences" in text
     assert "multiply the learning rate by" in text

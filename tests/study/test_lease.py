@@ -61,7 +61,9 @@ def test_patience_ends(store: Store, study_id: str) -> None:
 
 def test_nobody_waits_who_was_interrupted(store: Store, study_id: str) -> None:
     away = Away(store)
-    with StudyLease.claim(away, study_id, lease_s=LONG_S, patience_s=1e6, impatient=lambda: True) as lease:
+    with StudyLease.claim(
+        away, study_id, lease_s=LONG_S, patience_s=1e6, impatient=lambda: True
+    ) as lease:
         away.calls_away = 1
         with pytest.raises(StoreUnavailableError):
             lease.record()
@@ -118,7 +120,10 @@ def test_a_loop_that_never_comes_round_is_not_kept_alive(store: Store, study_id:
 
 def test_trials_come_in_the_order_in_which_they_ended(store: Store, study_id: str) -> None:
     with StudyLease.claim(store, study_id, lease_s=LONG_S) as lease:
-        lease.decide({}, [KeepTrial(trial=Trial(config=CONFIGS[number], number=number)) for number in range(4)])
+        lease.decide(
+            {},
+            [KeepTrial(trial=Trial(config=CONFIGS[number], number=number)) for number in range(4)],
+        )
         lease.decide({}, [launch(lease._lease, number, 1) for number in (0, 1, 2)])
         for number in (2, 0):
             ended = Trial(
@@ -133,5 +138,7 @@ def test_trials_come_in_the_order_in_which_they_ended(store: Store, study_id: st
 
 def test_moving_a_study_that_ended_leaves_it(store: Store, study_id: str) -> None:
     with StudyLease.claim(store, study_id, lease_s=LONG_S) as lease:
-        store.set_status(study_id, StudyStatus.CANCELLED, expect=[StudyStatus.QUEUED], lease=lease._lease)
+        store.set_status(
+            study_id, StudyStatus.CANCELLED, expect=[StudyStatus.QUEUED], lease=lease._lease
+        )
         assert lease.move(StudyStatus.RUNNING).status is StudyStatus.CANCELLED

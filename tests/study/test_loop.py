@@ -51,7 +51,9 @@ class InstantRunner:
     trainers: Sequence[str] = ("native",)
     capacity = CAPACITY
 
-    def __init__(self, trouble: Any = lambda request: None, slowness: Any = lambda number: 1.0) -> None:
+    def __init__(
+        self, trouble: Any = lambda request: None, slowness: Any = lambda number: 1.0
+    ) -> None:
         self.trouble, self.slowness = trouble, slowness
         self.events: list[RunnerEvent] = []
         self.started: list[TrialRequest] = []
@@ -60,7 +62,11 @@ class InstantRunner:
         self.trouble(request)
         self.started.append(request)
         steps = StepsReported(
-            id=request.id, first_step=0, step_times_s=(0.1,) * 5, losses=(1.0,) * 5, grad_norms=(1.0,) * 5
+            id=request.id,
+            first_step=0,
+            step_times_s=(0.1,) * 5,
+            losses=(1.0,) * 5,
+            grad_norms=(1.0,) * 5,
         )
         speed = (0.05 if request.config == CONFIGS[3] else 0.1) * self.slowness(request.number)
         end = AttemptEnded(id=request.id, measurement=measured(request.config, speed))
@@ -78,7 +84,12 @@ class InstantRunner:
 
 
 def loop_on(
-    store: Any, lease: StudyLease, runner: InstantRunner, *, predict: Any = lambda _: None, **options: Any
+    store: Any,
+    lease: StudyLease,
+    runner: InstantRunner,
+    *,
+    predict: Any = lambda _: None,
+    **options: Any,
 ) -> Loop:
     asked = study(max_trials=5)
     space = SearchSpace.of(asked.workload, CONFIGS)
@@ -144,13 +155,21 @@ def test_what_was_seen_of_a_program_is_told_once_and_kept_for_each_trial(store: 
     class Chatty(InstantRunner):
         def start(self, request: TrialRequest) -> None:
             super().start(request)
-            self.events.insert(-1, ProgramSeen(id=request.id, facts={}, left_out="9 lines (3.0 MiB)"))
+            self.events.insert(
+                -1, ProgramSeen(id=request.id, facts={}, left_out="9 lines (3.0 MiB)")
+            )
 
     study_id, heard = begun(store), list[LoopEvent]()
     ran(store, study_id, Chatty(), on_event=heard.append)
-    assert [e.message for e in heard if isinstance(e, Notice)] == ["trial 0: left out of its log: 9 lines (3.0 MiB)"]
+    assert [e.message for e in heard if isinstance(e, Notice)] == [
+        "trial 0: left out of its log: 9 lines (3.0 MiB)"
+    ]
     for number in range(12):
-        said = [e.data["message"] for e in events_of_trial(store, study_id, number) if e.kind == "trial.remark"]
+        said = [
+            e.data["message"]
+            for e in events_of_trial(store, study_id, number)
+            if e.kind == "trial.remark"
+        ]
         assert said == ["left out of its log: 9 lines (3.0 MiB)"]
 
 
@@ -159,10 +178,16 @@ def test_a_trial_that_waits_says_why_and_not_where_its_lost_attempt_was(store: S
         def start(self, request: TrialRequest) -> None:
             super().start(request)
             if request.number == 3:
-                there = AttemptStarted(id=request.id, places=(NodePlace(node="gpu-7", ranks=(0, 1), gpus=()),))
+                there = AttemptStarted(
+                    id=request.id, places=(NodePlace(node="gpu-7", ranks=(0, 1), gpus=()),)
+                )
                 lost = Failure(kind=FailureKind.WORKER_LOST, message="gpu-7 was silent")
                 first = [there, AttemptEnded(id=request.id, failure=lost)]
-                self.events[-3:] = first if request.attempt == 1 else [AttemptQueued(id=request.id, reason="no room")]
+                self.events[-3:] = (
+                    first
+                    if request.attempt == 1
+                    else [AttemptQueued(id=request.id, reason="no room")]
+                )
 
         def poll(self, timeout_s: float) -> list[RunnerEvent]:
             if not self.events and self.started[-1].number == 3:
@@ -172,7 +197,9 @@ def test_a_trial_that_waits_says_why_and_not_where_its_lost_attempt_was(store: S
 
     study_id, told = begun(store), list[dict[str, Any]]()
     record = ran(store, study_id, Crowded())
-    assert [(t["placed"], t["waiting"]) for t in told] == [([], [{"trial": 3, "reason": "no room"}])]
+    assert [(t["placed"], t["waiting"]) for t in told] == [
+        ([], [{"trial": 3, "reason": "no room"}])
+    ]
     assert placed_lines(told[0]) == ["trial 3 waits: no room"]
     assert record.status is StudyStatus.COMPLETED
     assert study_document(record)["waiting"] == []
@@ -182,7 +209,9 @@ def test_a_changed_machine_is_told_kept_and_shown(store: Store) -> None:
     study_id, heard = begun(store), list[LoopEvent]()
     runner = InstantRunner(slowness=lambda number: 4.0 if number >= 2 else 1.0)
     ran(store, study_id, runner, predict=lambda _: prediction(0.1, 0.1), on_event=heard.append)
-    (kept,) = [e for e in store.events(study_id, after=0, limit=1000) if e.kind == "machine.changed"]
+    (kept,) = [
+        e for e in store.events(study_id, after=0, limit=1000) if e.kind == "machine.changed"
+    ]
     (told,) = [e.message for e in heard if isinstance(e, Notice)]
     assert kept.data["message"] == told
     assert told.startswith("The machine became 4 times slower between ")
@@ -190,9 +219,15 @@ def test_a_changed_machine_is_told_kept_and_shown(store: Store) -> None:
     result = result_of(store, study_id)
     assert told.startswith(result.notes[0])
     assert result.speedup == pytest.approx(2.0)
-    searched = {t.config: t for t in result.shown if t.purpose is TrialPurpose.SEARCH and t.measurement}
+    searched = {
+        t.config: t for t in result.shown if t.purpose is TrialPurpose.SEARCH and t.measurement
+    }
     speeds = {c: t.measurement.tokens_per_s for c, t in searched.items() if t.measurement}
-    assert speeds[CONFIGS[3]] == pytest.approx(2 * speeds[CONFIGS[0]]) == pytest.approx(2 * speeds[CONFIGS[1]])
+    assert (
+        speeds[CONFIGS[3]]
+        == pytest.approx(2 * speeds[CONFIGS[0]])
+        == pytest.approx(2 * speeds[CONFIGS[1]])
+    )
 
 
 def test_a_trial_is_kept_before_it_is_run(store: Store) -> None:
@@ -243,7 +278,9 @@ def test_the_rank_seconds_that_were_spent_are_kept_beside_what_else_is_known(sto
         assert loop_on(store, lease, InstantRunner()).controller.spent.gpu_s == 7.5
 
 
-@pytest.mark.parametrize(("wanted", "status"), [(Wanted.RUN, StudyStatus.RUNNING), (Wanted.PAUSE, StudyStatus.PAUSED)])
+@pytest.mark.parametrize(
+    ("wanted", "status"), [(Wanted.RUN, StudyStatus.RUNNING), (Wanted.PAUSE, StudyStatus.PAUSED)]
+)
 def test_a_service_that_ends_leaves_the_study_as_people_want_it(
     store: Store, wanted: Wanted, status: StudyStatus
 ) -> None:
@@ -256,7 +293,11 @@ def test_a_service_that_ends_leaves_the_study_as_people_want_it(
 
         record = loop_on(store, lease, InstantRunner(), interrupted=interrupted, leave=True).run()
         assert record.status is status
-        assert not [e for e in store.events(lease.study_id) if e.kind == "study.paused" and wanted is Wanted.RUN]
+        assert not [
+            e
+            for e in store.events(lease.study_id)
+            if e.kind == "study.paused" and wanted is Wanted.RUN
+        ]
 
 
 def test_a_controller_whose_lease_was_taken_over_stops_and_changes_nothing(store: Store) -> None:
@@ -271,7 +312,9 @@ def test_a_controller_whose_lease_was_taken_over_stops_and_changes_nothing(store
         lease.move(StudyStatus.RUNNING)
         with pytest.raises(ConflictError):
             loop_on(store, lease, InstantRunner(usurp)).run()
-    assert [t.status for t in store.trials(study_id)] == [TrialStatus.COMPLETED] * 2 + [TrialStatus.RUNNING]
+    assert [t.status for t in store.trials(study_id)] == [TrialStatus.COMPLETED] * 2 + [
+        TrialStatus.RUNNING
+    ]
 
 
 def test_a_study_cancelled_under_the_loop_ends_it_quietly(store: Store) -> None:
@@ -279,7 +322,9 @@ def test_a_study_cancelled_under_the_loop_ends_it_quietly(store: Store) -> None:
 
     def cancel(request: TrialRequest) -> None:
         if request.number == 2:
-            store.set_status(study_id, StudyStatus.CANCELLED, expect=[StudyStatus.RUNNING], lease=lease._lease)
+            store.set_status(
+                study_id, StudyStatus.CANCELLED, expect=[StudyStatus.RUNNING], lease=lease._lease
+            )
 
     with StudyLease.claim(store, study_id, lease_s=LONG_S) as lease:
         lease.move(StudyStatus.RUNNING)
@@ -287,7 +332,9 @@ def test_a_study_cancelled_under_the_loop_ends_it_quietly(store: Store) -> None:
     assert store.trials(study_id)[2].status is TrialStatus.CANCELLED
 
 
-def test_a_store_that_stays_away_ends_the_loop_and_nothing_acknowledged_is_lost(store: Store) -> None:
+def test_a_store_that_stays_away_ends_the_loop_and_nothing_acknowledged_is_lost(
+    store: Store,
+) -> None:
     from tests.study.test_lease import Away
 
     study_id, away = begun(store), Away(store)

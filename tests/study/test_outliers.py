@@ -62,7 +62,9 @@ def told(runner: Any) -> tuple[Outliers, list[str]]:
     said: list[str] = []
 
     kept: list[str] = []
-    return Outliers(study, SearchSpace.of_study(study), runner, notices(said), keep=kept.append), said
+    return Outliers(
+        study, SearchSpace.of_study(study), runner, notices(said), keep=kept.append
+    ), said
 
 
 @pytest.mark.parametrize(
@@ -70,7 +72,10 @@ def told(runner: Any) -> tuple[Outliers, list[str]]:
     [
         pytest.param(
             ("n0", "n1", "n2"),
-            [{**GPU, "date": "2026-11-28T10:00:00+00:00"}, {**GPU, "kind": "node", "name": "node n2"}],
+            [
+                {**GPU, "date": "2026-11-28T10:00:00+00:00"},
+                {**GPU, "kind": "node", "name": "node n2"},
+            ],
             ["n0", "n1"],
             "rank 5 (node n2) is an outlier: matmul 1.50 times slower than the others (measured 2026-11-28); node n2 is left out: the following trials use other nodes",
             id="the node of a slow GPU, where there are others",
@@ -116,9 +121,13 @@ def test_a_runner_that_cannot_choose_says_so_with_a_remedy() -> None:
 def trial(number: int, *, slow: str = "", nodes: int = 3) -> Trial:
     ranks = 2 * nodes
     of_node = [rank for rank in range(ranks) if slow == f"node{rank * nodes // ranks}"]
-    evidence: Evidence = run(ranks=ranks, nodes=nodes, seed=number, slower=dict.fromkeys(of_node, 1.6))
+    evidence: Evidence = run(
+        ranks=ranks, nodes=nodes, seed=number, slower=dict.fromkeys(of_node, 1.6)
+    )
     study = api.load_study(SPEC)
-    measured = Measurement(step_times_s=evidence.step_times_s, num_ranks=ranks, evidence=evidence.to_dict())
+    measured = Measurement(
+        step_times_s=evidence.step_times_s, num_ranks=ranks, evidence=evidence.to_dict()
+    )
     config = SearchSpace.of_study(study)[0]
     return Trial(number=number, config=config, status=TrialStatus.COMPLETED, measurement=measured)
 
@@ -149,10 +158,14 @@ def test_trials_on_one_node_blame_no_node() -> None:
 
 def test_what_is_known_of_nodes_lasts_until_they_are_measured_again(store: Store) -> None:
     assert known_outliers(store, "a100") == []
-    keep_outliers(store, "a100", {"nodes": ["n1", "n2"], "out_of_line": [GPU], "date": "2026-11-28"})
+    keep_outliers(
+        store, "a100", {"nodes": ["n1", "n2"], "out_of_line": [GPU], "date": "2026-11-28"}
+    )
     keep_outliers(store, "a100", {"nodes": ["n7"], "out_of_line": []})
     keep_outliers(store, "a100", {"out_of_line": []})
-    assert [(entry["node"], entry["date"]) for entry in known_outliers(store, "a100")] == [("n2", "2026-11-28")]
+    assert [(entry["node"], entry["date"]) for entry in known_outliers(store, "a100")] == [
+        ("n2", "2026-11-28")
+    ]
     keep_outliers(store, "a100", {"nodes": ["n2"], "out_of_line": []})
     assert known_outliers(store, "a100") == []
     assert known_outliers(None, "a100") == []

@@ -30,7 +30,13 @@ OWN = {"num_workers": [2, 0, 4], "flash": [False, True]}
 COMMAND = {
     "kind": "command",
     "argv": [
-        *("train", "--tp={tp}", "--mb={micro_batch_size}", "--acc={accumulation_steps}", "--dp={dp}"),
+        *(
+            "train",
+            "--tp={tp}",
+            "--mb={micro_batch_size}",
+            "--acc={accumulation_steps}",
+            "--dp={dp}",
+        ),
         *("--workers={num_workers}", "--flash={flash}"),
     ],
 }
@@ -38,7 +44,14 @@ COMMAND = {
 
 def own_spec(**changes: Any) -> dict[str, Any]:
     space = {"tp": [1, 2], "micro_batch_size": [1, 2, 4]}
-    return spec(name="own", knobs=OWN, space=space, trainer=COMMAND, enqueue=["tp=2,num_workers=4"], **changes)
+    return spec(
+        name="own",
+        knobs=OWN,
+        space=space,
+        trainer=COMMAND,
+        enqueue=["tp=2,num_workers=4"],
+        **changes,
+    )
 
 
 @pytest.fixture
@@ -48,10 +61,13 @@ def store(tmp_path: Path) -> Iterator[SqlStore]:
 
 
 @pytest.mark.parametrize(
-    "searcher", sampled(["bayesian", "cost_ranked", "random", "reinforce", "optuna:tpe"], ["cost_ranked"])
+    "searcher",
+    sampled(["bayesian", "cost_ranked", "random", "reinforce", "optuna:tpe"], ["cost_ranked"]),
 )
 def test_every_searcher_tries_them(store: Store, searcher: str) -> None:
-    result = api.tune(own_spec(searcher=searcher, budget={"max_trials": 8, "min_gain": 0}), store=store)
+    result = api.tune(
+        own_spec(searcher=searcher, budget={"max_trials": 8, "min_gain": 0}), store=store
+    )
     assert result.best is not None
     assert dict(present(result.baseline).config.extra) == {"num_workers": 2, "flash": False}
     searched = [trial.config for trial in result.trials]
@@ -59,7 +75,11 @@ def test_every_searcher_tries_them(store: Store, searcher: str) -> None:
     assert searched[1].extra["num_workers"] == 4, "the enqueued guess goes first"
     assert len({config.extra["num_workers"] for config in searched}) > 1
     assert [trial.config for trial in store.trials(result.record.id)] == searched
-    again = api.tune(own_spec(searcher=searcher, budget={"max_trials": 8, "min_gain": 0}), store=store, resume=False)
+    again = api.tune(
+        own_spec(searcher=searcher, budget={"max_trials": 8, "min_gain": 0}),
+        store=store,
+        resume=False,
+    )
     if searcher in ("cost_ranked", "random"):  # the others learn from the first study
         assert [trial.config for trial in again.trials] == searched
 
@@ -92,7 +112,9 @@ def test_a_plan_has_one_row_for_configs_that_the_cost_model_cannot_tell_apart() 
     found = api.plan_of(study, top=None)
     assert found.not_modelled == ("flash", "num_workers")
     assert found.feasible == len(found.rows) * 6
-    assert {tuple(row.config.extra.items()) for row in found.rows} == {(("flash", False), ("num_workers", 2))}
+    assert {tuple(row.config.extra.items()) for row in found.rows} == {
+        (("flash", False), ("num_workers", 2))
+    }
     assert found.to_dict()["not_modelled"] == ["flash", "num_workers"]
 
 
@@ -118,7 +140,16 @@ def test_the_surrogate_learns_what_an_own_knob_is_worth() -> None:
             num_ranks=config.world_size,
             peak_memory_bytes=1e9,
         )
-        searcher.tell([Trial(config=config, number=number, status=TrialStatus.COMPLETED, measurement=measurement)])
+        searcher.tell(
+            [
+                Trial(
+                    config=config,
+                    number=number,
+                    status=TrialStatus.COMPLETED,
+                    measurement=measurement,
+                )
+            ]
+        )
     first = next(i for i, config in enumerate(tried) if config.extra["flash"])
     assert first < 6
     later = [config.extra["flash"] for config in tried[first + 1 : first + 4]]
@@ -133,7 +164,9 @@ def test_optuna_sees_them_as_parameters() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("searcher", ["bayesian", "reinforce"])
-def test_a_history_without_the_knobs_or_with_others_is_no_obstacle(store: SqlStore, searcher: str) -> None:
+def test_a_history_without_the_knobs_or_with_others_is_no_obstacle(
+    store: SqlStore, searcher: str
+) -> None:
     """Earlier studies of the same workload have other own knobs, or other values of one with the same name."""
     others = {"num_workers": [8, 16], "bucket": [1, 2]}
     command = {**COMMAND, "argv": [*COMMAND["argv"], "--bucket={bucket}"]}

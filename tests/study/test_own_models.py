@@ -24,7 +24,14 @@ SPEC: dict[str, Any] = {
     "cluster": {"gpu": "cpu", "num_nodes": 1, "gpus_per_node": 2},
     "workload": {"seq_len": 32, "global_batch_size": 4},
     "space": {"tp": [1, 2], "pp": [1, 2], "micro_batch_size": [1, 2], "precision": ["fp32"]},
-    "measure": {"warmup_steps": 0, "min_steps": 2, "max_steps": 2, "finalists": 0, "final_rounds": 0, "first_look": 0},
+    "measure": {
+        "warmup_steps": 0,
+        "min_steps": 2,
+        "max_steps": 2,
+        "finalists": 0,
+        "final_rounds": 0,
+        "first_look": 0,
+    },
     "budget": {"max_trials": 3},
     "searcher": "grid",
     "runner": "local",
@@ -43,14 +50,22 @@ def written(folder: Path, model: dict[str, Any], **changes: Any) -> Path:
 @pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.parametrize(
-    "model", [{"module": "mine:language_model", "args": {"depth": 2}}, {"hf": "config.json"}], ids=["module", "hf"]
+    "model",
+    [{"module": "mine:language_model", "args": {"depth": 2}}, {"hf": "config.json"}],
+    ids=["module", "hf"],
 )
-def test_a_study_tries_data_tensor_and_pipeline_parallelism_of_the_model(tmp_path: Path, model: dict[str, Any]) -> None:
+def test_a_study_tries_data_tensor_and_pipeline_parallelism_of_the_model(
+    tmp_path: Path, model: dict[str, Any]
+) -> None:
     every = ["dp=2,micro_batch_size=2,precision=fp32", "tp=2,micro_batch_size=2,precision=fp32"]
     every.append("pp=2,micro_batch_size=2,precision=fp32")
     result = autotune.tune(written(tmp_path, model, enqueue=every), store=tmp_path / "store.db")
     done = [trial for trial in result.trials if trial.status is TrialStatus.COMPLETED]
-    assert {(t.config.tp, t.config.pp, t.config.dp) for t in done} >= {(2, 1, 1), (1, 2, 1), (1, 1, 2)}
+    assert {(t.config.tp, t.config.pp, t.config.dp) for t in done} >= {
+        (2, 1, 1),
+        (1, 2, 1),
+        (1, 1, 2),
+    }
     losses = [trial.measurement.losses for trial in done if trial.measurement is not None]
     assert all(loss == pytest.approx(losses[0], rel=1e-4) for loss in losses)
 

@@ -50,7 +50,9 @@ def test_a_runner_that_is_passed_runs_the_trials_and_its_name_is_recorded(store:
 
 
 def test_an_interrupted_study_goes_on_with_the_same_kind_of_runner_only(store: Store) -> None:
-    paused = api.tune(spec(), store=store, runner=Counting(time_scale=0.001), on_event=interrupt_at(3))
+    paused = api.tune(
+        spec(), store=store, runner=Counting(time_scale=0.001), on_event=interrupt_at(3)
+    )
     assert paused.record.status is StudyStatus.PAUSED
     api.act(store, paused.record.id, "resume")
     with pytest.raises(CatalogError, match=r"passed to autotune\.tune as an object"):
@@ -124,7 +126,9 @@ def test_a_study_that_ran_before_waits_under_a_service_for_nodes_that_are_away(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running, "LOOK_S", 0.01)
-    begun = api.tune(spec(), store=store, runner=Returning(looks=0, time_scale=0.001), on_event=interrupt_at(3)).record
+    begun = api.tune(
+        spec(), store=store, runner=Returning(looks=0, time_scale=0.001), on_event=interrupt_at(3)
+    ).record
     api.act(store, begun.id, "resume")
     heard = list[str]()
 
@@ -135,11 +139,15 @@ def test_a_study_that_ran_before_waits_under_a_service_for_nodes_that_are_away(
     result = run_study(store, begun.id, leave=True, runner=Returning(looks=2), on_event=hear)
     assert result.record.status is StudyStatus.COMPLETED
     assert [m for m in heard if "away" in m][:1] == [m for m in heard if "away" in m]
-    assert heard[0].startswith("waiting for nodes that are unavailable: the smallest config of the space needs")
+    assert heard[0].startswith(
+        "waiting for nodes that are unavailable: the smallest config of the space needs"
+    )
 
 
 def test_who_waits_for_nodes_can_be_interrupted_and_paused(store: Store) -> None:
-    begun = api.tune(spec(), store=store, runner=Returning(looks=0, time_scale=0.001), on_event=interrupt_at(3)).record
+    begun = api.tune(
+        spec(), store=store, runner=Returning(looks=0, time_scale=0.001), on_event=interrupt_at(3)
+    ).record
     api.act(store, begun.id, "resume")
     run_study(store, begun.id, leave=True, runner=Returning(looks=10**6), interrupted=lambda: True)
     assert store.study(begun.id).status is StudyStatus.RUNNING  # for the next controller
@@ -148,7 +156,9 @@ def test_who_waits_for_nodes_can_be_interrupted_and_paused(store: Store) -> None
         store.want(begun.id, Wanted.PAUSE, message="")
         return False
 
-    run_study(store, begun.id, leave=True, runner=Returning(looks=10**6), interrupted=ask_for_a_pause)
+    run_study(
+        store, begun.id, leave=True, runner=Returning(looks=10**6), interrupted=ask_for_a_pause
+    )
     assert store.study(begun.id).status is StudyStatus.PAUSED
 
 

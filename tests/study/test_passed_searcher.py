@@ -46,19 +46,25 @@ def test_a_class_that_is_passed_proposes_the_trials_and_its_name_is_recorded(sto
 def test_a_study_object_takes_another_searcher_by_name_or_by_function(store: Store) -> None:
     study = api.load_study(spec())
     assert api.tune(study, store=store, searcher="random").record.study.searcher == "random"
-    assert api.tune(study, store=store, searcher=every_second).record.study.searcher.endswith(".every_second")
+    assert api.tune(study, store=store, searcher=every_second).record.study.searcher.endswith(
+        ".every_second"
+    )
     with pytest.raises(CatalogError, match="did you mean random"):
         api.tune(study, store=store, searcher="randon")
 
 
-def test_an_interrupted_study_goes_on_with_the_same_class_as_if_it_had_not_been(store: Store) -> None:
+def test_an_interrupted_study_goes_on_with_the_same_class_as_if_it_had_not_been(
+    store: Store,
+) -> None:
     slow = spec(runner=QUIET | {"time_scale": 0.001})
     paused = api.tune(slow, store=store, searcher=LastFirst, on_event=interrupt_at(3))
     assert paused.record.status is StudyStatus.PAUSED
     resumed = api.tune(slow, store=store, searcher=LastFirst)
     assert resumed.record.id == paused.record.id
     undisturbed = api.tune(slow, store=MemoryStore(), searcher=LastFirst)
-    assert configs(t for t in resumed.trials if t.status != "CANCELLED") == configs(undisturbed.trials)
+    assert configs(t for t in resumed.trials if t.status != "CANCELLED") == configs(
+        undisturbed.trials
+    )
 
 
 def test_a_study_whose_searcher_is_not_here_waits_for_whoever_has_it(store: Store) -> None:
@@ -96,7 +102,9 @@ def test_a_searcher_that_was_used_or_searches_something_else_is_refused(store: S
     study = api.load_study(spec())
     used = LastFirst(Problem(space=SearchSpace.of_study(study)))
     used.ask(1)
-    other = LastFirst(Problem(space=SearchSpace.of(study.workload, [SearchSpace.of_study(study)[0]])))
+    other = LastFirst(
+        Problem(space=SearchSpace.of(study.workload, [SearchSpace.of_study(study)[0]]))
+    )
     guessed = api.load_study(spec(enqueue=["tp=2"]))
     without = LastFirst(Problem(space=SearchSpace.of_study(guessed)))
     for asked, searcher, why in (

@@ -36,7 +36,11 @@ def on_cpu(**changes: Any) -> dict[str, Any]:
 
 
 def command(*argv: str, **options: Any) -> dict[str, Any]:
-    return {"kind": "command", "argv": [*argv, "--batch={micro_batch_size}", "--accum={accumulation_steps}"], **options}
+    return {
+        "kind": "command",
+        "argv": [*argv, "--batch={micro_batch_size}", "--accum={accumulation_steps}"],
+        **options,
+    }
 
 
 @pytest.mark.parametrize(
@@ -47,14 +51,34 @@ def command(*argv: str, **options: Any) -> dict[str, Any]:
         ({"runner": {"kind": "local", "max_ranks": "two"}}, SpecError, "two"),
         ({"runner": {"kind": "ray", "num_cpus": -1}}, SpecError, "num_cpus"),
         ({"runner": {"kind": "ray", "upload_limit_mb": "100"}}, SpecError, "upload_limit_mb"),
-        ({"runner": {"kind": "ray", "env": ["A=1"]}}, SpecError, "runner.env must map names to values"),
+        (
+            {"runner": {"kind": "ray", "env": ["A=1"]}},
+            SpecError,
+            "runner.env must map names to values",
+        ),
         ({"runner": {"kind": "local", "device": "cuda"}}, RunnerError, "no GPU is visible"),
-        ({"runner": {"kind": "local", "max_ranks": 1}}, RunnerError, "needs 2 ranks, but the runner 'local' has 1"),
-        ({"runner": {"kind": "ray", "num_cpus": 1}}, RunnerError, "needs 2 ranks, but the runner 'ray' has 1"),
+        (
+            {"runner": {"kind": "local", "max_ranks": 1}},
+            RunnerError,
+            "needs 2 ranks, but the runner 'local' has 1",
+        ),
+        (
+            {"runner": {"kind": "ray", "num_cpus": 1}},
+            RunnerError,
+            "needs 2 ranks, but the runner 'ray' has 1",
+        ),
         ({"runner": {"kind": "ray", "cpus_per_rank": 64.0}}, RunnerError, "needs 2 ranks"),
         ({"runner": {"kind": "ray", "num_gpus": 1}}, RunnerError, "needs 2 ranks"),
-        ({"runner": "local", "trainer": command("no-such-program")}, RunnerError, "no such program here"),
-        ({"runner": "local", "trainer": command("no/train.py")}, RunnerError, "no such program here"),
+        (
+            {"runner": "local", "trainer": command("no-such-program")},
+            RunnerError,
+            "no such program here",
+        ),
+        (
+            {"runner": "local", "trainer": command("no/train.py")},
+            RunnerError,
+            "no such program here",
+        ),
         (
             {"runner": "ray", "model": "nano-llama", "trainer": {"kind": "nanotron"}},
             RunnerError,
@@ -71,8 +95,12 @@ def test_what_this_machine_cannot_run_is_refused_before_anything_is_stored(
     assert "ray" not in sys.modules or not sys.modules["ray"].is_initialized()
 
 
-@pytest.mark.parametrize(("runner", "option"), [("local", "device: cpu"), ("ray", "gpus_per_rank: 0")])
-def test_a_study_of_gpus_trains_on_the_cpu_only_where_that_was_asked_for(runner: str, option: str) -> None:
+@pytest.mark.parametrize(
+    ("runner", "option"), [("local", "device: cpu"), ("ray", "gpus_per_rank: 0")]
+)
+def test_a_study_of_gpus_trains_on_the_cpu_only_where_that_was_asked_for(
+    runner: str, option: str
+) -> None:
     study = api.load_study(spec(runner=runner))
     assert "no GPU is visible on this machine" in (refusal := api.cannot_run_here(study))
     assert option in refusal
@@ -83,12 +111,18 @@ def test_a_study_of_gpus_trains_on_the_cpu_only_where_that_was_asked_for(runner:
 
 def test_visible_gpus_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
-    assert "needs 8 ranks, but the runner 'local' has 4" in api.cannot_run_here(api.load_study(spec(runner="local")))
+    assert "needs 8 ranks, but the runner 'local' has 4" in api.cannot_run_here(
+        api.load_study(spec(runner="local"))
+    )
     fewer = spec(
-        runner="local", space={"world_sizes": [2, 8], "tp": [1, 2]}, trainer=command(sys.executable, "--size={tp}{dp}")
+        runner="local",
+        space={"world_sizes": [2, 8], "tp": [1, 2]},
+        trainer=command(sys.executable, "--size={tp}{dp}"),
     )
     assert api.cannot_run_here(api.load_study(fewer)) == ""
-    assert "needs 8 ranks, but the runner 'ray' has 4" in api.cannot_run_here(api.load_study(spec(runner="ray")))
+    assert "needs 8 ranks, but the runner 'ray' has 4" in api.cannot_run_here(
+        api.load_study(spec(runner="ray"))
+    )
 
 
 @pytest.mark.parametrize("runner", ["local", "ray"])
@@ -105,21 +139,32 @@ def test_gpus_that_are_announced_and_cannot_be_used_are_refused_at_the_start(
 
 
 @pytest.mark.parametrize("runner", ["local", "ray"])
-def test_data_that_no_config_can_train_on_are_refused_at_the_start(tmp_path: Path, runner: str) -> None:
+def test_data_that_no_config_can_train_on_are_refused_at_the_start(
+    tmp_path: Path, runner: str
+) -> None:
     tokens = tmp_path / "tokens.bin"
     np.full(10_000, 60_000, dtype="<u2").tofile(tokens)
     refusal = api.cannot_run_here(api.load_study(on_cpu(runner=runner, data=str(tokens))))
     assert "token ids must be under vocab_size" in refusal
     assert "60000" in refusal
-    assert "cannot be read" in api.cannot_run_here(api.load_study(on_cpu(runner=runner, data=str(tmp_path / "no.bin"))))
+    assert "cannot be read" in api.cannot_run_here(
+        api.load_study(on_cpu(runner=runner, data=str(tmp_path / "no.bin")))
+    )
     (tmp_path / "odd.bin").write_bytes(b"\1" * 9_999)
-    refusal = api.cannot_run_here(api.load_study(on_cpu(runner=runner, data=str(tmp_path / "odd.bin"))))
+    refusal = api.cannot_run_here(
+        api.load_study(on_cpu(runner=runner, data=str(tmp_path / "odd.bin")))
+    )
     assert "one 2-byte id per token" in refusal
     assert "9999 bytes" in refusal
 
 
 def test_a_named_ray_cluster_is_judged_once_it_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert api.cannot_run_here(api.load_study(spec(runner={"kind": "ray", "address": "10.0.0.1:6379"}))) == ""
+    assert (
+        api.cannot_run_here(
+            api.load_study(spec(runner={"kind": "ray", "address": "10.0.0.1:6379"}))
+        )
+        == ""
+    )
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     assert api.cannot_run_here(api.load_study(spec(runner="ray"))) == ""
 
@@ -146,11 +191,15 @@ def test_the_programs_folder_is_looked_at(tmp_path: Path, store: Store) -> None:
         api.tune(on_cpu(runner="local", trainer=trainer), store=store)
 
 
-def test_a_folder_that_is_too_large_to_be_sent_along_is_refused(tmp_path: Path, store: Store) -> None:
+def test_a_folder_that_is_too_large_to_be_sent_along_is_refused(
+    tmp_path: Path, store: Store
+) -> None:
     (tmp_path / "weights.bin").write_bytes(b"x" * 2_000_000)
     trainer = command(sys.executable, cwd=str(tmp_path), working_dir="upload")
     runner = {"kind": "ray", "upload_limit_mb": 1, "address": "10.0.0.1:6379"}
-    with pytest.raises(RunnerError, match=r"at most 1 MB .* has 2 MB; largest: weights.bin \(2 MB\)"):
+    with pytest.raises(
+        RunnerError, match=r"at most 1 MB .* has 2 MB; largest: weights.bin \(2 MB\)"
+    ):
         api.tune(on_cpu(runner=runner, trainer=trainer), store=store)
 
 

@@ -18,7 +18,11 @@ def test_this_process_lives() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="start times are read from /proc")
 def test_a_process_that_ended_is_gone_even_when_it_is_not_waited_for() -> None:
     child = subprocess.Popen(
-        [sys.executable, "-c", "from autotune.study.process_id import this_process; print(this_process())"],
+        [
+            sys.executable,
+            "-c",
+            "from autotune.study.process_id import this_process; print(this_process())",
+        ],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -41,7 +45,9 @@ def test_a_process_of_another_container_or_boot_with_the_same_host_name_counts_a
     elsewhere = f"{host}:{pid}:{int(start) - 1}:{place[::-1]}x"
     assert not is_beside(elsewhere)
     assert not is_gone(elsewhere)
-    assert not is_gone(f"{host}:{pid}:{int(start) - 1}"), "a name of an older version says nothing of the place"
+    assert not is_gone(f"{host}:{pid}:{int(start) - 1}"), (
+        "a name of an older version says nothing of the place"
+    )
     assert is_beside(this_process())
 
 

@@ -31,7 +31,9 @@ MEASURED = {
 
 
 def laptop(**changes: Any) -> Study:
-    return api.load_study("search_spaces/studies/laptop.yaml", overrides={"runner": "local", "enqueue": [], **changes})
+    return api.load_study(
+        "search_spaces/studies/laptop.yaml", overrides={"runner": "local", "enqueue": [], **changes}
+    )
 
 
 @contextmanager
@@ -42,7 +44,9 @@ def measured_by(calibrate: Callable[..., dict[str, Any]]) -> Iterator[None]:
         yield
 
 
-def calibrated(study: Study, store: Store, calibrate: Callable[..., dict[str, Any]]) -> tuple[Any, list[str]]:
+def calibrated(
+    study: Study, store: Store, calibrate: Callable[..., dict[str, Any]]
+) -> tuple[Any, list[str]]:
     """What came of it, and what was said."""
     said: list[str] = []
     with measured_by(calibrate):
@@ -60,7 +64,15 @@ def calibrated(study: Study, store: Store, calibrate: Callable[..., dict[str, An
         ({}, 1, 300, False),
         ({}, 0, 14, False),
     ],
-    ids=["local", "ray", "left out", "simulated", "another cluster", "has begun", "tries the whole space"],
+    ids=[
+        "local",
+        "ray",
+        "left out",
+        "simulated",
+        "another cluster",
+        "has begun",
+        "tries the whole space",
+    ],
 )
 def test_who_begins_with_a_calibration(
     store: Store, changes: dict[str, Any], past: int, configs: int, wanted: bool
@@ -90,7 +102,9 @@ def test_it_is_stored_as_quick_shown_and_used_until_a_full_one_replaces_it(store
     assembly = assemble(study, store)
     assert assembly.calibration == constants
     assert assembly.predict(assembly.baseline) != assemble(study).predict(assembly.baseline)
-    store.save_calibration(local_cluster().name, "native", replace(constants, source="measured").to_dict())
+    store.save_calibration(
+        local_cluster().name, "native", replace(constants, source="measured").to_dict()
+    )
     found = present(assemble(study, store).calibration)
     assert found.source == "measured"
 
@@ -130,7 +144,9 @@ def test_a_lease_that_is_lost_meanwhile_ends_the_controller(store: Store) -> Non
 
 
 @pytest.mark.parametrize("action", ["pause", "cancel"])
-def test_a_request_through_the_store_ends_the_calibration_and_nothing_is_started(store: Store, action: str) -> None:
+def test_a_request_through_the_store_ends_the_calibration_and_nothing_is_started(
+    store: Store, action: str
+) -> None:
     asks: list[bool] = []
 
     def calibrate(interrupted: Callable[[], bool], **_: Any) -> dict[str, Any]:
@@ -143,21 +159,30 @@ def test_a_request_through_the_store_ends_the_calibration_and_nothing_is_started
     with measured_by(calibrate):
         result = api.tune(laptop(), store=store, on_event=notices(said))
     assert asks == [True]
-    assert result.record.status is {"pause": StudyStatus.PAUSED, "cancel": StudyStatus.CANCELLED}[action]
+    assert (
+        result.record.status
+        is {"pause": StudyStatus.PAUSED, "cancel": StudyStatus.CANCELLED}[action]
+    )
     assert not result.trials
     assert said[-1] == "the calibration was interrupted"
 
 
 @pytest.mark.alone
 @pytest.mark.slow
-def test_a_real_study_is_calibrated_before_its_first_trial_and_predicts_the_same_when_it_goes_on(store: Store) -> None:
+def test_a_real_study_is_calibrated_before_its_first_trial_and_predicts_the_same_when_it_goes_on(
+    store: Store,
+) -> None:
     seen: list[LoopEvent] = []
     study = laptop(**{"budget.max_trials": 1, "measure.final_rounds": 1, "measure.finalists": 0})
     result = api.tune(study, store=store, on_event=seen.append)
     kinds = [type(event) for event in seen]
     said = [event.message for event in seen if isinstance(event, Notice)]
     assert any(message.startswith("calibrated in") for message in said)
-    last = max(i for i, event in enumerate(seen) if isinstance(event, Notice) and "calibrat" in event.message)
+    last = max(
+        i
+        for i, event in enumerate(seen)
+        if isinstance(event, Notice) and "calibrat" in event.message
+    )
     assert last < kinds.index(StudyOpened) < kinds.index(TrialAsked)
     assert [e.kind for e in store.events(result.record.id)].count("cluster.calibrated") == 1
     baseline = result.trials[0]

@@ -13,30 +13,54 @@ import pytest
 
 from autotune.ports import AttemptEnded, TrialRequest
 from autotune.spec import Failure, FailureKind, Measurement, ParallelConfig
-from autotune.study.recheck import Recheck, Rechecked, differences, junit, markdown, proposal, run_recheck
+from autotune.study.recheck import (
+    Recheck,
+    Rechecked,
+    differences,
+    junit,
+    markdown,
+    proposal,
+    run_recheck,
+)
 from tests.diagnosing.made_up import run
 from tests.matrix import sampled
 from tests.shortcuts import present
 from tests.study.controller.world import study
 
-CONFIGS = [ParallelConfig(dp=2, micro_batch_size=size, accumulation_steps=8 // size) for size in (4, 2, 1)]
+CONFIGS = [
+    ParallelConfig(dp=2, micro_batch_size=size, accumulation_steps=8 // size) for size in (4, 2, 1)
+]
 SPEEDS = (1.3, 1.25, 1.0)
 
 
-def measured(speed: float, dice: np.random.Generator, between: float = 0.02, **more: Any) -> Measurement:
+def measured(
+    speed: float, dice: np.random.Generator, between: float = 0.02, **more: Any
+) -> Measurement:
     run = math.exp(dice.normal(0, between))
     times = 0.1 / speed / run * np.exp(0.03 * dice.standard_normal(12))
     return Measurement(step_times_s=tuple(map(float, times)), tokens_per_step=1000, **more)
 
 
-def rechecked(change: float, seed: int, *, between: float = 0.02, changes: Sequence[float] = (0, 0, 0)) -> Recheck:
+def rechecked(
+    change: float, seed: int, *, between: float = 0.02, changes: Sequence[float] = (0, 0, 0)
+) -> Recheck:
     """Winner, runner-up and default; three runs then, two now, of a machine that became faster by `change`."""
     dice = np.random.default_rng(seed)
     found = []
-    for role, config, speed, own in zip(("winner", "runner-up", "default"), CONFIGS, SPEEDS, changes, strict=True):
-        before = tuple(measured(speed, dice, between, versions={"torch": "2.11", "python": "3.11"}) for _ in range(3))
+    for role, config, speed, own in zip(
+        ("winner", "runner-up", "default"), CONFIGS, SPEEDS, changes, strict=True
+    ):
+        before = tuple(
+            measured(speed, dice, between, versions={"torch": "2.11", "python": "3.11"})
+            for _ in range(3)
+        )
         now = tuple(
-            measured(speed * (1 + change + own), dice, between, versions={"torch": "2.12", "python": "3.11"})
+            measured(
+                speed * (1 + change + own),
+                dice,
+                between,
+                versions={"torch": "2.12", "python": "3.11"},
+            )
             for _ in range(2)
         )
         found.append(Rechecked(role=role, config=config, before=before, now=now))
@@ -76,7 +100,9 @@ def test_versions_and_order_are_said() -> None:
 def test_a_config_that_fails_now_is_named() -> None:
     whole = rechecked(0.0, 2)
     failure = Failure(kind=FailureKind.OUT_OF_MEMORY, message="no memory is left")
-    broken = replace(whole, configs=(replace(whole.configs[0], now=(), failure=failure), *whole.configs[1:]))
+    broken = replace(
+        whole, configs=(replace(whole.configs[0], now=(), failure=failure), *whole.configs[1:])
+    )
     assert broken.is_slower
     assert "the winner no longer runs (OUT_OF_MEMORY: no memory is left)" in broken.verdict
 
@@ -105,8 +131,12 @@ def test_beside_other_processes_a_change_is_inconclusive() -> None:
     assert [case.find("skipped") is not None for case in cases][-1]
     assert not any(case.find("failure") is not None for case in cases)
     assert "The ranking still holds" in markdown(disturbed)
-    gone = replace(disturbed.configs[0], failure=Failure(kind=FailureKind.ERROR, message="no such option"))
-    assert replace(disturbed, configs=(gone, *disturbed.configs[1:])).is_slower, "a failure does not depend on load"
+    gone = replace(
+        disturbed.configs[0], failure=Failure(kind=FailureKind.ERROR, message="no such option")
+    )
+    assert replace(disturbed, configs=(gone, *disturbed.configs[1:])).is_slower, (
+        "a failure does not depend on load"
+    )
 
 
 def test_a_new_study_begins_from_the_old_one() -> None:
@@ -117,7 +147,9 @@ def test_a_new_study_begins_from_the_old_one() -> None:
 
 
 def test_only_what_both_know_differs() -> None:
-    assert differences({"torch": "1", "cuda": "12"}, {"torch": "2", "driver": "5"}) == [("torch", "1", "2")]
+    assert differences({"torch": "1", "cuda": "12"}, {"torch": "2", "driver": "5"}) == [
+        ("torch", "1", "2")
+    ]
 
 
 class Played:

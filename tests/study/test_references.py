@@ -27,12 +27,21 @@ def referenced(store: Store, name: str, **changes: Any) -> list[int]:
         "runner": QUIET,
     } | changes
     result = api.tune(spec(**changes), store=store)
-    tried = {t.config.global_batch_size for t in result.trials if t.purpose is TrialPurpose.SEARCH and t.is_measured}
+    tried = {
+        t.config.global_batch_size
+        for t in result.trials
+        if t.purpose is TrialPurpose.SEARCH and t.is_measured
+    }
     assert tried == set(BATCHES)
     for trial in result.trials:
-        if trial.purpose in (TrialPurpose.SEARCH, TrialPurpose.FINAL) and trial.status is TrialStatus.COMPLETED:
+        if (
+            trial.purpose in (TrialPurpose.SEARCH, TrialPurpose.FINAL)
+            and trial.status is TrialStatus.COMPLETED
+        ):
             assert "fidelity" in present(trial.reward).parts
-    return [t.config.global_batch_size for t in result.trials if t.purpose is TrialPurpose.REFERENCE]
+    return [
+        t.config.global_batch_size for t in result.trials if t.purpose is TrialPurpose.REFERENCE
+    ]
 
 
 def test_a_reference_is_measured_once_for_all_studies_of_the_same_numbers(tmp_path: Path) -> None:
@@ -41,22 +50,36 @@ def test_a_reference_is_measured_once_for_all_studies_of_the_same_numbers(tmp_pa
         assert referenced(store, "second") == []
         longer = {"max_steps": 30, "stability_steps": 60}
         assert sorted(referenced(store, "longer", measure=longer)) == BATCHES
-        assert sorted(referenced(store, "other rate", trainer={"kind": "native", "learning_rate": 0.1})) == BATCHES
+        assert (
+            sorted(
+                referenced(store, "other rate", trainer={"kind": "native", "learning_rate": 0.1})
+            )
+            == BATCHES
+        )
 
 
 def test_a_reference_that_nobody_asked_for_cannot_win(store: Store) -> None:
     """However fast it is: here the space holds only what is slower."""
     low = {
-        "space": {"precision": ["bf16"], "tp": [1], "recompute": ["full"], "micro_batch_size": [1, 2]},
+        "space": {
+            "precision": ["bf16"],
+            "tp": [1],
+            "recompute": ["full"],
+            "micro_batch_size": [1, 2],
+        },
         "runner": QUIET,
     }
     result = api.tune(spec(name="low", measure={"finalists": 9}, **low), store=store)
-    (reference,) = (t for t in result.trials if t.purpose is TrialPurpose.REFERENCE and t.is_measured)
+    (reference,) = (
+        t for t in result.trials if t.purpose is TrialPurpose.REFERENCE and t.is_measured
+    )
     again = [t.config for t in result.trials if t.purpose is TrialPurpose.FINAL]
     assert again
     assert reference.config not in again
     for weight in (0.0, 0.2):
-        ranked = api.rerank(store, result.record.id, Objective(metric="cost", stability_weight=weight))
+        ranked = api.rerank(
+            store, result.record.id, Objective(metric="cost", stability_weight=weight)
+        )
         assert reference.config not in [t.config for t in [*ranked, *api.pareto(result)]]
     text = api.explain(store, result.record.id, reference.number)["text"]
     assert "cannot win" in text[0]
@@ -78,6 +101,10 @@ def test_where_the_default_config_does_not_fit_in_fp32_another_is_the_reference(
     (reference,) = (t for t in result.trials if t.purpose is TrialPurpose.REFERENCE)
     assert reference.config.tp > 1
     assert reference.config.precision == "fp32"
-    searched = [t for t in result.trials if t.purpose is TrialPurpose.SEARCH and t.status is TrialStatus.COMPLETED]
+    searched = [
+        t
+        for t in result.trials
+        if t.purpose is TrialPurpose.SEARCH and t.status is TrialStatus.COMPLETED
+    ]
     assert searched
     assert all(t.reward is not None and "fidelity" in t.reward.parts for t in searched)

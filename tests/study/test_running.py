@@ -43,7 +43,8 @@ def test_a_study_ends_with_a_winner_that_was_measured_again(store: Store) -> Non
     assert result.record.status is StudyStatus.COMPLETED
     assert result.best is not None
     assert (
-        str(present(result.baseline).config) == "tp=1,pp=1,dp=8,micro_batch_size=1,accumulation_steps=8,precision=fp32"
+        str(present(result.baseline).config)
+        == "tp=1,pp=1,dp=8,micro_batch_size=1,accumulation_steps=8,precision=fp32"
     )
     assert result.speedup is not None
     assert result.speedup > 1.0
@@ -53,7 +54,9 @@ def test_a_study_ends_with_a_winner_that_was_measured_again(store: Store) -> Non
 
 
 @pytest.mark.parametrize("ended", sampled([0, 1, 4, 8], [4]))
-def test_after_ctrl_c_the_same_call_goes_on_and_ends_as_the_undisturbed_run(store: Store, ended: int) -> None:
+def test_after_ctrl_c_the_same_call_goes_on_and_ends_as_the_undisturbed_run(
+    store: Store, ended: int
+) -> None:
     runner = QUIET | {"time_scale": 0.001}
     paused = api.tune(spec(runner=runner), store=store, on_event=interrupt_after(ended))
     assert paused.record.status is StudyStatus.PAUSED
@@ -119,7 +122,9 @@ def test_a_study_whose_controller_is_gone_is_stopped_at_once(store: Store) -> No
 
 
 def test_another_spec_is_another_study(store: Store) -> None:
-    paused = api.tune(spec(runner=QUIET | {"time_scale": 0.001}), store=store, on_event=interrupt_after(1))
+    paused = api.tune(
+        spec(runner=QUIET | {"time_scale": 0.001}), store=store, on_event=interrupt_after(1)
+    )
     other = api.tune(spec(seed=1), store=store)
     assert other.record.id != paused.record.id
 
@@ -137,7 +142,9 @@ def test_a_later_study_learns_from_an_earlier_one_only(store: Store) -> None:
     assert history_of(real, store, before=later) == []
 
 
-def test_history_is_of_the_same_model_cluster_or_trainer_and_the_nearest_comes_first(store: Store) -> None:
+def test_history_is_of_the_same_model_cluster_or_trainer_and_the_nearest_comes_first(
+    store: Store,
+) -> None:
     from autotune.study.assembly import history_of
 
     kin = {
@@ -146,7 +153,10 @@ def test_history_is_of_the_same_model_cluster_or_trainer_and_the_nearest_comes_f
         "trainer": spec(model="gpt2-xl", cluster="a100-80gb-1x8", name="trainer"),
         "cpu": spec(model="nano-gpt", cluster="cpu-1x4", space={}, name="cpu"),
     }
-    ended = [api.tune(document | {"budget": {"max_trials": 1}}, store=store).record for document in kin.values()]
+    ended = [
+        api.tune(document | {"budget": {"max_trials": 1}}, store=store).record
+        for document in kin.values()
+    ]
     ours = api.load_study(spec(name="ours"))
     later = max(r.ended_at for r in ended if r.ended_at is not None) + timedelta(seconds=1)
     told = history_of(ours, store, before=later)
@@ -155,7 +165,9 @@ def test_history_is_of_the_same_model_cluster_or_trainer_and_the_nearest_comes_f
         ("gpt2-xl", "h100-sxm"),
         ("gpt2-xl", "a100-80gb"),
     ]
-    other_trainer = api.load_study(spec(model="llama-8b", cluster="v100-32gb-1x8", trainer="megatron", runner="ray"))
+    other_trainer = api.load_study(
+        spec(model="llama-8b", cluster="v100-32gb-1x8", trainer="megatron", runner="ray")
+    )
     assert history_of(other_trainer, store, before=later) == []
 
 
@@ -163,7 +175,9 @@ def test_history_is_of_the_same_model_cluster_or_trainer_and_the_nearest_comes_f
 def test_a_short_training_is_not_worth_many_trials(store: Store) -> None:
     def tuned(tokens: float) -> api.Result:
         budget = {"max_trials": 30, "train_tokens": tokens}
-        return api.tune(spec(name=f"{tokens:g}", searcher="bayesian", budget=budget), store=MemoryStore())
+        return api.tune(
+            spec(name=f"{tokens:g}", searcher="bayesian", budget=budget), store=MemoryStore()
+        )
 
     short, long = tuned(1e6), tuned(1e12)
     assert len(short.trials) < len(long.trials)
@@ -174,7 +188,11 @@ def test_a_short_training_is_not_worth_many_trials(store: Store) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("searcher", ["bayesian", "reinforce"])
 def test_where_stability_is_all_that_counts_a_study_ends_too(store: Store, searcher: str) -> None:
-    changes = {"searcher": searcher, "objective": {"stability_weight": 1}, "budget": {"max_trials": 4}}
+    changes = {
+        "searcher": searcher,
+        "objective": {"stability_weight": 1},
+        "budget": {"max_trials": 4},
+    }
     result = api.tune(spec(**changes), store=store)
     assert result.record.status is StudyStatus.COMPLETED, result.record.message
 
@@ -187,8 +205,12 @@ def test_with_goodput_a_token_of_a_larger_batch_counts_for_less(store: Store) ->
     }
     result = api.tune(spec(**changes), store=store)
     assert result.baseline is not None
-    worth = present(present(result.best).reward).throughput - present(result.baseline.reward).throughput
-    takes = format_duration(1e9 / present(result.baseline.measurement).tokens_per_s / math.exp(worth))
+    worth = (
+        present(present(result.best).reward).throughput - present(result.baseline.reward).throughput
+    )
+    takes = format_duration(
+        1e9 / present(result.baseline.measurement).tokens_per_s / math.exp(worth)
+    )
     assert f"training on 1e+09 tokens takes {takes} with the best config" in result.notes[-1]
 
 
@@ -199,9 +221,12 @@ def test_nothing_legal_is_an_answer_before_anything_is_kept(store: Store) -> Non
 
 
 def test_nothing_that_fits_is_an_answer_with_the_nearest_miss(store: Store) -> None:
-    big = spec(model="llama-70b", space={"tp": [1, 2], "micro_batch_size": [1, 2], "precision": ["bf16"]})
+    big = spec(
+        model="llama-70b", space={"tp": [1, 2], "micro_batch_size": [1, 2], "precision": ["bf16"]}
+    )
     with pytest.raises(
-        InfeasibleError, match=r"nearest miss.* 79\.\d GiB on a .*GiB, with a risk of 100% of running out"
+        InfeasibleError,
+        match=r"nearest miss.* 79\.\d GiB on a .*GiB, with a risk of 100% of running out",
     ) as caught:
         api.tune(big, store=store)
     assert "zero_stage" in str(caught.value)
@@ -209,7 +234,9 @@ def test_nothing_that_fits_is_an_answer_with_the_nearest_miss(store: Store) -> N
 
 
 def test_a_guess_of_the_user_overrules_the_prediction_that_nothing_fits(store: Store) -> None:
-    tight = spec(model="llama-8b", space={"tp": [2], "micro_batch_size": [2, 4], "precision": ["bf16"]})
+    tight = spec(
+        model="llama-8b", space={"tp": [2], "micro_batch_size": [2, 4], "precision": ["bf16"]}
+    )
     with pytest.raises(InfeasibleError):
         api.tune(tight, store=store)
     result = api.tune(tight | {"enqueue": ["tp=2,micro_batch_size=4"]}, store=store)
@@ -217,7 +244,9 @@ def test_a_guess_of_the_user_overrules_the_prediction_that_nothing_fits(store: S
 
 
 def test_a_guess_that_cannot_fit_overrules_nothing(store: Store) -> None:
-    big = spec(model="llama-70b", space={"tp": [1, 2], "micro_batch_size": [1, 2], "precision": ["bf16"]})
+    big = spec(
+        model="llama-70b", space={"tp": [1, 2], "micro_batch_size": [1, 2], "precision": ["bf16"]}
+    )
     with pytest.raises(InfeasibleError, match=r"79\.1 GiB on a h100.* needs [0-9.]+ [GT]iB"):
         api.tune(big | {"enqueue": ["tp=2"]}, store=store)
     assert store.studies() == []
@@ -234,13 +263,21 @@ def test_guesses_that_this_machine_cannot_run_are_said(store: Store) -> None:
     said: list[str] = []
     result = api.tune(here, store=store, on_event=notices(said))
     assert any("tp=3: " in text for text in said)
-    noted = [e.data["message"] for e in store.events(result.record.id) if e.kind == "guess.left_out"]
+    noted = [
+        e.data["message"] for e in store.events(result.record.id) if e.kind == "guess.left_out"
+    ]
     assert len(noted) == 1
     assert noted[0].startswith("tp=3: ")
 
 
 def test_knobs_that_a_guess_leaves_out_are_said_with_their_values(store: Store) -> None:
-    space = {"tp": [1, 2], "micro_batch_size": [1, 2], "zero_stage": [0, 1], "pp": [1], "precision": ["bf16"]}
+    space = {
+        "tp": [1, 2],
+        "micro_batch_size": [1, 2],
+        "zero_stage": [0, 1],
+        "pp": [1],
+        "precision": ["bf16"],
+    }
     said: list[str] = []
     guesses = ["tp=2", {"tp": 1, "micro_batch_size": 2, "zero_stage": 1}]
     result = api.tune(spec(space=space, enqueue=guesses), store=store, on_event=notices(said))
@@ -248,9 +285,9 @@ def test_knobs_that_a_guess_leaves_out_are_said_with_their_values(store: Store) 
     assert [text for text in said if "filled in" in text] == [
         f"enqueue: filled in missing knobs of 1 config, e.g. {told}"
     ]
-    assert [e.data["message"] for e in store.events(result.record.id) if e.kind == "guess.filled_in"] == [
-        f"enqueue: filled in missing knobs of 1 config, e.g. {told}"
-    ]
+    assert [
+        e.data["message"] for e in store.events(result.record.id) if e.kind == "guess.filled_in"
+    ] == [f"enqueue: filled in missing knobs of 1 config, e.g. {told}"]
     assert result.record.study.filled_in == (told,)
 
 
@@ -282,14 +319,20 @@ def test_no_reference_is_measured_where_stability_counts_for_nothing(store: Stor
 
 def test_two_controllers_never_run_one_study(store: Store) -> None:
     record = api.submit_study(store, api.load_study(spec()))
-    with StudyLease.claim(store, record.id), pytest.raises(ConflictError, match="another controller"):
+    with (
+        StudyLease.claim(store, record.id),
+        pytest.raises(ConflictError, match="another controller"),
+    ):
         api.run_study(store, record.id)
 
 
 def test_faults_of_every_kind_are_lived_through(store: Store) -> None:
     faults = {"hang": 0.2, "worker_lost": 0.3, "duplicate": 0.3, "late": 0.3, "error": 0.1}
     runner = {"kind": "simulated", "faults": faults, "seed": 3}
-    result = api.tune(spec(runner=runner, budget={"max_trials": 12, "min_gain": 0, "parallel_trials": 1}), store=store)
+    result = api.tune(
+        spec(runner=runner, budget={"max_trials": 12, "min_gain": 0, "parallel_trials": 1}),
+        store=store,
+    )
     assert result.record.status is StudyStatus.COMPLETED
     ends = [e.data["number"] for e in store.events(result.record.id) if e.kind == "trial.ended"]
     assert sorted(ends) == list(range(len(result.trials)))
@@ -297,9 +340,15 @@ def test_faults_of_every_kind_are_lived_through(store: Store) -> None:
 
 @pytest.mark.parametrize(
     ("action", "status"),
-    [("stop", StudyStatus.COMPLETED), ("cancel", StudyStatus.CANCELLED), ("pause", StudyStatus.PAUSED)],
+    [
+        ("stop", StudyStatus.COMPLETED),
+        ("cancel", StudyStatus.CANCELLED),
+        ("pause", StudyStatus.PAUSED),
+    ],
 )
-def test_what_others_ask_for_reaches_the_loop(store: Store, action: str, status: StudyStatus) -> None:
+def test_what_others_ask_for_reaches_the_loop(
+    store: Store, action: str, status: StudyStatus
+) -> None:
     ask = when_ended(1, lambda study: api.act(store, study, action))
     runner = QUIET | {"time_scale": 0.05}
     budget = {"max_trials": 20, "min_gain": 0}
@@ -321,7 +370,9 @@ def test_a_queued_study_can_be_stopped_paused_and_resumed(store: Store) -> None:
 
 
 def test_a_paused_study_that_is_stopped_keeps_its_best(store: Store) -> None:
-    paused = api.tune(spec(runner=QUIET | {"time_scale": 0.001}), store=store, on_event=interrupt_after(4))
+    paused = api.tune(
+        spec(runner=QUIET | {"time_scale": 0.001}), store=store, on_event=interrupt_after(4)
+    )
     stopped = api.act(store, paused.record.id, "stop")
     assert stopped.status is StudyStatus.COMPLETED
     assert stopped.best is not None
@@ -355,7 +406,9 @@ def test_a_study_whose_process_was_killed_is_taken_over_at_once(tmp_path: Path) 
     import json
 
     url = str(tmp_path / "results.db")
-    child = subprocess.Popen([sys.executable, "-c", CHILD, json.dumps(spec()), url], stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, json.dumps(spec()), url], stdout=subprocess.PIPE, text=True
+    )
     try:
         assert present(child.stdout).readline().strip() == "three"
     finally:

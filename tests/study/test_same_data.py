@@ -19,7 +19,15 @@ from tests.small_studies import spec
 
 PROGRAM = {
     "kind": "command",
-    "argv": ["train", "{tp}", "{pp}", "{dp}", "{micro_batch_size}", "{accumulation_steps}", "{precision}"],
+    "argv": [
+        "train",
+        "{tp}",
+        "{pp}",
+        "{dp}",
+        "{micro_batch_size}",
+        "{accumulation_steps}",
+        "{precision}",
+    ],
 }
 
 
@@ -30,7 +38,12 @@ def study(trainer: Any) -> Study:
 
 @pytest.mark.parametrize(
     ("trainer", "same"),
-    [("native", True), ("deepspeed", False), (PROGRAM, False), ({**PROGRAM, "same_data": True}, True)],
+    [
+        ("native", True),
+        ("deepspeed", False),
+        (PROGRAM, False),
+        ({**PROGRAM, "same_data": True}, True),
+    ],
 )
 def test_it_is_a_property_of_the_trainer_that_a_spec_may_state(trainer: Any, same: bool) -> None:
     asked = study(trainer)
@@ -40,14 +53,20 @@ def test_it_is_a_property_of_the_trainer_that_a_spec_may_state(trainer: Any, sam
     )
 
 
-def ended(scorer: Scorer, number: int, losses: list[float], purpose: TrialPurpose = TrialPurpose.SEARCH) -> Trial:
+def ended(
+    scorer: Scorer, number: int, losses: list[float], purpose: TrialPurpose = TrialPurpose.SEARCH
+) -> Trial:
     """A trial of an fp32 config with these losses, scored and learnt."""
     config = ParallelConfig(dp=8, micro_batch_size=1 + number, precision="fp32")
     measurement = Measurement(
-        step_times_s=(0.1,) * len(losses), tokens_per_step=64 * 1024, num_ranks=8, losses=tuple(losses)
+        step_times_s=(0.1,) * len(losses),
+        tokens_per_step=64 * 1024,
+        num_ranks=8,
+        losses=tuple(losses),
     )
     trial = scorer.ended(
-        Trial(config=config, number=number, purpose=purpose), AttemptEnded(id=("s", number, 1), measurement=measurement)
+        Trial(config=config, number=number, purpose=purpose),
+        AttemptEnded(id=("s", number, 1), measurement=measurement),
     )
     scorer.learn(trial)
     return trial

@@ -69,7 +69,9 @@ def ended(kept: Store) -> Result:
     return api.tune(target_spec(), store=kept)
 
 
-def test_every_trial_is_a_proxy_of_its_own_workload_that_stands_for_a_config_of_the_target(ended: Result) -> None:
+def test_every_trial_is_a_proxy_of_its_own_workload_that_stands_for_a_config_of_the_target(
+    ended: Result,
+) -> None:
     study = ended.record.study
     assert study.at_hand is not None
     assert len(ended.trials) > 2
@@ -99,14 +101,20 @@ def test_a_proxy_is_never_rewarded_ranked_or_the_best(ended: Result, kept: Store
 
 def test_the_result_holds_the_targets_ranking_with_intervals(ended: Result) -> None:
     target = ended.record.result["target"]
-    assert (target["cluster"], target["at_hand"], target["times"]) == ("h100-sxm-4x8", "h100-sxm-1x8", 4.0)
+    assert (target["cluster"], target["at_hand"], target["times"]) == (
+        "h100-sxm-4x8",
+        "h100-sxm-1x8",
+        4.0,
+    )
     assert target["proxies"] == len(ended.trials)
     rows = target["configs"]
     assert [row["rank"] for row in rows] == list(range(1, len(rows) + 1))
     for row in rows:
         assert row["step_time_low_s"] < row["step_time_s"] < row["step_time_high_s"]
         assert row["config"]["dp"] * row["config"]["tp"] * row["config"]["pp"] == 32
-    assert any(row["proxies"] for row in rows[:2]), "the proxy of the first pick ran, or that of its equal"
+    assert any(row["proxies"] for row in rows[:2]), (
+        "the proxy of the first pick ran, or that of its equal"
+    )
     assert "inter_efficiency" in rows[0]["blind"], "one node tells nothing of the network"
 
 
@@ -131,7 +139,9 @@ def test_people_read_what_is_known_and_what_is_not(ended: Result) -> None:
     assert document["study"]["at_hand"] == "h100-sxm-1x8"
     said = target_sentences(document["target"])
     assert said[0].startswith("target h100-sxm-4x8 (32 GPUs, 4 times those of h100-sxm-1x8)")
-    assert any(sentence.startswith("proxies cannot show: the network between nodes") for sentence in said)
+    assert any(
+        sentence.startswith("proxies cannot show: the network between nodes") for sentence in said
+    )
     assert document["target"]["statement"]["confidence"] == 0.9
     assert 0.0 < document["target"]["statement"]["within"] < 0.5
     assert any("of the best one with 90% confidence" in sentence for sentence in said)
@@ -145,12 +155,18 @@ def test_people_read_what_is_known_and_what_is_not(ended: Result) -> None:
 
 def test_a_study_of_proxies_is_compared_by_what_it_says_of_its_target(ended: Result) -> None:
     told = facts(ended)
-    assert (told["cluster"], told["proxies on"], told["best config"]) == ("h100-sxm-4x8", "h100-sxm-1x8", "-")
+    assert (told["cluster"], told["proxies on"], told["best config"]) == (
+        "h100-sxm-4x8",
+        "h100-sxm-1x8",
+        "-",
+    )
     first = ended.record.result["target"]["configs"][0]["config"]
     assert told["first config of the target"] == config_label(ParallelConfig.from_dict(first))
 
 
-def test_a_proxy_is_explained_as_one_and_a_study_of_proxies_has_no_winner_to_explain(ended: Result) -> None:
+def test_a_proxy_is_explained_as_one_and_a_study_of_proxies_has_no_winner_to_explain(
+    ended: Result,
+) -> None:
     assert explained(ended, 0)["text"][0].startswith("it is a proxy")
     with pytest.raises(NotFoundError, match="proxies are not ranked"):
         explained(ended)
@@ -181,14 +197,18 @@ def test_proxies_ask_by_turns_for_what_may_win_and_for_what_tells_most() -> None
 
 
 def test_beyond_32_times_nothing_is_stated(store: Store) -> None:
-    asked = target_spec(target={"cluster": "h100-sxm-64x8", "global_batch_size": 4096}, budget={"max_trials": 1})
+    asked = target_spec(
+        target={"cluster": "h100-sxm-64x8", "global_batch_size": 4096}, budget={"max_trials": 1}
+    )
     target = api.tune(asked, store=store).record.result["target"]
     assert target["statement"] is None
     assert "64 times as many GPUs as you have" in target["no_statement"]
 
 
 def test_configs_without_a_proxy_are_counted_with_their_reason() -> None:
-    searcher = assemble(api.load_study(target_spec(cluster="h100-sxm-1x2", space={"tp": [1, 4]}))).searcher()
+    searcher = assemble(
+        api.load_study(target_spec(cluster="h100-sxm-1x2", space={"tp": [1, 4]}))
+    ).searcher()
     (refused,) = TargetFindings(searcher)()["target"]["without_proxy"]
     assert "tp=4" in refused
 
@@ -198,7 +218,9 @@ def test_configs_without_a_proxy_are_counted_with_their_reason() -> None:
 def test_after_ctrl_c_the_same_call_goes_on_and_ends_as_the_undisturbed_study(
     store: Store, ended: Result, count: int
 ) -> None:
-    asked = target_spec(runner={"kind": "simulated", "noise": 0.0, "outlier_every": 0, "time_scale": 0.02})
+    asked = target_spec(
+        runner={"kind": "simulated", "noise": 0.0, "outlier_every": 0, "time_scale": 0.02}
+    )
     paused = api.tune(asked, store=store, on_event=interrupt_after(count))
     assert paused.record.status is StudyStatus.PAUSED
     resumed = api.tune(asked, store=store)
@@ -207,7 +229,9 @@ def test_after_ctrl_c_the_same_call_goes_on_and_ends_as_the_undisturbed_study(
     assert again == [t.config for t in ended.trials]
     one, other = (r.record.result["target"]["configs"] for r in (resumed, ended))
     assert [row["config"] for row in one] == [row["config"] for row in other]
-    assert [row["step_time_s"] for row in one] == pytest.approx([row["step_time_s"] for row in other])
+    assert [row["step_time_s"] for row in one] == pytest.approx(
+        [row["step_time_s"] for row in other]
+    )
 
 
 def test_who_stops_a_paused_study_with_measured_proxies_has_completed_it(store: Store) -> None:
@@ -222,7 +246,9 @@ def test_who_stops_a_paused_study_with_measured_proxies_has_completed_it(store: 
     assert api.act(store, paused.id, "stop").status is StudyStatus.COMPLETED
 
 
-def test_the_next_rung_of_the_ladder_learns_from_the_proxies_before_it(kept: Store, ended: Result) -> None:
+def test_the_next_rung_of_the_ladder_learns_from_the_proxies_before_it(
+    kept: Store, ended: Result
+) -> None:
     two_nodes = api.load_study(target_spec(cluster="h100-sxm-2x8"))
     record = kept.submit(two_nodes, {})
     history = history_of(two_nodes, kept, before=record.created_at)
@@ -235,7 +261,9 @@ def test_the_next_rung_of_the_ladder_learns_from_the_proxies_before_it(kept: Sto
 
 
 def test_a_target_of_which_nothing_has_a_proxy_here_is_refused_before_anything_starts() -> None:
-    asked = target_spec(cluster="h100-sxm-1x1", space={"tp": [2], "precision": ["bf16"], "micro_batch_size": [1]})
+    asked = target_spec(
+        cluster="h100-sxm-1x1", space={"tp": [2], "precision": ["bf16"], "micro_batch_size": [1]}
+    )
     with pytest.raises(InfeasibleError, match="has a proxy on h100-sxm-1x1"):
         assemble(api.load_study(asked))
 
@@ -253,17 +281,21 @@ def test_a_default_config_that_nothing_would_be_compared_with_is_refused() -> No
     assert refused.value.field == "baseline"
 
 
-def test_a_study_on_the_target_begins_with_the_times_that_its_proxies_lead_to(kept: Store, ended: Result) -> None:
+def test_a_study_on_the_target_begins_with_the_times_that_its_proxies_lead_to(
+    kept: Store, ended: Result
+) -> None:
     on_the_target = api.load_study(target_spec(cluster="h100-sxm-4x8"))
     record = kept.submit(on_the_target, {})
     assembly = assemble(on_the_target)
     problem = replace(
-        assembly.searcher().problem, history=tuple(history_of(on_the_target, kept, before=record.created_at))
+        assembly.searcher().problem,
+        history=tuple(history_of(on_the_target, kept, before=record.created_at)),
     )
     found = informed(problem)
     assert found.times_are_learnt
     ranked = {
-        ParallelConfig.from_dict(row["config"]): row["step_time_s"] for row in ended.record.result["target"]["configs"]
+        ParallelConfig.from_dict(row["config"]): row["step_time_s"]
+        for row in ended.record.result["target"]["configs"]
     }
     times = dict(zip(problem.space, np.asarray(found.predict().step_time_s).tolist(), strict=True))
     assert [times[config] for config in ranked] == pytest.approx(list(ranked.values()), rel=1e-6)

@@ -33,7 +33,13 @@ def rung(cluster: str, max_trials: int) -> dict[str, Any]:
         "space": {"tp": [1, 2], "pp": [1, 2], "micro_batch_size": [2, 4], "precision": ["fp32"]},
         "objective": {"metric": "throughput", "stability_weight": 0.0},
         "budget": {"max_trials": max_trials, "min_gain": 0},
-        "measure": {"warmup_steps": 1, "min_steps": 3, "max_steps": 4, "finalists": 0, "final_rounds": 0},
+        "measure": {
+            "warmup_steps": 1,
+            "min_steps": 3,
+            "max_steps": 4,
+            "finalists": 0,
+            "final_rounds": 0,
+        },
         "calibrate": False,
         "check": False,
         "trainer": "native",
@@ -50,13 +56,18 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 @pytest.fixture(scope="module")
 def ended(store: Store) -> list[Result]:
-    return [api.tune(rung(cluster, trials), store=store) for cluster, trials in (("cpu-1x1", 2), ("cpu-1x2", 2))]
+    return [
+        api.tune(rung(cluster, trials), store=store)
+        for cluster, trials in (("cpu-1x1", 2), ("cpu-1x2", 2))
+    ]
 
 
 def test_each_rung_finds_the_proxies_of_those_before_it(store: Store, ended: list[Result]) -> None:
     one, two = ended
     assert all(result.record.status is StudyStatus.COMPLETED for result in ended)
-    assert all(t.purpose is TrialPurpose.PROXY and t.is_measured for result in ended for t in result.trials)
+    assert all(
+        t.purpose is TrialPurpose.PROXY and t.is_measured for result in ended for t in result.trials
+    )
     found = history_of(two.record.study, store, before=two.record.created_at)
     assert [t.config for _, t in found] == [t.config for t in one.trials]
     assert {t.config.world_size for t in two.trials} == {2}
@@ -67,7 +78,9 @@ def test_each_rung_finds_the_proxies_of_those_before_it(store: Store, ended: lis
     assert list(searcher.standing.log_tokens_per_s) != list(untold.standing.log_tokens_per_s)
 
 
-def test_the_target_itself_begins_with_what_all_proxies_taught(store: Store, ended: list[Result]) -> None:
+def test_the_target_itself_begins_with_what_all_proxies_taught(
+    store: Store, ended: list[Result]
+) -> None:
     last = api.tune(rung(TARGET, 2), store=store)
     assert last.record.study.at_hand is None
     assert present(last.best).config.world_size == 4

@@ -21,7 +21,11 @@ def submitted(store: Store) -> str:
 
 @pytest.mark.parametrize(
     ("action", "status"),
-    [("pause", StudyStatus.PAUSED), ("cancel", StudyStatus.CANCELLED), ("stop", StudyStatus.COMPLETED)],
+    [
+        ("pause", StudyStatus.PAUSED),
+        ("cancel", StudyStatus.CANCELLED),
+        ("stop", StudyStatus.COMPLETED),
+    ],
 )
 def test_what_is_asked_for_while_the_controller_starts_is_obeyed(
     store: Store, action: str, status: StudyStatus
@@ -50,7 +54,9 @@ def test_what_is_asked_for_while_the_controller_starts_is_obeyed(
 def test_a_study_that_is_to_pause_is_not_run(store: Store) -> None:
     study = submitted(store)
     held = present(store.claim(study, "somebody", lease_s=60.0))
-    assert api.act(store, study, "pause").status is StudyStatus.QUEUED, "its controller has not heard it yet"
+    assert api.act(store, study, "pause").status is StudyStatus.QUEUED, (
+        "its controller has not heard it yet"
+    )
     store.release(held)
     result = api.run_study(store, study)
     assert (result.record.status, result.trials) == (StudyStatus.PAUSED, ())
@@ -65,7 +71,9 @@ def test_a_stop_right_after_a_pause_is_not_lost(store: Store) -> None:
     def ask(study: str) -> None:
         said.extend(api.act(store, study, action).wanted for action in ("pause", "resume", "stop"))
 
-    result = api.tune(spec(budget={"max_trials": 20, "min_gain": 0}), store=store, on_event=when_ended(2, ask))
+    result = api.tune(
+        spec(budget={"max_trials": 20, "min_gain": 0}), store=store, on_event=when_ended(2, ask)
+    )
     assert said == [Wanted.PAUSE, Wanted.RUN, Wanted.STOP]
     assert result.record.status is StudyStatus.COMPLETED
     assert result.record.message == "stopped on request"
@@ -88,8 +96,13 @@ def test_a_pause_that_is_taken_back_while_the_study_comes_to_rest_leaves_it_to_t
     store: Store,
 ) -> None:
     study = submitted(store)
-    paused = api.run_study(store, study, on_event=when_ended(1, lambda study: api.act(store, study, "pause")))
-    assert (paused.record.status, paused.record.message) == (StudyStatus.PAUSED, "paused on request")
+    paused = api.run_study(
+        store, study, on_event=when_ended(1, lambda study: api.act(store, study, "pause"))
+    )
+    assert (paused.record.status, paused.record.message) == (
+        StudyStatus.PAUSED,
+        "paused on request",
+    )
     assert api.act(store, study, "resume").status is StudyStatus.RUNNING
     assert [record.id for record in store.claimable()] == [study]
     assert api.run_study(store, study).record.status is StudyStatus.COMPLETED

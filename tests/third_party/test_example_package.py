@@ -29,7 +29,10 @@ from autotune.trainers import StepMetrics
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(__file__).parent / "autotune_example"
 PROJECT = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
-CONFIGS = [ParallelConfig(dp=8, micro_batch_size=size, accumulation_steps=8 // size) for size in (1, 2, 4, 8)]
+CONFIGS = [
+    ParallelConfig(dp=8, micro_batch_size=size, accumulation_steps=8 // size)
+    for size in (1, 2, 4, 8)
+]
 SPEC = {
     "name": "recorded",
     "model": "gpt2-small",
@@ -52,9 +55,14 @@ def _installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder = tmp_path_factory.mktemp("site")
     info = folder / f"autotune_example-{PROJECT['version']}.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {PROJECT['name']}\nVersion: {PROJECT['version']}\n")
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {PROJECT['name']}\nVersion: {PROJECT['version']}\n"
+    )
     groups = PROJECT["entry-points"].items()
-    lines = [f"[{group}]\n" + "".join(f"{n} = {value}\n" for n, value in entries.items()) for group, entries in groups]
+    lines = [
+        f"[{group}]\n" + "".join(f"{n} = {value}\n" for n, value in entries.items())
+        for group, entries in groups
+    ]
     (info / "entry_points.txt").write_text("\n".join(lines))
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
@@ -66,7 +74,12 @@ def table(path: Path, times_s: dict[ParallelConfig, float]) -> str:
     """Writes the table of a `recorded` runner."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerows([("config", "step_time_s"), *((str(config), time_s) for config, time_s in times_s.items())])
+        writer.writerows(
+            [
+                ("config", "step_time_s"),
+                *((str(config), time_s) for config, time_s in times_s.items()),
+            ]
+        )
     return str(path)
 
 
@@ -97,7 +110,9 @@ class TestDdpScript(TrainerContract):
 class TestRecorded(RunnerContract):
     @pytest.fixture
     def runner(self, tmp_path: Path) -> Iterator[Any]:
-        runner = make_runner("recorded", table=table(tmp_path / "times.csv", dict.fromkeys(CONFIGS, 0.25)))
+        runner = make_runner(
+            "recorded", table=table(tmp_path / "times.csv", dict.fromkeys(CONFIGS, 0.25))
+        )
         yield runner
         runner.close()
 
@@ -105,12 +120,22 @@ class TestRecorded(RunnerContract):
     def request_for(self) -> Callable[[int], TrialRequest]:
         measure = MeasureSpec(warmup_steps=1, min_steps=3, max_steps=5)
         return lambda number: TrialRequest(
-            study="s", number=number, attempt=1, workload=WORKLOAD, config=CONFIGS[number], measure=measure
+            study="s",
+            number=number,
+            attempt=1,
+            workload=WORKLOAD,
+            config=CONFIGS[number],
+            measure=measure,
         )
 
     def test_what_the_table_has_not_is_a_failure(self, runner: Any, request_for: Any) -> None:
         absent = TrialRequest(
-            study="s", number=0, attempt=1, workload=WORKLOAD, config=ParallelConfig(tp=8), measure=MeasureSpec()
+            study="s",
+            number=0,
+            attempt=1,
+            workload=WORKLOAD,
+            config=ParallelConfig(tp=8),
+            measure=MeasureSpec(),
         )
         runner.start(absent)
         end = ended(runner.poll(0.0))
@@ -119,9 +144,12 @@ class TestRecorded(RunnerContract):
 
 
 @pytest.mark.parametrize(
-    ("command", "name"), [("searchers", "hill_climbing"), ("trainers", "ddp_script"), ("runners", "recorded")]
+    ("command", "name"),
+    [("searchers", "hill_climbing"), ("trainers", "ddp_script"), ("runners", "recorded")],
 )
-def test_the_lists_say_from_which_package_it_comes(command: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_lists_say_from_which_package_it_comes(
+    command: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.run([command, "--json"]) == 0
     (row,) = [row for row in json.loads(capsys.readouterr().out)[command] if row["name"] == name]
     assert (row["package"], row["version"]) == ("autotune-example", PROJECT["version"])
@@ -151,7 +179,15 @@ def test_a_study_names_all_three(tmp_path: Path) -> None:
 def test_it_is_installed_from_its_project_and_keeps_the_contracts(tmp_path: Path) -> None:
     """`pip install` of the folder into a venv of its own; the tests above pass there, with the metadata that pip wrote."""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(PACKAGE)]
+    build = [
+        *pip,
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        str(tmp_path),
+        str(PACKAGE),
+    ]
     subprocess.run(build, check=True, timeout=900, cwd=tmp_path)
     (wheel,) = tmp_path.glob("*.whl")
     venv = tmp_path / "venv"
@@ -160,11 +196,19 @@ def test_it_is_installed_from_its_project_and_keeps_the_contracts(tmp_path: Path
     shared = [folder for folder in sys.path if folder.endswith("site-packages")]
     (site / "shared.pth").write_text("\n".join([str(ROOT), str(ROOT / "workers"), *shared]) + "\n")
     python = str(venv / "bin" / "python")
-    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", str(wheel)], check=True, timeout=900)
+    subprocess.run(
+        [python, "-m", "pip", "install", "--quiet", "--no-deps", str(wheel)],
+        check=True,
+        timeout=900,
+    )
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     where = [python, "-c", "import autotune_example; print(autotune_example.__file__)"]
-    home = subprocess.run(where, check=True, capture_output=True, text=True, cwd=tmp_path, timeout=600).stdout
+    home = subprocess.run(
+        where, check=True, capture_output=True, text=True, cwd=tmp_path, timeout=600
+    ).stdout
     assert home.startswith(str(site))
     tests = [python, "-m", "pytest", "-p", "no:cacheprovider", "-n0", "-m", "not slow", __file__]
-    done = subprocess.run(tests, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(
+        tests, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]

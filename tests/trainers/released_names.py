@@ -14,7 +14,9 @@ from typing import Any
 
 def released_names(release: str) -> dict[str, frozenset[str]]:
     """The names of a release such as `torchtitan-0.3.0`, by class, section or file."""
-    document = json.loads((Path(__file__).parent / "data" / f"{release}.json").read_text(encoding="utf-8"))
+    document = json.loads(
+        (Path(__file__).parent / "data" / f"{release}.json").read_text(encoding="utf-8")
+    )
     return {part: frozenset(names) for part, names in document["names"].items()}
 
 

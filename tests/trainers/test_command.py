@@ -28,13 +28,19 @@ class TestCommand(TrainerContract):
     options: ClassVar[dict[str, Any]] = {"argv": ALL, "metrics": METRICS}
     log_lines: ClassVar[dict[str, StepMetrics | None]] = {
         "step 7: loss 4.0863, time 561.5ms, mem 2.5": StepMetrics(
-            step=7, loss=4.0863, step_time_s=0.5615, peak_memory_bytes=2.5 * 2**30, resolution_s=1e-4
+            step=7,
+            loss=4.0863,
+            step_time_s=0.5615,
+            peak_memory_bytes=2.5 * 2**30,
+            resolution_s=1e-4,
         ),
         "step 8": StepMetrics(step=8),
         "loss nanana": None,
     }
 
-    def launch(self, argv: list[str], config: ParallelConfig | None = None, **options: Any) -> tuple[str, ...]:
+    def launch(
+        self, argv: list[str], config: ParallelConfig | None = None, **options: Any
+    ) -> tuple[str, ...]:
         config = config or ParallelConfig(dp=8, micro_batch_size=8)
         return trainer("command").launch(WORKLOAD, config, {"argv": argv, **options}).argv
 
@@ -49,12 +55,22 @@ class TestCommand(TrainerContract):
             "{hidden_size}",
             "{model}",
         ]
-        assert self.launch(argv)[1:] == ("8", "8/2048", "{}", "false", "8", "1024", "contract-llama")
+        assert self.launch(argv)[1:] == (
+            "8",
+            "8/2048",
+            "{}",
+            "false",
+            "8",
+            "1024",
+            "contract-llama",
+        )
 
     def test_numbers_are_meant_as_they_are_written(self) -> None:
         argv = ["x", "{world_size}", "{micro_batch_size}", "--lr", 0.1, "--steps", 20]
         launch = trainer("command").launch(
-            WORKLOAD, ParallelConfig(dp=8, micro_batch_size=8), {"argv": argv, "env": {"OMP_NUM_THREADS": 1}}
+            WORKLOAD,
+            ParallelConfig(dp=8, micro_batch_size=8),
+            {"argv": argv, "env": {"OMP_NUM_THREADS": 1}},
         )
         assert launch.argv[3:] == ("--lr", "0.1", "--steps", "20")
         assert launch.env["OMP_NUM_THREADS"] == "1"
@@ -62,14 +78,32 @@ class TestCommand(TrainerContract):
     @pytest.mark.parametrize(
         ("options", "field", "message"),
         [
-            ({"argv": ["x", None]}, "trainer.argv", "argument 1 must be text or a number, but is null"),
-            ({"argv": ["x", True]}, "trainer.argv", "argument 1 must be text or a number, but is true"),
-            ({"argv": ["x", "y" * 5000]}, "trainer.argv", "argument 1 must have at most 4096 characters"),
+            (
+                {"argv": ["x", None]},
+                "trainer.argv",
+                "argument 1 must be text or a number, but is null",
+            ),
+            (
+                {"argv": ["x", True]},
+                "trainer.argv",
+                "argument 1 must be text or a number, but is true",
+            ),
+            (
+                {"argv": ["x", "y" * 5000]},
+                "trainer.argv",
+                "argument 1 must have at most 4096 characters",
+            ),
             ({"argv": ["x"] * 600}, "trainer.argv", "at most 512 arguments, but has 600"),
-            ({"argv": ["x"], "env": {"A": False}}, "trainer.env.A", "the variable A must be text or a number"),
+            (
+                {"argv": ["x"], "env": {"A": False}},
+                "trainer.env.A",
+                "the variable A must be text or a number",
+            ),
         ],
     )
-    def test_what_is_no_text_is_named(self, options: dict[str, Any], field: str, message: str) -> None:
+    def test_what_is_no_text_is_named(
+        self, options: dict[str, Any], field: str, message: str
+    ) -> None:
         with pytest.raises(SpecError, match=re.escape(message)) as refused:
             trainer("command").check_options(trainer("command").checked(options), ())
         assert refused.value.field == field
@@ -81,27 +115,44 @@ class TestCommand(TrainerContract):
         assert self.launch(["torchrun", *argv[1:]], python="/usr/bin/python3.11")[0] == "torchrun"
 
     def test_placeholders_of_the_node_that_is_started(self) -> None:
-        argv = ["x", "{micro_batch_size}", "{world_size}", "{node_rank}", "{master_addr}:{master_port}"]
+        argv = [
+            "x",
+            "{micro_batch_size}",
+            "{world_size}",
+            "{node_rank}",
+            "{master_addr}:{master_port}",
+        ]
         assert self.launch(argv)[3:] == ("0", "127.0.0.1:@master-port@"), "one node meets nobody"
-        two = trainer("command").launch(WORKLOAD, ParallelConfig(dp=16, micro_batch_size=4), {"argv": argv})
+        two = trainer("command").launch(
+            WORKLOAD, ParallelConfig(dp=16, micro_batch_size=4), {"argv": argv}
+        )
         assert two.is_spread
         assert two.on_node(1, master_addr="n0", master_port=7).argv[3:] == ("1", "n0:7")
 
     def test_a_command_that_names_no_node_is_told_by_the_environment(self) -> None:
         argv = ["torchrun", "train.py", "{micro_batch_size}", "{world_size}"]
-        one = trainer("command").launch(WORKLOAD, ParallelConfig(dp=8, micro_batch_size=8), {"argv": argv})
+        one = trainer("command").launch(
+            WORKLOAD, ParallelConfig(dp=8, micro_batch_size=8), {"argv": argv}
+        )
         assert one.env == {}
         options = {"argv": argv, "env": {"PET_NPROC_PER_NODE": "4"}}
-        two = trainer("command").launch(WORKLOAD, ParallelConfig(dp=16, micro_batch_size=4), options)
+        two = trainer("command").launch(
+            WORKLOAD, ParallelConfig(dp=16, micro_batch_size=4), options
+        )
         assert two.is_spread, "an export asks for what a trial is told"
         assert two.env["PET_NPROC_PER_NODE"] == "4", "what the spec says wins"
         told = two.on_node(1, master_addr="n0", master_port=7).env
         assert (told["PET_NNODES"], told["PET_NODE_RANK"], told["MASTER_ADDR"]) == ("2", "1", "n0")
 
-    def test_a_knob_that_no_placeholder_carries_is_refused_without_an_option_that_it_lacks(self) -> None:
+    def test_a_knob_that_no_placeholder_carries_is_refused_without_an_option_that_it_lacks(
+        self,
+    ) -> None:
         said = r"recompute=full: argv, env, files and overrides have no placeholder \{recompute\}"
         with pytest.raises(ExportError, match=said) as caught:
-            self.launch(["x", "{dp}", "{micro_batch_size}"], ParallelConfig(dp=8, micro_batch_size=8, recompute="full"))
+            self.launch(
+                ["x", "{dp}", "{micro_batch_size}"],
+                ParallelConfig(dp=8, micro_batch_size=8, recompute="full"),
+            )
         assert "nearest=true" not in caught.value.remedy
         with pytest.raises(ExportError, match="argv is not set"):
             trainer("command").launch(WORKLOAD, ParallelConfig())
@@ -111,7 +162,8 @@ class TestCommand(TrainerContract):
         config = ParallelConfig(dp=8, micro_batch_size=4, accumulation_steps=2)
         assert self.launch(argv, config) == ("x", "8", "64", "2")
         with pytest.raises(
-            ExportError, match=r"micro_batch_size=4: argv, env, files and overrides have no placeholder"
+            ExportError,
+            match=r"micro_batch_size=4: argv, env, files and overrides have no placeholder",
         ):
             self.launch(argv[:3], config)
 
@@ -134,12 +186,16 @@ class TestCommand(TrainerContract):
     )
     def test_arithmetic(self, text: str, expected: str) -> None:
         config = ParallelConfig(dp=8, micro_batch_size=4, accumulation_steps=2)
-        argv = self.launch(["x", "{dp}", "{micro_batch_size}", "{accumulation_steps}", text], config)
+        argv = self.launch(
+            ["x", "{dp}", "{micro_batch_size}", "{accumulation_steps}", text], config
+        )
         assert argv[-1] == expected
 
     def test_a_knob_inside_arithmetic_is_carried(self) -> None:
         config = ParallelConfig(dp=8, micro_batch_size=4, accumulation_steps=2)
-        assert self.launch(["x", "{accumulation_steps * dp}", "{micro_batch_size * 2}"], config) == ("x", "16", "8")
+        assert self.launch(
+            ["x", "{accumulation_steps * dp}", "{micro_batch_size * 2}"], config
+        ) == ("x", "16", "8")
 
     @pytest.mark.parametrize(
         "text",
@@ -180,16 +236,24 @@ class TestCommand(TrainerContract):
 
     def test_values_say_what_a_value_is_written_as_and_others_pass_through(self) -> None:
         argv = ["x", "{dp}", "--type={precision}", "{recompute}"]
-        values = {"precision": {"bf16": "bfloat16"}, "recompute": {"full": "--checkpoint", "none": None}}
+        values = {
+            "precision": {"bf16": "bfloat16"},
+            "recompute": {"full": "--checkpoint", "none": None},
+        }
         config = ParallelConfig(dp=8, micro_batch_size=2, accumulation_steps=4)
         options = {"argv": [*argv, "{micro_batch_size}", "{accumulation_steps}"], "values": values}
         launch = trainer("command").launch(WORKLOAD, config, options)
         assert launch.argv == ("x", "8", "--type=bfloat16", "2", "4")
         full = replace(config, recompute="full", precision="fp16")
-        assert trainer("command").launch(WORKLOAD, full, options).argv[2:4] == ("--type=fp16", "--checkpoint")
+        assert trainer("command").launch(WORKLOAD, full, options).argv[2:4] == (
+            "--type=fp16",
+            "--checkpoint",
+        )
 
     @pytest.mark.parametrize("keys", [(True, False), ("true", "false")])
-    def test_a_flag_is_present_or_absent_in_arguments_and_variables(self, keys: tuple[Any, Any]) -> None:
+    def test_a_flag_is_present_or_absent_in_arguments_and_variables(
+        self, keys: tuple[Any, Any]
+    ) -> None:
         options = {
             "argv": ["x", "{dp}", "{flash}"],
             "env": {"FLASH": "{flash}"},
@@ -207,20 +271,44 @@ class TestCommand(TrainerContract):
         [
             ({"argv": ["x", "{flsh}"]}, "there is no placeholder {flsh}"),
             ({"argv": ["x", "{dp * microbatch_size}"]}, "did you mean micro_batch_size"),
-            ({"argv": ["x", "--a={flash}"], "values": {"flash": {"false": None}}}, "omits a whole argument"),
+            (
+                {"argv": ["x", "--a={flash}"], "values": {"flash": {"false": None}}},
+                "omits a whole argument",
+            ),
             ({"argv": ["x", "{flash}"], "values": {"precison": {}}}, "did you mean precision"),
-            ({"argv": ["x", "{flash}"], "values": {"flash": "--flash"}}, "must map each value of flash to its text"),
-            ({"argv": ["x", "{flash}"], "values": {"flash": {"true": ["a"]}}}, "flash=true must be written as text"),
-            ({"argv": ["x", "{flash}"], "metrics": {"loss": "("}}, "is not a valid RE2 regular expression"),
-            ({"argv": ["x", "{flash}"], "metrics": {"step_times": "(x)"}}, "did you mean step_time_s"),
-            ({"argv": ["x", "{files}"], "files": {"a.json": {"x": "{node_rank}"}}}, "no placeholder {node_rank}"),
+            (
+                {"argv": ["x", "{flash}"], "values": {"flash": "--flash"}},
+                "must map each value of flash to its text",
+            ),
+            (
+                {"argv": ["x", "{flash}"], "values": {"flash": {"true": ["a"]}}},
+                "flash=true must be written as text",
+            ),
+            (
+                {"argv": ["x", "{flash}"], "metrics": {"loss": "("}},
+                "is not a valid RE2 regular expression",
+            ),
+            (
+                {"argv": ["x", "{flash}"], "metrics": {"step_times": "(x)"}},
+                "did you mean step_time_s",
+            ),
+            (
+                {"argv": ["x", "{files}"], "files": {"a.json": {"x": "{node_rank}"}}},
+                "no placeholder {node_rank}",
+            ),
         ],
     )
-    def test_options_that_fit_no_launch_are_refused_at_load(self, options: dict[str, Any], law: str) -> None:
+    def test_options_that_fit_no_launch_are_refused_at_load(
+        self, options: dict[str, Any], law: str
+    ) -> None:
         with pytest.raises(SpecError, match=re.escape(law)):
-            trainer("command").check_own_knobs(["flash"] if "{flash}" in str(options) else [], options)
+            trainer("command").check_own_knobs(
+                ["flash"] if "{flash}" in str(options) else [], options
+            )
 
-    @pytest.mark.parametrize("text", ["{dp!r}", "{dp:>9}", "{dp.real}", "{dp[0]}", "{", "{}", "{0}"])
+    @pytest.mark.parametrize(
+        "text", ["{dp!r}", "{dp:>9}", "{dp.real}", "{dp[0]}", "{", "{}", "{0}"]
+    )
     def test_placeholders_are_plain_names(self, text: str) -> None:
         with pytest.raises(SpecError):
             self.launch(["x", text])
@@ -277,7 +365,9 @@ def test_patterns_of_exponential_time_end(pattern: str, letter: str) -> None:
         (3, ""),
     ],
 )
-def test_patterns_that_cannot_be_matched_are_refused_with_a_remedy(pattern: object, remedy: str) -> None:
+def test_patterns_that_cannot_be_matched_are_refused_with_a_remedy(
+    pattern: object, remedy: str
+) -> None:
     with pytest.raises(SpecError) as refused:
         compile_pattern(pattern, field="trainer.metrics.loss")
     assert refused.value.field == "trainer.metrics.loss"

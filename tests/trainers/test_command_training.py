@@ -33,7 +33,15 @@ for step in range(a.max_steps):
     print(f"step {step} loss {1.0}")
 """
 COMMAND = "torchrun --nproc-per-node 2 train.py --batch-size 2 --grad-accum 4 --max-steps 100 --log-interval 25 --wandb"
-ARGV = ["python", "train.py", "--steps={steps}", "--seed={seed}", "--log=1", "--save=no", "--mb={micro_batch_size}"]
+ARGV = [
+    "python",
+    "train.py",
+    "--steps={steps}",
+    "--seed={seed}",
+    "--log=1",
+    "--save=no",
+    "--mb={micro_batch_size}",
+]
 
 
 def argv_of(training: dict[str, Any]) -> list[str]:
@@ -48,9 +56,32 @@ def argv_of(training: dict[str, Any]) -> list[str]:
 
 
 def test_words_of_trials_are_replaced_left_out_and_appended() -> None:
-    found = argv_of({"steps": 100, "seed": 7, "--log=1": "--log=25", "--save=no": None, "append": ["--wandb", "on"]})
-    assert found == ["python", "train.py", "--steps=100", "--seed=7", "--log=25", "--mb=4", "--wandb", "on"]
-    assert argv_of({"steps": None, "seed": None}) == ["python", "train.py", "--log=1", "--save=no", "--mb=4"]
+    found = argv_of(
+        {
+            "steps": 100,
+            "seed": 7,
+            "--log=1": "--log=25",
+            "--save=no": None,
+            "append": ["--wandb", "on"],
+        }
+    )
+    assert found == [
+        "python",
+        "train.py",
+        "--steps=100",
+        "--seed=7",
+        "--log=25",
+        "--mb=4",
+        "--wandb",
+        "on",
+    ]
+    assert argv_of({"steps": None, "seed": None}) == [
+        "python",
+        "train.py",
+        "--log=1",
+        "--save=no",
+        "--mb=4",
+    ]
     assert argv_of({"--save=no": ["--save", "10"]})[-3:] == ["--save", "10", "--mb=4"]
 
 
@@ -63,7 +94,11 @@ def test_values_in_files_are_the_trainings_again() -> None:
     }  # fmt: skip
     files = trainer("command").in_training(options)["files"]
     assert files == {
-        "config.yaml": {"report_every": 50, "batch_size": "{micro_batch_size}", "valid": {"steps": 500, "by": 2}}
+        "config.yaml": {
+            "report_every": 50,
+            "batch_size": "{micro_batch_size}",
+            "valid": {"steps": 500, "by": 2},
+        }
     }
     check_training(options["training"], options["argv"], options["files"])
     with pytest.raises(SpecError, match="mapping of keys to values"):
@@ -73,7 +108,10 @@ def test_values_in_files_are_the_trainings_again() -> None:
 @pytest.mark.parametrize(
     ("training", "words"),
     [
-        ({"--log=2": None}, "must be an argument in argv, steps, seed, append or a name in files, but is '--log=2'"),
+        (
+            {"--log=2": None},
+            "must be an argument in argv, steps, seed, append or a name in files, but is '--log=2'",
+        ),
         ({"steps": "many"}, "steps must be a whole number or null, but is 'many'"),
         ({"seed": True}, "seed must be a whole number or null"),
         ({"--log=1": {"a": 1}}, "must be text, a list of texts or null"),
@@ -81,11 +119,15 @@ def test_values_in_files_are_the_trainings_again() -> None:
 )
 def test_what_cannot_take_a_place_is_refused(training: dict[str, Any], words: str) -> None:
     with pytest.raises(SpecError, match=words):
-        trainer("command").check_options(trainer("command").checked({"argv": ARGV, "training": training}), ())
+        trainer("command").check_options(
+            trainer("command").checked({"argv": ARGV, "training": training}), ()
+        )
 
 
 @pytest.mark.thorough
-def test_a_drafts_launch_differs_from_the_users_own_in_the_tuned_knobs_alone(tmp_path: Path) -> None:
+def test_a_drafts_launch_differs_from_the_users_own_in_the_tuned_knobs_alone(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "run.sh").write_text(COMMAND + "\n")
     draft = first_draft(tmp_path / "run.sh", folder=tmp_path, cluster="cpu-1x2", model="nano-gpt")
@@ -100,7 +142,9 @@ def test_a_drafts_launch_differs_from_the_users_own_in_the_tuned_knobs_alone(tmp
     assert found["argv"][found["argv"].index("train.py") + 1 :] == [
         *tuned, "--max-steps=100", "--seq-len=128", "--log-interval=25", "--wandb",
     ]  # fmt: skip
-    assert any("it is identical to the launch of the study's baseline" in note for note in same["notes"])
+    assert any(
+        "it is identical to the launch of the study's baseline" in note for note in same["notes"]
+    )
     if config != result.baseline.config:
         assert any("--batch-size=2" in note and f"-> {tuned[0]}" in note for note in found["notes"])
     assert not any("it trains" in note for note in found["notes"])

@@ -19,7 +19,9 @@ class Boaster(HfTrainer):
     """Says that it reads a knob that it ignores."""
 
     reads = HfTrainer.reads | {"pp_schedule"}
-    neutral: ClassVar = {name: why for name, why in HfTrainer.neutral.items() if name != "pp_schedule"}
+    neutral: ClassVar = {
+        name: why for name, why in HfTrainer.neutral.items() if name != "pp_schedule"
+    }
 
 
 class Forgetful(HfTrainer):
@@ -53,15 +55,20 @@ def contract_of(subject: Trainer) -> TrainerContract:
 
 def test_a_knob_that_is_read_but_ignored_is_named_with_the_trainer() -> None:
     with pytest.raises(AssertionError, match="hf_trainer reads pp_schedule=gpipe") as caught:
-        contract_of(Boaster()).test_every_value_of_every_knob_changes_the_launch_or_is_refused_or_neutral()
+        contract_of(
+            Boaster()
+        ).test_every_value_of_every_knob_changes_the_launch_or_is_refused_or_neutral()
     assert "zero_stage" not in str(caught.value)
 
 
 def test_a_knob_that_is_neutral_by_mistake_is_named_with_the_trainer() -> None:
     with pytest.raises(
-        AssertionError, match=r"hf_trainer: compile=True changes the launch of .* but is declared neutral"
+        AssertionError,
+        match=r"hf_trainer: compile=True changes the launch of .* but is declared neutral",
     ):
-        contract_of(Belittler()).test_every_value_of_every_knob_changes_the_launch_or_is_refused_or_neutral()
+        contract_of(
+            Belittler()
+        ).test_every_value_of_every_knob_changes_the_launch_or_is_refused_or_neutral()
 
 
 @pytest.mark.parametrize(
@@ -79,24 +86,34 @@ def test_forgotten_and_unknown_knobs_are_named(subject: Trainer, sentence: str) 
 def test_a_forgotten_knob_is_refused_by_name_and_may_stay_at_its_default() -> None:
     assert Forgetful().launch(WORKLOAD, CONFIG).argv
     compiled = ParallelConfig(dp=8, micro_batch_size=2, accumulation_steps=4, compile=True)
-    with pytest.raises(ExportError, match="compile=true: the trainer hf_trainer does not support this knob") as caught:
+    with pytest.raises(
+        ExportError, match="compile=true: the trainer hf_trainer does not support this knob"
+    ) as caught:
         Forgetful().launch(WORKLOAD, compiled)
     assert caught.value.field == "compile"
-    assert Forgetful().launch(WORKLOAD, compiled, {"nearest": True}).files == Forgetful().launch(WORKLOAD, CONFIG).files
+    assert (
+        Forgetful().launch(WORKLOAD, compiled, {"nearest": True}).files
+        == Forgetful().launch(WORKLOAD, CONFIG).files
+    )
 
 
 def test_a_knob_of_the_study_is_refused_with_the_way_out() -> None:
     with pytest.raises(SpecError, match="use a trainer of kind command") as caught:
         trainer("native").check_own_knobs(["num_workers"])
     assert caught.value.field == "knobs.num_workers"
-    config = ParallelConfig(dp=8, micro_batch_size=2, accumulation_steps=4, extra={"num_workers": 2})
+    config = ParallelConfig(
+        dp=8, micro_batch_size=2, accumulation_steps=4, extra={"num_workers": 2}
+    )
     with pytest.raises(ExportError, match="num_workers=2"):
         trainer("native").launch(WORKLOAD, config)
 
 
 def test_a_placeholder_carries_a_knob_of_the_study() -> None:
     config = ParallelConfig(dp=8, micro_batch_size=8, extra={"num_workers": 2, "flash": True})
-    options = {"argv": ["x", "{dp}", "{micro_batch_size}", "{num_workers}"], "env": {"FLASH": "{flash}"}}
+    options = {
+        "argv": ["x", "{dp}", "{micro_batch_size}", "{num_workers}"],
+        "env": {"FLASH": "{flash}"},
+    }
     launch = trainer("command").launch(WORKLOAD, config, options)
     assert (launch.argv[-1], launch.env) == ("2", {"FLASH": "true"})
     with pytest.raises(SpecError, match=r"no placeholder \{other\}"):

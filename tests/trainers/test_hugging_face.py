@@ -36,19 +36,27 @@ class TestAccelerate(TrainerContract):
         ),
     }
 
-    @pytest.mark.parametrize(("stage", "kind"), [(0, "MULTI_GPU"), (1, "DEEPSPEED"), (2, "FSDP"), (3, "FSDP")])
+    @pytest.mark.parametrize(
+        ("stage", "kind"), [(0, "MULTI_GPU"), (1, "DEEPSPEED"), (2, "FSDP"), (3, "FSDP")]
+    )
     def test_zero_stages(self, stage: int, kind: str) -> None:
         document = settings(self.launched(dp=8, zero_stage=stage, recompute="full"))
         assert document["distributed_type"] == kind
         if kind == "FSDP":
             assert document["fsdp_config"]["fsdp_reshard_after_forward"] is (stage == 3)
             assert document["fsdp_config"]["fsdp_activation_checkpointing"] is True
-            assert document["fsdp_config"]["fsdp_transformer_layer_cls_to_wrap"] == "LlamaDecoderLayer"
+            assert (
+                document["fsdp_config"]["fsdp_transformer_layer_cls_to_wrap"] == "LlamaDecoderLayer"
+            )
 
     def test_each_node_is_told_its_rank_by_arguments(self) -> None:
         launch = self.launched(dp=16, zero_stage=3)
         document = settings(launch)
-        assert (document["num_machines"], document["num_processes"], document["same_network"]) == (2, 16, True)
+        assert (document["num_machines"], document["num_processes"], document["same_network"]) == (
+            2,
+            16,
+            True,
+        )
         assert launch.argv[4:8] == ("--machine_rank", "@node-rank@", "--main_process_ip", "node0")
 
     def test_tensor_parallelism_needs_a_program_of_your_own(self) -> None:
@@ -60,7 +68,9 @@ class TestAccelerate(TrainerContract):
         assert document["parallelism_config"]["parallelism_config_dp_shard_size"] == 4
 
     def test_compile_is_dynamo(self) -> None:
-        assert settings(self.launched(dp=8, compile=True))["dynamo_config"] == {"dynamo_backend": "INDUCTOR"}
+        assert settings(self.launched(dp=8, compile=True))["dynamo_config"] == {
+            "dynamo_backend": "INDUCTOR"
+        }
 
 
 @pytest.mark.thorough
@@ -86,15 +96,26 @@ class TestHfTrainer(TrainerContract):
     }
 
     def test_batch_and_precision(self) -> None:
-        document = arguments(self.launched(dp=8, micro_batch_size=2, precision="tf32", compile=True))
-        assert document["per_device_train_batch_size"] * document["gradient_accumulation_steps"] * 8 == 64
+        document = arguments(
+            self.launched(dp=8, micro_batch_size=2, precision="tf32", compile=True)
+        )
+        assert (
+            document["per_device_train_batch_size"] * document["gradient_accumulation_steps"] * 8
+            == 64
+        )
         assert (document["bf16"], document["fp16"], document["tf32"]) == (False, False, True)
         assert document["torch_compile"] is True
 
     def test_zero_stages(self) -> None:
         assert "fsdp" not in arguments(self.launched(dp=8))
-        assert arguments(self.launched(dp=8, zero_stage=1))["deepspeed"]["zero_optimization"]["stage"] == 1
-        assert arguments(self.launched(dp=8, zero_stage=2))["fsdp_config"]["reshard_after_forward"] is False
+        assert (
+            arguments(self.launched(dp=8, zero_stage=1))["deepspeed"]["zero_optimization"]["stage"]
+            == 1
+        )
+        assert (
+            arguments(self.launched(dp=8, zero_stage=2))["fsdp_config"]["reshard_after_forward"]
+            is False
+        )
         full = arguments(self.launched(dp=8, zero_stage=3, recompute="full"))
         assert full["fsdp_config"]["activation_checkpointing"] is True
         assert "activation_checkpointing" not in full
@@ -106,7 +127,11 @@ def test_on_cpu_ranks_weights_stay_whole(name: str) -> None:
     workload = replace(WORKLOAD, cluster=catalog.cluster("cpu-1x2"))
     config = ParallelConfig(dp=2, micro_batch_size=8, accumulation_steps=4, precision="fp32")
     launch = trainer(name).launch(workload, config)
-    told = launch.env.get("ACCELERATE_USE_CPU") == "true" if name == "accelerate" else arguments(launch)["use_cpu"]
+    told = (
+        launch.env.get("ACCELERATE_USE_CPU") == "true"
+        if name == "accelerate"
+        else arguments(launch)["use_cpu"]
+    )
     assert told
     assert not any("needs a GPU" in note for note in launch.notes)
     for stage in (1, 2, 3):
@@ -116,20 +141,34 @@ def test_on_cpu_ranks_weights_stay_whole(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("model", "kind"),
-    [(GPT, "gpt2"), (MODEL, "llama"), (replace(MODEL, num_experts=8, experts_per_token=2), "mixtral")],
+    [
+        (GPT, "gpt2"),
+        (MODEL, "llama"),
+        (replace(MODEL, num_experts=8, experts_per_token=2), "mixtral"),
+    ],
     ids=["gpt2", "llama", "mixtral"],
 )
 def test_a_model_survives_the_way_to_hugging_face_and_back(model: ModelSpec, kind: str) -> None:
     document = hf_config(model, 1024)
     assert document["model_type"] == kind
     back = ModelSpec.from_hf(document, name=model.name)
-    head = 0 if model.num_kv_heads == model.num_attention_heads and not model.gated_mlp else model.head_dim
+    head = (
+        0
+        if model.num_kv_heads == model.num_attention_heads and not model.gated_mlp
+        else model.head_dim
+    )
     assert back == replace(model, attention_head_dim=head)
 
 
 @pytest.mark.parametrize(
     "name",
-    ["base/batches.py", "deepspeed/train.py", "accelerate/train.py", "hf_trainer/train.py", "lightning/train.py"],
+    [
+        "base/batches.py",
+        "deepspeed/train.py",
+        "accelerate/train.py",
+        "hf_trainer/train.py",
+        "lightning/train.py",
+    ],
 )
 def test_programs_are_python(name: str) -> None:
     compile(program(name), name, "exec")

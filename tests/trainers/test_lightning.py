@@ -31,7 +31,9 @@ class TestLightning(TrainerContract):
     trainer = "lightning"
     settings_of_a_knob: ClassVar[dict[str, Any]] = {"trainer": {"accumulate_grad_batches": 2}}
     log_lines: ClassVar[dict[str, StepMetrics | None]] = {
-        '{"step": 3, "step_time_s": 0.41, "loss": 2.31}': StepMetrics(step=3, step_time_s=0.41, loss=2.31),
+        '{"step": 3, "step_time_s": 0.41, "loss": 2.31}': StepMetrics(
+            step=3, step_time_s=0.41, loss=2.31
+        ),
     }
 
     @pytest.mark.parametrize(("stage", "strategy"), [(0, "ddp"), (1, "deepspeed_stage_1")])
@@ -43,7 +45,11 @@ class TestLightning(TrainerContract):
         launch = self.launched(dp=16, zero_stage=stage, recompute="full", micro_batch_size=2)
         written = settings(launch)["trainer"]
         assert written["strategy"]["init_args"]["sharding_strategy"] == sharding
-        assert (written["devices"], written["num_nodes"], written["accumulate_grad_batches"]) == (8, 2, 2)
+        assert (written["devices"], written["num_nodes"], written["accumulate_grad_batches"]) == (
+            8,
+            2,
+            2,
+        )
         assert launch.argv[-1] == "--recompute-layers"
 
     def test_weights_in_bf16_alone_are_refused_where_deepspeed_keeps_others(self) -> None:
@@ -51,7 +57,9 @@ class TestLightning(TrainerContract):
         config = ParallelConfig(dp=8, micro_batch_size=2, accumulation_steps=4, zero_stage=1)
         with pytest.raises(ExportError, match="DeepSpeed keeps weights in fp32"):
             trainer("lightning").launch(workload, config)
-        moved = settings(trainer("lightning").launch(workload, config, {"nearest": True}))["trainer"]
+        moved = settings(trainer("lightning").launch(workload, config, {"nearest": True}))[
+            "trainer"
+        ]
         assert (moved["precision"], moved["strategy"]["init_args"]) == (
             "bf16-true",
             {"sharding_strategy": "SHARD_GRAD_OP"},
@@ -61,13 +69,19 @@ class TestLightning(TrainerContract):
         config = ParallelConfig(tp=2, dp=4, micro_batch_size=2, accumulation_steps=8, zero_stage=3)
         with pytest.raises(ExportError, match="set your own program with the option script"):
             trainer("lightning").launch(WORKLOAD, config)
-        written = settings(trainer("lightning").launch(WORKLOAD, config, OWN))["trainer"]["strategy"]
+        written = settings(trainer("lightning").launch(WORKLOAD, config, OWN))["trainer"][
+            "strategy"
+        ]
         assert written["init_args"] == {"data_parallel_size": 4, "tensor_parallel_size": 2}
 
     def test_fp16_of_a_cpu_is_refused_because_lightning_takes_another_precision(self) -> None:
         workload = replace(WORKLOAD, cluster=ClusterSpec.of("cpu", num_nodes=1, gpus_per_node=8))
-        with pytest.raises(ExportError, match=r"precision=fp16: Lightning trains in bf16 instead on a CPU"):
-            trainer("lightning").launch(workload, ParallelConfig(dp=8, micro_batch_size=8, precision="fp16"))
+        with pytest.raises(
+            ExportError, match=r"precision=fp16: Lightning trains in bf16 instead on a CPU"
+        ):
+            trainer("lightning").launch(
+                workload, ParallelConfig(dp=8, micro_batch_size=8, precision="fp16")
+            )
 
 
 @pytest.mark.thorough
@@ -96,9 +110,13 @@ class TestLightningWithYourOwnProgram(TrainerContract):
         "Validation DataLoader 0:  50%|█████     | 1/2 [00:00<00:00, 15.9it/s]": None,
     }
 
-    def test_the_micro_batch_goes_where_the_program_reads_it_and_the_bar_shows_whole_steps(self) -> None:
+    def test_the_micro_batch_goes_where_the_program_reads_it_and_the_bar_shows_whole_steps(
+        self,
+    ) -> None:
         config = ParallelConfig(dp=8, micro_batch_size=2, accumulation_steps=4)
-        launch = trainer("lightning").launch(WORKLOAD, config, {**OWN, "batch_key": "model.data.size"})
+        launch = trainer("lightning").launch(
+            WORKLOAD, config, {**OWN, "batch_key": "model.data.size"}
+        )
         assert settings(launch)["model"] == {"data": {"size": 2}}
         assert launch.argv[-5:] == (
             "fit",
@@ -115,7 +133,9 @@ class TestLightningWithYourOwnProgram(TrainerContract):
 
     def test_a_bar_that_ends_before_its_first_step_counts_no_steps(self) -> None:
         read = trainer("lightning").reader(OWN)
-        lines = ["Epoch 0: 100%|███| 2/2 [00:00<00:00, 9it/s]"] * 2 + ["Epoch 0: |     | 4/? [00:00<00:00, 9it/s]"] * 2
+        lines = ["Epoch 0: 100%|███| 2/2 [00:00<00:00, 9it/s]"] * 2 + [
+            "Epoch 0: |     | 4/? [00:00<00:00, 9it/s]"
+        ] * 2
         assert [found.step for line in lines if (found := read(line))] == [1]
 
 
@@ -126,26 +146,42 @@ class TestLightningWithYourOwnProgram(TrainerContract):
 def test_lightning_itself_takes_what_is_written(precision: str, pure: bool, stage: int) -> None:
     """On a machine without a GPU the trainer is made for CPU ranks, and the strategy by itself: FSDP asks for a GPU."""
     lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
-    config = ParallelConfig(dp=8, micro_batch_size=2, accumulation_steps=4, precision=precision, zero_stage=stage)
-    written = settings(trainer("lightning").launch(replace(WORKLOAD, pure_bf16=pure), config))["trainer"]
+    config = ParallelConfig(
+        dp=8, micro_batch_size=2, accumulation_steps=4, precision=precision, zero_stage=stage
+    )
+    written = settings(trainer("lightning").launch(replace(WORKLOAD, pure_bf16=pure), config))[
+        "trainer"
+    ]
     assert written["precision"].endswith("-true") == (pure or precision == "fp32")
     strategy = written.pop("strategy")
-    made = lightning.Trainer(**{**written, "accelerator": "cpu"}, strategy="ddp" if config.zero_stage == 0 else "auto")
+    made = lightning.Trainer(
+        **{**written, "accelerator": "cpu"}, strategy="ddp" if config.zero_stage == 0 else "auto"
+    )
     assert made.accumulate_grad_batches == config.accumulation_steps
     assert made.precision == written["precision"]
     if config.zero_stage:
         kind = getattr(lightning.strategies, strategy["class_path"].rpartition(".")[2])
-        assert kind(**strategy["init_args"]).sharding_strategy.name == strategy["init_args"]["sharding_strategy"]
+        assert (
+            kind(**strategy["init_args"]).sharding_strategy.name
+            == strategy["init_args"]["sharding_strategy"]
+        )
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("jsonargparse") is None, reason="LightningCLI needs jsonargparse, which is not installed")
+@pytest.mark.skipif(
+    find_spec("jsonargparse") is None,
+    reason="LightningCLI needs jsonargparse, which is not installed",
+)
 def test_a_program_of_your_own_is_measured_by_its_bar(tmp_path: Path) -> None:
     pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
     (tmp_path / "main.py").write_text(OWN_PROGRAM, encoding="utf-8")
     workload = replace(WORKLOAD, cluster=ClusterSpec.of("cpu", num_nodes=1, gpus_per_node=2))
     config = ParallelConfig(dp=2, micro_batch_size=2, accumulation_steps=4, precision="bf16")
-    options = {"steps": 6, "script": str(tmp_path / "main.py"), "script_args": ["--model.width", "16"]}
+    options = {
+        "steps": 6,
+        "script": str(tmp_path / "main.py"),
+        "script_args": ["--model.width", "16"],
+    }
     write_launch(trainer("lightning").launch(workload, config, options), tmp_path / "launch")
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", *launch_words(tmp_path / "launch")],
@@ -157,7 +193,11 @@ def test_a_program_of_your_own_is_measured_by_its_bar(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     read = trainer("lightning").reader(options)
-    found = [metrics for line in re.split(r"[\r\n]", done.stdout + done.stderr) if (metrics := read(line))]
+    found = [
+        metrics
+        for line in re.split(r"[\r\n]", done.stdout + done.stderr)
+        if (metrics := read(line))
+    ]
     assert [metrics.step for metrics in found if metrics.ends_step][:6] == [1, 2, 3, 4, 5, 6]
     assert all(metrics.loss for metrics in found)
 

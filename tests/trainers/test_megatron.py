@@ -182,7 +182,11 @@ class TestMegatron(TrainerContract):
 
     @pytest.mark.parametrize(("workload", "knobs", "wanted", "env"), LAUNCHED)
     def test_a_launch_has_the_flags_of_its_model_and_config(
-        self, workload: Workload, knobs: dict[str, Any], wanted: dict[str, str | bool], env: dict[str, str]
+        self,
+        workload: Workload,
+        knobs: dict[str, Any],
+        wanted: dict[str, str | bool],
+        env: dict[str, str],
     ) -> None:
         config = ParallelConfig(**{"dp": 8, "micro_batch_size": 8, **knobs})
         launch = trainer("megatron").launch(workload, config)
@@ -197,7 +201,11 @@ class TestMegatron(TrainerContract):
         )
         launch = trainer("megatron").launch(workload, config)
         assert flag(launch, "--optimizer") == name
-        for other in ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"):
+        for other in (
+            "--use-distributed-optimizer",
+            "--overlap-grad-reduce",
+            "--overlap-param-gather",
+        ):
             assert not flag(launch, other), "its checks refuse it"
         read = trainer("megatron").read_config(PresentConfiguration(argv=launch.argv))
         assert (read.optimizer, read.knobs["zero_stage"]) == ("muon", stage)
@@ -213,7 +221,10 @@ class TestMegatron(TrainerContract):
     )
     def test_what_muon_does_not_train_with_is_refused(self, knobs: dict[str, Any]) -> None:
         config = ParallelConfig(dp=8, micro_batch_size=8, **knobs)
-        refused = {limit.knob for limit in trainer("megatron").limits(replace(WORKLOAD, optimizer="muon"), config)}
+        refused = {
+            limit.knob
+            for limit in trainer("megatron").limits(replace(WORKLOAD, optimizer="muon"), config)
+        }
         assert refused == {list(knobs)[-1]}
         assert not trainer("megatron").limits(WORKLOAD, config)
 
@@ -228,16 +239,27 @@ class TestMegatron(TrainerContract):
             assert ("--moe-grouped-gemm" in argv) is ("moe_act" in argv)
         away = ParallelConfig(**common, offload="activations")
         assert trainer("megatron").launch(workload, away).env["NVTE_CPU_OFFLOAD_V1"] == "1"
-        refused = {limit.knob for limit in trainer("megatron").limits(workload, away, {"transformer_impl": "local"})}
+        refused = {
+            limit.knob
+            for limit in trainer("megatron").limits(workload, away, {"transformer_impl": "local"})
+        }
         assert "offload" in refused
-        graphed = trainer("megatron").launch(workload, ParallelConfig(**common, cuda_graph="step", precision="bf16"))
+        graphed = trainer("megatron").launch(
+            workload, ParallelConfig(**common, cuda_graph="step", precision="bf16")
+        )
         assert any("Megatron-LM 0.17" in note for note in graphed.notes)
 
     def test_layers_that_predict_further_tokens_stand_with_the_loss(self) -> None:
         model = replace(catalog.model("deepseek-v3"), mtp_layers=1)
         workload = replace(WORKLOAD, model=model)
         config = ParallelConfig(
-            pp=4, dp=4, ep=4, micro_batch_size=1, accumulation_steps=16, pp_split="edges", zero_stage=1
+            pp=4,
+            dp=4,
+            ep=4,
+            micro_batch_size=1,
+            accumulation_steps=16,
+            pp_split="edges",
+            zero_stage=1,
         )
         launch = trainer("megatron").launch(workload, config)
         assert flag(launch, "--mtp-num-layers") == "1"
@@ -254,9 +276,12 @@ class TestMegatron(TrainerContract):
         config = ParallelConfig(dp=8, ep=8, micro_batch_size=8, ep_overlap=True)
         (limit,) = trainer("megatron").limits(replace(WORKLOAD, model=model), config)
         assert (limit.knob, limit.nearest) == ("ep_overlap", False)
-        assert not trainer("megatron").limits(replace(WORKLOAD, model=replace(model, mtp_layers=0)), config)
+        assert not trainer("megatron").limits(
+            replace(WORKLOAD, model=replace(model, mtp_layers=0)), config
+        )
         (limit,) = trainer("megatron").limits(
-            replace(WORKLOAD, model=replace(GPT, mtp_layers=1)), ParallelConfig(dp=8, micro_batch_size=8)
+            replace(WORKLOAD, model=replace(GPT, mtp_layers=1)),
+            ParallelConfig(dp=8, micro_batch_size=8),
         )
         assert (limit.knob, limit.nearest) == ("model.mtp_layers", 0)
 
@@ -264,7 +289,11 @@ class TestMegatron(TrainerContract):
         config = ParallelConfig(dp=8, micro_batch_size=8)
         with pytest.raises(ExportError, match="tokenizer_type is not set"):
             trainer("megatron").launch(WORKLOAD, config, {"data_path": "/data/mine"})
-        options = {"data_path": "/data/mine", "tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": "/tok"}
+        options = {
+            "data_path": "/data/mine",
+            "tokenizer_type": "HuggingFaceTokenizer",
+            "tokenizer_model": "/tok",
+        }
         launch = trainer("megatron").launch(WORKLOAD, config, options)
         assert flag(launch, "--data-path") == "/data/mine"
         assert flag(launch, "--tokenizer-model") == "/tok"
@@ -274,12 +303,25 @@ class TestMegatron(TrainerContract):
         launch = trainer("megatron").launch(WORKLOAD, ParallelConfig(dp=16, micro_batch_size=4))
         assert launch.is_spread
         started = launch.on_node(1, master_addr="10.0.0.7", master_port=4000)
-        assert {"--node-rank=1", "--master-addr=10.0.0.7", "--master-port=4000"} <= set(started.argv)
+        assert {"--node-rank=1", "--master-addr=10.0.0.7", "--master-port=4000"} <= set(
+            started.argv
+        )
         assert not started.is_spread
-        assert not trainer("megatron").launch(WORKLOAD, ParallelConfig(dp=8, micro_batch_size=8)).is_spread
+        assert (
+            not trainer("megatron")
+            .launch(WORKLOAD, ParallelConfig(dp=8, micro_batch_size=8))
+            .is_spread
+        )
 
 
-PUBLISHED = ("deepseek-v3", "deepseek-v2-lite", "glm-4.5-air", "qwen1.5-moe-a2.7b", "phi-3-mini", "phi-4")
+PUBLISHED = (
+    "deepseek-v3",
+    "deepseek-v2-lite",
+    "glm-4.5-air",
+    "qwen1.5-moe-a2.7b",
+    "phi-3-mini",
+    "phi-4",
+)
 
 
 def launch_of(name: str, seq_len: int = 4096) -> Launch:
@@ -328,7 +370,9 @@ def test_latent_attention_and_a_router_with_a_bias_are_launched_as_deepseek_trai
 
 
 def test_what_sets_other_published_families_apart_is_launched() -> None:
-    lite, glm, qwen = (launch_of(name) for name in ("deepseek-v2-lite", "glm-4.5-air", "qwen1.5-moe-a2.7b"))
+    lite, glm, qwen = (
+        launch_of(name) for name in ("deepseek-v2-lite", "glm-4.5-air", "qwen1.5-moe-a2.7b")
+    )
     assert not flag(lite, "--q-lora-rank")
     assert flag(lite, "--moe-router-pre-softmax") is True
     assert flag(lite, "--moe-router-score-function") is False
@@ -341,10 +385,19 @@ def test_what_sets_other_published_families_apart_is_launched() -> None:
 def test_a_window_over_the_ranks_of_a_sequence_is_not_attended_to_in_a_ring() -> None:
     workload = replace(WORKLOAD, model=catalog.model("phi-3-mini"), seq_len=4096)
     ring = ParallelConfig(cp=2, dp=4, micro_batch_size=8, accumulation_steps=2)
-    with pytest.raises(ExportError, match=r"cp_style=ring: .*last 2047 tokens.*; nearest: cp_style=gather"):
+    with pytest.raises(
+        ExportError, match=r"cp_style=ring: .*last 2047 tokens.*; nearest: cp_style=gather"
+    ):
         trainer("megatron").launch(workload, ring)
-    assert flag(trainer("megatron").launch(workload, replace(ring, cp_style="gather")), "--window-size") == "2046,0"
-    trainer("megatron").launch(replace(workload, seq_len=2044), ring)  # no window is shorter than these
+    assert (
+        flag(
+            trainer("megatron").launch(workload, replace(ring, cp_style="gather")), "--window-size"
+        )
+        == "2046,0"
+    )
+    trainer("megatron").launch(
+        replace(workload, seq_len=2044), ring
+    )  # no window is shorter than these
 
 
 @pytest.mark.parametrize(
@@ -359,7 +412,9 @@ def test_a_window_over_the_ranks_of_a_sequence_is_not_attended_to_in_a_ring() ->
         ("[0]*9**9", 0),
     ],
 )
-def test_layers_without_experts_are_counted_and_a_pattern_of_ones_own_is_kept(text: str, layers: int) -> None:
+def test_layers_without_experts_are_counted_and_a_pattern_of_ones_own_is_kept(
+    text: str, layers: int
+) -> None:
     command = f"pretrain_gpt.py --num-layers 8 --hidden-size 64 --num-attention-heads 4 --vocab-size 99 --swiglu --num-experts 4 --ffn-hidden-size 128 --moe-ffn-hidden-size 32 --moe-layer-freq {text}"
     read = trainer("megatron").read_config(PresentConfiguration(argv=tuple(command.split())))
     assert read.model.get("num_dense_layers", 0) == layers
@@ -368,11 +423,23 @@ def test_layers_without_experts_are_counted_and_a_pattern_of_ones_own_is_kept(te
 
 
 def test_dense_layers_that_a_file_places_freely_are_refused_with_a_remedy() -> None:
-    document = {"model_type": "qwen2_moe", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
-    document |= {"num_key_value_heads": 4, "vocab_size": 99, "intermediate_size": 128, "moe_intermediate_size": 32}
+    document = {
+        "model_type": "qwen2_moe",
+        "hidden_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+    }
+    document |= {
+        "num_key_value_heads": 4,
+        "vocab_size": 99,
+        "intermediate_size": 128,
+        "moe_intermediate_size": 32,
+    }
     document |= {"num_experts": 4, "num_experts_per_tok": 2, "decoder_sparse_step": 2}
     model = ModelSpec(name="mine", **fields_of(document), source=json.dumps(document))
-    (limit,) = trainer("megatron").limits(replace(WORKLOAD, model=model), ParallelConfig(dp=8, micro_batch_size=8))
+    (limit,) = trainer("megatron").limits(
+        replace(WORKLOAD, model=model), ParallelConfig(dp=8, micro_batch_size=8)
+    )
     assert (limit.knob, limit.value) == ("model.num_dense_layers", 2)
     assert "megatron_bridge reads the file itself" in limit.remedy
 
@@ -381,7 +448,9 @@ def test_yarn_that_differs_from_deepseeks_is_named() -> None:
     document = {**(published_config(catalog.model("deepseek-v3")) or {})}
     document["rope_scaling"] = {"type": "yarn", "factor": 32.0, "beta_fast": 1.0}
     model = ModelSpec(name="mine", **fields_of(document), source=json.dumps(document))
-    launch = trainer("megatron").launch(replace(WORKLOAD, model=model), ParallelConfig(dp=8, micro_batch_size=8))
+    launch = trainer("megatron").launch(
+        replace(WORKLOAD, model=model), ParallelConfig(dp=8, micro_batch_size=8)
+    )
     assert flag(launch, "--rotary-scaling-factor") == "32.0"
     assert [
         note
@@ -394,7 +463,14 @@ def test_yarn_that_differs_from_deepseeks_is_named() -> None:
 def test_every_flag_is_one_that_the_release_knows() -> None:
     known = frozenset().union(*released_names("megatron-core-0.16.1").values())
     # flags of other names than their fields, and those of the configurations of data parallelism and of random numbers
-    renamed = {"fp8-format", "fp4-format", "num-experts", "ckpt-format", "lr-decay-style", "te-rng-tracker"}
+    renamed = {
+        "fp8-format",
+        "fp4-format",
+        "num-experts",
+        "ckpt-format",
+        "lr-decay-style",
+        "te-rng-tracker",
+    }
     renamed |= {"num-distributed-optimizer-instances", "ddp-bucket-size"}
     seen = set()
     for model in (MODEL, GPT, EXPERTS):
@@ -402,10 +478,16 @@ def test_every_flag_is_one_that_the_release_knows() -> None:
         for config in itertools.chain(configs(), varied_configs(workload)):
             if not trainer("megatron").limits(workload, config):
                 argv = trainer("megatron").launch(workload, config).argv
-                seen |= {word[2:] for word in argv[argv.index("pretrain_gpt.py") :] if word.startswith("--")}
+                seen |= {
+                    word[2:]
+                    for word in argv[argv.index("pretrain_gpt.py") :]
+                    if word.startswith("--")
+                }
     for name in PUBLISHED:
         argv = launch_of(name).argv
-        seen |= {word[2:] for word in argv[argv.index("pretrain_gpt.py") :] if word.startswith("--")}
+        seen |= {
+            word[2:] for word in argv[argv.index("pretrain_gpt.py") :] if word.startswith("--")
+        }
     assert seen - renamed <= known, seen - renamed - known
     assert len(seen) > 40
 
@@ -421,7 +503,8 @@ print(json.dumps(sorted({word for argv in json.load(sys.stdin) for word in parse
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    find_spec("megatron") is None, reason="a megatron-core with megatron.training (from 0.17 on) is not installed"
+    find_spec("megatron") is None,
+    reason="a megatron-core with megatron.training (from 0.17 on) is not installed",
 )
 def test_megatrons_own_parser_knows_every_word() -> None:
     predicting = replace(catalog.model("deepseek-v3"), mtp_layers=1)
@@ -433,7 +516,9 @@ def test_megatrons_own_parser_knows_every_word() -> None:
                 argv = trainer("megatron").launch(workload, config).argv
                 asked.append(argv[argv.index("pretrain_gpt.py") + 1 :])
     command = [sys.executable, "-W", "ignore", "-c", PARSED]
-    done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, timeout=900, check=False)
+    done = subprocess.run(
+        command, input=json.dumps(asked), capture_output=True, text=True, timeout=900, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout.splitlines()[-1]) == []
     assert len(asked) > 1000

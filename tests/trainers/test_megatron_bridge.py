@@ -45,11 +45,24 @@ class TestMegatronBridge(TrainerContract):
     }
 
     def test_degrees_and_batch(self) -> None:
-        config = {"tp": 2, "pp": 2, "dp": 4, "micro_batch_size": 2, "virtual_stages": 2, "sequence_parallel": True}
-        written = settings(self.launched(**config, pp_schedule="interleaved_1f1b", zero_stage=1, recompute="full"))
+        config = {
+            "tp": 2,
+            "pp": 2,
+            "dp": 4,
+            "micro_batch_size": 2,
+            "virtual_stages": 2,
+            "sequence_parallel": True,
+        }
+        written = settings(
+            self.launched(**config, pp_schedule="interleaved_1f1b", zero_stage=1, recompute="full")
+        )
         assert written["model"]["virtual_pipeline_model_parallel_size"] == 2
         assert written["model"]["recompute_num_layers"] == 1
-        assert written["train"] == {"micro_batch_size": 2, "global_batch_size": 64, "train_iters": 50}
+        assert written["train"] == {
+            "micro_batch_size": 2,
+            "global_batch_size": 64,
+            "train_iters": 50,
+        }
         assert written["ddp"]["use_distributed_optimizer"] is True
 
     def test_every_setting_is_one_that_the_release_knows(self) -> None:
@@ -58,7 +71,9 @@ class TestMegatronBridge(TrainerContract):
         for config in itertools.chain(configs(), varied_configs(WORKLOAD)):
             if trainer("megatron_bridge").limits(WORKLOAD, config):
                 continue
-            for section, values in settings(trainer("megatron_bridge").launch(WORKLOAD, config)).items():
+            for section, values in settings(
+                trainer("megatron_bridge").launch(WORKLOAD, config)
+            ).items():
                 assert section in known["ConfigContainer"]
                 if section == "mixed_precision":
                     assert values is None or values in known["mixed_precision"]
@@ -80,9 +95,13 @@ class TestMegatronBridge(TrainerContract):
             "vocab_size": 151936,
         }
         for family, is_known in (("qwen3", True), ("phi3", False)):
-            (tmp_path / "config.json").write_text(json.dumps({**document, "model_type": family}), encoding="utf-8")
+            (tmp_path / "config.json").write_text(
+                json.dumps({**document, "model_type": family}), encoding="utf-8"
+            )
             spec = {"model": "./config.json", "cluster": "h100-sxm-1x8", "space": {"tp": [1]}}
-            study = api.load_study({**spec, "workload": {"seq_len": 4096, "global_batch_size": 64}}, base=tmp_path)
+            study = api.load_study(
+                {**spec, "workload": {"seq_len": 4096, "global_batch_size": 64}}, base=tmp_path
+            )
             config = ParallelConfig(dp=8, accumulation_steps=8)
             if is_known:
                 launch = trainer("megatron_bridge").launch(study.workload, config)
@@ -95,7 +114,9 @@ class TestMegatronBridge(TrainerContract):
         workload, config = replace(WORKLOAD, model=GPT), ParallelConfig(dp=8, micro_batch_size=8)
         with pytest.raises(ExportError, match="no bridge for GPT-2"):
             trainer("megatron_bridge").launch(workload, config)
-        launch = trainer("megatron_bridge").launch(workload, config, {"recipe": "mine.recipes.small"})
+        launch = trainer("megatron_bridge").launch(
+            workload, config, {"recipe": "mine.recipes.small"}
+        )
         assert launch.argv[-2:] == ("--recipe", "mine.recipes.small")
         assert "model/config.json" not in launch.files
 
@@ -105,7 +126,9 @@ class TestMegatronBridge(TrainerContract):
         start = source.index("def change(")
         names: dict[str, Any] = {}
         exec(source[start : source.index("\n\n\n", start)], names)
-        config = types.SimpleNamespace(train=types.SimpleNamespace(train_iters=1), mixed_precision=None)
+        config = types.SimpleNamespace(
+            train=types.SimpleNamespace(train_iters=1), mixed_precision=None
+        )
         names["change"](config, {"train": {"train_iters": 7}, "mixed_precision": "bf16_mixed"})
         assert (config.train.train_iters, config.mixed_precision) == (7, "bf16_mixed")
         with pytest.raises(SystemExit, match=r"has no setting train\.made_up"):

@@ -46,10 +46,18 @@ class TestNanotron(TrainerContract):
 
     def test_degrees_and_batch(self) -> None:
         launch = self.launched(
-            tp=2, pp=2, dp=2, micro_batch_size=2, zero_stage=1, sequence_parallel=True, recompute="full"
+            tp=2,
+            pp=2,
+            dp=2,
+            micro_batch_size=2,
+            zero_stage=1,
+            sequence_parallel=True,
+            recompute="full",
         )
         parallelism = document(launch)["parallelism"]
-        assert {n: parallelism[n] for n in ("dp", "pp", "tp", "pp_engine", "tp_mode", "recompute_layer")} == {
+        assert {
+            n: parallelism[n] for n in ("dp", "pp", "tp", "pp_engine", "tp_mode", "recompute_layer")
+        } == {
             "dp": 2,
             "pp": 2,
             "tp": 2,
@@ -71,7 +79,9 @@ class TestNanotron(TrainerContract):
         options = {**self.options, "dataset": "some/text"}
         with pytest.raises(ExportError, match="tokenizer is not set"):
             trainer("nanotron").launch(WORKLOAD, config, options)
-        launch = trainer("nanotron").launch(WORKLOAD, config, {**options, "tokenizer": "some/tokenizer"})
+        launch = trainer("nanotron").launch(
+            WORKLOAD, config, {**options, "tokenizer": "some/tokenizer"}
+        )
         assert document(launch)["tokenizer"] == {"tokenizer_name_or_path": "some/tokenizer"}
 
     def test_a_missing_entrypoint_is_refused(self) -> None:
@@ -90,7 +100,11 @@ def config_of(model: str, **knobs: Any) -> dict[str, Any]:
 
 def test_a_qwen2_is_trained_with_its_biases_and_a_llama_without() -> None:
     qwen, llama = config_of("qwen2.5-1.5b"), config_of("llama-8b")
-    assert (qwen["is_qwen2_config"], qwen["attention_bias"], qwen["rope_theta"]) == (True, True, 1e6)
+    assert (qwen["is_qwen2_config"], qwen["attention_bias"], qwen["rope_theta"]) == (
+        True,
+        True,
+        1e6,
+    )
     assert qwen["tie_word_embeddings"] is True
     assert "is_llama_config" not in qwen
     assert "attention_bias" not in llama
@@ -105,8 +119,13 @@ def test_context_parallelism_is_told_to_attend_over_the_ranks() -> None:
         False,
     )
     config = ParallelConfig(dp=4, cp=2, micro_batch_size=8, accumulation_steps=2)
-    with pytest.raises(ExportError, match="cp=2: its Llama attends only to a rank's own tokens; leave model_class out"):
-        trainer("nanotron").launch(WORKLOAD, config, {**TestNanotron.options, "model_class": "llama"})
+    with pytest.raises(
+        ExportError,
+        match="cp=2: its Llama attends only to a rank's own tokens; leave model_class out",
+    ):
+        trainer("nanotron").launch(
+            WORKLOAD, config, {**TestNanotron.options, "model_class": "llama"}
+        )
 
 
 def test_experts_and_latent_attention_are_refused_with_a_trainer_that_builds_them() -> None:
@@ -115,7 +134,9 @@ def test_experts_and_latent_attention_are_refused_with_a_trainer_that_builds_the
         ExportError,
         match=r"kv_lora_rank=512: .*builds no latent attention; use megatron, megatron_bridge, torchtitan, acc",
     ):
-        trainer("nanotron").launch(workload, ParallelConfig(dp=8, micro_batch_size=8), TestNanotron.options)
+        trainer("nanotron").launch(
+            workload, ParallelConfig(dp=8, micro_batch_size=8), TestNanotron.options
+        )
 
 
 def test_rotary_scaling_that_its_models_do_not_read_is_named_with_who_does() -> None:
@@ -130,11 +151,18 @@ def test_rotary_scaling_that_its_models_do_not_read_is_named_with_who_does() -> 
 
 def test_a_yaml_of_its_qwen2_stays_one() -> None:
     launch = trainer("nanotron").launch(
-        WORKLOAD, ParallelConfig(dp=8, micro_batch_size=8), {**TestNanotron.options, "model_class": "qwen2"}
+        WORKLOAD,
+        ParallelConfig(dp=8, micro_batch_size=8),
+        {**TestNanotron.options, "model_class": "qwen2"},
     )
     theirs = document(launch)
-    theirs["model"]["model_config"] |= {"attention_bias": True, "moe_config": {"num_experts": 4, "top_k": 2}}
-    reading = trainer("nanotron").read_config(PresentConfiguration(files={"config.yaml": yaml.safe_dump(theirs)}))
+    theirs["model"]["model_config"] |= {
+        "attention_bias": True,
+        "moe_config": {"num_experts": 4, "top_k": 2},
+    }
+    reading = trainer("nanotron").read_config(
+        PresentConfiguration(files={"config.yaml": yaml.safe_dump(theirs)})
+    )
     assert reading.options["model_class"] == "qwen2"
     kept = reading.settings["model"]["model_config"]
     assert kept["attention_bias"] is True
@@ -149,6 +177,17 @@ def test_every_key_is_one_that_its_main_branch_knows() -> None:
             continue
         written = document(trainer("nanotron").launch(WORKLOAD, config, TestNanotron.options))
         assert written.keys() <= known["Config"]
-        for section in ("general", "parallelism", "model", "tokens", "optimizer", "checkpoints", "logging"):
+        for section in (
+            "general",
+            "parallelism",
+            "model",
+            "tokens",
+            "optimizer",
+            "checkpoints",
+            "logging",
+        ):
             assert written[section].keys() <= known[section], section
-        assert written["optimizer"]["learning_rate_scheduler"].keys() <= known["optimizer.learning_rate_scheduler"]
+        assert (
+            written["optimizer"]["learning_rate_scheduler"].keys()
+            <= known["optimizer.learning_rate_scheduler"]
+        )

@@ -56,9 +56,13 @@ class TestNative(TrainerContract):
         }  # fmt: skip
         asked = PostTraining(**values)
         workload = replace(WORKLOAD, rl=asked, global_batch_size=8)
-        limits = trainer("native").limits(workload, ParallelConfig(**{"accumulation_steps": 8, **config}))
+        limits = trainer("native").limits(
+            workload, ParallelConfig(**{"accumulation_steps": 8, **config})
+        )
         assert words in "; ".join(map(str, limits))
-        fine = replace(workload, rl=replace(asked, algorithm="grpo", critic=None, phase_offload="none"))
+        fine = replace(
+            workload, rl=replace(asked, algorithm="grpo", critic=None, phase_offload="none")
+        )
         assert not trainer("native").limits(
             fine, ParallelConfig(accumulation_steps=8, extra={"micro_batch_tokens": 512})
         )
@@ -70,6 +74,8 @@ class TestNative(TrainerContract):
     def test_cpu_ranks_have_no_fp8(self) -> None:
         laptop = replace(WORKLOAD, cluster=cluster_of("cpu", num_nodes=1, gpus_per_node=4))
         with pytest.raises(ExportError, match="precision=fp8"):
-            trainer("native").launch(laptop, ParallelConfig(dp=4, micro_batch_size=16, precision="fp8"))
+            trainer("native").launch(
+                laptop, ParallelConfig(dp=4, micro_batch_size=16, precision="fp8")
+            )
         launch = trainer("native").launch(laptop, ParallelConfig(dp=4, micro_batch_size=16))
         assert launch.env == {"OMP_NUM_THREADS": "1"}

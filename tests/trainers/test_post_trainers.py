@@ -59,7 +59,10 @@ class TestNemoRl(PostTrainerContract):
     workload = NEMO
     sharded: ClassVar = {"dp": 8, "zero_stage": 3, "recompute": "full"}
     settings_of_a_knob: ClassVar = {"policy": {"train_micro_batch_size": 4}}
-    log_lines: ClassVar = {"  • Avg Reward: 0.5": None, "  • Total step time: 40.00s": StepMetrics(step_time_s=40.0)}
+    log_lines: ClassVar = {
+        "  • Avg Reward: 0.5": None,
+        "  • Total step time: 40.00s": StepMetrics(step_time_s=40.0),
+    }
 
 
 class TestNemoRlWithMegatron(PostTrainerContract):
@@ -70,7 +73,10 @@ class TestNemoRlWithMegatron(PostTrainerContract):
     workload = NEMO_MEGATRON
     sharded: ClassVar = {"tp": 2, "pp": 2, "dp": 2, "zero_stage": 1}
     settings_of_a_knob: ClassVar = {"policy": {"megatron_cfg": {"enabled": False}}}
-    log_lines: ClassVar = {"  • Avg Reward: 0.5": None, "  • Total step time: 40.00s": StepMetrics(step_time_s=40.0)}
+    log_lines: ClassVar = {
+        "  • Avg Reward: 0.5": None,
+        "  • Total step time: 40.00s": StepMetrics(step_time_s=40.0),
+    }
 
 
 class TestOpenRlhf(PostTrainerContract):
@@ -127,18 +133,30 @@ def test_every_key_of_nemo_rl_stands_in_its_example() -> None:
         assert written["policy"]["generation"]["vllm_cfg"]["async_engine"] is True
         assert written["loss_fn"]["use_importance_sampling_correction"] is True
         left = trainer("nemo_rl").read_config(PresentConfiguration.of_launch(launch)).settings
-        assert sorted(dotted(left)) == ["grpo.max_num_steps", "grpo.seed", "loss_fn.reference_policy_kl_penalty"]
+        assert sorted(dotted(left)) == [
+            "grpo.max_num_steps",
+            "grpo.seed",
+            "loss_fn.reference_policy_kl_penalty",
+        ]
 
 
 def test_logs_are_read_by_phase() -> None:
     verl = read_phases([LINE])
-    assert (verl.median("generation"), verl.median("update"), verl.median("response_mean")) == (144.5, 203.25, 1402.5)
+    assert (verl.median("generation"), verl.median("update"), verl.median("response_mean")) == (
+        144.5,
+        203.25,
+        1402.5,
+    )
     nemo = read_phases(NEMO_LOG.splitlines())
     assert nemo.steps[0] == {
         "loss": 0.01, "response_mean": 523.25, "step": 40.0, "generation": 20.0, "update": 12.0, "log_prob": 5.0, "refit": 2.0,
     }  # fmt: skip
     openrlhf = read_phases([OPENRLHF_LINE])
-    assert (openrlhf.median("generation"), openrlhf.median("update"), openrlhf.median("refit")) == (30.0, 50.0, 1.5)
+    assert (openrlhf.median("generation"), openrlhf.median("update"), openrlhf.median("refit")) == (
+        30.0,
+        50.0,
+        1.5,
+    )
     trl = read_phases([TRL_LINE, TRL_LINE.replace("64", "80")])
     assert (trl.median("step"), trl.largest("response_max")) == (12.25, 80.0)
     assert read_phases(["step 3 of 10", "{'loss': 2.0}"]).steps == ()
@@ -154,14 +172,21 @@ def test_any_program_of_trl_that_generates_tells_the_seconds_of_its_steps() -> N
 
 
 def test_the_first_step_is_left_out_of_medians() -> None:
-    lines = [f"step:{i} - timing_s/gen:{seconds} - timing_s/step:9" for i, seconds in enumerate((90, 10, 12), start=1)]
+    lines = [
+        f"step:{i} - timing_s/gen:{seconds} - timing_s/step:9"
+        for i, seconds in enumerate((90, 10, 12), start=1)
+    ]
     assert read_phases(lines).median("generation") == 11.0
 
 
 def test_a_script_of_openrlhf_is_read() -> None:
     script = "set -x\nN=8\npython3 -m openrlhf.cli.train_ppo_ray \\\n  --actor.num_nodes 1 --actor.num_gpus_per_node $N --vllm.num_engines 8 --train.colocate_all \\\n  --train.batch_size 128 --rollout.batch_size 128 --rollout.n_samples_per_prompt 8 --train.micro_batch_size 2 --ds.zero_stage 3 \\\n  --actor.model_name_or_path Qwen/Qwen2.5-7B --algo.advantage.estimator group_norm --data.max_len 4096 --rollout.max_new_tokens 3072\n"
     found = trainer("openrlhf").read_config(PresentConfiguration(files={"run.sh": script}))
-    assert (found.knobs["dp"], found.knobs["micro_batch_size"], found.knobs["accumulation_steps"]) == (8, 2, 8)
+    assert (
+        found.knobs["dp"],
+        found.knobs["micro_batch_size"],
+        found.knobs["accumulation_steps"],
+    ) == (8, 2, 8)
     assert found.rl["mini_batches"] == 8
     assert found.rl["prompt_lengths"] == 1024
     assert "placement" not in found.rl
@@ -179,8 +204,17 @@ def test_an_exported_folder_becomes_a_spec_that_asks_for_lengths_and_speed(
     write_launch(trainer(name).launch(workload, launched, OPTIONS), tmp_path / "launch")
     present = read_present(tmp_path / "launch")
     assert recognized(present) == name
-    draft = import_draft(present, name, tmp_path / "launch", folder=tmp_path, cluster="h100-sxm-2x8", model="llama-1b")
-    assert {"rl.prompt_lengths", "rl.response_lengths", "rollout.tokens_per_s_per_gpu"} <= set(draft.fill_in)
+    draft = import_draft(
+        present,
+        name,
+        tmp_path / "launch",
+        folder=tmp_path,
+        cluster="h100-sxm-2x8",
+        model="llama-1b",
+    )
+    assert {"rl.prompt_lengths", "rl.response_lengths", "rollout.tokens_per_s_per_gpu"} <= set(
+        draft.fill_in
+    )
     assert yaml.safe_load(draft.text) == draft.document
     study = parse_study({**draft.document, "workload": {"seq_len": 1 << 16}}, base=tmp_path)
     assert study.baseline is not None
@@ -237,7 +271,9 @@ def flattened(document: Any, prefix: str = "") -> dict[str, Any]:
     if not isinstance(document, dict):
         return {prefix.rstrip("."): document}
     return {
-        path: value for key, inner in document.items() for path, value in flattened(inner, f"{prefix}{key}.").items()
+        path: value
+        for key, inner in document.items()
+        for path, value in flattened(inner, f"{prefix}{key}.").items()
     }
 
 
@@ -274,11 +310,15 @@ def test_what_the_engines_assert_is_refused() -> None:
         return [limit.knob for limit in trainer(name).limits(workload, made, OPTIONS)]
 
     assert refused("openrlhf", OPENRLHF, tp=2, dp=4, zero_stage=3) == ["zero_stage"]
-    assert refused("openrlhf", OPENRLHF, tp=2, dp=4, zero_stage=2, sequence_parallel=True) == ["sequence_parallel"]
+    assert refused("openrlhf", OPENRLHF, tp=2, dp=4, zero_stage=2, sequence_parallel=True) == [
+        "sequence_parallel"
+    ]
     assert refused("openrlhf", OPENRLHF, tp=2, dp=4, zero_stage=2) == []
     packed = {"zero_stage": 3, "extra": {"micro_batch_tokens": 8192}}
     assert refused("nemo_rl", NEMO, dp=4, cp=2, **packed) == ["cp"]
-    assert refused("nemo_rl", NEMO, tp=2, dp=2, cp=2, zero_stage=3, sequence_parallel=True) == ["sequence_parallel"]
+    assert refused("nemo_rl", NEMO, tp=2, dp=2, cp=2, zero_stage=3, sequence_parallel=True) == [
+        "sequence_parallel"
+    ]
     assert refused("nemo_rl", NEMO, tp=2, dp=2, cp=2, zero_stage=3) == []
     stages = {"tp": 2, "pp": 2, "dp": 4, "zero_stage": 1, "pp_schedule": "interleaved_1f1b"}
     assert refused("verl", MEGATRON, **stages, virtual_stages=4) == ["virtual_stages"]

@@ -43,10 +43,14 @@ def test_its_launch_is_refused_and_others_are_written_as_for_any_study() -> None
         api.export_document(store, result.record.id, "ray_train", {})
     assert LINE in caught.value.remedy
     options = {"hf_assets_path": "/a"}
-    assert api.export_document(store, result.record.id, "torchtitan", options)["argv"][0] == "torchrun"
+    assert (
+        api.export_document(store, result.record.id, "torchtitan", options)["argv"][0] == "torchrun"
+    )
     store.close()
 
 
-def test_losses_are_compared_step_by_step_only_where_the_call_says_that_the_data_are_the_same() -> None:
+def test_losses_are_compared_step_by_step_only_where_the_call_says_that_the_data_are_the_same() -> (
+    None
+):
     assert not api.load_study(simulated()).same_data
     assert api.load_study(simulated(trainer={"kind": "ray_train", "same_data": True})).same_data

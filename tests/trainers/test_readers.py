@@ -36,7 +36,9 @@ def test_all_trainers_but_the_users_own_program_read_a_configuration() -> None:
         assert trainer(name).can_import is not trainer(name).runs_own_program, name
 
 
-FOREIGN = frozenset(name for name in trainer_names() if not type(trainer(name)).__module__.startswith("autotune."))
+FOREIGN = frozenset(
+    name for name in trainer_names() if not type(trainer(name)).__module__.startswith("autotune.")
+)
 """trainers that other packages have registered"""
 
 
@@ -120,9 +122,16 @@ def trainer_launch(name: str, **options: str):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("precision", ["fp8", "mxfp8"])
 def test_what_torchtitan_quantizes_to_is_read(version: str, precision: str) -> None:
     config = ParallelConfig(
-        dp=8, zero_stage=2, precision=precision, micro_batch_size=2, accumulation_steps=4, compile=True
+        dp=8,
+        zero_stage=2,
+        precision=precision,
+        micro_batch_size=2,
+        accumulation_steps=4,
+        compile=True,
     )
-    launch = trainer("torchtitan").launch(WORKLOAD, config, {"hf_assets_path": "/tok", "version": version})
+    launch = trainer("torchtitan").launch(
+        WORKLOAD, config, {"hf_assets_path": "/tok", "version": version}
+    )
     present = PresentConfiguration(files=launch.files, argv=launch.argv)
     assert trainer("torchtitan").read_config(present).knobs["precision"] == precision
 
@@ -224,17 +233,23 @@ FLOAT8 = {"enable_fsdp_float8_all_gather": True, "filter_fqns": ["output", "atte
 def gathered(pp: int, policy: str) -> str:
     """A job file of torchtitan with that degree and policy."""
     said = f'fsdp_reshard_after_forward = "{policy}"' if policy else ""
-    return f"[parallelism]\npipeline_parallel_degree = {pp}\ndata_parallel_shard_degree = 2\n{said}\n"
+    return (
+        f"[parallelism]\npipeline_parallel_degree = {pp}\ndata_parallel_shard_degree = 2\n{said}\n"
+    )
 
 
 def nanotron(**config: Any) -> str:
     """A configuration of nanotron with that model."""
-    return yaml.safe_dump({"model": {"model_config": {**NANOTRON, **config}}, "tokens": {"sequence_length": 128}})
+    return yaml.safe_dump(
+        {"model": {"model_config": {**NANOTRON, **config}}, "tokens": {"sequence_length": 128}}
+    )
 
 
 def lightning(devices: Any, strategy: str, precision: str = "bf16-mixed") -> str:
     """The trainer's section."""
-    return yaml.safe_dump({"trainer": {"devices": devices, "strategy": strategy, "precision": precision}})
+    return yaml.safe_dump(
+        {"trainer": {"devices": devices, "strategy": strategy, "precision": precision}}
+    )
 
 
 CASES: dict[str, tuple[str, dict[str, str], dict[str, Any], tuple[str, ...] | None]] = {
@@ -423,7 +438,9 @@ def test_a_configuration_that_people_wrote_is_read(
     name: str, files: dict[str, str], expected: dict[str, Any], remarks: tuple[str, ...] | None
 ) -> None:
     texts = {file: text for file, text in files.items() if file != "argv"}
-    reading = trainer(name).read_config(PresentConfiguration(files=texts, argv=tuple(files.get("argv", "").split())))
+    reading = trainer(name).read_config(
+        PresentConfiguration(files=texts, argv=tuple(files.get("argv", "").split()))
+    )
     found = {field: getattr(reading, field) for field in expected}
     for field in expected.keys() & {"knobs", "model", "options"}:
         found[field] = {key: found[field].get(key) for key in expected[field]}
@@ -433,7 +450,11 @@ def test_a_configuration_that_people_wrote_is_read(
 
 
 def test_data_of_an_imported_megatron_launch_take_the_place_of_mock_data() -> None:
-    own = {"train-data-path": "data/train", "tokenizer-type": "HuggingFaceTokenizer", "tokenizer-model": "gpt2"}
+    own = {
+        "train-data-path": "data/train",
+        "tokenizer-type": "HuggingFaceTokenizer",
+        "tokenizer-model": "gpt2",
+    }
     config = ParallelConfig(dp=8, micro_batch_size=1, accumulation_steps=8)
     launches = [
         trainer("megatron").launch(WORKLOAD, config, {"settings": told})

@@ -37,7 +37,9 @@ def test_accelerate_forms_ranks_of_nodes_with_one_gpu_where_it_is_told_to(forms:
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
     words = [word for word in MACHINES if forms or word != "--multi_gpu"]
-    filled = [word.format(nnodes=4, node_rank=1, master_addr="node0", master_port=29500) for word in words]
+    filled = [
+        word.format(nnodes=4, node_rank=1, master_addr="node0", master_port=29500) for word in words
+    ]
     given = launch_command_parser().parse_args(["--num_processes=4", *filled, "train.py"])
     read, *_ = _validate_launch_command(given)
     assert (read.num_machines, read.machine_rank, read.multi_gpu) == (4, 1, forms)
@@ -47,8 +49,14 @@ def test_accelerate_forms_ranks_of_nodes_with_one_gpu_where_it_is_told_to(forms:
     ("asked", "expected"),
     [
         (config(dp=8), {"multi_gpu": True, "use_fsdp": False, "num_processes": 8}),
-        (config(dp=8, zero_stage=1), {"use_deepspeed": True, "zero_stage": 1, "gradient_accumulation_steps": 8}),
-        (config(dp=8, zero_stage=2), {"use_fsdp": True, "fsdp_version": 2, "fsdp_reshard_after_forward": False}),
+        (
+            config(dp=8, zero_stage=1),
+            {"use_deepspeed": True, "zero_stage": 1, "gradient_accumulation_steps": 8},
+        ),
+        (
+            config(dp=8, zero_stage=2),
+            {"use_fsdp": True, "fsdp_version": 2, "fsdp_reshard_after_forward": False},
+        ),
         (
             config(dp=8, zero_stage=3, recompute="full", compile=True),
             {
@@ -58,7 +66,10 @@ def test_accelerate_forms_ranks_of_nodes_with_one_gpu_where_it_is_told_to(forms:
                 "dynamo_backend": "INDUCTOR",
             },
         ),
-        (config(dp=16, zero_stage=3), {"num_machines": 2, "machine_rank": 1, "main_process_ip": "node0"}),
+        (
+            config(dp=16, zero_stage=3),
+            {"num_machines": 2, "machine_rank": 1, "main_process_ip": "node0"},
+        ),
     ],
     ids=str,
 )
@@ -69,7 +80,11 @@ def test_accelerate_reads_its_file_and_its_command(
     from accelerate.commands.config.config_args import load_config_from_file
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
-    launch = trainer("accelerate").launch(WORKLOAD, asked).on_node(1, master_addr="node0", master_port=29500)
+    launch = (
+        trainer("accelerate")
+        .launch(WORKLOAD, asked)
+        .on_node(1, master_addr="node0", master_port=29500)
+    )
     write_launch(launch, tmp_path)
     monkeypatch.chdir(tmp_path)
     read = load_config_from_file("accelerate.yaml")
@@ -85,17 +100,25 @@ def test_transformers_knows_every_argument() -> None:
     known = {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
     for asked in configs():
         if not trainer("hf_trainer").limits(WORKLOAD, asked):
-            written = json.loads(trainer("hf_trainer").launch(WORKLOAD, asked).files["training_args.json"])
+            written = json.loads(
+                trainer("hf_trainer").launch(WORKLOAD, asked).files["training_args.json"]
+            )
             assert written.keys() <= known, f"TrainingArguments has no {written.keys() - known}"
 
 
-@pytest.mark.parametrize("asked", [config(precision="bf16", recompute="full"), config(micro_batch_size=4)], ids=str)
-def test_transformers_parses_the_file_without_a_warning(asked: ParallelConfig, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "asked", [config(precision="bf16", recompute="full"), config(micro_batch_size=4)], ids=str
+)
+def test_transformers_parses_the_file_without_a_warning(
+    asked: ParallelConfig, tmp_path: Path
+) -> None:
     """Warnings are errors here, so a name that is deprecated would fail too. `tf32` asks for a GPU, which is not here."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     written = json.loads(trainer("hf_trainer").launch(WORKLOAD, asked).files["training_args.json"])
     del written["tf32"]
-    (tmp_path / "training_args.json").write_text(json.dumps({**written, "use_cpu": True}), encoding="utf-8")
+    (tmp_path / "training_args.json").write_text(
+        json.dumps({**written, "use_cpu": True}), encoding="utf-8"
+    )
     parser = transformers.HfArgumentParser(transformers.TrainingArguments)
     (read,) = parser.parse_json_file(str(tmp_path / "training_args.json"))
     assert read.per_device_train_batch_size * read.gradient_accumulation_steps == 64
@@ -121,7 +144,15 @@ def test_deepspeed_reads_its_file(stage: int, precision: str, tmp_path: Path) ->
     asked = config(dp=8, micro_batch_size=2, zero_stage=stage, precision=precision)
     write_launch(trainer("deepspeed").launch(WORKLOAD, asked), tmp_path)
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", READ_BY_DEEPSPEED, str(tmp_path / "ds_config.json"), "8"],
+        [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-c",
+            READ_BY_DEEPSPEED,
+            str(tmp_path / "ds_config.json"),
+            "8",
+        ],
         env={**os.environ, "DS_ACCELERATOR": "cpu"},
         capture_output=True,
         text=True,
@@ -129,4 +160,10 @@ def test_deepspeed_reads_its_file(stage: int, precision: str, tmp_path: Path) ->
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert json.loads(done.stdout.splitlines()[-1]) == [stage, 2, 4, precision == "bf16", precision == "fp16"]
+    assert json.loads(done.stdout.splitlines()[-1]) == [
+        stage,
+        2,
+        4,
+        precision == "bf16",
+        precision == "fp16",
+    ]

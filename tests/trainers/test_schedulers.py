@@ -36,7 +36,12 @@ TUNED = {
     "final_rounds": 2,
     "measured_at": "2026-01-02T03:04:05+00:00",
     "trials": {"measured": 9, "failed": 1},
-    "default": {"config": "tp1", "tokens_per_s": 600000.0, "step_time_s": 0.5, "step_time_spread": 0.01},
+    "default": {
+        "config": "tp1",
+        "tokens_per_s": 600000.0,
+        "step_time_s": 0.5,
+        "step_time_spread": 0.01,
+    },
     "speedup": 2.06,
 }
 LAUNCH = Launch(
@@ -108,7 +113,10 @@ def test_unknown_schedulers_and_wrong_options_are_named() -> None:
     with pytest.raises(CatalogError, match="slurm"):
         scheduler("slum")
     rest, values = split_options(scheduler("slurm"), {"partition": "gpu", "data": "x"})
-    assert (rest, values) == ({"data": "x"}, {"time": "", "partition": "gpu", "account": "", "qos": ""})
+    assert (rest, values) == (
+        {"data": "x"},
+        {"time": "", "partition": "gpu", "account": "", "qos": ""},
+    )
     with pytest.raises(SpecError, match="text"):
         split_options(scheduler("slurm"), {"partition": 3})
     with pytest.raises(SpecError, match="one word"):
@@ -116,7 +124,9 @@ def test_unknown_schedulers_and_wrong_options_are_named() -> None:
 
 
 def test_a_file_of_the_trainer_is_not_overwritten_by_the_job() -> None:
-    with pytest.raises(ExportError, match=r"ray_job\.py is a file of both the trainer and the ray job"):
+    with pytest.raises(
+        ExportError, match=r"ray_job\.py is a file of both the trainer and the ray job"
+    ):
         job("ray", Launch(argv=("run",), files={"ray_job.py": ""}))
 
 
@@ -125,8 +135,16 @@ def test_sbatch_reads_the_sizes_and_what_the_site_asks_for(tmp_path: Path) -> No
     lines = text.splitlines()
     assert lines[0] == "#!/bin/bash"
     commands = next(i for i, line in enumerate(lines) if line and not line.startswith("#"))
-    asked = [line.removeprefix("#SBATCH ") for line in lines[:commands] if line.startswith("#SBATCH ")]
-    assert {"--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=8", "--partition=gpu", "--time=04:00:00"} <= set(asked)
+    asked = [
+        line.removeprefix("#SBATCH ") for line in lines[:commands] if line.startswith("#SBATCH ")
+    ]
+    assert {
+        "--nodes=2",
+        "--ntasks-per-node=1",
+        "--gpus-per-node=8",
+        "--partition=gpu",
+        "--time=04:00:00",
+    } <= set(asked)
     assert "--job-name=autotune-gpt-2-two-nodes-v1-0" in asked
     assert not any("account" in line for line in asked)
     assert "##SBATCH --account=NAME" in lines
@@ -144,7 +162,12 @@ def test_the_job_set_holds_what_its_schema_asks_for() -> None:
     (group,) = job_set["spec"]["replicatedJobs"]
     assert group["replicas"] == 1
     spec = group["template"]["spec"]
-    assert (spec["completionMode"], spec["completions"], spec["parallelism"], spec["backoffLimit"]) == (
+    assert (
+        spec["completionMode"],
+        spec["completions"],
+        spec["parallelism"],
+        spec["backoffLimit"],
+    ) == (
         "Indexed",
         2,
         2,
@@ -192,7 +215,10 @@ def test_a_pod_starts_the_node_of_its_index(tmp_path: Path, index: int) -> None:
     for name in {item["path"].partition("/")[0] for item in items}:
         (source / name).symlink_to(Path("..data") / name)
     folder.mkdir()
-    command = [word.replace(SOURCE, str(source)).replace(FOLDER, str(folder)) for word in container["command"]]
+    command = [
+        word.replace(SOURCE, str(source)).replace(FOLDER, str(folder))
+        for word in container["command"]
+    ]
     variables = {one["name"]: one["value"] for one in container["env"]}
     done = subprocess.run(
         command,
@@ -211,10 +237,19 @@ def test_the_driver_of_a_ray_job_is_python_with_the_sizes_of_the_job() -> None:
     found: dict[str, Any] = {}
     text = made["files"]["ray_job.py"]
     compile(text, "ray_job.py", "exec")
-    exec("\n".join(line for line in text.splitlines() if line.split(" = ")[0].endswith(("NODES", "PER_NODE"))), found)
+    exec(
+        "\n".join(
+            line
+            for line in text.splitlines()
+            if line.split(" = ")[0].endswith(("NODES", "PER_NODE"))
+        ),
+        found,
+    )
     assert (found["NODES"], found["CPUS_PER_NODE"], found["GPUS_PER_NODE"]) == (2, 8, 8)
     assert "autotune" not in {
-        line.split()[1].partition(".")[0] for line in text.splitlines() if line.startswith(("import", "from"))
+        line.split()[1].partition(".")[0]
+        for line in text.splitlines()
+        if line.startswith(("import", "from"))
     }
     assert made["start"] == "ray job submit --working-dir . -- python ray_job.py"
 

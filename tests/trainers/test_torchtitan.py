@@ -57,12 +57,18 @@ def parameters_of(model: ModelSpec) -> int:
     if figures and figures.family == "gpt_oss":
         attention = (2 * model.num_attention_heads + 2 * model.num_kv_heads) * model.head_dim
         attention += (
-            model.hidden_size - model.num_attention_heads * model.head_dim + model.num_attention_heads
+            model.hidden_size
+            - model.num_attention_heads * model.head_dim
+            + model.num_attention_heads
         )  # output, sinks
         return model.num_parameters + model.num_layers * (
             attention + model.num_experts * (1 + 2 * model.ffn_hidden_size + model.hidden_size)
         )
-    norms = 2 * model.head_dim if figures and figures.qk_norm else model.q_lora_rank + model.kv_lora_rank
+    norms = (
+        2 * model.head_dim
+        if figures and figures.qk_norm
+        else model.q_lora_rank + model.kv_lora_rank
+    )
     return model.num_parameters + norms * model.num_layers
 
 
@@ -73,13 +79,17 @@ def job(launch: Launch) -> dict[str, Any]:
 
 def launched(config: ParallelConfig, *, model: ModelSpec = MODEL, **options: Any) -> Launch:
     """The launch of a model with this config."""
-    return trainer("torchtitan").launch(replace(WORKLOAD, model=model), config, {**OPTIONS, **options})
+    return trainer("torchtitan").launch(
+        replace(WORKLOAD, model=model), config, {**OPTIONS, **options}
+    )
 
 
 def values_of(launch: Launch, call: str) -> dict[str, Any]:
     """The keyword arguments of one call in the Python configuration."""
     tree = ast.parse(launch.files["autotune_config.py"])
-    found = next(n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == call)
+    found = next(
+        n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == call
+    )
     return {str(word.arg): ast.literal_eval(word.value) for word in found.keywords}
 
 
@@ -90,21 +100,36 @@ OLD = {"version": "0.2"}
 REFUSED: list[tuple[ModelSpec, dict[str, Any], dict[str, Any], str]] = [
     (MODEL, {"dp": 8}, {"version": 0.4}, r"version must be one of 0\.2, 0\.3, but is 0\.4"),
     (TIED, {"pp": 2, "dp": 4, "zero_stage": 2}, {}, r"torchtitan 0\.3 cannot share the embedding"),
-    (QWEN_EXPERTS, {"dp": 4, "tp": 2, "ep": 2, "zero_stage": 2}, {}, r"ep=2: .*; nearest: ep=1; or use tp=1"),
+    (
+        QWEN_EXPERTS,
+        {"dp": 4, "tp": 2, "ep": 2, "zero_stage": 2},
+        {},
+        r"ep=2: .*; nearest: ep=1; or use tp=1",
+    ),
     (
         QWEN_EXPERTS,
         {"dp": 8, "ep": 8},
         {},
         r"ep=8: .* here 1: ep must divide them; nearest: ep=1; or use zero_stage=2",
     ),
-    (QWEN_EXPERTS, {"dp": 8, "ep": 8, "zero_stage": 2, "dp_replicas": 2}, {}, r"ep=8: .* here 4: ep must divide"),
+    (
+        QWEN_EXPERTS,
+        {"dp": 8, "ep": 8, "zero_stage": 2, "dp_replicas": 2},
+        {},
+        r"ep=8: .* here 4: ep must divide",
+    ),
     (
         QWEN_EXPERTS,
         {"dp": 8, "zero_stage": 2, "precision": "fp8"},
         {},
         r"precision=fp8: .*not experts; nearest: precision=bf16",
     ),
-    (OF_A_FILE, {"dp": 8, "zero_stage": 2}, {}, r"model\.family=mixtral: .*it supports .*qwen3_moe"),
+    (
+        OF_A_FILE,
+        {"dp": 8, "zero_stage": 2},
+        {},
+        r"model\.family=mixtral: .*it supports .*qwen3_moe",
+    ),
     (
         catalog.model("kimi-k2"),
         {"dp": 8, "zero_stage": 2},
@@ -149,13 +174,25 @@ class TestTorchtitan(TrainerContract):
         assert given.keys() <= released_names("torchtitan-0.3.0")["MXFP8LinearConverter.Config"]
 
     def test_a_pipeline_takes_the_whole_batch_as_local_and_no_cuda_graphs(self) -> None:
-        launch = self.launched(tp=2, pp=2, dp=2, micro_batch_size=2, zero_stage=3, sequence_parallel=True)
-        training, parallelism = values_of(launch, "TrainingConfig"), values_of(launch, "ParallelismConfig")
+        launch = self.launched(
+            tp=2, pp=2, dp=2, micro_batch_size=2, zero_stage=3, sequence_parallel=True
+        )
+        training, parallelism = (
+            values_of(launch, "TrainingConfig"),
+            values_of(launch, "ParallelismConfig"),
+        )
         assert (training["local_batch_size"], training["global_batch_size"]) == (32, 64)
         assert training["disable_cuda_graphs"] is True
         assert parallelism["pipeline_parallel_microbatch_size"] == 2
         assert parallelism["enable_sequence_parallel"] is True
-        assert launch.argv[-6:] == ("-m", "torchtitan.train", "--module", "autotune_config", "--config", "tuned")
+        assert launch.argv[-6:] == (
+            "-m",
+            "torchtitan.train",
+            "--module",
+            "autotune_config",
+            "--config",
+            "tuned",
+        )
 
     def test_every_setting_is_one_that_the_release_knows(self) -> None:
         known = released_names("torchtitan-0.3.0")
@@ -163,9 +200,13 @@ class TestTorchtitan(TrainerContract):
         for config in configs():
             if trainer("torchtitan").limits(WORKLOAD, config, OPTIONS):
                 continue
-            for name, keywords in calls_of(launched(config, dataset_path="/data").files["autotune_config.py"]):
+            for name, keywords in calls_of(
+                launched(config, dataset_path="/data").files["autotune_config.py"]
+            ):
                 if name != "llama":
-                    assert keywords <= known[name], f"{name} of torchtitan 0.3.0 has no {keywords - known[name]}"
+                    assert keywords <= known[name], (
+                        f"{name} of torchtitan 0.3.0 has no {keywords - known[name]}"
+                    )
                     seen.add(name)
         assert seen == known.keys() - {"RoPE.Config", "MXFP8LinearConverter.Config"}
 
@@ -174,13 +215,18 @@ class TestTorchtitan(TrainerContract):
         config = ParallelConfig(dp=8, micro_batch_size=8)
         assert values_of(launched(config, model=model), "llama")["tied"] is model.tied_embeddings
 
-    def test_mixed_precision_and_copies_beside_every_axis_are_known_to_the_newer_release_alone(self) -> None:
+    def test_mixed_precision_and_copies_beside_every_axis_are_known_to_the_newer_release_alone(
+        self,
+    ) -> None:
         for config in (
             ParallelConfig(tp=8, accumulation_steps=64, sequence_parallel=True),
             ParallelConfig(tp=2, dp=4, accumulation_steps=16, sequence_parallel=True),
             ParallelConfig(tp=2, dp=4, accumulation_steps=16, zero_stage=3),
         ):
-            assert values_of(launched(config), "ParallelismConfig")["tensor_parallel_degree"] == config.tp
+            assert (
+                values_of(launched(config), "ParallelismConfig")["tensor_parallel_degree"]
+                == config.tp
+            )
             assert trainer("torchtitan").limits(WORKLOAD, config, JOB)
 
     def test_a_function_of_your_own_is_read_with_the_options_of_its_command(self) -> None:
@@ -194,22 +240,39 @@ class TestTorchtitan(TrainerContract):
         """
         command = "torchrun --nproc-per-node 8 -m torchtitan.train --module mine --config small --compile.enable --training.steps=9"
         reading = trainer("torchtitan").read_config(
-            PresentConfiguration(files={"mine.py": textwrap.dedent(text)}, argv=tuple(command.split()))
+            PresentConfiguration(
+                files={"mine.py": textwrap.dedent(text)}, argv=tuple(command.split())
+            )
         )
-        knobs = {"tp": 2, "dp": 4, "micro_batch_size": 2, "accumulation_steps": 4, "recompute": "selective"}
+        knobs = {
+            "tp": 2,
+            "dp": 4,
+            "micro_batch_size": 2,
+            "accumulation_steps": 4,
+            "recompute": "selective",
+        }
         assert {name: reading.knobs[name] for name in knobs} == knobs
         assert reading.knobs["compile"] is True
-        assert (reading.seq_len, reading.options["steps"], reading.options["version"]) == (4096, 9, "0.3")
+        assert (reading.seq_len, reading.options["steps"], reading.options["version"]) == (
+            4096,
+            9,
+            "0.3",
+        )
         assert reading.settings == {"training": {"gc_freq": 10}}
         assert "model_registry('8B')" in reading.remarks[0]
 
     @pytest.mark.parametrize(("name", "ep"), PUBLISHED.items())
     def test_a_published_model_is_read_back_from_its_launch(self, name: str, ep: int) -> None:
-        model, config = catalog.model(name), ParallelConfig(dp=8, micro_batch_size=8, zero_stage=2, ep=ep)
+        model, config = (
+            catalog.model(name),
+            ParallelConfig(dp=8, micro_batch_size=8, zero_stage=2, ep=ep),
+        )
         launch = launched(config, model=model)
         reading = trainer("torchtitan").read_config(PresentConfiguration.of_launch(launch))
         read = ModelSpec(name=name, **reading.model)
-        assert replace(read, attention_head_dim=read.head_dim) == replace(model, attention_head_dim=model.head_dim)
+        assert replace(read, attention_head_dim=read.head_dim) == replace(
+            model, attention_head_dim=model.head_dim
+        )
         assert reading.knobs["ep"] == ep
         if model.num_experts:
             assert values_of(launch, "ParallelismConfig")["expert_parallel_degree"] == ep
@@ -219,10 +282,24 @@ class TestTorchtitan(TrainerContract):
         config = ParallelConfig(dp=8, micro_batch_size=8, zero_stage=2)
         told = values_of(launched(config, model=catalog.model("deepseek-v3")), "deepseek_v3")
         assert told["latent"]["qk_nope_head_dim"] == 128
-        assert (told["n_dense_layers"], told["dense_hidden_dim"], told["n_shared_experts"]) == (3, 18432, 1)
-        router = {"router_score_func": "sigmoid", "router_num_expert_groups": 8, "router_num_limited_groups": 4}
-        assert told["experts"].items() >= {**router, "router_route_scale": 2.5, "router_route_norm": True}.items()
-        assert told["rope"].items() >= {"scaling": "yarn", "rope_factor": 40.0, "original_seq_len": 4096}.items()
+        assert (told["n_dense_layers"], told["dense_hidden_dim"], told["n_shared_experts"]) == (
+            3,
+            18432,
+            1,
+        )
+        router = {
+            "router_score_func": "sigmoid",
+            "router_num_expert_groups": 8,
+            "router_num_limited_groups": 4,
+        }
+        assert (
+            told["experts"].items()
+            >= {**router, "router_route_scale": 2.5, "router_route_norm": True}.items()
+        )
+        assert (
+            told["rope"].items()
+            >= {"scaling": "yarn", "rope_factor": 40.0, "original_seq_len": 4096}.items()
+        )
 
     @pytest.mark.parametrize(("model", "knobs", "options", "said"), REFUSED)
     def test_what_it_does_not_train_is_refused_with_a_remedy(
@@ -234,7 +311,9 @@ class TestTorchtitan(TrainerContract):
 
     @pytest.mark.slow
     @pytest.mark.skipif(find_spec("torchtitan") is None, reason="torchtitan 0.3 is not installed")
-    def test_torchtitan_itself_reads_the_configuration_and_builds_the_model(self, tmp_path: Path) -> None:
+    def test_torchtitan_itself_reads_the_configuration_and_builds_the_model(
+        self, tmp_path: Path
+    ) -> None:
         config = ParallelConfig(
             tp=2,
             pp=2,
@@ -249,7 +328,9 @@ class TestTorchtitan(TrainerContract):
         )
         plain = ParallelConfig(dp=8, micro_batch_size=8, zero_stage=2)
         published = [(catalog.model(name), replace(plain, ep=ep)) for name, ep in PUBLISHED.items()]
-        for number, (model, asked) in enumerate([(MODEL, config), (WIDE_HEADS, config), (TIED, plain), *published]):
+        for number, (model, asked) in enumerate(
+            [(MODEL, config), (WIDE_HEADS, config), (TIED, plain), *published]
+        ):
             folder = tmp_path / str(number)
             write_launch(launched(asked, model=model), folder)
             done = subprocess.run(
@@ -289,10 +370,23 @@ print(json.dumps({
 """What reads the configuration as `torchtitan.train` does, and builds the model without memory."""
 
 
-INTERLEAVED = {"pp": 2, "dp": 4, "micro_batch_size": 2, "zero_stage": 2, "pp_schedule": "interleaved_1f1b"}
+INTERLEAVED = {
+    "pp": 2,
+    "dp": 4,
+    "micro_batch_size": 2,
+    "zero_stage": 2,
+    "pp_schedule": "interleaved_1f1b",
+}
 WRITTEN: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (
-        {"tp": 2, "pp": 2, "dp": 2, "micro_batch_size": 2, "zero_stage": 3, "sequence_parallel": True},
+        {
+            "tp": 2,
+            "pp": 2,
+            "dp": 2,
+            "micro_batch_size": 2,
+            "zero_stage": 3,
+            "sequence_parallel": True,
+        },
         {
             "training.local_batch_size": 32,  # a pipeline takes the whole batch
             "training.global_batch_size": 64,
@@ -313,17 +407,32 @@ WRITTEN: list[tuple[dict[str, Any], dict[str, Any]]] = [
             "training.mixed_precision_param": "bfloat16",
         },
     ),
-    ({"dp": 8}, {"parallelism.data_parallel_replicate_degree": 8, "parallelism.data_parallel_shard_degree": 1}),
+    (
+        {"dp": 8},
+        {
+            "parallelism.data_parallel_replicate_degree": 8,
+            "parallelism.data_parallel_shard_degree": 1,
+        },
+    ),
     (
         {"dp": 8, "zero_stage": 2, "precision": "fp8"},
-        {"model.converters": ["quantize.linear.float8"], "quantize.linear.float8.recipe_name": "tensorwise"},
+        {
+            "model.converters": ["quantize.linear.float8"],
+            "quantize.linear.float8.recipe_name": "tensorwise",
+        },
     ),
     (
         {"dp": 8, "zero_stage": 2, "precision": "mxfp8"},
-        {"model.converters": ["quantize.linear.mx"], "quantize.linear.mx.recipe_name": "mxfp8_cublas"},
+        {
+            "model.converters": ["quantize.linear.mx"],
+            "quantize.linear.mx.recipe_name": "mxfp8_cublas",
+        },
     ),
     *(
-        ({**INTERLEAVED, "virtual_stages": stages}, {"parallelism.pipeline_parallel_layers_per_stage": layers})
+        (
+            {**INTERLEAVED, "virtual_stages": stages},
+            {"parallelism.pipeline_parallel_layers_per_stage": layers},
+        )
         for stages, layers in ((2, None), (4, 2), (8, 1))
     ),
 ]
@@ -337,10 +446,18 @@ class TestTorchtitan02(TrainerContract):
     options: ClassVar[dict[str, Any]] = JOB
     log_lines: ClassVar[dict[str, StepMetrics | None]] = {
         LINE: StepMetrics(
-            step=14, loss=3.24405, grad_norm=0.8319, peak_memory_bytes=9.46 * 2**30, tokens_per_s_per_gpu=7282.0
+            step=14,
+            loss=3.24405,
+            grad_norm=0.8319,
+            peak_memory_bytes=9.46 * 2**30,
+            tokens_per_s_per_gpu=7282.0,
         ),
         COLOURED: StepMetrics(
-            step=4, loss=7.62585, grad_norm=26.625, peak_memory_bytes=66.91 * 2**30, tokens_per_s_per_gpu=10050.0
+            step=4,
+            loss=7.62585,
+            grad_norm=26.625,
+            peak_memory_bytes=66.91 * 2**30,
+            tokens_per_s_per_gpu=10050.0,
         ),
         "[titan] - root - INFO - validate step: 10  loss:  3.1  memory:  9.46GiB(64.99%)  tps: 7,282": None,
         "[titan] 2026-05-18 16:04:40,000 - root - INFO - Applied FSDP to the model": None,
@@ -361,12 +478,16 @@ class TestTorchtitan02(TrainerContract):
                 assert keywords <= known.get(name, {"model_args"})
 
     def test_mxfp8_is_not_compiled_under_tensor_parallelism(self) -> None:
-        cut = ParallelConfig(tp=2, dp=4, zero_stage=2, precision="mxfp8", sequence_parallel=True, compile=True)
+        cut = ParallelConfig(
+            tp=2, dp=4, zero_stage=2, precision="mxfp8", sequence_parallel=True, compile=True
+        )
         refused = [limit.knob for limit in trainer("torchtitan").limits(WORKLOAD, cut, JOB)]
         assert refused == ["compile"]
 
     @pytest.mark.parametrize(("knobs", "expected"), WRITTEN)
-    def test_the_job_file_says_the_knobs(self, knobs: dict[str, Any], expected: dict[str, Any]) -> None:
+    def test_the_job_file_says_the_knobs(
+        self, knobs: dict[str, Any], expected: dict[str, Any]
+    ) -> None:
         document = dict(flat(job(self.launched(**knobs))))
         assert {name: document.get(name) for name in expected} == expected
 
@@ -378,10 +499,17 @@ class TestTorchtitan02(TrainerContract):
             replace(WORKLOAD, model=model), ParallelConfig(dp=8, micro_batch_size=8), JOB
         )
         source = launch.files["autotune_model.py"]
-        call = next(n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Call) and len(n.keywords) > 5)
+        call = next(
+            n
+            for n in ast.walk(ast.parse(source))
+            if isinstance(n, ast.Call) and len(n.keywords) > 5
+        )
         given = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
         width = int(given["ffn_dim_multiplier"] * int(2 * (4 * hidden) / 3))
-        assert given["multiple_of"] * ((width + given["multiple_of"] - 1) // given["multiple_of"]) == ffn
+        assert (
+            given["multiple_of"] * ((width + given["multiple_of"] - 1) // given["multiple_of"])
+            == ffn
+        )
 
     def test_a_model_name_cannot_inject_code(self) -> None:
         model = replace(MODEL, name='x"""\nimport os\n')

@@ -49,9 +49,14 @@ class PostTrainerContract(TrainerContract):
     )
 
     def test_settings_of_the_trainers_own_are_read_and_written_again(self) -> None:
-        subject, config = self.subject(), ParallelConfig(**self.sharded, accumulation_steps=64 // self.sharded["dp"])
+        subject, config = (
+            self.subject(),
+            ParallelConfig(**self.sharded, accumulation_steps=64 // self.sharded["dp"]),
+        )
         plain = subject.launch(self.workload, config, self.options)
-        launch = subject.launch(self.workload, config, {**self.options, "settings": {"made_up_setting": 7}})
+        launch = subject.launch(
+            self.workload, config, {**self.options, "settings": {"made_up_setting": 7}}
+        )
         assert launch != plain
         reading = subject.read_config(PresentConfiguration.of_launch(launch))
         known = subject.read_config(PresentConfiguration.of_launch(plain))
@@ -99,9 +104,13 @@ class TestVerl(PostTrainerContract):
     trainer = "verl"
     options = OPTIONS
     workload = WORKLOAD
-    settings_of_a_knob: ClassVar = {"actor_rollout_ref": {"rollout": {"tensor_model_parallel_size": 4}}}
+    settings_of_a_knob: ClassVar = {
+        "actor_rollout_ref": {"rollout": {"tensor_model_parallel_size": 4}}
+    }
     log_lines: ClassVar = {
-        LINE: StepMetrics(step=3, step_time_s=450.5, loss=0.0125, grad_norm=0.5, peak_memory_bytes=61.5 * 2**30),
+        LINE: StepMetrics(
+            step=3, step_time_s=450.5, loss=0.0125, grad_norm=0.5, peak_memory_bytes=61.5 * 2**30
+        ),
         "(TaskRunner pid=7) ('Initial validation metrics: {}')": None,
     }
 
@@ -114,9 +123,13 @@ class TestVerlWithMegatron(PostTrainerContract):
     trainer = "verl"
     options = OPTIONS
     workload = MEGATRON
-    settings_of_a_knob: ClassVar = {"actor_rollout_ref": {"actor": {"megatron": {"tensor_model_parallel_size": 4}}}}
+    settings_of_a_knob: ClassVar = {
+        "actor_rollout_ref": {"actor": {"megatron": {"tensor_model_parallel_size": 4}}}
+    }
     log_lines: ClassVar = {
-        LINE: StepMetrics(step=3, step_time_s=450.5, loss=0.0125, grad_norm=0.5, peak_memory_bytes=61.5 * 2**30)
+        LINE: StepMetrics(
+            step=3, step_time_s=450.5, loss=0.0125, grad_norm=0.5, peak_memory_bytes=61.5 * 2**30
+        )
     }
 
 
@@ -140,13 +153,19 @@ def written(workload: Workload, **knobs: Any) -> dict[str, Any]:
         (with_critic(MEGATRON), "ppo_megatron_trainer", {"tp": 4, "dp": 4, "zero_stage": 1, "sequence_parallel": True, "recompute": "full"}),
     ],
 )  # fmt: skip
-def test_every_name_is_one_of_the_release(workload: Workload, defaults: str, knobs: dict[str, Any]) -> None:
-    names = json.loads((Path(__file__).parent / "data" / "verl-0.9.1.json").read_text(encoding="utf-8"))[defaults]
+def test_every_name_is_one_of_the_release(
+    workload: Workload, defaults: str, knobs: dict[str, Any]
+) -> None:
+    names = json.loads(
+        (Path(__file__).parent / "data" / "verl-0.9.1.json").read_text(encoding="utf-8")
+    )[defaults]
     document = written(workload, **knobs, extra={"rollout_tp": 2, "micro_batch_tokens": 8192, "log_prob_micro_batch_tokens": 16384, "phase_offload": "all"})  # fmt: skip
     assert document.pop("defaults") == [defaults, "_self_"]
     document.pop("hydra")
     for role in (document["actor_rollout_ref"]["actor"], document.get("critic", {})):
-        role.get("megatron", {}).pop("override_transformer_config", None)  # a mapping of Megatron-Core's own names
+        role.get("megatron", {}).pop(
+            "override_transformer_config", None
+        )  # a mapping of Megatron-Core's own names
     document["actor_rollout_ref"]["actor"].pop("optim")
     assert sorted(set(dotted(document)) - set(names)) == []
 
@@ -163,7 +182,9 @@ def test_every_name_is_one_of_the_release(workload: Workload, defaults: str, kno
     ],
     ids=["fsdp", "fsdp whole weights", "megatron", "megatron interleaved"],
 )  # fmt: skip
-def test_verl_itself_reads_and_accepts_the_file(tmp_path: Path, workload: Workload, knobs: dict[str, Any]) -> None:
+def test_verl_itself_reads_and_accepts_the_file(
+    tmp_path: Path, workload: Workload, knobs: dict[str, Any]
+) -> None:
     """Composed by Hydra from verl's own defaults, then verl's own check of it. verl is no dependency: `pip install --no-deps verl==0.9.1 hydra-core omegaconf
     tensordict pyvers orjson codetiming`."""
     pytest.importorskip("verl", reason="verl is not installed")
@@ -176,7 +197,10 @@ def test_verl_itself_reads_and_accepts_the_file(tmp_path: Path, workload: Worklo
     checks.validate_config(config, use_reference_policy=True, use_critic=False)
     actor = config.actor_rollout_ref.actor
     assert (config.trainer.nnodes, config.trainer.n_gpus_per_node) == (2, 8)
-    assert (actor.ppo_max_token_len_per_gpu, config.actor_rollout_ref.rollout.tensor_model_parallel_size) == (8192, 2)
+    assert (
+        actor.ppo_max_token_len_per_gpu,
+        config.actor_rollout_ref.rollout.tensor_model_parallel_size,
+    ) == (8192, 2)
     actor.use_dynamic_bsz, actor.ppo_micro_batch_size_per_gpu = False, 1
     config.data.train_batch_size = 3  # fewer than ranks: its check looks
     with pytest.raises((AssertionError, ValueError)):
@@ -193,11 +217,15 @@ def test_engines_of_their_own_have_nodes_and_a_threshold() -> None:
     # what `PPOTrainerSeparateAsync` asserts before it starts
     actor = document["actor_rollout_ref"]
     syncs = document["trainer"]["v1"]["separate_async"]["parameter_sync_step"]
-    assert document["data"]["train_batch_size"] == syncs * actor["actor"]["ppo_mini_batch_size"] == 64
+    assert (
+        document["data"]["train_batch_size"] == syncs * actor["actor"]["ppo_mini_batch_size"] == 64
+    )
     assert syncs == 8
     assert actor["rollout"]["checkpoint_engine"]["backend"] != "naive"
     assert actor["hybrid_engine"] is False
-    reading = trainer("verl").read_config(PresentConfiguration(files={"verl.yaml": yaml.safe_dump(document)}))
+    reading = trainer("verl").read_config(
+        PresentConfiguration(files={"verl.yaml": yaml.safe_dump(document)})
+    )
     assert sorted(dotted(reading.settings)) == KEPT
     assert reading.rl["placement"] == {"async": [8, 8], "staleness": 1}
 
@@ -205,8 +233,16 @@ def test_engines_of_their_own_have_nodes_and_a_threshold() -> None:
 @pytest.mark.parametrize(
     ("workload", "knobs", "own"),
     [
-        (WORKLOAD, {"dp": 8, "zero_stage": 3, "recompute": "full", "cp": 2, "cp_style": "heads"}, "fsdp"),
-        (MEGATRON, {"tp": 4, "dp": 4, "zero_stage": 1, "sequence_parallel": True, "recompute": "full"}, "megatron"),
+        (
+            WORKLOAD,
+            {"dp": 8, "zero_stage": 3, "recompute": "full", "cp": 2, "cp_style": "heads"},
+            "fsdp",
+        ),
+        (
+            MEGATRON,
+            {"tp": 4, "dp": 4, "zero_stage": 1, "sequence_parallel": True, "recompute": "full"},
+            "megatron",
+        ),
     ],
 )
 def test_a_critic_is_cut_packed_and_offloaded_as_the_policy(
@@ -217,14 +253,23 @@ def test_a_critic_is_cut_packed_and_offloaded_as_the_policy(
     critic, actor = document["critic"], document["actor_rollout_ref"]["actor"]
     of_policy = actor["fsdp_config" if own == "fsdp" else own]
     assert critic["model"]["path"] == OPTIONS["model"]
-    assert (critic["ppo_max_token_len_per_gpu"], critic["forward_max_token_len_per_gpu"]) == (8192, 16384)
+    assert (critic["ppo_max_token_len_per_gpu"], critic["forward_max_token_len_per_gpu"]) == (
+        8192,
+        16384,
+    )
     assert critic[own] == of_policy
     assert critic[own]["param_offload"] is True
-    assert critic.get("ulysses_sequence_parallel_size") == actor.get("ulysses_sequence_parallel_size")
-    reading = trainer("verl").read_config(PresentConfiguration(files={"verl.yaml": yaml.safe_dump(document)}))
+    assert critic.get("ulysses_sequence_parallel_size") == actor.get(
+        "ulysses_sequence_parallel_size"
+    )
+    reading = trainer("verl").read_config(
+        PresentConfiguration(files={"verl.yaml": yaml.safe_dump(document)})
+    )
     assert (sorted(dotted(reading.settings)), reading.remarks) == (KEPT, ())
     document["critic"]["ppo_max_token_len_per_gpu"] = 32768
-    reading = trainer("verl").read_config(PresentConfiguration(files={"verl.yaml": yaml.safe_dump(document)}))
+    reading = trainer("verl").read_config(
+        PresentConfiguration(files={"verl.yaml": yaml.safe_dump(document)})
+    )
     assert any("critic.ppo_max_token_len_per_gpu=32768" in remark for remark in reading.remarks)
     other = replace(asked, rl=replace(asked.rl or RL, critic=replace(QWEN_7B, num_layers=14)))
     with pytest.raises(ExportError, match="critic's model differs"):
@@ -299,10 +344,20 @@ SILENT = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("words", "found"), SILENT, ids=[words.rpartition(".")[2] for words, _ in SILENT])
+@pytest.mark.parametrize(
+    ("words", "found"), SILENT, ids=[words.rpartition(".")[2] for words, _ in SILENT]
+)
 def test_what_a_script_does_not_say_is_verls_own_default(words: str, found: dict[str, Any]) -> None:
-    reading = trainer("verl").read_config(PresentConfiguration(files={"run.sh": SCRIPT.format(words)}))
-    known = {**reading.knobs, **reading.options, **reading.rl, **reading.rollout, "peft": reading.peft}
+    reading = trainer("verl").read_config(
+        PresentConfiguration(files={"run.sh": SCRIPT.format(words)})
+    )
+    known = {
+        **reading.knobs,
+        **reading.options,
+        **reading.rl,
+        **reading.rollout,
+        "peft": reading.peft,
+    }
     assert {name: known.get(name) for name in found} == found
 
 
@@ -316,7 +371,9 @@ def test_an_optimizer_on_the_host_is_read_and_written() -> None:
     words = f"actor_rollout_ref.actor.strategy=megatron +{path}.optimizer_cpu_offload=True +{path}.optimizer_offload_fraction=1 +{path}.overlap_cpu_optimizer_d2h_h2d=True"
     reading = verl.read_config(PresentConfiguration(files={"run.sh": SCRIPT.format(words)}))
     assert reading.knobs["offload"] == "optimizer"
-    assert [name for name in dotted(reading.settings) if path in name] == [f"{path}.overlap_cpu_optimizer_d2h_h2d"]
+    assert [name for name in dotted(reading.settings) if path in name] == [
+        f"{path}.overlap_cpu_optimizer_d2h_h2d"
+    ]
 
 
 KEPT_AS_THEY_ARE = [
@@ -343,12 +400,22 @@ def test_an_export_keeps_what_is_no_knob(word: str) -> None:
         document = document[key]
     assert document == yaml.safe_load(value)
     whole = yaml.safe_load(launch.files["verl.yaml"])
-    assert not (whole["algorithm"].get("use_kl_in_reward") and whole["actor_rollout_ref"]["actor"].get("use_kl_loss"))
-    assert ("total_training_steps" in whole["trainer"]) == (whole["trainer"].get("total_epochs") is None)
+    assert not (
+        whole["algorithm"].get("use_kl_in_reward")
+        and whole["actor_rollout_ref"]["actor"].get("use_kl_loss")
+    )
+    assert ("total_training_steps" in whole["trainer"]) == (
+        whole["trainer"].get("total_epochs") is None
+    )
 
 
 def test_a_value_that_only_the_shell_knows_is_named() -> None:
     words = "actor_rollout_ref.rollout.tensor_model_parallel_size=$ROLLOUT_TP actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8"
-    reading = trainer("verl").read_config(PresentConfiguration(files={"run.sh": SCRIPT.format(words)}))
+    reading = trainer("verl").read_config(
+        PresentConfiguration(files={"run.sh": SCRIPT.format(words)})
+    )
     assert reading.rollout["tp"] == 2
-    assert any("rollout.tensor_model_parallel_size: only the shell can compute" in remark for remark in reading.remarks)
+    assert any(
+        "rollout.tensor_model_parallel_size: only the shell can compute" in remark
+        for remark in reading.remarks
+    )

@@ -34,22 +34,38 @@ def settings_of(launch: Launch) -> dict[str, Any]:
 
 def test_a_trial_goes_without_them_and_an_export_has_them() -> None:
     asked = request(
-        dp=2, trainer="deepspeed", trainer_options={"settings": WATCHED}, config={"zero_stage": 2, "precision": "bf16"}
+        dp=2,
+        trainer="deepspeed",
+        trainer_options={"settings": WATCHED},
+        config={"zero_stage": 2, "precision": "bf16"},
     )
-    export = settings_of(trainer("deepspeed").launch(asked.workload, asked.config, asked.trainer_options))
+    export = settings_of(
+        trainer("deepspeed").launch(asked.workload, asked.config, asked.trainer_options)
+    )
     assert (export["tensorboard"], export["steps_per_print"]) == (WATCHED["tensorboard"], 100)
     for launch in (prepare(asked, is_local=False).launch, launch_of(asked)):
         settings = settings_of(launch)
         assert "tensorboard" not in settings
         assert settings["steps_per_print"] == 1, "a trial reads every step"
-        assert (settings["gradient_clipping"], settings["zero_optimization"]["overlap_comm"]) == (0.5, True)
+        assert (settings["gradient_clipping"], settings["zero_optimization"]["overlap_comm"]) == (
+            0.5,
+            True,
+        )
 
 
 def test_flags_of_megatron() -> None:
-    settings = {"profile": True, "profile-step-end": 6, "tensorboard-dir": "tb", "wandb-project": "p", "min-lr": "1e-5"}
+    settings = {
+        "profile": True,
+        "profile-step-end": 6,
+        "tensorboard-dir": "tb",
+        "wandb-project": "p",
+        "min-lr": "1e-5",
+    }
     asked = request(dp=2, config={"precision": "bf16"})
     subject = trainer("megatron")
-    argv = subject.launch(asked.workload, ParallelConfig(dp=2), subject.in_trial({"settings": settings})).argv
+    argv = subject.launch(
+        asked.workload, ParallelConfig(dp=2), subject.in_trial({"settings": settings})
+    ).argv
     assert [flag for flag in settings if f"--{flag}" in argv] == ["min-lr"]
 
 
@@ -62,7 +78,12 @@ def test_flags_of_megatron() -> None:
     ],
 )
 def test_their_names_are_those_of_the_releases(name: str, releases: tuple[str, ...]) -> None:
-    parts = {"MetricsProcessor.Config": "metrics", "Trainer.Config": "", "ConfigContainer": "", "Config": ""}
+    parts = {
+        "MetricsProcessor.Config": "metrics",
+        "Trainer.Config": "",
+        "ConfigContainer": "",
+        "Config": "",
+    }
     known = {
         f"{parts.get(part, part)}.{key}".lstrip(".")
         for release in releases
@@ -76,7 +97,11 @@ def test_their_names_are_those_of_the_releases(name: str, releases: tuple[str, .
 
 def test_an_import_says_what_trials_go_without(tmp_path: Path) -> None:
     file = tmp_path / "ds_config.json"
-    file.write_text(json.dumps({"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1, **WATCHED}))
+    file.write_text(
+        json.dumps(
+            {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1, **WATCHED}
+        )
+    )
     draft = import_draft(read_present(file), "deepspeed", file, model="gpt2-small", folder=tmp_path)
     told = [note for note in draft.notes if "only in exports, not in trials" in note]
     assert [note.partition(": ")[2] for note in told] == [
@@ -93,10 +118,17 @@ def test_an_import_says_what_trials_go_without(tmp_path: Path) -> None:
             "def mine():\n    return Trainer.Config(metrics=MetricsProcessor.Config(enable_wandb=True))\n",
             "metrics.enable_wandb",
         ),
-        ("lightning", "lightning.yaml", "trainer: {devices: 2, logger: {class_path: WandbLogger}}\n", "trainer.logger"),
+        (
+            "lightning",
+            "lightning.yaml",
+            "trainer: {devices: 2, logger: {class_path: WandbLogger}}\n",
+            "trainer.logger",
+        ),
     ],
 )
-def test_what_an_export_cannot_have_is_named(name: str, file: str, text: str, left_out: str) -> None:
+def test_what_an_export_cannot_have_is_named(
+    name: str, file: str, text: str, left_out: str
+) -> None:
     (remark,) = trainer(name).read_config(PresentConfiguration(files={file: text})).remarks
     assert left_out in remark
 
@@ -108,7 +140,11 @@ OFF = {"trainer": {"logger": False, "profiler": None}, "wall_clock_breakdown": F
     ("document", "paths", "kept", "left_out"),
     [
         (
-            {"profiling": {"on": True}, "metrics": {"enable_wandb": True, "log_freq": 1}, "empty": {}},
+            {
+                "profiling": {"on": True},
+                "metrics": {"enable_wandb": True, "log_freq": 1},
+                "empty": {},
+            },
             ("profiling.*", "metrics.enable_*"),
             {"metrics": {"log_freq": 1}, "empty": {}},
             ("metrics.enable_wandb", "profiling.on"),
@@ -117,6 +153,9 @@ OFF = {"trainer": {"logger": False, "profiler": None}, "wall_clock_breakdown": F
     ],
 )
 def test_inner_values_that_are_on_are_left_out_and_their_neighbours_stay(
-    document: dict[str, Any], paths: tuple[str, ...], kept: dict[str, Any], left_out: tuple[str, ...]
+    document: dict[str, Any],
+    paths: tuple[str, ...],
+    kept: dict[str, Any],
+    left_out: tuple[str, ...],
 ) -> None:
     assert split_by_path(document, paths) == (kept, left_out)

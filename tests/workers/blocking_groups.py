@@ -118,7 +118,9 @@ class BlockingGroup(dist.ProcessGroup):
         """Waits for every rank of the group, or for ever."""
         try:
             self._store.add("finalized", 1)
-            while self._store.add("finalized", 0) < self._members and not self._aborted.wait(_POLL_S):
+            while self._store.add("finalized", 0) < self._members and not self._aborted.wait(
+                _POLL_S
+            ):
                 pass
         except RuntimeError:  # the rank that holds the store is gone
             self._aborted.wait()
@@ -138,8 +140,24 @@ def _forward(name: str) -> Callable[..., _Blocked]:
 
 
 for _name in (
-    *("allreduce", "allreduce_coalesced", "reduce", "broadcast", "barrier", "send", "recv", "gather", "scatter"),
-    *("allgather", "allgather_coalesced", "all_gather_single", "all_gather_single_coalesced", "reduce_scatter"),
+    *(
+        "allreduce",
+        "allreduce_coalesced",
+        "reduce",
+        "broadcast",
+        "barrier",
+        "send",
+        "recv",
+        "gather",
+        "scatter",
+    ),
+    *(
+        "allgather",
+        "allgather_coalesced",
+        "all_gather_single",
+        "all_gather_single_coalesced",
+        "reduce_scatter",
+    ),
     *("reduce_scatter_single", "reduce_scatter_single_coalesced", "alltoall", "all_to_all_single"),
 ):
     setattr(BlockingGroup, _name, _forward(_name))
@@ -147,7 +165,9 @@ for _name in (
 
 def _gloo_group(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
     group, kind = dist.ProcessGroup(store, rank, size), dist.ProcessGroup.BackendType.GLOO
-    group._register_backend(torch.device("cpu"), kind, dist.ProcessGroupGloo(store, rank, size, timeout))
+    group._register_backend(
+        torch.device("cpu"), kind, dist.ProcessGroupGloo(store, rank, size, timeout)
+    )
     group._set_default_backend(kind)
     group._set_group_name(f"below-{id(group)}")
     return group

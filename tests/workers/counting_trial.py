@@ -36,4 +36,6 @@ def run_trial(request: TrialRequest, context: Any, report: Callable[[Any], bool]
             patch.setattr(module, "reduce_scatter_single", counted(module.reduce_scatter_single, 1))
         result = train(request, context, report)
     per_step = sum(sent) / len(result.measurement.losses)
-    return replace(result, measurement=replace(result.measurement, utilization={"sent_bytes": per_step}))
+    return replace(
+        result, measurement=replace(result.measurement, utilization={"sent_bytes": per_step})
+    )

@@ -20,7 +20,9 @@ class RefusedError(Exception):
         self.failure = failure
 
 
-def run_trial(request: TrialRequest, context: Any, report: Callable[[Any], bool]) -> SimpleNamespace:
+def run_trial(
+    request: TrialRequest, context: Any, report: Callable[[Any], bool]
+) -> SimpleNamespace:
     options = request.trainer_options
     if options.get("refuse"):
         raise RefusedError(Failure(kind=FailureKind.INVALID, message="this config is refused"))
@@ -31,12 +33,16 @@ def run_trial(request: TrialRequest, context: Any, report: Callable[[Any], bool]
         go_on = torch.ones(1, device=context.device)
         dist.all_reduce(go_on, dist.ReduceOp.MIN)
         times.append(time.perf_counter() - began)
-        step = SimpleNamespace(step=number, time_s=times[-1], loss=1.0 / (number + 1), grad_norm=1.0)
+        step = SimpleNamespace(
+            step=number, time_s=times[-1], loss=1.0 / (number + 1), grad_norm=1.0
+        )
         go_on.fill_(float(report(step)))
         dist.broadcast(go_on, 0)
         if not go_on.item():
             break
     counted = tuple(times[measure.warmup_steps :])
     tokens = request.config.global_batch_size * request.workload.seq_len
-    measurement = Measurement(step_times_s=counted, num_ranks=context.world_size, tokens_per_step=tokens)
+    measurement = Measurement(
+        step_times_s=counted, num_ranks=context.world_size, tokens_per_step=tokens
+    )
     return SimpleNamespace(measurement=measurement, stopped="")

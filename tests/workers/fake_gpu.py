@@ -49,7 +49,9 @@ class FakeGpuDriver:
 
     def nvmlDeviceGetViolationStatus(self, _: Any, policy: int) -> SimpleNamespace:  # noqa: N802
         """Nanoseconds since the driver was loaded."""
-        return SimpleNamespace(violationTime=self._answer("violation", self.thermal_violation_s) * 1e9)
+        return SimpleNamespace(
+            violationTime=self._answer("violation", self.thermal_violation_s) * 1e9
+        )
 
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, _: Any) -> int:  # noqa: N802
         """A set of bits."""
@@ -101,7 +103,9 @@ class FakeCuda:
             "_cuda_getCublasWorkspaceSize": lambda: 32 * MIB,
             "_cuda_getCublasLtWorkspaceSize": lambda: 32 * MIB,
         }
-        return SimpleNamespace(**sizes, **({"_cuda_clearCublasWorkspaces": self._drop} if can_drop else {}))
+        return SimpleNamespace(
+            **sizes, **({"_cuda_clearCublasWorkspaces": self._drop} if can_drop else {})
+        )
 
     def _drop(self) -> None:
         self.workspaces_bytes = 0

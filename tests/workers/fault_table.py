@@ -40,7 +40,12 @@ def _big_model(number: int) -> TrialRequest:
     """A model whose weights and moments exceed what the rank may hold."""
     asked = request(number, memory_bytes=256.0 * (1 << 20))
     model = ModelSpec(
-        name="big", num_layers=2, hidden_size=512, num_attention_heads=4, vocab_size=50_000, max_positions=64
+        name="big",
+        num_layers=2,
+        hidden_size=512,
+        num_attention_heads=4,
+        vocab_size=50_000,
+        max_positions=64,
     )
     return replace(asked, workload=replace(asked.workload, model=model))
 
@@ -65,15 +70,29 @@ def _rate(rate: float) -> Callable[[int], TrialRequest]:
 
 ROWS: dict[str, Row] = {
     "memory exhausted by the config": Row(
-        faults=(), kind=FailureKind.OUT_OF_MEMORY, rank=None, says="memory", asks=_big_model, knows_step=False
+        faults=(),
+        kind=FailureKind.OUT_OF_MEMORY,
+        rank=None,
+        says="memory",
+        asks=_big_model,
+        knows_step=False,
     ),
     "memory exhausted in a step": Row(
-        faults=(_fault(1, "exhaust", step=2),), kind=FailureKind.OUT_OF_MEMORY, says="memory", asks=with_small_memory
+        faults=(_fault(1, "exhaust", step=2),),
+        kind=FailureKind.OUT_OF_MEMORY,
+        says="memory",
+        asks=with_small_memory,
     ),
     "exploding loss": Row(
-        faults=(), kind=FailureKind.DIVERGED, rank=None, says="the loss must stay under", asks=_rate(30.0)
+        faults=(),
+        kind=FailureKind.DIVERGED,
+        rank=None,
+        says="the loss must stay under",
+        asks=_rate(30.0),
     ),
-    "loss not a number": Row(faults=(), kind=FailureKind.DIVERGED, rank=None, says="must be finite", asks=_rate(1e30)),
+    "loss not a number": Row(
+        faults=(), kind=FailureKind.DIVERGED, rank=None, says="must be finite", asks=_rate(1e30)
+    ),
     "killed in start": Row(
         faults=(_fault(4, "kill"),),
         kind=FailureKind.WORKER_LOST,
@@ -89,14 +108,18 @@ ROWS: dict[str, Row] = {
         faults=(_fault(6, "kill", step=2, delay_s=0.02),),
         kind=FailureKind.WORKER_LOST,
         says="SIGKILL",
-        asks=lambda number: request(number, config=LONG_STEPS, measure=replace(PATIENT, min_steps=200, max_steps=200)),
+        asks=lambda number: request(
+            number, config=LONG_STEPS, measure=replace(PATIENT, min_steps=200, max_steps=200)
+        ),
     ),
     "killed while its peer waits in a collective": Row(
         faults=(_fault(7, "kill", step=2, delay_s=1.0), _fault(7, "sleep", step=2)),
         kind=FailureKind.WORKER_LOST,
         says="SIGKILL",
     ),
-    "stopped": Row(faults=(_fault(8, "freeze", step=2),), kind=FailureKind.HANG, says="heartbeat", asks=_hasty),
+    "stopped": Row(
+        faults=(_fault(8, "freeze", step=2),), kind=FailureKind.HANG, says="heartbeat", asks=_hasty
+    ),
     "asleep while its peer waits in a collective": Row(
         faults=(_fault(9, "sleep", step=2),), kind=FailureKind.HANG, says="collective", asks=_hasty
     ),
@@ -108,15 +131,21 @@ ROWS: dict[str, Row] = {
         asks=lambda number: request(number, dp=1, config={"tp": 3}),
         knows_step=False,
     ),
-    "disk full": Row(faults=(_fault(11, "disk_full", step=2),), kind=FailureKind.ERROR, says="disk space"),
+    "disk full": Row(
+        faults=(_fault(11, "disk_full", step=2),), kind=FailureKind.ERROR, says="disk space"
+    ),
     "metrics missing": Row(
         faults=(Fault(kind="silence", rank=0, trial=12),),
         kind=FailureKind.METRICS_MISSING,
         rank=0,
         says="measured step",
     ),
-    "an exception": Row(faults=(_fault(13, "error", step=2),), kind=FailureKind.ERROR, says="ValueError"),
-    "left with a code": Row(faults=(_fault(14, "exit", step=2),), kind=FailureKind.ERROR, says="exit code 3"),
+    "an exception": Row(
+        faults=(_fault(13, "error", step=2),), kind=FailureKind.ERROR, says="ValueError"
+    ),
+    "left with a code": Row(
+        faults=(_fault(14, "exit", step=2),), kind=FailureKind.ERROR, says="exit code 3"
+    ),
     "longer than a trial may take": Row(
         faults=(),
         kind=FailureKind.TIMEOUT,

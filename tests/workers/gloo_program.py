@@ -25,7 +25,10 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     assert dist.get_world_size() == arguments.ranks
-    print(f"rank {rank} on {socket.gethostname()} in {os.getcwd()} with {os.environ.get('COLOUR')}", flush=True)
+    print(
+        f"rank {rank} on {socket.gethostname()} in {os.getcwd()} with {os.environ.get('COLOUR')}",
+        flush=True,
+    )
     for step in range(arguments.steps):
         began_s = time.monotonic()
         time.sleep(arguments.step_s)
@@ -33,7 +36,10 @@ def main() -> None:
         dist.all_reduce(ranks)
         if rank == 0:
             loss = 5.0 - 0.01 * step
-            print(f"iteration {step}: {1000 * (time.monotonic() - began_s):.3f} ms, loss = {loss:.3f}", flush=True)
+            print(
+                f"iteration {step}: {1000 * (time.monotonic() - began_s):.3f} ms, loss = {loss:.3f}",
+                flush=True,
+            )
             print(f"{int(ranks.item())} ranks", flush=True)
     dist.destroy_process_group()
 

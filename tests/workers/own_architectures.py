@@ -16,13 +16,19 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.q, self.kv, self.o = nn.Linear(width, width), nn.Linear(width, 2 * width), nn.Linear(width, width)
+        self.q, self.kv, self.o = (
+            nn.Linear(width, width),
+            nn.Linear(width, 2 * width),
+            nn.Linear(width, width),
+        )
 
     def forward(self, x: Tensor, context: Tensor, causal: bool = False) -> Tensor:
         """(b, s, h) and (b, t, h) -> (b, s, h)."""
         q = self.q(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         k, v = self.kv(context).unflatten(-1, (2 * self.heads, -1)).transpose(1, 2).chunk(2, 1)
-        return self.o(F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2).flatten(2))
+        return self.o(
+            F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2).flatten(2)
+        )
 
 
 class EncoderLayer(nn.Module):
@@ -32,7 +38,9 @@ class EncoderLayer(nn.Module):
         super().__init__()
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
         self.attn = Attention(width, heads)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Same shape."""
@@ -48,7 +56,9 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
         self.attn, self.cross = Attention(width, heads), Attention(width, heads)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:
         """The shape of `x`."""
@@ -81,7 +91,9 @@ class EncoderDecoder(nn.Module):
         return self.head(self.norm(y))
 
 
-def encoder_decoder(vocabulary: int = 500, width: int = 32, heads: int = 4, depth: int = 2) -> dict[str, Any]:
+def encoder_decoder(
+    vocabulary: int = 500, width: int = 32, heads: int = 4, depth: int = 2
+) -> dict[str, Any]:
     """Two sequences of different lengths."""
 
     def make_input(size: int, seq_len: int) -> dict[str, Tensor]:
@@ -89,9 +101,15 @@ def encoder_decoder(vocabulary: int = 500, width: int = 32, heads: int = 4, dept
         return {"source": source, "target": torch.randint(vocabulary, (size, seq_len // 2))}
 
     def loss(logits: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-        return F.cross_entropy(logits[:, :-1].float().flatten(0, 1), inputs["target"][:, 1:].flatten())
+        return F.cross_entropy(
+            logits[:, :-1].float().flatten(0, 1), inputs["target"][:, 1:].flatten()
+        )
 
-    return {"model": EncoderDecoder(vocabulary, width, heads, depth), "input": make_input, "loss": loss}
+    return {
+        "model": EncoderDecoder(vocabulary, width, heads, depth),
+        "input": make_input,
+        "loss": loss,
+    }
 
 
 class CapacityExperts(nn.Module):
@@ -157,7 +175,10 @@ class ExpertModel(nn.Module):
 
 def capacity_experts(width: int = 32, depth: int = 4, experts: int = 4) -> dict[str, Any]:
     """Reads tokens, and can be cut into stages."""
-    return {"model": ExpertModel(width, depth, experts), "pp_split": [f"layers.{i}" for i in range(1, depth)]}
+    return {
+        "model": ExpertModel(width, depth, experts),
+        "pp_split": [f"layers.{i}" for i in range(1, depth)],
+    }
 
 
 class Residual(nn.Module):
@@ -166,7 +187,10 @@ class Residual(nn.Module):
     def __init__(self, inner: int, outer: int, time: int) -> None:
         super().__init__()
         self.norms = nn.ModuleList(nn.GroupNorm(4, width) for width in (inner, outer))
-        self.first, self.second = nn.Conv2d(inner, outer, 3, padding=1), nn.Conv2d(outer, outer, 3, padding=1)
+        self.first, self.second = (
+            nn.Conv2d(inner, outer, 3, padding=1),
+            nn.Conv2d(outer, outer, 3, padding=1),
+        )
         self.time = nn.Linear(time, outer)
         self.beside = nn.Conv2d(inner, outer, 1) if inner != outer else nn.Identity()
 
@@ -182,7 +206,9 @@ class UNet(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         sizes = (width, 2 * width, 4 * width)
-        self.time = nn.Sequential(nn.Linear(width, 4 * width), nn.SiLU(), nn.Linear(4 * width, 4 * width))
+        self.time = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.SiLU(), nn.Linear(4 * width, 4 * width)
+        )
         self.stem, self.out = nn.Conv2d(3, width, 3, padding=1), nn.Conv2d(width, 3, 3, padding=1)
         steps = zip((width, *sizes), sizes, strict=False)
         self.down = nn.ModuleList(Residual(inner, outer, 4 * width) for inner, outer in steps)

@@ -19,8 +19,13 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, s, h) -> (b, s, h)."""
-        q, k, v = (w(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for w in (self.q, self.k, self.v))
-        return self.o(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        q, k, v = (
+            w(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for w in (self.q, self.k, self.v)
+        )
+        return self.o(
+            F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        )
 
 
 class Block(nn.Module):
@@ -62,7 +67,9 @@ class TinyLanguageModel(nn.Module):
         return self.head(self.norm(x))
 
 
-def language_model(width: int = 32, depth: int = 4, heads: int = 4, tied: bool = False) -> dict[str, Any]:
+def language_model(
+    width: int = 32, depth: int = 4, heads: int = 4, tied: bool = False
+) -> dict[str, Any]:
     """With everything that a builder may return for a model that reads tokens."""
     return {
         "model": TinyLanguageModel(width, depth, heads, tied=tied),
@@ -100,7 +107,9 @@ class Recommender(nn.Module):
 
     def forward(self, user: Tensor, item: Tensor, features: Tensor) -> Tensor:
         """(b,), (b,) and (b, 4) -> scores (b,)."""
-        return self.net(torch.cat((self.users(user), self.items(item), features), dim=-1)).squeeze(-1)
+        return self.net(torch.cat((self.users(user), self.items(item), features), dim=-1)).squeeze(
+            -1
+        )
 
 
 def recommender(users: int = 50, items: int = 40, width: int = 8) -> dict[str, Any]:
@@ -114,7 +123,9 @@ def recommender(users: int = 50, items: int = 40, width: int = 8) -> dict[str, A
         }
 
     def loss(scores: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-        return F.binary_cross_entropy_with_logits(scores.float(), (inputs["features"].sum(-1) > 0).float())
+        return F.binary_cross_entropy_with_logits(
+            scores.float(), (inputs["features"].sum(-1) > 0).float()
+        )
 
     return {"model": Recommender(users, items, width), "input": make_input, "loss": loss}
 
@@ -138,7 +149,11 @@ def convolutional() -> dict[str, Any]:
     def make_input(batch: int, seq_len: int) -> Tensor:
         return torch.randn(batch, 3, 8, 8)
 
-    return {"model": nn.Sequential(*layers), "input": make_input, "loss": lambda y, x: F.cross_entropy(y, y.argmax(-1))}
+    return {
+        "model": nn.Sequential(*layers),
+        "input": make_input,
+        "loss": lambda y, x: F.cross_entropy(y, y.argmax(-1)),
+    }
 
 
 def no_module() -> int:

@@ -36,7 +36,10 @@ def running(script: str | Path) -> list[int]:
     found = []
     for entry in os.listdir("/proc"):
         with contextlib.suppress(OSError):  # it ended meanwhile
-            if entry.isdigit() and os.fsencode(script) in Path(f"/proc/{entry}/cmdline").read_bytes():
+            if (
+                entry.isdigit()
+                and os.fsencode(script) in Path(f"/proc/{entry}/cmdline").read_bytes()
+            ):
                 found.append(int(entry))
     return found
 

@@ -12,12 +12,24 @@ from tests.workers.process import program
 from tests.workers.requests import PATIENT, request
 
 GLOO = Path(__file__).with_name("gloo_program.py")
-METRICS = {"step": r"^iteration (\d+):", "loss": r"loss = ([\d.]+)", "step_time_ms": r": ([\d.]+) ms"}
+METRICS = {
+    "step": r"^iteration (\d+):",
+    "loss": r"loss = ([\d.]+)",
+    "step_time_ms": r": ([\d.]+) ms",
+}
 
 
-def on_two_nodes(number: int, *, endless: bool = False, cwd: Path = GLOO.parent, **options: Any) -> TrialRequest:
+def on_two_nodes(
+    number: int, *, endless: bool = False, cwd: Path = GLOO.parent, **options: Any
+) -> TrialRequest:
     """A trial on two nodes of one rank each; `endless`: until it is ended."""
-    argv = ["torchrun", GLOO.name, "--micro-batch={micro_batch_size}", "--steps={steps}", "--ranks={dp}"]
+    argv = [
+        "torchrun",
+        GLOO.name,
+        "--micro-batch={micro_batch_size}",
+        "--steps={steps}",
+        "--ranks={dp}",
+    ]
     if endless:
         argv += ["--step-s=0.2"]
     return request(
@@ -27,13 +39,23 @@ def on_two_nodes(number: int, *, endless: bool = False, cwd: Path = GLOO.parent,
         config={"precision": "bf16"},
         with_log=True,
         trainer_options={"argv": argv, "cwd": str(cwd), "metrics": METRICS, **options},
-        measure=replace(PATIENT, min_steps=5000, max_steps=5000, trial_timeout_s=1500.0) if endless else PATIENT,
+        measure=replace(PATIENT, min_steps=5000, max_steps=5000, trial_timeout_s=1500.0)
+        if endless
+        else PATIENT,
         cluster={"num_nodes": 2, "gpus_per_node": 1},
     )
 
 
 def on_one_node(number: int, *arguments: str) -> TrialRequest:
     """A trial on one rank."""
-    argv = [sys.executable, program.__file__, "--micro-batch={micro_batch_size}", "--steps={steps}", *arguments]
+    argv = [
+        sys.executable,
+        program.__file__,
+        "--micro-batch={micro_batch_size}",
+        "--steps={steps}",
+        *arguments,
+    ]
     options = {"argv": argv, "metrics": METRICS}
-    return request(number, dp=1, trainer="command", config={"precision": "bf16"}, trainer_options=options)
+    return request(
+        number, dp=1, trainer="command", config={"precision": "bf16"}, trainer_options=options
+    )

@@ -22,8 +22,20 @@ from tests.workers.processes import until
 
 GIB = float(1 << 30)
 DOUBLE = "tests.workers.double_trial:run_trial"
-NANO = ModelSpec(name="nano", num_layers=2, hidden_size=32, num_attention_heads=4, vocab_size=256, max_positions=64)
-CPU = GpuSpec(name="cpu", memory_bytes=2 * GIB, peak_flops_per_s={"fp32": 1e10, "bf16": 1e10}, memory_bytes_per_s=1e10)
+NANO = ModelSpec(
+    name="nano",
+    num_layers=2,
+    hidden_size=32,
+    num_attention_heads=4,
+    vocab_size=256,
+    max_positions=64,
+)
+CPU = GpuSpec(
+    name="cpu",
+    memory_bytes=2 * GIB,
+    peak_flops_per_s={"fp32": 1e10, "bf16": 1e10},
+    memory_bytes_per_s=1e10,
+)
 LINK = LinkSpec(latency_s=1e-5, bytes_per_s=1e9)
 PATIENT = MeasureSpec(
     warmup_steps=1,
@@ -56,7 +68,9 @@ def request(
     return replace(base, **fields)
 
 
-def events_of(runner: TrialRunner, asked: TrialRequest, *, deadline_s: float = 900.0) -> list[RunnerEvent]:
+def events_of(
+    runner: TrialRunner, asked: TrialRequest, *, deadline_s: float = 900.0
+) -> list[RunnerEvent]:
     """Runs this attempt to its end."""
     runner.start(asked)
     return events_until_ended(runner, [asked.id], deadline_s=deadline_s)

@@ -16,7 +16,9 @@ pytestmark = pytest.mark.alone
 
 
 @pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_figures_are_plausible_and_the_cost_model_takes_them(quick: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_are_plausible_and_the_cost_model_takes_them(
+    quick: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     name = "QUICK" if quick else "FULL"
     monkeypatch.setattr(calibrate, name, replace(getattr(calibrate, name), ranks=(2,)))
@@ -27,9 +29,15 @@ def test_figures_are_plausible_and_the_cost_model_takes_them(quick: bool, monkey
     assert all(1e7 < row["flops_per_s"] < 1e13 for row in figures["matmul"])
     assert 1e8 < figures["memory_bytes_per_s"] < 1e13
     assert 0 < figures["host_overhead_s"] < 10
-    assert {row["kind"] for row in figures["collectives"]} == {"all_reduce", "all_gather", "reduce_scatter"}
+    assert {row["kind"] for row in figures["collectives"]} == {
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+    }
     assert all(row["time_s"] > 0 and row["scope"] == "intra" for row in figures["collectives"])
     assert [row["ranks"] for row in figures["concurrency"]] == [1, 2]
-    fitted = Calibration.from_measurements(figures, cluster=ClusterSpec.of("cpu", num_nodes=1, gpus_per_node=2))
+    fitted = Calibration.from_measurements(
+        figures, cluster=ClusterSpec.of("cpu", num_nodes=1, gpus_per_node=2)
+    )
     assert math.isfinite(fitted.matmul_efficiency)
     assert fitted.matmul_efficiency > 0

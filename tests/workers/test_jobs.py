@@ -29,7 +29,14 @@ pytestmark = [pytest.mark.thorough, pytest.mark.alone]
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKLOAD = Workload(
-    model=ModelSpec(name="tiny", num_layers=2, hidden_size=32, num_attention_heads=2, vocab_size=256, gated_mlp=True),
+    model=ModelSpec(
+        name="tiny",
+        num_layers=2,
+        hidden_size=32,
+        num_attention_heads=2,
+        vocab_size=256,
+        gated_mlp=True,
+    ),
     cluster=cluster_of("cpu", num_nodes=2, gpus_per_node=1),
     seq_len=32,
     global_batch_size=4,
@@ -93,18 +100,30 @@ def training() -> Launch:
     return trainer("native").launch(WORKLOAD, CONFIG, {"steps": 3})
 
 
-def run(command: list[str], folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def run(
+    command: list[str], folder: Path, environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900, check=False
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
     )
 
 
 def steps_of(output: str) -> list[int | None]:
-    lines = (line.partition(") ")[2] or line for line in output.splitlines())  # Ray says first which actor printed it
+    lines = (
+        line.partition(") ")[2] or line for line in output.splitlines()
+    )  # Ray says first which actor printed it
     return [found.step for line in lines if (found := trainer("native").parse_line(line))]
 
 
-def test_slurm_starts_two_nodes_that_train_together(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_slurm_starts_two_nodes_that_train_together(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
     write("slurm", training(), tmp_path / "job")
     done = run(["bash", "job.sbatch"], tmp_path / "job", environment)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
@@ -130,8 +149,22 @@ def ray_start(folder: str, *arguments: str) -> subprocess.Popen[bytes]:
         "--min-worker-port=0",
         "--max-worker-port=0",
     )
-    sizes = ("--num-cpus=1", "--num-gpus=0", f"--object-store-memory={100 << 20}", "--disable-usage-stats")
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *arguments, *sizes, *no_ports]
+    sizes = (
+        "--num-cpus=1",
+        "--num-gpus=0",
+        f"--object-store-memory={100 << 20}",
+        "--disable-usage-stats",
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "ray.scripts.scripts",
+        "start",
+        "--block",
+        *arguments,
+        *sizes,
+        *no_ports,
+    ]
     with open(os.path.join(folder, "log"), "ab") as log:
         return subprocess.Popen(
             command,
@@ -152,7 +185,9 @@ def cluster() -> Iterator[str]:
         port = free.getsockname()[1]
     host = ray.util.get_node_ip_address()
     nodes: list[subprocess.Popen[bytes]] = []
-    with tempfile.TemporaryDirectory(prefix="at-", dir="/tmp") as short:  # the names of Ray's sockets are long
+    with tempfile.TemporaryDirectory(
+        prefix="at-", dir="/tmp"
+    ) as short:  # the names of Ray's sockets are long
         try:
             arguments = (
                 f"--port={port}",
@@ -181,13 +216,19 @@ def test_a_ray_job_starts_two_nodes_that_train_together(
     tmp_path: Path, environment: dict[str, str], cluster: str
 ) -> None:
     write("ray", training(), tmp_path / "job")
-    done = run([sys.executable, "ray_job.py"], tmp_path / "job", {**environment, **AUTH, "RAY_ADDRESS": cluster})
+    done = run(
+        [sys.executable, "ray_job.py"],
+        tmp_path / "job",
+        {**environment, **AUTH, "RAY_ADDRESS": cluster},
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert set(steps_of(done.stdout + done.stderr)) >= {0, 1, 2, 3, 4}
 
 
 @pytest.mark.slow
-def test_a_ray_job_ends_all_nodes_when_one_fails(tmp_path: Path, environment: dict[str, str], cluster: str) -> None:
+def test_a_ray_job_ends_all_nodes_when_one_fails(
+    tmp_path: Path, environment: dict[str, str], cluster: str
+) -> None:
     pid = tmp_path / "pid"
     code = (
         "import os, subprocess, sys, time\n"
@@ -197,7 +238,11 @@ def test_a_ray_job_ends_all_nodes_when_one_fails(tmp_path: Path, environment: di
         "time.sleep(600)\n"
     )
     write("ray", Launch(argv=(sys.executable, "-c", code, NODE_RANK, str(pid))), tmp_path / "job")
-    done = run([sys.executable, "ray_job.py"], tmp_path / "job", {**environment, **AUTH, "RAY_ADDRESS": cluster})
+    done = run(
+        [sys.executable, "ray_job.py"],
+        tmp_path / "job",
+        {**environment, **AUTH, "RAY_ADDRESS": cluster},
+    )
     assert done.returncode == 7, done.stdout[-2000:] + done.stderr[-4000:]
     assert "node 1: the command ended with exit code 7" in done.stdout
     assert not any(is_alive(int(number)) for number in pid.read_text().split())
@@ -207,7 +252,11 @@ def test_a_ray_job_that_is_stopped_leaves_nothing_running(
     tmp_path: Path, environment: dict[str, str], cluster: str
 ) -> None:
     code = "import os, sys, time; open(sys.argv[1] + sys.argv[2], 'w').write(str(os.getpid())); time.sleep(600)"
-    write("ray", Launch(argv=(sys.executable, "-c", code, str(tmp_path / "pid"), NODE_RANK)), tmp_path / "job")
+    write(
+        "ray",
+        Launch(argv=(sys.executable, "-c", code, str(tmp_path / "pid"), NODE_RANK)),
+        tmp_path / "job",
+    )
     with (tmp_path / "log").open("w") as log:
         driver = subprocess.Popen(
             [sys.executable, "ray_job.py"],

@@ -19,7 +19,14 @@ from tests.workers.processes import CHECKOUT_PATH
 pytestmark = pytest.mark.alone
 
 WORKLOAD = Workload(
-    model=ModelSpec(name="tiny", num_layers=2, hidden_size=32, num_attention_heads=2, vocab_size=256, gated_mlp=True),
+    model=ModelSpec(
+        name="tiny",
+        num_layers=2,
+        hidden_size=32,
+        num_attention_heads=2,
+        vocab_size=256,
+        gated_mlp=True,
+    ),
     cluster=cluster_of("cpu", num_nodes=1, gpus_per_node=2),
     seq_len=32,
     global_batch_size=4,

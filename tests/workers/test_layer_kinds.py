@@ -40,7 +40,9 @@ def built(document: dict[str, Any], name: str = "other") -> ModelSpec:
 
 
 def described(model: ModelSpec) -> Workload:
-    return Workload(model=model, cluster=catalog.cluster("h100-sxm-1x8"), seq_len=128, global_batch_size=16)
+    return Workload(
+        model=model, cluster=catalog.cluster("h100-sxm-1x8"), seq_len=128, global_batch_size=16
+    )
 
 
 @pytest.mark.parametrize("family", sampled(FILES, ["qwen3_next"]))
@@ -52,7 +54,9 @@ def test_weights_of_every_answer_are_those_that_the_class_has(family: str) -> No
     tables = (1 if model.tied_embeddings else 2) * 512 * 64
     assert layers + tables == pytest.approx(total, rel=0.005)
     assert model.shape_parameters + code.other_parameters == pytest.approx(total, rel=0.01)
-    fp32 = autotune.estimate(described(model), ParallelConfig(dp=8, micro_batch_size=2, precision="fp32"))
+    fp32 = autotune.estimate(
+        described(model), ParallelConfig(dp=8, micro_batch_size=2, precision="fp32")
+    )
     assert float(fp32.memory_parts_bytes.weights) == pytest.approx(4 * total, rel=0.01)
     assert any("layers that a decoder does not have" in words for words in model.assumptions)
 
@@ -76,7 +80,9 @@ def test_a_model_of_eighty_billion_weights_does_not_fit_where_its_weights_alone_
     }  # fmt: skip
     model = built({**sizes, "model_type": "qwen3_next"})
     assert model.num_parameters == pytest.approx(79.7e9, rel=0.005)
-    assert model.active_parameters == pytest.approx(3.9e9, rel=0.1)  # with embedding and output projection
+    assert model.active_parameters == pytest.approx(
+        3.9e9, rel=0.1
+    )  # with embedding and output projection
     found = autotune.estimate(
         described(model), ParallelConfig(dp=8, micro_batch_size=1, zero_stage=2, precision="bf16")
     )
@@ -95,10 +101,18 @@ def test_towers_are_counted_in_memory_and_named() -> None:
     model = built(tower())
     code = code_of(model)
     assert (model.num_layers, model.hidden_size, model.ffn_hidden_size) == (2, 64, 128)
-    assert code.other_parameters == model.num_parameters - model.shape_parameters > model.shape_parameters
+    assert (
+        code.other_parameters
+        == model.num_parameters - model.shape_parameters
+        > model.shape_parameters
+    )
     assert not code.layers
-    fp32 = autotune.estimate(described(model), ParallelConfig(dp=8, micro_batch_size=2, precision="fp32"))
-    assert float(fp32.memory_parts_bytes.weights) == pytest.approx(4 * model.num_parameters, rel=0.01)
+    fp32 = autotune.estimate(
+        described(model), ParallelConfig(dp=8, micro_batch_size=2, precision="fp32")
+    )
+    assert float(fp32.memory_parts_bytes.weights) == pytest.approx(
+        4 * model.num_parameters, rel=0.01
+    )
     (words,) = model.assumptions
     assert "outside its language model" in words
 
@@ -117,7 +131,12 @@ def test_layers_of_other_kinds_are_refused_where_no_class_is_built() -> None:
 
 def test_experts_without_a_number_of_visited_ones_have_no_shape() -> None:
     model = built({**FILES["qwen3_next"], "model_type": "qwen3_next"})
-    assert decoder_of_kinds(code_of(model).layers, {"hidden_size": 64, "vocab_size": 512, "num_experts": 16}) is None
+    assert (
+        decoder_of_kinds(
+            code_of(model).layers, {"hidden_size": 64, "vocab_size": 512, "num_experts": 16}
+        )
+        is None
+    )
 
 
 def test_kinds_of_layers_survive_plain_values() -> None:

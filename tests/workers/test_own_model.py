@@ -21,10 +21,14 @@ from tests.workers.own_models import TinyLanguageModel, language_model
 FOLDER = str(Path(__file__).parents[2])
 
 
-def unknown(function: str, module: str = "tests.workers.own_models", folder: str = FOLDER, **args: Any) -> ModelSpec:
+def unknown(
+    function: str, module: str = "tests.workers.own_models", folder: str = FOLDER, **args: Any
+) -> ModelSpec:
     """A model before its code was run."""
     code = ModelCode(module=f"{module}:{function}", args=json.dumps(args), folder=folder)
-    return ModelSpec(name="own", num_layers=1, hidden_size=1, num_attention_heads=1, vocab_size=1, code=code)
+    return ModelSpec(
+        name="own", num_layers=1, hidden_size=1, num_attention_heads=1, vocab_size=1, code=code
+    )
 
 
 def code_of(model: ModelSpec) -> ModelCode:
@@ -39,8 +43,17 @@ def test_shapes_are_told_counted_or_guessed() -> None:
     code = code_of(found)
     assert (found.num_layers, found.hidden_size, found.vocab_size) == (3, 32, 256)
     assert (found.num_attention_heads, found.ffn_hidden_size) == (4, 128)
-    assert found.num_parameters == code.num_parameters == sum(p.numel() for p in built["model"].parameters())
-    assert (code.has_tensor_plan, code.has_pipeline_split, code.num_cuts, code.has_attention) == (True, True, 2, True)
+    assert (
+        found.num_parameters
+        == code.num_parameters
+        == sum(p.numel() for p in built["model"].parameters())
+    )
+    assert (code.has_tensor_plan, code.has_pipeline_split, code.num_cuts, code.has_attention) == (
+        True,
+        True,
+        2,
+        True,
+    )
     assert code.guessed == ()
     assert code.reads_tokens
 
@@ -60,7 +73,11 @@ class SharedTable(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.mix, self.head = nn.Embedding(100, 16), nn.Linear(16, 200), nn.Linear(16, 100, bias=False)
+        self.embed, self.mix, self.head = (
+            nn.Embedding(100, 16),
+            nn.Linear(16, 200),
+            nn.Linear(16, 100, bias=False),
+        )
         self.head.weight = self.embed.weight
 
 
@@ -80,7 +97,9 @@ def test_a_guessed_decoder_has_the_weights_within_and_outside_of_the_repeated_bl
 ) -> None:
     found = inspect(unknown(function, f"tests.workers.{module}"))
     assert "ffn_hidden_size" in code_of(found).guessed
-    assert replace(found, code=None).num_parameters == pytest.approx(found.num_parameters, rel=0.005)
+    assert replace(found, code=None).num_parameters == pytest.approx(
+        found.num_parameters, rel=0.005
+    )
 
 
 def test_a_shared_table_counts_once() -> None:
@@ -107,7 +126,11 @@ def test_the_fingerprint_follows_arguments_and_code(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("function", "module", "message"),
     [
-        ("raises", "tests.workers.own_models", r"ValueError: no model is 1 wide \(.*own_models.py:\d+\)"),
+        (
+            "raises",
+            "tests.workers.own_models",
+            r"ValueError: no model is 1 wide \(.*own_models.py:\d+\)",
+        ),
         (
             "no_module",
             "tests.workers.own_models",
@@ -117,7 +140,9 @@ def test_the_fingerprint_follows_arguments_and_code(tmp_path: Path) -> None:
         ("build", "not_there_at_all", "No module named 'not_there_at_all'.*put it into"),
     ],
 )
-def test_code_that_cannot_be_built_is_told_with_its_line_and_a_remedy(function: str, module: str, message: str) -> None:
+def test_code_that_cannot_be_built_is_told_with_its_line_and_a_remedy(
+    function: str, module: str, message: str
+) -> None:
     with pytest.raises(DryRunError, match=message):
         inspect(unknown(function, module))
 

@@ -21,7 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from autotune.ports import TrialRequest
-from autotune.spec import ClusterSpec, GpuSpec, MeasureSpec, ModelCode, ModelSpec, ParallelConfig, Peft, Workload
+from autotune.spec import (
+    ClusterSpec,
+    GpuSpec,
+    MeasureSpec,
+    ModelCode,
+    ModelSpec,
+    ParallelConfig,
+    Peft,
+    Workload,
+)
 from autotune.spec.hugging_face.shapes import PIPELINE_SPLITS, TENSOR_PLANS
 from autotune.spec.lengths import Lengths
 from autotune.spec.post_training import PostTraining, Rollout
@@ -30,8 +39,12 @@ from tests.workers.processes import CHECKOUT, CHECKOUT_PATH
 SIZE: dict[str, Any] = {"num_layers": 4, "hidden_size": 32, "num_attention_heads": 4}
 MODELS = {
     "gpt": ModelSpec(name="gpt", vocab_size=257, tied_embeddings=True, max_positions=40, **SIZE),
-    "uneven": ModelSpec(name="uneven", vocab_size=256, max_positions=32, **{**SIZE, "num_layers": 5}),
-    "llama": ModelSpec(name="llama", vocab_size=256, num_kv_heads=2, gated_mlp=True, ffn_hidden_size=48, **SIZE),
+    "uneven": ModelSpec(
+        name="uneven", vocab_size=256, max_positions=32, **{**SIZE, "num_layers": 5}
+    ),
+    "llama": ModelSpec(
+        name="llama", vocab_size=256, num_kv_heads=2, gated_mlp=True, ffn_hidden_size=48, **SIZE
+    ),
     "moe": ModelSpec(
         name="moe",
         vocab_size=256,
@@ -43,7 +56,12 @@ MODELS = {
         **SIZE,
     ),
 }
-LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "num_hidden_layers": 4} | {
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+} | {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "intermediate_size": 48,
@@ -55,7 +73,9 @@ HERE = str(Path(__file__).parents[2])
 
 def own(name: str, module: str, *, file: str = "own_models", **args: Any) -> ModelSpec:
     """A model that a function of a file of `tests.workers` builds."""
-    return _with_code(name, ModelCode(module=f"tests.workers.{file}:{module}", args=json.dumps(args), folder=HERE))
+    return _with_code(
+        name, ModelCode(module=f"tests.workers.{file}:{module}", args=json.dumps(args), folder=HERE)
+    )
 
 
 def transformers_class(name: str, config: Mapping[str, Any]) -> ModelSpec:
@@ -66,7 +86,15 @@ def transformers_class(name: str, config: Mapping[str, Any]) -> ModelSpec:
 def _with_code(name: str, code: ModelCode) -> ModelSpec:
     """As inspection would describe it, with all plans: what a model does not bring is a matter of laws, not of numerics."""
     code = replace(code, has_tensor_plan=True, has_pipeline_split=True, num_cuts=3)
-    return ModelSpec(name=name, vocab_size=256, num_kv_heads=2, gated_mlp=True, ffn_hidden_size=48, code=code, **SIZE)
+    return ModelSpec(
+        name=name,
+        vocab_size=256,
+        num_kv_heads=2,
+        gated_mlp=True,
+        ffn_hidden_size=48,
+        code=code,
+        **SIZE,
+    )
 
 
 MODELS |= {
@@ -77,12 +105,18 @@ MODELS |= {
     "split_by_function": own("split_by_function", "split_by_function"),
     "recommender": own("recommender", "recommender"),
     "convolutional": own("convolutional", "convolutional"),
-    **{name: own(name, name, file="own_architectures") for name in ("encoder_decoder", "capacity_experts", "u_net")},
+    **{
+        name: own(name, name, file="own_architectures")
+        for name in ("encoder_decoder", "capacity_experts", "u_net")
+    },
     **{name: own(name, name) for name in ("no_module", "raises", "failing_forward")},
 }
-ROUTED = {"num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 1, "topk_group": 1} | dict.fromkeys(
-    ("n_routed_experts", "num_local_experts", "num_experts"), 4
-)
+ROUTED = {
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "n_group": 1,
+    "topk_group": 1,
+} | dict.fromkeys(("n_routed_experts", "num_local_experts", "num_experts"), 4)
 LATENT = {
     "q_lora_rank": 16,
     "kv_lora_rank": 16,
@@ -93,8 +127,13 @@ LATENT = {
 }
 FAMILIES: dict[str, dict[str, Any]] = {
     **{family: {} for family in sorted(TENSOR_PLANS | PIPELINE_SPLITS)},
-    **dict.fromkeys(("gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "flex_olmo"), ROUTED),
-    **{family: {**ROUTED, "head_dim": 8} for family in ("exaone_moe", "hy_v3", "minimax_m2", "solar_open")},
+    **dict.fromkeys(
+        ("gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "flex_olmo"), ROUTED
+    ),
+    **{
+        family: {**ROUTED, "head_dim": 8}
+        for family in ("exaone_moe", "hy_v3", "minimax_m2", "solar_open")
+    },
     "ernie4_5_moe": {**ROUTED, "moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1},
     **dict.fromkeys(("minicpm3", "youtu"), LATENT),
     **{family: {**ROUTED, **LATENT} for family in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")},
@@ -102,7 +141,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "granite": {"embedding_multiplier": 2.0, "residual_multiplier": 0.5, "logits_scaling": 3.0},
     **{
         family: {"head_dim": 8}
-        for family in ("ministral", "helium", "ernie4_5", "cwm", "internlm3", "iquestcoder", "ministral3")
+        for family in (
+            "ministral",
+            "helium",
+            "ernie4_5",
+            "cwm",
+            "internlm3",
+            "iquestcoder",
+            "ministral3",
+        )
     },
     "seed_oss": {"attention_dropout": 0.0, "residual_dropout": 0.0},
 }
@@ -115,14 +162,24 @@ MODELS |= {
 }
 CPU = ClusterSpec(
     name="cpu-1x8",
-    gpu=GpuSpec(name="cpu", memory_bytes=4e9, peak_flops_per_s={"fp32": 1e11, "bf16": 1e11}, memory_bytes_per_s=1e10),
+    gpu=GpuSpec(
+        name="cpu",
+        memory_bytes=4e9,
+        peak_flops_per_s={"fp32": 1e11, "bf16": 1e11},
+        memory_bytes_per_s=1e10,
+    ),
     gpus_per_node=8,
 )
 STEPS = 2
 
 
 def request(
-    model: str, config: str, *, steps: int = STEPS, workload: Mapping[str, Any] | None = None, **changes: Any
+    model: str,
+    config: str,
+    *,
+    steps: int = STEPS,
+    workload: Mapping[str, Any] | None = None,
+    **changes: Any,
 ) -> TrialRequest:
     """A short trial with a learning rate at which a wrong gradient shows in the next loss. `workload`: further fields of it, as plain values."""
     point = ParallelConfig.parse(config)
@@ -133,14 +190,21 @@ def request(
         lengths = Lengths(values=tuple(more["rl"].pop("lengths")))
         speed = Rollout(tokens_per_s_per_gpu=((1, 1e4),))
         more["rl"] = PostTraining(
-            prompt_lengths=Lengths(values=(0.0,)), response_lengths=lengths, rollout=speed, **more["rl"]
+            prompt_lengths=Lengths(values=(0.0,)),
+            response_lengths=lengths,
+            rollout=speed,
+            **more["rl"],
         )
     plain = TrialRequest(
         study="test",
         number=0,
         attempt=1,
         workload=Workload(
-            model=MODELS[model], cluster=CPU, seq_len=32, global_batch_size=point.global_batch_size, **more
+            model=MODELS[model],
+            cluster=CPU,
+            seq_len=32,
+            global_batch_size=point.global_batch_size,
+            **more,
         ),
         config=point,
         measure=MeasureSpec(warmup_steps=0, min_steps=steps, max_steps=steps, precision=0.0),
@@ -215,7 +279,9 @@ def _serve(world_size: int, rank: int, directory: Path) -> None:
     jobs = json.loads((directory / "jobs.json").read_text())[str(world_size)]
     directory = directory / str(world_size)
     store = dist.FileStore(str(directory / "store"), world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=300))
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=300)
+    )
     context = RankContext(rank=rank, world_size=world_size, device=torch.device("cpu"))
     results = []
     for job in jobs:
@@ -223,7 +289,11 @@ def _serve(world_size: int, rank: int, directory: Path) -> None:
         try:
             trial = request(job["model"], job["config"], **job.get("changes", {}))
             outcome = run_trial(trial, context, lambda _: True)
-            result = {**job, "measurement": outcome.measurement.to_dict(), "stopped": outcome.stopped}
+            result = {
+                **job,
+                "measurement": outcome.measurement.to_dict(),
+                "stopped": outcome.stopped,
+            }
         except TrialFailed as error:
             result = {**job, "failure": error.failure.to_dict()}
         except BaseException:

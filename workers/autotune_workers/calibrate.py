@@ -32,7 +32,16 @@ import torch.distributed as dist
 from autotune.diagnosis.out_of_line import OutOfLine, of_readings
 from autotune.errors import RunnerError
 from autotune.ports import AttemptEnded, AttemptQueued, TrialRequest
-from autotune.spec import ClusterSpec, GpuSpec, LinkSpec, Measurement, MeasureSpec, ModelSpec, ParallelConfig, Workload
+from autotune.spec import (
+    ClusterSpec,
+    GpuSpec,
+    LinkSpec,
+    Measurement,
+    MeasureSpec,
+    ModelSpec,
+    ParallelConfig,
+    Workload,
+)
 from autotune_workers.process.machine import total_memory
 from autotune_workers.runners.any_trainer import AnyTrainerRunner
 from autotune_workers.runners.local import LocalRunner
@@ -43,7 +52,14 @@ PROBE = "autotune_workers.calibrate:probe"
 PROBE_TIMEOUT_S = 180.0
 EACH = "each"
 """the probe of every rank and every pair of nodes"""
-CPU_SIZES = ((128, 128, 128), (256, 256, 256), (512, 512, 512), (1024, 1024, 1024), (512, 128, 512), (1024, 256, 256))
+CPU_SIZES = (
+    (128, 128, 128),
+    (256, 256, 256),
+    (512, 512, 512),
+    (1024, 1024, 1024),
+    (512, 128, 512),
+    (1024, 256, 256),
+)
 GPU_SIZES = (
     (512, 512, 512),
     (1024, 1024, 1024),
@@ -111,7 +127,9 @@ def calibrate_local(
             together = readings_of("together", ranks, (index + 1) / (len(sizes) + 1))
             concurrency.append({"ranks": ranks, "flops_per_s": together["concurrency"]})
             collectives.extend(together["collectives"])
-        if prober.capacity > 1 and (alone["on_gpu"] or not isinstance(prober, LocalRunner)):  # cores are no devices
+        if prober.capacity > 1 and (
+            alone["on_gpu"] or not isinstance(prober, LocalRunner)
+        ):  # cores are no devices
             of_each = readings_of(EACH, prober.capacity, 0.9)["of_each"]
             stray, nodes = of_readings(of_each), sorted({reading["node"] for reading in of_each})
     if progress is not None:
@@ -126,7 +144,11 @@ def calibrate_local(
         "concurrency": concurrency,
         "gpu": torch.cuda.get_device_name(0) if alone["on_gpu"] else "cpu",
         "memory_bytes": alone["capacity"],
-        "versions": {"torch": torch.__version__, "python": platform.python_version(), "cuda": torch.version.cuda or ""},
+        "versions": {
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "cuda": torch.version.cuda or "",
+        },
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
 
@@ -137,7 +159,9 @@ def _prober(runner: str, options: dict[str, Any]) -> AnyTrainerRunner:
         from autotune_workers.runners.ray import RayRunner
 
         return RayRunner(**{**options, "trial": PROBE})
-    return LocalRunner(trial=PROBE, **{name: options[name] for name in ("max_ranks", "device") if name in options})
+    return LocalRunner(
+        trial=PROBE, **{name: options[name] for name in ("max_ranks", "device") if name in options}
+    )
 
 
 def _measured(
@@ -163,20 +187,30 @@ def _measured(
                 if event.measurement is None:
                     reason = event.failure.message if event.failure else "it was cancelled"
                     raise RunnerError(
-                        f"this machine cannot be measured: {reason}", remedy="`autotune doctor` says what is missing"
+                        f"this machine cannot be measured: {reason}",
+                        remedy="`autotune doctor` says what is missing",
                     )
                 return event.measurement.evidence
-    raise RunnerError(f"this machine cannot be measured: {what} on {request.config.world_size} ranks does not finish")
+    raise RunnerError(
+        f"this machine cannot be measured: {what} on {request.config.world_size} ranks does not finish"
+    )
 
 
 def _request(ranks: int, what: str, capacity: int, *, quick: bool) -> TrialRequest:
     """A trial whose training loop is the probe; model and config only carry the number of ranks."""
     link = LinkSpec(latency_s=0.0, bytes_per_s=1e9)
     gpu = GpuSpec(
-        name="cpu", memory_bytes=float(total_memory()), peak_flops_per_s={"fp32": 1e12}, memory_bytes_per_s=1e10
+        name="cpu",
+        memory_bytes=float(total_memory()),
+        peak_flops_per_s={"fp32": 1e12},
+        memory_bytes_per_s=1e10,
     )
-    cluster = ClusterSpec(name="local", gpu=gpu, num_nodes=1, gpus_per_node=capacity, intra_node=link, inter_node=link)
-    model = ModelSpec(name="probe", num_layers=1, hidden_size=64, num_attention_heads=1, vocab_size=2)
+    cluster = ClusterSpec(
+        name="local", gpu=gpu, num_nodes=1, gpus_per_node=capacity, intra_node=link, inter_node=link
+    )
+    model = ModelSpec(
+        name="probe", num_layers=1, hidden_size=64, num_attention_heads=1, vocab_size=2
+    )
     return TrialRequest(
         study="calibration",
         number={"together": ranks, EACH: -1}.get(what, 0),
@@ -188,7 +222,9 @@ def _request(ranks: int, what: str, capacity: int, *, quick: bool) -> TrialReque
     )
 
 
-def probe(request: TrialRequest, context: RankContext, report: Callable[[Any], bool]) -> TrialResult:
+def probe(
+    request: TrialRequest, context: RankContext, report: Callable[[Any], bool]
+) -> TrialResult:
     """The "training loop" of a probe: takes its readings and hands them back as those of a measurement."""
     began_s = time.perf_counter()
     effort = QUICK if request.trainer_options["quick"] else FULL
@@ -203,7 +239,9 @@ def probe(request: TrialRequest, context: RankContext, report: Callable[[Any], b
         readings = _together(context, effort)
     spent_s = time.perf_counter() - began_s
     return TrialResult(
-        measurement=Measurement(step_times_s=(spent_s,), num_ranks=context.world_size, evidence=readings)
+        measurement=Measurement(
+            step_times_s=(spent_s,), num_ranks=context.world_size, evidence=readings
+        )
     )
 
 
@@ -222,7 +260,8 @@ def each_rank(context: RankContext, effort: Effort) -> dict[str, Any]:
     dist.all_gather_object(hosts, node)
     first = {host: hosts.index(host) for host in dict.fromkeys(hosts)}
     message = torch.zeros(
-        (GPU_MESSAGES_BYTES[-2] if device.type == "cuda" else CPU_MESSAGES_BYTES[-1]) // 4, device=device
+        (GPU_MESSAGES_BYTES[-2] if device.type == "cuda" else CPU_MESSAGES_BYTES[-1]) // 4,
+        device=device,
     )
     exchanges_s: dict[str, float] = {}
     for sender, of_sender in first.items():
@@ -230,14 +269,21 @@ def each_rank(context: RankContext, effort: Effort) -> dict[str, Any]:
             dist.barrier()
             if sender == receiver or context.rank not in (of_sender, of_receiver):
                 continue
-            seconds = _exchange_s(message, context.rank == of_sender, of_sender, of_receiver, device, effort)
+            seconds = _exchange_s(
+                message, context.rank == of_sender, of_sender, of_receiver, device, effort
+            )
             if context.rank == of_sender:
                 exchanges_s[receiver] = seconds
     return {"rank": context.rank, "node": node, "rates": rates, "exchanges_s": exchanges_s}
 
 
 def _exchange_s(
-    message: torch.Tensor, sends: bool, sender: int, receiver: int, device: torch.device, effort: Effort
+    message: torch.Tensor,
+    sends: bool,
+    sender: int,
+    receiver: int,
+    device: torch.device,
+    effort: Effort,
 ) -> float:
     """Median seconds until a message has come and its receipt is back."""
     receipt, rounds = torch.zeros(1, device=device), []
@@ -271,7 +317,9 @@ def _alone(device: torch.device, effort: Effort) -> dict[str, Any]:
         "memory": _copy_rate((1 << 30 if on_gpu else 1 << 27) // 4, device, effort),
         "host": _layer_host_s(device, effort),
         "concurrency": _matmul_rate(side, side, side, torch.float32, device, effort),
-        "capacity": float(torch.cuda.get_device_properties(device).total_memory if on_gpu else total_memory()),
+        "capacity": float(
+            torch.cuda.get_device_properties(device).total_memory if on_gpu else total_memory()
+        ),
     }
 
 
@@ -295,13 +343,23 @@ def _together(context: RankContext, effort: Effort) -> dict[str, Any]:
         calls: dict[str, Callable[[], Any]] = {
             "all_reduce": lambda whole=whole: dist.all_reduce(whole),  # type: ignore[misc]
             "all_gather": lambda whole=whole, part=part: dist.all_gather_into_tensor(whole, part),  # type: ignore[misc]
-            "reduce_scatter": lambda whole=whole, part=part: dist.reduce_scatter_tensor(part, whole),  # type: ignore[misc]
+            "reduce_scatter": lambda whole=whole, part=part: dist.reduce_scatter_tensor(
+                part, whole
+            ),  # type: ignore[misc]
         }
         for kind, call in calls.items():
-            seconds = torch.tensor([_collective_s(call, device, effort)], dtype=torch.float64, device=device)
+            seconds = torch.tensor(
+                [_collective_s(call, device, effort)], dtype=torch.float64, device=device
+            )
             dist.all_reduce(seconds, dist.ReduceOp.MAX)
             collectives.append(
-                {"kind": kind, "ranks": size, "scope": "intra", "bytes": count * 4, "time_s": float(seconds)}
+                {
+                    "kind": kind,
+                    "ranks": size,
+                    "scope": "intra",
+                    "bytes": count * 4,
+                    "time_s": float(seconds),
+                }
             )
     return {"concurrency": float(rate), "collectives": collectives}
 
@@ -309,12 +367,21 @@ def _together(context: RankContext, effort: Effort) -> dict[str, Any]:
 def _precisions(device: torch.device) -> dict[str, torch.dtype]:
     if device.type == "cpu":
         return {"fp32": torch.float32, "bf16": torch.bfloat16}
-    half = {"bf16": torch.bfloat16} if torch.cuda.is_bf16_supported(including_emulation=False) else {}
+    half = (
+        {"bf16": torch.bfloat16} if torch.cuda.is_bf16_supported(including_emulation=False) else {}
+    )
     tf32 = {"tf32": torch.float32} if torch.cuda.get_device_capability(device)[0] >= 8 else {}
-    return {**half, "fp16": torch.float16, **tf32, "fp32": torch.float32}  # what people train in comes first
+    return {
+        **half,
+        "fp16": torch.float16,
+        **tf32,
+        "fp32": torch.float32,
+    }  # what people train in comes first
 
 
-def _matmul_rate(m: int, n: int, k: int, dtype: torch.dtype, device: torch.device, effort: Effort) -> float:
+def _matmul_rate(
+    m: int, n: int, k: int, dtype: torch.dtype, device: torch.device, effort: Effort
+) -> float:
     left = torch.randn(m, k, device=device).to(dtype)
     right = torch.randn(k, n, device=device).to(dtype)
     out = torch.empty(m, n, device=device, dtype=dtype)
@@ -325,7 +392,12 @@ def _copy_rate(numbers: int, device: torch.device, effort: Effort) -> float:
     """Bytes/s read and written together."""
     source = torch.ones(numbers, device=device)
     target = torch.empty_like(source)
-    return 2 * source.numel() * source.element_size() / _seconds(lambda: target.copy_(source), device, effort)
+    return (
+        2
+        * source.numel()
+        * source.element_size()
+        / _seconds(lambda: target.copy_(source), device, effort)
+    )
 
 
 def _layer_host_s(device: torch.device, effort: Effort) -> float:

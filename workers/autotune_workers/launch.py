@@ -22,7 +22,13 @@ from autotune.errors import AutotuneError
 from autotune.ports import TrialRequest
 from autotune.spec.plain import to_plain
 from autotune_workers.training.rendezvous import tear_down
-from autotune_workers.training.run_trial import RankContext, StepReport, TrialFailed, TrialResult, run_trial
+from autotune_workers.training.run_trial import (
+    RankContext,
+    StepReport,
+    TrialFailed,
+    TrialResult,
+    run_trial,
+)
 
 MAX_REQUEST_BYTES = 1 << 20
 """a longer file is no request"""
@@ -66,7 +72,9 @@ def train(request: TrialRequest) -> int:
     rank = int(os.environ.get("RANK", "0"))
     device = _device(request)
     _initialize(device)
-    result = _result(request, RankContext(rank=rank, world_size=dist.get_world_size(), device=device))
+    result = _result(
+        request, RankContext(rank=rank, world_size=dist.get_world_size(), device=device)
+    )
     tear_down(is_healthy=result is not None)
     if result is None:
         return 1
@@ -103,11 +111,18 @@ def _initialize(device: torch.device) -> None:
     where: dict[str, Any] = {"device_id": device} if on_gpu else {}
     if "MASTER_ADDR" not in os.environ:
         where |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=COLLECTIVE_TIMEOUT, **where)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=COLLECTIVE_TIMEOUT, **where
+    )
 
 
 def _say_step(step: StepReport) -> bool:
-    line = {"step": step.step, "step_time_s": step.time_s, "loss": step.loss, "grad_norm": step.grad_norm}
+    line = {
+        "step": step.step,
+        "step_time_s": step.time_s,
+        "loss": step.loss,
+        "grad_norm": step.grad_norm,
+    }
     _say({**line, "skipped": True} if step.skipped else line)
     return True
 

@@ -14,9 +14,12 @@ from autotune.errors import SpecError
 def note(
     study: StudyArgument,
     text: Annotated[
-        str | None, typer.Argument(metavar="[TEXT]", help="The note. Default: show the study's notes.")
+        str | None,
+        typer.Argument(metavar="[TEXT]", help="The note. Default: show the study's notes."),
     ] = None,
-    remove: Annotated[int | None, typer.Option("--remove", help="Remove the note with this number.")] = None,
+    remove: Annotated[
+        int | None, typer.Option("--remove", help="Remove the note with this number.")
+    ] = None,
     store: StoreOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
@@ -25,7 +28,10 @@ def note(
     from autotune.cli.named_study import source_of
 
     if text is not None and remove is not None:
-        raise SpecError("a note is either written or removed, but TEXT and --remove are both given", field="--remove")
+        raise SpecError(
+            "a note is either written or removed, but TEXT and --remove are both given",
+            field="--remove",
+        )
     with source_of(study, store, url) as (source, study):
         if text is not None:
             document = source.add_note(study, text)
@@ -43,16 +49,21 @@ def note(
         say(said)
         return
     for one in document["notes"]:
-        print(f"{one['number']}  {one['at'][:16].replace('T', ' ')}  {one['author'] or 'this machine'}")
+        print(
+            f"{one['number']}  {one['at'][:16].replace('T', ' ')}  {one['author'] or 'this machine'}"
+        )
         print("\n".join(f"    {line}" for line in one["text"].splitlines()))
 
 
 def tag(
     study: StudyArgument,
     tags: Annotated[
-        list[str] | None, typer.Argument(metavar="[TAG]...", help="Tags to add. Default: show the tags.")
+        list[str] | None,
+        typer.Argument(metavar="[TAG]...", help="Tags to add. Default: show the tags."),
     ] = None,
-    remove: Annotated[list[str] | None, typer.Option("--remove", help="Remove this tag; may be repeated.")] = None,
+    remove: Annotated[
+        list[str] | None, typer.Option("--remove", help="Remove this tag; may be repeated.")
+    ] = None,
     store: StoreOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
@@ -62,7 +73,11 @@ def tag(
 
     with source_of(study, store, url) as (source, study):
         asked = tags or remove
-        document = source.tag(study, add=tags or (), remove=remove or ()) if asked else source.status(study)
+        document = (
+            source.tag(study, add=tags or (), remove=remove or ())
+            if asked
+            else source.status(study)
+        )
     found = document["study"]
     if json:
         emit({"study": found})

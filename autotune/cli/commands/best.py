@@ -27,11 +27,18 @@ from autotune.errors import SpecError
 def best(
     study: Annotated[
         str | None,
-        typer.Argument(metavar="[ID]", help="Study: id, prefix of the id, or name. Without it: across all studies."),
+        typer.Argument(
+            metavar="[ID]",
+            help="Study: id, prefix of the id, or name. Without it: across all studies.",
+        ),
     ] = None,
     model: Annotated[str, typer.Option("--model", help="Across studies: only this model.")] = "",
-    cluster: Annotated[str, typer.Option("--cluster", help="Across studies: only this cluster.")] = "",
-    trainer: Annotated[str, typer.Option("--trainer", help="Across studies: only this trainer.")] = "",
+    cluster: Annotated[
+        str, typer.Option("--cluster", help="Across studies: only this cluster.")
+    ] = "",
+    trainer: Annotated[
+        str, typer.Option("--trainer", help="Across studies: only this trainer.")
+    ] = "",
     runner: Annotated[
         str,
         typer.Option(
@@ -40,7 +47,10 @@ def best(
         ),
     ] = "",
     num_gpus: Annotated[
-        int | None, typer.Option("--num-gpus", min=1, help="Across studies: only clusters with this many GPUs.")
+        int | None,
+        typer.Option(
+            "--num-gpus", min=1, help="Across studies: only clusters with this many GPUs."
+        ),
     ] = None,
     days: Annotated[
         float | None,
@@ -72,7 +82,10 @@ def best(
     top: Annotated[
         int | None,
         typer.Option(
-            "--top", min=1, max=1000, help="Number of configs to show. Default: 1, or 10 for the ranking on a target."
+            "--top",
+            min=1,
+            max=1000,
+            help="Number of configs to show. Default: 1, or 10 for the ranking on a target.",
         ),
     ] = None,
     pareto: Annotated[
@@ -114,9 +127,21 @@ def best(
 
     if folder is not None:
         study, store = in_folder(study or "", store, url, folder)
-    asked: dict[str, Any] = {"model": model, "cluster": cluster, "trainer": trainer, "runner": runner}
-    asked |= {"num_gpus": num_gpus, "days": days, "seq_len": seq_len, "global_batch_size": global_batch_size}
-    given = [f"--{name.replace('_', '-')}" for name, value in asked.items() if value not in ("", None)]
+    asked: dict[str, Any] = {
+        "model": model,
+        "cluster": cluster,
+        "trainer": trainer,
+        "runner": runner,
+    }
+    asked |= {
+        "num_gpus": num_gpus,
+        "days": days,
+        "seq_len": seq_len,
+        "global_batch_size": global_batch_size,
+    }
+    given = [
+        f"--{name.replace('_', '-')}" for name, value in asked.items() if value not in ("", None)
+    ]
     if study and given:
         raise SpecError(
             f"{', '.join(given)} searches across studies, but you also gave the study {study!r}",
@@ -132,9 +157,14 @@ def best(
         raise SpecError("--pareto needs a study", remedy="run `autotune best ID --pareto`")
     if pareto and top is not None and top > 1:
         raise SpecError(
-            f"--pareto shows the whole Pareto front, but you also gave --top {top}", remedy="leave one of them out"
+            f"--pareto shows the whole Pareto front, but you also gave --top {top}",
+            remedy="leave one of them out",
         )
-    ranking: dict[str, Any] = {"metric": metric, "stability_weight": stability_weight, "top": top or 1}
+    ranking: dict[str, Any] = {
+        "metric": metric,
+        "stability_weight": stability_weight,
+        "top": top or 1,
+    }
     if study:
         with source_of(study, store, url) as (source, study):
             document = source.best(study, pareto=pareto, version=version or (), **ranking)
@@ -149,7 +179,11 @@ def best(
     if json:
         emit(document)
     elif not found:
-        note("nothing measured yet" if study else "no measured config matches; start a study with `autotune tune SPEC`")
+        note(
+            "nothing measured yet"
+            if study
+            else "no measured config matches; start a study with `autotune tune SPEC`"
+        )
         for remark in document["notes"]:
             note(remark)
     elif target is not None:
@@ -182,7 +216,9 @@ def _print_best(document: dict[str, Any], *, pareto: bool, folder: Path | None) 
         _print_evidence(document)
         if line := speedup_line(document):
             out.print(line)
-    if document["study"] and (not asked or asked == document["study"]["objective"]):  # export knows the study's own
+    if document["study"] and (
+        not asked or asked == document["study"]["objective"]
+    ):  # export knows the study's own
         note(f"next: {next_step(document, folder)}")
 
 
@@ -197,7 +233,9 @@ def _print_predicted(document: dict[str, Any]) -> None:
         sizes = format_count(predicted["tokens_per_s"]), format_duration(predicted["step_time_s"])
         memory = format_bytes(predicted["peak_memory_bytes"])
         risk = f"{predicted['oom_probability']:.0%}"
-        rows.append([str(rank), config_label(ParallelConfig.from_dict(config)), *sizes, memory, risk])
+        rows.append(
+            [str(rank), config_label(ParallelConfig.from_dict(config)), *sizes, memory, risk]
+        )
     numbers = ("tokens/s", "step", "memory", "OOM risk")
     print_table(("rank", "config", *numbers), rows, numbers=numbers)
     print("predicted by the cost model; no study has measured anything similar")
@@ -218,7 +256,9 @@ def _print_observed(document: dict[str, Any]) -> None:
     for run in map(ObservedRun.from_dict, document.get("observed") or ()):
         if run.config is not None and run.measurement is not None:
             speed = f"{run.measurement.median_tokens_per_s:,.0f} tokens/s"
-            print(f"observed, not tuned: {speed} with {config_label(run.config)} (run {run.id} of {run.program})")
+            print(
+                f"observed, not tuned: {speed} with {config_label(run.config)} (run {run.id} of {run.program})"
+            )
 
 
 def _print_evidence(document: dict[str, Any]) -> None:
@@ -230,18 +270,30 @@ def _print_evidence(document: dict[str, Any]) -> None:
     if near := document.get("nearest"):
         here = near["here"]["estimate"]
         what = f"{near['model']} on {near['cluster']}, {near['seq_len']:,} tokens"
-        print(f"measured for the nearest workload ({what}; {near['distance']:.2f} doublings away), not for this one")
+        print(
+            f"measured for the nearest workload ({what}; {near['distance']:.2f} doublings away), not for this one"
+        )
         print(
             f"for this workload the cost model predicts {here['tokens_per_s']:,.0f} tokens/s for the first config, "
             f"with {here['oom_probability']:.0%} risk of running out of memory"
         )
     if found := document.get("evidence"):
-        ago = f", the last {format_duration(found['age_s'])} ago" if found["age_s"] is not None else ""
-        spread = f"; step times of the best config vary by {found['spread']:.1%}" if found["spread"] is not None else ""
+        ago = (
+            f", the last {format_duration(found['age_s'])} ago"
+            if found["age_s"] is not None
+            else ""
+        )
+        spread = (
+            f"; step times of the best config vary by {found['spread']:.1%}"
+            if found["spread"] is not None
+            else ""
+        )
         counts = ", ".join(f"{name} {found[name]}" for name in ("trials", "configs", "studies"))
         print(f"based on: {counts}{ago}{spread}")
     if left := document.get("untried"):
-        first = config_label(ParallelConfig.from_dict(left["best"]["config"])) if left["best"] else ""
+        first = (
+            config_label(ParallelConfig.from_dict(left["best"]["config"])) if left["best"] else ""
+        )
         print(
             f"measured: {left['measured']} of {left['legal']:,} valid configs"
             + (f"; of the others, {first} has the highest predicted speed" if first else "")

@@ -11,7 +11,9 @@ from autotune.cli.output import JsonOption, StoreOption, emit, note, print_table
 
 
 def calibrate(
-    cluster: Annotated[str, typer.Option("--cluster", help="Cluster to measure; `local` is this machine.")] = "local",
+    cluster: Annotated[
+        str, typer.Option("--cluster", help="Cluster to measure; `local` is this machine.")
+    ] = "local",
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -24,14 +26,23 @@ def calibrate(
 
     with closing(api.open_store(store)) as results:
         strays: list[Any] = []
-        calibration = api.calibrate(cluster, store=results, on_progress=note, on_out_of_line=strays.append)
+        calibration = api.calibrate(
+            cluster, store=results, on_progress=note, on_out_of_line=strays.append
+        )
     document = calibration.to_dict()
     if json:
         emit({"calibration": document, "out_of_line": strays})
         return
     for stray in strays:
-        print(f"{stray['text']}: fix it; `autotune tune` leaves its node out if the cluster has others")
-    shown = {name: value for name, value in document.items() if isinstance(value, str | int | float)}
-    rows = [[name, f"{value:.4g}" if isinstance(value, float) else str(value)] for name, value in shown.items()]
+        print(
+            f"{stray['text']}: fix it; `autotune tune` leaves its node out if the cluster has others"
+        )
+    shown = {
+        name: value for name, value in document.items() if isinstance(value, str | int | float)
+    }
+    rows = [
+        [name, f"{value:.4g}" if isinstance(value, float) else str(value)]
+        for name, value in shown.items()
+    ]
     print_table(("constant", "value"), rows, numbers=("value",))
     note("stored; plan, estimate and tune use these values for this cluster from now on")

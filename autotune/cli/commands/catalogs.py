@@ -36,7 +36,8 @@ def knobs(json: JsonOption = False) -> None:
     shown = [
         {
             "name": knob.name,
-            "values": ", ".join(knob.text(value) for value in knob.values) or f"1, 2, 3, ... {knob.unit}".rstrip(),
+            "values": ", ".join(knob.text(value) for value in knob.values)
+            or f"1, 2, 3, ... {knob.unit}".rstrip(),
             "default": knob.text(knob.default),
             "label": knob.label.replace("{}", "N")
             if knob.kind in ("degree", "count", "number")
@@ -62,7 +63,10 @@ def searchers(json: JsonOption = False) -> None:
     rows: list[dict[str, Any]] = []
     for row, found in _plugins(SEARCHERS):
         variants: Mapping[str, str] = getattr(found, "variants", {})
-        rows += [{**row, "name": f"{row['name']}:{name}", "summary": line} for name, line in variants.items()] or [row]
+        rows += [
+            {**row, "name": f"{row['name']}:{name}", "summary": line}
+            for name, line in variants.items()
+        ] or [row]
     _show_plugins("searchers", rows, json)
 
 
@@ -115,7 +119,10 @@ def clusters(json: JsonOption = False) -> None:
                 "gpu": c.gpu.name,
                 "gpus": c.num_gpus,
                 "memory_gib": round(c.gpu.memory_bytes / 2**30, 1),
-                **{f"{p}_tflops": _tflops(c.gpu.peak_flops_per_s.get(p)) for p in ("bf16", "fp16", "fp8", "nvfp4")},
+                **{
+                    f"{p}_tflops": _tflops(c.gpu.peak_flops_per_s.get(p))
+                    for p in ("bf16", "fp16", "fp8", "nvfp4")
+                },
                 "intra_node_gb_per_s": c.intra_node.bytes_per_s / 1e9,
                 "inter_node_gb_per_s": c.inter_node.bytes_per_s / 1e9,
                 "fabric": c.inter_node.fabric or c.gpu.usual_fabric,
@@ -137,7 +144,14 @@ def clusters(json: JsonOption = False) -> None:
     }
     hidden = ("gpu", "nvfp4_tflops", "power_watts", "usd_per_hour")
     shown = [{key: value for key, value in row.items() if key not in hidden} for row in rows]
-    _show("clusters", rows, json, headings=headings, shown=shown, optional=("fp8_tflops", "fabric", "domain_gpus"))
+    _show(
+        "clusters",
+        rows,
+        json,
+        headings=headings,
+        shown=shown,
+        optional=("fp8_tflops", "fabric", "domain_gpus"),
+    )
 
 
 def _tflops(flops_per_s: float | None) -> float | None:
@@ -155,7 +169,14 @@ def spaces(json: JsonOption = False) -> None:
     rows: list[dict[str, Any]] = []
     for name, path in assets.space_files().items():
         knobs = read_document(path, what="search space")
-        rows.append({"name": name, "summary": knobs.pop("description", ""), "knobs": knobs, "path": str(path)})
+        rows.append(
+            {
+                "name": name,
+                "summary": knobs.pop("description", ""),
+                "knobs": knobs,
+                "path": str(path),
+            }
+        )
     shown = [
         {
             "name": row["name"],
@@ -219,7 +240,10 @@ def _plugins(group: str) -> Iterator[tuple[dict[str, Any], Any]]:
             summary = next(iter((loaded.__doc__ or "").strip().splitlines()), "")
         except AutotuneError as error:
             summary = f"cannot be loaded: {error.message}"
-        yield {"name": name, "summary": summary, "package": found.package, "version": found.version}, loaded
+        yield (
+            {"name": name, "summary": summary, "package": found.package, "version": found.version},
+            loaded,
+        )
 
 
 def _show_plugins(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
@@ -233,7 +257,13 @@ def _show_plugins(title: str, rows: list[dict[str, Any]], as_json: bool) -> None
         }
         for r in rows
     ]
-    _show(title, rows, as_json, shown=shown, optional=("checked_against",) if title == "trainers" else ())
+    _show(
+        title,
+        rows,
+        as_json,
+        shown=shown,
+        optional=("checked_against",) if title == "trainers" else (),
+    )
 
 
 def _show(
@@ -273,12 +303,17 @@ def _show(
         ],
         stages=[
             *(Shortening(without=frozenset(optional[:n])) for n in range(len(optional))),
-            Shortening(without=frozenset(optional), shorten=tuple(key for key in sentences if key not in optional)),
+            Shortening(
+                without=frozenset(optional),
+                shorten=tuple(key for key in sentences if key not in optional),
+            ),
         ],
         ellipsis=palette.unicode,
     )
     for row in cells:
-        table.add_row(*(palette.nothing if v is None else safe(_cell(v), palette) for v in row.values()))
+        table.add_row(
+            *(palette.nothing if v is None else safe(_cell(v), palette) for v in row.values())
+        )
     consoles()[0].print(table)
 
 

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli.exit_codes import FAILED
-from autotune.cli.output import JsonOption, SpecArgument, StoreOption, consoles, emit, note, note_stand_ins
+from autotune.cli.output import (
+    JsonOption,
+    SpecArgument,
+    StoreOption,
+    consoles,
+    emit,
+    note,
+    note_stand_ins,
+)
 from autotune.errors import AutotuneError
 
 if TYPE_CHECKING:
@@ -28,10 +36,14 @@ def check(
     spec: SpecArgument,
     store: StoreOption = None,
     runner: Annotated[
-        str | None, typer.Option("--runner", help="Runner to use instead of the spec's: ray or local.")
+        str | None,
+        typer.Option("--runner", help="Runner to use instead of the spec's: ray or local."),
     ] = None,
     fix: Annotated[
-        bool, typer.Option("--fix", help="Where the spec differs from what was observed, correct the spec.")
+        bool,
+        typer.Option(
+            "--fix", help="Where the spec differs from what was observed, correct the spec."
+        ),
     ] = False,
     json: JsonOption = False,
 ) -> None:
@@ -52,7 +64,9 @@ def check(
         prepared = api.prepare_check(study, store=database)
         if not json:
             _print_launch(prepared)
-        found = api.run_check(prepared, on_line=(lambda _: None) if json else shown.show, on_wait=note)
+        found = api.run_check(
+            prepared, on_line=(lambda _: None) if json else shown.show, on_wait=note
+        )
     verdict = api.check_verdict(found)
     if json:
         emit(api.check_document(prepared, found))
@@ -146,8 +160,13 @@ def _print_launch(prepared: PreparedCheck) -> None:
         out.print(f"{name:9} {text}", soft_wrap=True)
     for name, text in launch.files.items() if launch is not None else ():
         overrides = values_in(text)
-        out.print(f"file      {name}" + (", which starts the program with" if overrides else ""), soft_wrap=True)
-        for line in [f"{place} = {value!r}" for place, value in overrides.items()] or text.splitlines():
+        out.print(
+            f"file      {name}" + (", which starts the program with" if overrides else ""),
+            soft_wrap=True,
+        )
+        for line in [
+            f"{place} = {value!r}" for place, value in overrides.items()
+        ] or text.splitlines():
             out.print(f"          {line}", soft_wrap=True)
     sys.stdout.flush()
 
@@ -160,7 +179,9 @@ def _print_seen(found: ProgramCheck) -> None:
     for run in runs:
         print(f"\n{config_label(run.config)}\n  {'':20} {'said':28} {'seen':40}")
         for row in run.rows:
-            print(f"  {row.name:20} {row.said:28} {row.seen or '-':40} {_AGREEMENT[row.agrees]}".rstrip())
+            print(
+                f"  {row.name:20} {row.said:28} {row.seen or '-':40} {_AGREEMENT[row.agrees]}".rstrip()
+            )
     if found.seen is not None and not runs and found.step_times_s:
         why = f" ({found.seen.troubles[0]})" if found.seen.troubles else ""
         print(f"\nthe probe observed no torch optimizer step{why}, so the log is used")
@@ -194,7 +215,9 @@ def _print_end(proposal: Any, verdict: Verdict) -> None:
     from autotune.study.check.verdict import quoted
 
     if proposal:
-        print("\nproposed patterns that read these lines; write them into the spec under `trainer`:\n")
+        print(
+            "\nproposed patterns that read these lines; write them into the spec under `trainer`:\n"
+        )
         print("  metrics:")
         for name, pattern in proposal.items():
             print(f"    {name}: {quoted(pattern)}")

@@ -25,8 +25,12 @@ def diagnose(
             "spec or launch whose run wrote the log.",
         ),
     ],
-    trial: Annotated[int | None, typer.Argument(help="Number of a trial. Default: the study's best.")] = None,
-    log: Annotated[Path | None, typer.Option("--log", metavar="FILE", help="A log of the run.")] = None,
+    trial: Annotated[
+        int | None, typer.Argument(help="Number of a trial. Default: the study's best.")
+    ] = None,
+    log: Annotated[
+        Path | None, typer.Option("--log", metavar="FILE", help="A log of the run.")
+    ] = None,
     store: StoreOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
@@ -85,7 +89,9 @@ def _of_stored(source: Source, asked: str, number: int | None) -> tuple[str, Dia
     found = _trial(source, asked, number)
     if found is None:
         raise NotFoundError(
-            f"study {asked} has no measured trial" if number is None else f"study {asked} has no trial {number}",
+            f"study {asked} has no measured trial"
+            if number is None
+            else f"study {asked} has no trial {number}",
             remedy="`autotune status` lists its trials",
         )
     return f"trial {found.number} ({found.config})", diagnosis_of_run(found)
@@ -99,5 +105,9 @@ def _trial(source: Source, asked: str, number: int | None) -> Trial | None:
     record, trials = study_with_trials(source, asked)
     if number is None:  # the trial as it was measured, not with what the finals say of its config
         best = source.result(record.id).best
-        number = best.number if best else next((trial.number for trial in trials if trial.measurement), None)
+        number = (
+            best.number
+            if best
+            else next((trial.number for trial in trials if trial.measurement), None)
+        )
     return next((trial for trial in trials if trial.number == number), None)

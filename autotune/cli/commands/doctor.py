@@ -60,9 +60,13 @@ def doctor(store: StoreOption = None, json: JsonOption = False) -> None:
     for look in looks:
         try:
             checks.append(look())
-        except Exception as error:  # a broken installation can raise anything, and the other checks must still run
+        except (
+            Exception
+        ) as error:  # a broken installation can raise anything, and the other checks must still run
             name = getattr(look, "__name__", "check").strip("_")
-            checks.append(Check(name=name, status=FAILED, detail=f"{type(error).__name__}: {error}"))
+            checks.append(
+                Check(name=name, status=FAILED, detail=f"{type(error).__name__}: {error}")
+            )
     failed = any(c.status == FAILED for c in checks)
     if json:
         emit({"ok": not failed, "checks": [asdict(c) for c in checks]})
@@ -80,7 +84,9 @@ def _print(checks: list[Check]) -> None:
     table.add_column("check")
     table.add_column("result", overflow="fold")
     for check in checks:
-        found = check.detail + (f"\n-> {check.remedy}" if check.remedy and check.status != OK else "")
+        found = check.detail + (
+            f"\n-> {check.remedy}" if check.remedy and check.status != OK else ""
+        )
         table.add_row(Text(check.status, style=colours[check.status]), check.name, found)
     consoles()[0].print(table)
 
@@ -97,9 +103,15 @@ def _torch() -> Check:
     import torch
     import torch.distributed as dist
 
-    backends = [n for n, there in (("gloo", dist.is_gloo_available()), ("nccl", dist.is_nccl_available())) if there]
+    backends = [
+        n
+        for n, there in (("gloo", dist.is_gloo_available()), ("nccl", dist.is_nccl_available()))
+        if there
+    ]
     return Check(
-        name="torch", status=OK, detail=f"{torch.__version__}, collective backends: {', '.join(backends) or 'none'}"
+        name="torch",
+        status=OK,
+        detail=f"{torch.__version__}, collective backends: {', '.join(backends) or 'none'}",
     )
 
 
@@ -121,7 +133,11 @@ def _dry_runs() -> Check:
             detail=f"`autotune fit` needs torch{bound}, but torch {installed} is installed",
             remedy=f"pip install 'torch{bound}'",
         )
-    return Check(name="dry runs", status=OK, detail=f"`autotune fit` can run models on torch {installed} without a GPU")
+    return Check(
+        name="dry runs",
+        status=OK,
+        detail=f"`autotune fit` can run models on torch {installed} without a GPU",
+    )
 
 
 def _requirement(package: str, extra: str) -> str:
@@ -135,7 +151,9 @@ def _is_within(version: str, bound: str) -> bool:
     """Whether major and minor number of a version are within `>=X.Y` and `<X.Y`."""
     release = _numbers(version)
     least, under = re.search(r">=\s*([\d.]+)", bound), re.search(r"<\s*([\d.]+)", bound)
-    return (not least or release >= _numbers(least[1])) and (not under or release < _numbers(under[1]))
+    return (not least or release >= _numbers(least[1])) and (
+        not under or release < _numbers(under[1])
+    )
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -145,7 +163,10 @@ def _numbers(version: str) -> tuple[int, ...]:
 def _gpus() -> Check:
     if not is_installed("torch"):
         return Check(
-            name="GPUs", status=HINT, detail="not checked: the check needs torch", remedy=install_command("native")
+            name="GPUs",
+            status=HINT,
+            detail="not checked: the check needs torch",
+            remedy=install_command("native"),
         )
     import torch
 
@@ -228,12 +249,18 @@ def _store(url: str | None) -> Check:
     try:
         store = open_store(url)
     except (SpecError, StoreError) as error:
-        return Check(name="results database", status=FAILED, detail=error.message, remedy=error.remedy)
+        return Check(
+            name="results database", status=FAILED, detail=error.message, remedy=error.remedy
+        )
     try:
         count = len(store.studies(limit=1))
     finally:
         store.close()
-    return Check(name="results database", status=OK, detail="can be opened" + ("" if count else "; no studies yet"))
+    return Check(
+        name="results database",
+        status=OK,
+        detail="can be opened" + ("" if count else "; no studies yet"),
+    )
 
 
 def _disk(url: str | None) -> Check:
@@ -273,12 +300,19 @@ def _open_files() -> Check:
 
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     status = OK if soft >= MIN_OPEN_FILES or soft == resource.RLIM_INFINITY else WARNING
-    return Check(name="open files", status=status, detail=f"limit {soft}", remedy="raise it with `ulimit -n 65536`")
+    return Check(
+        name="open files",
+        status=status,
+        detail=f"limit {soft}",
+        remedy="raise it with `ulimit -n 65536`",
+    )
 
 
 def _port(name: str, port: int, remedy: str) -> Check:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         taken = probe.connect_ex(("127.0.0.1", port)) == 0
     if taken:
-        return Check(name=name, status=WARNING, detail=f"{port} is in use on this machine", remedy=remedy)
+        return Check(
+            name=name, status=WARNING, detail=f"{port} is in use on this machine", remedy=remedy
+        )
     return Check(name=name, status=OK, detail=f"{port} is free")

@@ -44,7 +44,10 @@ def export(
     output: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", callback=or_print, help="Folder to write the files to. Default, and -: print them."
+            "-o",
+            "--output",
+            callback=or_print,
+            help="Folder to write the files to. Default, and -: print them.",
         ),
     ] = None,
     option: Annotated[
@@ -77,7 +80,9 @@ def export(
     if to:
         trainer(to)
     with source_of(study, store, url, folder) as (source, study):
-        found = source.export(study, to or source.status(study)["study"]["trainer"], options, on=starter.name)
+        found = source.export(
+            study, to or source.status(study)["study"]["trainer"], options, on=starter.name
+        )
     launch = Launch(
         argv=tuple(found["argv"]),
         env=found["env"],
@@ -96,7 +101,9 @@ def export(
         emit({**found, "written": [str(path) for path in written]})
         return
     if has_secrets and not output:
-        note("note: secrets in the spec are shown as ***; -o FOLDER writes them, to files only you can read")
+        note(
+            "note: secrets in the spec are shown as ***; -o FOLDER writes them, to files only you can read"
+        )
         launch, job = launch.shown, masked(job)
     for remark in (*launch.notes, *job["notes"]):
         note(f"note: {remark}")
@@ -119,7 +126,10 @@ def export(
 def report(
     study: StudyOfFolder = "",
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", callback=or_print, help="File to write. Default, and -: print it.")
+        Path | None,
+        typer.Option(
+            "-o", "--output", callback=or_print, help="File to write. Default, and -: print it."
+        ),
     ] = None,
     form: Annotated[
         Literal["html", "markdown"] | None,
@@ -145,8 +155,14 @@ def report(
     with source_of(study, store, url, folder) as (source, study):
         record, trials = study_with_trials(source, study)
         service = source.url
-    is_markdown = form == "markdown" or (form is None and output is not None and output.suffix.lower() == ".md")
-    text = markdown_report(record, trials, service=service) if is_markdown else html_report(record, trials)
+    is_markdown = form == "markdown" or (
+        form is None and output is not None and output.suffix.lower() == ".md"
+    )
+    text = (
+        markdown_report(record, trials, service=service)
+        if is_markdown
+        else html_report(record, trials)
+    )
     if output is None:
         if json:
             emit({"format": "markdown" if is_markdown else "html", "report": text})
@@ -174,8 +190,15 @@ def compare(
     with open_source(store, url) as source:
         if json:
             found = differing_versions(*(source.result(study).best for study in (first, second)))
-            versions = [{"name": name, "first": left, "second": right} for name, left, right in found]
-            emit({"studies": [source.status(study) for study in (first, second)], "versions": versions})
+            versions = [
+                {"name": name, "first": left, "second": right} for name, left, right in found
+            ]
+            emit(
+                {
+                    "studies": [source.status(study) for study in (first, second)],
+                    "versions": versions,
+                }
+            )
             return
         a, b = (study_with_trials(source, study) for study in (first, second))
     consoles()[0].print(compare_studies(a, b))

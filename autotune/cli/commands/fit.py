@@ -47,7 +47,8 @@ def fit(
         ),
     ] = None,
     top: Annotated[
-        int | None, typer.Option("--top", min=1, max=1000, help="Check this many of the plan's best configs.")
+        int | None,
+        typer.Option("--top", min=1, max=1000, help="Check this many of the plan's best configs."),
     ] = None,
     output: Annotated[
         Path | None,
@@ -100,9 +101,15 @@ def fit(
     from autotune.space import SearchSpace, complete
 
     if config is not None and top is not None:
-        raise SpecError("--config and --top exclude each other", remedy="leave one of them out", field="--top")
+        raise SpecError(
+            "--config and --top exclude each other", remedy="leave one of them out", field="--top"
+        )
     if output is not None and output.suffix.lower() not in (".html", ".htm"):
-        raise SpecError(f"the page must be an .html file, but is {output}", remedy="e.g. -o fit.html", field="-o")
+        raise SpecError(
+            f"the page must be an .html file, but is {output}",
+            remedy="e.g. -o fit.html",
+            field="-o",
+        )
     limits = DryRunLimits(wall_s=max_wall_s, memory_bytes=max_memory_gib * 2**30)
     study = api.load_study(spec, limits=limits)
     note_stand_ins(spec)
@@ -110,7 +117,15 @@ def fit(
     space = SearchSpace.of_study(study) if profile else None
     with closing(api.open_store(store)) as database:
         with _progress() as tell:
-            answers = api.fit(study, chosen, top=top or 1, store=database, limits=limits, on_rank=tell, space=space)
+            answers = api.fit(
+                study,
+                chosen,
+                top=top or 1,
+                store=database,
+                limits=limits,
+                on_rank=tell,
+                space=space,
+            )
         profiled = None if space is None else _profiled(study, space, database, limits)
     if output is not None:
         from autotune.report.fit_page import fit_page
@@ -128,7 +143,9 @@ def fit(
                 out.print(safe(line, palette_of(out)))
     if output is not None:
         note(f"wrote {output}")
-    if not any(answer.fits for answer in answers) or (profiled is not None and "problem" in profiled[0]):
+    if not any(answer.fits for answer in answers) or (
+        profiled is not None and "problem" in profiled[0]
+    ):
         raise typer.Exit(FAILED)
 
 
@@ -150,9 +167,15 @@ def _profiled(
         )
     except DryRunError as error:
         problem = {"problem": error.message, "remedy": error.remedy}
-        return problem, [f"a dry run was impossible: {error.message}", *([f"  {error.remedy}"] if error.remedy else [])]
+        return problem, [
+            f"a dry run was impossible: {error.message}",
+            *([f"  {error.remedy}"] if error.remedy else []),
+        ]
     document = profile_document(
-        made, space, known_constants(study.workload, store, program_of(study)) or calibration_for(study.workload)
+        made,
+        space,
+        known_constants(study.workload, store, program_of(study))
+        or calibration_for(study.workload),
     )
     return document, profile_lines(document)
 
@@ -172,7 +195,9 @@ def _progress() -> Iterator[Any]:
         status.start()
 
     def tell(now: RankProgress) -> None:
-        of_configs = f"config {now.config_number} of {now.config_count}, " if now.config_count > 1 else ""
+        of_configs = (
+            f"config {now.config_number} of {now.config_count}, " if now.config_count > 1 else ""
+        )
         what = f"{of_configs}dry run {now.number} of {now.count}: pipeline rank {now.pp_rank} of {config_label(now.config)}"
         if now.run is not None:
             note(f"{what}: {format_duration(now.run.took_s)}")
@@ -229,7 +254,9 @@ def _print_one(out: Console, answer: Fit, palette: Palette, *, chosen_by_plan: b
     if fullest is not None:
         out.print()
         if len(answer.runs) > 1:
-            out.print(f"memory over the second optimizer step, {rank_names(answer)[answer.runs.index(fullest)]}")
+            out.print(
+                f"memory over the second optimizer step, {rank_names(answer)[answer.runs.index(fullest)]}"
+            )
         for line in sketch(fullest.timeline, limit_bytes=answer.memory_bytes, palette=palette):
             out.print(line, markup=True)
         out.print()

@@ -33,7 +33,10 @@ def submit(
     spec: SpecArgument,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the study until it ends.")] = False,
     key: Annotated[
-        str | None, typer.Option("--idempotency-key", help="Submitting twice with the same key creates one study.")
+        str | None,
+        typer.Option(
+            "--idempotency-key", help="Submitting twice with the same key creates one study."
+        ),
     ] = None,
     no_check: NoCheckOption = False,
     store: StoreOption = None,
@@ -80,16 +83,22 @@ def _say_who_serves(store: str | None) -> None:
 
 
 def list_(
-    status: Annotated[str | None, typer.Option("--status", help="Only studies with this status, e.g. running.")] = None,
+    status: Annotated[
+        str | None, typer.Option("--status", help="Only studies with this status, e.g. running.")
+    ] = None,
     model: Annotated[str, typer.Option("--model", help="Only studies of this model.")] = "",
     cluster: Annotated[str, typer.Option("--cluster", help="Only studies on this cluster.")] = "",
     tag: Annotated[str, typer.Option("--tag", help="Only studies with this tag.")] = "",
     observed: Annotated[
         bool,
-        typer.Option("--observed", help="List runs started with `autotune run` or a callback instead."),
+        typer.Option(
+            "--observed", help="List runs started with `autotune run` or a callback instead."
+        ),
     ] = False,
     version: VersionOption = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Number of studies to show.")] = 50,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, max=1000, help="Number of studies to show.")
+    ] = 50,
     store: StoreOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
@@ -102,7 +111,12 @@ def list_(
     from autotune.spec.checks import member_of
 
     wanted = member_of("--status", status, StudyStatus) if status else None
-    filters: dict[str, Any] = {"model": model, "cluster": cluster, "tag": tag, **({"status": wanted} if wanted else {})}
+    filters: dict[str, Any] = {
+        "model": model,
+        "cluster": cluster,
+        "tag": tag,
+        **({"status": wanted} if wanted else {}),
+    }
     if observed and (status or tag):
         raise SpecError(
             "--status and --tag apply to studies, but --observed lists runs",
@@ -117,7 +131,9 @@ def list_(
         )
     with open_source(store, url) as source:
         if observed:
-            document = source.observed(limit=limit, model=model, cluster=cluster, version=version or [])
+            document = source.observed(
+                limit=limit, model=model, cluster=cluster, version=version or []
+            )
         else:
             document = source.studies(limit=limit, **filters)
     if observed and not json:
@@ -185,11 +201,17 @@ def _watch(source: Any, study: str, as_json: bool, folder: Path | None = None) -
     from autotune.results.records import record_of
     from autotune.spec import StudyStatus
 
-    view = LiveView(record_of(source.record(study)["record"]).study) if consoles()[1].is_terminal else None
+    view = (
+        LiveView(record_of(source.record(study)["record"]).study)
+        if consoles()[1].is_terminal
+        else None
+    )
     seen, is_noisy = 0, False
     with view or nullcontext():
         while True:
-            document = source.status(study)  # read before the events: a study is terminal only after its last event
+            document = source.status(
+                study
+            )  # read before the events: a study is terminal only after its last event
             if view is not None:
                 view.show(document, shown_trials(source, study))
             while view is None and (events := source.events(study, after=seen)):
@@ -217,12 +239,17 @@ def _watch(source: Any, study: str, as_json: bool, folder: Path | None = None) -
 def logs(
     study: StudyOfFolder = "",
     trial: Annotated[
-        int | None, typer.Argument(metavar="[TRIAL]", help="Number of a trial. Default: the history of the study.")
+        int | None,
+        typer.Argument(
+            metavar="[TRIAL]", help="Number of a trial. Default: the history of the study."
+        ),
     ] = None,
     store: StoreOption = None,
     url: UrlOption = None,
     folder: InOption = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Also print the controller's decisions.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Also print the controller's decisions.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Print the history of a study, or the failure of one trial.
@@ -246,7 +273,10 @@ def logs(
             return
         found = [t for t in source.trials(study) if t["number"] == trial]
     if not found:
-        raise NotFoundError(f"study {study} has no trial {trial}", remedy=f"`autotune status {study}` lists its trials")
+        raise NotFoundError(
+            f"study {study} has no trial {trial}",
+            remedy=f"`autotune status {study}` lists its trials",
+        )
     if json:
         emit({"trial": found[0]})
         return
@@ -260,7 +290,9 @@ def logs(
                 print(f"  {line}")
 
 
-def _act(action: str, study: str, store: str | None, url: str | None, folder: Path | None, as_json: bool) -> None:
+def _act(
+    action: str, study: str, store: str | None, url: str | None, folder: Path | None, as_json: bool
+) -> None:
     from autotune.cli.named_study import to_act_on
     from autotune.cli.source import in_folder, open_source
 
@@ -271,7 +303,10 @@ def _act(action: str, study: str, store: str | None, url: str | None, folder: Pa
         emit(document)
         return
     found = document["study"]
-    note(f"study {found['id']} is {found['status']}" + (f": {found['message']}" if found["message"] else ""))
+    note(
+        f"study {found['id']} is {found['status']}"
+        + (f": {found['message']}" if found["message"] else "")
+    )
 
 
 def _action(action: str, told: str) -> Callable[..., None]:

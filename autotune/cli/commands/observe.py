@@ -8,27 +8,38 @@ from typing import Annotated, Any
 
 import typer
 
-from autotune.cli.commands.onboarding import BatchOption, ModelOption, PrecisionOption, SequenceOption
+from autotune.cli.commands.onboarding import (
+    BatchOption,
+    ModelOption,
+    PrecisionOption,
+    SequenceOption,
+)
 from autotune.cli.output import JsonOption, StoreOption, note, print_table
 
 
 def run(
     command: Annotated[
         list[str],
-        typer.Argument(metavar="-- COMMAND ...", help="The command that starts your training, as you would type it."),
+        typer.Argument(
+            metavar="-- COMMAND ...",
+            help="The command that starts your training, as you would type it.",
+        ),
     ],
     model: ModelOption = None,
     cluster: Annotated[
         str | None,
         typer.Option(
-            "--cluster", metavar="NAME", help="GPU-NODESxGPUS. Default: this machine, with the ranks of the command."
+            "--cluster",
+            metavar="NAME",
+            help="GPU-NODESxGPUS. Default: this machine, with the ranks of the command.",
         ),
     ] = None,
     seq_len: SequenceOption = None,
     batch: BatchOption = None,
     precision: PrecisionOption = None,
     config: Annotated[
-        str | None, typer.Option("--config", metavar="KNOB=VALUE,...", help="The config it trains with.")
+        str | None,
+        typer.Option("--config", metavar="KNOB=VALUE,...", help="The config it trains with."),
     ] = None,
     diagnose: Annotated[
         bool,
@@ -57,7 +68,9 @@ def run(
 
     diagnose = diagnose or profile
     if not is_first(os.environ, command):
-        exec_in_place(command, variables_of(os.environ, NOWHERE, profile=profile) if diagnose else None)
+        exec_in_place(
+            command, variables_of(os.environ, NOWHERE, profile=profile) if diagnose else None
+        )
     reports = folder() if diagnose else ""
 
     def advise(channel: object) -> None:
@@ -75,7 +88,14 @@ def run(
             "config": config,
         }
         adviser_of(
-            Asked(command=tuple(command), said=said, store=store, as_json=json, reports=reports, profiles=profile)
+            Asked(
+                command=tuple(command),
+                said=said,
+                store=store,
+                as_json=json,
+                reports=reports,
+                profiles=profile,
+            )
         )(channel)
 
     variables = variables_of(os.environ, reports, profile=profile) if diagnose else None
@@ -97,7 +117,11 @@ def print_runs(runs: Sequence[Mapping[str, Any]], *, is_filtered: bool) -> None:
     rows = []
     for run in map(ObservedRun.from_dict, runs):
         seen = run.measurement
-        speed = format_count(seen.median_tokens_per_s) if seen and seen.step_times_s and seen.tokens_per_step else ""
+        speed = (
+            format_count(seen.median_tokens_per_s)
+            if seen and seen.step_times_s and seen.tokens_per_step
+            else ""
+        )
         peak = format_bytes(seen.peak_memory_bytes) if seen and seen.peak_memory_bytes else ""
         where = f"{run.workload.model.name} on {run.workload.cluster.name}" if run.workload else ""
         step = format_duration(run.step_time_s) if run.step_time_s else ""
@@ -106,4 +130,6 @@ def print_runs(runs: Sequence[Mapping[str, Any]], *, is_filtered: bool) -> None:
         began = run.started_at.isoformat()[:19].replace("T", " ")
         rows.append([run.id, run.program, where, label, step, speed, peak, ended, began])
     numbers = ("step", "tokens/s", "memory")
-    print_table(("id", "program", "workload", "config", *numbers, "ended", "started"), rows, numbers=numbers)
+    print_table(
+        ("id", "program", "workload", "config", *numbers, "ended", "started"), rows, numbers=numbers
+    )

@@ -25,17 +25,30 @@ OutputOption = Annotated[
         help="File to write the spec to. Default, and -: print it.",
     ),
 ]
-ForceOption = Annotated[bool, typer.Option("--force", help="Replace the file given with -o if it exists.")]
+ForceOption = Annotated[
+    bool, typer.Option("--force", help="Replace the file given with -o if it exists.")
+]
 ModelOption = Annotated[
-    str | None, typer.Option("--model", help="Catalog name, hub id, or path of the model's config.json.")
+    str | None,
+    typer.Option("--model", help="Catalog name, hub id, or path of the model's config.json."),
 ]
 SequenceOption = Annotated[
-    int | None, typer.Option("--seq-len", metavar="TOKENS", parser=sequence_tokens, help="Tokens per sequence.")
+    int | None,
+    typer.Option(
+        "--seq-len", metavar="TOKENS", parser=sequence_tokens, help="Tokens per sequence."
+    ),
 ]
-BatchOption = Annotated[int | None, typer.Option("--batch", min=1, help="Sequences per optimizer step.")]
-PrecisionOption = Annotated[str | None, typer.Option("--precision", help="bf16, fp16, tf32 or fp32.")]
+BatchOption = Annotated[
+    int | None, typer.Option("--batch", min=1, help="Sequences per optimizer step.")
+]
+PrecisionOption = Annotated[
+    str | None, typer.Option("--precision", help="bf16, fp16, tf32 or fp32.")
+]
 ClusterOption = Annotated[
-    str | None, typer.Option("--cluster", metavar="NAME", help="Cluster: GPU-NODESxGPUS, e.g. h100-sxm-2x8, or local.")
+    str | None,
+    typer.Option(
+        "--cluster", metavar="NAME", help="Cluster: GPU-NODESxGPUS, e.g. h100-sxm-2x8, or local."
+    ),
 ]
 
 
@@ -54,10 +67,13 @@ def init(
     run: Annotated[
         bool,
         typer.Option(
-            "--run", help="Start the launch on this machine for a few optimizer steps, and write what is observed."
+            "--run",
+            help="Start the launch on this machine for a few optimizer steps, and write what is observed.",
         ),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --run: start it without confirmation.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="With --run: start it without confirmation.")
+    ] = False,
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -88,7 +104,13 @@ def init(
 
 
 def _watched(
-    target: list[str], file: Path | None, draft: Draft, *, cluster: str | None, folder: Path, yes: bool
+    target: list[str],
+    file: Path | None,
+    draft: Draft,
+    *,
+    cluster: str | None,
+    folder: Path,
+    yes: bool,
 ) -> tuple[Draft, dict[str, Any]]:
     """The draft with what was seen of its launch, and what that was."""
     import shlex
@@ -96,9 +118,20 @@ def _watched(
 
     from autotune.detect import local_cluster
     from autotune.interrupts import interrupts
-    from autotune.onboarding.first_spec import launch_of_command, launch_of_python, launch_of_script, lawful
+    from autotune.onboarding.first_spec import (
+        launch_of_command,
+        launch_of_python,
+        launch_of_script,
+        lawful,
+    )
     from autotune.onboarding.launch.seen_draft import seen_document, seen_draft
-    from autotune.onboarding.launch.watched_launch import STEPS, check_trained, launch_shown, request_of, watch_launch
+    from autotune.onboarding.launch.watched_launch import (
+        STEPS,
+        check_trained,
+        launch_shown,
+        request_of,
+        watch_launch,
+    )
     from autotune.registry import make_runner
     from autotune.spec import catalog
     from autotune.study.program_remarks import listed
@@ -120,11 +153,15 @@ def _watched(
         note(f"  variable {name}={value}")
     for remark in shown.notes:
         note(f"  outputs  {remark}")
-    note("  files    other output is written as usual; existing files that it changes are restored at the end")
+    note(
+        "  files    other output is written as usual; existing files that it changes are restored at the end"
+    )
     note("  else     as if you had started it yourself: data, downloads, trackers such as wandb")
     _ask(yes)
     with interrupts() as interrupted, closing(make_runner("local")) as runner:
-        watched = watch_launch(request, runner, on_line=note, on_wait=note, interrupted=lambda: bool(interrupted()))
+        watched = watch_launch(
+            request, runner, on_line=note, on_wait=note, interrupted=lambda: bool(interrupted())
+        )
     seen = check_trained(watched)
     draft = seen_draft(draft, seen, launched=what, steps=watched.steps, folder=folder)
     if seen.files:
@@ -157,12 +194,17 @@ def _ask(yes: bool) -> None:
 def import_(
     file: Annotated[
         Path,
-        typer.Argument(metavar="FILE", help="The trainer's configuration, or a folder that `autotune export` wrote."),
+        typer.Argument(
+            metavar="FILE",
+            help="The trainer's configuration, or a folder that `autotune export` wrote.",
+        ),
     ],
     source: Annotated[
         str,
         typer.Option(
-            "--from", metavar="TRAINER", help="Trainer the configuration belongs to, e.g. deepspeed or megatron."
+            "--from",
+            metavar="TRAINER",
+            help="Trainer the configuration belongs to, e.g. deepspeed or megatron.",
         ),
     ],
     output: OutputOption = None,
@@ -181,12 +223,19 @@ def import_(
 
     name = trainer(source).name
     folder = output.parent if output else Path()
-    draft = import_draft(read_present(file), name, file, model=model, cluster=cluster, folder=folder)
+    draft = import_draft(
+        read_present(file), name, file, model=model, cluster=cluster, folder=folder
+    )
     _hand_over(draft, output, force=force, json=json)
 
 
 def _hand_over(
-    draft: Draft, output: Path | None, *, force: bool, json: bool, seen: dict[str, Any] | None = None
+    draft: Draft,
+    output: Path | None,
+    *,
+    force: bool,
+    json: bool,
+    seen: dict[str, Any] | None = None,
 ) -> None:
     """Writes or prints the draft, and says what is to be done with it."""
     problem = _problem(draft, output.parent if output else Path())
@@ -194,17 +243,30 @@ def _hand_over(
         _write(draft, output, force=force)
     if json:
         told = {"seen": seen} if seen is not None else {}
-        emit({**draft.to_dict(), **told, "problem": problem, "written": str(output) if output else None})
+        emit(
+            {
+                **draft.to_dict(),
+                **told,
+                "problem": problem,
+                "written": str(output) if output else None,
+            }
+        )
     elif not output:
         print(draft.text, end="")
     for remark in draft.notes:
         note(f"note: {remark}")
     if draft.fill_in:
         note(f"fill in: {', '.join(draft.fill_in)}")
-    if problem and not {"cluster", "model"} & set(draft.fill_in):  # a stand-in would be complained of
+    if problem and not {"cluster", "model"} & set(
+        draft.fill_in
+    ):  # a stand-in would be complained of
         note(f"the spec cannot be loaded yet: {problem}")
     if output:
-        step = "check" if draft.document["trainer"] != "native" and "argv" in draft.document["trainer"] else "plan"
+        step = (
+            "check"
+            if draft.document["trainer"] != "native" and "argv" in draft.document["trainer"]
+            else "plan"
+        )
         note(f"wrote {output}; next: autotune {step} {output}")
 
 
@@ -232,11 +294,15 @@ def _write(draft: Draft, output: Path, *, force: bool) -> None:
         raise _exists(output) from None
     except OSError as error:
         raise SpecError(
-            f"{output} cannot be written: {error.strerror}", remedy="choose another file with -o", field="--output"
+            f"{output} cannot be written: {error.strerror}",
+            remedy="choose another file with -o",
+            field="--output",
         ) from None
 
 
 def _exists(output: Path) -> Exception:
     return SpecError(
-        f"{output} exists", remedy="choose another file with -o, or replace it with --force", field="--output"
+        f"{output} exists",
+        remedy="choose another file with -o, or replace it with --force",
+        field="--output",
     )

@@ -40,12 +40,19 @@ def plan(
     seq_len: SequenceOption = None,
     batch: BatchOption = None,
     trainer: Annotated[
-        str | None, typer.Option("--trainer", help="With --model: trainer whose overheads to assume. Default: native.")
+        str | None,
+        typer.Option(
+            "--trainer", help="With --model: trainer whose overheads to assume. Default: native."
+        ),
     ] = None,
-    top: Annotated[int, typer.Option("--top", min=1, max=100_000, help="Number of configs to show.")] = 10,
+    top: Annotated[
+        int, typer.Option("--top", min=1, max=100_000, help="Number of configs to show.")
+    ] = 10,
     gpus: Annotated[
         str | None,
-        typer.Option("--gpus", metavar="N,N,...", help="Also show the best config for these numbers of GPUs."),
+        typer.Option(
+            "--gpus", metavar="N,N,...", help="Also show the best config for these numbers of GPUs."
+        ),
     ] = None,
     clusters: Annotated[
         str | None,
@@ -67,7 +74,10 @@ def plan(
     no_profile: NoProfileOption = False,
     verbose: Annotated[
         bool,
-        typer.Option("--verbose", help="Also count excluded combinations by reason, and show what this machine lacks."),
+        typer.Option(
+            "--verbose",
+            help="Also count excluded combinations by reason, and show what this machine lacks.",
+        ),
     ] = False,
     store: StoreOption = None,
     json: JsonOption = False,
@@ -96,21 +106,35 @@ def plan(
     if secrets := secrets_note(study):
         note(secrets)
     with closing(api.open_store(store)) as database:
-        found = api.plan_of(study, top=top, store=database, profile=not no_profile, on_dry_run=_tell)
+        found = api.plan_of(
+            study, top=top, store=database, profile=not no_profile, on_dry_run=_tell
+        )
         not_here = api.cannot_run_here(study)
         meant = study.at_hand is not None and bool(found.rows)
-        proxied = api.few_for_many_of(study, top=top, store=database) if meant else {"proxies": [], "target": {}}
-        sizes = api.what_if_of(study, _counts(gpus), tokens=train_tokens, store=database) if gpus else ()
+        proxied = (
+            api.few_for_many_of(study, top=top, store=database)
+            if meant
+            else {"proxies": [], "target": {}}
+        )
+        sizes = (
+            api.what_if_of(study, _counts(gpus), tokens=train_tokens, store=database)
+            if gpus
+            else ()
+        )
         names = [word.strip() for word in (clusters or "").split(",") if word.strip()]
         compared = (
-            api.compare_clusters_of(study, names, tokens=train_tokens, store=database) if clusters is not None else ()
+            api.compare_clusters_of(study, names, tokens=train_tokens, store=database)
+            if clusters is not None
+            else ()
         )
     document = found.to_dict() | {"cannot_run_here": not_here}
     document |= proxied if study.at_hand is not None else {}
     policy = _policy(study, found)
     document |= {"checkpoints": policy.to_dict()} if policy is not None else {}
     document |= {"what_if": [row.to_dict() for row in sizes]} if gpus else {}
-    document |= {"clusters": [choice.to_dict() for choice in compared]} if clusters is not None else {}
+    document |= (
+        {"clusters": [choice.to_dict() for choice in compared]} if clusters is not None else {}
+    )
     rl = study.workload.rl
     if clusters is not None and rl is not None and rl.generates:
         told = f"responses are assumed to be generated as fast on every cluster as on {study.workload.cluster.gpu.name}"
@@ -131,7 +155,9 @@ def plan(
         elif not_here:
             note("this machine cannot run it (--verbose says why)")
         elif found.rows and spec not in (None, "-"):
-            note(f"next: autotune {'tune' if study.runner == SIMULATED else 'check'} {shlex.quote(spec)}")
+            note(
+                f"next: autotune {'tune' if study.runner == SIMULATED else 'check'} {shlex.quote(spec)}"
+            )
     if not found.rows and not any(choice.config for choice in compared):
         raise typer.Exit(1)
 
@@ -149,11 +175,17 @@ def _counts(text: str) -> list[int]:
     try:
         return [int(word) for word in text.split(",")]
     except ValueError:
-        raise SpecError(f"--gpus must be whole numbers, but is {text!r}", remedy="e.g. --gpus 64,128,256") from None
+        raise SpecError(
+            f"--gpus must be whole numbers, but is {text!r}", remedy="e.g. --gpus 64,128,256"
+        ) from None
 
 
 def _asked_document(
-    model: str | None, cluster: str | None, seq_len: int | None, batch: int | None, trainer: str | None
+    model: str | None,
+    cluster: str | None,
+    seq_len: int | None,
+    batch: int | None,
+    trainer: str | None,
 ) -> dict[str, Any]:
     """The spec that the options ask for. Its space is the one that ships for such a model and cluster. Raises `SpecError` for those that are missing."""
     from autotune.detect import local_cluster
@@ -172,7 +204,9 @@ def _asked_document(
         "workload": {"seq_len": seq_len, "global_batch_size": batch},
         **({"trainer": trainer} if trainer else {}),
     }
-    return document | {"space": usual_space(document, base=Path.cwd(), here={"local": local_cluster})}
+    return document | {
+        "space": usual_space(document, base=Path.cwd(), here={"local": local_cluster})
+    }
 
 
 def _policy(study: Any, found: Any) -> Any:
@@ -180,7 +214,11 @@ def _policy(study: Any, found: Any) -> Any:
     from autotune.spec.study import policy_for
 
     best = found.rows[0] if found.rows else None
-    return policy_for(study, best.config, float(best.estimate.step_time_s)) if best is not None else None
+    return (
+        policy_for(study, best.config, float(best.estimate.step_time_s))
+        if best is not None
+        else None
+    )
 
 
 def _print_plan(study: Any, found: Any, sizes: Any, *, verbose: bool) -> None:
@@ -199,7 +237,9 @@ def _print_plan(study: Any, found: Any, sizes: Any, *, verbose: bool) -> None:
     for line in workload.assumptions:
         out.print(f"assumed: {line}")
     hint = "" if verbose or not excluded else " (--verbose says why)"
-    out.print(f"{found.feasible:,} valid configs that fit; {excluded:,} combinations excluded{hint}")
+    out.print(
+        f"{found.feasible:,} valid configs that fit; {excluded:,} combinations excluded{hint}"
+    )
     if verbose or not found.rows:
         for reason, count in in_words(found.infeasible).items():
             out.print(f"  {count:>12,}  {reason}")
@@ -207,7 +247,9 @@ def _print_plan(study: Any, found: Any, sizes: Any, *, verbose: bool) -> None:
         out.print(plan_table(found, palette=palette_of(out)))
         out.print("ranked by predicted speed times the probability that the config fits in memory")
         if found.not_modelled:
-            out.print(f"not in the cost model, each shown at its first value: {', '.join(found.not_modelled)}")
+            out.print(
+                f"not in the cost model, each shown at its first value: {', '.join(found.not_modelled)}"
+            )
     elif found.nearest_miss:
         miss = found.nearest_miss
         out.print(
@@ -225,7 +267,10 @@ def _print_plan(study: Any, found: Any, sizes: Any, *, verbose: bool) -> None:
                 continue
             cost = format_usd(row.cost_usd)
             days = "" if row.days is None else f"{row.days:,.1f}"
-            rate, mfu = format_count(float(row.estimate.tokens_per_s)), f"{float(row.estimate.mfu):.1%}"
+            rate, mfu = (
+                format_count(float(row.estimate.tokens_per_s)),
+                f"{float(row.estimate.mfu):.1%}",
+            )
             spent = (days, cost) if budgeted else ()
             rows.append([f"{row.num_gpus:,}", config_label(row.config), rate, mfu, *spent])
         numbers = ("tokens/s", "MFU", *(("days", "cost") if budgeted else ()))
@@ -238,7 +283,11 @@ def _batch_words(workload: Any) -> str:
         batch = ", ".join(map(str, workload.global_batch_sizes))
         return f"{workload.seq_len} token{'s' if workload.seq_len > 1 else ''} x {batch} sequences"
     rl = workload.rl
-    of = f"{rl.prompts} prompts x {rl.responses} responses" if rl.generates else f"{rl.sequences} sequences"
+    of = (
+        f"{rl.prompts} prompts x {rl.responses} responses"
+        if rl.generates
+        else f"{rl.sequences} sequences"
+    )
     return f"{rl.algorithm}, {of} of {rl.tokens / rl.sequences:,.0f} tokens, {rl.steps} optimizer step{'s' if rl.steps > 1 else ''}"
 
 
@@ -251,13 +300,21 @@ def _print_proxies(study: Any, found: Any, proxies: Any, findings: Any) -> None:
         return
     out, _ = consoles()
     target, at_hand = study.workload.cluster, study.at_hand
-    out.print(f"what would run on {at_hand.name} instead, {target.num_gpus / at_hand.num_gpus:g} times smaller:")
-    print_table(PROXY_HEADS, proxy_rows(proxies), numbers=[head for i, head in enumerate(PROXY_HEADS) if i != 1])
+    out.print(
+        f"what would run on {at_hand.name} instead, {target.num_gpus / at_hand.num_gpus:g} times smaller:"
+    )
+    print_table(
+        PROXY_HEADS,
+        proxy_rows(proxies),
+        numbers=[head for i, head in enumerate(PROXY_HEADS) if i != 1],
+    )
     would_run = [row["proxy"] for row in proxies if row["proxy"]]
     if unknown := blind_words(name for proxy in would_run for name in proxy["blind"]):
         out.print(f"proxies cannot show: {', '.join(unknown)}")
     first = ParallelConfig.from_dict(findings["configs"][0]["config"])
-    counted = ". The ranking accounts for earlier studies and for the risk of failures and network stalls"
+    counted = (
+        ". The ranking accounts for earlier studies and for the risk of failures and network stalls"
+    )
     out.print(
         f"ranked first before any proxy ran: {config_label(first)}{'' if first == found.rows[0].config else counted}. {statement_sentence(findings)}"
     )
@@ -274,7 +331,9 @@ def _print_post_training(found: Any) -> None:
         out.print(f"assumed: {line}")
     if found.rows and found.rows[0].estimate.phases_s is not None:
         phases = found.rows[0].estimate.phases_s.to_dict()
-        said = ", ".join(f"{name.replace('_', '-')} {format_duration(s)}" for name, s in phases.items() if s > 0)
+        said = ", ".join(
+            f"{name.replace('_', '-')} {format_duration(s)}" for name, s in phases.items() if s > 0
+        )
         out.print(f"step of the first config by phase: {said}")
     if splits := beside.get("splits"):
         heads = (
@@ -306,7 +365,9 @@ def _print_post_training(found: Any) -> None:
             if balanced is None
             else f"with {balanced['rollout_gpus']:.1f} GPUs generating, neither side would wait"
         )
-        out.print(f"best split: {best['training_gpus']} GPUs train, {best['rollout_gpus']} generate; {waits}")
+        out.print(
+            f"best split: {best['training_gpus']} GPUs train, {best['rollout_gpus']} generate; {waits}"
+        )
     for gpus, reason in beside.get("splits_why_not", {}).items():
         out.print(f"there is no split with {gpus} GPUs for generation: {reason}")
     words = {"both": "on all GPUs", "training": "for training", "generation": "for generation"}
@@ -317,7 +378,9 @@ def _print_post_training(found: Any) -> None:
             continue
         more = "one more node" if row["nodes"] == 1 else f"{row['nodes']} more nodes"
         instead = f" (one is not enough: {why})" if why else ""
-        out.print(f"{more} {words[side]}: {format_duration(row['step_time_s'])} a step, with {row['label']}{instead}")
+        out.print(
+            f"{more} {words[side]}: {format_duration(row['step_time_s'])} a step, with {row['label']}{instead}"
+        )
 
 
 def _print_clusters(compared: Any) -> None:
@@ -363,14 +426,30 @@ def estimate(
     reason = why_not_in(study, asked)
     if reason is not None:
         if json:
-            emit({"config": asked.to_dict(), "legal": False, "reason": reason, "estimate": None, "source": ""})
+            emit(
+                {
+                    "config": asked.to_dict(),
+                    "legal": False,
+                    "reason": reason,
+                    "estimate": None,
+                    "source": "",
+                }
+            )
         note(f"invalid: {reason}")
         raise typer.Exit(BAD_INPUT)
     with closing(api.open_store(store)) as database:
-        predicted, source = api.estimate_of(study, asked, store=database, profile=not no_profile, on_dry_run=_tell)
+        predicted, source = api.estimate_of(
+            study, asked, store=database, profile=not no_profile, on_dry_run=_tell
+        )
     if json:
         emit(
-            {"config": asked.to_dict(), "legal": True, "reason": "", "estimate": predicted.to_dict(), "source": source}
+            {
+                "config": asked.to_dict(),
+                "legal": True,
+                "reason": "",
+                "estimate": predicted.to_dict(),
+                "source": source,
+            }
             | {"assumed": list(study.workload.assumptions)}
         )
         return
@@ -394,9 +473,14 @@ def _print_estimate(config: Any, predicted: Any, cluster: Any) -> None:
 
     out, _ = consoles()
     palette = palette_of(out)
-    low, high = (format_duration(float(v)) for v in (predicted.step_time_low_s, predicted.step_time_high_s))
+    low, high = (
+        format_duration(float(v)) for v in (predicted.step_time_low_s, predicted.step_time_high_s)
+    )
     idle = cluster.num_gpus - config.world_size
-    out.print(config_label(config) + (f"   ({idle:,} of {cluster.num_gpus:,} GPUs stay idle)" if idle else ""))
+    out.print(
+        config_label(config)
+        + (f"   ({idle:,} of {cluster.num_gpus:,} GPUs stay idle)" if idle else "")
+    )
     out.print(
         f"step      {format_duration(float(predicted.step_time_s))}   (90%: {low} to {high}; "
         f"within {after_one_trial(predicted):.0%} once a trial has run on the cluster)"
@@ -418,13 +502,18 @@ def _print_estimate(config: Any, predicted: Any, cluster: Any) -> None:
                 out.print(f"  {name:12}{format_duration(seconds):>12}")
         if parts is predicted.time_parts_s and predicted.phases_s is not None:
             out.print("  by phases:")
-    low, high = (format_bytes(float(v)) for v in (predicted.peak_memory_low_bytes, predicted.peak_memory_high_bytes))
+    low, high = (
+        format_bytes(float(v))
+        for v in (predicted.peak_memory_low_bytes, predicted.peak_memory_high_bytes)
+    )
     out.print(
         f"memory    {format_bytes(float(predicted.peak_memory_bytes))} of {format_bytes(cluster.gpu.memory_bytes)}   (90%: {low} to {high}), "
         f"{risk_text(float(predicted.oom_probability))} risk of running out"
     )
     out.print(f"          {time_bar(predicted.memory_parts_bytes, palette=palette)}", markup=True)
-    out.print(f"          {time_legend(predicted.memory_parts_bytes, palette=palette)}", markup=True)
+    out.print(
+        f"          {time_legend(predicted.memory_parts_bytes, palette=palette)}", markup=True
+    )
     for name, size in predicted.memory_parts_bytes.to_dict().items():
         if size > 0:
             out.print(f"  {name:12}{format_bytes(size):>12}")

@@ -21,7 +21,9 @@ def share(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < 1:
-        raise typer.BadParameter(f"a share must be a percentage from 0% to 100%, such as 3%, but is {text!r}")
+        raise typer.BadParameter(
+            f"a share must be a percentage from 0% to 100%, such as 3%, but is {text!r}"
+        )
     return value
 
 
@@ -36,15 +38,25 @@ def recheck(
             help="Exit with 1 if the configs are significantly slower and the slowdown may exceed this limit, e.g. 3%. Exit with 4 if other processes made the measurement inconclusive.",
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, max=2, help="Measurements per config.")] = 2,
+    rounds: Annotated[
+        int, typer.Option("--rounds", min=1, max=2, help="Measurements per config.")
+    ] = 2,
     junit: Annotated[
         Path | None,
-        typer.Option("--junit", metavar="FILE", callback=never_printed, help="Write the result to this JUnit file."),
+        typer.Option(
+            "--junit",
+            metavar="FILE",
+            callback=never_printed,
+            help="Write the result to this JUnit file.",
+        ),
     ] = None,
     summary: Annotated[
         Path | None,
         typer.Option(
-            "--summary", metavar="FILE", callback=never_printed, help="Append the result to this Markdown file."
+            "--summary",
+            metavar="FILE",
+            callback=never_printed,
+            help="Append the result to this Markdown file.",
         ),
     ] = None,
     output: Annotated[
@@ -70,9 +82,13 @@ def recheck(
     from autotune.trainers.documents.file_formats import to_yaml
 
     if output is not None and output.exists():
-        raise SpecError(f"{output} already exists", remedy="choose another file with -o", field="-o")
+        raise SpecError(
+            f"{output} already exists", remedy="choose another file with -o", field="-o"
+        )
     with closing(api.open_store(store)) as database:
-        record, found = recheck_study(database, study, rounds=rounds, max_slowdown=max_slowdown, say=note)
+        record, found = recheck_study(
+            database, study, rounds=rounds, max_slowdown=max_slowdown, say=note
+        )
     if junit is not None:
         junit.write_text(as_junit(found), encoding="utf-8")
     if summary is not None:
@@ -82,7 +98,9 @@ def recheck(
     next_study = proposal(record.spec, found) if wanted else None
     if output is not None and next_study is not None:
         output.write_text(
-            plain.dumps(next_study, indent=2) + "\n" if output.suffix == ".json" else to_yaml(next_study),
+            plain.dumps(next_study, indent=2) + "\n"
+            if output.suffix == ".json"
+            else to_yaml(next_study),
             encoding="utf-8",
         )
     if json:

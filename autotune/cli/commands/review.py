@@ -9,8 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli.commands.onboarding import BatchOption, ModelOption, PrecisionOption, SequenceOption
-from autotune.cli.output import JsonOption, StoreOption, emit, line_width, never_printed, note, write_text
+from autotune.cli.commands.onboarding import (
+    BatchOption,
+    ModelOption,
+    PrecisionOption,
+    SequenceOption,
+)
+from autotune.cli.output import (
+    JsonOption,
+    StoreOption,
+    emit,
+    line_width,
+    never_printed,
+    note,
+    write_text,
+)
 from autotune.cli.quantities import time_s, tokens
 from autotune.errors import SpecError
 
@@ -34,7 +47,9 @@ def review(
     cluster: Annotated[
         str | None,
         typer.Option(
-            "--cluster", metavar="NAME", help="GPU-NODESxGPUS (h100-sxm-1x8), a GPU type (h100-sxm), or local."
+            "--cluster",
+            metavar="NAME",
+            help="GPU-NODESxGPUS (h100-sxm-1x8), a GPU type (h100-sxm), or local.",
         ),
     ] = None,
     seq_len: SequenceOption = None,
@@ -42,26 +57,41 @@ def review(
     precision: PrecisionOption = None,
     config: Annotated[
         str | None,
-        typer.Option("--config", metavar="KNOB=VALUE,...", help="Current config, if the launch does not contain it."),
+        typer.Option(
+            "--config",
+            metavar="KNOB=VALUE,...",
+            help="Current config, if the launch does not contain it.",
+        ),
     ] = None,
     train_tokens: Annotated[
         float | None,
         typer.Option(
-            "--tokens", metavar="TOKENS", parser=tokens(), help="Also show days and cost for this many tokens."
+            "--tokens",
+            metavar="TOKENS",
+            parser=tokens(),
+            help="Also show days and cost for this many tokens.",
         ),
     ] = None,
     measured: Annotated[
         float | None,
-        typer.Option("--measured", metavar="TIME", parser=time_s(), help="Measured step time, e.g. 2.1s."),
+        typer.Option(
+            "--measured", metavar="TIME", parser=time_s(), help="Measured step time, e.g. 2.1s."
+        ),
     ] = None,
     log: Annotated[
-        Path | None, typer.Option("--log", metavar="FILE", help="Log of the launch, for its step times.")
+        Path | None,
+        typer.Option("--log", metavar="FILE", help="Log of the launch, for its step times."),
     ] = None,
-    diff: Annotated[bool, typer.Option("--diff", help="Print the edits as a patch of the file.")] = False,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Print the edits as a patch of the file.")
+    ] = False,
     write: Annotated[
         Path | None,
         typer.Option(
-            "--write", metavar="FILE", callback=never_printed, help="Write a copy of the file with all edits."
+            "--write",
+            metavar="FILE",
+            callback=never_printed,
+            help="Write a copy of the file with all edits.",
         ),
     ] = None,
     kubeflow: Annotated[
@@ -72,7 +102,8 @@ def review(
         ),
     ] = False,
     everything: Annotated[
-        bool, typer.Option("--all", help="Print the whole review, not only its 25 most important lines.")
+        bool,
+        typer.Option("--all", help="Print the whole review, not only its 25 most important lines."),
     ] = False,
     store: StoreOption = None,
     json: JsonOption = False,
@@ -87,7 +118,13 @@ def review(
             remedy="put a command after `--`: autotune review -- torchrun train.py ...",
             field="TARGET",
         )
-    said = {"model": model, "cluster": cluster, "seq_len": seq_len, "batch": batch, "config": config}
+    said = {
+        "model": model,
+        "cluster": cluster,
+        "seq_len": seq_len,
+        "batch": batch,
+        "config": config,
+    }
     if kubeflow:
         _recommend(target[0], said)
         return
@@ -115,7 +152,9 @@ def review(
         _note_what_the_files_lack(found)
     else:
         width = min(WIDTH, line_width())
-        for line in lines_of(found, tokens=train_tokens, most=None if everything else MOST, width=width):
+        for line in lines_of(
+            found, tokens=train_tokens, most=None if everything else MOST, width=width
+        ):
             print(line)
     if found.missing:
         raise typer.Exit(2)
@@ -123,7 +162,9 @@ def review(
         raise typer.Exit(1)
 
 
-def _known_store(url: str | None, cluster: str | None) -> AbstractContextManager[ServiceStore | None]:
+def _known_store(
+    url: str | None, cluster: str | None
+) -> AbstractContextManager[ServiceStore | None]:
     """The results database that is named, or of this machine where it has one: it says how fast the cluster was seen to be. None is made for a review."""
     from autotune.settings import settings
 
@@ -148,7 +189,9 @@ def _recommend(file: str, said: Mapping[str, object]) -> None:
 
     from autotune.reviews.kubeflow import recommended
 
-    answer, why = recommended(sys.stdin.read() if file == "-" else _text(Path(file), "TARGET"), **said)
+    answer, why = recommended(
+        sys.stdin.read() if file == "-" else _text(Path(file), "TARGET"), **said
+    )
     emit(answer)
     if why:
         note(why)
@@ -174,7 +217,11 @@ def _bill(found: Review, tokens: float | None) -> dict[str, Any]:
 
     if tokens is None or found.estimate is None or found.study is None:
         return {}
-    return {"bill": Bill.of(found.study.workload.cluster, float(found.estimate.tokens_per_s), tokens).to_dict()}
+    return {
+        "bill": Bill.of(
+            found.study.workload.cluster, float(found.estimate.tokens_per_s), tokens
+        ).to_dict()
+    }
 
 
 def _write(found: Review, file: Path) -> None:
@@ -182,7 +229,9 @@ def _write(found: Review, file: Path) -> None:
 
     changed = edited(found.texts, found.lines)
     if not changed:
-        raise SpecError("there is no edit to write", remedy="see the review without --write", field="--write")
+        raise SpecError(
+            "there is no edit to write", remedy="see the review without --write", field="--write"
+        )
     if file.exists():
         raise SpecError(f"{file} exists", remedy="choose another file", field="--write")
     for name, text in changed.items():

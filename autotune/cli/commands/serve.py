@@ -14,17 +14,26 @@ from autotune.cli.output import JsonOption, StoreOption, UrlOption, emit, note, 
 def serve(
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="Port to listen on. Use 0 for any free port.")
+        int,
+        typer.Option(
+            "--port", min=0, max=65535, help="Port to listen on. Use 0 for any free port."
+        ),
     ] = 8600,
     store: StoreOption = None,
     max_studies: Annotated[
         int,
         typer.Option(
-            "--max-studies", min=0, max=10_000, help="Maximum number of studies running at once on this host."
+            "--max-studies",
+            min=0,
+            max=10_000,
+            help="Maximum number of studies running at once on this host.",
         ),
     ] = 4,
     max_waiting: Annotated[
-        int, typer.Option("--max-waiting", min=1, max=10_000, help="Maximum number of waiting studies per owner.")
+        int,
+        typer.Option(
+            "--max-waiting", min=1, max=10_000, help="Maximum number of waiting studies per owner."
+        ),
     ] = 1000,
     runner: Annotated[
         str,
@@ -36,7 +45,9 @@ def serve(
     ray: Annotated[
         str,
         typer.Option(
-            "--ray", metavar="URL", help="Ray dashboard of the cluster to join. Default: start Ray on this machine."
+            "--ray",
+            metavar="URL",
+            help="Ray dashboard of the cluster to join. Default: start Ray on this machine.",
         ),
     ] = "",
     allowed_host: Annotated[
@@ -58,7 +69,9 @@ def serve(
     ] = False,
     data_root: Annotated[
         list[Path] | None,
-        typer.Option("--data-root", help="Folder with files that specs may use as `data`; may be repeated."),
+        typer.Option(
+            "--data-root", help="Folder with files that specs may use as `data`; may be repeated."
+        ),
     ] = None,
     program_root: Annotated[
         list[Path] | None,
@@ -84,7 +97,10 @@ def serve(
     ] = None,
     print_monitoring: Annotated[
         bool,
-        typer.Option("--print-monitoring", help="Print a Prometheus configuration for this machine, and exit."),
+        typer.Option(
+            "--print-monitoring",
+            help="Print a Prometheus configuration for this machine, and exit.",
+        ),
     ] = False,
     json: JsonOption = False,
 ) -> None:
@@ -111,7 +127,11 @@ def serve(
         note(f"the Grafana dashboard is {assets.dashboards() / 'grafana' / 'autotune.json'}")
         return
     one_of("--runner", runner, ("ray", "local"))
-    runners = {name: options for name, options in RUNNER_OPTIONS.items() if runner == "ray" or name != "ray"}
+    runners = {
+        name: options
+        for name, options in RUNNER_OPTIONS.items()
+        if runner == "ray" or name != "ray"
+    }
     options = ServiceOptions(
         host=host,
         port=port,
@@ -134,7 +154,9 @@ def serve(
         if json:
             emit({"url": url, "access": access})
         note(access)
-        note(f"autotune serves at {url}. Ctrl-C ends it, and running studies continue at the next start")
+        note(
+            f"autotune serves at {url}. Ctrl-C ends it, and running studies continue at the next start"
+        )
 
     serve_until_stopped(options, store_url=store, on_ready=ready)
 
@@ -150,11 +172,15 @@ def create(
     owner: Annotated[
         str,
         typer.Option(
-            "--owner", help="Owner of the token and of the studies submitted with it. Default: your user name."
+            "--owner",
+            help="Owner of the token and of the studies submitted with it. Default: your user name.",
         ),
     ] = "",
     expires: Annotated[
-        str, typer.Option("--expires", metavar="TIME", help="Lifetime, e.g. 90d or 12h. Default: unlimited.")
+        str,
+        typer.Option(
+            "--expires", metavar="TIME", help="Lifetime, e.g. 90d or 12h. Default: unlimited."
+        ),
     ] = "",
     store: StoreOption = None,
     json: JsonOption = False,
@@ -169,11 +195,15 @@ def create(
     lifetime_s = time_span_s(expires, "--expires") if expires else None
     with closing(open_store(store)) as database:
         token, text = database.tokens.create(owner, scope, expires_in_s=lifetime_s)
-        database.record_audit("command line", "token.create", token.id, {"owner": owner, "scope": scope})
+        database.record_audit(
+            "command line", "token.create", token.id, {"owner": owner, "scope": scope}
+        )
     if json:
         emit({"token": text, **_plain(token)})
         return
-    note(f"token {token.id} of {token.owner}, scope {token.scope}; copy it now, it will not be shown again:")
+    note(
+        f"token {token.id} of {token.owner}, scope {token.scope}; copy it now, it will not be shown again:"
+    )
     print(text)
 
 
@@ -195,7 +225,9 @@ def list_(store: StoreOption = None, json: JsonOption = False) -> None:
 
 
 def revoke(
-    token: Annotated[str, typer.Argument(metavar="ID", help="Id of the token; `autotune token list` shows it.")],
+    token: Annotated[
+        str, typer.Argument(metavar="ID", help="Id of the token; `autotune token list` shows it.")
+    ],
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -214,9 +246,13 @@ def revoke(
 def audit(
     after: Annotated[
         int | None,
-        typer.Option("--after", min=0, help="Show lines after this number. Default: the newest lines."),
+        typer.Option(
+            "--after", min=0, help="Show lines after this number. Default: the newest lines."
+        ),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Number of lines to show.")] = 100,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, max=1000, help="Number of lines to show.")
+    ] = 100,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -240,7 +276,12 @@ def audit(
     rows = []
     for line in lines:
         what = " ".join(f"{key}={value}" for key, value in line["data"].items())
-        cells = (str(line["sequence"]), line["at"][:19].replace("T", " "), line["actor"], line["action"])
+        cells = (
+            str(line["sequence"]),
+            line["at"][:19].replace("T", " "),
+            line["actor"],
+            line["action"],
+        )
         rows.append([*cells, line["subject"], what])
     print_table(("number", *names[1:]), rows)
 

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli.output import JsonOption, StoreOption, counted, emit, never_printed, note, print_table
+from autotune.cli.output import (
+    JsonOption,
+    StoreOption,
+    counted,
+    emit,
+    never_printed,
+    note,
+    print_table,
+)
 from autotune.errors import NotFoundError
 
 if TYPE_CHECKING:
@@ -35,16 +43,30 @@ def check(store: StoreOption = None, json: JsonOption = False) -> None:
             {"id": s.id, "rows": dict(s.rows), "unchecked": s.unchecked, "faults": list(s.faults)}
             for s in found.studies
         ]
-        emit({"ok": not found.faults, "findings": list(found.faults), "unchecked": unchecked, "studies": studies})
+        emit(
+            {
+                "ok": not found.faults,
+                "findings": list(found.faults),
+                "unchecked": unchecked,
+                "studies": studies,
+            }
+        )
     elif found.studies:
-        shown = [study for study in found.studies[:-MOST_SHOWN] if study.faults] + [*found.studies[-MOST_SHOWN:]]
+        shown = [study for study in found.studies[:-MOST_SHOWN] if study.faults] + [
+            *found.studies[-MOST_SHOWN:]
+        ]
         heads = ("study", "events", "trials", "attempts", "faults")
-        rows = [[s.id, *(f"{s.rows.get(name, 0):,}" for name in heads[1:4]), str(len(s.faults))] for s in shown]
+        rows = [
+            [s.id, *(f"{s.rows.get(name, 0):,}" for name in heads[1:4]), str(len(s.faults))]
+            for s in shown
+        ]
         print_table(heads, rows, numbers=heads[1:])
         if more := len(found.studies) - len(shown):
             note(f"{more:,} older studies without a fault are not shown; --json has them")
     if unchecked:
-        note(f"not checked: {unchecked:,} rows from earlier releases, whose checksums this release cannot read")
+        note(
+            f"not checked: {unchecked:,} rows from earlier releases, whose checksums this release cannot read"
+        )
     for fault in found.faults:
         note(fault)
     if found.faults:
@@ -53,7 +75,9 @@ def check(store: StoreOption = None, json: JsonOption = False) -> None:
 
 
 def backup(
-    target: Annotated[Path, typer.Argument(callback=never_printed, help="File to write; it must not exist yet.")],
+    target: Annotated[
+        Path, typer.Argument(callback=never_printed, help="File to write; it must not exist yet.")
+    ],
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -83,7 +107,9 @@ def restore(
     done = put_back(location, file)
     if json:
         kept = str(done.kept) if done.kept else None
-        emit({"version": done.version, "studies": done.studies, "trials": done.trials, "kept": kept})
+        emit(
+            {"version": done.version, "studies": done.studies, "trials": done.trials, "kept": kept}
+        )
     held = f"{counted(done.studies, 'study', 'studies')} with {counted(done.trials, 'trial', 'trials')}"
     note(f"restored {location} from {file}: {held}")
     if done.kept:
@@ -92,7 +118,10 @@ def restore(
 
 def migrate(
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Try the upgrade in a transaction and undo it; nothing changes.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Try the upgrade in a transaction and undo it; nothing changes."
+        ),
     ] = False,
     store: StoreOption = None,
     json: JsonOption = False,
@@ -119,9 +148,14 @@ def migrate(
 
 def export(
     folder: Annotated[
-        Path, typer.Argument(callback=never_printed, help="Folder for the files; created if it does not exist.")
+        Path,
+        typer.Argument(
+            callback=never_printed, help="Folder for the files; created if it does not exist."
+        ),
     ],
-    format: Annotated[str, typer.Option("--format", help="csv, or parquet (needs pyarrow).")] = "csv",  # noqa: A002
+    format: Annotated[  # noqa: A002
+        str, typer.Option("--format", help="csv, or parquet (needs pyarrow).")
+    ] = "csv",
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:

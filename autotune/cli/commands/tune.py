@@ -30,11 +30,18 @@ def tune(
     store: StoreOption = None,
     runner: Annotated[
         str | None,
-        typer.Option("--runner", help="Runner to use instead of the spec's: ray, local, slurm or simulated."),
+        typer.Option(
+            "--runner", help="Runner to use instead of the spec's: ray, local, slurm or simulated."
+        ),
     ] = None,
-    searcher: Annotated[str | None, typer.Option("--searcher", help="Searcher to use instead of the spec's.")] = None,
+    searcher: Annotated[
+        str | None, typer.Option("--searcher", help="Searcher to use instead of the spec's.")
+    ] = None,
     max_trials: Annotated[
-        int | None, typer.Option("--max-trials", min=1, help="Maximum number of trials, instead of the spec's budget.")
+        int | None,
+        typer.Option(
+            "--max-trials", min=1, help="Maximum number of trials, instead of the spec's budget."
+        ),
     ] = None,
     train_tokens: Annotated[
         float | None,
@@ -46,9 +53,14 @@ def tune(
             "15T. The search stops when further trials would cost more time than they could save.",
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed to use instead of the spec's.")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, help="Seed to use instead of the spec's.")
+    ] = None,
     new: Annotated[
-        bool, typer.Option("--new", help="Start a new study, even if the store has an unfinished one of this spec.")
+        bool,
+        typer.Option(
+            "--new", help="Start a new study, even if the store has an unfinished one of this spec."
+        ),
     ] = False,
     on: Annotated[
         str | None,
@@ -58,7 +70,9 @@ def tune(
             help="Run the study as a job of a scheduler, not here: slurm (writes NAME/job.sbatch) or kubernetes (NAME/job.yaml, a RayJob).",
         ),
     ] = None,
-    submit: Annotated[bool, typer.Option("--submit", help="With --on slurm: submit the job too.")] = False,
+    submit: Annotated[
+        bool, typer.Option("--submit", help="With --on slurm: submit the job too.")
+    ] = False,
     option: Annotated[
         list[str] | None,
         typer.Option(
@@ -116,7 +130,9 @@ def tune(
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGUSR1, lambda number, frame: None)
     unused = (
-        {"--new": new, "--no-profile": no_profile, "--in": folder} if on else {"--submit": submit, "--option": option}
+        {"--new": new, "--no-profile": no_profile, "--in": folder}
+        if on
+        else {"--submit": submit, "--option": option}
     )
     if named := [name for name, given in unused.items() if given]:
         verb, pronoun = ("has", "it") if len(named) == 1 else ("have", "them")
@@ -128,7 +144,16 @@ def tune(
         )
     place = base or (Path.cwd() if spec == "-" else Path(spec).absolute().parent)
     if on is not None:
-        write_job(document, on, overrides, option or (), base=place.absolute(), submits=submit, store=store, json=json)
+        write_job(
+            document,
+            on,
+            overrides,
+            option or (),
+            base=place.absolute(),
+            submits=submit,
+            store=store,
+            json=json,
+        )
         return
     move_to_nodes()
     if document.get("cluster") == "local" and (left := unused_nodes()):
@@ -156,7 +181,13 @@ def tune(
             emit(answer)
         else:
             why = api.explain(database, result.record.id)["text"] if result.best and verbose else ()
-            print_study(answer, [trial.to_dict() for trial in result.shown], why=why, verbose=verbose, folder=folder)
+            print_study(
+                answer,
+                [trial.to_dict() for trial in result.shown],
+                why=why,
+                verbose=verbose,
+                folder=folder,
+            )
             note(f"stored in {home.shown}")
     is_well = home.rests_as_asked(result.record, document)
     if result.record.status is StudyStatus.PAUSED:

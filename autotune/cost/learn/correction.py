@@ -107,7 +107,9 @@ def unstalled(rows: Sensitivity, errors: Array, prior: UncertainConstants) -> ND
         left = rows.take(kept)
         residuals, variance = Conditioned.on(left, errors[kept], prior).left_out()
         stalled = residuals - left.stall_log
-        log_odds = scipy.special.logit(left.stall_probability) + (residuals**2 - stalled**2) / (2.0 * variance)
+        log_odds = scipy.special.logit(left.stall_probability) + (residuals**2 - stalled**2) / (
+            2.0 * variance
+        )
         likeliest = int(np.argmax(log_odds))
         if log_odds[likeliest] <= 0.0:
             break
@@ -131,7 +133,9 @@ class Correction:
         self._prior = uncertain(constants or calibration_for(space.workload))
         self._rows: dict[ParallelConfig, Sensitivity] = {}
 
-    def applied(self, config: ParallelConfig, estimate: Estimate, trials: Iterable[Trial]) -> Estimate:
+    def applied(
+        self, config: ParallelConfig, estimate: Estimate, trials: Iterable[Trial]
+    ) -> Estimate:
         """The estimate of one config given these trials; unchanged where none was measured, or the sends of all stalled. Repeats of a config count once."""
         seen: dict[ParallelConfig, list[float]] = {}
         for trial in trials:
@@ -144,12 +148,17 @@ class Correction:
         rows = Sensitivity.joined([self._row(known) for known in seen])
         errors = np.array([float(np.median(logs)) for logs in seen.values()]) - rows.log_step_s
         known = learnt(rows, errors, self._prior)
-        return estimate if known is None else moved(estimate, *errors_given(known, self._row(config)))
+        return (
+            estimate if known is None else moved(estimate, *errors_given(known, self._row(config)))
+        )
 
     def _row(self, config: ParallelConfig) -> Sensitivity:
         if config not in self._rows:
             found = sensitivity(
-                self._space.workload, ConfigTable.of([config]), self._prior.constants, self._prior.names
+                self._space.workload,
+                ConfigTable.of([config]),
+                self._prior.constants,
+                self._prior.names,
             )
             self._rows[config] = replace(found, points=self._space.coordinates_of(config))
         return self._rows[config]
@@ -174,7 +183,9 @@ def errors_given(known: Conditioned, rows: Sensitivity) -> tuple[Array, Array, A
     return center, sigma, np.minimum(wider * shared, sigma)
 
 
-def moved(estimate: Estimate, center: np.ndarray, sigma: np.ndarray, shared: np.ndarray) -> Estimate:
+def moved(
+    estimate: Estimate, center: np.ndarray, sigma: np.ndarray, shared: np.ndarray
+) -> Estimate:
     """The estimate with its times multiplied by exp(`center`); `sigma`: standard deviation of the log step time, of which `shared` is due to constants and
     level; each of shape (N,), or (1,) for one config."""
     alone = not np.ndim(estimate.step_time_s)
@@ -182,7 +193,9 @@ def moved(estimate: Estimate, center: np.ndarray, sigma: np.ndarray, shared: np.
     step = np.asarray(estimate.step_time_s) * factor
     low, _ = interval(step, sigma)
     chance = np.atleast_1d(estimate.stall_probability)
-    stalled = step + np.maximum(np.asarray(estimate.stalled_step_time_s) - np.asarray(estimate.step_time_s), 0.0)
+    stalled = step + np.maximum(
+        np.asarray(estimate.stalled_step_time_s) - np.asarray(estimate.step_time_s), 0.0
+    )
     high = upper_end(*np.broadcast_arrays(np.atleast_1d(step), sigma, stalled, chance))
     parts, phases = _scaled_parts(estimate, factor)
     whole = replace(
@@ -278,7 +291,9 @@ class Refitted:
         return replace(
             constants,
             level=constants.level * math.exp(self.known.log_level),
-            level_sigma=min(constants.level_sigma, sigma) if self.kind != "known" else constants.level_sigma,
+            level_sigma=min(constants.level_sigma, sigma)
+            if self.kind != "known"
+            else constants.level_sigma,
         )
 
 
@@ -296,7 +311,9 @@ def guarded_refit(constants: Calibration, trials: Sequence[Measured]) -> Refitte
     found: dict[str, Believed] = {}
     for name, prior in priors.items():
         now, last = linearised(prior, trials)
-        found[name] = Believed(kind=name, score=left_out_score(last), known=now, said=last, weight=0.0)
+        found[name] = Believed(
+            kind=name, score=left_out_score(last), known=now, said=last, weight=0.0
+        )
     best = max(found.values(), key=lambda b: b.score)
     count = sum(len(t.table) for t in trials)
     return Refitted(
@@ -333,7 +350,11 @@ def measured_workloads(trials: Iterable[tuple[Workload, Trial]]) -> list[Measure
     """The measured ones of these trials by workload, in the order in which workloads and configs first occur. Repeats of a config count as their median."""
     by_workload: dict[str, tuple[Workload, dict[ParallelConfig, list[float]]]] = {}
     for workload, trial in trials:
-        if trial.is_measured and trial.measurement is not None and trial.measurement.step_time_s > 0:
+        if (
+            trial.is_measured
+            and trial.measurement is not None
+            and trial.measurement.step_time_s > 0
+        ):
             _, seen = by_workload.setdefault(repr(workload), (workload, {}))
             seen.setdefault(trial.config, []).append(trial.measurement.step_time_s)
     return [

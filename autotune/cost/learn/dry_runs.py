@@ -33,9 +33,18 @@ class RunDry:
     def of(cls, config: ParallelConfig, runs: tuple[DryRun, ...]) -> RunDry:
         """The dry runs of a config's ranks."""
         fullest = max(runs, key=lambda run: run.peak.total_bytes).peak
-        products = sum(2.0 * p.m * p.n * p.k * p.count for p in runs[0].products) if config.pp == 1 else 0.0
+        products = (
+            sum(2.0 * p.m * p.n * p.k * p.count for p in runs[0].products)
+            if config.pp == 1
+            else 0.0
+        )
         parts = {name: float(fullest.parts_bytes.get(name, 0)) for name in MEMORY_CATEGORIES}
-        return cls(config=config, allocated_bytes=float(fullest.total_bytes), parts_bytes=parts, product_flops=products)
+        return cls(
+            config=config,
+            allocated_bytes=float(fullest.total_bytes),
+            parts_bytes=parts,
+            product_flops=products,
+        )
 
 
 @final
@@ -52,14 +61,22 @@ class DryRuns:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         points = [{**asdict(point), "config": point.config.to_dict()} for point in self.points]
-        return {"version": VERSION, "fingerprint": self.fingerprint, "points": points, "failed": dict(self.failed)}
+        return {
+            "version": VERSION,
+            "fingerprint": self.fingerprint,
+            "points": points,
+            "failed": dict(self.failed),
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> DryRuns | None:
         """The dry runs of `to_dict`'s values; None for another version of the format."""
         if values.get("version") != VERSION:
             return None
-        points = (RunDry(**{**one, "config": ParallelConfig.from_dict(one["config"])}) for one in values["points"])
+        points = (
+            RunDry(**{**one, "config": ParallelConfig.from_dict(one["config"])})
+            for one in values["points"]
+        )
         return cls(fingerprint=values["fingerprint"], points=tuple(points), failed=values["failed"])
 
     def is_known(self, config: ParallelConfig) -> bool:
@@ -75,4 +92,6 @@ def shortened(config: ParallelConfig) -> ParallelConfig:
 
 def enough_steps(table: ConfigTable) -> NDArray[Any]:
     """From the second micro-batch on a step repeats itself; a pipeline has a buffer for the messages of every one."""
-    return np.asarray(np.where(table.pp > 1, table.accumulation_steps, np.minimum(table.accumulation_steps, 2)))
+    return np.asarray(
+        np.where(table.pp > 1, table.accumulation_steps, np.minimum(table.accumulation_steps, 2))
+    )

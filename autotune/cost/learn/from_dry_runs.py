@@ -66,7 +66,10 @@ class Corrected:
 
 
 def corrected_memory(
-    workload: Workload, table: ConfigTable, constants: Calibration, formulas: Callable[[ConfigTable], RankMemory]
+    workload: Workload,
+    table: ConfigTable,
+    constants: Calibration,
+    formulas: Callable[[ConfigTable], RankMemory],
 ) -> Corrected | None:
     """The memory of every row; None where no dry run tells of it. `formulas`: the memory of other configs of the workload by the formulas."""
     runs = constants.dry_runs
@@ -75,7 +78,10 @@ def corrected_memory(
     known = ConfigTable.of([point.config for point in runs.points])
     said = formulas(table)
     allocated, spread = _fitted(known, formulas(known), table, said, constants, runs.points)
-    states = {name: np.array(getattr(said.parts, name), dtype=float) for name in ("weights", "gradients", "optimizer")}
+    states = {
+        name: np.array(getattr(said.parts, name), dtype=float)
+        for name in ("weights", "gradients", "optimizer")
+    }
     for point, rows in zip(runs.points, _places(known, table), strict=True):
         held, spread[rows] = point.parts_bytes, 0.0
         more = table.accumulation_steps[rows] / point.config.accumulation_steps - 1.0
@@ -132,17 +138,30 @@ def _fitted(
 def _parts(table: ConfigTable, said: RankMemory, constants: Calibration) -> dict[str, Column]:
     """What tensors hold, by the formulas."""
     names = [name for name in PARTS if name != "buffers"]
-    parts = {name: np.broadcast_to(getattr(said.parts, name), len(table)).astype(float) for name in names}
+    parts = {
+        name: np.broadcast_to(getattr(said.parts, name), len(table)).astype(float) for name in names
+    }
     loose = constants.framework_bytes + np.broadcast_to(said.spare, len(table))
     return parts | {"buffers": np.maximum(said.parts.framework - loose, 0.0)}
 
 
-def _columns(table: ConfigTable, parts: Mapping[str, Column], multiple: float, fixed: float) -> NDArray[np.float64]:
+def _columns(
+    table: ConfigTable, parts: Mapping[str, Column], multiple: float, fixed: float
+) -> NDArray[np.float64]:
     """x: the parts, then activations, states and a fixed size by what configs have in common."""
     kept, logits = multiple * parts["activations"], multiple * parts["logits"]
     own = {**parts, "activations": kept, "logits": logits}
-    is_in = {"all": np.ones(len(table)), "tp": table.tp > 1, "pp": table.pp > 1, "once": table.accumulation_steps == 1}
-    is_in |= {"zero1": table.zero_stage == 1, "sharded": table.zero_stage >= 2, "zero2": table.zero_stage == 2}
+    is_in = {
+        "all": np.ones(len(table)),
+        "tp": table.tp > 1,
+        "pp": table.pp > 1,
+        "once": table.accumulation_steps == 1,
+    }
+    is_in |= {
+        "zero1": table.zero_stage == 1,
+        "sharded": table.zero_stage >= 2,
+        "zero2": table.zero_stage == 2,
+    }
     is_in |= {"once sharded": is_in["once"] & is_in["sharded"]}
     is_in |= {mode: table.is_word("recompute", mode) for mode in MODES}
     of = (kept + logits, parts["weights"] + parts["gradients"], np.full(len(table), fixed))
@@ -153,8 +172,12 @@ def _columns(table: ConfigTable, parts: Mapping[str, Column], multiple: float, f
 def _places(known: ConfigTable, table: ConfigTable) -> list[NDArray[np.intp]]:
     """The rows whose peak is that of each config that was run."""
     names = [name for name in KNOBS if name != "accumulation_steps"]
-    columns = np.stack([enough_steps(table), *(np.asarray(table.column(name)) for name in names)], axis=1)
-    wanted = np.stack([known.accumulation_steps, *(np.asarray(known.column(name)) for name in names)], axis=1)
+    columns = np.stack(
+        [enough_steps(table), *(np.asarray(table.column(name)) for name in names)], axis=1
+    )
+    wanted = np.stack(
+        [known.accumulation_steps, *(np.asarray(known.column(name)) for name in names)], axis=1
+    )
     return [np.flatnonzero((columns == row).all(axis=1)) for row in wanted]
 
 

@@ -40,7 +40,9 @@ def measured_constants(
         raise SpecError(f"measurements must be a mapping of keys to values, but are {measured!r}")
     for key in measured:
         if key not in KEYS + NOTES:
-            raise SpecError(f"a calibration does not measure {key!r}", remedy=nearest(key, KEYS), field=str(key))
+            raise SpecError(
+                f"a calibration does not measure {key!r}", remedy=nearest(key, KEYS), field=str(key)
+            )
     values: dict[str, float] = {}
     values.update(_matmul(_rows(measured, "matmul"), cluster, half_size))
     if measured.get("memory_bytes_per_s") is not None:
@@ -73,7 +75,9 @@ def _number(row: Mapping[str, Any], name: str) -> float:
     return positive(name, row[name])
 
 
-def _matmul(rows: Sequence[Mapping[str, Any]], cluster: ClusterSpec, half_size: float) -> dict[str, float]:
+def _matmul(
+    rows: Sequence[Mapping[str, Any]], cluster: ClusterSpec, half_size: float
+) -> dict[str, float]:
     """Efficiency and half size from the precision that was measured most; the intercept is where the sum of inverses vanishes. How 16 bits compare
     is the median over the shapes that were measured in both. Where larger products are no faster, as on a GPU at its limit of power, the median counts, not
     the fastest: a training step runs large ones without a pause."""
@@ -90,7 +94,9 @@ def _matmul(rows: Sequence[Mapping[str, Any]], cluster: ClusterSpec, half_size: 
     if reference in ("bf16", "fp16") or not half.keys() & shapes.keys():
         factor = 1.0
     else:
-        factor = float(np.median([shapes[shape] / half[shape] for shape in half.keys() & shapes.keys()]))
+        factor = float(
+            np.median([shapes[shape] / half[shape] for shape in half.keys() & shapes.keys()])
+        )
     points = [(sum(1.0 / side for side in shape), seconds) for shape, seconds in shapes.items()]
     slope, intercept = _line(points)
     fastest = min(y for _, y in points)
@@ -107,7 +113,9 @@ def _matmul(rows: Sequence[Mapping[str, Any]], cluster: ClusterSpec, half_size: 
     }
 
 
-def _links(rows: Sequence[Mapping[str, Any]], cluster: ClusterSpec, full_speed_ranks: float) -> dict[str, float]:
+def _links(
+    rows: Sequence[Mapping[str, Any]], cluster: ClusterSpec, full_speed_ranks: float
+) -> dict[str, float]:
     """Fractions of the links' bandwidths, and the latencies, from collectives inside a node and between nodes: a line for each number of ranks."""
     by_ranks: dict[str, dict[int, list[tuple[float, float]]]] = {"intra": {}, "inter": {}}
     for row in rows:
@@ -132,19 +140,28 @@ def _links(rows: Sequence[Mapping[str, Any]], cluster: ClusterSpec, full_speed_r
         if scope == "intra":
             values.update(_latencies_inside(latencies, link.latency_s, full_speed_ranks))
         elif latencies:
-            hops = [max(s - link.latency_s, 0.0) / max(2.0, n / cluster.domain_gpus) for n, s in latencies.items()]
+            hops = [
+                max(s - link.latency_s, 0.0) / max(2.0, n / cluster.domain_gpus)
+                for n, s in latencies.items()
+            ]
             values["hop_s"] = float(np.median(hops))
     return values
 
 
-def _latencies_inside(latencies: Mapping[int, float], link_s: float, full_speed_ranks: float) -> dict[str, float]:
+def _latencies_inside(
+    latencies: Mapping[int, float], link_s: float, full_speed_ranks: float
+) -> dict[str, float]:
     """Latency per doubling of the ranks from groups whose ranks all have a core; from larger ones what waiting for a core adds."""
     full = full_speed_ranks or max(latencies, default=0)
     alone = [s / math.log2(n) for n, s in latencies.items() if n <= max(full, min(latencies))]
     if not alone or link_s <= 0:
         return {}
     doubling = float(np.median(alone))
-    waits = [(s - doubling * math.log2(n)) / ((n - 1) * (n / full - 1)) for n, s in latencies.items() if n > full]
+    waits = [
+        (s - doubling * math.log2(n)) / ((n - 1) * (n / full - 1))
+        for n, s in latencies.items()
+        if n > full
+    ]
     turns = {"turn_s": max(float(np.median(waits)), 0.0)} if waits else {}
     return {"latency_factor": doubling / link_s, **turns}
 

@@ -48,7 +48,16 @@ from autotune.spec import KNOBS, ConfigTable, Workload
 
 Array = NDArray[np.float64]
 
-ELSEWHERE = ("dp", "dp_replicas", "zero_stage", "accumulation_steps", "pp", "pp_schedule", "virtual_stages", "pp_split")
+ELSEWHERE = (
+    "dp",
+    "dp_replicas",
+    "zero_stage",
+    "accumulation_steps",
+    "pp",
+    "pp_schedule",
+    "virtual_stages",
+    "pp_split",
+)
 """knobs that do not change what a rank computes for a layer and a micro-batch"""
 WORK = [k for k, name in enumerate(KNOBS) if name not in ELSEWHERE]
 
@@ -75,8 +84,14 @@ class OwnError:
         distances = _distances(rows.points, others.points)
         same = rows.workloads[:, None] == others.workloads[None, :]
         near = np.exp(-distances / self.length)
-        rest = np.outer(self.rest(rows), self.rest(others)) * np.where(same, 1.0, self.between_workloads)
-        kernels = self.same_work * np.outer(self._sharp(rows), self._sharp(others)) * _same_work(rows, others)
+        rest = np.outer(self.rest(rows), self.rest(others)) * np.where(
+            same, 1.0, self.between_workloads
+        )
+        kernels = (
+            self.same_work
+            * np.outer(self._sharp(rows), self._sharp(others))
+            * _same_work(rows, others)
+        )
         return np.asarray((rest + kernels) * near)
 
     def alone(self, rows: Sensitivity) -> Array:
@@ -145,8 +160,14 @@ class UncertainConstants:
 
     def at(self, logs: Array) -> UncertainConstants:
         """The same with each constant multiplied by the exponential of `logs`, and the last of them added to the log of the level."""
-        values: dict[str, Any] = {n: self._moved(n, v) for n, v in zip(self.names, logs[:-1], strict=True)}
-        return replace(self, constants=replace(self.constants, **values), log_level=self.log_level + float(logs[-1]))
+        values: dict[str, Any] = {
+            n: self._moved(n, v) for n, v in zip(self.names, logs[:-1], strict=True)
+        }
+        return replace(
+            self,
+            constants=replace(self.constants, **values),
+            log_level=self.log_level + float(logs[-1]),
+        )
 
     def _moved(self, name: str, log: float) -> float:
         """A constant multiplied by the exponential of `log`, at most what it can be."""
@@ -174,13 +195,17 @@ class Measured:
 
 
 def uncertain(
-    constants: Calibration, known: Mapping[str, Any] | None = None, names: Sequence[str] | None = None
+    constants: Calibration,
+    known: Mapping[str, Any] | None = None,
+    names: Sequence[str] | None = None,
 ) -> UncertainConstants:
     """The constants before any trial, as far as the clusters of a GPU type and trainer lie apart. `known`: in place of `refit_values`; `names`: the constants
     that may be wrong (default: all that are not zero)."""
     known = known or refit_values()
     spreads = {
-        n: s for n, s in known["spreads"].items() if (getattr(constants, n) > 0 if names is None else n in names)
+        n: s
+        for n, s in known["spreads"].items()
+        if (getattr(constants, n) > 0 if names is None else n in names)
     }
     sigmas = np.array([*spreads.values(), known["level_sigma"]])
     return UncertainConstants(
@@ -193,7 +218,9 @@ def refit(prior: UncertainConstants, trials: Sequence[Measured]) -> UncertainCon
     return linearised(prior, trials)[0] if trials else prior
 
 
-def linearised(prior: UncertainConstants, trials: Sequence[Measured]) -> tuple[UncertainConstants, Conditioned]:
+def linearised(
+    prior: UncertainConstants, trials: Sequence[Measured]
+) -> tuple[UncertainConstants, Conditioned]:
     """The constants given these trials, and what the trials say at the last linearisation. There must be a trial."""
     measured = np.log(np.concatenate([t.step_time_s for t in trials]))
     rows_at, log_step_s_at = _looked_at(trials)
@@ -223,23 +250,33 @@ def _looked_at(
     batch, which each config has of its own, are looked at together. Knobs of a study's own are left out of the coordinates: other studies do not have them."""
     alike: dict[str, list[int]] = {}
     for k, trial in enumerate(trials):
-        alike.setdefault(f"{replace(trial.workload, global_batch_size=1)!r} {tuple(trial.table.knobs)}", []).append(k)
+        alike.setdefault(
+            f"{replace(trial.workload, global_batch_size=1)!r} {tuple(trial.table.knobs)}", []
+        ).append(k)
     groups = [
-        (trials[some[0]].workload, ConfigTable.concatenate([trials[k].table for k in some])) for some in alike.values()
+        (trials[some[0]].workload, ConfigTable.concatenate([trials[k].table for k in some]))
+        for some in alike.values()
     ]
     numbers = [np.repeat(some, [len(trials[k].table) for k in some]) for some in alike.values()]
     order = np.argsort(np.concatenate(numbers), kind="stable")
     times = [step_times(workload, table) for workload, table in groups]
 
     def rows_at(known: UncertainConstants) -> Sensitivity:
-        found = [sensitivity(workload, table, known.constants, known.names) for workload, table in groups]
+        found = [
+            sensitivity(workload, table, known.constants, known.names) for workload, table in groups
+        ]
         rows = Sensitivity.joined(
-            [replace(f, workloads=n, points=f.points[:, : len(KNOBS)]) for f, n in zip(found, numbers, strict=True)]
+            [
+                replace(f, workloads=n, points=f.points[:, : len(KNOBS)])
+                for f, n in zip(found, numbers, strict=True)
+            ]
         )
         return rows.take(order)
 
     def log_step_s_at(known: UncertainConstants) -> Array:
-        return np.asarray(np.log(np.concatenate([at(known.constants).total for at in times]))[order])
+        return np.asarray(
+            np.log(np.concatenate([at(known.constants).total for at in times]))[order]
+        )
 
     return rows_at, log_step_s_at
 
@@ -275,7 +312,9 @@ class Conditioned:
         noise = np.maximum(own.alone(rows), LEAST_SIGMA) ** 2
         weights = np.ones(len(errors))
         for _ in range(WEIGHINGS):
-            factor = scipy.linalg.cho_factor(smooth + np.diag(noise / weights), lower=True, check_finite=False)
+            factor = scipy.linalg.cho_factor(
+                smooth + np.diag(noise / weights), lower=True, check_finite=False
+            )
             solved = scipy.linalg.cho_solve(factor, errors, check_finite=False)
             alone = np.abs(solved) * noise / weights / np.sqrt(noise)
             weights = np.minimum(1.0, HUBER / np.maximum(alone, 1e-9))
@@ -307,7 +346,9 @@ class Conditioned:
         2006, eq. 5.12)."""
         import scipy
 
-        precision = np.diag(scipy.linalg.cho_solve(self.factor, np.eye(len(self.own)), check_finite=False))
+        precision = np.diag(
+            scipy.linalg.cho_solve(self.factor, np.eye(len(self.own)), check_finite=False)
+        )
         return self.own / precision, 1.0 / precision
 
     def covariance_of(self, rows: Sensitivity, others: Sensitivity) -> Array:
@@ -316,10 +357,13 @@ class Conditioned:
 
         own, spread = self.prior.own_error, self.prior.covariance
         ours, theirs = (
-            some.jacobian @ spread @ self.rows.jacobian.T + own.covariance(some, self.rows) for some in (rows, others)
+            some.jacobian @ spread @ self.rows.jacobian.T + own.covariance(some, self.rows)
+            for some in (rows, others)
         )
         before = rows.jacobian @ spread @ others.jacobian.T + own.covariance(rows, others)
-        return np.asarray(before - ours @ scipy.linalg.cho_solve(self.factor, theirs.T, check_finite=False))
+        return np.asarray(
+            before - ours @ scipy.linalg.cho_solve(self.factor, theirs.T, check_finite=False)
+        )
 
     def errors_of(self, rows: Sensitivity) -> tuple[Array, Array, Array]:
         """Of the next measurements of configs at the same linearisation: mean of log(measured / predicted), its standard deviation, and the part of it that
@@ -327,10 +371,17 @@ class Conditioned:
         import scipy
 
         own = self.prior.own_error
-        across = rows.jacobian @ self.prior.covariance @ self.rows.jacobian.T + own.covariance(rows, self.rows)
-        explained = np.einsum("ij,ji->i", across, scipy.linalg.cho_solve(self.factor, across.T, check_finite=False))
+        across = rows.jacobian @ self.prior.covariance @ self.rows.jacobian.T + own.covariance(
+            rows, self.rows
+        )
+        explained = np.einsum(
+            "ij,ji->i", across, scipy.linalg.cho_solve(self.factor, across.T, check_finite=False)
+        )
         constants = np.einsum("nk,kl,nl->n", rows.jacobian, self.covariance, rows.jacobian)
-        prior = np.einsum("nk,kl,nl->n", rows.jacobian, self.prior.covariance, rows.jacobian) + rows.own_sigma**2
+        prior = (
+            np.einsum("nk,kl,nl->n", rows.jacobian, self.prior.covariance, rows.jacobian)
+            + rows.own_sigma**2
+        )
         variance = np.maximum(prior - explained, LEAST_SIGMA**2)
         return across @ self.own, np.sqrt(variance), np.sqrt(np.clip(constants, 0.0, variance))
 

@@ -28,7 +28,9 @@ NEGLIGIBLE = 0.02
 
 def transferred_mean(workload: Workload, table: ConfigTable, found: Refitted) -> Array:
     """Mean of the log step time of each config, shape (N,)."""
-    return np.asarray(sum(b.weight * _mean(b, _rows(workload, table, b, ())) for b in found.believed))
+    return np.asarray(
+        sum(b.weight * _mean(b, _rows(workload, table, b, ())) for b in found.believed)
+    )
 
 
 def transferred_sigma(workload: Workload, table: ConfigTable, found: Refitted) -> Array:
@@ -36,7 +38,9 @@ def transferred_sigma(workload: Workload, table: ConfigTable, found: Refitted) -
     return _mixed(workload, table, found, lambda mean: mean, _variance)
 
 
-def transferred_difference(workload: Workload, table: ConfigTable, found: Refitted, pick: int) -> Array:
+def transferred_difference(
+    workload: Workload, table: ConfigTable, found: Refitted, pick: int
+) -> Array:
     """Standard deviation of the difference of each config's log step time from that of config `pick`, shape (N,); 0 for itself."""
 
     def variance(believed: Believed, rows: Sensitivity) -> Array:
@@ -66,17 +70,29 @@ def transferred_gain(
     fallen = np.zeros((len(table), len(others)))
     for believed, weight in zip(known, weights, strict=True):
         if weight >= NEGLIGIBLE:
-            ours, both = _rows(workload, table, believed, believed.known.names), _rows_of([*others, *running], believed)
+            ours, both = (
+                _rows(workload, table, believed, believed.known.names),
+                _rows_of([*others, *running], believed),
+            )
             theirs, pending = both.take(slice(len(others))), both.take(slice(len(others), None))
             shared = _covariance(believed, ours, theirs)
-            covariance, variance = shared - shared[pick], _variance(believed, theirs) + LEAST_SIGMA**2
+            covariance, variance = (
+                shared - shared[pick],
+                _variance(believed, theirs) + LEAST_SIGMA**2,
+            )
             if running:
-                to_ours, to_theirs, among = (_covariance(believed, some, pending) for some in (ours, theirs, pending))
+                to_ours, to_theirs, among = (
+                    _covariance(believed, some, pending) for some in (ours, theirs, pending)
+                )
                 np.fill_diagonal(among, _variance(believed, pending) + LEAST_SIGMA**2)
                 coefficients = np.linalg.solve(among, (to_ours - to_ours[pick]).T)
                 covariance = covariance - coefficients.T @ to_theirs.T
-                variance = variance - np.einsum("ij,ji->i", to_theirs, np.linalg.solve(among, to_theirs.T))
-                fallen += weight * np.einsum("ij,ji->i", to_ours - to_ours[pick], coefficients)[:, None]
+                variance = variance - np.einsum(
+                    "ij,ji->i", to_theirs, np.linalg.solve(among, to_theirs.T)
+                )
+                fallen += (
+                    weight * np.einsum("ij,ji->i", to_ours - to_ours[pick], coefficients)[:, None]
+                )
             fallen += weight * covariance**2 / variance
     return fallen
 
@@ -95,7 +111,9 @@ def _mixed(
     return np.asarray(np.sqrt((weights * (variances + deviations**2)).sum(axis=0)))
 
 
-def _rows(workload: Workload, table: ConfigTable, believed: Believed, names: tuple[str, ...]) -> Sensitivity:
+def _rows(
+    workload: Workload, table: ConfigTable, believed: Believed, names: tuple[str, ...]
+) -> Sensitivity:
     rows = sensitivity(workload, table, believed.known.constants, names, number=-1)
     return replace(rows, points=rows.points[:, : len(KNOBS)])
 
@@ -107,10 +125,17 @@ def _rows_of(configs: Sequence[tuple[Workload, ParallelConfig]], believed: Belie
     for k, (workload, _) in enumerate(configs):
         alike.setdefault(repr(replace(workload, global_batch_size=1)), []).append(k)
     rows = [
-        _rows(configs[some[0]][0], ConfigTable.of([configs[k][1] for k in some]), believed, believed.known.names)
+        _rows(
+            configs[some[0]][0],
+            ConfigTable.of([configs[k][1] for k in some]),
+            believed,
+            believed.known.names,
+        )
         for some in alike.values()
     ]
-    found = Sensitivity.joined(rows).take(np.argsort(np.concatenate(list(alike.values())), kind="stable"))
+    found = Sensitivity.joined(rows).take(
+        np.argsort(np.concatenate(list(alike.values())), kind="stable")
+    )
     numbers: dict[str, int] = {}
     ids = [numbers.setdefault(repr(workload), -2 - len(numbers)) for workload, _ in configs]
     return replace(found, workloads=np.array(ids, dtype=np.intp))
@@ -120,7 +145,9 @@ def _mean(believed: Believed, rows: Sensitivity) -> Array:
     mean = rows.log_step_s + believed.known.log_level
     if believed.said is None:
         return mean
-    return np.asarray(mean + believed.known.own_error.covariance(rows, believed.said.rows) @ believed.said.own)
+    return np.asarray(
+        mean + believed.known.own_error.covariance(rows, believed.said.rows) @ believed.said.own
+    )
 
 
 def _variance(believed: Believed, rows: Sensitivity) -> Array:
@@ -135,4 +162,7 @@ def _covariance(believed: Believed, rows: Sensitivity, others: Sensitivity) -> A
     said, known = believed.said, believed.known
     if said is not None:
         return said.covariance_of(rows, others)
-    return np.asarray(rows.jacobian @ known.covariance @ others.jacobian.T + known.own_error.covariance(rows, others))
+    return np.asarray(
+        rows.jacobian @ known.covariance @ others.jacobian.T
+        + known.own_error.covariance(rows, others)
+    )

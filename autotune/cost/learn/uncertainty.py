@@ -23,7 +23,9 @@ OTHER_LAYERS_MEMORY = 0.5
 
 def moving_share(times: TimeParts) -> Column:
     """Share of the step that is communication or bubble."""
-    moving = times.tp_comm + times.pp_comm + times.dp_comm + times.cp_comm + times.ep_comm + times.bubble
+    moving = (
+        times.tp_comm + times.pp_comm + times.dp_comm + times.cp_comm + times.ep_comm + times.bubble
+    )
     return np.asarray(moving / times.total)
 
 
@@ -32,7 +34,9 @@ def time_sigma(times: TimeParts, constants: Calibration, model: ModelSpec) -> Co
     `expert_sigma` for a model with experts, and `OTHER_LAYERS` for one whose layers are not a decoder's."""
     plain = np.hypot(constants.time_sigma, constants.comm_sigma * moving_share(times))
     other = OTHER_LAYERS_TIME if model.code is not None and model.code.layers else 0.0
-    return np.asarray(np.hypot(plain, np.hypot(constants.expert_sigma if model.num_experts else 0.0, other)))
+    return np.asarray(
+        np.hypot(plain, np.hypot(constants.expert_sigma if model.num_experts else 0.0, other))
+    )
 
 
 def memory_sigma(memory: MemoryParts, constants: Calibration, model: ModelSpec) -> Column:
@@ -56,7 +60,8 @@ def upper_end(center: Column, sigma: Column, stalled: Column, chance: Column) ->
     rows = np.flatnonzero(chance > 0)
     if len(rows):
         at, stall, own = (
-            np.broadcast_to(column, high.shape)[rows] for column in (center, stalled, np.maximum(sigma, 1e-9))
+            np.broadcast_to(column, high.shape)[rows]
+            for column in (center, stalled, np.maximum(sigma, 1e-9))
         )
         low_log, high_log = np.log(high[rows]), np.log(interval(stall, own)[1])
         places, shares = (np.log(at), np.log(stall)), (1.0 - chance[rows], chance[rows])
@@ -78,7 +83,10 @@ def config_sigma(estimate: Estimate) -> Column:
 
 def spread_of_memory(estimate: Estimate) -> Column:
     """Standard deviation of log peak memory of each config, from the lower half of its interval: the upper end may be cut at the GPU's memory."""
-    return np.asarray(np.log(np.asarray(estimate.peak_memory_bytes) / np.asarray(estimate.peak_memory_low_bytes)) / Z90)
+    return np.asarray(
+        np.log(np.asarray(estimate.peak_memory_bytes) / np.asarray(estimate.peak_memory_low_bytes))
+        / Z90
+    )
 
 
 def exceeds(center: Column, limit: float, sigma: Column | float) -> Column:
@@ -91,6 +99,8 @@ def normal_cdf(z: Column) -> Column:
     """Standard normal distribution function, to 1e-7 (Abramowitz and Stegun 26.2.17)."""
     a = np.abs(z)
     t = 1.0 / (1.0 + 0.2316419 * a)
-    poly = t * (0.319381530 + t * (-0.356563782 + t * (1.781477937 + t * (-1.821255978 + t * 1.330274429))))
+    poly = t * (
+        0.319381530 + t * (-0.356563782 + t * (1.781477937 + t * (-1.821255978 + t * 1.330274429)))
+    )
     tail = np.exp(-0.5 * np.minimum(a, 40.0) ** 2) / math.sqrt(2 * math.pi) * poly
     return np.where(z >= 0, 1.0 - tail, tail)

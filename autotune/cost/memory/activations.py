@@ -83,7 +83,15 @@ class LayerActivations:
     @property
     def everything(self) -> Column:
         """What is kept without recomputation."""
-        kept = self.residual + self.norm + self.cast + self.attention + self.mlp + self.activated + self.visited
+        kept = (
+            self.residual
+            + self.norm
+            + self.cast
+            + self.attention
+            + self.mlp
+            + self.activated
+            + self.visited
+        )
         return np.asarray(kept + self.scores + self.mixer)
 
 
@@ -95,7 +103,13 @@ def stored_share(table: ConfigTable, traits: Traits) -> Column:
 
 
 def layer_activations(
-    workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, traits: Traits, *, experts: bool
+    workload: Workload,
+    table: ConfigTable,
+    layout: Layout,
+    constants: Calibration,
+    traits: Traits,
+    *,
+    experts: bool,
 ) -> LayerActivations:
     """The activations of every row, for a layer with experts or one without."""
     model, size = workload.model, element_bytes(table)
@@ -108,14 +122,18 @@ def layer_activations(
     plain = model.shared_ffn_hidden_size if experts else dense_width(model)
     width = (plain + visits * model.ffn_hidden_size) / tp
     if traits.tiles_mlp:
-        width = width * np.where(is_offloaded(table, "activations"), np.minimum(h / layout.tokens, 1.0), 1.0)
+        width = width * np.where(
+            is_offloaded(table, "activations"), np.minimum(h / layout.tokens, 1.0), 1.0
+        )
     between = np.maximum(traits.gated_kept - 3.0, 0.0) if model.gated_mlp else 0.0
     # in fp32 both sides of the product with the router's weights are kept
     weighed = np.where(traits.weighs_in_fp32, 8.0 / size, 0.0 if traits.weighs_inside else 1.0)
     copies = visits * h * (stored + weighed)
     router = ROUTER_BYTES / 2.0 * model.num_experts if experts else 0.0
     kept_scores = (
-        2.5 * workload.seq_len * model.num_attention_heads / tp if keeps_scores(workload, traits) else 0.0 * tp
+        2.5 * workload.seq_len * model.num_attention_heads / tp
+        if keeps_scores(workload, traits)
+        else 0.0 * tp
     )
     # a norm of kernels of its own casts its input to fp32 and keeps the cast: twice an input in 16 bits, of which one is counted with `residual`
     cast = np.where((size < 4) & (not traits.fused), 2.0 * h, 0.0)
@@ -136,7 +154,8 @@ def layer_activations(
         projected=size * (_heads(model) - output if model.is_latent else 0.0) / tp,
         mlp=size * (gate + between) * width,
         activated=size * width * stored,
-        visited=size * (copies / np.where(layout.sequence_parallel, tp / layout.expert_tp, 1.0) + router / cut),
+        visited=size
+        * (copies / np.where(layout.sequence_parallel, tp / layout.expert_tp, 1.0) + router / cut),
         scores=size * kept_scores,
         mixer=np.zeros_like(tp),
         running=size * (running + gathered),
@@ -148,7 +167,10 @@ def layer_activations(
 
 def _heads(model: ModelSpec) -> float:
     """Elements per token of queries, keys, values and the output of attention."""
-    q, kv = float(model.num_attention_heads * model.head_dim), float(model.num_kv_heads * model.head_dim)
+    q, kv = (
+        float(model.num_attention_heads * model.head_dim),
+        float(model.num_kv_heads * model.head_dim),
+    )
     if not model.is_latent:
         return 2.0 * (q + kv)
     values = float(model.num_attention_heads * model.v_head_dim)
@@ -157,9 +179,14 @@ def _heads(model: ModelSpec) -> float:
     return 2.0 * q + (plain + values) + values
 
 
-def _attention(model: ModelSpec, table: ConfigTable, layout: Layout, traits: Traits, stored: Column) -> Column:
+def _attention(
+    model: ModelSpec, table: ConfigTable, layout: Layout, traits: Traits, stored: Column
+) -> Column:
     """Elements per token that the attention block keeps on a rank, its norm and input apart."""
-    q, kv = float(model.num_attention_heads * model.head_dim), float(model.num_kv_heads * model.head_dim)
+    q, kv = (
+        float(model.num_attention_heads * model.head_dim),
+        float(model.num_kv_heads * model.head_dim),
+    )
     output = float(model.num_attention_heads * (model.v_head_dim or model.head_dim))
     heads = _heads(model) / layout.tp
     if traits.repeats_keys:
@@ -167,14 +194,25 @@ def _attention(model: ModelSpec, table: ConfigTable, layout: Layout, traits: Tra
     # the projection keeps its input in its own format, beside attention's output
     heads = heads + np.where(stored < 1.0, output * stored, 0.0) / layout.tp
     # the output exists on both sides of the all-to-all over heads
-    heads = heads + np.where((layout.cp > 1) & table.is_word("cp_style", "heads"), output, 0.0) / layout.tp
-    if model.is_latent:  # both sides of the latents' norms, whole on every rank of a tensor-parallel group
+    heads = (
+        heads
+        + np.where((layout.cp > 1) & table.is_word("cp_style", "heads"), output, 0.0) / layout.tp
+    )
+    if (
+        model.is_latent
+    ):  # both sides of the latents' norms, whole on every rank of a tensor-parallel group
         heads = heads + 2.0 * (model.q_lora_rank + model.kv_lora_rank) + model.qk_rope_head_dim
     return np.asarray(heads)
 
 
 def kept_bytes(
-    workload: Workload, table: ConfigTable, layout: Layout, traits: Traits, layer: LayerActivations, *, experts: bool
+    workload: Workload,
+    table: ConfigTable,
+    layout: Layout,
+    traits: Traits,
+    layer: LayerActivations,
+    *,
+    experts: bool,
 ) -> tuple[Column, Column]:
     """(kept for each micro-batch in flight, needed while one layer's backward pass runs), bytes per token; `experts`: of a layer with experts."""
     everything = layer.everything
@@ -195,7 +233,9 @@ def kept_bytes(
     ):
         kept = np.where(table.is_word("recompute", word), left, kept)
     budget = np.array(BUDGETS)[table.activation_budget] / 100.0
-    kept = np.where(budget < 1.0, layer.boundary + budget * np.maximum(kept - layer.boundary, 0.0), kept)
+    kept = np.where(
+        budget < 1.0, layer.boundary + budget * np.maximum(kept - layer.boundary, 0.0), kept
+    )
     return kept, everything - kept + layer.running
 
 
@@ -208,7 +248,10 @@ def mean_kept_bytes(
     for experts, part in ((False, 1.0 - share), (True, share)):
         if part > 0:
             layer = layer_activations(workload, table, layout, constants, traits, experts=experts)
-            total = total + part * kept_bytes(workload, table, layout, traits, layer, experts=experts)[0]
+            total = (
+                total
+                + part * kept_bytes(workload, table, layout, traits, layer, experts=experts)[0]
+            )
     return total
 
 
@@ -217,11 +260,20 @@ def on_device(table: ConfigTable, layers: Column, held: Column) -> Column:
     return np.where(is_offloaded(table, "activations"), np.minimum(layers, 2.0), held * layers)
 
 
-def _operators(workload: Workload, layer: LayerActivations, layout: Layout, *, experts: bool) -> Column:
+def _operators(
+    workload: Workload, layer: LayerActivations, layout: Layout, *, experts: bool
+) -> Column:
     """torchtitan's policy: the outputs of attention, of every second matrix product, and of the all-to-alls to experts and back; none of experts' grouped products."""
     model = workload.model
-    q, kv = float(model.num_attention_heads * model.head_dim), float(model.num_kv_heads * model.head_dim)
+    q, kv = (
+        float(model.num_attention_heads * model.head_dim),
+        float(model.num_kv_heads * model.head_dim),
+    )
     size = layer.boundary / model.hidden_size * np.where(layout.sequence_parallel, layout.tp, 1.0)
     plain = model.shared_ffn_hidden_size if experts else dense_width(model)
-    sent = 2.0 * model.experts_per_token * model.hidden_size * layout.expert_tp * (layout.ep > 1) if experts else 0.0
+    sent = (
+        2.0 * model.experts_per_token * model.hidden_size * layout.expert_tp * (layout.ep > 1)
+        if experts
+        else 0.0
+    )
     return np.asarray(2.0 * layer.boundary + size * (2.0 * q + kv + plain + sent) / layout.tp)

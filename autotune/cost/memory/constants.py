@@ -47,7 +47,10 @@ def memory_values(gpu: str, trainer: str) -> dict[str, float]:
     if gpu == "cpu":
         return {**known["assumed"], **known["cpu"]}
     entry = known["trainers"].get(trainer, {})
-    found = {**known["assumed"], **{name: entry[name] for name in MEMORY_CONSTANTS if name in entry}}
+    found = {
+        **known["assumed"],
+        **{name: entry[name] for name in MEMORY_CONSTANTS if name in entry},
+    }
     if gpu not in entry.get("on", ()):
         found["memory_sigma"] = max(found["memory_sigma"], known["assumed"]["memory_sigma"])
     return found
@@ -58,7 +61,9 @@ def memory_source(gpu: str, trainer: str) -> MemorySource:
     entry = _known()["trainers"].get(trainer, {})
     fitted = tuple(entry.get("fitted", ())) if gpu in entry.get("on", ()) else ()
     assumed = tuple(name for name in MEMORY_CONSTANTS if name not in fitted)
-    return MemorySource(fitted=fitted, assumed=assumed, source=entry.get("source", "") if fitted else "")
+    return MemorySource(
+        fitted=fitted, assumed=assumed, source=entry.get("source", "") if fitted else ""
+    )
 
 
 def reserved_sigma(gpu: str, trainer: str) -> float:

@@ -55,14 +55,20 @@ def is_liger(table: ConfigTable, traits: Traits) -> NDArray[np.bool_]:
     return table.is_word("loss", "fused") & traits.liger
 
 
-def loss_bytes(workload: Workload, table: ConfigTable, layout: Layout, traits: Traits) -> tuple[Column, Column]:
+def loss_bytes(
+    workload: Workload, table: ConfigTable, layout: Layout, traits: Traits
+) -> tuple[Column, Column]:
     """Bytes of logits and loss on the last rank at its peak: (as the program may hold them, as little as it may hold)."""
     cut, whole = layout.tp, np.ones_like(layout.tp)
     least = _loss_bytes(workload, table, layout, traits, cut if traits.vocab_parallel else whole)
-    return _loss_bytes(workload, table, layout, traits, whole) if traits.may_cut_logits else least, least
+    return _loss_bytes(
+        workload, table, layout, traits, whole
+    ) if traits.may_cut_logits else least, least
 
 
-def _loss_bytes(workload: Workload, table: ConfigTable, layout: Layout, traits: Traits, ranks: Column) -> Column:
+def _loss_bytes(
+    workload: Workload, table: ConfigTable, layout: Layout, traits: Traits, ranks: Column
+) -> Column:
     """The same with the vocabulary over so many ranks."""
     model, size = workload.model, element_bytes(table)
     losses = 1.0 + model.mtp_layers
@@ -74,11 +80,17 @@ def _loss_bytes(workload: Workload, table: ConfigTable, layout: Layout, traits: 
     if linear.any():
         at_once = 2.0 ** np.ceil(np.log2(np.maximum(hidden / model.vocab_size, 1.0)))
         gradients = hidden + float(model.hidden_size * model.vocab_size) / ranks
-        pieces = losses * np.minimum(at_once, layout.tokens) * model.vocab_size / ranks * (size + FP32)
+        pieces = (
+            losses * np.minimum(at_once, layout.tokens) * model.vocab_size / ranks * (size + FP32)
+        )
         peak = np.where(linear, np.minimum(pieces + size * gradients, peak), peak)
     kept = np.where(chunked | linear, size * hidden, logits * (size + FP32))
     gpipe = table.is_word("pp_schedule", "gpipe") & (layout.pp > 1)
     peak = peak + np.where(gpipe, (layout.accumulation - 1.0) * kept, 0.0)
     zero_bubble = table.is_word("pp_schedule", "interleaved_zero_bubble") & (layout.pp > 1)
-    waiting = np.where(chunked | linear, 0.0, np.minimum(layout.accumulation, layout.pp) - 1.0) * logits * size
+    waiting = (
+        np.where(chunked | linear, 0.0, np.minimum(layout.accumulation, layout.pp) - 1.0)
+        * logits
+        * size
+    )
     return np.asarray(peak + np.where(zero_bubble, waiting, 0.0))

@@ -74,11 +74,17 @@ class RankMemory:
 
         Where the least that is needed fits, nobody sees a larger peak than the GPU has: what may be spared is not there, and every part is smaller by the same
         factor, for it is not known which of them the program does without. So it is at the upper end of the interval."""
-        usable, parts, peak = gpu.memory_bytes * constants.usable_fraction, self.parts, np.asarray(self.parts.total)
+        usable, parts, peak = (
+            gpu.memory_bytes * constants.usable_fraction,
+            self.parts,
+            np.asarray(self.parts.total),
+        )
         spared = (peak > gpu.memory_bytes) & (self.least <= usable)
         if spared.any():
             factor = np.where(spared, gpu.memory_bytes / peak, 1.0)
-            parts = MemoryParts(**{f.name: getattr(parts, f.name) * factor for f in fields(MemoryParts)})
+            parts = MemoryParts(
+                **{f.name: getattr(parts, f.name) * factor for f in fields(MemoryParts)}
+            )
             peak = np.where(spared, gpu.memory_bytes, peak)
         low, high = interval(peak, spread)
         risk = self.risk(usable, spread)
@@ -106,7 +112,12 @@ class _Kind:
 
 
 def rank_memories(
-    workload: Workload, table: ConfigTable, layout: Layout, stages: Stages, constants: Calibration, traits: Traits
+    workload: Workload,
+    table: ConfigTable,
+    layout: Layout,
+    stages: Stages,
+    constants: Calibration,
+    traits: Traits,
 ) -> tuple[RankMemory, RankMemory, RankMemory]:
     """The first, the fullest middle and the last rank; without a pipeline all three are the same rank."""
     model, size = workload.model, element_bytes(table)
@@ -117,7 +128,9 @@ def rank_memories(
     logits, fewer_logits = loss_bytes(workload, table, layout, traits)
     empty = traits.drops_gradients & (layout.accumulation == 1)
     final_norm = 2.0 * kinds[-1].boundary
-    placeholder = np.where(size < 4, 2.0, 0.0) if traits.placeholder_gradients else np.zeros_like(size)
+    placeholder = (
+        np.where(size < 4, 2.0, 0.0) if traits.placeholder_gradients else np.zeros_like(size)
+    )
     whole = _waiting_bytes(workload, table, layout, constants, traits)
     usable = workload.cluster.gpu.memory_bytes * constants.usable_fraction
     loose = 0.0 if traits.expandable_segments else constants.fragmentation
@@ -126,10 +139,16 @@ def rank_memories(
 
     def at(rank: Column, layers: Column, dense: Column, edge: Column, head: Column) -> RankMemory:
         counts = (layers - dense,) if len(kinds) == 1 else (dense, layers - dense)
-        own = StageWeights(layers=[(n, kind.weights) for n, kind in zip(counts, kinds, strict=True)], edge=edge)
+        own = StageWeights(
+            layers=[(n, kind.weights) for n, kind in zip(counts, kinds, strict=True)], edge=edge
+        )
         held = in_flight(table, layout, rank)
-        saved = sum(on_device(table, n, held) * kind.kept for n, kind in zip(counts, kinds, strict=True))
-        once = np.maximum.reduce([np.where(n > 0, kind.once, 0.0) for n, kind in zip(counts, kinds, strict=True)])
+        saved = sum(
+            on_device(table, n, held) * kind.kept for n, kind in zip(counts, kinds, strict=True)
+        )
+        once = np.maximum.reduce(
+            [np.where(n > 0, kind.once, 0.0) for n, kind in zip(counts, kinds, strict=True)]
+        )
         lossy = head > 0
 
         def with_logits(loss: Column) -> dict[str, Column]:
@@ -137,44 +156,74 @@ def rank_memories(
             at_loss = np.where(lossy, loss + final_norm + placeholder * head, 0.0)
             kept = saved + np.where(lossy, final_norm, 0.0) + np.maximum(once - at_loss, 0.0)
             found = states.parts(own)
-            found |= {"activations": constants.activation_factor * kept, "logits": np.where(lossy, loss, 0.0)}
+            found |= {
+                "activations": constants.activation_factor * kept,
+                "logits": np.where(lossy, loss, 0.0),
+            }
             going = np.where(empty, found["activations"] + found["logits"], 0.0)
             return found | {"gradients": np.maximum(found["gradients"] - going, 0.0)}
 
         parts = with_logits(logits)
-        maybe = sum(parts.values()) - sum(with_logits(fewer_logits).values()) if traits.may_cut_logits else 0.0
+        maybe = (
+            sum(parts.values()) - sum(with_logits(fewer_logits).values())
+            if traits.may_cut_logits
+            else 0.0
+        )
         buffers = states.buffers(own, constants, traits)
         # FSDP frees what it gathered before the step; ZeRO keeps its buckets
         freed = np.where(states.gathers & (not traits.master_weights), buffers, 0.0)
         gone = sum(parts[name] for name in ("gradients", "activations", "logits")) + freed
-        parts["optimizer"] = parts["optimizer"] + np.maximum(states.in_step(own, traits) - gone, 0.0)
-        shapes = sum(np.where(n > 0, kind.weights.shapes, 0.0) for n, kind in zip(counts, kinds, strict=True))
-        framework = constants.framework_bytes * np.where(graph, 2.0, 1.0) + placeholder * (head + shapes)
+        parts["optimizer"] = parts["optimizer"] + np.maximum(
+            states.in_step(own, traits) - gone, 0.0
+        )
+        shapes = sum(
+            np.where(n > 0, kind.weights.shapes, 0.0) for n, kind in zip(counts, kinds, strict=True)
+        )
+        framework = constants.framework_bytes * np.where(graph, 2.0, 1.0) + placeholder * (
+            head + shapes
+        )
         framework = framework + buffers
         static = sum(n * kind.boundary for n, kind in zip(counts, kinds, strict=True))
         framework = framework + np.where(layer_graphs, held * static, 0.0)
         allocated = framework + sum(parts.values())
-        freed = (constants.waiting_in_layer * held * layers + constants.waiting_at_head * lossy) * whole
+        freed = (
+            constants.waiting_in_layer * held * layers + constants.waiting_at_head * lossy
+        ) * whole
         waiting = np.minimum(freed, np.maximum(usable - allocated, 0.0))
         fragments = loose * allocated
         stuck = loose * (parts["activations"] + parts["logits"])
         everything = MemoryParts(**parts, framework=framework + waiting + fragments)
-        return RankMemory(parts=everything, spare=waiting + fragments - stuck, unsure=maybe + states.unsure(own))
+        return RankMemory(
+            parts=everything, spare=waiting + fragments - stuck, unsure=maybe + states.unsure(own)
+        )
 
     nothing, alone = np.zeros_like(layout.pp), layout.pp == 1
     first_dense = np.minimum(float(model.num_dense_layers), stages.first)
-    head = np.where(projection > 0, projection, embedding)  # tied weights are those of the embedding
+    head = np.where(
+        projection > 0, projection, embedding
+    )  # tied weights are those of the embedding
     first = at(
-        nothing, stages.first, first_dense, embedding + np.where(alone, projection, 0.0), np.where(alone, head, 0.0)
+        nothing,
+        stages.first,
+        first_dense,
+        embedding + np.where(alone, projection, 0.0),
+        np.where(alone, head, 0.0),
     )
     middle = at(np.minimum(1.0, layout.pp - 1), stages.middle, nothing, nothing, nothing)
     last_dense = np.where(alone, first_dense, 0.0)
-    last = at(layout.pp - 1, stages.last, last_dense, projection + np.where(alone, embedding, 0.0), head)
+    last = at(
+        layout.pp - 1, stages.last, last_dense, projection + np.where(alone, embedding, 0.0), head
+    )
     return first, middle, last
 
 
 def _kind(
-    workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, traits: Traits, experts: bool
+    workload: Workload,
+    table: ConfigTable,
+    layout: Layout,
+    constants: Calibration,
+    traits: Traits,
+    experts: bool,
 ) -> _Kind:
     layer = layer_activations(workload, table, layout, constants, traits, experts=experts)
     kept, once = kept_bytes(workload, table, layout, traits, layer, experts=experts)
@@ -191,9 +240,16 @@ def fullest(ranks: Sequence[RankMemory]) -> RankMemory:
     totals = np.stack([rank.parts.total for rank in ranks])
     most = totals.argmax(axis=0)[None]
     names = [f.name for f in fields(MemoryParts)]
-    chosen = {n: np.take_along_axis(np.stack([getattr(r.parts, n) for r in ranks]), most, axis=0)[0] for n in names}
-    needed, least = (np.max(rows, axis=0) for rows in ([r.needed for r in ranks], [r.least for r in ranks]))
-    return RankMemory(parts=MemoryParts(**chosen), spare=totals.max(axis=0) - needed, unsure=needed - least)
+    chosen = {
+        n: np.take_along_axis(np.stack([getattr(r.parts, n) for r in ranks]), most, axis=0)[0]
+        for n in names
+    }
+    needed, least = (
+        np.max(rows, axis=0) for rows in ([r.needed for r in ranks], [r.least for r in ranks])
+    )
+    return RankMemory(
+        parts=MemoryParts(**chosen), spare=totals.max(axis=0) - needed, unsure=needed - least
+    )
 
 
 def _waiting_bytes(
@@ -208,7 +264,11 @@ def _waiting_bytes(
     """
     if constants.waiting_in_layer == 0 and constants.waiting_at_head == 0:
         return np.zeros_like(layout.tp)
-    whole = np.where(layout.sequence_parallel, layout.tokens * element_bytes(table) * workload.model.hidden_size, 0.0)
+    whole = np.where(
+        layout.sequence_parallel,
+        layout.tokens * element_bytes(table) * workload.model.hidden_size,
+        0.0,
+    )
     kernels = sum(layer_forward_s(workload, table, layout, constants, traits))
     host = layer_host_s(table, layout, constants) / 3.0
     ratio = (kernels * np.maximum(layout.pp - 1.0, 1.0) / np.maximum(host, 1e-9)) ** CORNER

@@ -58,7 +58,9 @@ class StageWeights:
     def widest(self) -> Column:
         """Weights of its largest layer."""
         return np.asarray(
-            np.maximum.reduce([np.where(n > 0, kind.dense + kind.experts, 0.0) for n, kind in self.layers])
+            np.maximum.reduce(
+                [np.where(n > 0, kind.dense + kind.experts, 0.0) for n, kind in self.layers]
+            )
         )
 
 
@@ -106,11 +108,16 @@ class StateBytes:
         whole = rank.dense + rank.experts
         sharded = rank.dense / self.shards + rank.experts / self.expert_shards
         edge = rank.edge * np.where(self.zero >= 1, 1.0 / self.shards, 1.0)
-        states = self.states * (np.where(self.zero >= 1, sharded, whole) - edge) + self.edge_states * edge
+        states = (
+            self.states * (np.where(self.zero >= 1, sharded, whole) - edge)
+            + self.edge_states * edge
+        )
         held = np.where(self.gathers, sharded, whole)
         ends = np.where(self.gathers, rank.edge / self.shards, rank.edge)
         return {
-            "weights": self.weight * (held - ends) + self.edge_weight * ends + self.gathered * whole,
+            "weights": self.weight * (held - ends)
+            + self.edge_weight * ends
+            + self.gathered * whole,
             "gradients": self.gradient * np.where(self.cuts_gradients, sharded, whole),
             "optimizer": states,
         }
@@ -120,7 +127,9 @@ class StateBytes:
         if not self.may_cut_gradients.any():
             return np.zeros_like(self.gradient)
         sharded = rank.dense / self.shards + rank.experts / self.expert_shards
-        return np.where(self.may_cut_gradients, self.gradient * (rank.dense + rank.experts - sharded), 0.0)
+        return np.where(
+            self.may_cut_gradients, self.gradient * (rank.dense + rank.experts - sharded), 0.0
+        )
 
     def in_step(self, rank: StageWeights, traits: Traits) -> Column:
         """Bytes of gradients and of what lives only in the optimizer's step, when activations and logits are gone and gradients are reduced."""
@@ -140,11 +149,15 @@ class StateBytes:
         gradients = self.trained * (self.size + self.reduction)
         working = edges + (2.0 * self.in_use + gradients) * rank.widest
         whole = self.trained * (rank.dense + rank.experts)
-        reduced = constants.buffer_bytes * self.buckets * whole + 4.0 * np.minimum(whole, traits.bucket_weights)
+        reduced = constants.buffer_bytes * self.buckets * whole + 4.0 * np.minimum(
+            whole, traits.bucket_weights
+        )
         return np.where(self.shards > 1, np.where(self.gathers, working, reduced), 0.0)
 
 
-def state_bytes(workload: Workload, table: ConfigTable, layout: Layout, traits: Traits) -> StateBytes:
+def state_bytes(
+    workload: Workload, table: ConfigTable, layout: Layout, traits: Traits
+) -> StateBytes:
     """The bytes of every row, under its precision, ZeRO stage and the workload's optimizer."""
     size, zero = element_bytes(table), layout.zero
     mixed = size < 4
@@ -187,7 +200,10 @@ def state_bytes(workload: Workload, table: ConfigTable, layout: Layout, traits: 
         trained = _adapter_share(workload, layout)
         kept = np.where(away, adapter / 2.0, adapter) * trained
         in_use = frozen_bytes(workload) + adapter / 4.0 * trained
-        frozen = {"weight": frozen_bytes(workload) + kept, "edge_weight": np.full_like(size, FROZEN_EDGE_BYTES)}
+        frozen = {
+            "weight": frozen_bytes(workload) + kept,
+            "edge_weight": np.full_like(size, FROZEN_EDGE_BYTES),
+        }
         values = {**dict.fromkeys(values, np.zeros_like(size)), **frozen}
     values |= {name: np.where(away, 0.0, values[name]) for name in ("states", "edge_states")}
     cut = cuts_gradients(layout, traits)
@@ -210,14 +226,18 @@ def state_bytes(workload: Workload, table: ConfigTable, layout: Layout, traits: 
 
 def all_in_bf16(workload: Workload, layout: Layout) -> NDArray[np.bool_]:
     """Whether no weight, gradient or moment is kept in fp32."""
-    return np.full(layout.zero.shape, workload.pure_bf16) & ~(workload.shards_in_fp32 & (layout.zero >= 1))
+    return np.full(layout.zero.shape, workload.pure_bf16) & ~(
+        workload.shards_in_fp32 & (layout.zero >= 1)
+    )
 
 
 def reduction_bytes(workload: Workload, table: ConfigTable, traits: Traits) -> Column:
     """Bytes per weight that the gradient reduction carries."""
     if workload.pure_bf16:
         return np.full(len(table), traits.pure_reduce_bytes)
-    half = np.where(table.is_word("precision", "fp16"), traits.fp16_reduce_bytes, traits.reduce_bytes)
+    half = np.where(
+        table.is_word("precision", "fp16"), traits.fp16_reduce_bytes, traits.reduce_bytes
+    )
     return np.where(element_bytes(table) < 4, half, 4.0)
 
 
@@ -244,7 +264,11 @@ def _weight_bytes(table: ConfigTable, traits: Traits) -> Column:
     """Bytes of a weight beside its fp32 master."""
     found = np.full(len(table), 2.0)
     for precision, narrow in NARROW_BYTES.items():
-        held = {"none": 2.0, "beside": 2.0 + narrow, "primary": narrow if narrow >= 2.0 else 2.0 + narrow}
+        held = {
+            "none": 2.0,
+            "beside": 2.0 + narrow,
+            "primary": narrow if narrow >= 2.0 else 2.0 + narrow,
+        }
         found = np.where(table.is_word("precision", precision), held[traits.narrow_weights], found)
     return found
 
@@ -258,7 +282,10 @@ def _gradient_bytes(table: ConfigTable, traits: Traits) -> Column:
 def _moments(workload: Workload, traits: Traits) -> tuple[float, float]:
     """Bytes of the optimizer's moments per weight of (a layer, an embedding or output projection)."""
     if workload.optimizer == "adafactor":
-        matrices = [(m.n * m.k * m.share, 4.0 * (m.n + m.k) * m.share) for m in layer_matmuls(workload.model)]
+        matrices = [
+            (m.n * m.k * m.share, 4.0 * (m.n + m.k) * m.share)
+            for m in layer_matmuls(workload.model)
+        ]
         model = workload.model
         return (
             sum(sums for _, sums in matrices) / sum(weights for weights, _ in matrices),

@@ -105,7 +105,17 @@ def packed(
     kappa: float = 0.0,
 ) -> Packed:
     """The pass over a mini-batch of these ranks. `capacity`: tokens of a micro-batch, 0: `micro_batch` sequences each; `mini_batches`: 1 for a pass over the whole batch."""
-    return _packed(asked, ranks, mini_batches, micro_batch, capacity, balance, sorted_by_length, meets_each, kappa)
+    return _packed(
+        asked,
+        ranks,
+        mini_batches,
+        micro_batch,
+        capacity,
+        balance,
+        sorted_by_length,
+        meets_each,
+        kappa,
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -131,7 +141,9 @@ def _packed(
         if sorted_by_length:
             dealt = -np.sort(-dealt, axis=-1)
         short = count.flat[0] * micro_batch - each
-        grouped = np.pad(dealt, [(0, 0)] * 3 + [(0, int(short))]).reshape(*dealt.shape[:-1], -1, micro_batch)
+        grouped = np.pad(dealt, [(0, 0)] * 3 + [(0, int(short))]).reshape(
+            *dealt.shape[:-1], -1, micro_batch
+        )
         real = grouped.sum()
         if asked.padded:
             tokens = grouped.max(axis=-1) * (grouped > 0).sum(axis=-1)
@@ -141,10 +153,14 @@ def _packed(
     load = tokens + kappa * work
     if meets_each:
         slowest = load.argmax(axis=2)[:, :, None, :]
-        on_slowest = [np.take_along_axis(v, slowest, axis=2)[:, :, 0, :] for v in (tokens, work, load)]
+        on_slowest = [
+            np.take_along_axis(v, slowest, axis=2)[:, :, 0, :] for v in (tokens, work, load)
+        ]
     else:
         slowest = load.sum(axis=-1).argmax(axis=2)[:, :, None, None]
-        on_slowest = [np.take_along_axis(v, slowest, axis=2)[:, :, 0, :] for v in (tokens, work, load)]
+        on_slowest = [
+            np.take_along_axis(v, slowest, axis=2)[:, :, 0, :] for v in (tokens, work, load)
+        ]
     there, worked, loaded = on_slowest
     by_step = loaded.sum(axis=(1, 2))
     batches = float(count.sum())
@@ -170,14 +186,20 @@ def _filled(falling: Floats, count: NDArray[np.int64]) -> tuple[Floats, Floats, 
     """(tokens, sums of squares) of micro-batches, shape (steps, mini-batches, ranks, most), and to which each sequence goes. `falling`: lengths of each rank in falling order, `count`:
     micro-batches by (step, mini-batch)."""
     shape = (*falling.shape[:-1], int(count.max()))
-    tokens, work, goes_to = np.zeros(shape), np.zeros(shape), np.zeros(falling.shape, dtype=np.int64)
+    tokens, work, goes_to = (
+        np.zeros(shape),
+        np.zeros(shape),
+        np.zeros(falling.shape, dtype=np.int64),
+    )
     for bins in np.unique(count):
         where = count == bins
         lengths = falling[where]
         sequences = lengths.shape[-1]
         rounds = -(-sequences // bins)
         ranks = lengths.shape[:-1]
-        by_round = np.pad(lengths, [(0, 0), (0, 0), (0, rounds * bins - sequences)]).reshape(-1, rounds, bins)
+        by_round = np.pad(lengths, [(0, 0), (0, 0), (0, rounds * bins - sequences)]).reshape(
+            -1, rounds, bins
+        )
         own, squares = np.zeros((len(by_round), bins)), np.zeros((len(by_round), bins))
         places = np.empty(by_round.shape, dtype=np.int64)
         rank = np.arange(len(by_round))[:, None]
@@ -227,7 +249,9 @@ def of_rank(
     if capacity <= 0:
         own = places[0, :, rank]
         own = np.take_along_axis(own, falling[0, :, rank], axis=-1) if sorted_by_length else own
-        return [[part[i : i + micro_batch] for i in range(0, len(part), micro_batch)] for part in own]
+        return [
+            [part[i : i + micro_batch] for i in range(0, len(part), micro_batch)] for part in own
+        ]
     count = _counts(dealt, capacity)
     _, _, goes_to = _filled(np.take_along_axis(dealt, falling, axis=-1), count)
     found = []
@@ -244,7 +268,9 @@ def _dealt(asked: PostTraining, ranks: int, mini_batches: int, balance: str) -> 
     steps = int(min(MOST_STEPS, max(1, -(-DRAWN // sequences))))
     lengths = _drawn(asked, steps)
     each = -(-sequences // (ranks * mini_batches))
-    missing = each * ranks * mini_batches - sequences  # a batch that does not divide is filled up by repeating
+    missing = (
+        each * ranks * mini_batches - sequences
+    )  # a batch that does not divide is filled up by repeating
     if missing:
         lengths = np.take(lengths, np.arange(sequences + missing) % sequences, axis=1)
     places = _places(lengths, ranks, mini_batches, balance)

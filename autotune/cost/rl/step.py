@@ -55,7 +55,15 @@ from autotune.cost.rl.update import Pass, copied_s, refit_s
 from autotune.cost.time.compute import peak_flops_per_s
 from autotune.cost.traits import loop_traits
 from autotune.space.rl_laws import asked_of, knob_values
-from autotune.spec import ConfigTable, Estimate, MemoryParts, ModelSpec, ParallelConfig, TimeParts, Workload
+from autotune.spec import (
+    ConfigTable,
+    Estimate,
+    MemoryParts,
+    ModelSpec,
+    ParallelConfig,
+    TimeParts,
+    Workload,
+)
 from autotune.spec.estimate import PhaseParts
 from autotune.spec.post_training import TRAINED
 
@@ -93,10 +101,17 @@ def phases_memory(
         }
         for u in updates
     ]
-    resident = {name: sum((s[name] for s in states), nothing) for name in ("weights", "gradients", "optimizer")}
+    resident = {
+        name: sum((s[name] for s in states), nothing)
+        for name in ("weights", "gradients", "optimizer")
+    }
     away = knobs["phase_offload"] if "phase_offload" in knobs else np.full(len(table), "none")
     has_reference = asked.reference and (workload.peft is None or workload.trainer == OWN_REFERENCE)
-    scoring = np.where(away == "all", 0.0, _reference_bytes(workload, table)) if has_reference else nothing
+    scoring = (
+        np.where(away == "all", 0.0, _reference_bytes(workload, table))
+        if has_reference
+        else nothing
+    )
     reference = nothing if asked.reference_offload else scoring
     share = asked.rollout.memory_fraction if asked.rollout is not None else 0.0
     engine = np.where(is_split, 0.0, share * float(workload.cluster.gpu.memory_bytes))
@@ -106,7 +121,9 @@ def phases_memory(
     phases: list[tuple[dict[str, Column], Column, Column | float, Column | float]] = []
     for i, u in enumerate(updates):
         others = {name: resident[name] - states[i][name] for name in resident}
-        parts = {name: np.asarray(getattr(u.parts, name)) + others.get(name, nothing) for name in NAMES}
+        parts = {
+            name: np.asarray(getattr(u.parts, name)) + others.get(name, nothing) for name in NAMES
+        }
         parts["weights"] = parts["weights"] + reference
         parts["framework"] = parts["framework"] + asleep
         phases.append((parts, u.spare, u.unsure, awake))
@@ -135,7 +152,9 @@ def phases_memory(
     totals = np.stack([sum(parts.values()) for parts, *_ in phases])
     needs, ends = [], []
     for (parts, spare, _, given), total in zip(phases, totals, strict=True):
-        sigma = memory_sigma(MemoryParts(**parts), constants, workload.model) * (1.0 - given / total)
+        sigma = memory_sigma(MemoryParts(**parts), constants, workload.model) * (
+            1.0 - given / total
+        )
         ends.append(interval(total, sigma)[1])
         needs.append(total - spare)
     spread = np.log(np.max(ends, axis=0) / totals.max(axis=0)) / Z90
@@ -144,13 +163,17 @@ def phases_memory(
     fullest = totals.argmax(axis=0)
     peak = {
         name: np.take_along_axis(
-            np.stack([np.broadcast_to(p[name], nothing.shape) for p, *_ in phases]), fullest[None], axis=0
+            np.stack([np.broadcast_to(p[name], nothing.shape) for p, *_ in phases]),
+            fullest[None],
+            axis=0,
         )[0]
         for name in NAMES
     }
     between = MemoryParts(**{**bare, **resident})
     most = np.max(needs, axis=0)
-    peaks = RankMemory(parts=MemoryParts(**peak), spare=totals.max(axis=0) - most, unsure=most - least)
+    peaks = RankMemory(
+        parts=MemoryParts(**peak), spare=totals.max(axis=0) - most, unsure=most - least
+    )
     return between, peaks, np.asarray(spread)
 
 
@@ -171,7 +194,9 @@ def _reference_bytes(workload: Workload, table: ConfigTable) -> Column:
 _PACKS = ("balance", "group_by_length", "micro_batch_tokens", "log_prob_micro_batch_tokens")
 
 
-def packed_rows(workload: Workload, table: ConfigTable, knobs: dict[str, NDArray[Any]]) -> tuple[Packed, Packed]:
+def packed_rows(
+    workload: Workload, table: ConfigTable, knobs: dict[str, NDArray[Any]]
+) -> tuple[Packed, Packed]:
     """(the update's mini-batches, the forward passes' whole batch) of every row, as columns: rows that pack alike are simulated once."""
     meets = (table.zero_stage == 3) | (table.ep > 1)
     columns: dict[str, NDArray[Any]] = {
@@ -179,9 +204,16 @@ def packed_rows(workload: Workload, table: ConfigTable, knobs: dict[str, NDArray
         **{name: knobs[name] for name in _PACKS if name in knobs},
     }  # fmt: skip
     codes = [np.unique(column, return_inverse=True)[1].reshape(-1) for column in columns.values()]
-    _, first, kind = np.unique(np.stack(codes, axis=1), axis=0, return_index=True, return_inverse=True)
-    kinds = [passes_of(workload, {name: column[row].item() for name, column in columns.items()}) for row in first]
-    in_update, in_forward = (Packed.of_rows(some, kind.reshape(-1)) for some in zip(*kinds, strict=True))
+    _, first, kind = np.unique(
+        np.stack(codes, axis=1), axis=0, return_index=True, return_inverse=True
+    )
+    kinds = [
+        passes_of(workload, {name: column[row].item() for name, column in columns.items()})
+        for row in first
+    ]
+    in_update, in_forward = (
+        Packed.of_rows(some, kind.reshape(-1)) for some in zip(*kinds, strict=True)
+    )
     return in_update, in_forward
 
 
@@ -194,7 +226,11 @@ def passes_of(workload: Workload, chosen: dict[str, Any]) -> tuple[Packed, Packe
     """(the update's mini-batches, the forward passes' whole batch) of rows with these values."""
     asked, kappa = asked_of(workload), attention_share(workload.model)
     tokens = int(chosen.get("micro_batch_tokens", asked.micro_batch_tokens)) * chosen["cp"]
-    before = int(chosen.get("log_prob_micro_batch_tokens", asked.log_prob_micro_batch_tokens)) * chosen["cp"] or tokens
+    before = (
+        int(chosen.get("log_prob_micro_batch_tokens", asked.log_prob_micro_batch_tokens))
+        * chosen["cp"]
+        or tokens
+    )
 
     def one(mini_batches: int, capacity: int) -> Packed:
         return packed(
@@ -219,7 +255,11 @@ class _Passes:
 
     @classmethod
     def of(
-        cls, workload: Workload, table: ConfigTable, packed: tuple[Packed, Packed], constants: Calibration
+        cls,
+        workload: Workload,
+        table: ConfigTable,
+        packed: tuple[Packed, Packed],
+        constants: Calibration,
     ) -> _Passes:
         """`packed`: as `packed_rows`."""
         asked, traits = asked_of(workload), loop_traits(workload)
@@ -237,12 +277,18 @@ class _Passes:
     ) -> tuple[MemoryParts, RankMemory, Column]:
         """As `phases_memory`."""
         memories = [each.memory() for each in (self.policy, self.critic) if each is not None]
-        return phases_memory(workload, table, knobs, memories, self.before, _is_split(workload, table, knobs))
+        return phases_memory(
+            workload, table, knobs, memories, self.before, _is_split(workload, table, knobs)
+        )
 
 
-def _is_split(workload: Workload, table: ConfigTable, knobs: dict[str, NDArray[Any]]) -> NDArray[np.bool_]:
+def _is_split(
+    workload: Workload, table: ConfigTable, knobs: dict[str, NDArray[Any]]
+) -> NDArray[np.bool_]:
     generates = asked_of(workload).generates
-    return np.asarray(knobs["rollout_gpus"] > 0) if generates else np.zeros(len(table), dtype=np.bool_)
+    return (
+        np.asarray(knobs["rollout_gpus"] > 0) if generates else np.zeros(len(table), dtype=np.bool_)
+    )
 
 
 def _timed(
@@ -260,7 +306,10 @@ def _timed(
     parts = {f.name: asked.steps * np.asarray(getattr(update, f.name)) for f in fields(update)}
     if passes.critic is not None:
         critic = passes.critic.update()
-        parts = {name: part + asked.steps * np.asarray(getattr(critic, name)) for name, part in parts.items()}
+        parts = {
+            name: part + asked.steps * np.asarray(getattr(critic, name))
+            for name, part in parts.items()
+        }
     phases: dict[str, Any] = {
         "generation": nothing, "reward": nothing + asked.reward_s,
         "log_prob": nothing if asked.algorithm == "dpo" else forward,
@@ -273,7 +322,8 @@ def _timed(
         weights, gradients, optimizer = states
         away = np.where(_is_split(workload, table, knobs), "none", knobs["phase_offload"])
         copies, in_update_s = (
-            copied_s(weights, gradients, optimizer, away, for_update=whole) for whole in (False, True)
+            copied_s(weights, gradients, optimizer, away, for_update=whole)
+            for whole in (False, True)
         )
         parts["other"] = parts["other"] + in_update_s
         phases["update"] = phases["update"] + in_update_s
@@ -284,12 +334,16 @@ def _timed(
     return parts, phases
 
 
-def _of_step(parts: dict[str, Column], phases: dict[str, Column]) -> tuple[PhaseParts, TimeParts, Column]:
+def _of_step(
+    parts: dict[str, Column], phases: dict[str, Column]
+) -> tuple[PhaseParts, TimeParts, Column]:
     """(the step by phases, by cause, what of it is told, sent or waited for)"""
     made = PhaseParts(**phases)
     forwards = phases["log_prob"] + phases["reference"] + phases["values"]
     rest = np.asarray(made.total) - sum(parts.values()) - forwards
-    times = TimeParts(**{**parts, "compute": parts["compute"] + forwards, "other": parts["other"] + rest})
+    times = TimeParts(
+        **{**parts, "compute": parts["compute"] + forwards, "other": parts["other"] + rest}
+    )
     return made, times, rest
 
 
@@ -322,7 +376,9 @@ def estimate_step(workload: Workload, table: ConfigTable, constants: Calibration
     sigma = share * np.hypot(time_sigma(of_training, constants, workload.model), level_sigma)
     low, high = interval(step, sigma)
     tokens = nothing + asked.tokens
-    world = np.asarray(table.world_size, dtype=np.float64) + (knobs["rollout_gpus"] if asked.generates else 0.0)
+    world = np.asarray(table.world_size, dtype=np.float64) + (
+        knobs["rollout_gpus"] if asked.generates else 0.0
+    )
     reference = peak_flops_per_s(workload, table)
     per_gpu = tokens / step / world
     return Estimate(
@@ -357,23 +413,33 @@ def phases_beside(
 
 
 def _beside(
-    workload: Workload, table: ConfigTable, knobs: dict[str, NDArray[Any]], constants: Calibration, busy: Column
+    workload: Workload,
+    table: ConfigTable,
+    knobs: dict[str, NDArray[Any]],
+    constants: Calibration,
+    busy: Column,
 ) -> dict[str, Column]:
     """Generation, waiting and refit on the trainer's clock. `busy`: seconds of its own phases."""
     layout, is_split = layout_of(workload, table), knobs["rollout_gpus"] > 0
     gpus = np.where(is_split, knobs["rollout_gpus"], layout.world)
     bulk, tail = generation_s(workload, knobs["rollout_tp"], gpus)
     stale = knobs["staleness"].astype(np.float64)
-    ahead = np.where(stale >= 1.0, np.maximum(bulk, busy), np.maximum(bulk, busy + (1.0 - stale) * bulk))
+    ahead = np.where(
+        stale >= 1.0, np.maximum(bulk, busy), np.maximum(bulk, busy + (1.0 - stale) * bulk)
+    )
     side_by_side = is_split & (stale > 0)
     return {
         "generation": np.where(side_by_side, 0.0, bulk + tail),
         "waiting": np.where(side_by_side, ahead - busy, 0.0),
-        "refit": refit_s(workload, layout, constants, is_split, knobs["rollout_tp"].astype(np.float64)),
+        "refit": refit_s(
+            workload, layout, constants, is_split, knobs["rollout_tp"].astype(np.float64)
+        ),
     }
 
 
-def generation_s(workload: Workload, rollout_tp: NDArray[Any], gpus: Column) -> tuple[Column, Column]:
+def generation_s(
+    workload: Workload, rollout_tp: NDArray[Any], gpus: Column
+) -> tuple[Column, Column]:
     """(while all GPUs that generate are busy, the tail until the longest response ends), s. A degree whose speed was not told is not a number."""
     asked = asked_of(workload)
     rollout = asked.rollout

@@ -39,7 +39,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost.calibration import Calibration, with_columns
-from autotune.cost.layout import Column, Group, Layout, edge_weights, layer_weights, layout_of, stages_of, with_lengths
+from autotune.cost.layout import (
+    Column,
+    Group,
+    Layout,
+    edge_weights,
+    layer_weights,
+    layout_of,
+    stages_of,
+    with_lengths,
+)
 from autotune.cost.memory.peak import RankMemory, fullest, rank_memories
 from autotune.cost.rl.packing import Packed
 from autotune.cost.time.collectives import ring_bytes_s, ring_latency_s
@@ -87,13 +96,22 @@ class Pass:
     fused_rope: bool
 
     @classmethod
-    def of(cls, workload: Workload, table: ConfigTable, packed: Packed, constants: Calibration, traits: Traits) -> Pass:
+    def of(
+        cls,
+        workload: Workload,
+        table: ConfigTable,
+        packed: Packed,
+        constants: Calibration,
+        traits: Traits,
+    ) -> Pass:
         """The passes of these rows; `packed`: how each of them packs, or how all do."""
         lengths = np.maximum(np.ceil(packed.attended), 1.0)
         plain = with_lengths(replace(workload, rl=None, trainer=loop_of(workload)), lengths)
         layout = layout_of(plain, table, whole_experts=keeps_experts_whole(workload))
         found = replace(
-            layout, tokens=packed.tokens / layout.cp, accumulation=np.full_like(layout.tp, packed.micro_batches)
+            layout,
+            tokens=packed.tokens / layout.cp,
+            accumulation=np.full_like(layout.tp, packed.micro_batches),
         )
         rl = workload.rl
         if rl is not None and rl.engine == "fsdp" and workload.trainer in POST_TRAINERS:
@@ -107,16 +125,23 @@ class Pass:
     def update(self) -> TimeParts:
         """Seconds of one optimizer step by cause."""
         stages = stages_of(self.workload.model, self.table, self.traits.split)
-        times = time_parts(self.workload, self.table, self.layout, stages, self.constants, self.traits)
-        return replace(times, other=times.other + self.host_s(1.0) + self.ring_host_s(np.asarray(times.total)))
+        times = time_parts(
+            self.workload, self.table, self.layout, stages, self.constants, self.traits
+        )
+        return replace(
+            times, other=times.other + self.host_s(1.0) + self.ring_host_s(np.asarray(times.total))
+        )
 
     def ring_host_s(self, step: Column) -> Column:
         """Seconds by which the host's launches of rings of context parallelism exceed a step's micro-batches; `step`: without them, s."""
         layers = self.workload.model.num_layers / self.layout.pp
         launches = layers * (
-            layer_host_s(self.table, self.layout, self.constants) + RING_HOST_S * (self.layout.cp - 1.0)
+            layer_host_s(self.table, self.layout, self.constants)
+            + RING_HOST_S * (self.layout.cp - 1.0)
         )
-        return np.where(self.layout.cp > 1, np.maximum(self.layout.accumulation * launches - step, 0.0), 0.0)
+        return np.where(
+            self.layout.cp > 1, np.maximum(self.layout.accumulation * launches - step, 0.0), 0.0
+        )
 
     def host_s(self, share: float) -> Column:
         """Seconds of a pass in which the host packs sequences; `share`: of the layers' own launches that the pass has."""
@@ -128,13 +153,19 @@ class Pass:
         rope = np.zeros_like(layers) if self.fused_rope else passes * ROPE_HOST_S * layers
         loops = SEQUENCE_HOST_S * np.where(self.layout.pp > 1, LAST_STAGE, 1.0)
         each = (loops + rope) * self.packed.sequences
-        return np.asarray(each + share * MICRO_BATCH_HOST_S / self.layout.pp * self.layout.accumulation)
+        return np.asarray(
+            each + share * MICRO_BATCH_HOST_S / self.layout.pp * self.layout.accumulation
+        )
 
     def memory(self) -> RankMemory:
         """The peak of the update on the fullest rank."""
         fullest_batch = replace(self.layout, tokens=self.packed.most_tokens / self.layout.cp)
         stages = stages_of(self.workload.model, self.table, self.traits.split)
-        return fullest(rank_memories(self.workload, self.table, fullest_batch, stages, self.constants, self.traits))
+        return fullest(
+            rank_memories(
+                self.workload, self.table, fullest_batch, stages, self.constants, self.traits
+            )
+        )
 
     def logits_bytes(self) -> Column:
         """Bytes of the logits of the fullest micro-batch and of their log-softmax, in a forward pass."""
@@ -144,19 +175,31 @@ class Pass:
 
     def forward(self) -> Column:
         """Seconds of one forward pass over all micro-batches."""
-        workload, table, layout, constants, traits = self.workload, self.table, self.layout, self.constants, self.traits
+        workload, table, layout, constants, traits = (
+            self.workload,
+            self.table,
+            self.layout,
+            self.constants,
+            self.traits,
+        )
         model, cluster = workload.model, workload.cluster
         matmuls, attention, moved = layer_forward_s(workload, table, layout, constants, traits)
         nothing = np.zeros_like(layout.tp)
         kernels = matmuls + attention + moved
         between = 0.5 * tensor_layer_s(workload, table, layout, constants, nothing)
-        between = between + FORWARD * context_s(workload, table, layout, constants, traits, nothing, 3.0 * attention)
+        between = between + FORWARD * context_s(
+            workload, table, layout, constants, traits, nothing, 3.0 * attention
+        )
         if model.num_experts:
             between = between + 0.5 * expert_layer_s(
                 workload, table, layout, constants, traits, nothing, element_bytes(table)
             )
         host = FORWARD * layer_host_s(table, layout, constants)
-        layer = kernels + host if cluster.gpu.is_cpu else smooth_maximum(kernels + between, host) - between
+        layer = (
+            kernels + host
+            if cluster.gpu.is_cpu
+            else smooth_maximum(kernels + between, host) - between
+        )
         stages = stages_of(model, table, traits.split)
         own = np.maximum.reduce([stages.first, stages.middle, stages.last])
         head = FORWARD * head_step_s(workload, table, layout, constants, traits)
@@ -166,11 +209,15 @@ class Pass:
         embedding, projection = edge_weights(model, layout, traits.vocab_parallel)
         whole = size * (own * dense + (embedding + projection) / layout.pp)
         gather = ring_bytes_s(layout.shard_group, whole, cluster, constants)
-        gather = gather + ring_bytes_s(layout.expert_shard_group, size * own * experts, cluster, constants)
+        gather = gather + ring_bytes_s(
+            layout.expert_shard_group, size * own * experts, cluster, constants
+        )
         gather = gather + ring_latency_s(layout.shard_group, cluster, constants) * (own + 1.0)
         gathered = np.where((layout.zero == 3) & (layout.data_group.size > 1), gather, 0.0)
         each = each + exposed(gathered, each, constants.data_overlap)
-        return np.asarray(constants.level * (layout.accumulation + layout.pp - 1.0) * each + self.host_s(FORWARD))
+        return np.asarray(
+            constants.level * (layout.accumulation + layout.pp - 1.0) * each + self.host_s(FORWARD)
+        )
 
 
 PAGEABLE_BYTES_PER_S = 2.5e9
@@ -181,14 +228,22 @@ TENSORS_PER_LAYER = 12.0
 
 
 def refit_s(
-    workload: Workload, layout: Layout, constants: Calibration, is_split: NDArray[np.bool_], rollout_tp: Column
+    workload: Workload,
+    layout: Layout,
+    constants: Calibration,
+    is_split: NDArray[np.bool_],
+    rollout_tp: Column,
 ) -> Column:
     """Seconds in which the engine gets the weights of a step."""
     model, cluster = workload.model, workload.cluster
     whole = ENGINE_BYTES * float(model.num_parameters)
     holders = np.where(layout.zero == 3, layout.world, layout.tp * layout.pp * layout.ep)
     domain = workload.cluster.domain_ranks(layout.world)
-    group = Group(holders, np.clip(domain, 1.0, holders), np.minimum(layout.world, float(cluster.gpus_per_node)))
+    group = Group(
+        holders,
+        np.clip(domain, 1.0, holders),
+        np.minimum(layout.world, float(cluster.gpus_per_node)),
+    )
     written = whole / rollout_tp / (cluster.gpu.memory_bytes_per_s * constants.memory_efficiency)
     gathered = ring_bytes_s(group, np.full_like(layout.tp, whole), cluster, constants)
     between = cluster.inter_node if cluster.num_nodes > 1 else cluster.intra_node
@@ -200,7 +255,12 @@ def refit_s(
 
 
 def copied_s(
-    weights: Column, gradients: Column, optimizer: Column, what: NDArray[np.str_], *, for_update: bool
+    weights: Column,
+    gradients: Column,
+    optimizer: Column,
+    what: NDArray[np.str_],
+    *,
+    for_update: bool,
 ) -> Column:
     """Seconds of a phase in which states come up from the host and go down again. `what`: words of `phase_offload`."""
     moved = np.where(what == "all", weights + gradients, 0.0)

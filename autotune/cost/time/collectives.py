@@ -27,11 +27,17 @@ def shared_by(crowd: Column, constants: Calibration) -> Column:
     return np.maximum(1.0, crowd / constants.full_speed_ranks)
 
 
-def ring_bytes_s(group: Group, gathered_bytes: Column, cluster: ClusterSpec, constants: Calibration) -> Column:
+def ring_bytes_s(
+    group: Group, gathered_bytes: Column, cluster: ClusterSpec, constants: Calibration
+) -> Column:
     """Seconds to move the bytes of one all-gather or reduce-scatter, without latency; zero for a group of one."""
     across = group.size > group.per_domain
     intra = cluster.intra_node.bytes_per_s * constants.intra_efficiency
-    inter = cluster.inter_node.bytes_per_s * constants.inter_efficiency * group.per_domain**constants.rails
+    inter = (
+        cluster.inter_node.bytes_per_s
+        * constants.inter_efficiency
+        * group.per_domain**constants.rails
+    )
     slower = 1.0 + constants.inter_decay * np.log2(np.maximum(group.domains / 2.0, 1.0))
     bandwidth = np.where(across, np.minimum(inter, intra) / slower, intra)
     return (group.size - 1.0) / group.size * gathered_bytes / bandwidth
@@ -39,19 +45,33 @@ def ring_bytes_s(group: Group, gathered_bytes: Column, cluster: ClusterSpec, con
 
 def ring_latency_s(group: Group, cluster: ClusterSpec, constants: Calibration) -> Column:
     """Latency of one all-gather or reduce-scatter, s; zero for a group of one."""
-    local = constants.latency_factor * cluster.intra_node.latency_s * np.log2(np.maximum(group.per_domain, 1.0))
-    local = local + constants.turn_s * (group.per_domain - 1.0) * (shared_by(group.crowd, constants) - 1.0)
+    local = (
+        constants.latency_factor
+        * cluster.intra_node.latency_s
+        * np.log2(np.maximum(group.per_domain, 1.0))
+    )
+    local = local + constants.turn_s * (group.per_domain - 1.0) * (
+        shared_by(group.crowd, constants) - 1.0
+    )
     across = group.size > group.per_domain
-    return local + np.where(across, cluster.inter_node.latency_s + constants.hop_s * group.domains, 0.0)
+    return local + np.where(
+        across, cluster.inter_node.latency_s + constants.hop_s * group.domains, 0.0
+    )
 
 
-def ring_time_s(group: Group, gathered_bytes: Column, cluster: ClusterSpec, constants: Calibration) -> Column:
+def ring_time_s(
+    group: Group, gathered_bytes: Column, cluster: ClusterSpec, constants: Calibration
+) -> Column:
     """Seconds of one all-gather or reduce-scatter of `gathered_bytes`; an all-reduce takes two. Zero for a group of one."""
-    seconds = ring_latency_s(group, cluster, constants) + ring_bytes_s(group, gathered_bytes, cluster, constants)
+    seconds = ring_latency_s(group, cluster, constants) + ring_bytes_s(
+        group, gathered_bytes, cluster, constants
+    )
     return np.where(group.size > 1, seconds, 0.0)
 
 
-def all_to_all_time_s(group: Group, sent_bytes: Column, cluster: ClusterSpec, constants: Calibration) -> Column:
+def all_to_all_time_s(
+    group: Group, sent_bytes: Column, cluster: ClusterSpec, constants: Calibration
+) -> Column:
     """Seconds of an all-to-all in which every rank sends `sent_bytes`; bytes that leave the domain use the rank's own network port."""
     intra = cluster.intra_node.bytes_per_s * constants.intra_efficiency
     inter = cluster.inter_node.bytes_per_s * constants.inter_efficiency
@@ -63,8 +83,14 @@ def all_to_all_time_s(group: Group, sent_bytes: Column, cluster: ClusterSpec, co
     return np.where(group.size > 1, latency + np.maximum(inside, outside), 0.0)
 
 
-def send_time_s(inside: Column, sent_bytes: Column, cluster: ClusterSpec, constants: Calibration) -> Column:
+def send_time_s(
+    inside: Column, sent_bytes: Column, cluster: ClusterSpec, constants: Calibration
+) -> Column:
     """Seconds of one send between pipeline neighbours; `inside`: fraction of sends that stay in a domain."""
-    intra = cluster.intra_node.latency_s + sent_bytes / (cluster.intra_node.bytes_per_s * constants.intra_efficiency)
-    inter = cluster.inter_node.latency_s + sent_bytes / (cluster.inter_node.bytes_per_s * constants.inter_efficiency)
+    intra = cluster.intra_node.latency_s + sent_bytes / (
+        cluster.intra_node.bytes_per_s * constants.intra_efficiency
+    )
+    inter = cluster.inter_node.latency_s + sent_bytes / (
+        cluster.inter_node.bytes_per_s * constants.inter_efficiency
+    )
     return inside * intra + (1.0 - inside) * inter

@@ -18,16 +18,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost.calibration import Calibration
-from autotune.cost.layout import Column, Layout, attended_len, head_flops, layer_attention_flops, layer_matmuls
+from autotune.cost.layout import (
+    Column,
+    Layout,
+    attended_len,
+    head_flops,
+    layer_attention_flops,
+    layer_matmuls,
+)
 from autotune.cost.time.attention import attention_reached
 from autotune.cost.time.elementwise import has_wide_stream, moved_elements
 from autotune.cost.time.experts import expert_moved_bytes, expert_rows, rows_per_expert
 from autotune.cost.traits import Traits
 from autotune.spec import PRECISIONS, ConfigTable, ModelSpec, Workload
 
-_BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 2.0, "mxfp8": 2.0, "nvfp4": 2.0}
+_BYTES = {
+    "fp32": 4.0,
+    "tf32": 4.0,
+    "bf16": 2.0,
+    "fp16": 2.0,
+    "fp8": 2.0,
+    "mxfp8": 2.0,
+    "nvfp4": 2.0,
+}
 """bytes of one activation element; with matmuls of 8 or 4 bits activations stay in bf16"""
-_FALLBACK = {"tf32": "fp32", "fp16": "bf16", "bf16": "fp32", "fp8": "bf16", "mxfp8": "fp8", "nvfp4": "mxfp8"}
+_FALLBACK = {
+    "tf32": "fp32",
+    "fp16": "bf16",
+    "bf16": "fp32",
+    "fp8": "bf16",
+    "mxfp8": "fp8",
+    "nvfp4": "mxfp8",
+}
 NARROW = {"fp8": 1.0, "mxfp8": 0.93, "nvfp4": 0.72}
 """Fraction of its own peak that a narrow format reaches, in units of what fp8 reaches of its peak (`fp8_factor`).
 
@@ -85,7 +107,9 @@ def sixteen_bits_factor(table: ConfigTable, constants: Calibration) -> Column:
 
 def reached_factor(table: ConfigTable, constants: Calibration) -> Column:
     """Factor on `matmul_efficiency` in each row's precision."""
-    narrow = np.array([NARROW.get(p, 0.0) for p in PRECISIONS])[table.precision] * constants.fp8_factor
+    narrow = (
+        np.array([NARROW.get(p, 0.0) for p in PRECISIONS])[table.precision] * constants.fp8_factor
+    )
     return np.where(narrow > 0, narrow, sixteen_bits_factor(table, constants))
 
 
@@ -122,17 +146,29 @@ def layer_forward_s(
             flops = flops * np.where(off & (size < FP32), UNALIGNED, 1.0)
         if np.any(constants.cast_bytes > 0):
             cast = cast + rows * weight.share * (n + k)
-        matmuls = matmuls + flops * seconds_per_flop * (1.0 + constants.half_size * (1.0 / m + 1.0 / n + 1.0 / k))
+        matmuls = matmuls + flops * seconds_per_flop * (
+            1.0 + constants.half_size * (1.0 / m + 1.0 / n + 1.0 / k)
+        )
     scores = layout.tokens * layer_attention_flops(model, attended_len(workload)) / layout.tp
     half_precision = np.minimum(peak, half_peak) * sixteen_bits
-    attention = scores * padded_head(model) / (half_precision * attention_reached(workload, table, constants, traits))
-    if keeps_scores(workload, traits):  # matmuls over the whole score matrix, and kernels that read and write it
+    attention = (
+        scores
+        * padded_head(model)
+        / (half_precision * attention_reached(workload, table, constants, traits))
+    )
+    if keeps_scores(
+        workload, traits
+    ):  # matmuls over the whole score matrix, and kernels that read and write it
         stored = layout.tokens * workload.seq_len * model.num_attention_heads / layout.tp
         read_and_written = stored * score_moved_bytes(table, constants, traits)
         plain = 2.0 * scores / (half_precision * constants.matmul_efficiency)
-        attention = plain + read_and_written / (gpu.memory_bytes_per_s * constants.memory_efficiency)
+        attention = plain + read_and_written / (
+            gpu.memory_bytes_per_s * constants.memory_efficiency
+        )
     is_wide = has_wide_stream(workload, traits)
-    moved = layout.tokens * size * moved_elements(model, table, layout, traits, is_wide=is_wide).total
+    moved = (
+        layout.tokens * size * moved_elements(model, table, layout, traits, is_wide=is_wide).total
+    )
     if np.any(constants.cast_bytes > 0):
         moved = moved + np.where(is_narrow(table), cast * constants.cast_bytes / 3.0, 0.0)
     if model.num_experts:
@@ -163,13 +199,21 @@ def head_step_s(
 
 def is_loss_chunked(table: ConfigTable, traits: Traits) -> NDArray[np.bool_]:
     """Rows whose output projection and loss are computed in chunks of the sequence."""
-    return table.is_word("loss", "chunked") | (table.is_word("loss", "own") & (traits.loss == "chunked"))
+    return table.is_word("loss", "chunked") | (
+        table.is_word("loss", "own") & (traits.loss == "chunked")
+    )
 
 
-def loss_s(workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, traits: Traits) -> Column:
+def loss_s(
+    workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, traits: Traits
+) -> Column:
     """Seconds of the loss alone, which is bound by memory."""
     model, gpu = workload.model, workload.cluster.gpu
-    logits = layout.tokens * model.vocab_size / (layout.tp if traits.vocab_parallel else np.ones_like(layout.tp))
+    logits = (
+        layout.tokens
+        * model.vocab_size
+        / (layout.tp if traits.vocab_parallel else np.ones_like(layout.tp))
+    )
     moved = loss_moved_bytes(table, traits) * (1.0 + model.mtp_layers) * logits
     return np.asarray(moved / (gpu.memory_bytes_per_s * constants.memory_efficiency))
 
@@ -225,10 +269,14 @@ def layer_host_s(table: ConfigTable, layout: Layout, constants: Calibration) -> 
     """Seconds of the host for launching one layer's forward and backward pass for one micro-batch, without what is added for experts."""
     both = (layout.tp > 1) & (layout.pp > layout.stages_per_domain)
     waits = layout.tp * (1.0 + np.log2(layout.tp_group.domains))
-    kernel_by_kernel = constants.layer_host_s + np.where(both, constants.pipelined_tensor_host_s * waits, 0.0)
+    kernel_by_kernel = constants.layer_host_s + np.where(
+        both, constants.pipelined_tensor_host_s * waits, 0.0
+    )
     by_layer = np.full_like(layout.tp, 2.0 * GRAPH_LAUNCH_S)
     graphs = table.is_word("cuda_graph", "layers")
-    return np.where(table.is_word("cuda_graph", "step"), 0.0, np.where(graphs, by_layer, kernel_by_kernel))
+    return np.where(
+        table.is_word("cuda_graph", "step"), 0.0, np.where(graphs, by_layer, kernel_by_kernel)
+    )
 
 
 def smooth_maximum(kernels: Column, host: Column) -> Column:

@@ -53,7 +53,10 @@ def moved_elements(
     eager = ~compiled & (model.gated_mlp and not traits.fused)
     cut = np.where(layout.sequence_parallel, layout.tp, 1.0)
     h = float(model.hidden_size)
-    q, kv = float(model.num_attention_heads * model.head_dim), float(model.num_kv_heads * model.head_dim)
+    q, kv = (
+        float(model.num_attention_heads * model.head_dim),
+        float(model.num_kv_heads * model.head_dim),
+    )
     heads = float(model.num_attention_heads)
     rotated = 2.0 * (q + 2.0 * kv)
     if model.is_latent:
@@ -70,7 +73,11 @@ def moved_elements(
 
 def has_wide_stream(workload: Workload, traits: Traits) -> bool:
     """Whether what flows between the layers is in fp32, as beside 4-bit weights under PEFT (`trainable.py`)."""
-    return has_library(workload, traits) and workload.peft is not None and workload.peft.method == "qlora"
+    return (
+        has_library(workload, traits)
+        and workload.peft is not None
+        and workload.peft.method == "qlora"
+    )
 
 
 def has_library(workload: Workload, traits: Traits) -> bool:

@@ -80,10 +80,18 @@ def expert_layer_s(
     model, cluster, group = workload.model, workload.cluster, layout.ep_group
     # ranks that cut an expert need all of its tokens, so each sends them all
     sent = expert_tokens(layout) * layout.expert_tp
-    once = sent * model.hidden_size * element_bytes * model.expert_share * constants.expert_imbalance
+    once = (
+        sent * model.hidden_size * element_bytes * model.expert_share * constants.expert_imbalance
+    )
     k, ranks, domains = float(model.experts_per_token), group.size, group.domains
     each = once * k / ranks
-    plain = _both_s(group, each * (group.per_domain - 1.0), each * (ranks - group.per_domain), cluster, constants)
+    plain = _both_s(
+        group,
+        each * (group.per_domain - 1.0),
+        each * (ranks - group.per_domain),
+        cluster,
+        constants,
+    )
     inside = once * _visited(ranks, k) * (group.per_domain - 1.0) / group.per_domain
     outside = once * _visited(domains, k) * (domains - 1.0) / domains
     fewer = _both_s(group, inside, outside, cluster, constants)
@@ -102,15 +110,21 @@ def _visited(places: Column, k: float) -> Column:
     return places * (1.0 - (1.0 - 1.0 / places) ** k)
 
 
-def _both_s(group: Group, inside: Column, outside: Column, cluster: ClusterSpec, constants: Calibration) -> Column:
+def _both_s(
+    group: Group, inside: Column, outside: Column, cluster: ClusterSpec, constants: Calibration
+) -> Column:
     """Seconds to send `inside` bytes to ranks of the domain and `outside` bytes beyond it, each by its own link at the same time."""
     fast = inside / (cluster.intra_node.bytes_per_s * constants.dispatch_efficiency)
     slow = outside / (cluster.inter_node.bytes_per_s * constants.inter_efficiency)
-    latency = np.where(group.domains > 1, cluster.inter_node.latency_s, cluster.intra_node.latency_s)
+    latency = np.where(
+        group.domains > 1, cluster.inter_node.latency_s, cluster.intra_node.latency_s
+    )
     return np.maximum(fast, slow) + constants.latency_factor * latency
 
 
-def expert_moved_bytes(model: ModelSpec, table: ConfigTable, layout: Layout, element_bytes: Column) -> Column:
+def expert_moved_bytes(
+    model: ModelSpec, table: ConfigTable, layout: Layout, element_bytes: Column
+) -> Column:
     """Bytes read and written beside the matmuls in one layer's forward pass for one micro-batch: sorted tokens and the router's scores.
 
     A sort moves as much in the backward pass as in the forward pass, while two forward passes are counted for it: hence two thirds.
@@ -119,13 +133,22 @@ def expert_moved_bytes(model: ModelSpec, table: ConfigTable, layout: Layout, ele
     for name, count in SORTS.items():
         sorts = np.where(table.is_word("dispatcher", name) & (layout.ep > 1), count, sorts)
     copies = 2.0 * sorts * model.experts_per_token * model.hidden_size * element_bytes * 2.0 / 3.0
-    return expert_tokens(layout) * model.expert_share * (copies + ROUTER_PASSES * 4.0 * model.num_experts)
+    return (
+        expert_tokens(layout)
+        * model.expert_share
+        * (copies + ROUTER_PASSES * 4.0 * model.num_experts)
+    )
 
 
 def gradient_bytes(model: ModelSpec, layout: Layout, traits: Traits) -> Column:
     """Bytes of adding one micro-batch's weight gradients of one layer's experts to those of the step: a read and a write, of which the write of a result in 16
     bits is part of the matmul (`half_size`)."""
-    weights = model.num_experts * model.mlp_parameters * model.expert_share / (layout.ep * layout.expert_tp)
+    weights = (
+        model.num_experts
+        * model.mlp_parameters
+        * model.expert_share
+        / (layout.ep * layout.expert_tp)
+    )
     return (2.0 * traits.gradient_bytes - 2.0) * weights
 
 

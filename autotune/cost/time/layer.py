@@ -29,7 +29,12 @@ from autotune.cost.time.compute import (
     layer_host_s,
     smooth_maximum,
 )
-from autotune.cost.time.experts import FORWARD_LAUNCHES, expert_host_s, expert_layer_s, gradient_bytes
+from autotune.cost.time.experts import (
+    FORWARD_LAUNCHES,
+    expert_host_s,
+    expert_layer_s,
+    gradient_bytes,
+)
 from autotune.cost.time.recompute import Repeated, repeated
 from autotune.cost.time.stalls import is_offloaded, offloaded_layer_s
 from autotune.cost.time.traffic import context_s, hidden_rings_s, ring_scores_s, tensor_layer_s
@@ -88,8 +93,12 @@ def layer_time(
         if workload.peft is None:
             rate = workload.cluster.gpu.memory_bytes_per_s * constants.memory_efficiency
             kernels = kernels + gradient_bytes(model, layout, traits) / rate
-        sent = expert_layer_s(workload, table, layout, constants, traits, again.dispatches, element_bytes(table))
-        expert = np.where(table.ep_overlap, exposed(sent, kernels, constants.dispatch_overlap), sent)
+        sent = expert_layer_s(
+            workload, table, layout, constants, traits, again.dispatches, element_bytes(table)
+        )
+        expert = np.where(
+            table.ep_overlap, exposed(sent, kernels, constants.dispatch_overlap), sent
+        )
 
     # on a CPU there is no device to wait for
     late = np.zeros_like(layout.tp) if is_cpu else expert_host_s(model, table, constants)
@@ -105,7 +114,9 @@ def layer_time(
     return LayerTime(compute=compute, tensor=tensor, context=context, expert=expert)
 
 
-def launches_of_layer(workload: Workload, layout: Layout, traits: Traits, again: Repeated) -> Column:
+def launches_of_layer(
+    workload: Workload, layout: Layout, traits: Traits, again: Repeated
+) -> Column:
     """Host time of one layer as a multiple of a plain one's."""
     beside = 0.0
     if workload.peft is not None:
@@ -115,22 +126,32 @@ def launches_of_layer(workload: Workload, layout: Layout, traits: Traits, again:
     launches = (1.0 + beside) * (1.0 + traits.checkpoint_host * again.moved)
     if not traits.shard_hooks:
         return launches
-    return launches + np.where(layout.zero == 3, traits.shard_hooks * (3.0 + again.moved) / 3.0, 0.0)
+    return launches + np.where(
+        layout.zero == 3, traits.shard_hooks * (3.0 + again.moved) / 3.0, 0.0
+    )
 
 
-def _products_s(workload: Workload, layout: Layout, constants: Calibration, matmuls: Column, again: Repeated) -> Column:
+def _products_s(
+    workload: Workload, layout: Layout, constants: Calibration, matmuls: Column, again: Repeated
+) -> Column:
     """Seconds of all matrix products of the layer's weights, with adapters and the unpacking of 4-bit weights. `matmuls`: of one forward pass."""
     # gradients of inputs and of weights; frozen weights have no gradients of their own
     backward_matmuls = 2.0 if workload.peft is None else 1.0
     passes = 1.0 + backward_matmuls + again.matmuls
-    products = passes * matmuls + (3.0 + again.matmuls) * adapters_forward_s(workload, layout, constants)
+    products = passes * matmuls + (3.0 + again.matmuls) * adapters_forward_s(
+        workload, layout, constants
+    )
     dense, experts = layer_weights(workload.model, layout)
     return products + passes * unpacking_s(workload, constants, dense + experts)
 
 
 def _matrices(model: ModelSpec, *, every: bool) -> float:
     """Weight matrices of one layer as libraries hold them."""
-    return sum(apart(model, m.part) * m.share for m in layer_matmuls(model) if every or m.part in ("inputs", "output"))
+    return sum(
+        apart(model, m.part) * m.share
+        for m in layer_matmuls(model)
+        if every or m.part in ("inputs", "output")
+    )
 
 
 def _activations_away(

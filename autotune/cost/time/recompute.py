@@ -49,7 +49,9 @@ class Repeated:
     """of tokens to their experts and back"""
 
 
-def repeated(model: ModelSpec, table: ConfigTable, layout: Layout, traits: Traits, seq_len: float | Column) -> Repeated:
+def repeated(
+    model: ModelSpec, table: ConfigTable, layout: Layout, traits: Traits, seq_len: float | Column
+) -> Repeated:
     """The shares that are computed again; `seq_len`: tokens per sequence that attend to one another, the same for all rows or of each."""
     work = dict.fromkeys(("inputs", "output", "up", "down"), 0.0)
     grouped = dict.fromkeys(("up", "down"), 0.0)
@@ -92,7 +94,9 @@ def repeated(model: ModelSpec, table: ConfigTable, layout: Layout, traits: Trait
             mlp=(up + down * (1.0 - stops)) / all_four,
             kept_by_compiler=budget[0],
         ),
-        scores=shares(full=1.0, selective=some_scores, norm=0.0, mlp=0.0, kept_by_compiler=budget[1]),
+        scores=shares(
+            full=1.0, selective=some_scores, norm=0.0, mlp=0.0, kept_by_compiler=budget[1]
+        ),
         moved=shares(
             full=1.0,
             selective=some_moved,
@@ -124,12 +128,17 @@ def _budgets(model: ModelSpec, table: ConfigTable, seq_len: float | Column) -> N
 def _by_budget(model: ModelSpec, seq_len: float) -> NDArray[np.float64]:
     """Shares of (matmuls, scores, memory-bound work) that are computed again, by the index of the budget, shape (3, number of budgets)."""
     h, f = float(model.hidden_size), float(model.active_ffn_width)
-    q, kv = float(model.num_attention_heads * model.head_dim), float(model.num_kv_heads * model.head_dim)
+    q, kv = (
+        float(model.num_attention_heads * model.head_dim),
+        float(model.num_kv_heads * model.head_dim),
+    )
     up = (2.0 if model.gated_mlp else 1.0) * f
     # (elements per token, FLOPs to compute them again, kind), cheapest per element first
     matmuls = [(h, 2.0 * h * q), (q + 2.0 * kv, 2.0 * h * (q + 2.0 * kv)), (up, 2.0 * h * up)]
     scores = (q, layer_attention_flops(model, seq_len))
-    items = sorted([*((*item, 0) for item in matmuls), (*scores, 1)], key=lambda item: item[1] / item[0])
+    items = sorted(
+        [*((*item, 0) for item in matmuls), (*scores, 1)], key=lambda item: item[1] / item[0]
+    )
     items = [(2.0 * h + f, 0.0, 2), *items]
     all_flops = (sum(flops for _, flops in matmuls) + 2.0 * f * h, scores[1], 1.0)
     found = np.zeros((3, len(BUDGETS)))

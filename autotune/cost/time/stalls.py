@@ -79,7 +79,9 @@ def offloaded_update_s(workload: Workload, weights: Column, moved_bytes: Column)
 
 def offloaded_layer_s(gpu: GpuSpec, kept_bytes: Column) -> Column:
     """Seconds of copies of one layer's activations for one micro-batch, down and up; zero where the GPU's memory is the host's."""
-    return np.zeros_like(kept_bytes) if gpu.is_cpu else 2.0 * kept_bytes / host_link(gpu).bytes_per_s
+    return (
+        np.zeros_like(kept_bytes) if gpu.is_cpu else 2.0 * kept_bytes / host_link(gpu).bytes_per_s
+    )
 
 
 @final

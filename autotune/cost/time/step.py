@@ -97,7 +97,9 @@ def _slowest_rank(
     layer: LayerTime,
 ) -> SlowestRank:
     model = workload.model
-    head = product_factor(workload, constants) * head_step_s(workload, table, layout, constants, traits)
+    head = product_factor(workload, constants) * head_step_s(
+        workload, table, layout, constants, traits
+    )
     # output projection and loss on the last rank
     edge = np.stack([np.where(layout.pp == 1, head, 0.0), np.zeros_like(head), head])
     own = np.stack([stages.first, stages.middle, stages.last])
@@ -111,7 +113,9 @@ def _slowest_rank(
     edges = np.where(layout.pp == 1, edge[0], edge[0] + edge[2])
     all_ranks = (model.num_layers + model.mtp_layers) * layer.total + edges
     others = np.maximum(all_ranks - micro_batch_s, 0.0)
-    return SlowestRank(layers=at(own), head_s=at(edge), micro_batch_s=micro_batch_s, others_s=others)
+    return SlowestRank(
+        layers=at(own), head_s=at(edge), micro_batch_s=micro_batch_s, others_s=others
+    )
 
 
 def _sends_s(
@@ -125,14 +129,23 @@ def _sends_s(
     """Seconds of sends between the stages of a pipeline that are not hidden."""
     m = layout.accumulation
     shared = layout.sequence_parallel | traits.scattered_sends
-    sent = layout.tokens * workload.model.hidden_size * element_bytes(table) / np.where(shared, layout.tp, 1.0)
-    leaves = layout.stages_per_domain < layout.pp  # the last stage of every domain sends to another one
+    sent = (
+        layout.tokens
+        * workload.model.hidden_size
+        * element_bytes(table)
+        / np.where(shared, layout.tp, 1.0)
+    )
+    leaves = (
+        layout.stages_per_domain < layout.pp
+    )  # the last stage of every domain sends to another one
     inside = np.where(leaves, (layout.stages_per_domain - 1.0) / layout.stages_per_domain, 1.0)
     send = constants.send_host_s + send_time_s(inside, sent, workload.cluster, constants)
     chunk = micro_batch_s / (2.0 * layout.virtual)  # forward or backward pass of one stage
     hides = traits.overlapped_sends & (layout.virtual > 1)
     steady = np.where(hides, exposed(send, chunk, 1.0), send)
-    return np.where(layout.pp > 1, 2.0 * layout.virtual * m * steady + 2.0 * (layout.pp - 1.0) * send, 0.0)
+    return np.where(
+        layout.pp > 1, 2.0 * layout.virtual * m * steady + 2.0 * (layout.pp - 1.0) * send, 0.0
+    )
 
 
 def _weights_of_a_rank(
@@ -166,6 +179,8 @@ def _gradient_sums_s(
     sums = (layout.zero == 3) & ~cuts_gradients(layout, traits)
     if not sums.any():
         return np.zeros_like(layout.tp)
-    moved = GRADIENT_SUMS * reduction_bytes(workload, table, traits) * (weights.dense + weights.experts)
+    moved = (
+        GRADIENT_SUMS * reduction_bytes(workload, table, traits) * (weights.dense + weights.experts)
+    )
     rate = workload.cluster.gpu.memory_bytes_per_s * constants.memory_efficiency
     return np.where(sums, (layout.accumulation - 1.0) * moved / rate, 0.0)

@@ -43,7 +43,12 @@ import numpy as np
 from autotune.cost.calibration import Calibration
 from autotune.cost.layout import Column, Layout, attended_len, layer_matmuls, weighed
 from autotune.cost.memory.states import cuts_gradients, reduction_bytes
-from autotune.cost.time.collectives import all_to_all_time_s, ring_bytes_s, ring_latency_s, ring_time_s
+from autotune.cost.time.collectives import (
+    all_to_all_time_s,
+    ring_bytes_s,
+    ring_latency_s,
+    ring_time_s,
+)
 from autotune.cost.time.compute import BACKWARD_SCORES, element_bytes, exposed
 from autotune.cost.time.experts import whole_expert_share
 from autotune.cost.traits import Traits
@@ -67,11 +72,17 @@ def tensor_layer_s(
 
 
 def tensor_rings_s(
-    workload: Workload, layout: Layout, constants: Calibration, rings: float | Column, whole_bytes: Column
+    workload: Workload,
+    layout: Layout,
+    constants: Calibration,
+    rings: float | Column,
+    whole_bytes: Column,
 ) -> Column:
     """Seconds of so many rings over the tensor-parallel ranks; `whole_bytes`: of their whole tensors, together."""
     group, cluster = layout.tp_group, workload.cluster
-    latency = ring_latency_s(group, cluster, constants) + constants.tensor_hop_s * (group.domains - 1.0)
+    latency = ring_latency_s(group, cluster, constants) + constants.tensor_hop_s * (
+        group.domains - 1.0
+    )
     seconds = rings * latency + ring_bytes_s(group, whole_bytes, cluster, constants)
     return np.where(layout.tp > 1, seconds, 0.0)
 
@@ -114,7 +125,11 @@ def context_s(
     # keys and values in the forward pass, these and their gradients in the backward pass
     once = ring_time_s(layout.cp_group, per_token * layout.cp * kv, cluster, constants)
     passed = (3.0 + again) * once
-    dealt = (2.0 + again) * 2.0 * all_to_all_time_s(layout.cp_group, per_token * (q + kv / 2.0), cluster, constants)
+    dealt = (
+        (2.0 + again)
+        * 2.0
+        * all_to_all_time_s(layout.cp_group, per_token * (q + kv / 2.0), cluster, constants)
+    )
     if traits.repeats_keys:  # a ring passes on what attention gets
         once = ring_time_s(layout.cp_group, per_token * layout.cp * 2.0 * q, cluster, constants)
     round_trip = 4.0 / element_bytes(table) * layout.cp / np.maximum(layout.cp - 1.0, 1.0)
@@ -124,9 +139,13 @@ def context_s(
     if traits.ring_gathers:
         first = scores / layout.cp
         backward = (scores - first) * BACKWARD_SCORES / (1.0 + BACKWARD_SCORES + again)
-        ring = exposed(gathers, first, constants.data_overlap) + exposed(gradients, backward, constants.data_overlap)
+        ring = exposed(gathers, first, constants.data_overlap) + exposed(
+            gradients, backward, constants.data_overlap
+        )
     return np.where(
-        table.is_word("cp_style", "heads"), dealt, np.where(table.is_word("cp_style", "gather"), passed, ring)
+        table.is_word("cp_style", "heads"),
+        dealt,
+        np.where(table.is_word("cp_style", "gather"), passed, ring),
     )
 
 
@@ -173,9 +192,15 @@ def data_step_s(
     if (table.dp_replicas > 1).any():
         own_shard = trained[0] / shards.size + trained[1] / expert_shards.size
         between = 2.0 * ring_bytes_s(copies, own_shard, cluster, constants)
-        reduce = reduce + between + 2.0 * ring_latency_s(copies, cluster, constants) * per_collective
+        reduce = (
+            reduce + between + 2.0 * ring_latency_s(copies, cluster, constants) * per_collective
+        )
     # without 16-bit weights beside them, ZeRO-1 gathers the fp32 weights that it has updated
-    gathered_bytes = size if traits.master_weights or workload.pure_bf16 else np.where(layout.zero == 1, 4.0, size)
+    gathered_bytes = (
+        size
+        if traits.master_weights or workload.pure_bf16
+        else np.where(layout.zero == 1, 4.0, size)
+    )
     gather = ring(weights.dense * gathered_bytes, weights.experts * gathered_bytes)
     frozen = ring(weights.frozen_dense_bytes, weights.frozen_experts_bytes)
     alone = layout.data_group.size == 1
@@ -185,8 +210,12 @@ def data_step_s(
     once = np.where(reduces_each, 0.0, reduced) + np.where(sharded, 0.0, gathered)
     one = gather + frozen + latency
     again = sharded & table.is_word("recompute", "full") & traits.gathers_again
-    each = np.where(reduces_each, reduced, 0.0) + np.where(sharded, np.where(again, 1.0, 2.0) * one, 0.0)
-    return tuple(np.where(alone, 0.0, part) for part in (once, each, np.where(again, 2.0 * one, 0.0)))  # type: ignore[return-value]
+    each = np.where(reduces_each, reduced, 0.0) + np.where(
+        sharded, np.where(again, 1.0, 2.0) * one, 0.0
+    )
+    return tuple(
+        np.where(alone, 0.0, part) for part in (once, each, np.where(again, 2.0 * one, 0.0))
+    )  # type: ignore[return-value]
 
 
 HALF_SPEED_KEYS = 150.0
@@ -196,7 +225,12 @@ ADDED = 0.75
 
 
 def ring_scores_s(
-    workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, scores: Column, again: Column
+    workload: Workload,
+    table: ConfigTable,
+    layout: Layout,
+    constants: Calibration,
+    scores: Column,
+    again: Column,
 ) -> Column:
     """Seconds of one layer's attention for one micro-batch under a ring, from those of the same work in one kernel.
 
@@ -206,13 +240,23 @@ def ring_scores_s(
     if not rings.any():
         return scores
     gpu, model = workload.cluster.gpu, workload.model
-    slower = np.ones_like(layout.cp) if gpu.is_cpu else shorter_kernels(attended_len(workload), layout.cp)
+    slower = (
+        np.ones_like(layout.cp)
+        if gpu.is_cpu
+        else shorter_kernels(attended_len(workload), layout.cp)
+    )
     q, kv = model.num_attention_heads * model.head_dim, 2.0 * model.num_kv_heads * model.head_dim
     added = (layout.cp - 1.0) * ADDED * layout.tokens * ((2.0 + again) * q + kv) / layout.tp
-    sums = added * (element_bytes(table) + 8.0) / (gpu.memory_bytes_per_s * constants.memory_efficiency)
+    sums = (
+        added
+        * (element_bytes(table) + 8.0)
+        / (gpu.memory_bytes_per_s * constants.memory_efficiency)
+    )
     return np.where(rings, scores * slower + sums, scores)
 
 
 def shorter_kernels(length: float, ranks: Column) -> Column:
     """How much longer kernels over chunks of length / (2 * ranks) take than one over the whole length."""
-    return np.asarray((1.0 + HALF_SPEED_KEYS * 2.0 * ranks / length) / (1.0 + HALF_SPEED_KEYS / length))
+    return np.asarray(
+        (1.0 + HALF_SPEED_KEYS * 2.0 * ranks / length) / (1.0 + HALF_SPEED_KEYS / length)
+    )

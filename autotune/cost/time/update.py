@@ -67,22 +67,37 @@ def update_s(
 
 
 def update_bytes(
-    workload: Workload, inner: Column, edges: Column, is_pure: NDArray[np.bool_], *, foreach: bool = False
+    workload: Workload,
+    inner: Column,
+    edges: Column,
+    is_pure: NDArray[np.bool_],
+    *,
+    foreach: bool = False,
 ) -> Column:
     """Bytes that the update of a rank's weights moves. `inner`: weights of layers, `edges`: of embedding and output projection, `is_pure`: `all_in_bf16`."""
     each = UPDATE_BYTES | ({"adamw": FOREACH_BYTES} if foreach else {})
     outside = "adamw" if workload.optimizer == "muon" else workload.optimizer
     moved = inner * each[workload.optimizer] + edges * each[outside]
-    halved = moved - (inner + edges) * EIGHT_BIT_SAVED if workload.optimizer == "adamw_8bit" else moved / 2.0
+    halved = (
+        moved - (inner + edges) * EIGHT_BIT_SAVED
+        if workload.optimizer == "adamw_8bit"
+        else moved / 2.0
+    )
     return np.where(is_pure, halved, moved)
 
 
-def orthogonal_s(workload: Workload, layout: Layout, constants: Calibration, layers: Column, shards: Column) -> Column:
+def orthogonal_s(
+    workload: Workload, layout: Layout, constants: Calibration, layers: Column, shards: Column
+) -> Column:
     """Seconds of Muon's Newton-Schulz steps on a rank; zero for other optimizers."""
     if workload.optimizer != "muon":
         return np.zeros_like(layout.tp)
     flops = sum(
-        (_newton_schulz_flops(workload, layout, matrix) for matrix in layer_matmuls(workload.model)), layers * 0
+        (
+            _newton_schulz_flops(workload, layout, matrix)
+            for matrix in layer_matmuls(workload.model)
+        ),
+        layers * 0,
     )
     return layers * flops / shards / (peak_of(workload, "bf16") * constants.matmul_efficiency)
 

@@ -60,7 +60,17 @@ _SRUN = Tasks(
 _MPI = Tasks(
     total=("n", "np", "c"),
     per_node=("npernode", "N", "ppn", "perhost"),
-    elsewhere=("H", "host", "hosts", "hostfile", "machinefile", "f", "map_by", "output_filename", "npersocket"),
+    elsewhere=(
+        "H",
+        "host",
+        "hosts",
+        "hostfile",
+        "machinefile",
+        "f",
+        "map_by",
+        "output_filename",
+        "npersocket",
+    ),
     start=("-n", "{world_size}"),
 )
 TASKS: Mapping[str, Tasks] = {
@@ -220,8 +230,25 @@ _OF_THE_SHELL = re.compile(
     r"declare|local|let|true|false|shift|getopts|sudo|wandb|tensorboard|ray|sbatch|scontrol|squeue|pdsh|dsh"
 )
 """commands that train nothing"""
-_SUBSTITUTED = re.compile(r"^\$\((?:which|command -v) ([\w.-]+)\)$|^`(?:which|command -v) ([\w.-]+)`$")
-_PYTHON_FLAGS = ("-u", "-O", "-OO", "-B", "-E", "-s", "-S", "-I", "-v", "-q", "-b", "-d", "-P", "-x")
+_SUBSTITUTED = re.compile(
+    r"^\$\((?:which|command -v) ([\w.-]+)\)$|^`(?:which|command -v) ([\w.-]+)`$"
+)
+_PYTHON_FLAGS = (
+    "-u",
+    "-O",
+    "-OO",
+    "-B",
+    "-E",
+    "-s",
+    "-S",
+    "-I",
+    "-v",
+    "-q",
+    "-b",
+    "-d",
+    "-P",
+    "-x",
+)
 _NAMED_PYTHON = re.compile(r"^\$\{?\w*PY\w*\}?$", re.IGNORECASE)
 _OPEN = re.compile(r"^\$|^`")
 """a word that only the shell can compute"""
@@ -261,7 +288,11 @@ def parts_of(words: Sequence[str]) -> CommandParts | None:
     found = _parts_of(words)
     if found is None:
         return None
-    starts = (at for at, word in enumerate(words) if word in found.program.split() or _starts_ranks(words, at))
+    starts = (
+        at
+        for at, word in enumerate(words)
+        if word in found.program.split() or _starts_ranks(words, at)
+    )
     before = [word for word in words[: next(starts, 0)] if not re.match(r"[A-Za-z_]\w*\+?=", word)]
     names = {word.rpartition("/")[2] for word in before} & _WRAPPERS
     return replace(found, wrapped=tuple(before)) if names - _OF_NO_EFFECT else found
@@ -271,13 +302,19 @@ def _submitted(words: list[str]) -> list[str]:
     """The command that a Python program is told to submit, behind `--`: `python submit.py --gpus 8 -- accelerate launch train.py`; else the words themselves."""
     at = words.index("--") if "--" in words else len(words)
     behind = words[at + 1 :]
-    submits = behind and _starts_ranks(behind, 0) and any(word.endswith(".py") for word in words[:at])
+    submits = (
+        behind and _starts_ranks(behind, 0) and any(word.endswith(".py") for word in words[:at])
+    )
     return behind if submits else words
 
 
 def _starts_ranks(words: Sequence[str], at: int) -> bool:
     base = words[at].rpartition("/")[2]
-    return base in LAUNCHERS or _is_python(base) or bool(_tasks(base, " ".join((base, *words[at + 1 : at + 2]))))
+    return (
+        base in LAUNCHERS
+        or _is_python(base)
+        or bool(_tasks(base, " ".join((base, *words[at + 1 : at + 2]))))
+    )
 
 
 def _parts_of(words: Sequence[str]) -> CommandParts | None:
@@ -308,7 +345,9 @@ def _parts_of(words: Sequence[str]) -> CommandParts | None:
         elif _is_python(base):
             carried.append(word)
             at += 1
-            while at < len(words) and words[at].startswith("-") and words[at] not in ("-m", "-c", "-"):
+            while (
+                at < len(words) and words[at].startswith("-") and words[at] not in ("-m", "-c", "-")
+            ):
                 carried.append(words[at])
                 at += 1 if words[at] in _PYTHON_FLAGS or len(words[at]) > 2 else 2
             if words[at : at + 1] == ["-m"] and at + 1 < len(words):
@@ -329,7 +368,11 @@ def _parts_of(words: Sequence[str]) -> CommandParts | None:
             return _parts(launchers, carried, word, words[at + 1 :])
         elif re.match(r"[A-Za-z_]\w*\+?=", word) or word.startswith("-"):
             at += 1  # an assignment, or a wrapper's option
-        elif base in _WRAPPERS or base.endswith((".sh", ".bash", ".sif", ".sqsh", ".img")) or _at_value(words, at):
+        elif (
+            base in _WRAPPERS
+            or base.endswith((".sh", ".bash", ".sif", ".sqsh", ".img"))
+            or _at_value(words, at)
+        ):
             is_script = base.endswith((".sh", ".bash"))
             if is_script and not _leads_on(words[at + 1 :]):
                 return _parts(launchers, carried, word, words[at + 1 :], is_known=False)
@@ -343,7 +386,9 @@ def _parts_of(words: Sequence[str]) -> CommandParts | None:
             return None
         else:
             named = [base, *(w for w in words[at + 1 : at + 2] if re.fullmatch(r"[a-z][\w-]*", w))]
-            return _parts(launchers, carried, " ".join(named), words[at + len(named) :], is_known=False)
+            return _parts(
+                launchers, carried, " ".join(named), words[at + len(named) :], is_known=False
+            )
     return None
 
 
@@ -367,7 +412,9 @@ def _leads_on(words: Sequence[str]) -> bool:
     return False
 
 
-def _launched(launchers: list[Launcher], name: str, words: Sequence[str], begin: int) -> CommandParts | None:
+def _launched(
+    launchers: list[Launcher], name: str, words: Sequence[str], begin: int
+) -> CommandParts | None:
     """The program behind a launcher of ranks, whose options begin there."""
     at, told = _options(words, begin, launched=False)
     if at >= len(words):

@@ -46,7 +46,9 @@ def named(arguments: Sequence[Argument], options: Sequence[ScriptOption]) -> Ite
             yield Argument(name, (value,), (value,))
 
 
-def _parted(argument: Argument, spelled: Mapping[str, tuple[str, ScriptOption]]) -> Iterator[Argument]:
+def _parted(
+    argument: Argument, spelled: Mapping[str, tuple[str, ScriptOption]]
+) -> Iterator[Argument]:
     """An argument by its option's name, and what stands behind the values of that option."""
     if not argument.name:
         yield argument
@@ -75,14 +77,22 @@ def _parted(argument: Argument, spelled: Mapping[str, tuple[str, ScriptOption]])
         yield Argument("", more[inside:], more[inside:])
 
 
-def _abbreviated(flag: str, spelled: Mapping[str, tuple[str, ScriptOption]]) -> tuple[str, ScriptOption] | None:
+def _abbreviated(
+    flag: str, spelled: Mapping[str, tuple[str, ScriptOption]]
+) -> tuple[str, ScriptOption] | None:
     """The one option that begins so; else None."""
     if not flag.startswith("--"):
         return None
-    same = (found for name, found in spelled.items() if name.replace("_", "-") == flag.replace("_", "-"))
+    same = (
+        found for name, found in spelled.items() if name.replace("_", "-") == flag.replace("_", "-")
+    )
     if exact := next(same, None):
         return exact
-    begun = {found[0]: found for name, found in spelled.items() if name.startswith(flag) and found[1].is_abbreviated}
+    begun = {
+        found[0]: found
+        for name, found in spelled.items()
+        if name.startswith(flag) and found[1].is_abbreviated
+    }
     return next(iter(begun.values())) if len(begun) == 1 else None
 
 
@@ -92,11 +102,17 @@ def _undeclared(name: str, flag: str, argument: Argument) -> ScriptOption:
         return ScriptOption(name=name, kind="flag", on=flag, given=True)
     value = _value(argument, "")
     if isinstance(value, bool):
-        return ScriptOption(name=name, kind="flag", prefix=f"{flag}=", on="True", off="False", given=value)
-    return ScriptOption(name=name, kind="int" if type(value) is int else "text", prefix=f"{flag}=", given=value)
+        return ScriptOption(
+            name=name, kind="flag", prefix=f"{flag}=", on="True", off="False", given=value
+        )
+    return ScriptOption(
+        name=name, kind="int" if type(value) is int else "text", prefix=f"{flag}=", given=value
+    )
 
 
-def with_given(options: Sequence[ScriptOption], arguments: Sequence[Argument]) -> Iterator[ScriptOption]:
+def with_given(
+    options: Sequence[ScriptOption], arguments: Sequence[Argument]
+) -> Iterator[ScriptOption]:
     """The script's options with the values that they are given; and options of no known declaration that stand for a knob."""
     given: Mapping[str, Argument] = {argument.name: argument for argument in arguments}
     for option in options:
@@ -115,7 +131,9 @@ def with_given(options: Sequence[ScriptOption], arguments: Sequence[Argument]) -
             continue
         flag = argument.words[0].partition("=")[0]
         option = _undeclared(name, flag, argument)
-        if flag.startswith("--") and (is_of_knob(option) or is_log_interval(option) or _is_switched_off(option)):
+        if flag.startswith("--") and (
+            is_of_knob(option) or is_log_interval(option) or _is_switched_off(option)
+        ):
             yield option
 
 

@@ -12,7 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from autotune.onboarding.launch.command_words import LAUNCHERS, TASKS, CommandParts, Launcher, parts_of
+from autotune.onboarding.launch.command_words import (
+    LAUNCHERS,
+    TASKS,
+    CommandParts,
+    Launcher,
+    parts_of,
+)
 from autotune.onboarding.launch.console_commands import RANKS_OF_SWIFT, SWIFT
 from autotune.onboarding.launch.which_python import ChosenPython, chosen_python
 from autotune.onboarding.settings.program import COMMANDS
@@ -25,7 +31,15 @@ from autotune.trainers.present_configuration import DOCUMENTS
 
 _NODES = ("nnodes", "num_machines", "num_nodes")
 _PER_NODE = ("nproc_per_node", "num_gpus", "num_accelerators")
-_OF_TRAINING = ("micro_batch_size", "accumulation_steps", "global_batch_size", "seq_len", "steps", "precision", "model")
+_OF_TRAINING = (
+    "micro_batch_size",
+    "accumulation_steps",
+    "global_batch_size",
+    "seq_len",
+    "steps",
+    "precision",
+    "model",
+)
 _LEAST_OF_TRAINING = 2
 """options by which a command that nobody here knows is taken for a training; a file of settings counts as so many"""
 _OF_THE_PLACE = re.compile(
@@ -102,7 +116,11 @@ class Started:
     def file_alone(self) -> str:
         """The file of settings that is the program's only argument; empty where there is none."""
         word = "".join(self.words)
-        return word if len(self.words) == 1 and word.endswith((".yaml", ".yml", ".json")) and is_plain(word) else ""
+        return (
+            word
+            if len(self.words) == 1 and word.endswith((".yaml", ".yml", ".json")) and is_plain(word)
+            else ""
+        )
 
 
 def started_by(text: str) -> Started | None:
@@ -116,10 +134,17 @@ def started_by(text: str) -> Started | None:
         found = _started(parts, run, text, folder)
         before = [each.words for each in run.commands[:place]]
         found = replace(found, python=chosen_python(words, before, run.exported.get("PATH", "")))
-        trains = sum(target_of(argument.name.rpartition(".")[2]) in _OF_TRAINING for argument in found.arguments)
+        trains = sum(
+            target_of(argument.name.rpartition(".")[2]) in _OF_TRAINING
+            for argument in found.arguments
+        )
         trains += _LEAST_OF_TRAINING * any(word.endswith(DOCUMENTS) for word in parts.arguments[:1])
         post_trains = program_of(words) is not None
-        if not (found.is_known or post_trains) and trains < _LEAST_OF_TRAINING and found.launcher == "python":
+        if (
+            not (found.is_known or post_trains)
+            and trains < _LEAST_OF_TRAINING
+            and found.launcher == "python"
+        ):
             continue
         is_launched = found.launcher != "python" or found.program in COMMANDS or not found.is_known
         worth = (post_trains, is_launched, len(found.arguments))
@@ -160,7 +185,9 @@ def value_of(arguments: Sequence[Argument], *names: str) -> str:
 
 
 def _started(parts: CommandParts, run: Commands, text: str, folder: str) -> Started:
-    inner = next((each for each in reversed(parts.launchers) if each.name in LAUNCHERS.values()), None)
+    inner = next(
+        (each for each in reversed(parts.launchers) if each.name in LAUNCHERS.values()), None
+    )
     tasks = next((each for each in reversed(parts.launchers) if each.name in TASKS), None)
     of_tasks = tuple(arguments_of(tasks.words)) if tasks else ()
     behind = list(parts.arguments)
@@ -169,7 +196,11 @@ def _started(parts: CommandParts, run: Commands, text: str, folder: str) -> Star
         of_launcher += behind[behind.index("--") + 1 :]
         del behind[behind.index("--") :]
     options = tuple(arguments_of(of_launcher))
-    told = {name: value for name, value in run.exported.items() if is_plain(value) and not is_secret_name(name)}
+    told = {
+        name: value
+        for name, value in run.exported.items()
+        if is_plain(value) and not is_secret_name(name)
+    }
     of_program = [name for name in run.exported if _is_of_the_program(name, text)]
     nodes = (
         _count(value_of(options, *_NODES).partition(":")[0])
@@ -189,7 +220,9 @@ def _started(parts: CommandParts, run: Commands, text: str, folder: str) -> Star
             launcher, options = tasks.name, of_tasks
     elif parts.program in COMMANDS:
         per_node = (
-            _count(value_of(options, *_PER_NODE)) or _count(run.of_slurm.get("SLURM_GPUS_ON_NODE")) or _visible(told)
+            _count(value_of(options, *_PER_NODE))
+            or _count(run.of_slurm.get("SLURM_GPUS_ON_NODE"))
+            or _visible(told)
         )
     return Started(
         launcher=launcher,
@@ -199,7 +232,11 @@ def _started(parts: CommandParts, run: Commands, text: str, folder: str) -> Star
         is_known=parts.is_known,
         is_module=parts.is_module,
         arguments=tuple(arguments_of(behind)),
-        env={name: told.get(name, FROM_ENVIRONMENT) for name in of_program if name in told or is_secret_name(name)},
+        env={
+            name: told.get(name, FROM_ENVIRONMENT)
+            for name in of_program
+            if name in told or is_secret_name(name)
+        },
         not_carried=tuple(name for name in of_program if name not in told),
         nodes=nodes,
         gpus_per_node=per_node,
@@ -208,7 +245,9 @@ def _started(parts: CommandParts, run: Commands, text: str, folder: str) -> Star
     )
 
 
-def _ranks_of(name: str, options: Sequence[Argument], nodes: int, env: Mapping[str, str]) -> int | None:
+def _ranks_of(
+    name: str, options: Sequence[Argument], nodes: int, env: Mapping[str, str]
+) -> int | None:
     """Ranks of a node by a launcher's options; None where they do not say. On CPUs accelerate starts one process, whatever number it is told."""
     given = {option.name for option in options}
     if name == "accelerate" and "cpu" in given and "mpirun_hostfile" not in given:
@@ -220,8 +259,12 @@ def _ranks_of(name: str, options: Sequence[Argument], nodes: int, env: Mapping[s
     if included := value_of(options, "include", "i"):
         slots = included.partition("@")[0].partition(":")[2]
         return len(slots.split(",")) if slots else None
-    if name == "torchrun":  # it starts one, unless it is told otherwise, or by words that only the shell can compute
-        is_told = bool(value_of(options, *_PER_NODE)) or any(not is_plain(w) for o in options for w in o.words)
+    if (
+        name == "torchrun"
+    ):  # it starts one, unless it is told otherwise, or by words that only the shell can compute
+        is_told = bool(value_of(options, *_PER_NODE)) or any(
+            not is_plain(w) for o in options for w in o.words
+        )
         return None if is_told else 1
     return _visible(env)
 
@@ -232,7 +275,9 @@ def _visible(env: Mapping[str, str]) -> int | None:
     return len(listed.split(",")) if re.fullmatch(r"[0-9]+(,[0-9]+)*", listed) else None
 
 
-def _tasks_of(tasks: Launcher, options: Sequence[Argument], nodes: int, slurm: Mapping[str, str]) -> int | None:
+def _tasks_of(
+    tasks: Launcher, options: Sequence[Argument], nodes: int, slurm: Mapping[str, str]
+) -> int | None:
     """Processes of a node; None where it does not say."""
     names = TASKS[tasks.name]
     if found := _count(value_of(options, *names.per_node)):
@@ -243,7 +288,9 @@ def _tasks_of(tasks: Launcher, options: Sequence[Argument], nodes: int, slurm: M
         return None
     if found := _count(slurm.get("SLURM_NTASKS_PER_NODE")):
         return found
-    return max(1, (_count(slurm.get("SLURM_NTASKS")) or nodes) // nodes)  # Slurm starts one on each node
+    return max(
+        1, (_count(slurm.get("SLURM_NTASKS")) or nodes) // nodes
+    )  # Slurm starts one on each node
 
 
 def _is_of_the_program(name: str, text: str) -> bool:

@@ -40,16 +40,19 @@ AGREES, IS_SAME = 0.05, 0.01
 _REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
 
 
-def seen_model(facts: ProgramFacts, read: ModelSpec | None, *, seq_len: int | None) -> tuple[Any, str] | None:
+def seen_model(
+    facts: ProgramFacts, read: ModelSpec | None, *, seq_len: int | None
+) -> tuple[Any, str] | None:
     """(what the spec says, where it is from); None where what was read stands, or nothing was seen. `read`: the model that was read, if any."""
     found = facts.parameters
     if found is None or (read is not None and _differs(read, found) <= AGREES):
         return None
     if (shape := _of_config(facts, found) or _of_modules(facts, found, seq_len)) is not None:
         return _written(shape), f"{facts.values.get('model', '')}, as observed: {found:,} weights"
-    return {
-        "parameters": found
-    }, f"weights counted in {facts.values.get('model', '')}; give its shape instead if it is a decoder"
+    return (
+        {"parameters": found},
+        f"weights counted in {facts.values.get('model', '')}; give its shape instead if it is a decoder",
+    )
 
 
 def _differs(model: ModelSpec, parameters: int) -> float:
@@ -73,17 +76,23 @@ def _of_modules(facts: ProgramFacts, parameters: int, seq_len: int | None) -> Mo
     told = facts.values.get("shape")
     if not isinstance(told, Mapping) or not all(told.get(name) for name in _REQUIRED):
         return None
-    best = min(_candidates(told, seq_len), key=lambda model: _differs(model, parameters), default=None)
+    best = min(
+        _candidates(told, seq_len), key=lambda model: _differs(model, parameters), default=None
+    )
     return best if best is not None and _differs(best, parameters) <= IS_SAME else None
 
 
 def _candidates(told: Mapping[str, Any], seq_len: int | None) -> Iterator[ModelSpec]:
     known = {f.name for f in fields(ModelSpec)}
-    sizes: dict[str, Any] = {name: value for name, value in told.items() if name in known and isinstance(value, int)}
+    sizes: dict[str, Any] = {
+        name: value for name, value in told.items() if name in known and isinstance(value, int)
+    }
     positions = {0, *(told.get("positions") or ()), *([seq_len] if seq_len else [])}
     for gated, tied, learnt in product((False, True), (False, True), sorted(positions)):
         try:
-            yield ModelSpec(name="seen", gated_mlp=gated, tied_embeddings=tied, max_positions=learnt, **sizes)
+            yield ModelSpec(
+                name="seen", gated_mlp=gated, tied_embeddings=tied, max_positions=learnt, **sizes
+            )
         except SpecError:
             return
 
@@ -91,8 +100,16 @@ def _candidates(told: Mapping[str, Any], seq_len: int | None) -> Iterator[ModelS
 def _written(model: ModelSpec) -> dict[str, Any]:
     """The sizes that are not the usual ones."""
     usual = ModelSpec(name="usual", **{name: getattr(model, name) for name in _REQUIRED})
-    found = {f.name: getattr(model, f.name) for f in fields(ModelSpec) if f.name not in ("name", "source", "code")}
-    return {name: value for name, value in found.items() if name in _REQUIRED or value != getattr(usual, name)}
+    found = {
+        f.name: getattr(model, f.name)
+        for f in fields(ModelSpec)
+        if f.name not in ("name", "source", "code")
+    }
+    return {
+        name: value
+        for name, value in found.items()
+        if name in _REQUIRED or value != getattr(usual, name)
+    }
 
 
 _DEGREES = ("tp", "pp", "cp")
@@ -122,7 +139,11 @@ class SeenLaunch:
     def degrees(self) -> dict[str, int]:
         """tp, pp and cp, above 1."""
         read = {name: int(self.read.get(name, 1)) for name in _DEGREES}
-        return {name: value for name, value in {**read, **self.facts.degrees}.items() if value > 1 and name in _DEGREES}
+        return {
+            name: value
+            for name, value in {**read, **self.facts.degrees}.items()
+            if value > 1 and name in _DEGREES
+        }
 
     @property
     def replicas(self) -> int:
@@ -143,7 +164,11 @@ class SeenLaunch:
     @property
     def seq_len(self) -> int | None:
         """Tokens per sequence."""
-        return round(self.seen.tokens / self.seen.sequences) if self.seen.tokens and self.seen.sequences else None
+        return (
+            round(self.seen.tokens / self.seen.sequences)
+            if self.seen.tokens and self.seen.sequences
+            else None
+        )
 
     @cached_property
     def knobs(self) -> dict[str, Any]:
@@ -151,8 +176,14 @@ class SeenLaunch:
         facts, found = self.facts, dict[str, Any](self.degrees)
         found["dp"] = self.replicas
         if self.micro_batch_size:
-            found |= {"micro_batch_size": self.micro_batch_size, "accumulation_steps": self.seen.micro_batches}
-        if facts.precision in KNOBS["precision"].values and self.read.get("precision") not in NARROW:
+            found |= {
+                "micro_batch_size": self.micro_batch_size,
+                "accumulation_steps": self.seen.micro_batches,
+            }
+        if (
+            facts.precision in KNOBS["precision"].values
+            and self.read.get("precision") not in NARROW
+        ):
             found["precision"] = facts.precision
         if self.replicas > 1 and facts.zero_stage is not None:
             found["zero_stage"] = facts.zero_stage
@@ -164,7 +195,9 @@ class SeenLaunch:
         return found
 
 
-def seen_draft(draft: Draft, seen: ProgramSeen, *, launched: str, steps: int, folder: Path) -> Draft:
+def seen_draft(
+    draft: Draft, seen: ProgramSeen, *, launched: str, steps: int, folder: Path
+) -> Draft:
     """The draft; `launched`: what was started, in words, `folder`: of the spec."""
     read = _knobs_of(draft)
     run = SeenLaunch(seen, read)
@@ -173,9 +206,17 @@ def seen_draft(draft: Draft, seen: ProgramSeen, *, launched: str, steps: int, fo
     words = [item.value for items in commands for item in items]
     is_open = any("$" in word or "`" in word or FILL_IN in word for word in words)
     entries = {entry.key: entry for entry in draft.entries}
-    told_by_words = [name for name in ("trainer.argv",) if words and any("{" in word for word in words) and not is_open]
+    told_by_words = [
+        name
+        for name in ("trainer.argv",)
+        if words and any("{" in word for word in words) and not is_open
+    ]
     fill_in = [name for name in draft.fill_in if name not in ("baseline", *told_by_words)]
-    dropped = ("no baseline", NOT_PRINTED, *(["only the shell can compute"] if told_by_words else []))
+    dropped = (
+        "no baseline",
+        NOT_PRINTED,
+        *(["only the shell can compute"] if told_by_words else []),
+    )
     notes = [note for note in draft.notes if not note.startswith(dropped)]
     told = dict(_workload(entries["workload"].value, run))
     notes += _differences(draft, run, told)
@@ -186,7 +227,9 @@ def seen_draft(draft: Draft, seen: ProgramSeen, *, launched: str, steps: int, fo
         notes.append(
             "no tokens were observed: use seq_len: 1 for a model without sequences; tokens/s then means samples/s"
         )
-    if (model := seen_model(run.facts, _model_of(draft, folder), seq_len=told.get("seq_len"))) is not None:
+    if (
+        model := seen_model(run.facts, _model_of(draft, folder), seq_len=told.get("seq_len"))
+    ) is not None:
         entries["model"] = Entry(key="model", value=model[0], comment=model[1])
         fill_in = [name for name in fill_in if name != "model"]
     if run.micro_batch_size is None:
@@ -206,8 +249,15 @@ def seen_draft(draft: Draft, seen: ProgramSeen, *, launched: str, steps: int, fo
         )
         entries["trainer"] = _trainer(entries["trainer"], run, misread)
     read_length = draft.document["workload"].get("seq_len")
-    if run.seq_len and _LENGTH not in draft.fill_in and not _is_same_length(read_length, run.seq_len):
-        before, entries["trainer"] = entries["trainer"], _with_own_length(entries["trainer"], read_length)
+    if (
+        run.seq_len
+        and _LENGTH not in draft.fill_in
+        and not _is_same_length(read_length, run.seq_len)
+    ):
+        before, entries["trainer"] = (
+            entries["trainer"],
+            _with_own_length(entries["trainer"], read_length),
+        )
         if entries["trainer"] != before:
             notes.append(
                 f"the option of the length stays {read_length}: it seems to be a maximum, and trials must not change it"
@@ -223,7 +273,13 @@ def seen_draft(draft: Draft, seen: ProgramSeen, *, launched: str, steps: int, fo
         "Values are what the probe observed. Those that come only from the source are marked with their line. Next: `autotune check`, then `autotune tune`.",
     )
     kept = tuple(entries[key] for key in order if key in entries)
-    return replace(draft, heading=heading, entries=kept, fill_in=tuple(dict.fromkeys(fill_in)), notes=tuple(notes))
+    return replace(
+        draft,
+        heading=heading,
+        entries=kept,
+        fill_in=tuple(dict.fromkeys(fill_in)),
+        notes=tuple(notes),
+    )
 
 
 def seen_document(seen: ProgramSeen, steps: int) -> dict[str, Any]:
@@ -284,12 +340,18 @@ def _workload(read: Mapping[str, Any], run: SeenLaunch) -> Iterator[tuple[str, A
             told["global_batch_size"] = run.batch
         elif run.batch not in batches:
             told["global_batch_size"] = _scaled(run.batch, run)
-    if (optimizer := run.facts.optimizer) is not None and optimizer != told.get("optimizer", "adamw"):
+    if (optimizer := run.facts.optimizer) is not None and optimizer != told.get(
+        "optimizer", "adamw"
+    ):
         told["optimizer"] = optimizer
     if run.facts.is_pure_bf16:
         told["pure_bf16"] = True
     elif run.facts.weights == "fp32":
-        told = {name: value for name, value in told.items() if name not in ("pure_bf16", "shards_in_fp32")}
+        told = {
+            name: value
+            for name, value in told.items()
+            if name not in ("pure_bf16", "shards_in_fp32")
+        }
     yield from told.items()
 
 
@@ -305,7 +367,9 @@ def _is_same_length(read: Any, found: int) -> bool:
 
 def _misread(entry: Entry, run: SeenLaunch) -> dict[str, Any]:
     """Values that were read of the launch, by knob, whose words mean what was seen: `values` has no word for that (tf32, which is fp32 on a CPU)."""
-    words: Mapping[str, Any] = next((part.value for part in entry.parts if part.key == "values"), {})
+    words: Mapping[str, Any] = next(
+        (part.value for part in entry.parts if part.key == "values"), {}
+    )
     return {
         knob: run.read[knob]
         for knob, known in words.items()
@@ -313,7 +377,9 @@ def _misread(entry: Entry, run: SeenLaunch) -> dict[str, Any]:
     }
 
 
-def _space(entry: Entry, run: SeenLaunch, misread: Mapping[str, Any], *, batch: Any, is_local: bool) -> Entry:
+def _space(
+    entry: Entry, run: SeenLaunch, misread: Mapping[str, Any], *, batch: Any, is_local: bool
+) -> Entry:
     """The space, with what was seen among its values; a knob that has one value has the one that was seen. `is_local`: the cluster is this machine, of which
     the launch may use a part."""
     if not isinstance(entry.value, dict):
@@ -326,19 +392,33 @@ def _space(entry: Entry, run: SeenLaunch, misread: Mapping[str, Any], *, batch: 
         if knob == "dp" or isinstance(listed, dict):
             continue
         if not isinstance(listed, list):
-            if knob == "micro_batch_size" or (value != KNOBS[knob].default and knob != "accumulation_steps"):
+            if knob == "micro_batch_size" or (
+                value != KNOBS[knob].default and knob != "accumulation_steps"
+            ):
                 space[knob] = [value]
         elif value not in listed:
             several = around(value) if knob == "micro_batch_size" else [value, *listed]
             space[knob] = [value] if len(listed) == 1 else several
         else:
-            space[knob] = listed if knob == "micro_batch_size" else [value, *(v for v in listed if v != value)]
+            space[knob] = (
+                listed
+                if knob == "micro_batch_size"
+                else [value, *(v for v in listed if v != value)]
+            )
     formats = space.get("precision")
-    if isinstance(formats, list) and run.facts.values.get("device") == "cpu":  # which has no units for these
-        space["precision"] = [each for each in formats if each not in _OF_GPUS or each == run.knobs.get("precision")]
+    if (
+        isinstance(formats, list) and run.facts.values.get("device") == "cpu"
+    ):  # which has no units for these
+        space["precision"] = [
+            each for each in formats if each not in _OF_GPUS or each == run.knobs.get("precision")
+        ]
     sizes = space.get("micro_batch_size")
-    if isinstance(sizes, list) and isinstance(batch, int):  # the others are in no step of that batch
-        space["micro_batch_size"] = [size for size in sizes if batch % (size * run.replicas) == 0] or sizes
+    if isinstance(sizes, list) and isinstance(
+        batch, int
+    ):  # the others are in no step of that batch
+        space["micro_batch_size"] = [
+            size for size in sizes if batch % (size * run.replicas) == 0
+        ] or sizes
     if run.facts.world not in space.get("world_sizes", ()) and (is_local or "world_sizes" in space):
         space["world_sizes"] = [run.facts.world]
     return replace(entry, value=space)
@@ -348,7 +428,12 @@ def _with_own_length(entry: Entry, length: int) -> Entry:
     """The trainer whose program gets the length that it has today, where that is not the length of its sequences."""
     value = _filled_in(entry.value, length)
     items = tuple(replace(item, value=_filled_in(item.value, length)) for item in entry.items)
-    return replace(entry, value=value, items=items, parts=tuple(_with_own_length(part, length) for part in entry.parts))
+    return replace(
+        entry,
+        value=value,
+        items=items,
+        parts=tuple(_with_own_length(part, length) for part in entry.parts),
+    )
 
 
 def _filled_in(value: Any, length: int) -> Any:
@@ -372,20 +457,31 @@ def _trainer(entry: Entry, run: SeenLaunch, misread: Mapping[str, Any]) -> Entry
     parts = []
     for part in entry.parts:
         if part.key == "fixed":
-            part = replace(part, value={**part.value, **{k: v for k, v in run.knobs.items() if k in part.value}})
+            part = replace(
+                part,
+                value={**part.value, **{k: v for k, v in run.knobs.items() if k in part.value}},
+            )
         if part.key == "values":
             part = replace(
-                part, value={knob: _with_seen(knob, known, run, misread) for knob, known in part.value.items()}
+                part,
+                value={
+                    knob: _with_seen(knob, known, run, misread)
+                    for knob, known in part.value.items()
+                },
             )
         parts.append(part)
     return replace(entry, parts=tuple(parts))
 
 
-def _with_seen(knob: str, words: Mapping[Any, Any], run: SeenLaunch, misread: Mapping[str, Any]) -> dict[Any, Any]:
+def _with_seen(
+    knob: str, words: Mapping[Any, Any], run: SeenLaunch, misread: Mapping[str, Any]
+) -> dict[Any, Any]:
     """The words of a knob by value, what was misread by what was seen."""
     if knob not in misread:
         return dict(words)
-    return {run.knobs[knob] if value == misread[knob] else value: word for value, word in words.items()}
+    return {
+        run.knobs[knob] if value == misread[knob] else value: word for value, word in words.items()
+    }
 
 
 def _comment(run: SeenLaunch, fill_in: list[str]) -> str:
@@ -394,7 +490,11 @@ def _comment(run: SeenLaunch, fill_in: list[str]) -> str:
         length = "fill in: seq_len, tokens per sequence"
     if not run.batch:
         return f"{length}; fill in: global_batch_size, sequences per optimizer step"
-    each = f"{run.seen.micro_batches} x {run.micro_batch_size}" if run.micro_batch_size else f"{run.seen.sequences}"
+    each = (
+        f"{run.seen.micro_batches} x {run.micro_batch_size}"
+        if run.micro_batch_size
+        else f"{run.seen.sequences}"
+    )
     return f"{length}; batch: {SEEN}, {each} on {run.replicas} of {run.facts.world} ranks"
 
 
@@ -406,7 +506,11 @@ def _differences(draft: Draft, run: SeenLaunch, told: Mapping[str, Any]) -> Iter
         before = workload.get(name, "adamw" if name == "optimizer" else None)
         if f"workload.{name}" not in draft.fill_in:
             said.append((name, before, told.get(name, before)))
-    ranks = math.prod(int(read.get(degree, 1)) for degree in (*_DEGREES, "dp")) if "dp" in read else None
+    ranks = (
+        math.prod(int(read.get(degree, 1)) for degree in (*_DEGREES, "dp"))
+        if "dp" in read
+        else None
+    )
     said.append(("ranks", ranks, run.facts.world))
     said += [
         (knob, read.get(knob), value)
@@ -426,7 +530,11 @@ def _unseen(run: SeenLaunch, read: Mapping[str, Any], fill_in: list[str]) -> Ite
         if knob not in run.knobs and read.get(knob) not in (None, 0)
     ]
     names += ["seq_len"] if run.seq_len is None and _LENGTH not in fill_in else []
-    names += ["global_batch_size"] if run.batch is None and "workload.global_batch_size" not in fill_in else []
+    names += (
+        ["global_batch_size"]
+        if run.batch is None and "workload.global_batch_size" not in fill_in
+        else []
+    )
     if names:
         yield f"not observed, so taken from the source: {', '.join(names)}"
     if run.facts.optimizers and run.facts.optimizer is None:

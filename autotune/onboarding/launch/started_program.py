@@ -19,7 +19,13 @@ from autotune.onboarding.configuration_files import decided_for, read_present, r
 from autotune.onboarding.draft import Draft, Entry, Place
 from autotune.onboarding.launch.command_words import TASKS
 from autotune.onboarding.launch.given_options import named, with_given
-from autotune.onboarding.launch.launch_script import Argument, Started, arguments_of, is_plain, value_of
+from autotune.onboarding.launch.launch_script import (
+    Argument,
+    Started,
+    arguments_of,
+    is_plain,
+    value_of,
+)
 from autotune.onboarding.script.argv import start_of
 from autotune.onboarding.script.draft import script_draft
 from autotune.onboarding.script.library_options import (
@@ -54,7 +60,9 @@ _ONE_TASK_A_RANK = ("srun", "mpirun", "mpiexec")
 """launchers whose ranks torchrun can start, because programs that read their variables mostly read torchrun's, too"""
 
 
-def started_draft(started: Started, path: Path, place: Place, *, model: str | None, folder: Path) -> Draft:
+def started_draft(
+    started: Started, path: Path, place: Place, *, model: str | None, folder: Path
+) -> Draft:
     """The draft of what the script at `path` starts; `folder`: of the spec. Raises `SpecError` for a program that is no Python, and for a launcher that
     autotune cannot tell how many ranks a trial has."""
     started = _by_torchrun(started, place)
@@ -66,8 +74,12 @@ def started_draft(started: Started, path: Path, place: Place, *, model: str | No
     if not where.is_known:
         fill_in = (*fill_in, "trainer.cwd")
         draft = replace(draft, entries=tuple(map(_without_folder, draft.entries)))
-    if open_words := [word for word in (started.program, *started.carried, *started.words) if not is_plain(word)]:
-        notes.append(f"only the shell can compute {', '.join(open_words)}: write the values into argv")
+    if open_words := [
+        word for word in (started.program, *started.carried, *started.words) if not is_plain(word)
+    ]:
+        notes.append(
+            f"only the shell can compute {', '.join(open_words)}: write the values into argv"
+        )
         fill_in = tuple(dict.fromkeys((*fill_in, "trainer.argv")))
     draft, why_other = _with_python(draft, started, path, where.cwd)
     notes += why_other
@@ -77,14 +89,20 @@ def started_draft(started: Started, path: Path, place: Place, *, model: str | No
     return replace(draft, notes=tuple(notes), fill_in=fill_in)
 
 
-def _with_python(draft: Draft, started: Started, path: Path, cwd: Path) -> tuple[Draft, tuple[str, ...]]:
+def _with_python(
+    draft: Draft, started: Started, path: Path, cwd: Path
+) -> tuple[Draft, tuple[str, ...]]:
     """(the draft with the Python that the script chooses, a note where it cannot be found)."""
     chosen = started.python
     if not any(chosen):
         return draft, ()
     found = chosen.found((cwd, path.resolve().parent))
     if found is None:
-        said = f"runs `{chosen.words}`" if chosen.words else f"uses {chosen.path}, where no `python` was found"
+        said = (
+            f"runs `{chosen.words}`"
+            if chosen.words
+            else f"uses {chosen.path}, where no `python` was found"
+        )
         asked = "activate that environment where you start autotune, or set `python` under trainer"
         return draft, (f"{path.name} {said}: trials use the first Python on PATH: {asked}",)
     own = Entry(key="python", value=str(found), comment=f"as {path.name} chooses it")
@@ -98,8 +116,13 @@ def _with_python(draft: Draft, started: Started, path: Path, cwd: Path) -> tuple
 def _by_torchrun(started: Started, place: Place) -> Started:
     """The launch with torchrun on each of several nodes, in place of a launcher that starts one task for each rank. What stands between it and the program
     (a container, a script that binds cores) would start torchrun, too, which nobody here can write."""
-    is_plain = all(INTERPRETER.fullmatch(word.rpartition("/")[2]) or word.startswith("-") for word in started.carried)
-    if started.launcher not in _ONE_TASK_A_RANK or not (place.is_spread and started.gpus_per_node and is_plain):
+    is_plain = all(
+        INTERPRETER.fullmatch(word.rpartition("/")[2]) or word.startswith("-")
+        for word in started.carried
+    )
+    if started.launcher not in _ONE_TASK_A_RANK or not (
+        place.is_spread and started.gpus_per_node and is_plain
+    ):
         return started
     return replace(started, launcher="torchrun", tasks=started.launcher, options=(), carried=())
 
@@ -146,7 +169,11 @@ def _refuse_unknown(started: Started, path: Path, place: Place) -> None:
 def _draft(started: Started, path: Path, place: Place, *, model: str | None, folder: Path) -> Draft:
     file = next((word for word in started.words[:1] if word.endswith(_FILES)), "")
     cwd = where_it_runs(path, started, file).cwd
-    held = parse_document(file, read_present(cwd / file).files[Path(file).name]) if (cwd / file).is_file() else {}
+    held = (
+        parse_document(file, read_present(cwd / file).files[Path(file).name])
+        if (cwd / file).is_file()
+        else {}
+    )
     is_command = started.program in COMMANDS
     flags = {argument.name: True for argument in started.arguments}
     program = COMMANDS.get(started.program) or settings_program(flags) or settings_program(held)
@@ -171,19 +198,28 @@ def _draft(started: Started, path: Path, place: Place, *, model: str | None, fol
             arguments=arguments,
             env=started.env,
             start=starts,
-            decided={knob: value for knob, value in decided.items() if knob in ("zero_stage", "offload")},
+            decided={
+                knob: value for knob, value in decided.items() if knob in ("zero_stage", "offload")
+            },
         )
         return settings_draft(settings, place, model=model, folder=folder)
     file = started.file
     cwd = where_it_runs(path, started).cwd
     script = Script(
-        name=started.program, options=(), parser="", imports=frozenset(), is_distributed=False, is_read=False
+        name=started.program,
+        options=(),
+        parser="",
+        imports=frozenset(),
+        is_distributed=False,
+        is_read=False,
     )
     if (cwd / file).is_file():
         text = read_present(cwd / file).files[Path(file).name]
         script = read_script(Path(file).name, text, file=cwd / file, base=cwd)
     if script.parser == "HfArgumentParser" and (alone := started.file_alone):
-        started = replace(started, arguments=tuple(_as_options(started, path, cwd / alone)), spelled_out=alone)
+        started = replace(
+            started, arguments=tuple(_as_options(started, path, cwd / alone)), spelled_out=alone
+        )
     if script.parser == "configurator":
         script = replace(script, options=tuple(_with_files(script.options, started.words, cwd)))
     is_parsed = MICRO_BATCH in {option.name for option in script.options}
@@ -198,7 +234,9 @@ def _draft(started: Started, path: Path, place: Place, *, model: str | None, fol
     def drafted(script: Script, started: Started) -> Draft:
         started = replace(started, arguments=tuple(named(started.arguments, script.options)))
         options = tuple(with_given(script.options, started.arguments))
-        script = replace(script, started=started, options=options, by_deepspeed=runs_deepspeed(started, cwd))
+        script = replace(
+            script, started=started, options=options, by_deepspeed=runs_deepspeed(started, cwd)
+        )
         return script_draft(script, place, cwd=cwd, source=path, model=model, folder=folder)
 
     written = script.written
@@ -214,11 +252,19 @@ def _draft(started: Started, path: Path, place: Place, *, model: str | None, fol
     entries = {entry.key: entry for entry in as_options.entries}
     workload = entries["workload"]
     told = {**workload.value, **written.workload}
-    if told.get("loop") == "deepspeed" or "peft" in told:  # DeepSpeed keeps masters, and PEFT adapters, in fp32
-        told = {name: value for name, value in told.items() if name not in ("pure_bf16", "shards_in_fp32")}
+    if (
+        told.get("loop") == "deepspeed" or "peft" in told
+    ):  # DeepSpeed keeps masters, and PEFT adapters, in fp32
+        told = {
+            name: value
+            for name, value in told.items()
+            if name not in ("pure_bf16", "shards_in_fp32")
+        }
     entries["workload"] = replace(workload, value=told)
     as_options = replace(as_options, entries=tuple(entries.values()))
-    own = {option.name for option in script.options} | {argument.name for argument in started.arguments}
+    own = {option.name for option in script.options} | {
+        argument.name for argument in started.arguments
+    }
     tuned = overriding(as_options, written, braced(started.program), frozenset(own))
     names = frozenset(option.name for option in written.options)
     return replace(tuned, as_options=as_options, beside=written.beside, held=names)
@@ -237,7 +283,9 @@ def _as_options(started: Started, path: Path, file: Path) -> Iterator[Argument]:
         if isinstance(value, list):
             yield from arguments_of([f"--{name}", *map(str, value)])
         elif value is not None:
-            yield from arguments_of([f"--{name}={json.dumps(value) if isinstance(value, dict) else value}"])
+            yield from arguments_of(
+                [f"--{name}={json.dumps(value) if isinstance(value, dict) else value}"]
+            )
 
 
 def _of_library(started: Started) -> Script | None:
@@ -245,7 +293,10 @@ def _of_library(started: Started) -> Script | None:
     known = next((each for end, each in PROGRAMS.items() if started.file.endswith(end)), None)
     if known is None:
         return None
-    of_file = next((word for word in started.words[:1] if word.endswith(_FILES)), value_of(started.arguments, "config"))
+    of_file = next(
+        (word for word in started.words[:1] if word.endswith(_FILES)),
+        value_of(started.arguments, "config"),
+    )
     if of_file:
         raise SpecError(
             f"the command starts {started.program} with {of_file}, whose settings autotune does not read",
@@ -274,7 +325,11 @@ def _start_of(started: Started, place: Place) -> tuple[str, ...]:
         is_read=False,
         started=started,
     )
-    return (*start_of(script, place), *(("-m",) if started.is_module else ()), braced(started.program))
+    return (
+        *start_of(script, place),
+        *(("-m",) if started.is_module else ()),
+        braced(started.program),
+    )
 
 
 def _is_trainers(started: Started) -> bool:
@@ -284,7 +339,9 @@ def _is_trainers(started: Started) -> bool:
     return not is_own_loop and bool(names & OF_TRAINER)
 
 
-def _with_files(options: tuple[ScriptOption, ...], words: tuple[str, ...], cwd: Path) -> tuple[ScriptOption, ...]:
+def _with_files(
+    options: tuple[ScriptOption, ...], words: tuple[str, ...], cwd: Path
+) -> tuple[ScriptOption, ...]:
     """The options with what the Python files set that the script is started with: each word without `=`."""
     for word in words:
         if "=" not in word and not word.startswith("-"):
@@ -320,28 +377,44 @@ def where_it_runs(path: Path, started: Started | None, file: str | None = None) 
     usual = next((base for base in bases if file and (base / file).is_file()), None)
     if not told:
         return WhereItRuns(usual or beside, usual or beside)
-    folder = os.path.expanduser(re.sub(r"^\$(HOME\b|\{HOME\})", "~", told.replace(OF_SCRIPT, str(beside))))
+    folder = os.path.expanduser(
+        re.sub(r"^\$(HOME\b|\{HOME\})", "~", told.replace(OF_SCRIPT, str(beside)))
+    )
     if is_plain(folder):
         there = [(base, Path(os.path.normpath(base / folder))) for base in bases]
         there = [(base, cwd) for base, cwd in there if cwd.is_dir()]
-        found = next((each for each in there if file and (each[1] / file).is_file()), there[0] if there else None)
+        found = next(
+            (each for each in there if file and (each[1] / file).is_file()),
+            there[0] if there else None,
+        )
         if found is not None:
             return WhereItRuns(*found)
     why = f"{path.name} changes to {told}, " + (
-        f"which is not a folder here ({bases[0] / folder})" if is_plain(folder) else "which only the shell can compute"
+        f"which is not a folder here ({bases[0] / folder})"
+        if is_plain(folder)
+        else "which only the shell can compute"
     )
     if usual is None:
         return WhereItRuns(
-            beside, beside, False, f"{why}: write the folder in which {file or 'the program'} runs as `trainer.cwd`"
+            beside,
+            beside,
+            False,
+            f"{why}: write the folder in which {file or 'the program'} runs as `trainer.cwd`",
         )
     return WhereItRuns(
-        usual, usual, True, f"{why}: {file} was found in {usual}; if it runs elsewhere, correct `trainer.cwd`"
+        usual,
+        usual,
+        True,
+        f"{why}: {file} was found in {usual}; if it runs elsewhere, correct `trainer.cwd`",
     )
 
 
 def _without_folder(entry: Entry) -> Entry:
     """An entry of the spec where the folder is to be filled in."""
-    said = (replace(part, comment="fill in: where it runs") if part.key == "cwd" else part for part in entry.parts)
+    said = (
+        replace(part, comment="fill in: where it runs") if part.key == "cwd" else part
+        for part in entry.parts
+    )
     return replace(entry, parts=tuple(said))
 
 
@@ -350,10 +423,15 @@ def placed(started: Started, path: Path, cwd: Path) -> Started:
     own = os.path.relpath(path.resolve().parent, cwd.resolve())
 
     def told(word: str) -> str:
-        return word.replace(f"{OF_SCRIPT}/", "" if own == "." else f"{own}/").replace(OF_SCRIPT, own)
+        return word.replace(f"{OF_SCRIPT}/", "" if own == "." else f"{own}/").replace(
+            OF_SCRIPT, own
+        )
 
     def each(arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
-        return tuple(Argument(a.name, tuple(map(told, a.values)), tuple(map(told, a.words))) for a in arguments)
+        return tuple(
+            Argument(a.name, tuple(map(told, a.values)), tuple(map(told, a.words)))
+            for a in arguments
+        )
 
     return replace(
         started,
@@ -371,5 +449,7 @@ def _settings(arguments: tuple[Argument, ...]) -> Iterator[tuple[str, Any]]:
             yield argument.name, typed(" ".join(argument.values)) if argument.values else True
         else:
             yield from (
-                (name, typed(value)) for name, sign, value in (w.partition("=") for w in argument.values) if sign
+                (name, typed(value))
+                for name, sign, value in (w.partition("=") for w in argument.values)
+                if sign
             )

@@ -61,7 +61,11 @@ def request_of(launch: PresentLaunch, cluster: ClusterSpec) -> TrialRequest:
         number=0,
         attempt=0,
         workload=Workload(
-            model=catalog.model("nano-gpt"), cluster=cluster, seq_len=1, global_batch_size=ranks, trainer=_TRAINER
+            model=catalog.model("nano-gpt"),
+            cluster=cluster,
+            seq_len=1,
+            global_batch_size=ranks,
+            trainer=_TRAINER,
         ),
         config=ParallelConfig(dp=ranks),
         measure=MeasureSpec(
@@ -83,7 +87,9 @@ def request_of(launch: PresentLaunch, cluster: ClusterSpec) -> TrialRequest:
 def launch_shown(request: TrialRequest) -> Launch:
     """What is started, with the options that name an output folder as the run has them."""
     own = trainer(request.trainer)
-    return with_own_outputs(own.launch(request.workload, request.config, own.in_trial(request.trainer_options))).shown
+    return with_own_outputs(
+        own.launch(request.workload, request.config, own.in_trial(request.trainer_options))
+    ).shown
 
 
 def watch_launch(
@@ -102,7 +108,9 @@ def watch_launch(
         for event in runner.poll(POLL_S):
             match event:
                 case LogRead(lines=lines):
-                    for line in lines if steps < STEPS else ():  # what it says while it is ended is of no interest
+                    for line in (
+                        lines if steps < STEPS else ()
+                    ):  # what it says while it is ended is of no interest
                         on_line(line)
                 case StepsReported(step_times_s=times):
                     steps += len(times)
@@ -111,7 +119,9 @@ def watch_launch(
                 case AttemptQueued(reason=reason):
                     on_wait(reason)
                 case AttemptEnded(failure=failure):
-                    return WatchedLaunch(seen=seen, steps=steps, failure=failure, interrupted=is_cancelled)
+                    return WatchedLaunch(
+                        seen=seen, steps=steps, failure=failure, interrupted=is_cancelled
+                    )
         if not is_cancelled and interrupted():
             is_cancelled = True
             runner.cancel(request.id)
@@ -120,7 +130,10 @@ def watch_launch(
 def check_trained(watched: WatchedLaunch) -> ProgramSeen:
     """What the probe saw. Raises `ProgramError` where the launch did not get to an optimizer step, or the probe saw none."""
     if watched.interrupted:
-        raise ProgramError("the run was interrupted before its optimizer steps were observed", remedy="start it again")
+        raise ProgramError(
+            "the run was interrupted before its optimizer steps were observed",
+            remedy="start it again",
+        )
     if watched.seen is not None and watched.trained:
         return watched.seen
     failure = watched.failure

@@ -31,7 +31,9 @@ class ChosenPython(NamedTuple):
     def found(self, folders: Iterable[Path]) -> Path | None:
         """The interpreter or environment, by its path in one of these folders."""
         found = (folder / Path(self.path).expanduser() for folder in folders) if self.path else ()
-        return next((Path(os.path.normpath(each.absolute())) for each in found if _has_python(each)), None)
+        return next(
+            (Path(os.path.normpath(each.absolute())) for each in found if _has_python(each)), None
+        )
 
 
 def _has_python(path: Path) -> bool:
@@ -39,7 +41,9 @@ def _has_python(path: Path) -> bool:
     return (path.parent / "python" if path.is_file() else path / "bin" / "python").exists()
 
 
-def chosen_python(command: Sequence[str], before: Iterable[Sequence[str]], path: str) -> ChosenPython:
+def chosen_python(
+    command: Sequence[str], before: Iterable[Sequence[str]], path: str
+) -> ChosenPython:
     """By the command that starts the program, else by the last of the commands before it, else by the exported PATH."""
     for word in command:
         folder, _, name = word.rpartition("/")
@@ -56,5 +60,7 @@ def chosen_python(command: Sequence[str], before: Iterable[Sequence[str]], path:
         elif words[0] in _BY_NAME and "activate" in words[1:2]:
             found = ChosenPython(words=" ".join(words))
         elif words[0] in ("source", ".") and len(words) == 3 and words[1].endswith("/bin/activate"):
-            found = ChosenPython(words=" ".join(words))  # conda's own script, with the name of an environment
+            found = ChosenPython(
+                words=" ".join(words)
+            )  # conda's own script, with the name of an environment
     return found

@@ -40,18 +40,33 @@ _SWITCHES = ("use_peft", "use_lora", "lora", "lora_enable")
 _METHODS = ("tuner_type", "train_type", "sft_type")
 """by which ms-swift 4, 3 and 2 say what is trained"""
 _RANKS = ("lora_r", "lora_rank", "lora_dim", "use_llm_lora")
-_TARGETS = ("lora_target_modules", "lora_target", "lora_modules", "lora_module_name", "target_modules", "trainable")
+_TARGETS = (
+    "lora_target_modules",
+    "lora_target",
+    "lora_modules",
+    "lora_module_name",
+    "target_modules",
+    "trainable",
+)
 _QLORA = ("q_lora", "qlora", "use_qlora")
 _QUANTIZED = (*_QLORA, "load_in_4bit", "use_4bit")
 _BITS = ("bits", "quant_bits", "quantization_bit", "load_in_kbits")
-_IGNORED = {"use_dora": "planned as plain LoRA", "lisa_activated_layers": f"{ALL_TRAINED}: {NEEDS_LESS}"}
+_IGNORED = {
+    "use_dora": "planned as plain LoRA",
+    "lisa_activated_layers": f"{ALL_TRAINED}: {NEEDS_LESS}",
+}
 """how options are planned that no plan has"""
 _OTHER_LOSS = ("seq_cls", "embedding", "reranker", "generative_reranker")
 """values of ms-swift's `task_type` whose models have no output projection, or a loss of their own"""
 _PEFT_RANK = {"use_peft": 16}
 """the default of trl's `ModelConfig`; that of PEFT is 8"""
 _FROZEN = re.compile(r"freeze_\w+|\w+_freeze")
-_SECOND_MODELS = ("vision_model_type", "language_model_type", "vision_tower", "vision_model_name_or_path")
+_SECOND_MODELS = (
+    "vision_model_type",
+    "language_model_type",
+    "vision_tower",
+    "vision_model_name_or_path",
+)
 _OFF = (None, False, 0, "", "false", "False", "no", "none", "None", "0")
 
 
@@ -62,8 +77,12 @@ def peft_of(script: Script) -> Mapping[str, Any]:
     is_on = method == "lora" or any(said.get(name) not in _OFF for name in (*_SWITCHES, *_QLORA))
     is_off = not is_on and (method != "" or any(name in said for name in _SWITCHES))
     given = _given(script)
-    ranks = [name for name in _RANKS if name in given or ("peft" in script.imports and name in said)]
-    rank = next((said[name] for name in ranks if isinstance(said[name], int) and said[name] > 0), None)
+    ranks = [
+        name for name in _RANKS if name in given or ("peft" in script.imports and name in said)
+    ]
+    rank = next(
+        (said[name] for name in ranks if isinstance(said[name], int) and said[name] > 0), None
+    )
     if is_off or not (is_on or rank):
         return {}
     usual = next((default for name, default in _PEFT_RANK.items() if name in said), 8)
@@ -72,7 +91,8 @@ def peft_of(script: Script) -> Mapping[str, Any]:
     return {
         "method": "qlora" if is_quantized else "lora",
         "rank": rank or usual,
-        "targets": targets_of(modules) or ("all" if modules or script.computes_targets else "attention"),
+        "targets": targets_of(modules)
+        or ("all" if modules or script.computes_targets else "attention"),
         "library": "" if "lora_dim" in ranks else "peft",
     }
 
@@ -81,7 +101,9 @@ def loaded_in(script: Script) -> str:
     """The type in which a program of transformers loads its weights, as its option or else its text says it ('bfloat16', 'auto'); empty where neither does."""
     said = _said(script)
     if (
-        told := next((said[name] for name in ("torch_dtype", "dtype") if said.get(name) is not None), None)
+        told := next(
+            (said[name] for name in ("torch_dtype", "dtype") if said.get(name) is not None), None
+        )
     ) is not None:
         return str(told)
     by_text = script.loads_as[0]
@@ -102,7 +124,9 @@ def made_optimizer(script: Script) -> str:
 
 def of_unknown_optimizer(name: str) -> str:
     """What is said of an optimizer that no plan has."""
-    return f"{NOT_COUNTED}the optimizer {name}, planned as AdamW; its own memory and time are unknown"
+    return (
+        f"{NOT_COUNTED}the optimizer {name}, planned as AdamW; its own memory and time are unknown"
+    )
 
 
 def is_unfused(script: Script) -> bool:
@@ -114,7 +138,9 @@ def is_unfused(script: Script) -> bool:
 def frozen(script: Script) -> Iterator[str]:
     """Notes on options that keep weights from training, add a second model, or name an optimizer, which no plan has."""
     said, given = _said(script), _given(script)
-    if (optimizer := optimizer_of(script) or made_optimizer(script)) and optimizer_named(optimizer) is None:
+    if (optimizer := optimizer_of(script) or made_optimizer(script)) and optimizer_named(
+        optimizer
+    ) is None:
         yield of_unknown_optimizer(optimizer)
     if not optimizer_of(script) and len(script.optimizers) > 1:
         yield f"{NOT_COUNTED}which of {', '.join(script.optimizers)} its text makes, planned as AdamW"
@@ -176,7 +202,11 @@ def _named(given: Mapping[str, str], names: list[str]) -> str:
 
 def _given(script: Script) -> dict[str, str]:
     """The options of the command by name, each as it is written."""
-    return {each.name: each.words[0].lstrip("-").partition("=")[0] for each in script.arguments if each.name}
+    return {
+        each.name: each.words[0].lstrip("-").partition("=")[0]
+        for each in script.arguments
+        if each.name
+    }
 
 
 def _said(script: Script) -> dict[str, Any]:
@@ -198,6 +228,8 @@ def _words_of(script: Script, names: tuple[str, ...]) -> list[str]:
     """The names in the values of the first of these options that has any, as the command or else its declaration has it."""
     given = [each for each in script.arguments if each.name in names]
     values = [word for each in given for word in each.values]
-    values = values or [str(option.present) for option in script.options if option.name in names and option.present]
+    values = values or [
+        str(option.present) for option in script.options if option.name in names and option.present
+    ]
     paths = re.findall(r"[A-Za-z][\w.]*", " ".join(values).replace("-", "_"))
     return [path.rstrip(".").rpartition(".")[2] for path in paths]

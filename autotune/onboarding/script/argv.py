@@ -25,19 +25,76 @@ MAX_IDEAS = 4
 """options that are suggested as knobs of the study's own"""
 _OF_RANKS = frozenset(
     (
-        *("nnodes", "nproc_per_node", "num_gpus", "num_accelerators", "num_nodes", "num_processes", "num_machines"),
-        *("machine_rank", "node_rank", "main_process_ip", "main_process_port", "master_addr", "master_port"),
-        *("multi_gpu", "gpu_ids", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "standalone", "local_addr"),
-        *("hostfile", "H", "include", "i", "exclude", "e", "force_multi", "no_ssh", "no_ssh_check", "ssh_port"),
-        *("launcher", "min_elastic_nodes", "max_elastic_nodes", "same_network", "max_restarts", "use_env"),
+        *(
+            "nnodes",
+            "nproc_per_node",
+            "num_gpus",
+            "num_accelerators",
+            "num_nodes",
+            "num_processes",
+            "num_machines",
+        ),
+        *(
+            "machine_rank",
+            "node_rank",
+            "main_process_ip",
+            "main_process_port",
+            "master_addr",
+            "master_port",
+        ),
+        *(
+            "multi_gpu",
+            "gpu_ids",
+            "rdzv_backend",
+            "rdzv_endpoint",
+            "rdzv_id",
+            "rdzv_conf",
+            "standalone",
+            "local_addr",
+        ),
+        *(
+            "hostfile",
+            "H",
+            "include",
+            "i",
+            "exclude",
+            "e",
+            "force_multi",
+            "no_ssh",
+            "no_ssh_check",
+            "ssh_port",
+        ),
+        *(
+            "launcher",
+            "min_elastic_nodes",
+            "max_elastic_nodes",
+            "same_network",
+            "max_restarts",
+            "use_env",
+        ),
         *("m", "module", "no_python", "run_path", "no_local_rank"),
     )
 )
 """options of torchrun, accelerate and deepspeed about ranks, nodes and where they meet, which trials have their own of"""
 _OF_OUTPUT = frozenset(
     (
-        *("log_dir", "redirects", "r", "tee", "t", "local_ranks_filter", "logs_specs", "role", "event_log_handler"),
-        *("duplicate_stdout_filters", "duplicate_stderr_filters", "enable_each_rank_log", "save_pid"),
+        *(
+            "log_dir",
+            "redirects",
+            "r",
+            "tee",
+            "t",
+            "local_ranks_filter",
+            "logs_specs",
+            "role",
+            "event_log_handler",
+        ),
+        *(
+            "duplicate_stdout_filters",
+            "duplicate_stderr_filters",
+            "enable_each_rank_log",
+            "save_pid",
+        ),
         *("autotuning", "elastic_training", "launcher_args", "venv_script"),
     )
 )
@@ -52,7 +109,11 @@ def launcher_of(script: Script, place: Place) -> str:
 def start_of(script: Script, place: Place) -> list[str]:
     """The words of the launcher, with its options that are not about ranks and nodes."""
     launcher, started = launcher_of(script, place), script.started
-    kept = [word for option in _of_launcher(started, launcher) for word in written(option, True)] if started else []
+    kept = (
+        [word for option in _of_launcher(started, launcher) for word in written(option, True)]
+        if started
+        else []
+    )
     if started and launcher in TASKS:
         carried = map(braced, started.carried)
         return [*launcher.split(), *TASKS[launcher].start, *_kept_of_tasks(started), *carried]
@@ -100,19 +161,25 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
         word = "{%s}" % (meaning.expression or target)
         yield Item(f"{option.prefix}{word}", _where(option, meaning))
     if found.precision_flags:
-        named = ", ".join(f"{option.shown} ({option.place or 'as launched'})" for option, _ in found.precision_flags)
+        named = ", ".join(
+            f"{option.shown} ({option.place or 'as launched'})"
+            for option, _ in found.precision_flags
+        )
         yield Item("{precision}", named)
     if script.parser == "HfArgumentParser":
         yield from (
-            Item(word, OFF_IN_TRIALS if word != EACH_STEP else "a loss for every step") for word in trial_words(found)
+            Item(word, OFF_IN_TRIALS if word != EACH_STEP else "a loss for every step")
+            for word in trial_words(found)
         )
     if found.settings and not started:
         yield Item(
-            f"--{found.settings.option}={{files}}/{found.settings.name}", "each trial has its own copy, as below"
+            f"--{found.settings.option}={{files}}/{found.settings.name}",
+            "each trial has its own copy, as below",
         )
     for option in _outputs_by_default(script):
         yield Item(
-            braced(f"{option.prefix}{option.default}"), f"{option.place}, default; each trial has its own folder"
+            braced(f"{option.prefix}{option.default}"),
+            f"{option.place}, default; each trial has its own folder",
         )
     if found.log_interval is not None and script.parser != "HfArgumentParser":
         said = _said(found.log_interval)
@@ -125,7 +192,12 @@ def _outputs_by_default(script: Script) -> Iterator[ScriptOption]:
     """Options that name where it writes and are not given: only one that is in the command can be a folder of the trial's own."""
     for option in script.options:
         is_output = option.name.rpartition(".")[2] in OUTPUT_OPTIONS and option.kind == "text"
-        is_open = option.given is None and isinstance(option.default, str) and option.default and not option.file
+        is_open = (
+            option.given is None
+            and isinstance(option.default, str)
+            and option.default
+            and not option.file
+        )
         if is_output and is_open and option.prefix.startswith("--"):
             yield option
 
@@ -144,7 +216,11 @@ def trial_words(found: OptionMatches) -> list[str]:
 def _told(found: OptionMatches) -> Iterator[tuple[str, ScriptOption, Meaning]]:
     """(what it stands for, option, meaning) of the options that a trial is told."""
     for target, (option, meaning) in found.used.items():
-        if target not in OF_MODEL and not option.is_in_file and (option.kind != "flag" or len(meaning.values) > 1):
+        if (
+            target not in OF_MODEL
+            and not option.is_in_file
+            and (option.kind != "flag" or len(meaning.values) > 1)
+        ):
             yield target, option, meaning
 
 
@@ -157,7 +233,9 @@ def _in_place(found: OptionMatches) -> Iterator[tuple[str, str]]:
 
 def _kept(found: OptionMatches) -> Iterator[str]:
     """The arguments that the script is started with today, without those that a trial is told."""
-    told = {option.name for _, option, _ in _told(found)} | {option.name for option, _ in found.precision_flags}
+    told = {option.name for _, option, _ in _told(found)} | {
+        option.name for option, _ in found.precision_flags
+    }
     told |= {option.name for option in (*found.finds_batch, *found.trackers)}
     told |= {f"no_{name}" for name in told}
     in_place = dict(_in_place(found))
@@ -170,7 +248,9 @@ def _kept(found: OptionMatches) -> Iterator[str]:
     for argument in found.script.arguments:
         if in_file.issuperset(argument.values or argument.words):
             continue
-        argument = argument._replace(words=tuple(word for word in argument.words if word not in in_file))
+        argument = argument._replace(
+            words=tuple(word for word in argument.words if word not in in_file)
+        )
         if argument.name in in_place:
             yield in_place[argument.name]
         if argument.name in told | {"local_rank"}:
@@ -188,7 +268,14 @@ def _kept(found: OptionMatches) -> Iterator[str]:
 
 def _by_long_name(argument: Argument, found: OptionMatches) -> Argument:
     """A short option that names an output by its long name, by which each trial has its own."""
-    long = next((o.prefix for o in found.script.options if o.name == argument.name and o.prefix.startswith("--")), "")
+    long = next(
+        (
+            o.prefix
+            for o in found.script.options
+            if o.name == argument.name and o.prefix.startswith("--")
+        ),
+        "",
+    )
     if argument.name in OUTPUT_OPTIONS and long and len(argument.values) == 1:
         return argument._replace(words=(f"{long}{argument.values[0]}",))
     return argument
@@ -205,7 +292,11 @@ def written(argument: Argument, is_joined: bool) -> Iterator[str]:
 def _of_launcher(started: Started, launcher: str) -> Iterator[Argument]:
     """What torchrun, accelerate or deepspeed is told beside ranks, nodes, where they meet and where their output goes. `launcher`: of the trials."""
     if launcher == started.launcher:
-        yield from (each for each in started.options if each.name and each.name not in _OF_RANKS | _OF_OUTPUT)
+        yield from (
+            each
+            for each in started.options
+            if each.name and each.name not in _OF_RANKS | _OF_OUTPUT
+        )
 
 
 def left_out(found: OptionMatches, place: Place) -> list[str]:
@@ -215,7 +306,9 @@ def left_out(found: OptionMatches, place: Place) -> list[str]:
     wrapped = [" ".join(started.wrapped)] if started.wrapped else []
     if started.launcher in TASKS:
         elsewhere = {*TASKS[started.launcher].elsewhere} - {"D", "chdir"}  # `cwd` has it
-        return wrapped + [" ".join(each.words) for each in started.options if each.name in elsewhere]
+        return wrapped + [
+            " ".join(each.words) for each in started.options if each.name in elsewhere
+        ]
     launcher = "torchrun" if started.launcher == "accelerate" and place.is_cpu else started.launcher
     kept = list(_of_launcher(started, launcher))
     dropped = [each for each in started.options if each not in kept and each.name not in _OF_RANKS]
@@ -255,8 +348,15 @@ def _said(option: ScriptOption) -> str:
 def ideas_of(found: OptionMatches) -> Iterator[str]:
     """Comments: options that could be knobs of the study's own."""
     for option in found.ideas[:MAX_IDEAS]:
-        name, where = option.name.rpartition(".")[2], option.file or option.place or "an option of its library"
-        told = f'in that file "{{{name}}}"' if option.is_in_file else f'here "{option.prefix}{{{name}}}"'
+        name, where = (
+            option.name.rpartition(".")[2],
+            option.file or option.place or "an option of its library",
+        )
+        told = (
+            f'in that file "{{{name}}}"'
+            if option.is_in_file
+            else f'here "{option.prefix}{{{name}}}"'
+        )
         if option.kind == "flag":
             more = "" if option.file else " and values below"
             yield f"could be tuned ({where}): knobs: {{{name}: [false, true]}}, {told}{more}"
@@ -292,5 +392,12 @@ def precision_words(flags: list[tuple[ScriptOption, Meaning]], plain: str) -> di
     on = [(option, meaning.values[0]) for option, meaning in flags if option.default]
     if on:
         option, precision = on[0]
-        return {precision: None} if option.off is None else {precision: None, plain: f"{option.prefix}{option.off}"}
-    return {**{meaning.values[0]: f"{option.prefix}{option.on}" for option, meaning in flags}, plain: None}
+        return (
+            {precision: None}
+            if option.off is None
+            else {precision: None, plain: f"{option.prefix}{option.off}"}
+        )
+    return {
+        **{meaning.values[0]: f"{option.prefix}{option.on}" for option, meaning in flags},
+        plain: None,
+    }

@@ -18,7 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from autotune.onboarding.configuration_files import offloaded_weights, unread_files
-from autotune.onboarding.draft import Draft, Entry, Place, around, baseline_text, file_name, named_cluster
+from autotune.onboarding.draft import (
+    Draft,
+    Entry,
+    Place,
+    around,
+    baseline_text,
+    file_name,
+    named_cluster,
+)
 from autotune.onboarding.hub_names import model_named
 from autotune.onboarding.script.adapters import (
     NEEDS_LESS,
@@ -43,7 +51,13 @@ from autotune.onboarding.script.argv import (
 )
 from autotune.onboarding.script.library_options import BEYOND, BEYOND_BY_METHOD
 from autotune.onboarding.script.machine_defaults import settled
-from autotune.onboarding.script.option_matches import DEGREES, OptionMatches, RanksToday, match_options, ranks_today
+from autotune.onboarding.script.option_matches import (
+    DEGREES,
+    OptionMatches,
+    RanksToday,
+    match_options,
+    ranks_today,
+)
 from autotune.onboarding.script.option_names import SHAPE, meaning_of
 from autotune.onboarding.script.print_statements import EVERY_STEP, is_known, patterns_of
 from autotune.onboarding.script.reading import Script, starts_one
@@ -68,13 +82,19 @@ def training_of(found: OptionMatches) -> dict[str, Any]:
         if target in found.used:
             option, _ = found.used[target]
             value = option.present if option.is_in_file else option.given
-            is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 0  # -1 stands for no limit
+            is_number = (
+                isinstance(value, int) and not isinstance(value, bool) and value >= 0
+            )  # -1 stands for no limit
             training[target] = value if is_number else None
     for word in trial_words(found):
         mine = own(word.lstrip("-+").partition("=")[0].replace("-", "_"))
         if mine != word:
             training[word] = mine
-    if (interval := found.log_interval) is not None and interval.is_in_file and found.settings is not None:
+    if (
+        (interval := found.log_interval) is not None
+        and interval.is_in_file
+        and found.settings is not None
+    ):
         training[found.settings.name] = nested({interval.name: interval.present})
     if watched := [word for option in found.trackers for word in given.get(option.name, ())]:
         training[APPEND] = watched
@@ -82,7 +102,8 @@ def training_of(found: OptionMatches) -> dict[str, Any]:
 
 
 _HOLDS_OPTIONS = re.compile(
-    r"\$\{?(\w*_)?(args?|arguments|opts?|options?|params?|parameters|flags?)(_\w*)?(\[[@*]\])?\}?", re.IGNORECASE
+    r"\$\{?(\w*_)?(args?|arguments|opts?|options?|params?|parameters|flags?)(_\w*)?(\[[@*]\])?\}?",
+    re.IGNORECASE,
 )
 """a variable of a shell that may hold any number of options"""
 MODEL, SEQ_LEN, VOCAB_SIZE = "nano-gpt", 1024, 50304
@@ -112,15 +133,25 @@ def script_draft(
     items = list(argv_of(found, place))
     values = values_of(found)
     metrics = patterns_of(script.printed)
-    if set(metrics) == {"step"} and "tqdm" in script.imports:  # patterns would hide the rate and the loss of its bar
+    if (
+        set(metrics) == {"step"} and "tqdm" in script.imports
+    ):  # patterns would hide the rate and the loss of its bar
         metrics = {}
     relative = os.path.relpath(cwd.resolve(), folder.resolve())
     trainer = [
         Entry(key="kind", value="command"),
         Entry(key="cwd", value=relative, comment="where it runs, relative to this file"),
-        Entry(key="argv", items=tuple(items), comment=_arguments_asked(found), below=tuple(ideas_of(found))),
+        Entry(
+            key="argv",
+            items=tuple(items),
+            comment=_arguments_asked(found),
+            below=tuple(ideas_of(found)),
+        ),
     ]
-    env, why = dict(started.env) if started else {}, f"as {source.name} exports it" if started else ""
+    env, why = (
+        dict(started.env) if started else {},
+        f"as {source.name} exports it" if started else "",
+    )
     if _uses_accelerate(script) and place.is_cpu:
         why = "without ACCELERATE_USE_CPU, accelerate (and transformers' Trainer) trains separately on each CPU rank"
         env["ACCELERATE_USE_CPU"] = "true"
@@ -133,26 +164,41 @@ def script_draft(
         trainer.append(Entry(key="values", value=values))
     if found.files:
         given = " and ".join(file.given for file in (found.template, found.settings) if file)
-        trainer.append(Entry(key="files", value=found.files, comment=f"{given}, as each trial has it"))
+        trainer.append(
+            Entry(key="files", value=found.files, comment=f"{given}, as each trial has it")
+        )
     if found.fixed:
         trainer.append(Entry(key="fixed", value=dict(found.fixed), comment=_decided_by(script)))
     if training := training_of(found):
         trainer.append(
-            Entry(key="training", value=training, comment="what launch.sh uses instead; null omits the argument")
+            Entry(
+                key="training",
+                value=training,
+                comment="what launch.sh uses instead; null omits the argument",
+            )
         )
     if metrics:
         trainer.append(Entry(key="metrics", value=metrics, comment="from its print statements"))
         trainer += _counts(found)
     if found.required:
         fill_in.append("trainer.argv")
-    notes = [_what_reads(found), *_what_variables_tell(found), *_what_starts(script, source), *_what_is_beyond(script)]
+    notes = [
+        _what_reads(found),
+        *_what_variables_tell(found),
+        *_what_starts(script, source),
+        *_what_is_beyond(script),
+    ]
     baseline = tuple(_baseline(found, ranks))
-    if not any("zero_stage=" in entry.value for entry in baseline):  # what is sharded is kept in fp32
+    if not any(
+        "zero_stage=" in entry.value for entry in baseline
+    ):  # what is sharded is kept in fp32
         notes += _what_weights(script)
     if script.started is not None:
         notes += unread_files(script.started, cwd)
         if away := offloaded_weights(script.started, cwd):
-            notes.append(f"{NOT_COUNTED}weights on the host ({away}), planned on the GPU: {NEEDS_LESS}")
+            notes.append(
+                f"{NOT_COUNTED}weights on the host ({away}), planned on the GPU: {NEEDS_LESS}"
+            )
     if _tunes_nothing(found):
         fill_in.append("trainer.argv")
         notes.append(_how_to_be_told(found))
@@ -162,12 +208,19 @@ def script_draft(
         fill_in.append("space.precision")
     if why_none := _no_baseline(found, ranks):
         fill_in.append("baseline")
-        notes.append(f"no baseline: {why_none}; add the current settings of {source.name} as `baseline:`")
+        notes.append(
+            f"no baseline: {why_none}; add the current settings of {source.name} as `baseline:`"
+        )
     if is_plain:
         notes.append(
             f"on CPUs {script.name} always computes in fp32 (line {script.plain_on_cpu}), so precision stays fp32"
         )
-    if script.shards and ranks.today > 1 and not found.template and "zero_stage" not in {*found.used, *found.fixed}:
+    if (
+        script.shards
+        and ranks.today > 1
+        and not found.template
+        and "zero_stage" not in {*found.used, *found.fixed}
+    ):
         notes.append(
             f"{NOT_COUNTED}sharding that {script.name} does under a condition, or in a module that it imports, planned as none: if it shards, {NEEDS_LESS}"
         )
@@ -188,7 +241,12 @@ def script_draft(
     where, runner = place.entries
     entries = (
         Entry(key="name", value=file_name(source.name)),
-        shape or Entry(key="model", value=MODEL, comment="fill in: `autotune models`, a config.json, or the shape"),
+        shape
+        or Entry(
+            key="model",
+            value=MODEL,
+            comment="fill in: `autotune models`, a config.json, or the shape",
+        ),
         where,
         workload,
         Entry(key="space", value=_space(found, ranks, place)),
@@ -196,7 +254,9 @@ def script_draft(
         Entry(key="trainer", parts=tuple(trainer)),
         runner,
     )
-    return Draft(heading=heading, entries=entries, fill_in=tuple(dict.fromkeys(fill_in)), notes=tuple(notes))
+    return Draft(
+        heading=heading, entries=entries, fill_in=tuple(dict.fromkeys(fill_in)), notes=tuple(notes)
+    )
 
 
 def _decided_by(script: Script) -> str:
@@ -209,7 +269,9 @@ def _decided_by(script: Script) -> str:
 def _is_on_cpu(script: Script) -> bool:
     """Whether an option says that it runs on the CPU."""
     devices = (
-        o.present for o in script.options if re.fullmatch("device(_type)?|accelerator", o.name.rpartition(".")[2])
+        o.present
+        for o in script.options
+        if re.fullmatch("device(_type)?|accelerator", o.name.rpartition(".")[2])
     )
     return any(str(device).startswith("cpu") for device in devices)
 
@@ -239,7 +301,9 @@ def _is_format_unknown(found: OptionMatches) -> bool:
     """Whether nothing says the number format, of a program whose code was not found or not understood, or whose options are declared where nobody looked."""
     script = found.script
     is_elsewhere = not script.parser and any(argument.name for argument in script.arguments)
-    return (not script.is_read or is_elsewhere or bool(script.unread)) and not _is_format_said(found)
+    return (not script.is_read or is_elsewhere or bool(script.unread)) and not _is_format_said(
+        found
+    )
 
 
 def _is_format_said(found: OptionMatches) -> bool:
@@ -250,11 +314,18 @@ def _precisions(found: OptionMatches) -> list[Any]:
     """The number formats that it can be told, that of today first."""
     if "precision" in found.used:
         default = found.used["precision"][1].default
-        return [value for value in found.used["precision"][1].values if value != "fp8" or default == "fp8"]
+        return [
+            value
+            for value in found.used["precision"][1].values
+            if value != "fp8" or default == "fp8"
+        ]
     if not found.precision_flags:
         return [found.fixed.get("precision", "fp32")]
     words = precision_words(found.precision_flags, found.plain_format)
-    default = next((meaning.default for _, meaning in found.precision_flags if meaning.default), found.plain_format)
+    default = next(
+        (meaning.default for _, meaning in found.precision_flags if meaning.default),
+        found.plain_format,
+    )
     return sorted(words, key=lambda value: value != default)
 
 
@@ -270,7 +341,9 @@ def _worth_trying(found: OptionMatches, place: Place) -> list[Any]:
     cluster = named_cluster(place.name)
     if cluster is not None and cluster.gpu.is_cpu:
         return [today, *(each for each in others if each != "fp16")]
-    has_bf16 = "bf16" in (today, *others) and (cluster is None or "bf16" in cluster.gpu.peak_flops_per_s)
+    has_bf16 = "bf16" in (today, *others) and (
+        cluster is None or "bf16" in cluster.gpu.peak_flops_per_s
+    )
     faster = ["bf16"] if has_bf16 else ["fp16"]
     if today in ("fp32", "tf32"):
         faster = ["tf32", *faster]
@@ -366,15 +439,21 @@ def _batches(found: OptionMatches, ranks: RanksToday) -> tuple[Any, str, bool]:
     stated = found.count("global_batch_size")
     if stated:
         return stated, found.where("global_batch_size"), False
-    is_total = "accumulation_steps" in found.used and bool(found.used["accumulation_steps"][1].expression)
+    is_total = "accumulation_steps" in found.used and bool(
+        found.used["accumulation_steps"][1].expression
+    )
     whole = micro * steps * (1 if is_total else ranks.replicas)
-    is_given = "micro_batch_size" in found.used and found.used["micro_batch_size"][0].given is not None
+    is_given = (
+        "micro_batch_size" in found.used and found.used["micro_batch_size"][0].given is not None
+    )
     if known is None or (_held_elsewhere(script) and not is_given):
         return whole, "sequences per optimizer step (not found in the script)", True
     if _accumulation_unsaid(found):
         return whole, f"sequences per optimizer step: {_UNSAID_STEPS}", True
     how = "as launched" if script.started else "its defaults"
-    parts = f"{how}, {micro} x {steps}" + ("" if is_total or ranks.replicas == 1 else f" on {ranks.said}")
+    parts = f"{how}, {micro} x {steps}" + (
+        "" if is_total or ranks.replicas == 1 else f" on {ranks.said}"
+    )
     if ranks.is_assumed:
         return (
             whole,
@@ -398,7 +477,9 @@ def _workload(found: OptionMatches, ranks: RanksToday) -> tuple[Entry, tuple[str
     """(the workload, what of it is to be filled in)"""
     batch, why, is_open = _batches(found, ranks)
     seq_len = found.count("seq_len")
-    told = f"seq_len: {found.where('seq_len')}" if seq_len else "fill in: seq_len, tokens per sequence"
+    told = (
+        f"seq_len: {found.where('seq_len')}" if seq_len else "fill in: seq_len, tokens per sequence"
+    )
     value: dict[str, Any] = {"seq_len": seq_len or SEQ_LEN, "global_batch_size": batch}
     if loop := _loop(found.script):
         value["loop"] = loop
@@ -409,13 +490,19 @@ def _workload(found: OptionMatches, ranks: RanksToday) -> tuple[Entry, tuple[str
         and loaded_in(found.script) == "bfloat16"
         and _precisions(found)[0] == "bf16"
     ):
-        value |= {"pure_bf16": True, **({"shards_in_fp32": True} if loop in ("hf_trainer", "accelerate") else {})}
+        value |= {
+            "pure_bf16": True,
+            **({"shards_in_fp32": True} if loop in ("hf_trainer", "accelerate") else {}),
+        }
     by_option = optimizer_of(found.script) if loop in ("hf_trainer", "deepspeed") else ""
     if optimizer := optimizer_named(by_option or made_optimizer(found.script)):
         value |= {} if optimizer == "adamw" else {"optimizer": optimizer}
     if is_unfused(found.script):
         value["unfused_attention"] = True
-    fill_in = (*(() if seq_len else ("workload.seq_len",)), *(("workload.global_batch_size",) if is_open else ()))
+    fill_in = (
+        *(() if seq_len else ("workload.seq_len",)),
+        *(("workload.global_batch_size",) if is_open else ()),
+    )
     asked = "fill in: global_batch_size," if is_open else "batch:"
     return Entry(key="workload", value=value, comment=f"{told}; {asked} {why}"), fill_in
 
@@ -436,9 +523,7 @@ def _no_baseline(found: OptionMatches, ranks: RanksToday) -> str:
         return f"autotune does not understand {', '.join(dict.fromkeys(found.unclear))}"
     if found.undecided:
         named = " and ".join(f"{option.shown} ({option.place})" for option in found.undecided)
-        return (
-            f"the default of {named} depends on the machine: give the value in the launch, or the cluster (--cluster)"
-        )
+        return f"the default of {named} depends on the machine: give the value in the launch, or the cluster (--cluster)"
     if "precision" in found.used and found.used["precision"][1].default is None:
         option = found.used["precision"][0]
         return f"the precision is unknown: {option.shown} ({option.place}) is not given and has no default"
@@ -451,10 +536,10 @@ def _no_baseline(found: OptionMatches, ranks: RanksToday) -> str:
         return _UNSAID_STEPS
     batch, _, _ = _batches(found, ranks)
     per_step = micro * ranks.replicas_of_trials
-    if isinstance(batch, int) and (batch % per_step or (batch != per_step and not _accumulates(found))):
-        return (
-            f"a batch of {batch} cannot be divided into micro-batches of {micro} on {ranks.replicas_of_trials} replicas"
-        )
+    if isinstance(batch, int) and (
+        batch % per_step or (batch != per_step and not _accumulates(found))
+    ):
+        return f"a batch of {batch} cannot be divided into micro-batches of {micro} on {ranks.replicas_of_trials} replicas"
     return ""
 
 
@@ -499,9 +584,15 @@ def _model(found: OptionMatches, asked: str | None, cwd: Path, folder: Path) -> 
     named = found.default("model")
     if isinstance(named, str) and (known := model_named(named, cwd, folder)):
         return Entry(key="model", value=known[0], comment=known[1] or found.where("model"))
-    if named is None and (loaded := found.script.loaded) and (known := model_named(loaded[0], cwd, folder)):
+    if (
+        named is None
+        and (loaded := found.script.loaded)
+        and (known := model_named(loaded[0], cwd, folder))
+    ):
         line = f"line {loaded[1]}"
-        return Entry(key="model", value=known[0], comment=f"{known[1]} ({line})" if known[1] else line)
+        return Entry(
+            key="model", value=known[0], comment=f"{known[1]} ({line})" if known[1] else line
+        )
     sizes = {target: found.count(target) for target in SHAPE}
     is_default = _held_elsewhere(found.script) and not any(
         found.used[target][0].given for target in SHAPE if target in found.used
@@ -526,7 +617,14 @@ def _loop(script: Script) -> str:
         return "hf_trainer"
     if script.imports & {"lightning", "pytorch_lightning"}:
         return "lightning"
-    return next((name for name in ("accelerate", "deepspeed") if name in {script.launcher, *script.imports}), "")
+    return next(
+        (
+            name
+            for name in ("accelerate", "deepspeed")
+            if name in {script.launcher, *script.imports}
+        ),
+        "",
+    )
 
 
 def _uses_accelerate(script: Script) -> bool:
@@ -539,7 +637,9 @@ def _what_starts(script: Script, source: Path) -> Iterator[str]:
     if (started := script.started) is None or started.program == source.name:
         return
     how = (
-        "python (it launches its own ranks; trials use torchrun instead)" if started.starts_ranks else started.launcher
+        "python (it launches its own ranks; trials use torchrun instead)"
+        if started.starts_ranks
+        else started.launcher
     )
     yield f"{source.name} starts {started.program} with {started.tasks or how}; its arguments without a knob are kept"
     if started.spelled_out:
@@ -567,7 +667,10 @@ def _what_is_beyond(script: Script) -> Iterator[str]:
 def _what_weights(script: Script) -> Iterator[str]:
     """What is assumed of the type in which a program of transformers keeps the weights that it trains."""
     loaded = loaded_in(script)
-    if any(option.name == "torch_dtype" and option.given is None and option.default for option in script.options):
+    if any(
+        option.name == "torch_dtype" and option.given is None and option.default
+        for option in script.options
+    ):
         yield f"{ASSUMED_WEIGHTS}{loaded}, the type of most checkpoints: {script.name} trains in the checkpoint's own unless torch_dtype is given"
         return
     if loaded == "auto":
@@ -625,7 +728,11 @@ NOT_PRINTED = "no line with a "
 
 def _what_is_not_printed(script: Script, metrics: Mapping[str, str]) -> str:
     """What no pattern was found for; empty where all is found, or where the training loop has lines that are known."""
-    if script.parser == "HfArgumentParser" or _loop(script) in ("hf_trainer", "lightning") or is_known(script.printed):
+    if (
+        script.parser == "HfArgumentParser"
+        or _loop(script) in ("hf_trainer", "lightning")
+        or is_known(script.printed)
+    ):
         return ""
     if not metrics and "tqdm" in script.imports:
         return ""
@@ -634,7 +741,11 @@ def _what_is_not_printed(script: Script, metrics: Mapping[str, str]) -> str:
     missing = [word for word, is_found in found.items() if not is_found]
     if not missing:
         return ""
-    where = f"the print statements of {script.name}" if script.is_read else f"{script.name}, which was not read"
+    where = (
+        f"the print statements of {script.name}"
+        if script.is_read
+        else f"{script.name}, which was not read"
+    )
     follows = (
         "a diverging loss goes unnoticed"
         if has_time

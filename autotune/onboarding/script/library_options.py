@@ -22,7 +22,9 @@ TRAINING_ARGUMENTS: tuple[tuple[str, str, Any], ...] = (
 """of `TrainingArguments`; they print a loss dictionary every `logging_steps`"""
 MICRO_BATCH, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
 """of `TrainingArguments` and of the examples of transformers and accelerate whose loop is their own; both accumulate nothing unless told"""
-OWN_LOOP = frozenset({"num_warmup_steps", "max_train_steps", "checkpointing_steps", "with_tracking", "zero_stage"})
+OWN_LOOP = frozenset(
+    {"num_warmup_steps", "max_train_steps", "checkpointing_steps", "with_tracking", "zero_stage"}
+)
 """of the examples `*_no_trainer.py` of transformers and accelerate and of DeepSpeed-Chat, whose loop is their own and whose other options are called as `TrainingArguments`' are"""
 OF_TRAINER = frozenset({
     "bf16", "fp16", "tf32", "deepspeed", "fsdp", "optim", "torch_compile", "gradient_checkpointing", "max_steps", "warmup_steps", "warmup_ratio", "max_grad_norm",
@@ -32,7 +34,9 @@ OF_TRAINER = frozenset({
 })  # fmt: skip
 """of `TrainingArguments`, and of none of those examples"""
 _TRL_DEFAULTS = {"bf16": True, "gradient_checkpointing": True}
-_TRL_ARGUMENTS = tuple((name, kind, _TRL_DEFAULTS.get(name, default)) for name, kind, default in TRAINING_ARGUMENTS)
+_TRL_ARGUMENTS = tuple(
+    (name, kind, _TRL_DEFAULTS.get(name, default)) for name, kind, default in TRAINING_ARGUMENTS
+)
 TRAINER_ARGUMENTS: tuple[tuple[str, tuple[tuple[str, str, Any], ...]], ...] = (
     ("SFTConfig", (*_TRL_ARGUMENTS, ("max_length", "int", 1024), ("packing", "flag", False))),
     ("GRPOConfig", _TRL_ARGUMENTS),
@@ -64,10 +68,18 @@ BEYOND = {
 }
 """what else a step of these classes does, which plans of a plain training do not have"""
 _PAIR = "the other sequence of each pair"
-GROUPED = ("train_group_size", "train_n_passages", "num_hard_negatives", "num_negatives", "infonce_hard_negatives")
+GROUPED = (
+    "train_group_size",
+    "train_n_passages",
+    "num_hard_negatives",
+    "num_negatives",
+    "infonce_hard_negatives",
+)
 """options of programs that train on several sequences of each sample, as for embeddings and rerankers"""
 BEYOND_BY_METHOD = {
-    **dict.fromkeys(("ppo", "grpo", "rloo", "gspo", "online_dpo"), "generation, rewards and a reference model"),
+    **dict.fromkeys(
+        ("ppo", "grpo", "rloo", "gspo", "online_dpo"), "generation, rewards and a reference model"
+    ),
     **dict.fromkeys(("dpo", "ipo", "xpo", "bco", "gdpo"), f"the reference model and {_PAIR}"),
     **dict.fromkeys(("orpo", "simpo", "cpo", "rm", "reward_model", "reward_modeling"), _PAIR),
     **dict.fromkeys(("kto", "gkd"), "the reference model"),

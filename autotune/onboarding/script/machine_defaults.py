@@ -30,7 +30,11 @@ def settled(script: Script, place: Place) -> Script:
         else option
         for option in script.options
     )
-    in_code = {knob: made for knob, made in script.in_code.items() if made.value != "tf32" or not place.is_cpu}
+    in_code = {
+        knob: made
+        for knob, made in script.in_code.items()
+        if made.value != "tf32" or not place.is_cpu
+    }
     return replace(script, options=options, in_code=in_code)
 
 

@@ -105,7 +105,9 @@ class OptionMatches:
     @property
     def plain_format(self) -> str:
         """What it computes in where no flag switches another format on."""
-        if loaded_in(self.script) == "bfloat16" and not any(meaning.default for _, meaning in self.precision_flags):
+        if loaded_in(self.script) == "bfloat16" and not any(
+            meaning.default for _, meaning in self.precision_flags
+        ):
             return "bf16"  # as its weights are
         has_switch = any("tf32" in meaning.values for _, meaning in self.precision_flags)
         return "tf32" if "precision" in self.script.in_code and not has_switch else "fp32"
@@ -115,7 +117,9 @@ class OptionMatches:
         self.used.pop("precision", None)
         self.precision_flags.clear()
         self.undecided = [
-            option for option in self.undecided if target_of(option.name.rpartition(".")[2]) != "precision"
+            option
+            for option in self.undecided
+            if target_of(option.name.rpartition(".")[2]) != "precision"
         ]
         self.fixed = {**self.fixed, "precision": "fp32"}
 
@@ -139,9 +143,16 @@ class OptionMatches:
     def files(self) -> dict[str, Mapping[str, Any]]:
         """What each trial has its own files of, by name."""
         found = {self.template.name: self.template.document} if self.template else {}
-        told = {option.name: f"{{{meaning.expression or target}}}" for target, (option, meaning) in self._told_by_file}
+        told = {
+            option.name: f"{{{meaning.expression or target}}}"
+            for target, (option, meaning) in self._told_by_file
+        }
         if self.settings and told:
-            log = {self.log_interval.name: 1} if self.log_interval and self.log_interval.is_in_file else {}
+            log = (
+                {self.log_interval.name: 1}
+                if self.log_interval and self.log_interval.is_in_file
+                else {}
+            )
             found[self.settings.name] = self.settings.told({**told, **log})
         return found
 
@@ -156,8 +167,15 @@ class OptionMatches:
     @property
     def variables(self) -> dict[str, str]:
         """The environment variables that tell a trial its config, with their placeholders."""
-        used = ((target, option, meaning) for target, (option, meaning) in self.used.items() if option.variable)
-        return {option.variable: f"{{{meaning.expression or target}}}" for target, option, meaning in used}
+        used = (
+            (target, option, meaning)
+            for target, (option, meaning) in self.used.items()
+            if option.variable
+        )
+        return {
+            option.variable: f"{{{meaning.expression or target}}}"
+            for target, option, meaning in used
+        }
 
     def _constants(self, target: str) -> Iterator[ScriptOption]:
         for constant in self.script.constants:
@@ -178,31 +196,50 @@ def match_options(script: Script, cwd: Path) -> OptionMatches:
     others = [option for option in script.options if option.given is None]
     of_file = tuple(told_by_file(found.settings)) if found.settings else ()
     options = (*given, *overridden(script, cwd), *of_file, *others, *_told_by_variables(script))
-    has_micro, by_tokens = any(is_explicit_micro(option) for option in options), counts_tokens(options)
+    has_micro, by_tokens = (
+        any(is_explicit_micro(option) for option in options),
+        counts_tokens(options),
+    )
     switch = next((option for option in options if _is_amp_switch(option)), None)
-    formats = next((o for o in options if switch and AMP_FORMATS.fullmatch(o.name.rpartition(".")[2])), None)
+    formats = next(
+        (o for o in options if switch and AMP_FORMATS.fullmatch(o.name.rpartition(".")[2])), None
+    )
     for option in options:
         if option is formats:
             continue  # it only says which format the flag switches on
         autocast = _format_of(formats) if option is switch and formats else script.autocast
-        meaning = meaning_of(option, script.divided, autocast, has_micro=has_micro, by_tokens=by_tokens)
+        meaning = meaning_of(
+            option, script.divided, autocast, has_micro=has_micro, by_tokens=by_tokens
+        )
         name = option.name.rpartition(".")[2]
         if name in _SUPPLIED:
             continue
-        if option.kind == "flag" and option.given is True and TRACKERS.fullmatch(name) and not option.prefix:
+        if (
+            option.kind == "flag"
+            and option.given is True
+            and TRACKERS.fullmatch(name)
+            and not option.prefix
+        ):
             found.trackers.append(option)
         if FINDS_BATCH.fullmatch(name) and option.present not in (None, False):
             found.finds_batch.append(option)
         if (why := _unclear(option, meaning)) is not None:
             found.unclear.append(why)
-        if meaning is not None and option.computed and option.present is None and meaning.target not in OF_MODEL:
+        if (
+            meaning is not None
+            and option.computed
+            and option.present is None
+            and meaning.target not in OF_MODEL
+        ):
             found.undecided.append(option)
         if meaning is None:
             if is_log_interval(option):
                 found.log_interval = option if option.present != 1 else None
             elif is_performance_choice(option):
                 part = _PARTS.match(name)
-                if part is None or any(other.name.startswith(part[0].rstrip("_")) for other in given):
+                if part is None or any(
+                    other.name.startswith(part[0].rstrip("_")) for other in given
+                ):
                     found.ideas.append(option)
             elif option.is_required and option.given is None:
                 found.required.append(option)
@@ -216,16 +253,26 @@ def match_options(script: Script, cwd: Path) -> OptionMatches:
             found.used.setdefault(meaning.target, (option, meaning))
     if "precision" in found.used:
         option, meaning = found.used["precision"]
-        is_said = any(each.default or flag.given is not None for flag, each in found.precision_flags)
+        is_said = any(
+            each.default or flag.given is not None for flag, each in found.precision_flags
+        )
         if found.precision_flags and (is_said or option.given is None or meaning.default is None):
-            del found.used["precision"]  # it is the type of the weights, beside the flags of autocast
+            del found.used[
+                "precision"
+            ]  # it is the type of the weights, beside the flags of autocast
         else:
             found.precision_flags.clear()
     if any(meaning.default in ("bf16", "fp16") for _, meaning in found.precision_flags):
         # beside one of these tf32 is about what is left in fp32: it stays as launched
-        found.precision_flags = [pair for pair in found.precision_flags if pair[1].values != ("tf32",)]
+        found.precision_flags = [
+            pair for pair in found.precision_flags if pair[1].values != ("tf32",)
+        ]
     launched = bool(script.started and script.started.launcher == "accelerate")
-    if launched and decided.get("precision") and not any(meaning.default for _, meaning in found.precision_flags):
+    if (
+        launched
+        and decided.get("precision")
+        and not any(meaning.default for _, meaning in found.precision_flags)
+    ):
         found.precision_flags.clear()  # transformers takes the launcher's number format where no flag says another
     if found.settings and found.settings.name not in found.files:
         found.settings = None
@@ -258,11 +305,17 @@ def match_options(script: Script, cwd: Path) -> OptionMatches:
             decided = {**decided, knob: value}
     if "precision" in in_code:
         decided = _with_tf32(found, decided)
-    found.fixed = {knob: value for knob, value in decided.items() if knob not in told and value not in (False, "none")}
+    found.fixed = {
+        knob: value
+        for knob, value in decided.items()
+        if knob not in told and value not in (False, "none")
+    }
     return found
 
 
-_BY_VARIABLE = frozenset({"micro_batch_size", "accumulation_steps", "global_batch_size", "seq_len", "steps"})
+_BY_VARIABLE = frozenset(
+    {"micro_batch_size", "accumulation_steps", "global_batch_size", "seq_len", "steps"}
+)
 """what a variable of the environment may tell: names of others are too short to be sure"""
 
 
@@ -273,7 +326,9 @@ def _told_by_variables(script: Script) -> Iterator[ScriptOption]:
         value = typed(str(exported.get(name, default)))
         if type(value) is int and target_of(name.lower()) in _BY_VARIABLE:
             given = value if name in exported else None
-            yield ScriptOption(name=name.lower(), kind="int", default=value, given=given, variable=name)
+            yield ScriptOption(
+                name=name.lower(), kind="int", default=value, given=given, variable=name
+            )
 
 
 def _with_tf32(found: OptionMatches, decided: dict[str, Any]) -> dict[str, Any]:
@@ -284,16 +339,26 @@ def _with_tf32(found: OptionMatches, decided: dict[str, Any]) -> dict[str, Any]:
         values = tuple("tf32" if value == "fp32" else value for value in meaning.values)
         words = {"tf32": "fp32", **own} if "fp32" in meaning.values else own
         default = "tf32" if meaning.default == "fp32" else meaning.default
-        found.used["precision"] = option, replace(meaning, words=words, values=values, default=default)
+        found.used["precision"] = (
+            option,
+            replace(meaning, words=words, values=values, default=default),
+        )
         return decided
-    is_plain = not found.precision_flags and not found.script.formats and decided.get("precision", "fp32") == "fp32"
+    is_plain = (
+        not found.precision_flags
+        and not found.script.formats
+        and decided.get("precision", "fp32") == "fp32"
+    )
     return {**decided, "precision": "tf32"} if is_plain else decided
 
 
 def _is_amp_switch(option: ScriptOption) -> bool:
     return (
         option.kind == "flag"
-        and re.fullmatch(r"(use_|enable_)?(amp|autocast|mixed_precision)", option.name.rpartition(".")[2]) is not None
+        and re.fullmatch(
+            r"(use_|enable_)?(amp|autocast|mixed_precision)", option.name.rpartition(".")[2]
+        )
+        is not None
     )
 
 
@@ -318,7 +383,9 @@ def _unclear(option: ScriptOption, meaning: Meaning | None) -> str | None:
     is_word = target in ("precision", "recompute", "zero_stage") and option.kind == "text"
     if is_word and is_said and (meaning is None or meaning.default is None):
         return said
-    is_degree = target in DEGREES and option.kind == "text" and is_said and not isinstance(value, int)
+    is_degree = (
+        target in DEGREES and option.kind == "text" and is_said and not isinstance(value, int)
+    )
     return said if is_degree else None
 
 
@@ -390,7 +457,11 @@ class RanksToday:
 
 def ranks_today(found: OptionMatches, place: Place) -> RanksToday:
     """The ranks of a script at that place."""
-    degrees = {degree: value for degree in DEGREES if (value := found.count(degree)) is not None and value > 1}
+    degrees = {
+        degree: value
+        for degree in DEGREES
+        if (value := found.count(degree)) is not None and value > 1
+    }
     if starts_one(found.script):
         return RanksToday(
             today=1, of_trials=1, of_cluster=place.ranks, degrees=degrees, is_assumed=False, is_started=False, is_named=place.name is not None,

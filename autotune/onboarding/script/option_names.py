@@ -113,7 +113,11 @@ def meaning_of(
         return _worded(option, target)
     if target == "micro_batch_size" and has_micro and not is_explicit_micro(option):
         target = "global_batch_size"
-    if target is not None and target in ("micro_batch_size", "accumulation_steps", "global_batch_size"):
+    if target is not None and target in (
+        "micro_batch_size",
+        "accumulation_steps",
+        "global_batch_size",
+    ):
         return _batch(option, target, divided, by_tokens)
     return (
         None
@@ -126,7 +130,9 @@ def is_of_knob(option: ScriptOption) -> bool:
     """Whether its name is that of a knob or figure, whether or not its value is understood."""
     name = _last(option.name)
     is_named = target_of(name) is not None or OTHER_DEGREES.fullmatch(name) is not None
-    return meaning_of(option) is not None or (is_named and not OTHER_PARTS.search(option.name.lower()))
+    return meaning_of(option) is not None or (
+        is_named and not OTHER_PARTS.search(option.name.lower())
+    )
 
 
 def is_explicit_micro(option: ScriptOption) -> bool:
@@ -153,7 +159,9 @@ def is_performance_choice(option: ScriptOption) -> bool:
     """Whether the option looks like something that changes the speed and not the result."""
     name = _last(option.name)
     is_of_else = _OF_ELSE.search(name) or OTHER_PARTS.search(option.name.lower())
-    is_other_worker = "worker" in name and not all(map(_OF_WORKERS.fullmatch, re.split(r"[_.]", name)))
+    is_other_worker = "worker" in name and not all(
+        map(_OF_WORKERS.fullmatch, re.split(r"[_.]", name))
+    )
     is_named = option.kind in ("int", "flag", "text") and _PERFORMANCE.search(name) is not None
     return is_named and not is_of_else and not is_other_worker
 
@@ -164,7 +172,9 @@ def _last(name: str) -> str:
 
 def counts_tokens(options: Iterable[ScriptOption]) -> bool:
     """Whether an option says that batches are counted in tokens (OpenNMT, JoeyNMT: `batch_type: tokens`)."""
-    return any(_last(o.name) == "batch_type" and str(o.present).startswith("token") for o in options)
+    return any(
+        _last(o.name) == "batch_type" and str(o.present).startswith("token") for o in options
+    )
 
 
 def _batch(option: ScriptOption, target: str, divided: frozenset[str], by_tokens: bool) -> Meaning:
@@ -174,7 +184,9 @@ def _batch(option: ScriptOption, target: str, divided: frozenset[str], by_tokens
     if target == "accumulation_steps" and option.name in divided:
         expression = "accumulation_steps * dp"
     is_large = isinstance(default, int) and default >= TOKENS
-    if target != "accumulation_steps" and (by_tokens or is_large or IN_TOKENS.search(_last(option.name))):
+    if target != "accumulation_steps" and (
+        by_tokens or is_large or IN_TOKENS.search(_last(option.name))
+    ):
         expression = f"{target} * seq_len"
     return Meaning(target=target, expression=expression, default=default)
 
@@ -185,7 +197,9 @@ def _worded(option: ScriptOption, target: str) -> Meaning | None:
     said = [value for value in (option.present, *option.between) if value is not None]
     if option.choices:
         is_autocast = any(str(value).startswith("amp") for value in (option.default, option.given))
-        words: dict[str, Any] = dict(_offered(known, [*map(str, option.choices)], is_autocast=is_autocast))
+        words: dict[str, Any] = dict(
+            _offered(known, [*map(str, option.choices)], is_autocast=is_autocast)
+        )
     elif target == "precision" and said:
         present = [str(value) for value in said]
         pairs = product(present, known.items())
@@ -199,13 +213,19 @@ def _worded(option: ScriptOption, target: str) -> Meaning | None:
     default: str | None = None
     if option.present is not None:
         word = str(option.present).lower()
-        default = next((value for value, spellings in known.items() if word in map(str.lower, spellings)), None)
+        default = next(
+            (value for value, spellings in known.items() if word in map(str.lower, spellings)), None
+        )
     if default is None and option.present is None and not option.computed:
-        default = next((value for value, word in words.items() if str(word).lower() in _ABSENT), None)
+        default = next(
+            (value for value, word in words.items() if str(word).lower() in _ABSENT), None
+        )
     if default is None and (len(words) < 2 or not option.choices) and not option.between:
         return None
     if default is not None and option.present is not None:
-        words[default] = str(option.present)  # as launched, whatever other words mean nearly the same
+        words[default] = str(
+            option.present
+        )  # as launched, whatever other words mean nearly the same
     values = sorted(words, key=lambda value: value != default)
     differing = {value: word for value, word in words.items() if word != value}
     return Meaning(target=target, words=differing, values=_typed(target, values), default=default)
@@ -231,8 +251,17 @@ def _flag(option: ScriptOption, name: str, autocast: str) -> Meaning | None:
             default = precision if option.present else None
             if option.is_in_file:
                 return _switch(option, "precision", precision, "fp32")
-            return Meaning(target="precision", words={precision: option.on}, values=(precision,), default=default)
-    on_off = {"compile": ("true", "false"), "sequence_parallel": ("true", "false"), "recompute": ("full", "none")}
+            return Meaning(
+                target="precision",
+                words={precision: option.on},
+                values=(precision,),
+                default=default,
+            )
+    on_off = {
+        "compile": ("true", "false"),
+        "sequence_parallel": ("true", "false"),
+        "recompute": ("full", "none"),
+    }
     for target, (on, off) in on_off.items():
         if re.fullmatch(NAMES[target], name):
             return _switch(option, target, on, off)
@@ -249,10 +278,16 @@ def _switch(option: ScriptOption, target: str, on: str, off: str) -> Meaning:
     reachable = [default] if other_word is None else [default, other]
     reachable.sort(key=lambda value: value != (on if option.present else off))
     typed = _typed(target, reachable)
-    return Meaning(target=target, words={on: option.on, off: option.off}, values=typed, default=typed[0])
+    return Meaning(
+        target=target, words={on: option.on, off: option.off}, values=typed, default=typed[0]
+    )
 
 
 def _typed(target: str, values: list[str]) -> tuple[Any, ...]:
     if target == "zero_stage":
         return tuple(map(int, values))
-    return tuple(value == "true" for value in values) if target in ("compile", "sequence_parallel") else tuple(values)
+    return (
+        tuple(value == "true" for value in values)
+        if target in ("compile", "sequence_parallel")
+        else tuple(values)
+    )

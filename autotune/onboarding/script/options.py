@@ -17,7 +17,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autotune.onboarding.script.library_options import ACCUMULATION, LIGHTNING_TRAINER, TRAINER_ARGUMENTS
+from autotune.onboarding.script.library_options import (
+    ACCUMULATION,
+    LIGHTNING_TRAINER,
+    TRAINER_ARGUMENTS,
+)
 from autotune.onboarding.script.syntax import (
     called_name,
     calls_of,
@@ -129,24 +133,35 @@ def constants_of(tree: ast.Module) -> tuple[ScriptOption, ...]:
     """Numbers that the text assigns to names and attributes, and gives accelerate's `Accelerator`; not what it sets again and again in a loop, as for
     its samples."""
     found: dict[str, ScriptOption] = {}
-    loops = (node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While | ast.AsyncFor))
+    loops = (
+        node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While | ast.AsyncFor)
+    )
     repeated = {id(node) for loop in loops for node in ast.walk(loop)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and id(node) not in repeated:
             name, value = last_name(node.targets[0]), literal_or_none(node.value)
             if name and isinstance(value, int | float) and not isinstance(value, bool):
-                found.setdefault(name, ScriptOption(name=name, default=value, kind=kind_of(value), line=node.lineno))
+                found.setdefault(
+                    name,
+                    ScriptOption(name=name, default=value, kind=kind_of(value), line=node.lineno),
+                )
         elif isinstance(node, ast.Call) and called_name(node) == "Accelerator":
             value = literal_or_none(keywords_of(node).get(ACCUMULATION))
             if isinstance(value, int):
-                found[ACCUMULATION] = ScriptOption(name=ACCUMULATION, default=value, kind="int", line=node.lineno)
+                found[ACCUMULATION] = ScriptOption(
+                    name=ACCUMULATION, default=value, kind="int", line=node.lineno
+                )
     return tuple(found.values())
 
 
 def _argparse(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
     parsers = [keywords_of(call) for call in calls if called_name(call).endswith("ArgumentParser")]
-    is_whole = not any(called_name(call) in ("add_config_arguments", "add_argparse_args") for call in calls)
-    is_whole = is_whole and not any("parents" in given or "allow_abbrev" in given for given in parsers)
+    is_whole = not any(
+        called_name(call) in ("add_config_arguments", "add_argparse_args") for call in calls
+    )
+    is_whole = is_whole and not any(
+        "parents" in given or "allow_abbrev" in given for given in parsers
+    )
     for call in calls:
         if called_name(call) != "add_argument":
             continue
@@ -158,9 +173,13 @@ def _argparse(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]
         long = _best_name(names)
         nargs = literal_or_none(given.get("nargs")) if "nargs" in given else 1
         kind = _kind_of_type(given["type"]) if "type" in given else ""
-        is_short = isinstance(dest, str) and (not long.startswith("--") or target_of(_plain(long)) is None)
+        is_short = isinstance(dest, str) and (
+            not long.startswith("--") or target_of(_plain(long)) is None
+        )
         base = ScriptOption(
-            name=_plain(str(dest) if is_short and (len(long) < 3 or target_of(_plain(str(dest)))) else long),
+            name=_plain(
+                str(dest) if is_short and (len(long) < 3 or target_of(_plain(str(dest)))) else long
+            ),
             default=literal_or_none(given.get("default")),
             computed=condition_of(given.get("default")),
             choices=tuple(literal_or_none(given.get("choices")) or ()),
@@ -176,7 +195,9 @@ def _argparse(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]
         if action_name == "store_true":
             yield replace(base, kind="flag", on=long, default=base.default or False, takes=0)
         elif action_name == "store_false":
-            yield replace(base, name=_plain(str(dest or long)), kind="flag", off=long, default=True, takes=0)
+            yield replace(
+                base, name=_plain(str(dest or long)), kind="flag", off=long, default=True, takes=0
+            )
         elif action_name == "BooleanOptionalAction":
             yield replace(base, kind="flag", on=long, off=f"--no-{long[2:]}", takes=0)
         elif action_name in ("store_const", "append_const", "count", "version", "help"):
@@ -201,18 +222,29 @@ def _prefix(name: str) -> str:
 
 
 def _hugging_face(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
-    parser = next((call for call in calls if called_name(call) in ("HfArgumentParser", "TrlParser")), None)
+    parser = next(
+        (call for call in calls if called_name(call) in ("HfArgumentParser", "TrlParser")), None
+    )
     if parser is None:
         return
     classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     for name in _named_types(parser, tree):
         declared = classes.get(name)
         bases = list(_bases(declared, classes)) if declared else [name]
-        library = next((options for ending, options in TRAINER_ARGUMENTS if any(b.endswith(ending) for b in bases)), ())
+        library = next(
+            (
+                options
+                for ending, options in TRAINER_ARGUMENTS
+                if any(b.endswith(ending) for b in bases)
+            ),
+            (),
+        )
         line = declared.lineno if declared else parser.lineno
         own = list(_fields(declared, classes, style="hf")) if declared else []
         yield from own
-        told = {option.name for option in own}  # with defaults of its own, in place of the library's
+        told = {
+            option.name for option in own
+        }  # with defaults of its own, in place of the library's
         yield from (replace(option_of(*each), line=line) for each in library if each[0] not in told)
 
 
@@ -234,7 +266,9 @@ def _dataclasses(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOpti
     for call in calls:
         text = ast.unparse(call.func)
         is_reader = text in ("tyro.cli", "jsonargparse.CLI", "CLI", "simple_parsing.parse", "parse")
-        if call.args and (is_reader or called_name(call) == "add_arguments"):  # the last one is simple_parsing's
+        if call.args and (
+            is_reader or called_name(call) == "add_arguments"
+        ):  # the last one is simple_parsing's
             root = classes.get(last_name(call.args[0]))
             if root is not None:
                 yield from _fields(root, classes, style="tyro" if text == "tyro.cli" else "plain")
@@ -245,15 +279,26 @@ def _bases(declared: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> Iterator
     for base in map(last_name, declared.bases):
         yield base
         if base in classes and classes[base] is not declared:
-            yield from _bases(classes[base], {name: node for name, node in classes.items() if name != base})
+            yield from _bases(
+                classes[base], {name: node for name, node in classes.items() if name != base}
+            )
 
 
-def _annotated_fields(declared: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> Iterator[ast.AnnAssign]:
+def _annotated_fields(
+    declared: ast.ClassDef, classes: dict[str, ast.ClassDef]
+) -> Iterator[ast.AnnAssign]:
     """The fields of a dataclass: its own, and those of its bases that it does not declare anew."""
     seen: set[str] = set()
-    for node in (declared, *(classes[base] for base in _bases(declared, classes) if base in classes)):
+    for node in (
+        declared,
+        *(classes[base] for base in _bases(declared, classes) if base in classes),
+    ):
         for field in node.body:
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and field.target.id not in seen:
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(field.target, ast.Name)
+                and field.target.id not in seen
+            ):
                 seen.add(field.target.id)
                 yield field
 
@@ -277,7 +322,10 @@ def _fields(
                 offered = tuple(metadata.get("choices") or ())
             value = given.get("default", _made_by(given.get("default_factory")))
         default = literal_or_none(value)
-        kind = next((k for word, k in _KINDS.items() if word in ast.unparse(node.annotation)), kind_of(default))
+        kind = next(
+            (k for word, k in _KINDS.items() if word in ast.unparse(node.annotation)),
+            kind_of(default),
+        )
         option = option_of(f"{prefix}{node.target.id}", kind, default, style=style)
         aliases = tuple(_aliases(node))
         yield replace(
@@ -302,7 +350,10 @@ def _aliases(node: ast.AST) -> Iterator[str]:
         if isinstance(part, ast.Call):
             pairs = list(keywords_of(part).items())
         elif isinstance(part, ast.Dict):
-            pairs = [(literal_or_none(key), value) for key, value in zip(part.keys, part.values, strict=True)]
+            pairs = [
+                (literal_or_none(key), value)
+                for key, value in zip(part.keys, part.values, strict=True)
+            ]
         for key, value in pairs:
             if key in ("alias", "aliases"):
                 said = literal_or_none(value)
@@ -351,7 +402,14 @@ def _lightning(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption
             continue
         bases = " ".join(ast.unparse(base) for base in node.bases)
         part = next((part for base, part in _LIGHTNING_PARTS.items() if base in bases), "")
-        init = next((item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"), None)
+        init = next(
+            (
+                item
+                for item in node.body
+                if isinstance(item, ast.FunctionDef) and item.name == "__init__"
+            ),
+            None,
+        )
         if part and init:
             yield from _parameters(init, prefix=f"{part}.")
 
@@ -366,15 +424,28 @@ def _absl(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
         "DEFINE_enum": "text",
     }
     for call in calls:
-        kind, name = kinds.get(called_name(call)), literal_or_none(call.args[0]) if call.args else None
+        kind, name = (
+            kinds.get(called_name(call)),
+            literal_or_none(call.args[0]) if call.args else None,
+        )
         if kind is None or not isinstance(name, str):
             continue
         default = literal_or_none(call.args[1]) if len(call.args) > 1 else None
         short = literal_or_none(keywords_of(call).get("short_name"))
         names = (f"--{name}", f"-{name}", *((f"-{short}", f"--{short}") if short else ()))
-        choices = literal_or_none(call.args[2]) if called_name(call) == "DEFINE_enum" and len(call.args) > 2 else ()
+        choices = (
+            literal_or_none(call.args[2])
+            if called_name(call) == "DEFINE_enum" and len(call.args) > 2
+            else ()
+        )
         option = ScriptOption(
-            name=name, kind=kind, default=default, line=call.lineno, choices=tuple(choices or ()), names=names, takes=1
+            name=name,
+            kind=kind,
+            default=default,
+            line=call.lineno,
+            choices=tuple(choices or ()),
+            names=names,
+            takes=1,
         )
         if kind == "flag":
             yield replace(option, on=f"--{name}", off=f"--no{name}", takes=0)
@@ -395,7 +466,9 @@ def _click(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
         dest = next((name for name in names if not name.startswith("-")), on)
         default = literal_or_none(given.get("default"))
         choice = given.get("type")
-        choices = literal_or_none(choice.args[0]) if isinstance(choice, ast.Call) and choice.args else ()
+        choices = (
+            literal_or_none(choice.args[0]) if isinstance(choice, ast.Call) and choice.args else ()
+        )
         option = ScriptOption(
             name=_plain(on if target_of(_plain(on)) else dest),
             names=tuple(name.partition("/")[0] for name in names if name.startswith("-")),
@@ -406,7 +479,9 @@ def _click(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
             line=call.lineno,
         )
         if slash or literal_or_none(given.get("is_flag")):
-            yield replace(option, kind="flag", on=on, off=off.strip() or None, default=bool(default), takes=0)
+            yield replace(
+                option, kind="flag", on=on, off=off.strip() or None, default=bool(default), takes=0
+            )
         else:
             kind = _KINDS.get(last_name(choice), "") if isinstance(choice, ast.expr) else ""
             nargs = literal_or_none(given.get("nargs")) or 1
@@ -414,16 +489,29 @@ def _click(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
 
 
 def _typer(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
-    run = {last_name(call.args[0]) for call in calls if ast.unparse(call.func) == "typer.run" and call.args}
+    run = {
+        last_name(call.args[0])
+        for call in calls
+        if ast.unparse(call.func) == "typer.run" and call.args
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
-            decorated = any(isinstance(d, ast.Call) and called_name(d) == "command" for d in node.decorator_list)
+            decorated = any(
+                isinstance(d, ast.Call) and called_name(d) == "command" for d in node.decorator_list
+            )
             if decorated or node.name in run:
                 yield from _parameters(node, dashes=True)
 
 
 def _fire(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
-    main = next((call.args[0] for call in calls if ast.unparse(call.func) in ("fire.Fire", "Fire") and call.args), None)
+    main = next(
+        (
+            call.args[0]
+            for call in calls
+            if ast.unparse(call.func) in ("fire.Fire", "Fire") and call.args
+        ),
+        None,
+    )
     if main is None:
         return
     for node in ast.walk(tree):
@@ -431,16 +519,26 @@ def _fire(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
             yield from _parameters(node)
 
 
-def _parameters(function: ast.FunctionDef, *, prefix: str = "", dashes: bool = False) -> Iterator[ScriptOption]:
+def _parameters(
+    function: ast.FunctionDef, *, prefix: str = "", dashes: bool = False
+) -> Iterator[ScriptOption]:
     """The parameters with their defaults; `dashes`: typer's names and flags."""
-    parameters = [parameter for parameter in function.args.args if parameter.arg not in ("self", "cls")]
+    parameters = [
+        parameter for parameter in function.args.args if parameter.arg not in ("self", "cls")
+    ]
     count = len(parameters) - len(function.args.defaults)
     defaults = [None] * count + list(function.args.defaults)
     for parameter, node in zip(parameters, defaults, strict=True):
-        said = [each for each in (node, *_annotated(parameter.annotation)) if isinstance(each, ast.Call)]
+        said = [
+            each for each in (node, *_annotated(parameter.annotation)) if isinstance(each, ast.Call)
+        ]
         values = [literal_or_none(arg) for each in said for arg in each.args]
         words = [value for value in values if isinstance(value, str)]
-        names = tuple(word.partition("/")[0] for word in words if re.match(r"--?[A-Za-z]", word)) if dashes else ()
+        names = (
+            tuple(word.partition("/")[0] for word in words if re.match(r"--?[A-Za-z]", word))
+            if dashes
+            else ()
+        )
         if isinstance(node, ast.Call) and node.args:  # typer.Option(8, "--batch-size")
             node = node.args[0]
         default = literal_or_none(node)
@@ -451,7 +549,9 @@ def _parameters(function: ast.FunctionDef, *, prefix: str = "", dashes: bool = F
         option = option_of(written, kind, default, style="tyro" if dashes else "hf")
         if names:
             long = _best_name(names)
-            option = replace(option, prefix=_prefix(long)) if option.prefix else replace(option, on=long)
+            option = (
+                replace(option, prefix=_prefix(long)) if option.prefix else replace(option, on=long)
+            )
         elif not prefix and [each.arg[0] for each in parameters].count(name[0]) == 1:
             names = (
                 (f"--{written}",) if dashes else (f"--{written}", f"-{name[0]}")
@@ -476,22 +576,47 @@ def _annotated(annotation: ast.expr | None) -> Iterator[ast.expr]:
 
 def _configurator(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
     """nanoGPT's constants, which `exec(open('configurator.py').read())` overrides. Their types must stay."""
-    at = next((call.lineno for call in calls if called_name(call) == "exec" and CONFIGURATOR in ast.unparse(call)), 0)
+    at = next(
+        (
+            call.lineno
+            for call in calls
+            if called_name(call) == "exec" and CONFIGURATOR in ast.unparse(call)
+        ),
+        0,
+    )
     for node in tree.body:
-        if node.lineno >= at or not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
+        if (
+            node.lineno >= at
+            or not isinstance(node, ast.Assign)
+            or not isinstance(node.targets[0], ast.Name)
+        ):
             continue
-        name, value, computed = node.targets[0].id, literal_or_none(node.value), condition_of(node.value)
+        name, value, computed = (
+            node.targets[0].id,
+            literal_or_none(node.value),
+            condition_of(node.value),
+        )
         if computed:
-            option = ScriptOption(name=name, prefix=f"--{name}=", computed=computed, line=node.lineno)
-            is_flag = not isinstance(node.value, ast.IfExp) or isinstance(literal_or_none(node.value.body), bool)
+            option = ScriptOption(
+                name=name, prefix=f"--{name}=", computed=computed, line=node.lineno
+            )
+            is_flag = not isinstance(node.value, ast.IfExp) or isinstance(
+                literal_or_none(node.value.body), bool
+            )
             yield _text_flag(option, f"--{name}") if is_flag else option
         elif isinstance(value, bool):
-            yield replace(_text_flag(ScriptOption(name=name, default=value), f"--{name}"), line=node.lineno)
+            yield replace(
+                _text_flag(ScriptOption(name=name, default=value), f"--{name}"), line=node.lineno
+            )
         elif isinstance(value, int | float | str):
-            yield ScriptOption(name=name, prefix=f"--{name}=", kind=kind_of(value), default=value, line=node.lineno)
+            yield ScriptOption(
+                name=name, prefix=f"--{name}=", kind=kind_of(value), default=value, line=node.lineno
+            )
 
 
-def overridden_by_file(options: Iterable[ScriptOption], name: str, text: str | None) -> Iterator[ScriptOption]:
+def overridden_by_file(
+    options: Iterable[ScriptOption], name: str, text: str | None
+) -> Iterator[ScriptOption]:
     """The options of nanoGPT's configurator with what the Python file `name` sets, which it is started with; a value that the file computes, and each where
     its text is not known, has no default."""
     if text is None:
@@ -506,7 +631,11 @@ def overridden_by_file(options: Iterable[ScriptOption], name: str, text: str | N
     }
     for option in options:
         value, line = lines.get(option.name, (option.default, option.line))
-        yield (replace(option, default=value, line=line, module=name, computed="") if option.name in lines else option)
+        yield (
+            replace(option, default=value, line=line, module=name, computed="")
+            if option.name in lines
+            else option
+        )
 
 
 def _text_flag(option: ScriptOption, flag: str) -> ScriptOption:

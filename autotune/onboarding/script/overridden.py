@@ -29,16 +29,25 @@ def overriding(draft: Draft, written: Written, program: str, own: frozenset[str]
     kept = (*items[:begin], *(item for item in items[begin:] if item not in moved))
     overrides = [each for item in moved for each in text.overrides(item)]
     overrides += [Entry(key=place, value=value) for place, value in written.also.items()]
-    ideas = tuple(_IDEA.sub(lambda idea: f'here "{written.places(idea[1])[0]}": "{idea[2]}"', line) for line in below)
-    in_words = {name for item in kept for part in parse(item.value).expressions for name in part.names}
+    ideas = tuple(
+        _IDEA.sub(lambda idea: f'here "{written.places(idea[1])[0]}": "{idea[2]}"', line)
+        for line in below
+    )
+    in_words = {
+        name for item in kept for part in parse(item.value).expressions for name in part.names
+    }
     still = {"values": in_words, "training": {*in_words, *(item.value for item in kept)}}
     parts["argv"] = replace(parts["argv"], items=kept, below=())
     for key in still.keys() & parts.keys():
-        parts[key] = replace(parts[key], value={k: v for k, v in parts[key].value.items() if k in still[key]})
+        parts[key] = replace(
+            parts[key], value={k: v for k, v in parts[key].value.items() if k in still[key]}
+        )
     file = Entry(key=program, parts=tuple(overrides), below=ideas)
     first = (parts.pop("kind"), parts.pop("cwd"), parts.pop("argv"))
     rest = (part for key, part in parts.items() if part.value or key not in still)
-    changed = replace(trainer, parts=(*first, Entry(key="overrides", parts=(file,), comment=_WHY), *rest))
+    changed = replace(
+        trainer, parts=(*first, Entry(key="overrides", parts=(file,), comment=_WHY), *rest)
+    )
     lines = ", ".join(f"{option} (line {line})" for option, line in written.lines.items())
     note = f"{program} sets {lines} in its source: trials and launch.sh override these values (`overrides`) without changing the file"
     return replace(
@@ -94,15 +103,25 @@ class _Text:
 
     def _switch(self, name: str) -> Iterator[tuple[Any, bool]]:
         """(number format, whether the flag is on)"""
-        found = {value: _WORD.fullmatch(str(word)) for value, word in self.values["precision"].items()}
-        said = {value: each[2] != "False" for value, each in found.items() if each and _plain(each[1]) == name}
+        found = {
+            value: _WORD.fullmatch(str(word)) for value, word in self.values["precision"].items()
+        }
+        said = {
+            value: each[2] != "False"
+            for value, each in found.items()
+            if each and _plain(each[1]) == name
+        }
         yield from ((value, said.get(value, not any(said.values()))) for value in found)
 
     def _entries(self, name: str, value: Any, comment: str) -> Iterator[Entry]:
         at = self.written.lines.get(name)
         line = f"line {at}" if at and f"line {at}," not in comment else ""
-        words = ", ".join(filter(None, (line, re.sub(r"^default [^,]+, (?=currently)", "", comment))))
-        yield from (Entry(key=place, value=value, comment=words) for place in self.written.places(name))
+        words = ", ".join(
+            filter(None, (line, re.sub(r"^default [^,]+, (?=currently)", "", comment)))
+        )
+        yield from (
+            Entry(key=place, value=value, comment=words) for place in self.written.places(name)
+        )
 
 
 def _plain(name: str) -> str:

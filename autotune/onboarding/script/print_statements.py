@@ -29,9 +29,13 @@ ONCE, EVERY_STEP, NOW_AND_THEN = 0, 1, 4
 _PRINTS = re.compile(r"\w*print\w*|(?:\w+_)?info(?:_\w+)?|write|debug|log|log_\w+|\w+_log")
 _LOGS = re.compile(r"log|print|report|display|verbose|rank|master|main_process|is_main|world|local")
 _RARE = re.compile(r"eval|(?<![a-z])val|valid|test|save|ckpt|checkpoint|sampl|generat")
-_JUDGES = re.compile(r"(?!.*(?:train|fit))(?:.*_)?(?:eval\w*|val|valid\w*|test\w*|infer\w*|sample|generate)(?:_.*)?")
+_JUDGES = re.compile(
+    r"(?!.*(?:train|fit))(?:.*_)?(?:eval\w*|val|valid\w*|test\w*|infer\w*|sample|generate)(?:_.*)?"
+)
 """names of functions that evaluate, whose lines are none of a step"""
-_NOW = re.compile(r"\b(?:time|perf_counter|monotonic|process_time|default_timer)\(\) - (?P<since>[A-Za-z_][\w.]*)")
+_NOW = re.compile(
+    r"\b(?:time|perf_counter|monotonic|process_time|default_timer)\(\) - (?P<since>[A-Za-z_][\w.]*)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +71,15 @@ def counted_loops(tree: ast.AST, around: int = 0) -> Iterator[CountedLoop]:
             and called_name(node.iter) == "range"
         ):
             divisions = (part for part in ast.walk(node.iter) if isinstance(part, ast.BinOp))
-            divisors = (part.right for part in divisions if isinstance(part.op, ast.FloorDiv | ast.Div | ast.Mod))
+            divisors = (
+                part.right
+                for part in divisions
+                if isinstance(part.op, ast.FloorDiv | ast.Div | ast.Mod)
+            )
             skipped = {id(part) for divisor in divisors for part in ast.walk(divisor)}
-            parts = [part for part in ast.walk(node.iter) if id(part) not in skipped]  # `len(data) // steps` are steps
+            parts = [
+                part for part in ast.walk(node.iter) if id(part) not in skipped
+            ]  # `len(data) // steps` are steps
             names = {part.id for part in parts if isinstance(part, ast.Name)}
             names |= {part.attr for part in parts if isinstance(part, ast.Attribute)}
             yield CountedLoop(node.lineno, frozenset(names), around)
@@ -82,7 +92,9 @@ def counted_loops(tree: ast.AST, around: int = 0) -> Iterator[CountedLoop]:
 
 def print_statements(tree: ast.Module) -> Iterator[Printed]:
     """The print and logger calls whose text holds numbers, in their order."""
-    loops = [node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While | ast.AsyncFor)]
+    loops = [
+        node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While | ast.AsyncFor)
+    ]
     in_loops = {called_name(call) for loop in loops for call in calls_of(loop)}
     assigned: dict[str, list[ast.expr]] = {}
     for node in ast.walk(tree):
@@ -93,23 +105,34 @@ def print_statements(tree: ast.Module) -> Iterator[Printed]:
 
 
 def _statements(
-    body: list[ast.stmt], in_loops: set[str], texts: Mapping[str, ast.expr], *, loop: ast.AST | None, every: int
+    body: list[ast.stmt],
+    in_loops: set[str],
+    texts: Mapping[str, ast.expr],
+    *,
+    loop: ast.AST | None,
+    every: int,
 ) -> Iterator[Printed]:
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             if _JUDGES.fullmatch(node.name):
                 continue
             is_called = node.name in in_loops and node.name != "main"
-            yield from _statements(node.body, in_loops, texts, loop=None, every=EVERY_STEP if is_called else ONCE)
+            yield from _statements(
+                node.body, in_loops, texts, loop=None, every=EVERY_STEP if is_called else ONCE
+            )
         elif isinstance(node, ast.ClassDef):
             yield from _statements(node.body, in_loops, texts, loop=None, every=every)
         elif isinstance(node, ast.For | ast.While | ast.AsyncFor):
-            yield from _statements(node.body, in_loops, texts, loop=node, every=max(every, EVERY_STEP))
+            yield from _statements(
+                node.body, in_loops, texts, loop=node, every=max(every, EVERY_STEP)
+            )
             yield from _statements(node.orelse, in_loops, texts, loop=loop, every=every)
         elif isinstance(node, ast.If):
             test = ast.unparse(node.test).lower()
             is_rare = every and (_RARE.search(test) or ("%" in test and not _LOGS.search(test)))
-            yield from _statements(node.body, in_loops, texts, loop=loop, every=NOW_AND_THEN if is_rare else every)
+            yield from _statements(
+                node.body, in_loops, texts, loop=loop, every=NOW_AND_THEN if is_rare else every
+            )
             yield from _statements(node.orelse, in_loops, texts, loop=loop, every=every)
         elif isinstance(node, ast.With | ast.AsyncWith):
             yield from _statements(node.body, in_loops, texts, loop=loop, every=every)
@@ -121,7 +144,9 @@ def _statements(
                 if call.args and _PRINTS.fullmatch(called_name(call)):
                     is_level = called_name(call) == "log" and "INFO" in ast.unparse(call.args[0])
                     text, *more = call.args[1:] if is_level and call.args[1:] else call.args
-                    if isinstance(text, ast.Name) and not more:  # line = f"step {step}"; print(line)
+                    if (
+                        isinstance(text, ast.Name) and not more
+                    ):  # line = f"step {step}"; print(line)
                         text = texts.get(text.id, text)
                     parts = tuple(_clocked(part, loop) for part in _parts(text, more))
                     if any(isinstance(part, tuple) for part in parts):
@@ -144,7 +169,11 @@ def _clocked(part: Any, loop: ast.AST | None) -> Any:
     for _ in range(2):  # `ms = 1000 * (now - begin)`, `now = time.time()`
         expression = re.sub(
             r"(?<![\w.])[A-Za-z_][\w.]*(?![\w(.])",
-            lambda found: f"({set_inside[found[0]]})" if 0 < len(set_inside.get(found[0], "")) < 200 else found[0],
+            lambda found: (
+                f"({set_inside[found[0]]})"
+                if 0 < len(set_inside.get(found[0], "")) < 200
+                else found[0]
+            ),
             expression,
         )[:2000]
     since = [found["since"] for found in _NOW.finditer(re.sub(r"[()]+(?= - )", "()", expression))]
@@ -165,7 +194,11 @@ def _parts(text: ast.expr, more: list[ast.expr]) -> Iterator[Any]:
     elif isinstance(text, ast.BinOp) and isinstance(text.op, ast.Add):
         yield from _parts(text.left, [])
         yield from _parts(text.right, [])
-    elif isinstance(text, ast.Call) and isinstance(text.func, ast.Attribute) and text.func.attr == "format":
+    elif (
+        isinstance(text, ast.Call)
+        and isinstance(text.func, ast.Attribute)
+        and text.func.attr == "format"
+    ):
         yield from _braces(str(literal_or_none(text.func.value) or ""), text.args)
     elif isinstance(value := literal_or_none(text), str):
         if "%" in value and more:  # logger.info("step %d", step)
@@ -192,7 +225,9 @@ def _percent(text: str, values: list[ast.expr]) -> Iterator[Any]:
 def _braces(text: str, values: list[ast.expr]) -> Iterator[Any]:
     """`[{0}/{1}] Time {batch_time.val:.3f}`: by number, in order, or by name."""
     at = 0
-    for literal_text, field, name, spec in re.findall(r"([^{]*)(\{([\w.\[\]]*)(?:![rsa])?(?::([^{}]*))?\}|$)", text):
+    for literal_text, field, name, spec in re.findall(
+        r"([^{]*)(\{([\w.\[\]]*)(?:![rsa])?(?::([^{}]*))?\}|$)", text
+    ):
         if literal_text:
             yield literal_text
         if name and not name.isdecimal():
@@ -211,7 +246,9 @@ def _format(spec: ast.expr | None) -> str:
 
 STEPS = 12
 """steps of the log"""
-_STEP = re.compile(r"\b(\w*_)?(it|iter|iteration|step|i|batch_idx|idx|n_iter|iter_num)s?\b|step|iter(?!s_per)")
+_STEP = re.compile(
+    r"\b(\w*_)?(it|iter|iteration|step|i|batch_idx|idx|n_iter|iter_num)s?\b|step|iter(?!s_per)"
+)
 _TOTAL = re.compile(r"total|max|num_|len\(|n_|epoch", re.IGNORECASE)
 _WHOLE = re.compile(r"[dn]$")
 _FACTORS = (1.0, 1.09, 0.97, 1.04, 0.99, 1.01)
@@ -232,19 +269,25 @@ def sample_log(printed: Sequence[Printed]) -> Iterator[str]:
     """The log of some steps."""
     for step in range(STEPS):
         for each in printed:
-            if (step % each.every if each.every else step) == 0 and (line := sample_line(each.parts, step)) is not None:
+            if (step % each.every if each.every else step) == 0 and (
+                line := sample_line(each.parts, step)
+            ) is not None:
                 yield from line.splitlines()
 
 
 def sample_line(parts: tuple[Any, ...], step: int) -> str | None:
     """The line that the print statement would write in this step; None where its format cannot be filled."""
-    words: list[Any] = [part if isinstance(part, str) else _sample(*part, step=step) for part in parts]
+    words: list[Any] = [
+        part if isinstance(part, str) else _sample(*part, step=step) for part in parts
+    ]
     return None if None in words else "".join(words).strip()
 
 
 def _sample(expression: str, spec: str, *, step: int) -> str | None:
     is_clock = expression.startswith(CLOCK)
-    is_step = _STEP.search(expression) is not None and "/" not in expression and "loss" not in expression
+    is_step = (
+        _STEP.search(expression) is not None and "/" not in expression and "loss" not in expression
+    )
     is_total = _TOTAL.search(expression) is not None
     is_whole = bool(_WHOLE.search(spec)) or (not spec and (is_step or is_total) and not is_clock)
     value: float

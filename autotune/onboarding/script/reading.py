@@ -32,7 +32,13 @@ from autotune.onboarding.script.print_statements import (
     patterns_of,
     print_statements,
 )
-from autotune.onboarding.script.syntax import called_name, calls_of, keywords_of, last_name, literal_or_none
+from autotune.onboarding.script.syntax import (
+    called_name,
+    calls_of,
+    keywords_of,
+    last_name,
+    literal_or_none,
+)
 from autotune.onboarding.script.unconditional import InCode, shards, unconditional
 from autotune.onboarding.script.written_arguments import (
     Written,
@@ -85,7 +91,10 @@ def _imported(tree: ast.Module, file: Path, base: Path) -> Iterator[Path]:
 
 def _files(module: str, places: tuple[Path, ...]) -> Iterator[Path]:
     for place in places:
-        for path in (place / f"{module.replace('.', '/')}.py", place / module.replace(".", "/") / "__init__.py"):
+        for path in (
+            place / f"{module.replace('.', '/')}.py",
+            place / module.replace(".", "/") / "__init__.py",
+        ):
             if path.is_file():
                 yield path
                 return
@@ -104,7 +113,9 @@ _RANKS = re.compile(
     r"world|n_?gpus?\b|n_?gpus_|num_(gpus|devices|processes|replicas|ranks)|nproc|device_count|dp_size|data_parallel"
 )
 """what a number of ranks is called"""
-_DISTRIBUTED = re.compile(r"\b(LOCAL_RANK|init_process_group|DistributedDataParallel|init_device_mesh|fully_shard)\b")
+_DISTRIBUTED = re.compile(
+    r"\b(LOCAL_RANK|init_process_group|DistributedDataParallel|init_device_mesh|fully_shard)\b"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,18 +195,30 @@ class Script:
         if "accelerate" in self.imports:
             return "accelerate"
         if "deepspeed" in self.imports:
-            return "deepspeed" if any(option.name == "local_rank" for option in self.options) else "torchrun"
-        starts_ranks = self.is_distributed or "lightning" in self.imports or "pytorch_lightning" in self.imports
+            return (
+                "deepspeed"
+                if any(option.name == "local_rank" for option in self.options)
+                else "torchrun"
+            )
+        starts_ranks = (
+            self.is_distributed
+            or "lightning" in self.imports
+            or "pytorch_lightning" in self.imports
+        )
         return "torchrun" if starts_ranks or self.parser == "HfArgumentParser" else "python"
 
 
 def starts_one(script: Script) -> bool:
     """Whether its launch is one process whatever the cluster has: without a launcher, and with accelerate's on CPUs."""
-    told = {option.name for option in script.started.options} if script.started is not None else set()
+    told = (
+        {option.name for option in script.started.options} if script.started is not None else set()
+    )
     return script.launcher == "python" or (script.launcher == "accelerate" and "cpu" in told)
 
 
-def read_script(name: str, text: str, *, file: Path | None = None, base: Path | None = None) -> Script:
+def read_script(
+    name: str, text: str, *, file: Path | None = None, base: Path | None = None
+) -> Script:
     """The script of that text. Raises `SpecError` where it is no Python. `file`: where it lies, so that a parser which it imports is found; `base`: the
     folder in which it runs."""
     try:
@@ -214,7 +237,9 @@ def read_script(name: str, text: str, *, file: Path | None = None, base: Path | 
     if not options and not overridden:
         parser, options = _parser_of(modules)
     imports_parser = bool(options) and all(option.module for option in options)
-    whole = ast.Module(body=[*tree.body, *(node for _, module in modules for node in module.body)], type_ignores=[])
+    whole = ast.Module(
+        body=[*tree.body, *(node for _, module in modules for node in module.body)], type_ignores=[]
+    )
     body = whole if imports_parser else tree
     printed = tuple(print_statements(tree))
     is_own = not overridden and parser not in _OF_LIBRARIES
@@ -231,7 +256,8 @@ def read_script(name: str, text: str, *, file: Path | None = None, base: Path | 
         options=options,
         parser=parser,
         imports=frozenset(_imports(body)),
-        is_distributed=_DISTRIBUTED.search(ast.unparse(whole) if imports_parser else text) is not None,
+        is_distributed=_DISTRIBUTED.search(ast.unparse(whole) if imports_parser else text)
+        is not None,
         divided=frozenset(_divided(whole)),
         variables=dict(_variables(whole)),
         constants=() if parser == "configurator" else constants_of(tree),
@@ -242,7 +268,9 @@ def read_script(name: str, text: str, *, file: Path | None = None, base: Path | 
         in_code=unconditional(whole if imports_parser else tree),
         shards=shards(whole),
         overridden=overridden,
-        printed=printed if patterns_of(printed) or is_known(printed) else tuple(print_statements(whole)),
+        printed=printed
+        if patterns_of(printed) or is_known(printed)
+        else tuple(print_statements(whole)),
         loops=tuple(counted_loops(tree)),
         written=written,
         beyond=next((name for name in BEYOND if re.search(rf"\b{name}\b", text)), ""),
@@ -276,7 +304,11 @@ def _optimizers(tree: ast.Module) -> Iterator[str]:
 
 def _given_targets(tree: ast.Module) -> Iterator[ast.expr]:
     """`target_modules` of each LoraConfig."""
-    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call) and called_name(node) == "LoraConfig"):
+    for call in (
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and called_name(node) == "LoraConfig"
+    ):
         if (given := keywords_of(call).get("target_modules")) is not None:
             yield given
 
@@ -290,7 +322,9 @@ def _targets(tree: ast.Module) -> tuple[str, ...]:
 
 
 def _computes_targets(tree: ast.Module) -> bool:
-    return any(isinstance(given, ast.Call | ast.Name | ast.ListComp) for given in _given_targets(tree))
+    return any(
+        isinstance(given, ast.Call | ast.Name | ast.ListComp) for given in _given_targets(tree)
+    )
 
 
 def _variables(tree: ast.Module) -> Iterator[tuple[str, Any]]:
@@ -298,7 +332,9 @@ def _variables(tree: ast.Module) -> Iterator[tuple[str, Any]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Subscript) and last_name(node.value) == "environ":
             given: list[ast.expr] = [node.slice]
-        elif isinstance(node, ast.Call) and re.search(r"\b(environ\.get|getenv)$", ast.unparse(node.func)):
+        elif isinstance(node, ast.Call) and re.search(
+            r"\b(environ\.get|getenv)$", ast.unparse(node.func)
+        ):
             given = node.args
         else:
             continue
@@ -338,8 +374,12 @@ def _overridden(tree: ast.Module) -> str:
             return f"{given.get('config_path') or '.'}/{name}.yaml".removeprefix("./")
     if not any(called_name(call) == "from_cli" for call in calls):
         return ""
-    loaded = (literal_or_none(call.args[0]) for call in calls if called_name(call) == "load" and call.args)
-    return next((path for path in loaded if isinstance(path, str) and path.endswith((".yaml", ".yml"))), "")
+    loaded = (
+        literal_or_none(call.args[0]) for call in calls if called_name(call) == "load" and call.args
+    )
+    return next(
+        (path for path in loaded if isinstance(path, str) and path.endswith((".yaml", ".yml"))), ""
+    )
 
 
 _OF_LIBRARIES = ("HfArgumentParser", "LightningCLI")
@@ -358,18 +398,30 @@ def _autocast(tree: ast.Module) -> str:
             if switch is not None and literal_or_none(switch) is False:
                 continue
             words = re.findall(r"\btorch\.(bfloat16|float16)\b", ast.unparse(call))
-            is_open = "dtype" in given or (switch is not None and literal_or_none(switch) is not True)
+            is_open = "dtype" in given or (
+                switch is not None and literal_or_none(switch) is not True
+            )
             is_open = is_open or any(isinstance(arg, ast.Name | ast.Attribute) for arg in call.args)
-            named |= {"bf16" if word == "bfloat16" else "fp16" for word in words} or (set() if is_open else {"fp16"})
+            named |= {"bf16" if word == "bfloat16" else "fp16" for word in words} or (
+                set() if is_open else {"fp16"}
+            )
         elif called_name(call) in _TRAINERS:
             word = literal_or_none(given.get("precision") or given.get("mixed_precision"))
-            named |= {value for value, words in WORDS["precision"].items() if str(word).lower() in words and word}
+            named |= {
+                value
+                for value, words in WORDS["precision"].items()
+                if str(word).lower() in words and word
+            }
     return named.pop() if len(named) == 1 else ""
 
 
 def _is_switched(tree: ast.Module) -> bool:
     """Whether a call of autocast is on or off by a value that its text does not say; whether there is a GPU is no such value."""
-    said = {ast.unparse(node.targets[0]): node.value for node in ast.walk(tree) if isinstance(node, ast.Assign)}
+    said = {
+        ast.unparse(node.targets[0]): node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+    }
     for call in calls_of(tree):
         switch = keywords_of(call).get("enabled") if called_name(call) == "autocast" else None
         if switch is None:

@@ -50,4 +50,8 @@ def keywords_of(call: ast.Call) -> dict[str, ast.expr]:
 def condition_of(node: ast.expr | None) -> str:
     """The text of a value that a condition decides: `a if c else b`, `torch.cuda.is_available()`; else empty."""
     asks = isinstance(node, ast.Call) and called_name(node) in ("is_available", "is_bf16_supported")
-    return ast.unparse(node) if node is not None and (asks or isinstance(node, ast.IfExp | ast.BoolOp)) else ""
+    return (
+        ast.unparse(node)
+        if node is not None and (asks or isinstance(node, ast.IfExp | ast.BoolOp))
+        else ""
+    )

@@ -25,7 +25,9 @@ _ALLOWS_TF32 = re.compile(r"(torch\.)?backends\.cuda\.matmul\.allow_tf32")
 _GUARDS_NOTHING = re.compile(
     r"__name__ == .*|(torch\.)?cuda\.is_available\(\)|(\w+\.)?device(_type|\.type)? == ['\"]cuda['\"]|use_cuda"
 )
-_MODEL = re.compile(r"(self\.)?(\w+_)?(model|net|network|module|transformer|backbone|unet|dit|policy|ddp)(_\w+)?")
+_MODEL = re.compile(
+    r"(self\.)?(\w+_)?(model|net|network|module|transformer|backbone|unet|dit|policy|ddp)(_\w+)?"
+)
 
 
 class InCode(NamedTuple):
@@ -42,7 +44,9 @@ def unconditional(tree: ast.Module) -> dict[str, InCode]:
     every = {called_name(call) for call in calls_of(tree)}
     found: dict[str, InCode] = {}
     for function in ast.walk(tree):
-        if isinstance(function, ast.FunctionDef) and (function.name in calls or function.name not in every):
+        if isinstance(function, ast.FunctionDef) and (
+            function.name in calls or function.name not in every
+        ):
             plain += _plain(function.body)
     for node in plain:
         for knob, value in _done_by(node).items():
@@ -53,13 +57,17 @@ def unconditional(tree: ast.Module) -> dict[str, InCode]:
 
 def shards(tree: ast.Module) -> bool:
     """Whether a call of torch's FSDP is anywhere in the text."""
-    return any(called_name(call) in _SHARDS and _stage(keywords_of(call)) > 0 for call in calls_of(tree))
+    return any(
+        called_name(call) in _SHARDS and _stage(keywords_of(call)) > 0 for call in calls_of(tree)
+    )
 
 
 def _plain(body: list[ast.stmt]) -> Iterator[ast.AST]:
     """The nodes of the statements that no test guards, in no function within."""
     for statement in body:
-        if isinstance(statement, ast.If) and not _GUARDS_NOTHING.fullmatch(ast.unparse(statement.test)):
+        if isinstance(statement, ast.If) and not _GUARDS_NOTHING.fullmatch(
+            ast.unparse(statement.test)
+        ):
             continue
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
@@ -69,7 +77,9 @@ def _plain(body: list[ast.stmt]) -> Iterator[ast.AST]:
                 continue
             if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
                 yield from _plain(value)
-            elif isinstance(value, ast.expr) and name != "test" and not isinstance(value, ast.IfExp):
+            elif (
+                isinstance(value, ast.expr) and name != "test" and not isinstance(value, ast.IfExp)
+            ):
                 yield from ast.walk(value)
 
 
@@ -77,19 +87,25 @@ def _done_by(node: ast.AST) -> dict[str, Any]:
     if isinstance(node, ast.Call):
         name = called_name(node)
         settings = literal_or_none(keywords_of(node).get("fsdp_config"))
-        if name in _RECOMPUTES or (isinstance(settings, dict) and settings.get("activation_checkpointing") is True):
+        if name in _RECOMPUTES or (
+            isinstance(settings, dict) and settings.get("activation_checkpointing") is True
+        ):
             return {"recompute": "full"}
         if name == "ZeroRedundancyOptimizer":
             return {"zero_stage": 1}
         if name in _SHARDS and (stage := _stage(keywords_of(node))):
             return {"zero_stage": stage}
         if name == "set_float32_matmul_precision" and node.args:
-            return {"precision": "tf32"} if literal_or_none(node.args[0]) in ("high", "medium") else {}
+            return (
+                {"precision": "tf32"} if literal_or_none(node.args[0]) in ("high", "medium") else {}
+            )
     if isinstance(node, ast.Assign) and len(node.targets) == 1:
         target = ast.unparse(node.targets[0])
         if _ALLOWS_TF32.fullmatch(target):
             return {"precision": "tf32"} if literal_or_none(node.value) is True else {}
-        is_compile = isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "torch.compile"
+        is_compile = (
+            isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "torch.compile"
+        )
         return {"compile": True} if is_compile and _MODEL.fullmatch(target) else {}
     return {}
 
@@ -100,4 +116,6 @@ def _stage(given: Mapping[str, ast.expr]) -> int:
     if strategy.endswith("NO_SHARD"):
         return 0
     stays_gathered = strategy.endswith(("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2"))
-    return 2 if stays_gathered or literal_or_none(given.get("reshard_after_forward")) is False else 3
+    return (
+        2 if stays_gathered or literal_or_none(given.get("reshard_after_forward")) is False else 3
+    )

@@ -18,9 +18,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autotune.onboarding.launch.launch_script import Argument
-from autotune.onboarding.script.library_options import LIGHTNING_TRAINER, MICRO_BATCH, TRAINER_ARGUMENTS
+from autotune.onboarding.script.library_options import (
+    LIGHTNING_TRAINER,
+    MICRO_BATCH,
+    TRAINER_ARGUMENTS,
+)
 from autotune.onboarding.script.options import ScriptOption, option_of
-from autotune.onboarding.script.syntax import called_name, calls_of, condition_of, keywords_of, literal_or_none
+from autotune.onboarding.script.syntax import (
+    called_name,
+    calls_of,
+    condition_of,
+    keywords_of,
+    literal_or_none,
+)
 from autotune.spec.texts.usual_names import optimizer_named, target_of
 from autotune.trainers.post_training.adapters import targets_of
 
@@ -30,7 +40,15 @@ _OTHER_TRAININGS = frozenset({
 })  # fmt: skip
 """names of what these arguments do not say and plans do not know"""
 _ADAPTERS = frozenset(
-    {"peft", "get_peft_model", "LoraConfig", "peft_config", "BitsAndBytesConfig", "quantization_config", "load_in_4bit"}
+    {
+        "peft",
+        "get_peft_model",
+        "LoraConfig",
+        "peft_config",
+        "BitsAndBytesConfig",
+        "quantization_config",
+        "load_in_4bit",
+    }
 )
 _SHARDING = frozenset({"fsdp", "deepspeed", "optim"})
 """what changes the memory too much for a value that is not known"""
@@ -75,7 +93,10 @@ class Written:
     @property
     def arguments(self) -> tuple[Argument, ...]:
         """The values as a launch would give them."""
-        return tuple(Argument(name, (str(value),), (f"--{name}={value}",)) for name, value in self.values.items())
+        return tuple(
+            Argument(name, (str(value),), (f"--{name}={value}",))
+            for name, value in self.values.items()
+        )
 
     def places(self, name: str) -> tuple[str, ...]:
         """Where the text sets it, as `overrides` name it."""
@@ -84,19 +105,32 @@ class Written:
     def merged(self, options: Sequence[ScriptOption]) -> tuple[ScriptOption, ...]:
         """The program's options with these; the text comes before an option of the same meaning, and an option before what the text computes."""
         said = {target_of(name) for name in self.values} - {None}
-        return (*(option for option in options if target_of(option.name) not in said), *self._beside(options))
+        return (
+            *(option for option in options if target_of(option.name) not in said),
+            *self._beside(options),
+        )
 
     def adds_to(self, options: Sequence[ScriptOption]) -> bool:
         """Whether the text says something of a config or workload that the program's options do not."""
         own = {target_of(option.name) for option in options}
-        unsaid = (o for o in self._beside(options) if o.name not in self.values and target_of(o.name) not in own)
+        unsaid = (
+            o
+            for o in self._beside(options)
+            if o.name not in self.values and target_of(o.name) not in own
+        )
         values = {**{o.name: o.default for o in unsaid}, **self.values}
         is_open = any(o.name in _SAID and o.name in self.computed for o in self._beside(options))
-        return bool(self.workload) or is_open or any(_asks(values[name]) for name in values if name in _SAID)
+        return (
+            bool(self.workload)
+            or is_open
+            or any(_asks(values[name]) for name in values if name in _SAID)
+        )
 
     def _beside(self, options: Sequence[ScriptOption]) -> list[ScriptOption]:
         own = {target_of(option.name) for option in options}
-        return [o for o in self.options if o.name not in self.computed or target_of(o.name) not in own]
+        return [
+            o for o in self.options if o.name not in self.computed or target_of(o.name) not in own
+        ]
 
 
 def written_arguments(tree: ast.Module) -> Written | None:
@@ -125,7 +159,9 @@ def written_arguments(tree: ast.Module) -> Written | None:
     values = {name: _value(node, constants) for name, node in given.items()}
     if isinstance(parts := values.get("fsdp"), list):  # as its own word does
         values["fsdp"] = " ".join(map(str, parts))
-    values = {name: value for name, value in values.items() if isinstance(value, bool | int | float | str)}
+    values = {
+        name: value for name, value in values.items() if isinstance(value, bool | int | float | str)
+    }
     computed = {name for name, node in given.items() if name not in values and not _is_none(node)}
     values = {name: value for name, value in values.items() if value or name not in _SHARDING}
     if computed & _SHARDING:
@@ -159,7 +195,9 @@ def unread_arguments(tree: ast.Module) -> str:
     for call in calls_of(tree):
         name, given = called_name(call), keywords_of(call)
         says = (
-            is_lightning and name == "Trainer" and any(_is_unread(given[each]) for each in _OF_RANKS if each in given)
+            is_lightning
+            and name == "Trainer"
+            and any(_is_unread(given[each]) for each in _OF_RANKS if each in given)
         )
         if says or name.endswith(endings):
             return f"{name}(...) in line {call.lineno}"
@@ -175,16 +213,26 @@ def _is_unread(node: ast.expr) -> bool:
 def _of_lightning(tree: ast.Module, calls: list[ast.Call]) -> Written | None:
     """What it gives Lightning's Trainer and its loader of training data; None where one of them is not plain."""
     trainers = [call for call in calls if called_name(call) == "Trainer"]
-    if len(trainers) != 1 or trainers[0].args or any(word.arg is None for word in trainers[0].keywords):
+    if (
+        len(trainers) != 1
+        or trainers[0].args
+        or any(word.arg is None for word in trainers[0].keywords)
+    ):
         return None
     constants, given = dict(_constants(tree)), keywords_of(trainers[0])
-    values = {name: value for name, node in given.items() if (value := _value(node, constants)) is not None}
+    values = {
+        name: value
+        for name, node in given.items()
+        if (value := _value(node, constants)) is not None
+    }
     strategy = values.get("strategy", "auto" if "strategy" not in given else None)
     if strategy not in ("auto", "fsdp") and not str(strategy).startswith("ddp"):
         return None
     computed = {name: given[name] for name in _OF_LIGHTNING if name in given and name not in values}
     loaders = [call for call in calls if called_name(call) == "DataLoader"]
-    training = [call for call in loaders if literal_or_none(keywords_of(call).get("shuffle")) is True] or loaders
+    training = [
+        call for call in loaders if literal_or_none(keywords_of(call).get("shuffle")) is True
+    ] or loaders
     if any([call.lineno for call in loaders].count(each.lineno) > 1 for each in training):
         return None  # no place that `overrides` can name
     sizes = [keywords_of(call).get("batch_size") for call in training]
@@ -199,10 +247,18 @@ def _of_lightning(tree: ast.Module, calls: list[ast.Call]) -> Written | None:
     said |= {"fsdp": "full_shard"} if strategy == "fsdp" else {}
     said |= {MODEL: model} if (model := _model(calls, constants)) is not None else {}
     devices, nodes = values.get("devices"), values.get("num_nodes", 1)
-    ranks = (nodes, devices) if type(nodes) is int and type(devices) is int and devices > 0 else None
-    known = [*(each for each in LIGHTNING_TRAINER if each[0] in _OF_LIGHTNING), ("batch_size", "int", None)]
+    ranks = (
+        (nodes, devices) if type(nodes) is int and type(devices) is int and devices > 0 else None
+    )
+    known = [
+        *(each for each in LIGHTNING_TRAINER if each[0] in _OF_LIGHTNING),
+        ("batch_size", "int", None),
+    ]
     options = [option_of(*each) for each in known]
-    told = {**next((each for each in map(keywords_of, training) if "batch_size" in each), {}), **given}
+    told = {
+        **next((each for each in map(keywords_of, training) if "batch_size" in each), {}),
+        **given,
+    }
     lines = {
         name: told[name].lineno
         for name in ("batch_size", *_OF_LIGHTNING, "strategy")
@@ -263,9 +319,17 @@ def _known(call: ast.Call) -> tuple[tuple[str, str, Any], ...] | None:
 
 def _constants(tree: ast.Module) -> Iterator[tuple[str, Any]]:
     """Names that the text sets once, to a literal."""
-    names = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    names = [
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    ]
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+        if (
+            isinstance(node, ast.Assign)
+            and len(node.targets) == 1
+            and isinstance(node.targets[0], ast.Name)
+        ):
             name, value = node.targets[0].id, literal_or_none(node.value)
             if value is not None and names.count(name) == 1:
                 yield name, value
@@ -295,18 +359,30 @@ def _model(calls: list[ast.Call], constants: dict[str, Any]) -> str | None:
     return texts.pop() if len(texts) == 1 else None
 
 
-def _peft(calls: list[ast.Call], constants: dict[str, Any], names: set[str]) -> dict[str, Any] | None:
+def _peft(
+    calls: list[ast.Call], constants: dict[str, Any], names: set[str]
+) -> dict[str, Any] | None:
     """LoRA as a workload has it, with PEFT's defaults; None where the text does not say it plainly."""
     configs = [call for call in calls if called_name(call) == "LoraConfig"]
-    if len(configs) != 1 or configs[0].args or any(word.arg is None for word in configs[0].keywords):
+    if (
+        len(configs) != 1
+        or configs[0].args
+        or any(word.arg is None for word in configs[0].keywords)
+    ):
         return None
     given = keywords_of(configs[0])
     rank = _value(given["r"], constants) if "r" in given else 8
-    wanted = _value(given["target_modules"], constants) if "target_modules" in given else ["q_proj", "v_proj"]
+    wanted = (
+        _value(given["target_modules"], constants)
+        if "target_modules" in given
+        else ["q_proj", "v_proj"]
+    )
     targets = targets_of([wanted] if isinstance(wanted, str) else wanted or ())
     if not isinstance(rank, int) or not targets:
         return None
-    quantized = [keywords_of(call)["load_in_4bit"] for call in calls if "load_in_4bit" in keywords_of(call)]
+    quantized = [
+        keywords_of(call)["load_in_4bit"] for call in calls if "load_in_4bit" in keywords_of(call)
+    ]
     is_quantized = bool(quantized) and all(literal_or_none(node) is True for node in quantized)
     if is_quantized != bool(names & {"BitsAndBytesConfig", "quantization_config", "load_in_4bit"}):
         return None
@@ -357,7 +433,10 @@ def loaded_as(tree: ast.Module) -> tuple[str, int]:
         given = keywords_of(call)
         init = given.get("model_init_kwargs")
         if isinstance(init, ast.Dict):  # of trl's arguments, whose trainer loads the model
-            given = {str(literal_or_none(key)): value for key, value in zip(init.keys, init.values, strict=True)}
+            given = {
+                str(literal_or_none(key)): value
+                for key, value in zip(init.keys, init.values, strict=True)
+            }
         said = given.get("dtype") or given.get("torch_dtype")
         if said is not None and (isinstance(init, ast.Dict) or _loads_a_model(call)):
             found[_type_of(said)] = call.lineno
@@ -368,5 +447,9 @@ def _type_of(said: ast.expr) -> str:
     name = ast.unparse(said).strip("'\"").rpartition(".")[2]
     if name in ("bfloat16", "float16", "float32", "auto"):
         return name
-    is_switched = isinstance(said, ast.IfExp) and "bf16" in ast.unparse(said.test) and _type_of(said.body) == "bfloat16"
+    is_switched = (
+        isinstance(said, ast.IfExp)
+        and "bf16" in ast.unparse(said.test)
+        and _type_of(said.body) == "bfloat16"
+    )
     return "bf16" if is_switched else "?"

@@ -60,7 +60,9 @@ _FUSED_LOSS = ("enable_liger_kernel", "liger_fused_linear_cross_entropy")
 """LLaMA-Factory's and axolotl's settings for Liger's loss"""
 
 
-def settings_draft(told: Settings, place: Place, *, model: str | None = None, folder: Path) -> Draft:
+def settings_draft(
+    told: Settings, place: Place, *, model: str | None = None, folder: Path
+) -> Draft:
     """The draft for the settings; `folder`: of the spec, against which its paths are read. Raises `SpecError` for settings that train nothing."""
     program, document = told.program, told.document
     if other := sorted(program.others & {key for key, value in document.items() if value}):
@@ -71,7 +73,8 @@ def settings_draft(told: Settings, place: Place, *, model: str | None = None, fo
         )
     known = (model, "") if model else model_named(document.get(program.model), told.cwd, folder)
     micro, steps, seq_len = (
-        _count(document, key) for key in (program.micro_batch_size, program.accumulation_steps, program.seq_len)
+        _count(document, key)
+        for key in (program.micro_batch_size, program.accumulation_steps, program.seq_len)
     )
     key, words, usual = program.recompute
     recompute = (
@@ -79,7 +82,10 @@ def settings_draft(told: Settings, place: Place, *, model: str | None = None, fo
         if key not in document
         else next((k for k, w in words.items() if w.lower() == str(document[key]).lower()), "full")
     )
-    degrees = {knob: max(_count(document, (name, 1)) for name in names) for knob, names in program.degrees.items()}
+    degrees = {
+        knob: max(_count(document, (name, 1)) for name in names)
+        for knob, names in program.degrees.items()
+    }
     fixed = {
         **{knob: degree for knob, degree in degrees.items() if degree > 1},
         "precision": _precision(program, document),
@@ -93,13 +99,24 @@ def settings_draft(told: Settings, place: Place, *, model: str | None = None, fo
     if program.whole_batch:
         by_steps = (program.whole_batch, "{global_batch_size}")
         batch = _count(document, (program.whole_batch, micro * replicas))
-    settings = {program.micro_batch_size[0]: "{micro_batch_size}", by_steps[0]: by_steps[1], key: "{recompute}"}
+    settings = {
+        program.micro_batch_size[0]: "{micro_batch_size}",
+        by_steps[0]: by_steps[1],
+        key: "{recompute}",
+    }
     overrides = (*(f"{name}={value}" for name, value in settings.items()), *program.more)
     argv = [
         *(Item(word) for word in told.start or (*place.torchrun, "-m", program.module)),
         *([Item(told.file)] if told.file else []),
-        *(Item(word) for argument in told.arguments for word in _kept(argument, {*settings, *program.own})),
-        *(Item(f"{program.prefix}{word}" if told.file else f"--{word}".replace("'", "")) for word in overrides),
+        *(
+            Item(word)
+            for argument in told.arguments
+            for word in _kept(argument, {*settings, *program.own})
+        ),
+        *(
+            Item(f"{program.prefix}{word}" if told.file else f"--{word}".replace("'", ""))
+            for word in overrides
+        ),
     ]
     loop = "deepspeed" if document.get("deepspeed") else program.loop
     added = {**program.env, **told.env}
@@ -116,10 +133,17 @@ def settings_draft(told: Settings, place: Place, *, model: str | None = None, fo
         Entry(key="values", value={"recompute": dict(words)}),
         *env,
         Entry(key="fixed", value=fixed, comment="decided by the settings"),
-        *((Entry(key="metrics", value=dict(program.metrics), comment="its log"),) if program.metrics else ()),
+        *(
+            (Entry(key="metrics", value=dict(program.metrics), comment="its log"),)
+            if program.metrics
+            else ()
+        ),
     )
     values = [micro // 2, micro, 2 * micro, 4 * micro]
-    space = {"micro_batch_size": sorted({max(1, value) for value in values}), "recompute": list(words)}
+    space = {
+        "micro_batch_size": sorted({max(1, value) for value in values}),
+        "recompute": list(words),
+    }
     where, runner = place.entries
     entries = (
         Entry(key="name", value=file_name(told.source.name)),
@@ -147,7 +171,10 @@ def settings_draft(told: Settings, place: Place, *, model: str | None = None, fo
         Entry(key="space", value={**space, **{knob: [value] for knob, value in fixed.items()}}),
         Entry(
             key="baseline",
-            value=",".join(f"{k}={v}" for k, v in {"micro_batch_size": micro, **fixed, "recompute": recompute}.items()),
+            value=",".join(
+                f"{k}={v}"
+                for k, v in {"micro_batch_size": micro, **fixed, "recompute": recompute}.items()
+            ),
             comment="the current settings",
         ),
         Entry(key="trainer", parts=trainer),
@@ -246,4 +273,10 @@ def _peft(program: SettingsProgram, document: Mapping[str, Any]) -> dict[str, An
     quantized = _at(document, "quant_config.quantization_bit") or document.get("quantization_bit")
     is_quantized = method == "qlora" or quantized == 4 or bool(document.get("load_in_4bit"))
     method = "qlora" if is_quantized else "lora"
-    return {"peft": {"method": method, "rank": _count(document, (program.peft[1], 8)), "library": "peft"}}
+    return {
+        "peft": {
+            "method": method,
+            "rank": _count(document, (program.peft[1], 8)),
+            "library": "peft",
+        }
+    }

@@ -75,11 +75,17 @@ def settings_file(script: Script, cwd: Path) -> SettingsFile | None:
     if script.overridden:
         return None
     named = [(word, a.name) for a in script.arguments for word in a.values]
-    named += [(o.default, o.name) for o in script.options if isinstance(o.default, str) and o.given is None]
+    named += [
+        (o.default, o.name)
+        for o in script.options
+        if isinstance(o.default, str) and o.given is None
+    ]
     for given, option in named:
         if option in OPTIONS or (script.parser == "HfArgumentParser" and not option):
             continue  # DeepSpeed's file has a template of its own; HfArgumentParser's has to be its only argument
-        names_settings = not option or (_SETTINGS.fullmatch(option) is not None and not _OTHER_SETTINGS.search(option))
+        names_settings = not option or (
+            _SETTINGS.fullmatch(option) is not None and not _OTHER_SETTINGS.search(option)
+        )
         if not names_settings or not given.endswith(DOCUMENTS) or given.startswith("-"):
             continue
         document = _read(cwd / given)
@@ -113,17 +119,25 @@ def holds_settings(document: Mapping[str, Any], *, least: int) -> bool:
     if len(values) > MAX_SETTINGS:
         return False
     numbers = [value for _, value in values if type(value) is int]
-    if len(numbers) > 3 and len(numbers) >= 0.8 * len(values) and sorted(numbers) == list(range(len(numbers))):
+    if (
+        len(numbers) > 3
+        and len(numbers) >= 0.8 * len(values)
+        and sorted(numbers) == list(range(len(numbers)))
+    ):
         return False
     named = {path.rpartition(".")[2].lower() for path, _ in values}
-    known = sum(target_of(name) is not None or _OF_TRAINING.fullmatch(name) is not None for name in named)
+    known = sum(
+        target_of(name) is not None or _OF_TRAINING.fullmatch(name) is not None for name in named
+    )
     return known >= least
 
 
 def told_by_file(file: SettingsFile) -> Iterator[ScriptOption]:
     """The values of the file as options that no argument carries."""
     for path, value in _values(file.document):
-        yield ScriptOption(name=path, kind=kind_of(value), on=True, off=False, given=value, file=file.given)
+        yield ScriptOption(
+            name=path, kind=kind_of(value), on=True, off=False, given=value, file=file.given
+        )
 
 
 def overridden(script: Script, cwd: Path) -> Iterator[ScriptOption]:
@@ -133,9 +147,13 @@ def overridden(script: Script, cwd: Path) -> Iterator[ScriptOption]:
     words = [word for argument in script.arguments for word in argument.words]
     given = dict(word.lstrip("+").split("=", 1) for word in words if "=" in word)
     beside = cwd / Path(script.started.file).parent if script.started else cwd
-    for name, value in _values(_composed(beside / script.overridden) or _read(cwd / script.overridden)):
+    for name, value in _values(
+        _composed(beside / script.overridden) or _read(cwd / script.overridden)
+    ):
         present = typed(given[name]) if name in given else None
-        option = ScriptOption(name=name, prefix=f"{name}=", kind=kind_of(value), default=value, file=script.overridden)
+        option = ScriptOption(
+            name=name, prefix=f"{name}=", kind=kind_of(value), default=value, file=script.overridden
+        )
         yield replace(option, on="true", off="false", given=present)
 
 
@@ -163,7 +181,11 @@ def _composed(path: Path) -> dict[str, Any]:
     composed: dict[str, Any] = {}
     for entry in document.pop("defaults", None) or ():
         for group, name in entry.items() if isinstance(entry, dict) else [("", entry)]:
-            if isinstance(name, str) and name != "_self_" and not str(group).startswith(("override ", "/")):
+            if (
+                isinstance(name, str)
+                and name != "_self_"
+                and not str(group).startswith(("override ", "/"))
+            ):
                 part = _composed(path.parent / group / f"{name.removesuffix('.yaml')}.yaml")
                 composed |= {group: part} if group else part
     return merged(composed, document)
@@ -177,7 +199,9 @@ def _values(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _replaced(node: Any, written: Mapping[str, Any], path: str, *, braces: bool = True) -> Any:
     """The document with what is written in the place of values. `braces`: whether those of its other texts are doubled."""
     if isinstance(node, dict):
-        inside = ((key, value, f"{path}.{key}" if path else str(key)) for key, value in node.items())
+        inside = (
+            (key, value, f"{path}.{key}" if path else str(key)) for key, value in node.items()
+        )
         return {key: _replaced(value, written, own, braces=braces) for key, value, own in inside}
     if isinstance(node, list):
         return [_replaced(value, {}, "", braces=braces) for value in node]
@@ -227,7 +251,9 @@ def deepspeed_template(started: Started, base: Path) -> Template | None:
     stages = (stage,) if of_stage_3 else (stage, *(other for other in (1, 2, 3) if other != stage))
     batch = {key: text for key, text in _BATCH.items() if isinstance(document.get(key), int)}
     told = {**document, **batch, "zero_optimization": {**sharding, "stage": "{zero_stage}"}}
-    return Template(name=path.name, given=given, document=told, stages=stages, precision=_fixed_format(document))
+    return Template(
+        name=path.name, given=given, document=told, stages=stages, precision=_fixed_format(document)
+    )
 
 
 def _fixed_format(document: Mapping[str, Any]) -> str:

@@ -100,8 +100,18 @@ PROGRAMS = (
         _FACTORY,
         name="LLaMA-Factory with Megatron Core",
         commands=(),
-        also=frozenset({"tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size"}),
-        recompute=("recompute_granularity", {"none": "null", "selective": "selective", "full": "full"}, "none"),
+        also=frozenset(
+            {
+                "tensor_model_parallel_size",
+                "pipeline_model_parallel_size",
+                "expert_model_parallel_size",
+            }
+        ),
+        recompute=(
+            "recompute_granularity",
+            {"none": "null", "selective": "selective", "full": "full"},
+            "none",
+        ),
         degrees={
             "tp": ("tensor_model_parallel_size",),
             "pp": ("pipeline_model_parallel_size",),
@@ -129,7 +139,11 @@ PROGRAMS = (
         degrees={"cp": ("dist_config.cp_size",)},
         loop="",
         env={"USE_V1": "1"},
-        metrics={"loss": "loss: ([0-9.]+)", "grad_norm": "grad_norm: ([0-9.]+)", "step": "step: ([0-9]+)"},
+        metrics={
+            "loss": "loss: ([0-9.]+)",
+            "grad_norm": "grad_norm: ([0-9.]+)",
+            "step": "step: ([0-9]+)",
+        },
     ),
     _FACTORY,
     SettingsProgram(

@@ -7,11 +7,19 @@ from dataclasses import asdict
 from typing import Any
 
 from autotune.plan.fit.answer import PLAYED, Fit
-from autotune.plan.fit.findings import active_parameters, beside_cost_model, flops_per_token, over_six_n, traffic
+from autotune.plan.fit.findings import (
+    active_parameters,
+    beside_cost_model,
+    flops_per_token,
+    over_six_n,
+    traffic,
+)
 from autotune.spec import DryRun, MemorySample
 
 
-def fits_document(fits: Sequence[Fit], *, profile: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def fits_document(
+    fits: Sequence[Fit], *, profile: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """{configs: one document for each config}; with `profile` if one was requested."""
     found: dict[str, Any] = {"configs": [fit_document(fit) for fit in fits]}
     return found if profile is None else {**found, "profile": dict(profile)}

@@ -105,7 +105,11 @@ def answer(
         for number, pp_rank in enumerate(ranks, start=1):
             tell(RankProgress(config=config, pp_rank=pp_rank, number=number, count=len(ranks)))
             run = runner.run(workload, config, pp_rank=pp_rank, limits=limits or DryRunLimits())
-            tell(RankProgress(config=config, pp_rank=pp_rank, number=number, count=len(ranks), run=run))
+            tell(
+                RankProgress(
+                    config=config, pp_rank=pp_rank, number=number, count=len(ranks), run=run
+                )
+            )
             runs.append(run)
     except DryRunError as error:
         return Fit(
@@ -154,7 +158,14 @@ def answers(
             on_rank(replace(now, config_number=number, config_count=len(asked)))
 
     return tuple(
-        answer(workload, config, runner=runs_by, limits=limits, calibration=calibration, on_rank=partial(tell, number))
+        answer(
+            workload,
+            config,
+            runner=runs_by,
+            limits=limits,
+            calibration=calibration,
+            on_rank=partial(tell, number),
+        )
         for number, config in enumerate(asked, start=1)
     )
 

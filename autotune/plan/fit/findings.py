@@ -117,7 +117,9 @@ def largest_products(run: DryRun, most: int = 5) -> tuple[MatrixProduct, ...]:
     merged: dict[tuple[int, int, int, str], MatrixProduct] = {}
     for product in run.products:
         key = (product.m, product.n, product.k, product.dtype)
-        merged[key] = replace(product, count=product.count + (merged[key].count if key in merged else 0))
+        merged[key] = replace(
+            product, count=product.count + (merged[key].count if key in merged else 0)
+        )
     return tuple(sorted(merged.values(), key=lambda product: -product_flops(product))[:most])
 
 
@@ -154,7 +156,11 @@ def flops_per_token(fit: Fit) -> float | None:
     if not fit.runs:
         return None
     counts = stage_counts(fit.config.pp, len(fit.runs))
-    return sum(n * run.flops for n, run in zip(counts, fit.runs, strict=True)) * fit.config.tp / rank_tokens(fit)
+    return (
+        sum(n * run.flops for n, run in zip(counts, fit.runs, strict=True))
+        * fit.config.tp
+        / rank_tokens(fit)
+    )
 
 
 def stage_counts(pp: int, runs: int) -> tuple[int, ...]:

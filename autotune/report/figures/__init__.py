@@ -24,8 +24,16 @@ from autotune.report.figures.loss_curves import loss_curves
 from autotune.report.figures.running_steps import running_steps
 from autotune.report.figures.source import FigureSource, StepSeries
 from autotune.report.figures.speed_over_study import best_so_far, best_so_far_over_time
-from autotune.report.figures.step_and_memory_parts import memory_parts, step_parts, winners_rank_parts
-from autotune.report.figures.trial_scatter import pareto_front, predicted_measured, predicted_measured_memory
+from autotune.report.figures.step_and_memory_parts import (
+    memory_parts,
+    step_parts,
+    winners_rank_parts,
+)
+from autotune.report.figures.trial_scatter import (
+    pareto_front,
+    predicted_measured,
+    predicted_measured_memory,
+)
 from autotune.results.figure import Figure
 from autotune.results.result import Result
 
@@ -49,7 +57,9 @@ FIGURES: Mapping[str, Callable[[FigureSource], Figure | None]] = {
 """Functions of all figures by name; each answers None while there is nothing to show."""
 
 
-def figures_of(result: Result, steps: Mapping[int, StepSeries] = MappingProxyType({})) -> tuple[Figure, ...]:
+def figures_of(
+    result: Result, steps: Mapping[int, StepSeries] = MappingProxyType({})
+) -> tuple[Figure, ...]:
     """The figures that the trials so far allow, in the order in which they are shown. `steps`: those of the running trials, by number."""
     source = FigureSource(result=result, steps=steps)
     return tuple(figure for draw in FIGURES.values() if (figure := draw(source)) is not None)
@@ -60,7 +70,9 @@ def drawings() -> Mapping[str, Callable[[Result], Figure | None]]:
     sources: dict[int, FigureSource] = {}
     """by the identity of their results, which they keep alive"""
 
-    def of_result(draw: Callable[[FigureSource], Figure | None]) -> Callable[[Result], Figure | None]:
+    def of_result(
+        draw: Callable[[FigureSource], Figure | None],
+    ) -> Callable[[Result], Figure | None]:
         return lambda result: draw(sources.setdefault(id(result), FigureSource(result=result)))
 
     return {name: of_result(draw) for name, draw in FIGURES.items()}

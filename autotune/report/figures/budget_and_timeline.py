@@ -18,7 +18,12 @@ from autotune.study.controller.trial_index import ASKED
 
 SHOWN = 300
 """the newest trials that are drawn"""
-NAMES = {"trials": "trials", "failed_trials": "failed trials", "wall_s": "wall time, s", "gpu_s": "GPU time, s"}
+NAMES = {
+    "trials": "trials",
+    "failed_trials": "failed trials",
+    "wall_s": "wall time, s",
+    "gpu_s": "GPU time, s",
+}
 """limits as people read them, by their names in data"""
 Limit = tuple[str, str, float, float, Callable[[float], str]]
 """(name in data, label, spent, limit, how it is written)"""
@@ -40,7 +45,9 @@ def budget_spent(source: FigureSource) -> Figure | None:
         name="budget",
         title="Budget spent and left",
         shows="How much of each study limit is spent. The study ends when a limit is reached, or earlier if further trials would not pay off.",
-        how_to_read="; ".join(f"{label}: {show(spent)} of {show(limit)}" for _, label, spent, limit, show in limits)
+        how_to_read="; ".join(
+            f"{label}: {show(spent)} of {show(limit)}" for _, label, spent, limit, show in limits
+        )
         + ".",
         svg=stacked_bars(
             bars,
@@ -56,10 +63,18 @@ def budget_spent(source: FigureSource) -> Figure | None:
                 Column(name="spent", head="spent", show=_number),
                 Column(name="of", head="of", show=_number),
                 Column(name="left", head="left", show=_number),
-                Column(name="spent_share", head="share spent", show=lambda v: f"{v:.0%}", bar_of=1.0),
+                Column(
+                    name="spent_share", head="share spent", show=lambda v: f"{v:.0%}", bar_of=1.0
+                ),
             ),
             [
-                (name, spent, limit, max(0.0, limit - spent), min(1.0, spent / limit) if limit > 0 else None)
+                (
+                    name,
+                    spent,
+                    limit,
+                    max(0.0, limit - spent),
+                    min(1.0, spent / limit) if limit > 0 else None,
+                )
                 for name, _, spent, limit, _ in limits
             ],
         ),
@@ -73,7 +88,13 @@ def _limits(source: FigureSource) -> list[Limit]:
     failed = sum(t.status is TrialStatus.FAILED for t in source.result.shown)
     limits: list[Limit] = [
         ("trials", "trials", float(spent), float(budget.max_trials), lambda n: f"{n:.0f}"),
-        ("failed_trials", "failed trials", float(failed), float(budget.max_failed_trials), lambda n: f"{n:.0f}"),
+        (
+            "failed_trials",
+            "failed trials",
+            float(failed),
+            float(budget.max_failed_trials),
+            lambda n: f"{n:.0f}",
+        ),
         ("wall_s", "wall time", record.elapsed_s, budget.max_wall_s, format_duration),
     ]
     if budget.max_gpu_s is not None:
@@ -106,7 +127,9 @@ def trial_timeline(source: FigureSource) -> Figure | None:
     if not shown:
         return None
     study = source.result.record.study
-    count = max([(study.at_hand or study.workload.cluster).num_gpus, *(t.config.world_size for t in shown)])
+    count = max(
+        [(study.at_hand or study.workload.cluster).num_gpus, *(t.config.world_size for t in shown)]
+    )
     spans = _placed(source, shown, now, count)
     cut = (
         f" The newest {SHOWN} of {len(began):,} trials are drawn; the data table has all of them."
@@ -161,7 +184,11 @@ def _placed(source: FigureSource, trials: list[Trial], now: datetime, count: int
         start = source.elapsed_s(t.started_at) or 0.0
         end = max(start, source.elapsed_s(t.ended_at or now) or start)
         ranks = min(t.config.world_size, count)
-        room = (i for i in range(count - ranks + 1) if all(f <= start + 1e-3 for f in free_at[i : i + ranks]))
+        room = (
+            i
+            for i in range(count - ranks + 1)
+            if all(f <= start + 1e-3 for f in free_at[i : i + ranks])
+        )
         lane = next(room, 0)
         free_at[lane : lane + ranks] = [end] * ranks
         final = " final" if t.purpose is TrialPurpose.FINAL else ""

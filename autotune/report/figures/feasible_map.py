@@ -50,17 +50,28 @@ def feasible_map(source: FigureSource) -> Figure | None:
     has_trials = any(cell.measured or cell.out_of_memory for cell in cells.values())
     drawn = {
         (rows.index(key[0]), columns.index(key[1])): _tile(
-            cell, f"{down}={word_of(key[0])} {across}={word_of(key[1])}", speeds, "predicted" if has_trials else ""
+            cell,
+            f"{down}={word_of(key[0])} {across}={word_of(key[1])}",
+            speeds,
+            "predicted" if has_trials else "",
         )
         for key, cell in cells.items()
     }
-    total = source.space.total if source.space is not None else sum(cell.configs for cell in cells.values())
+    total = (
+        source.space.total
+        if source.space is not None
+        else sum(cell.configs for cell in cells.values())
+    )
     return Figure(
         name="feasible_map",
         title="Map of the feasible set",
         shows=f"The {total:,} valid {'config' if total == 1 else 'configs'} by {down} and {across}: tokens per second of the best config in each cell, over all other knobs.",
         how_to_read="Cells that contrast more with the page are faster. "
-        + ("Solid frame: measured. Dashed frame: only predicted. " if has_trials else "All speeds are predicted. ")
+        + (
+            "Solid frame: measured. Dashed frame: only predicted. "
+            if has_trials
+            else "All speeds are predicted. "
+        )
         + "Hatched: every config runs out of memory. Empty cells have no valid config."
         + (" A dashed cell that looks fast has not been tried yet." if has_trials else ""),
         svg=tiles(
@@ -77,8 +88,17 @@ def feasible_map(source: FigureSource) -> Figure | None:
                 Column(name=across, head=across, show=word_of),
                 Column(name="configs", head="configs"),
                 Column(name="expected_to_fit", head="expected to fit"),
-                Column(name="measured_tokens_per_s", head="best measured, tokens/s", show=format_count, bar_of=0.0),
-                Column(name="predicted_tokens_per_s", head="best predicted, tokens/s", show=format_count),
+                Column(
+                    name="measured_tokens_per_s",
+                    head="best measured, tokens/s",
+                    show=format_count,
+                    bar_of=0.0,
+                ),
+                Column(
+                    name="predicted_tokens_per_s",
+                    head="best predicted, tokens/s",
+                    show=format_count,
+                ),
                 Column(name="out_of_memory", head="ran out of memory"),
             ),
             [
@@ -90,7 +110,9 @@ def feasible_map(source: FigureSource) -> Figure | None:
                     cell.predicted,
                     cell.out_of_memory,
                 )
-                for key, cell in sorted(cells.items(), key=lambda item: (order_of(item[0][0]), order_of(item[0][1])))
+                for key, cell in sorted(
+                    cells.items(), key=lambda item: (order_of(item[0][0]), order_of(item[0][1]))
+                )
             ],
         ),
     )
@@ -100,7 +122,9 @@ def _cells(source: FigureSource, across: str, down: str) -> dict[tuple[Hashable,
     """Cells by (value of `down`, value of `across`)."""
     cells: dict[tuple[Hashable, Hashable], _Cell] = {}
     if (space := source.space) is not None:
-        codes = zip(space.table.column(down).tolist(), space.table.column(across).tolist(), strict=True)
+        codes = zip(
+            space.table.column(down).tolist(), space.table.column(across).tolist(), strict=True
+        )
         decode = {name: space.table.knobs[name].decode for name in (down, across)}
         predicted = (space.tokens_per_s.tolist(), space.fits.tolist(), space.value.tolist())
         for (a, b), speed, fits, value in zip(codes, *predicted, strict=True):
@@ -133,17 +157,24 @@ def _tile(cell: _Cell, name: str, speeds: list[float], mark: str) -> Tile:
     value = _value(cell)
     counts = f"{cell.configs:,} configs, {cell.fitting:,} expected to fit"
     if value is None:
-        return Tile(lines=["out of", "memory"], title=f"{name}: out of memory; {counts}", kind="refused")
+        return Tile(
+            lines=["out of", "memory"], title=f"{name}: out of memory; {counts}", kind="refused"
+        )
     level = (
         min(LEVELS - 1, int(LEVELS * (value - speeds[0]) / (speeds[-1] - speeds[0])))
         if speeds[-1] > speeds[0]
         else LEVELS - 1
     )
     tile = Tile(
-        lines=[format_count(value), mark] if mark else [format_count(value)], title="", kind="predicted", level=level
+        lines=[format_count(value), mark] if mark else [format_count(value)],
+        title="",
+        kind="predicted",
+        level=level,
     )
     if not cell.measured:
         return replace(tile, title=f"{name}: {format_count(value)} tokens/s predicted; {counts}")
     best = max(cell.measured, key=tokens_per_s)
     title = f"{name}: {format_count(value)} tokens/s measured; {counts}; {title_of(best)}"
-    return replace(tile, lines=[format_count(value), f"#{best.number}"], title=title, kind="measured")
+    return replace(
+        tile, lines=[format_count(value), f"#{best.number}"], title=title, kind="measured"
+    )

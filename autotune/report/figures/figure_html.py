@@ -24,7 +24,9 @@ def figures_html(figures: Sequence[Figure], *, is_open: bool, at: str = "") -> s
     drawn = {figure.name for figure in figures}
     missing = [name for name in MISSING if name not in drawn]
     drawings = {
-        f.name: figure_html(f, csv=f"{at}/{f.name}.csv" if at else "", svg=f"{at}/{f.name}.svg" if at else "")
+        f.name: figure_html(
+            f, csv=f"{at}/{f.name}.csv" if at else "", svg=f"{at}/{f.name}.svg" if at else ""
+        )
         for f in figures
     }
     reasons = "".join(f"<li>{escape(why_missing(name))}</li>" for name in missing)
@@ -63,7 +65,10 @@ MISSING: Mapping[str, tuple[str, str]] = {
     "best_so_far": ("Best so far over trials", f"a measured trial{OWN}"),
     "best_so_far_over_time": ("Best so far over time", f"a measured trial{OWN}"),
     "budget": ("Budget spent and left", "a limit of the budget"),
-    "feasible_map": ("Map of the feasible set", "a knob with two values or more, and a space that can be listed here"),
+    "feasible_map": (
+        "Map of the feasible set",
+        "a knob with two values or more, and a space that can be listed here",
+    ),
     "rank_parts": ("Where each rank's time goes", "a best trial whose ranks were observed"),
     "step_parts": ("Where the time of a step goes", "a best trial, with a profile or a prediction"),
     "memory_parts": ("Where the memory goes", "a best trial, with a prediction"),
@@ -73,7 +78,10 @@ MISSING: Mapping[str, tuple[str, str]] = {
         f"two knobs that vary, and a trial{OWN} that was measured or failed",
     ),
     "pareto_front": ("Pareto front", f"two measured trials{OWN} whose trainer reports peak memory"),
-    "predicted_measured": ("Predicted against measured: speed", "a measured trial that was predicted"),
+    "predicted_measured": (
+        "Predicted against measured: speed",
+        "a measured trial that was predicted",
+    ),
     "predicted_measured_memory": (
         "Predicted against measured: memory",
         "a predicted trial whose trainer reports peak memory",

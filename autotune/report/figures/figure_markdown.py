@@ -17,8 +17,14 @@ def figure_markdown(figure: Figure) -> str:
     """The figure; of longer data `MOST_ROWS` rows, evenly spread from the first to the last."""
     data = figure.table
     count = len(data.rows)
-    places = range(count) if count <= MOST_ROWS else [i * (count - 1) // (MOST_ROWS - 1) for i in range(MOST_ROWS)]
-    lengths = [_lengths(column, [row[i] for row in data.rows]) for i, column in enumerate(data.columns)]
+    places = (
+        range(count)
+        if count <= MOST_ROWS
+        else [i * (count - 1) // (MOST_ROWS - 1) for i in range(MOST_ROWS)]
+    )
+    lengths = [
+        _lengths(column, [row[i] for row in data.rows]) for i, column in enumerate(data.columns)
+    ]
     heads: list[tuple[str, bool]] = []
     for column, length in zip(data.columns, lengths, strict=True):
         heads += [(column.head, column.is_number), *([("", False)] if length else [])]
@@ -33,7 +39,9 @@ def figure_markdown(figure: Figure) -> str:
             ]
         rows.append(cells)
     cut = f"{MOST_ROWS} of {count:,} rows, evenly spread." if count > MOST_ROWS else ""
-    return details(figure.title, text(figure.shows, most=len(figure.shows)), table(heads, rows), cut)
+    return details(
+        figure.title, text(figure.shows, most=len(figure.shows)), table(heads, rows), cut
+    )
 
 
 def _lengths(column: Column, values: Sequence[Any]) -> list[float]:

@@ -73,8 +73,12 @@ def knob_importance(source: FigureSource) -> Figure | None:
         table=table_of(
             (
                 Column(name="knob", head="knob", is_number=False),
-                Column(name="predicted_share", head="predicted", show=lambda v: f"{v:.1%}", bar_of=1.0),
-                Column(name="measured_share", head="measured", show=lambda v: f"{v:.1%}", bar_of=1.0),
+                Column(
+                    name="predicted_share", head="predicted", show=lambda v: f"{v:.1%}", bar_of=1.0
+                ),
+                Column(
+                    name="measured_share", head="measured", show=lambda v: f"{v:.1%}", bar_of=1.0
+                ),
             ),
             rows,
         ),
@@ -84,23 +88,37 @@ def knob_importance(source: FigureSource) -> Figure | None:
 def importance_rows(source: FigureSource) -> list[tuple[str, float | None, float | None]]:
     """(knob, predicted share, measured share), the most important first."""
     space = source.space
-    trials = [t for t in source.searched if t.purpose is TrialPurpose.SEARCH or t.purpose is TrialPurpose.BASELINE]
-    speeds = np.log([tokens_per_s(t) for t in trials]) if len(trials) >= LEAST_TRIALS else np.empty(0)
+    trials = [
+        t
+        for t in source.searched
+        if t.purpose is TrialPurpose.SEARCH or t.purpose is TrialPurpose.BASELINE
+    ]
+    speeds = (
+        np.log([tokens_per_s(t) for t in trials]) if len(trials) >= LEAST_TRIALS else np.empty(0)
+    )
     rows = []
     for name in varying(source):
         predicted = None
         if space is not None and name in space.table.knobs and space.fits.sum() > 1:
-            predicted = explained_share(space.table.column(name)[space.fits], np.log(space.tokens_per_s[space.fits]))
+            predicted = explained_share(
+                space.table.column(name)[space.fits], np.log(space.tokens_per_s[space.fits])
+            )
         measured = None
         if len(speeds):
-            values = np.unique([word_of(t.config.value(name)) for t in trials], return_inverse=True)[1]
+            values = np.unique(
+                [word_of(t.config.value(name)) for t in trials], return_inverse=True
+            )[1]
             measured = explained_share(values, speeds, is_sample=True)
         if predicted is not None or measured is not None:
             rows.append((name, predicted, measured))
-    return sorted(rows, key=lambda row: -max(row[1] or 0.0, 0.0 if row[1] is not None else row[2] or 0.0))
+    return sorted(
+        rows, key=lambda row: -max(row[1] or 0.0, 0.0 if row[1] is not None else row[2] or 0.0)
+    )
 
 
-def explained_share(codes: NDArray[Any], y: NDArray[np.float64], *, is_sample: bool = False) -> float | None:
+def explained_share(
+    codes: NDArray[Any], y: NDArray[np.float64], *, is_sample: bool = False
+) -> float | None:
     """S_k of a knob with these codes, shape (N,); None where it or the speed does not vary. `is_sample`: with the correction for chance."""
     groups, index = np.unique(codes, return_inverse=True)
     total = float(((y - y.mean()) ** 2).sum())
@@ -116,7 +134,9 @@ def explained_share(codes: NDArray[Any], y: NDArray[np.float64], *, is_sample: b
 def parallel_coordinates(source: FigureSource) -> Figure | None:
     """Every trial as a line across the knobs that vary, to its speed."""
     trials = [
-        t for t in source.own if t.number in source.counted or (t.failure and t.purpose is not TrialPurpose.FINAL)
+        t
+        for t in source.own
+        if t.number in source.counted or (t.failure and t.purpose is not TrialPurpose.FINAL)
     ]
     tried = {
         name: values
@@ -135,7 +155,10 @@ def parallel_coordinates(source: FigureSource) -> Figure | None:
     items = [_item(source, t, names, places, low, high) for t in shown]
     items.sort(key=lambda item: _DRAWN.index(item.kind))
     ends = [low + (high - low) * i / 4 for i in range(5)]
-    axes = [UprightAxis(name=_axis_name(name), values=[word_of(v) for v in tried[name]]) for name in names]
+    axes = [
+        UprightAxis(name=_axis_name(name), values=[word_of(v) for v in tried[name]])
+        for name in names
+    ]
     hidden = len(tried) - len(names)
     knobs = "knob is" if hidden == 1 else "knobs are"
     more = f" {hidden} less important {knobs} omitted." if hidden else ""
@@ -151,7 +174,13 @@ def parallel_coordinates(source: FigureSource) -> Figure | None:
             description="Trials as lines across knobs",
         ),
         table=table_of(
-            (TRIAL, CONFIG, STATUS, *(Column(name=n, head=n, show=word_of) for n in tried), MEASURED),
+            (
+                TRIAL,
+                CONFIG,
+                STATUS,
+                *(Column(name=n, head=n, show=word_of) for n in tried),
+                MEASURED,
+            ),
             [
                 (
                     t.number,
@@ -166,7 +195,12 @@ def parallel_coordinates(source: FigureSource) -> Figure | None:
     )
 
 
-_DRAWN = ("path failed", *(f"path speed-{level}" for level in range(LEVELS)), "path base-path", "path winner")
+_DRAWN = (
+    "path failed",
+    *(f"path speed-{level}" for level in range(LEVELS)),
+    "path base-path",
+    "path winner",
+)
 """kinds of lines, the last on top"""
 _SHORT = {
     "micro_batch_size": "micro batch",
@@ -201,4 +235,6 @@ def _item(
     share = (speed - low) / (high - low) if high > low else 1.0
     kind = f"path speed-{min(LEVELS - 1, math.floor(LEVELS * share))}"
     kind = {"best": "path winner", "base": "path base-path"}.get(source.kind(trial), kind)
-    return Item(at=[*heights, share], title=title_of(trial, f"{format_count(speed)} tokens/s"), kind=kind)
+    return Item(
+        at=[*heights, share], title=title_of(trial, f"{format_count(speed)} tokens/s"), kind=kind
+    )

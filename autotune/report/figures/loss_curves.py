@@ -17,7 +17,10 @@ def loss_curves(source: FigureSource) -> Figure | None:
     curves = _curves(source)
     if not any(kind == "line" for _, kind, _, _ in curves):
         return None
-    points = {name: [(tokens * (i + 1), loss) for i, loss in enumerate(losses)] for name, _, losses, tokens in curves}
+    points = {
+        name: [(tokens * (i + 1), loss) for i, loss in enumerate(losses)]
+        for name, _, losses, tokens in curves
+    }
     drawn = (loss for curve in points.values() for _, loss in curve)
     known = [loss for loss in drawn if math.isfinite(loss)]
     if not known:
@@ -60,7 +63,12 @@ def loss_axis(losses: Sequence[float]) -> Axis:
     """The upright axis of these losses, with a margin of 5% of their spread on both sides."""
     low, high = min(losses), max(losses)
     margin = 0.05 * (high - low or 1.0)
-    return Axis(label="loss, nats per token", format=lambda value: f"{value:.3g}", low=low - margin, high=high + margin)
+    return Axis(
+        label="loss, nats per token",
+        format=lambda value: f"{value:.3g}",
+        low=low - margin,
+        high=high + margin,
+    )
 
 
 def _curves(source: FigureSource) -> list[tuple[str, str, tuple[float, ...], int]]:
@@ -69,11 +77,28 @@ def _curves(source: FigureSource) -> list[tuple[str, str, tuple[float, ...], int
     found: list[tuple[str, str, tuple[float, ...], int]] = []
     if best is None or best.measurement is None:
         return found
-    reference = next((t for t in source.result.shown if t.purpose is TrialPurpose.REFERENCE and t.is_measured), None)
+    reference = next(
+        (t for t in source.result.shown if t.purpose is TrialPurpose.REFERENCE and t.is_measured),
+        None,
+    )
     if reference is not None and reference.measurement is not None and reference.measurement.losses:
-        found.append(("fp32 reference", "dashed", reference.measurement.losses, reference.measurement.tokens_per_step))
+        found.append(
+            (
+                "fp32 reference",
+                "dashed",
+                reference.measurement.losses,
+                reference.measurement.tokens_per_step,
+            )
+        )
     elif best.measurement.reference_losses:
-        found.append(("fp32 reference", "dashed", best.measurement.reference_losses, best.measurement.tokens_per_step))
+        found.append(
+            (
+                "fp32 reference",
+                "dashed",
+                best.measurement.reference_losses,
+                best.measurement.tokens_per_step,
+            )
+        )
     if default is not None and default.config != best.config:
         found += _curve(f"baseline #{default.number}", "second", default)
     return found + _curve(f"winner #{best.number}", "line", best)

@@ -9,7 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.report.figures.loss_curves import loss_axis
-from autotune.report.figures.step_and_memory_parts import MEMORY_NAMES, OVERLAPPED, memory_bars, part_names, rank_parts
+from autotune.report.figures.step_and_memory_parts import (
+    MEMORY_NAMES,
+    OVERLAPPED,
+    memory_bars,
+    part_names,
+    rank_parts,
+)
 from autotune.report.findings import time_parts
 from autotune.report.svg.axes import Axis, Line, Point, plot
 from autotune.report.svg.bars import Bar, stacked_bars
@@ -59,13 +65,19 @@ def _step_times(source: TrialSource) -> Figure | None:
     steps, times = source.steps["step"], source.steps["step_time_s"]
     if not steps:
         return None
-    counted = [time_s for step, time_s in zip(steps, times, strict=True) if step >= source.warmup_steps]
+    counted = [
+        time_s for step, time_s in zip(steps, times, strict=True) if step >= source.warmup_steps
+    ]
     last = max(1.0, max(steps))
     lines = []
     if counted:
         middle = statistics.median(counted)
         lines.append(
-            Line(points=[(0.0, middle), (last, middle)], kind="dashed", label=f"median {format_duration(middle)}")
+            Line(
+                points=[(0.0, middle), (last, middle)],
+                kind="dashed",
+                label=f"median {format_duration(middle)}",
+            )
         )
     if source.trial.estimate is not None:
         predicted = float(source.trial.estimate.step_time_s)
@@ -98,7 +110,10 @@ def _step_times(source: TrialSource) -> Figure | None:
             description="Step times of the trial",
             legend=True,
         ),
-        table=table_of((STEP, STEP_TIME), [(int(step), time_s) for step, time_s in zip(steps, times, strict=True)]),
+        table=table_of(
+            (STEP, STEP_TIME),
+            [(int(step), time_s) for step, time_s in zip(steps, times, strict=True)],
+        ),
     )
 
 
@@ -106,7 +121,11 @@ def _losses(source: TrialSource) -> Figure | None:
     steps, losses = source.steps["step"], source.steps["loss"]
     m = source.trial.measurement
     first = source.warmup_steps
-    reference = [(float(first + i), loss) for i, loss in enumerate(m.reference_losses)] if m is not None else []
+    reference = (
+        [(float(first + i), loss) for i, loss in enumerate(m.reference_losses)]
+        if m is not None
+        else []
+    )
     ours = list(zip(steps, losses, strict=True))
     lines = [
         Line(points=_finite(reference), kind="dashed", label="fp32 reference"),
@@ -136,7 +155,10 @@ def _losses(source: TrialSource) -> Figure | None:
                 Column(name="loss_nats_per_token", head="loss", show=_four),
                 Column(name="reference_loss_nats_per_token", head="reference", show=_four),
             ),
-            [(int(step), loss if math.isfinite(loss) else None, beside.get(step)) for step, loss in ours],
+            [
+                (int(step), loss if math.isfinite(loss) else None, beside.get(step))
+                for step, loss in ours
+            ],
         ),
     )
 
@@ -189,7 +211,9 @@ def _memory_over_time(source: TrialSource) -> Figure | None:
         svg=plot(
             [],
             lines,
-            x=Axis(label="seconds of training after warm-up", format=format_duration, ticks=time_ticks),
+            x=Axis(
+                label="seconds of training after warm-up", format=format_duration, ticks=time_ticks
+            ),
             y=Axis(label="peak memory so far", format=format_bytes, ticks=byte_ticks),
             description="Peak memory of the trial over time",
             legend=True,
@@ -217,7 +241,8 @@ def _time(source: TrialSource) -> Figure | None:
         return None
     names = part_names([parts for _, parts in found])
     bars = [
-        Bar(label=label, parts=parts, mark=step_s, note=format_duration(sum(parts.values()))) for label, parts in found
+        Bar(label=label, parts=parts, mark=step_s, note=format_duration(sum(parts.values())))
+        for label, parts in found
     ]
     return Figure(
         name="time_by_parts",
@@ -234,7 +259,13 @@ def _time(source: TrialSource) -> Figure | None:
             tick_values=time_ticks,
         ),
         table=table_of(
-            (CAUSE, *(Column(name=f"{label}_s", head=label, show=format_duration) for label, _ in found)),
+            (
+                CAUSE,
+                *(
+                    Column(name=f"{label}_s", head=label, show=format_duration)
+                    for label, _ in found
+                ),
+            ),
             [(word, *(parts.get(name, 0.0) for _, parts in found)) for name, word in names.items()],
         ),
     )
@@ -246,13 +277,21 @@ def _memory(source: TrialSource) -> Figure | None:
     ranks = m.rank_peak_memory_bytes if m is not None else ()
     bars, rows = [], []
     if trial.estimate is not None:
-        parts = {name: float(value) for name, value in trial.estimate.memory_parts_bytes.to_dict().items()}
-        bars.append(Bar(label="predicted", parts=parts, mark=peak, note=format_bytes(sum(parts.values()))))
+        parts = {
+            name: float(value)
+            for name, value in trial.estimate.memory_parts_bytes.to_dict().items()
+        }
+        bars.append(
+            Bar(label="predicted", parts=parts, mark=peak, note=format_bytes(sum(parts.values())))
+        )
         rows += [(f"predicted: {PART_NAMES[name]}", value) for name, value in parts.items()]
     measured = {f"rank {rank}": float(value) for rank, value in enumerate(ranks[:MOST_RANKS])}
     if len(measured) < 2:
         measured = {"measured": peak} if peak is not None else {}
-    bars += [Bar(label=label, parts={MEASURED: value}, note=format_bytes(value)) for label, value in measured.items()]
+    bars += [
+        Bar(label=label, parts={MEASURED: value}, note=format_bytes(value))
+        for label, value in measured.items()
+    ]
     rows += [(f"peak: {label}", value) for label, value in measured.items()]
     if not bars:
         return None
@@ -271,18 +310,25 @@ def _memory(source: TrialSource) -> Figure | None:
         how_to_read="The tick across the first bar is the highest measured peak of any rank. Very different peaks mean uneven pipeline stages.",
         svg=svg,
         table=table_of(
-            (CAUSE, Column(name="bytes", head="memory", show=format_bytes)), [*rows, ("capacity", capacity)]
+            (CAUSE, Column(name="bytes", head="memory", show=format_bytes)),
+            [*rows, ("capacity", capacity)],
         ),
     )
 
 
 def _parts(values: Mapping[str, float]) -> dict[str, float]:
-    return {name: float(value) for name, value in values.items() if name != OVERLAPPED and value > 0}
+    return {
+        name: float(value) for name, value in values.items() if name != OVERLAPPED and value > 0
+    }
 
 
 def _step_axis(last: float) -> Axis:
     return Axis(
-        label="optimizer step", format=lambda step: f"{step:.0f}", low=-0.02 * last, high=1.02 * last, is_whole=True
+        label="optimizer step",
+        format=lambda step: f"{step:.0f}",
+        low=-0.02 * last,
+        high=1.02 * last,
+        is_whole=True,
     )
 
 

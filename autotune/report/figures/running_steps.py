@@ -54,13 +54,20 @@ def steps_left(source: FigureSource) -> list[StepsLeft]:
     """Of each running trial, by number."""
     record = source.result.record
     waiting = {row["trial"] for row in record.result.get("waiting") or ()}
-    left = [_left(t, record.study, source.steps.get(t.number, {}).get("step_time_s", ())) for t in _running(source)]
+    left = [
+        _left(t, record.study, source.steps.get(t.number, {}).get("step_time_s", ()))
+        for t in _running(source)
+    ]
     return [replace(each, waits=each.trial.number in waiting) for each in left]
 
 
 def running_steps(source: FigureSource) -> Figure | None:
     """Step times of the running trials so far."""
-    series = {t.number: source.steps[t.number] for t in _running(source) if source.steps.get(t.number, {}).get("step")}
+    series = {
+        t.number: source.steps[t.number]
+        for t in _running(source)
+        if source.steps.get(t.number, {}).get("step")
+    }
     if not series:
         return None
     warm_up = source.result.record.study.measure.warmup_steps
@@ -98,7 +105,9 @@ def running_steps(source: FigureSource) -> Figure | None:
                 )
                 for kind, (number, steps) in zip(KINDS, shown, strict=False)
             ],
-            x=Axis(label="step", format=lambda v: f"{v:.0f}", high=max(1.0, last) + 0.5, is_whole=True),
+            x=Axis(
+                label="step", format=lambda v: f"{v:.0f}", high=max(1.0, last) + 0.5, is_whole=True
+            ),
             y=Axis(label="seconds of the step", format=format_duration, ticks=time_ticks),
             description="Step times of the running trials",
             legend=True,

@@ -40,7 +40,9 @@ MAX_MARKS = 500
 
 TRIAL = Column(name="trial", head="trial")
 CONFIG = Column(name="config", head="config", is_number=False)
-STATUS = Column(name="status", head="status", is_number=False, show=lambda status: str(status).lower())
+STATUS = Column(
+    name="status", head="status", is_number=False, show=lambda status: str(status).lower()
+)
 MEASURED = Column(name="tokens_per_s", head="measured, tokens/s", show=format_count, bar_of=0.0)
 PREDICTED = Column(name="predicted_tokens_per_s", head="predicted, tokens/s", show=format_count)
 ELAPSED = Column(name="elapsed_s", head="after", show=format_duration)
@@ -64,7 +66,11 @@ class FigureSource:
     @property
     def searched(self) -> list[Trial]:
         """Measured trials, each config once, and all proxies."""
-        return [t for t in self.result.measured if t.purpose is TrialPurpose.PROXY or t.number in self.counted]
+        return [
+            t
+            for t in self.result.measured
+            if t.purpose is TrialPurpose.PROXY or t.number in self.counted
+        ]
 
     @cached_property
     def counted(self) -> frozenset[int]:
@@ -81,7 +87,9 @@ class FigureSource:
         start = self.result.record.started_at
         if start is None:
             start = min((t.started_at for t in self.result.shown if t.started_at), default=None)
-        return None if moment is None or start is None else max(0.0, (moment - start).total_seconds())
+        return (
+            None if moment is None or start is None else max(0.0, (moment - start).total_seconds())
+        )
 
     def kind(self, trial: Trial) -> str:
         """The kind of a trial's mark."""
@@ -92,7 +100,11 @@ class FigureSource:
             return "base"
         if trial.purpose is TrialPurpose.PROXY:
             return "dot"
-        return "dot" if trial.number in self.counted and trial.number not in self.result.below else "soft"
+        return (
+            "dot"
+            if trial.number in self.counted and trial.number not in self.result.below
+            else "soft"
+        )
 
     def thinned(self, trials: Sequence[Trial]) -> list[Trial]:
         """At most about `MAX_MARKS` of the trials, in their order."""
@@ -104,19 +116,30 @@ class FigureSource:
         for index, trial in enumerate(trials):
             speed = tokens_per_s(trial) if trial.is_measured else float("-inf")
             is_better, top = speed > top, max(top, speed)
-            if is_better or index % each == 0 or trial.purpose is TrialPurpose.BASELINE or trial.number == best:
+            if (
+                is_better
+                or index % each == 0
+                or trial.purpose is TrialPurpose.BASELINE
+                or trial.number == best
+            ):
                 kept.append(trial)
         return kept
 
 
 def title_of(trial: Trial, *facts: str) -> str:
     """What the pointer shows of a trial."""
-    return f"trial {trial.number}: {config_label(trial.config)}" + "".join(f", {fact}" for fact in facts)
+    return f"trial {trial.number}: {config_label(trial.config)}" + "".join(
+        f", {fact}" for fact in facts
+    )
 
 
 def left_out(shown: int, of: int) -> str:
     """That a figure does not show all trials, as a sentence; empty where it does."""
-    return f" {shown:,} of {of:,} trials are drawn; the data table has all of them." if shown < of else ""
+    return (
+        f" {shown:,} of {of:,} trials are drawn; the data table has all of them."
+        if shown < of
+        else ""
+    )
 
 
 def varying(source: FigureSource) -> dict[str, tuple[Any, ...]]:
@@ -129,7 +152,11 @@ def varying(source: FigureSource) -> dict[str, tuple[Any, ...]]:
         for name, knob in space.table.knobs.items():
             column = set(space.table.column(name).tolist())
             found.setdefault(name, set()).update(knob.decode(code) for code in column)
-    return {name: tuple(sorted(values, key=order_of)) for name, values in found.items() if len(values) > 1}
+    return {
+        name: tuple(sorted(values, key=order_of))
+        for name, values in found.items()
+        if len(values) > 1
+    }
 
 
 def word_of(value: Any) -> str:
@@ -166,7 +193,11 @@ class PredictedSpace:
     @property
     def optimum_tokens_per_s(self) -> float | None:
         """What is predicted of the config that a plan ranks first."""
-        return float(self.tokens_per_s[np.argmax(np.where(self.fits, self.value, -1.0))]) if self.fits.any() else None
+        return (
+            float(self.tokens_per_s[np.argmax(np.where(self.fits, self.value, -1.0))])
+            if self.fits.any()
+            else None
+        )
 
 
 def predicted_space(study: Study, trials: Sequence[Trial]) -> PredictedSpace | None:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import math
 
-from autotune.report.figures.source import CONFIG, ELAPSED, MEASURED, STATUS, TRIAL, FigureSource, left_out, title_of
+from autotune.report.figures.source import (
+    CONFIG,
+    ELAPSED,
+    MEASURED,
+    STATUS,
+    TRIAL,
+    FigureSource,
+    left_out,
+    title_of,
+)
 from autotune.report.notes import note_of
 from autotune.report.svg.axes import Axis, Line, Point, plot
 from autotune.report.svg.canvas import ticks, time_ticks
@@ -35,7 +44,11 @@ def _figure(source: FigureSource, *, is_time: bool) -> Figure | None:
         return source.elapsed_s(trial.ended_at) if is_time else float(trial.number)
 
     # a config's dot has the figure of all its runs, so a final that was measured has none of its own
-    ended = [t for t in source.own if t.failure or (t.is_measured and t.purpose is not TrialPurpose.FINAL)]
+    ended = [
+        t
+        for t in source.own
+        if t.failure or (t.is_measured and t.purpose is not TrialPurpose.FINAL)
+    ]
     placed = [(at, t) for t in ended if (at := place(t)) is not None]
     placed.sort(key=lambda pair: (pair[0], pair[1].number))
     if not any(t.is_measured for _, t in placed):
@@ -59,7 +72,11 @@ def _figure(source: FigureSource, *, is_time: bool) -> Figure | None:
     )
     points = [_point(source, at, t) for at, t in placed if t.number in numbers]
     known = [(at, level) for at, level in levels if level > -math.inf]
-    steps = [pair for i, pair in enumerate(known) if i in (0, len(known) - 1) or pair[1] > known[i - 1][1]]
+    steps = [
+        pair
+        for i, pair in enumerate(known)
+        if i in (0, len(known) - 1) or pair[1] > known[i - 1][1]
+    ]
     lines = [Line(points=steps, stepped=True), *_levels(source, last + margin)]
     over = "time" if is_time else "trials"
     return Figure(
@@ -110,7 +127,8 @@ def _levels(source: FigureSource, end: float) -> list[Line]:
     optimum = source.space.optimum_tokens_per_s if source.space is not None else None
     # a calibration of the cluster moves the trials' own predictions, and not these
     is_calibrated = optimum is not None and any(
-        t.estimate is not None and float(t.estimate.tokens_per_s) > 1.05 * optimum for t in source.own
+        t.estimate is not None and float(t.estimate.tokens_per_s) > 1.05 * optimum
+        for t in source.own
     )
     if optimum is not None and not is_calibrated:
         label = f"best prediction: {format_count(optimum)}"

@@ -80,8 +80,16 @@ def step_parts(source: FigureSource) -> Figure | None:
                 ROLE,
                 TRIAL,
                 CONFIG,
-                *(Column(name=f"{n}_s", head=word, show=format_duration) for n, word in names.items()),
-                Column(name="measured_step_time_s", head="measured step", show=format_duration, bar_of=0.0),
+                *(
+                    Column(name=f"{n}_s", head=word, show=format_duration)
+                    for n, word in names.items()
+                ),
+                Column(
+                    name="measured_step_time_s",
+                    head="measured step",
+                    show=format_duration,
+                    bar_of=0.0,
+                ),
             ),
             [
                 (role, t.number, config_label(t.config), *(parts.get(n, 0.0) for n in names), s)
@@ -99,7 +107,11 @@ def memory_parts(source: FigureSource) -> Figure | None:
             continue
         parts = {n: float(v) for n, v in trial.estimate.memory_parts_bytes.to_dict().items()}
         peak = trial.peak_memory_bytes
-        note = f"{format_bytes(peak)} measured" if peak else f"{format_bytes(sum(parts.values()))} predicted"
+        note = (
+            f"{format_bytes(peak)} measured"
+            if peak
+            else f"{format_bytes(sum(parts.values()))} predicted"
+        )
         bars.append(Bar(label=f"{role} #{trial.number}", parts=parts, mark=peak, note=note))
         rows.append((role, trial, parts, peak))
     if not bars:
@@ -117,19 +129,33 @@ def memory_parts(source: FigureSource) -> Figure | None:
         title="Where the memory goes",
         shows=f"Predicted peak memory in bytes by cause, on the rank with the highest peak, for the winner, the runner-up and the baseline.{far}",
         how_to_read="Coloured by cause. The tick and the number show the measured peak."
-        + ("" if far else " A bar or tick near the dashed line leaves no room for a larger micro-batch."),
+        + (
+            ""
+            if far
+            else " A bar or tick near the dashed line leaves no room for a larger micro-batch."
+        ),
         svg=svg,
         table=table_of(
             (
                 ROLE,
                 TRIAL,
                 CONFIG,
-                *(Column(name=f"{n}_bytes", head=word, show=format_bytes) for n, word in MEMORY_NAMES.items()),
+                *(
+                    Column(name=f"{n}_bytes", head=word, show=format_bytes)
+                    for n, word in MEMORY_NAMES.items()
+                ),
                 Column(name="measured_peak_bytes", head="measured peak", show=format_bytes),
                 Column(name="capacity_bytes", head="capacity", show=format_bytes),
             ),
             [
-                (role, t.number, config_label(t.config), *(parts.get(n, 0.0) for n in MEMORY_NAMES), peak, capacity)
+                (
+                    role,
+                    t.number,
+                    config_label(t.config),
+                    *(parts.get(n, 0.0) for n in MEMORY_NAMES),
+                    peak,
+                    capacity,
+                )
                 for role, t, parts, peak in rows
             ],
         ),
@@ -137,11 +163,18 @@ def memory_parts(source: FigureSource) -> Figure | None:
 
 
 def memory_bars(
-    bars: Sequence[Bar], names: Mapping[str, str], *, capacity_bytes: float, x_label: str, description: str
+    bars: Sequence[Bar],
+    names: Mapping[str, str],
+    *,
+    capacity_bytes: float,
+    x_label: str,
+    description: str,
 ) -> tuple[str, str]:
     """(bars of memory against the capacity, a sentence that names a capacity too far off to be drawn)."""
     capacity = format_bytes(capacity_bytes)
-    is_near = capacity_bytes <= FAR * max(max(bar.mark or 0.0, sum(bar.parts.values())) for bar in bars)
+    is_near = capacity_bytes <= FAR * max(
+        max(bar.mark or 0.0, sum(bar.parts.values())) for bar in bars
+    )
     svg = stacked_bars(
         bars,
         names=names,
@@ -152,14 +185,21 @@ def memory_bars(
         limit=capacity_bytes if is_near else None,
         limit_label=f"capacity {capacity}",
     )
-    return svg, "" if is_near else f" The capacity of {capacity} is far to the right, outside the figure."
+    return (
+        svg,
+        "" if is_near else f" The capacity of {capacity} is far to the right, outside the figure.",
+    )
 
 
 def _source_of(profiled: list[bool]) -> str:
     """Where the parts of steps come from; `profiled`: whether each trial was."""
     if all(profiled):
         return "profiled"
-    return "profiled if the trial was, otherwise predicted" if any(profiled) else "predicted by the cost model"
+    return (
+        "profiled if the trial was, otherwise predicted"
+        if any(profiled)
+        else "predicted by the cost model"
+    )
 
 
 def part_names(found: list[dict[str, float]]) -> Mapping[str, str]:
@@ -172,8 +212,14 @@ def part_names(found: list[dict[str, float]]) -> Mapping[str, str]:
 
 def _capacity(source: FigureSource) -> float:
     """Memory of a rank: the smallest that a trial reported, else the GPU's."""
-    told = (t.measurement.memory_capacity_bytes for t in source.result.measured if t.measurement is not None)
-    return min(filter(None, told), default=source.result.record.study.workload.cluster.gpu.memory_bytes)
+    told = (
+        t.measurement.memory_capacity_bytes
+        for t in source.result.measured
+        if t.measurement is not None
+    )
+    return min(
+        filter(None, told), default=source.result.record.study.workload.cluster.gpu.memory_bytes
+    )
 
 
 NAMES: Mapping[str, str] = {
@@ -196,7 +242,11 @@ def winners_rank_parts(source: FigureSource) -> Figure | None:
     """Of the best config of a study."""
     best = source.result.best
     return (
-        rank_parts(next((t for t in source.result.trials if best and t.number == best.number), best)) if best else None
+        rank_parts(
+            next((t for t in source.result.trials if best and t.number == best.number), best)
+        )
+        if best
+        else None
     )
 
 
@@ -208,10 +258,14 @@ def rank_parts(trial: Trial) -> Figure | None:
     found: list[tuple[str, dict[str, float]]] = []
     if trial.estimate is not None:
         parts = trial.estimate.time_parts_s.to_dict()
-        found.append(("predicted", _summed(parts, lambda name: _PREDICTED.get(name, "communication"))))
+        found.append(
+            ("predicted", _summed(parts, lambda name: _PREDICTED.get(name, "communication")))
+        )
     for row in diagnosis.table[:MOST_RANKS]:
         where = f" ({row['node']})" if len({r["node"] for r in diagnosis.table}) > 1 else ""
-        found.append((f"rank {row['rank']}{where}", _summed(row["parts_s"], lambda name: _SEEN[name])))
+        found.append(
+            (f"rank {row['rank']}{where}", _summed(row["parts_s"], lambda name: _SEEN[name]))
+        )
     if not found:
         return None
     names = {name: word for name, word in NAMES.items() if any(name in parts for _, parts in found)}

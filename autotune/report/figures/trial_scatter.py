@@ -27,7 +27,9 @@ from autotune.spec import Trial, TrialPurpose, config_label
 Pair = tuple[float, float, Trial]
 """(predicted, measured, trial)"""
 PREDICTED_MEMORY = Column(name="predicted_peak_memory_bytes", head="predicted", show=format_bytes)
-RATIO = Column(name="measured_over_predicted", head="measured / predicted", show=lambda value: f"{value:.2f}")
+RATIO = Column(
+    name="measured_over_predicted", head="measured / predicted", show=lambda value: f"{value:.2f}"
+)
 _HOW = "On the dashed line the prediction is exact; above it the measurement is higher. "
 FAR = 1.6
 """times the highest measurement: predictions beyond that are drawn at the edge, so that one does not flatten all others"""
@@ -39,7 +41,11 @@ def predicted_measured(source: FigureSource) -> Figure | None:
     """Speed: predicted when the trial was proposed, and measured."""
     return _figure(
         source,
-        [(float(t.estimate.tokens_per_s), tokens_per_s(t), t) for t in source.searched if t.estimate is not None],
+        [
+            (float(t.estimate.tokens_per_s), tokens_per_s(t), t)
+            for t in source.searched
+            if t.estimate is not None
+        ],
         name="predicted_measured",
         title="Predicted against measured: speed",
         shows="Tokens per second over all ranks of a trial: predicted when the trial was proposed, and measured.",
@@ -59,7 +65,9 @@ def predicted_measured_memory(source: FigureSource) -> Figure | None:
         [
             (float(t.estimate.peak_memory_bytes), t.measurement.peak_memory_bytes, t)
             for t in source.searched
-            if t.estimate is not None and t.measurement is not None and t.measurement.peak_memory_bytes
+            if t.estimate is not None
+            and t.measurement is not None
+            and t.measurement.peak_memory_bytes
         ],
         name="predicted_measured_memory",
         title="Predicted against measured: memory",
@@ -95,13 +103,19 @@ def _figure(
     said = f" {error[1]}: {median:.0%}." if median is not None else ""
     drawn = {t.number for t in source.thinned(trials)}
     show = columns[0].show
-    most = max(min(max(x for x, _, _ in pairs), FAR * max(y for _, y, _ in pairs)), max(y for _, y, _ in pairs))
+    most = max(
+        min(max(x for x, _, _ in pairs), FAR * max(y for _, y, _ in pairs)),
+        max(y for _, y, _ in pairs),
+    )
     beyond = sum(x > most for x, _, _ in pairs)
     are = "is" if beyond == 1 else "are"
     at_edge = f" {beyond} with higher predictions {are} at the right edge." if beyond else ""
     points = [
         Point(
-            x=min(x, most), y=y, kind=source.kind(t), title=title_of(t, f"predicted {show(x)}", f"measured {show(y)}")
+            x=min(x, most),
+            y=y,
+            kind=source.kind(t),
+            title=title_of(t, f"predicted {show(x)}", f"measured {show(y)}"),
         )
         for x, y, t in pairs
         if t.number in drawn
@@ -178,7 +192,12 @@ def pareto_front(source: FigureSource) -> Figure | None:
         svg=plot(
             points,
             [Line(points=stairs, stepped=True)],
-            x=Axis(label="highest peak memory of any rank", format=format_bytes, low=0.9 * lowest, ticks=byte_ticks),
+            x=Axis(
+                label="highest peak memory of any rank",
+                format=format_bytes,
+                low=0.9 * lowest,
+                ticks=byte_ticks,
+            ),
             y=Axis(label="tokens per second", format=format_count),
             description="Speed against memory of each measured config, with the Pareto front",
         ),

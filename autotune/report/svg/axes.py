@@ -143,7 +143,9 @@ def plot(
             out.append(
                 f'<path class="over" d="M{place - 5:.1f} {TOP + 9:g}l5 -9l5 9z"><title>{escape(p.title)}</title></path>'
             )
-            out.append(text("tick", place + (-9 if side == "end" else 9), TOP + 8, y.format(p.y), side))
+            out.append(
+                text("tick", place + (-9 if side == "end" else 9), TOP + 8, y.format(p.y), side)
+            )
     for index, line in enumerate(named):
         start, middle = LEFT + (right - LEFT) / len(named) * index, height - 10
         out.append(f'<path class="{escape(line.kind)}" d="M{start:.1f} {middle - 4:.1f}h22"/>')
@@ -152,13 +154,22 @@ def plot(
 
 
 def _path(
-    line: Line, at_x: Callable[[float], float], at_y: Callable[[float], float], right: float, *, is_named: bool
+    line: Line,
+    at_x: Callable[[float], float],
+    at_y: Callable[[float], float],
+    right: float,
+    *,
+    is_named: bool,
 ) -> str:
     (x, y), *rest = line.points
     commands = [f"M{at_x(x):.1f} {at_y(y):.1f}"]
     for x, y in rest:
-        commands.append(f"H{at_x(x):.1f}V{at_y(y):.1f}" if line.stepped else f"L{at_x(x):.1f} {at_y(y):.1f}")
-    label = text("tick", right - 4, at_y(y) - 5, line.label, "end") if line.label and is_named else ""
+        commands.append(
+            f"H{at_x(x):.1f}V{at_y(y):.1f}" if line.stepped else f"L{at_x(x):.1f} {at_y(y):.1f}"
+        )
+    label = (
+        text("tick", right - 4, at_y(y) - 5, line.label, "end") if line.label and is_named else ""
+    )
     return f'<path class="{escape(line.kind)}" d="{"".join(commands)}"/>{label}'
 
 

@@ -6,7 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from autotune.report.svg.canvas import LETTER, TOP, WIDTH, Format, open_figure, shortened, text, ticks
+from autotune.report.svg.canvas import (
+    LETTER,
+    TOP,
+    WIDTH,
+    Format,
+    open_figure,
+    shortened,
+    text,
+    ticks,
+)
 
 ROW, LEFT, RIGHT = 34.0, 134.0, 88.0
 """height of a row; least width of the labels and of the notes"""
@@ -44,7 +53,9 @@ def stacked_bars(
     legend: bool = True,
 ) -> str:
     """`names`: what people call each part; it has the class `part-NAME` in the style sheet. `limit`: a vertical line."""
-    totals = [sum(bar.parts.values()) for bar in bars] + [bar.mark for bar in bars if bar.mark is not None]
+    totals = [sum(bar.parts.values()) for bar in bars] + [
+        bar.mark for bar in bars if bar.mark is not None
+    ]
     high = 1.02 * max([*totals, limit or 0.0, 1e-12])
     used = [name for name in names if any(bar.parts.get(name, 0.0) > 0 for bar in bars)]
     bottom = TOP + ROW * len(bars)
@@ -68,7 +79,9 @@ def stacked_bars(
     out.append(text("name", (left + right) / 2, bottom + 34, x_label, "middle"))
     for name, (x, down) in zip(used, keys, strict=False):
         y = bottom + 46 + down
-        out.append(f'<rect class="part part-{escape(name)}" x="{x:g}" y="{y:g}" width="11" height="11"/>')
+        out.append(
+            f'<rect class="part part-{escape(name)}" x="{x:g}" y="{y:g}" width="11" height="11"/>'
+        )
         out.append(text("key", x + 16, y + 10, names[name]))
     return "".join([*out, "</svg>"])
 
@@ -86,9 +99,17 @@ def _key_places(words: Sequence[str]) -> list[tuple[float, float]]:
 
 
 def _row(
-    bar: Bar, y: float, names: Mapping[str, str], used: Sequence[str], number: Format, at: Callable[[float], float]
+    bar: Bar,
+    y: float,
+    names: Mapping[str, str],
+    used: Sequence[str],
+    number: Format,
+    at: Callable[[float], float],
 ) -> str:
-    out, start = [text("row", at(0.0) - 8, y + BAR - 5, shortened(bar.label, MOST_LETTERS), "end")], 0.0
+    out, start = (
+        [text("row", at(0.0) - 8, y + BAR - 5, shortened(bar.label, MOST_LETTERS), "end")],
+        0.0,
+    )
     for name in used:
         length = bar.parts.get(name, 0.0)
         if length > 0:
@@ -100,6 +121,8 @@ def _row(
         start += length
     if bar.mark is not None:
         said = escape(f"{bar.label}: measured {number(bar.mark)}")
-        out.append(f'<path class="mark" d="M{at(bar.mark):.1f} {y - 3:g}v{BAR + 6:g}"><title>{said}</title></path>')
+        out.append(
+            f'<path class="mark" d="M{at(bar.mark):.1f} {y - 3:g}v{BAR + 6:g}"><title>{said}</title></path>'
+        )
     out.append(text("row", at(max(start, bar.mark or 0.0)) + 6, y + BAR - 5, bar.note))
     return "".join(out)

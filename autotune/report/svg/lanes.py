@@ -31,7 +31,14 @@ class Span:
 
 
 def lanes(
-    spans: Sequence[Span], *, count: int, low_s: float, high_s: float, x_label: str, x_format: Format, description: str
+    spans: Sequence[Span],
+    *,
+    count: int,
+    low_s: float,
+    high_s: float,
+    x_label: str,
+    x_format: Format,
+    description: str,
 ) -> str:
     """`count` lanes from `low_s` to `high_s`."""
     tall = min(MOST, max(LEAST, 20.0 * count))
@@ -43,7 +50,10 @@ def lanes(
 
     out = [open_figure(WIDTH, bottom + BOTTOM, description), text("name", 4, 11, "rank")]
     each = max(1, round(count / 8))
-    out += [text("tick", LEFT - 8, TOP + tall * (i + 0.5) / count + 4, str(i), "end") for i in range(0, count, each)]
+    out += [
+        text("tick", LEFT - 8, TOP + tall * (i + 0.5) / count + 4, str(i), "end")
+        for i in range(0, count, each)
+    ]
     for value in time_ticks(low_s, high_s, 5):
         out.append(f'<path class="grid" d="M{at(value):.1f} {TOP:g}V{bottom:g}"/>')
         out.append(text("tick", at(value), bottom + 18, x_format(value), "middle"))
@@ -55,7 +65,9 @@ def lanes(
             f'<g class="span {escape(span.kind)}{thin}"><title>{escape(span.title)}</title>'
             f'<rect x="{x:.1f}" y="{y + 1:.1f}" width="{wide:.1f}" height="{max(1.0, height - 2):.1f}"/>'
         )
-        out.append(text("cell", x + wide / 2, y + height / 2 + 4, span.label, "middle") if not thin else "")
+        out.append(
+            text("cell", x + wide / 2, y + height / 2 + 4, span.label, "middle") if not thin else ""
+        )
         out.append("</g>")
     out.append(text("name", (LEFT + right) / 2, bottom + 38, x_label, "middle"))
     return "".join([*out, "</svg>"])

@@ -43,8 +43,12 @@ def parallel_axes(axes: Sequence[UprightAxis], items: Sequence[Item], *, descrip
 
     out = [open_figure(WIDTH, TOP + TALL + 18, description)]
     for item in items:
-        route = "L".join(f"{LEFT + step * i:.1f} {y_of(height):.1f}" for i, height in enumerate(item.at))
-        out.append(f'<path class="{escape(item.kind)}" d="M{route}"><title>{escape(item.title)}</title></path>')
+        route = "L".join(
+            f"{LEFT + step * i:.1f} {y_of(height):.1f}" for i, height in enumerate(item.at)
+        )
+        out.append(
+            f'<path class="{escape(item.kind)}" d="M{route}"><title>{escape(item.title)}</title></path>'
+        )
     for i, axis in enumerate(axes):
         x = LEFT + step * i
         out.append(f'<path class="axis" d="M{x:.1f} {TOP:g}V{TOP + TALL:g}"/>')
@@ -53,7 +57,9 @@ def parallel_axes(axes: Sequence[UprightAxis], items: Sequence[Item], *, descrip
             edge, anchor = 4.0, "start"
         elif i == len(axes) - 1:
             edge, anchor = WIDTH - 4, "end"
-        out.append(text("name", edge, TOP - 24 + 12 * (i % 2), shortened(axis.name, 2 * room), anchor))
+        out.append(
+            text("name", edge, TOP - 24 + 12 * (i % 2), shortened(axis.name, 2 * room), anchor)
+        )
         each = -(-len(axis.values) // MOST_VALUES) or 1
         for k in range(0, len(axis.values), each):
             height = k / (len(axis.values) - 1) if len(axis.values) > 1 else 0.5

@@ -61,7 +61,9 @@ def stacked_area(
     out = [open_figure(WIDTH, height, description)]
     for value in (unit * tick for tick in ticks(0.0, high / unit)):
         y = at_y(value)
-        out.append(f'<line class="grid" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        out.append(
+            f'<line class="grid" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        )
         out.append(
             f'<text class="tick" x="{LEFT - 8:g}" y="{y + 4:.1f}" text-anchor="end">{escape(number(value))}</text>'
         )
@@ -71,17 +73,23 @@ def stacked_area(
         forth = "".join(f"V{at_y(y):.1f}H{at_x(i + 1):.1f}" for i, y in enumerate(roof))
         back = "".join(f"V{at_y(y):.1f}H{at_x(i):.1f}" for i, y in reversed(list(enumerate(floor))))
         path = f"M{at_x(0):.1f} {at_y(floor[0]):.1f}{forth}{back}Z"
-        out.append(f'<path d="{path}" fill="{escape(colours[name])}"><title>{escape(names[name])}</title></path>')
+        out.append(
+            f'<path d="{path}" fill="{escape(colours[name])}"><title>{escape(names[name])}</title></path>'
+        )
         floor = roof
     for index, title in enumerate(titles):
         x, wide = at_x(index), at_x(1) - at_x(0)
         out.append(
             f'<rect x="{x:.1f}" y="{TOP:g}" width="{wide:.1f}" height="{PLOT:g}" fill="transparent"><title>{escape(title)}</title></rect>'
         )
-    out.append(f'<line class="axis" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{bottom:g}" y2="{bottom:g}"/>')
+    out.append(
+        f'<line class="axis" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{bottom:g}" y2="{bottom:g}"/>'
+    )
     for stretch in stretches:
         x, wide = at_x(stretch.first), at_x(stretch.end) - at_x(stretch.first)
-        out.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{bottom:g}" y2="{bottom + 6:g}"/>')
+        out.append(
+            f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{bottom:g}" y2="{bottom + 6:g}"/>'
+        )
         if wide >= LEAST_LETTER:
             label = stretch.label if wide >= LEAST_LABEL else stretch.label[:1]
             out.append(
@@ -89,13 +97,17 @@ def stacked_area(
             )
     if limit is not None:
         y = at_y(limit)
-        out.append(f'<line class="limit" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        out.append(
+            f'<line class="limit" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        )
         out.append(
             f'<text class="tick" x="{WIDTH - RIGHT - 4:g}" y="{y - 5:.1f}" text-anchor="end">{escape(limit_label)}</text>'
         )
     for index, name in enumerate(used):
         x, y = LEFT + 130.0 * (index % PER_ROW), bottom + 34 + 20.0 * (index // PER_ROW)
-        out.append(f'<rect x="{x:g}" y="{y:g}" width="11" height="11" fill="{escape(colours[name])}"/>')
+        out.append(
+            f'<rect x="{x:g}" y="{y:g}" width="11" height="11" fill="{escape(colours[name])}"/>'
+        )
         out.append(f'<text class="tick" x="{x + 16:g}" y="{y + 10:g}">{escape(names[name])}</text>')
     out.append("</svg>")
     return "".join(out)

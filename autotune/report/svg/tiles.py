@@ -46,8 +46,14 @@ def tiles(
     out = [open_figure(WIDTH, TOP + tall * len(rows) + 8, description)]
     out.append(text("name", LEFT + (WIDTH - LEFT - 8) / 2, 14, column_name, "middle"))
     out.append(text("name", 4, TOP - 10, row_name))
-    out += [text("tick", LEFT + wide * (i + 0.5), TOP - 10, name, "middle") for i, name in enumerate(columns)]
-    out += [text("row", LEFT - 12, TOP + tall * (i + 0.5) + 4, name, "end") for i, name in enumerate(rows)]
+    out += [
+        text("tick", LEFT + wide * (i + 0.5), TOP - 10, name, "middle")
+        for i, name in enumerate(columns)
+    ]
+    out += [
+        text("row", LEFT - 12, TOP + tall * (i + 0.5) + 4, name, "end")
+        for i, name in enumerate(rows)
+    ]
     for (row, column), tile in cells.items():
         x, y = LEFT + wide * column, TOP + tall * row
         out.append(_tile(tile, x, y, wide - GAP, tall - GAP))
@@ -65,7 +71,13 @@ def _tile(tile: Tile, x: float, y: float, wide: float, tall: float) -> str:
     lines = list(tile.lines)[: 2 if wide >= NARROW else 1]
     first = y + tall / 2 + 5 - 8 * (len(lines) - 1)
     words = [
-        text("cell" if i == 0 else "cell less", x + wide / 2, first + 16 * i, shortened(line, int(wide / 6)), "middle")
+        text(
+            "cell" if i == 0 else "cell less",
+            x + wide / 2,
+            first + 16 * i,
+            shortened(line, int(wide / 6)),
+            "middle",
+        )
         for i, line in enumerate(lines)
     ]
     return "".join([box, *words, "</g>"])

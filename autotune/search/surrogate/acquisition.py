@@ -43,7 +43,9 @@ def log_expected_improvement(mean: Array, sd: Array, best: float) -> Array:
 
 def log_mixture_improvement(log_weights: Array, mean: Array, sd: Array, best: float) -> Array:
     """log EI of the mixture of M models, shape (N,); `log_weights` (M,), `mean` and `sd` (M, N)."""
-    return np.asarray(logsumexp(log_weights[:, None] + log_expected_improvement(mean, sd, best), axis=0))
+    return np.asarray(
+        logsumexp(log_weights[:, None] + log_expected_improvement(mean, sd, best), axis=0)
+    )
 
 
 def expected_maximum(mean: Array, sd: Array, runs: Array, best: float) -> float:

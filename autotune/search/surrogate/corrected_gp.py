@@ -49,7 +49,9 @@ class Rows:
 
     def take(self, index: Any) -> Rows:
         """The rows selected by `index` (integers, a slice or a mask)."""
-        return Rows(parts=self.parts[index], points=self.points[index], workloads=self.workloads[index])
+        return Rows(
+            parts=self.parts[index], points=self.points[index], workloads=self.workloads[index]
+        )
 
     def __len__(self) -> int:
         return len(self.parts)
@@ -110,7 +112,10 @@ class Scales:
 
     def correlations(self, distances: Array) -> Array:
         """Correlations of e between configs at these distances, of the same shape."""
-        return np.asarray((1.0 - self.nugget) * matern52(distances, self.length) + self.nugget * (distances == 0.0))
+        return np.asarray(
+            (1.0 - self.nugget) * matern52(distances, self.length)
+            + self.nugget * (distances == 0.0)
+        )
 
     @property
     def log_prior(self) -> float:
@@ -143,7 +148,9 @@ class CorrectedGP:
     def conditioned_on(self, rows: Rows, values: Array, noise: float) -> CorrectedGP:
         """The posterior given these values too, shape (m,), with the same hyperparameters."""
         observations = self._observations.with_values(values, noise)
-        return CorrectedGP(self._prior, Rows.joined([self._rows, rows]), observations, scales=self.scales)
+        return CorrectedGP(
+            self._prior, Rows.joined([self._rows, rows]), observations, scales=self.scales
+        )
 
     @property
     def factors(self) -> Array:
@@ -153,7 +160,9 @@ class CorrectedGP:
     def predict(self, rows: Rows, alike: Alike | None = None) -> tuple[Array, Array]:
         """Mean and standard deviation of g, shape (N,) each; `alike`: of `rows` to the observations, if already computed."""
         mean, shares = _log_sum(rows.parts, self._f)
-        variance = np.einsum("nk,kl,nl->n", shares, self._covariance(), shares) + self._residual_variance
+        variance = (
+            np.einsum("nk,kl,nl->n", shares, self._covariance(), shares) + self._residual_variance
+        )
         variance += self._own_variance * own_variance(self._prior.own)
         if len(self._observations):
             residual = self._residual(rows, alike)
@@ -189,7 +198,9 @@ class CorrectedGP:
             center, shares = _log_sum(rows.parts, self._f)
             self._targets, self._variances = observations.gaussians(g, outlier)
             prior = transfer * (shares @ covariance @ shares.T) + residual
-            self._lower = cholesky(prior + np.diag(self._variances + 1e-10), lower=True, check_finite=False)
+            self._lower = cholesky(
+                prior + np.diag(self._variances + 1e-10), lower=True, check_finite=False
+            )
             mean = center - shares @ self._f
             self._weights = cho_solve((self._lower, True), self._targets - mean, check_finite=False)
             step = covariance @ ((shares * f_transfer).T @ self._weights) - self._f
@@ -207,7 +218,9 @@ class CorrectedGP:
         """Mean and variance of g at each observation given all others, shape (n,) each (Rasmussen & Williams 2006, eq. 5.12)."""
         inverse = cho_solve((self._lower, True), np.eye(len(self._weights)), check_finite=False)
         precision = np.diag(inverse)
-        return self._targets - self._weights / precision, np.maximum(1.0 / precision - self._variances, 1e-12)
+        return self._targets - self._weights / precision, np.maximum(
+            1.0 / precision - self._variances, 1e-12
+        )
 
     def _covariance(self) -> Array:
         sds = self._prior.factor_sds * self.scales.factors
@@ -229,7 +242,9 @@ class CorrectedGP:
         covariance = self._residual_variance * alike.residual
         if self._prior.own:
             covariance += self._own_variance * alike.own
-        return np.asarray(covariance * self._prior.residual_transfer(rows.workloads, self._rows.workloads))
+        return np.asarray(
+            covariance * self._prior.residual_transfer(rows.workloads, self._rows.workloads)
+        )
 
     def _factor_covariance(self, rows: Rows, shares: Array) -> Array:
         """Covariance between `rows` and the observations that is due to the factors, shape (N, n)."""

@@ -76,7 +76,9 @@ def apart(a: Array, b: Array, own: int) -> tuple[Array, Array]:
     if not own:
         return away, np.broadcast_to(0.0, away.shape)
     ours, theirs = a[:, knobs:], b[:, knobs:]
-    return away, own_correlations(ours, theirs) + OWN_NUGGET * ((away == 0.0) & (distances(ours, theirs) == 0.0))
+    return away, own_correlations(ours, theirs) + OWN_NUGGET * (
+        (away == 0.0) & (distances(ours, theirs) == 0.0)
+    )
 
 
 class Alike(NamedTuple):

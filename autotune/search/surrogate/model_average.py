@@ -68,13 +68,19 @@ class Model:
 
     def predict(self, rows: Rows, alike: Alike) -> tuple[Array, Array]:
         """Mean and standard deviation of g, shape (N,) each; `alike`: of `rows` to all n observations."""
-        return self.gp.predict(at_level(rows, self.level), alike if self.subset is None else alike.take(self.subset))
+        return self.gp.predict(
+            at_level(rows, self.level), alike if self.subset is None else alike.take(self.subset)
+        )
 
     def fantasized(self, rows: Rows, noise: float) -> Model:
         """The posterior if these rows came out at their predicted mean (a fantasy: Ginsbourger et al. 2010, kriging believer)."""
         rows = at_level(rows, self.level)
         gp = self.gp.conditioned_on(rows, self.gp.predict(rows)[0], noise)
-        subset = None if self.subset is None else np.append(self.subset, np.ones(len(rows), dtype=np.bool_))
+        subset = (
+            None
+            if self.subset is None
+            else np.append(self.subset, np.ones(len(rows), dtype=np.bool_))
+        )
         return replace(self, gp=gp, subset=subset)
 
 
@@ -91,7 +97,9 @@ class ModelAverage:
     """number of own knobs, the last columns of the points"""
 
     @classmethod
-    def of(cls, prior: Prior, rows: Rows, observations: Observations, *, candidates: Rows) -> ModelAverage:
+    def of(
+        cls, prior: Prior, rows: Rows, observations: Observations, *, candidates: Rows
+    ) -> ModelAverage:
         """The average given n observations; the uninformed model takes level and spread from the predictions of `candidates`.
 
         Before any trial of the searched workload there are no weights to compute: the corrected cost model is the only model.
@@ -139,37 +147,70 @@ def at_level(rows: Rows, level: float | None) -> Rows:
     return rows if level is None else replace(rows, parts=np.full((len(rows), 1), level))
 
 
-def _corrected_models(prior: Prior, rows: Rows, observations: Observations) -> Iterator[tuple[float, Model]]:
+def _corrected_models(
+    prior: Prior, rows: Rows, observations: Observations
+) -> Iterator[tuple[float, Model]]:
     """The corrected cost model for each combination of scales and data, with its log weight up to a constant."""
     ours = rows.workloads == 0
     subsets: list[NDArray[np.bool_] | None] = [None] if ours.all() else [None, ours]
-    grid = [Scales(factors=f, residual=r, own=o) for f, r, o in itertools.product(FACTORS, RESIDUALS, _own(prior))]
+    grid = [
+        Scales(factors=f, residual=r, own=o)
+        for f, r, o in itertools.product(FACTORS, RESIDUALS, _own(prior))
+    ]
     log_priors = (
         log_softmax([scales.log_prior for scales in grid])
         + math.log1p(-UNINFORMED_PRIOR - ORDERING_PRIOR)
         - math.log(len(subsets))
     )
-    for (scales, log_prior), subset in itertools.product(zip(grid, log_priors, strict=True), subsets):
-        data = (rows, observations) if subset is None else (rows.take(subset), observations.take(subset))
+    for (scales, log_prior), subset in itertools.product(
+        zip(grid, log_priors, strict=True), subsets
+    ):
+        data = (
+            (rows, observations)
+            if subset is None
+            else (rows.take(subset), observations.take(subset))
+        )
         gp = CorrectedGP(prior, *data, scales=scales, iterations=ITERATIONS)
         yield log_prior + gp.log_predictive(data[0].workloads == 0), Model(gp=gp, subset=subset)
 
 
-def _ordering(prior: Prior, rows: Rows, observations: Observations) -> Iterator[tuple[float, Model]]:
+def _ordering(
+    prior: Prior, rows: Rows, observations: Observations
+) -> Iterator[tuple[float, Model]]:
     """The models that believe the predicted order alone, with their log weights up to the same constant."""
     ours = rows.workloads == 0
     our_rows, our_observations = rows.take(ours), observations.take(ours)
     for residual_sd, (own, log_prior) in itertools.product(ORDERING_SDS, _own(prior).items()):
-        free = replace(prior, factor_sds=np.zeros_like(prior.factor_sds), common_sd=LEVEL_SD, residual_sd=residual_sd)
-        gp = CorrectedGP(free, our_rows, our_observations, scales=Scales(nugget=1.0, own=own), iterations=ITERATIONS)
+        free = replace(
+            prior,
+            factor_sds=np.zeros_like(prior.factor_sds),
+            common_sd=LEVEL_SD,
+            residual_sd=residual_sd,
+        )
+        gp = CorrectedGP(
+            free,
+            our_rows,
+            our_observations,
+            scales=Scales(nugget=1.0, own=own),
+            iterations=ITERATIONS,
+        )
         log_prior += math.log(ORDERING_PRIOR / len(ORDERING_SDS))
-        yield log_prior + gp.log_predictive(np.ones(ours.sum(), np.bool_)), Model(gp=gp, subset=ours)
+        yield (
+            log_prior + gp.log_predictive(np.ones(ours.sum(), np.bool_)),
+            Model(gp=gp, subset=ours),
+        )
 
 
 def _own(prior: Prior) -> dict[float, float]:
     """Multipliers of the effects of own knobs, with the log of their probability before any trial."""
     multipliers = OWN if prior.own else (1.0,)
-    return dict(zip(multipliers, log_softmax([Scales(own=o).log_prior for o in multipliers]).tolist(), strict=True))
+    return dict(
+        zip(
+            multipliers,
+            log_softmax([Scales(own=o).log_prior for o in multipliers]).tolist(),
+            strict=True,
+        )
+    )
 
 
 def _uninformed(
@@ -177,12 +218,20 @@ def _uninformed(
 ) -> Iterator[tuple[float, Model]]:
     """The uninformed models with their log weights up to the same constant."""
     predicted = np.log(candidates.parts.sum(axis=1))
-    level, spread = math.exp(float(predicted.mean())), max(float(predicted.std()), prior.residual_sd)
+    level, spread = (
+        math.exp(float(predicted.mean())),
+        max(float(predicted.std()), prior.residual_sd),
+    )
     flat = replace(prior, factor_sds=np.array([LEVEL_SD]), common_sd=0.0, residual_sd=spread)
     ours = rows.workloads == 0
     our_rows = at_level(rows.take(ours), level)
     for own, log_prior in _own(prior).items():
         scales = Scales(length=LENGTH, nugget=NUGGET, own=own)
-        gp = CorrectedGP(flat, our_rows, observations.take(ours), scales=scales, iterations=ITERATIONS)
+        gp = CorrectedGP(
+            flat, our_rows, observations.take(ours), scales=scales, iterations=ITERATIONS
+        )
         log_prior += math.log(UNINFORMED_PRIOR)
-        yield log_prior + gp.log_predictive(np.ones(ours.sum(), np.bool_)), Model(gp=gp, level=level, subset=ours)
+        yield (
+            log_prior + gp.log_predictive(np.ones(ours.sum(), np.bool_)),
+            Model(gp=gp, level=level, subset=ours),
+        )

@@ -72,7 +72,9 @@ class Observations:
         """Log of P(no outlier) p(y | no outlier) and of P(outlier) p(y | outlier), shape (n,) each."""
 
         def log_density(total: Array) -> Array:
-            return np.asarray(-0.5 * (self.values - mean) ** 2 / total - 0.5 * np.log(total) - _LOG_SQRT_2PI)
+            return np.asarray(
+                -0.5 * (self.values - mean) ** 2 / total - 0.5 * np.log(total) - _LOG_SQRT_2PI
+            )
 
         plain = variance + self.noise**2
         return (
@@ -90,7 +92,9 @@ class Observations:
 
     def take(self, index: Any) -> Observations:
         """The observations selected by `index` (integers, a slice or a mask)."""
-        return Observations(values=self.values[index], sides=self.sides[index], noise=self.noise[index])
+        return Observations(
+            values=self.values[index], sides=self.sides[index], noise=self.noise[index]
+        )
 
     def __len__(self) -> int:
         return len(self.values)

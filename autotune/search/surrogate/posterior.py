@@ -45,15 +45,27 @@ class Posterior:
         self._estimate = problem.predict()
         self._points = problem.space.coordinates()
         self._own = sum(len(knob.values) > 1 for knob in self._table.own)
-        self._time_rows = training_data.time_rows(self._estimate, self._surrogate_points(self._points))
-        self._memory_rows = training_data.memory_rows(self._estimate, self._surrogate_points(self._points))
-        self._log_tokens = np.log(self._table.global_batch_size * problem.space.workload.tokens_per_sequence)
+        self._time_rows = training_data.time_rows(
+            self._estimate, self._surrogate_points(self._points)
+        )
+        self._memory_rows = training_data.memory_rows(
+            self._estimate, self._surrogate_points(self._points)
+        )
+        self._log_tokens = np.log(
+            self._table.global_batch_size * problem.space.workload.tokens_per_sequence
+        )
         self._log_cost = log_cost(problem.objective, self._table)
-        self._log_limits = training_data.log_limits(self._estimate, problem.space.workload.cluster.gpu.memory_bytes)
+        self._log_limits = training_data.log_limits(
+            self._estimate, problem.space.workload.cluster.gpu.memory_bytes
+        )
         self._history, past = _nearest_history(problem)
         ours = problem.space.workload
-        self._transfer_weights = np.array([1.0, *(transfer_weight(ours, theirs) for theirs in past)])
-        self._residual_weights = np.array([1.0, *(residual_transfer_weight(ours, theirs) for theirs in past)])
+        self._transfer_weights = np.array(
+            [1.0, *(transfer_weight(ours, theirs) for theirs in past)]
+        )
+        self._residual_weights = np.array(
+            [1.0, *(residual_transfer_weight(ours, theirs) for theirs in past)]
+        )
         self._data: list[DataPoint] = list(self._history)
         self._fit()
 
@@ -64,7 +76,9 @@ class Posterior:
 
     def _data_point(self, index: int | None, trial: Trial) -> DataPoint:
         if index is None:
-            return training_data.data_point(self._problem, self._problem.space.workload, trial, number=0)
+            return training_data.data_point(
+                self._problem, self._problem.space.workload, trial, number=0
+            )
         return DataPoint(
             trial=trial,
             workload=0,
@@ -74,35 +88,52 @@ class Posterior:
         )
 
     def _fit(self) -> None:
-        timed = [p for p in self._data if p.has_time and (p.workload == 0 or not self._problem.times_are_learnt)]
+        timed = [
+            p
+            for p in self._data
+            if p.has_time and (p.workload == 0 or not self._problem.times_are_learnt)
+        ]
         sized = [p for p in self._data if p.has_memory]
         at = self._surrogate_points
-        rows = _joined([training_data.time_rows(p.estimate, at(p.point), p.workload) for p in timed], self._time_rows)
+        rows = _joined(
+            [training_data.time_rows(p.estimate, at(p.point), p.workload) for p in timed],
+            self._time_rows,
+        )
         weights = (self._transfer_weights, self._residual_weights)
         self.time = ModelAverage.of(
             training_data.time_prior(
-                self._estimate, *weights, measured=any(p.workload == 0 for p in timed), own=self._own
+                self._estimate,
+                *weights,
+                measured=any(p.workload == 0 for p in timed),
+                own=self._own,
             ),
             rows,
             training_data.time_observations(timed),
             candidates=self._time_rows,
         )
         rows = _joined(
-            [training_data.memory_rows(p.estimate, at(p.point), p.workload) for p in sized], self._memory_rows
+            [training_data.memory_rows(p.estimate, at(p.point), p.workload) for p in sized],
+            self._memory_rows,
         )
         self.memory = ModelAverage.of(
-            training_data.memory_prior(self._estimate, *weights, workload=self._problem.space.workload, own=self._own),
+            training_data.memory_prior(
+                self._estimate, *weights, workload=self._problem.space.workload, own=self._own
+            ),
             rows,
             training_data.memory_observations(sized),
             candidates=self._memory_rows,
         )
         self._ours = [p for p in self._data if p.workload == 0]
         self._our_trials = [p.trial for p in self._ours]
-        self._log_efficiency = log_efficiency(self._problem.objective, self._table.global_batch_size, self._our_trials)
+        self._log_efficiency = log_efficiency(
+            self._problem.objective, self._table.global_batch_size, self._our_trials
+        )
         self._rewarded = any(p.trial.reward is not None for p in self._ours)
         self.slope = slope(self._problem.objective, rewarded=self._rewarded)
 
-    def score(self, candidates: NDArray[np.intp], pending: NDArray[np.intp]) -> tuple[Array, Array, Array]:
+    def score(
+        self, candidates: NDArray[np.intp], pending: NDArray[np.intp]
+    ) -> tuple[Array, Array, Array]:
         """Log weights of the models, shape (M,), and mean and standard deviation of the candidates' scores in each, shape (M, N) each.
 
         `pending` candidates count as if they came out at their predicted mean.
@@ -111,16 +142,26 @@ class Posterior:
         if len(pending):
             model = model.fantasized(self._time_rows.take(pending), REPEAT_SD)
         mean, sd = model.predict(self._time_rows.take(candidates))
-        throughput = self._log_tokens[candidates] - mean + (self._log_efficiency - self._log_cost)[candidates]
+        throughput = (
+            self._log_tokens[candidates]
+            - mean
+            + (self._log_efficiency - self._log_cost)[candidates]
+        )
         offset, offset_sd = self._offset(self._points[candidates])
-        return model.log_weights, self.slope * throughput + offset, np.hypot(self.slope * sd, offset_sd)
+        return (
+            model.log_weights,
+            self.slope * throughput + offset,
+            np.hypot(self.slope * sd, offset_sd),
+        )
 
     def log_runs(self, candidates: NDArray[np.intp]) -> Array:
         """Log probability that each of the candidates runs, shape (N,)."""
         mean, sd = self.memory.predict(self._memory_rows.take(candidates))
         fits = log_ndtr((self._log_limits[candidates] - mean) / np.hypot(sd, REPEAT_SD))
         fits = logsumexp(self.memory.log_weights[:, None] + fits, axis=0)
-        return np.asarray(fits + np.log1p(-failure_rate(self._points[candidates], *self._failure_data)))
+        return np.asarray(
+            fits + np.log1p(-failure_rate(self._points[candidates], *self._failure_data))
+        )
 
     def fits(self, workload: Workload, configs: Sequence[ParallelConfig]) -> Array:
         """Probability that configs of another workload do not run out of memory, shape (n,).
@@ -128,7 +169,9 @@ class Posterior:
         They count as configs of the workload that is searched: what is known of the causes of its memory is known of theirs."""
         predicted, points = training_data.predicted_trainings(self._problem, workload, configs)
         limits = training_data.log_limits(predicted, workload.cluster.gpu.memory_bytes)
-        mean, sd = self.memory.predict(training_data.memory_rows(predicted, self._surrogate_points(points)))
+        mean, sd = self.memory.predict(
+            training_data.memory_rows(predicted, self._surrogate_points(points))
+        )
         log_fits = log_ndtr((limits - mean) / np.hypot(sd, REPEAT_SD))
         return np.asarray(np.exp(logsumexp(self.memory.log_weights[:, None] + log_fits, axis=0)))
 
@@ -151,13 +194,20 @@ class Posterior:
         seen = [p for p in self._ours if p.trial.is_measured and p.trial.reward is not None]
         if not seen:
             return np.zeros(len(points)), np.zeros(len(points))
-        values = np.array([offset_of(p.trial, self._problem.objective, self._our_trials) for p in seen])
+        values = np.array(
+            [offset_of(p.trial, self._problem.objective, self._our_trials) for p in seen]
+        )
         at = np.concatenate([p.point for p in seen])
         center, spread = float(values.mean()), max(float(values.std()), 1e-3)
-        factor = cho_factor(spread**2 * matern52(distances(at, at), OFFSET_LENGTH) + 1e-2 * spread**2 * np.eye(len(at)))
+        factor = cho_factor(
+            spread**2 * matern52(distances(at, at), OFFSET_LENGTH)
+            + 1e-2 * spread**2 * np.eye(len(at))
+        )
         across = spread**2 * matern52(distances(points, at), OFFSET_LENGTH)
         variance = spread**2 - np.einsum("ni,in->n", across, cho_solve(factor, across.T))
-        return center + across @ cho_solve(factor, values - center), np.sqrt(np.maximum(variance, 0.0))
+        return center + across @ cho_solve(factor, values - center), np.sqrt(
+            np.maximum(variance, 0.0)
+        )
 
 
 def _joined(rows: list[Rows], like: Rows) -> Rows:
@@ -170,5 +220,7 @@ def _nearest_history(problem: Problem) -> tuple[list[DataPoint], list[Workload]]
     by_name = {repr(workload): workload for workload, _ in problem.history}
     names = sorted(by_name, key=lambda name: -transfer_weight(ours, by_name[name]))
     nearest = sorted(problem.history, key=lambda pair: names.index(repr(pair[0])))[:MAX_HISTORY]
-    data = [training_data.data_point(problem, w, t, number=1 + names.index(repr(w))) for w, t in nearest]
+    data = [
+        training_data.data_point(problem, w, t, number=1 + names.index(repr(w))) for w, t in nearest
+    ]
     return data, [by_name[name] for name in names]

@@ -20,7 +20,16 @@ from autotune.cost.traits import loop_of
 from autotune.search.searcher import Problem
 from autotune.search.surrogate.corrected_gp import Prior, Rows
 from autotune.search.surrogate.observations import Observations
-from autotune.spec import ConfigTable, Estimate, FailureKind, Measurement, ParallelConfig, Trial, TrialStatus, Workload
+from autotune.spec import (
+    ConfigTable,
+    Estimate,
+    FailureKind,
+    Measurement,
+    ParallelConfig,
+    Trial,
+    TrialStatus,
+    Workload,
+)
 
 Array = NDArray[np.float64]
 
@@ -72,7 +81,12 @@ def memory_rows(estimate: Estimate, points: Array, workload: int = 0) -> Rows:
 
 
 def time_prior(
-    estimate: Estimate, transfer_weights: Array, residual_weights: Array, *, measured: bool, own: int = 0
+    estimate: Estimate,
+    transfer_weights: Array,
+    residual_weights: Array,
+    *,
+    measured: bool,
+    own: int = 0,
 ) -> Prior:
     """Prior of the time model: `TIME_SDS` for the factors, the level's spread for the error that all causes share, and for the residual the width
     of the estimate's interval without the level.
@@ -91,7 +105,12 @@ def time_prior(
 
 
 def memory_prior(
-    estimate: Estimate, transfer_weights: Array, residual_weights: Array, *, workload: Workload, own: int = 0
+    estimate: Estimate,
+    transfer_weights: Array,
+    residual_weights: Array,
+    *,
+    workload: Workload,
+    own: int = 0,
 ) -> Prior:
     """Prior of the memory model: `MEMORY_SDS` for the factors, and the width of the estimate's interval for the rest. Of a trainer whose peaks were fitted that
     width is each config's own; of any other all configs share what is above `OWN_MEMORY_ERROR_SD`, so that one peak tells most of the others."""
@@ -137,7 +156,9 @@ class DataPoint:
     @property
     def is_out_of_memory(self) -> bool:
         """Whether it ran out of memory."""
-        return self.trial.failure is not None and self.trial.failure.kind is FailureKind.OUT_OF_MEMORY
+        return (
+            self.trial.failure is not None and self.trial.failure.kind is FailureKind.OUT_OF_MEMORY
+        )
 
     @property
     def failed_otherwise(self) -> bool:
@@ -156,7 +177,12 @@ def time_observations(data: Sequence[DataPoint]) -> Observations:
     return Observations(
         values=np.array([math.log(m.step_time_s) for m in measurements]),
         sides=np.zeros(len(measurements)),
-        noise=np.array([math.hypot(REPEAT_SD, m.step_time_spread / len(m.step_times_s) ** 0.5) for m in measurements]),
+        noise=np.array(
+            [
+                math.hypot(REPEAT_SD, m.step_time_spread / len(m.step_times_s) ** 0.5)
+                for m in measurements
+            ]
+        ),
     )
 
 
@@ -166,12 +192,16 @@ def memory_observations(data: Sequence[DataPoint]) -> Observations:
     for point in data:
         measurement = point.trial.measurement if point.trial.is_measured else None
         peak = measurement.peak_memory_bytes if measurement else None
-        values.append(math.log(peak) if peak else float(log_limits(point.estimate, point.capacity_bytes)[0]))
+        values.append(
+            math.log(peak) if peak else float(log_limits(point.estimate, point.capacity_bytes)[0])
+        )
         if point.is_out_of_memory:
             sides.append(1.0)
         else:
             sides.append(0.0 if peak else -1.0)
-    return Observations(values=np.array(values), sides=np.array(sides), noise=np.full(len(values), REPEAT_SD))
+    return Observations(
+        values=np.array(values), sides=np.array(sides), noise=np.full(len(values), REPEAT_SD)
+    )
 
 
 def log_limits(estimate: Estimate, capacity_bytes: float) -> Array:
@@ -191,7 +221,11 @@ def data_point(problem: Problem, workload: Workload, trial: Trial, *, number: in
     """The data point of a trial whose config need not be in the space: estimate and coordinates are computed for it alone."""
     predicted, point = predicted_trainings(problem, workload, [trial.config])
     return DataPoint(
-        trial=trial, workload=number, capacity_bytes=workload.cluster.gpu.memory_bytes, estimate=predicted, point=point
+        trial=trial,
+        workload=number,
+        capacity_bytes=workload.cluster.gpu.memory_bytes,
+        estimate=predicted,
+        point=point,
     )
 
 
@@ -203,7 +237,9 @@ def predicted_trainings(
 
     same = workload.cluster.gpu.name == problem.space.workload.cluster.gpu.name
     same = same and workload.trainer == problem.space.workload.trainer
-    predicted = estimate(workload, ConfigTable.of(list(configs)), calibration=problem.calibration if same else None)
+    predicted = estimate(
+        workload, ConfigTable.of(list(configs)), calibration=problem.calibration if same else None
+    )
     return predicted, np.concatenate([problem.space.coordinates_of(config) for config in configs])
 
 

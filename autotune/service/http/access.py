@@ -181,7 +181,9 @@ class Gate:
 
     def check_form(self, caller: Caller, given: str) -> None:
         """Raises `RefusalError` (403) unless the form came from this service's own page."""
-        if caller.by_browser and not hmac.compare_digest(caller.form_token.encode(), given.encode("utf-8", "replace")):
+        if caller.by_browser and not hmac.compare_digest(
+            caller.form_token.encode(), given.encode("utf-8", "replace")
+        ):
             raise RefusalError(
                 403,
                 "csrf",
@@ -191,21 +193,39 @@ class Gate:
 
     def _local(self, request: Request) -> Caller | None:
         address = _address(request)
-        if self._options.asks_everybody or not is_loopback(address) or _is_passed_on(request) or _is_anothers(request):
+        if (
+            self._options.asks_everybody
+            or not is_loopback(address)
+            or _is_passed_on(request)
+            or _is_anothers(request)
+        ):
             return None
-        return Caller(name=LOOPBACK, scope="admin", key=address, by_browser=True, form_token=self._form_token(LOOPBACK))
+        return Caller(
+            name=LOOPBACK,
+            scope="admin",
+            key=address,
+            by_browser=True,
+            form_token=self._form_token(LOOPBACK),
+        )
 
     def _form_token(self, text: str) -> str:
-        return hmac.new(self._secret, text.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
+        return hmac.new(
+            self._secret, text.encode("utf-8", "surrogatepass"), hashlib.sha256
+        ).hexdigest()
 
     def check_site(self, request: Request) -> None:
         """Raises `RefusalError` (403) when a browser sends the request for a page of another site."""
         headers = request.headers
         origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
-        same = origin is None or (origin != "null" and urlsplit(origin).netloc == headers.get("host"))
+        same = origin is None or (
+            origin != "null" and urlsplit(origin).netloc == headers.get("host")
+        )
         if not same or site not in ("none", "same-origin"):
             raise RefusalError(
-                403, "csrf", "requests from other sites are not allowed", remedy="use this service's own page"
+                403,
+                "csrf",
+                "requests from other sites are not allowed",
+                remedy="use this service's own page",
             )
 
 
@@ -229,7 +249,12 @@ def _why_a_token(request: Request, options: ServiceOptions) -> str:
 def _is_anothers(request: Request) -> bool:
     """Whether the other end is a program of another user of this machine."""
     server = request.scope.get("server")
-    return bool(request.client and server and server[1] and is_of_another_user(request.client.port, server[1]))
+    return bool(
+        request.client
+        and server
+        and server[1]
+        and is_of_another_user(request.client.port, server[1])
+    )
 
 
 def _is_passed_on(request: Request) -> bool:
@@ -238,7 +263,9 @@ def _is_passed_on(request: Request) -> bool:
     return (
         request.scope.get("http_version") == "1.0"
         or not is_loopback(host_in(request.headers.get("host", "")))
-        or any(name in _OF_PROXIES or name.startswith(_OF_PROXIES_BEGIN) for name in request.headers)
+        or any(
+            name in _OF_PROXIES or name.startswith(_OF_PROXIES_BEGIN) for name in request.headers
+        )
     )
 
 
@@ -260,7 +287,11 @@ def too_many(message: str, wait_s: float) -> RefusalError:
     """The error (429) for a caller over its rate limit."""
     seconds = str(max(1, round(wait_s + 0.5)))
     return RefusalError(
-        429, "rate_limited", message, remedy=f"try again in {seconds} s", headers={"Retry-After": seconds}
+        429,
+        "rate_limited",
+        message,
+        remedy=f"try again in {seconds} s",
+        headers={"Retry-After": seconds},
     )
 
 
@@ -272,7 +303,11 @@ LOCAL, REMOTE, USER = 1, 2, 7
 def is_of_another_user(peer_port: int, own_port: int) -> bool:
     """Whether the socket from `peer_port` to `own_port` belongs to another user than this process. False where the machine does not tell."""
     rows = (row for table in TABLES for row in _rows(table))
-    users = {row[USER] for row in rows if _port(row[LOCAL]) == peer_port and _port(row[REMOTE]) == own_port}
+    users = {
+        row[USER]
+        for row in rows
+        if _port(row[LOCAL]) == peer_port and _port(row[REMOTE]) == own_port
+    }
     return bool(users) and str(os.geteuid()) not in users
 
 

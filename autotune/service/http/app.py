@@ -25,7 +25,14 @@ from autotune.service.http.response_cache import ResponseCache
 from autotune.service.http.service_state import ServiceState
 from autotune.service.metrics.study_metrics import Counters, CountRequests
 from autotune.service.options import ServiceOptions
-from autotune.service.routes import across_studies, events, health, studies, study_annotations, study_figures
+from autotune.service.routes import (
+    across_studies,
+    events,
+    health,
+    studies,
+    study_annotations,
+    study_figures,
+)
 from autotune.service.supervise.supervisor import Supervisor
 
 ROOT = "/api/v1"
@@ -35,7 +42,9 @@ DESCRIPTION = """Find the fastest stable configuration for training a model on a
 Every error is `{error: {kind, message, field, remedy}}`. Numbers are SI and bytes; times are UTC."""
 
 
-def create_app(store: ServiceStore, options: ServiceOptions, *, supervisor: Supervisor | None = None) -> FastAPI:
+def create_app(
+    store: ServiceStore, options: ServiceOptions, *, supervisor: Supervisor | None = None
+) -> FastAPI:
     """The application on that store. With a supervisor it also runs studies, as long as the server runs."""
     counters = Counters()
     service = ServiceState(
@@ -58,7 +67,12 @@ def create_app(store: ServiceStore, options: ServiceOptions, *, supervisor: Supe
         sys.setswitchinterval(usual_s)
 
     app = FastAPI(
-        title="autotune", version=__version__, description=DESCRIPTION, lifespan=lifespan, docs_url=None, redoc_url=None
+        title="autotune",
+        version=__version__,
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
     )
     app.state.service = service
     for module in (events, across_studies, health, study_annotations, study_figures, studies):
@@ -83,10 +97,16 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         return app.openapi_schema
     document = FastAPI.openapi(app)
     parts = document.setdefault("components", {})
-    _, spec = models_json_schema([(StudyDocument, "validation")], ref_template="#/components/schemas/{model}")
+    _, spec = models_json_schema(
+        [(StudyDocument, "validation")], ref_template="#/components/schemas/{model}"
+    )
     parts.setdefault("schemas", {}).update(spec["$defs"])
     parts["securitySchemes"] = {
-        "bearer": {"type": "http", "scheme": "bearer", "description": "a token from `autotune token create`"},
+        "bearer": {
+            "type": "http",
+            "scheme": "bearer",
+            "description": "a token from `autotune token create`",
+        },
         "cookie": {"type": "apiKey", "in": "cookie", "name": COOKIE},
     }
     for path, methods in document["paths"].items():

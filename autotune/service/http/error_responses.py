@@ -74,13 +74,24 @@ class RefusalError(Exception):
         headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.kind, self.message, self.remedy, self.field = status, kind, message, remedy, field
+        self.status, self.kind, self.message, self.remedy, self.field = (
+            status,
+            kind,
+            message,
+            remedy,
+            field,
+        )
         self.headers = headers or {}
 
     def response(self) -> JSONResponse:
         """The error as a response."""
         return error_response(
-            self.status, self.kind, self.message, field=self.field, remedy=self.remedy, headers=self.headers
+            self.status,
+            self.kind,
+            self.message,
+            field=self.field,
+            remedy=self.remedy,
+            headers=self.headers,
         )
 
 
@@ -148,14 +159,20 @@ def _page(request: Request, status: int, error: Exception) -> Response:
     """The page that shows an error, with the links that its caller may follow."""
     from autotune.service.pages.rendering import render
 
-    return render("error.html", status=status, error=error, caller=getattr(request.state, "caller", None))
+    return render(
+        "error.html", status=status, error=error, caller=getattr(request.state, "caller", None)
+    )
 
 
 def of_http(request: Request, error: Exception) -> Response:
     """Handler of the framework's errors: no such address, no such method."""
     assert isinstance(error, HTTPException)
     kind, message = _WORDS.get(error.status_code, ("http", str(error.detail)))
-    if error.status_code == 404 and "text/html" in request.headers.get("accept", "") and not _is_api(request):
+    if (
+        error.status_code == 404
+        and "text/html" in request.headers.get("accept", "")
+        and not _is_api(request)
+    ):
         missing = AutotuneError(
             f"there is no page at {request.url.path[:200]}", remedy="begin with the list of studies"
         )
@@ -163,25 +180,38 @@ def of_http(request: Request, error: Exception) -> Response:
     remedy = "/openapi.json lists all addresses" if error.status_code in (404, 405) else ""
     if error.status_code == 400:
         remedy = "send JSON in UTF-8, with few levels and numbers below 2^63"
-    return error_response(error.status_code, kind, message, remedy=remedy, headers=dict(error.headers or {}))
+    return error_response(
+        error.status_code, kind, message, remedy=remedy, headers=dict(error.headers or {})
+    )
 
 
 def of_validation(request: Request, error: Exception) -> JSONResponse:
     """Handler of parameters of a wrong type or out of bounds; reports the first."""
     first: dict[str, Any] = next(iter(error.errors()), {})  # type: ignore[attr-defined]
     context = first.get("ctx", {})
-    place = [str(part) for part in (*first.get("loc", ())[1:], *([context["key"]] if "key" in context else []))]
+    place = [
+        str(part)
+        for part in (*first.get("loc", ())[1:], *([context["key"]] if "key" in context else []))
+    ]
     kind, given = str(first.get("type", "")), first.get("input")
-    message = _PLAIN.get(kind, "").format(**context) or str(first.get("msg", "a parameter is wrong"))
+    message = _PLAIN.get(kind, "").format(**context) or str(
+        first.get("msg", "a parameter is wrong")
+    )
     message = re.sub(r"^(Input|String|List) should", "must", message)
-    if kind not in (*_PLAIN, "unknown_key", "quantity") and _WORD.fullmatch(str(given)):  # never markup
+    if kind not in (*_PLAIN, "unknown_key", "quantity") and _WORD.fullmatch(
+        str(given)
+    ):  # never markup
         message += f", but is {given!r}"
     remedy = context.get("remedy", "/openapi.json describes the parameters")
-    told = str(remedy() if callable(remedy) else remedy)  # that of an unknown key is sought for those that are told
+    told = str(
+        remedy() if callable(remedy) else remedy
+    )  # that of an unknown key is sought for those that are told
     return error_response(422, "spec", message, field=".".join(place), remedy=told)
 
 
 def of_unexpected(request: Request, error: Exception) -> JSONResponse:
     """Handler of unexpected exceptions."""
     log.error("unexpected error at %s", request.url.path, exc_info=error)
-    return error_response(500, "internal", "the service failed unexpectedly", remedy="its log has the traceback")
+    return error_response(
+        500, "internal", "the service failed unexpectedly", remedy="its log has the traceback"
+    )

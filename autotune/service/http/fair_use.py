@@ -34,7 +34,9 @@ T = TypeVar("T")
 class FairQueue:
     """Runs functions in threads, at most `places` at once."""
 
-    def __init__(self, what: str, *, places: int, places_per_caller: int, waiting_per_caller: int) -> None:
+    def __init__(
+        self, what: str, *, places: int, places_per_caller: int, waiting_per_caller: int
+    ) -> None:
         """`what`: the requests in words, for messages. `waiting_per_caller`: most requests in the line of one caller."""
         self._what, self._places, self._places_per_caller = what, places, places_per_caller
         self._waiting_per_caller = waiting_per_caller
@@ -83,7 +85,9 @@ class FairQueue:
     def _fill(self) -> None:
         """Gives the free places to the callers in turn."""
         while self._running.total() < self._places:
-            ready = {caller: turn for caller in self._waiting if (turn := self._next(caller)) is not None}
+            ready = {
+                caller: turn for caller in self._waiting if (turn := self._next(caller)) is not None
+            }
             if not ready:
                 return
             caller = min(ready, key=lambda c: self._turn.get(c, 0))
@@ -155,7 +159,9 @@ class StreamPlaces:
 class PlacedStream(StreamingResponse):
     """A stream that gives its place back when its connection ends, even if it ends before the first line."""
 
-    def __init__(self, lines: AsyncIterator[str], *, places: StreamPlaces, caller: str, media_type: str) -> None:
+    def __init__(
+        self, lines: AsyncIterator[str], *, places: StreamPlaces, caller: str, media_type: str
+    ) -> None:
         super().__init__(lines, media_type=media_type, headers={"X-Accel-Buffering": "no"})
         self._places, self._caller = places, caller
 

@@ -76,7 +76,10 @@ class RequestGuards:
         """The whole body as one message. Raises `RefusalError` (413, 408)."""
         most = self.options.max_body_bytes
         large = RefusalError(
-            413, "too_large", f"a request body may hold at most {most:,} bytes", remedy="send a shorter one"
+            413,
+            "too_large",
+            f"a request body may hold at most {most:,} bytes",
+            remedy="send a shorter one",
         )
         length = dict(scope["headers"]).get(b"content-length", b"0")
         if not length.isdigit() or int(length) > most:

@@ -21,7 +21,13 @@ from autotune.service.options import Rate
 
 log = logging.getLogger("autotune.service")
 
-AUDITED = {401: "unauthorized", 403: "forbidden", 413: "too_large", 421: "host", 429: "rate_limited"}
+AUDITED = {
+    401: "unauthorized",
+    403: "forbidden",
+    413: "too_large",
+    421: "host",
+    429: "rate_limited",
+}
 AUDIT_RATE = Rate(per_s=0.05, burst=100)
 LONGEST_PATH = 200
 STRANGER = "stranger"
@@ -30,7 +36,9 @@ STRANGER = "stranger"
 class Refusals:
     """Middleware that writes refusals to the audit log."""
 
-    def __init__(self, app: ASGIApp, *, store: AuditLog, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, app: ASGIApp, *, store: AuditLog, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         self.app, self._store = app, store
         self._limiter = Limiter(AUDIT_RATE, monotonic=monotonic)
         self._omitted = 0
@@ -65,7 +73,9 @@ class Refusals:
         actor = caller.name if caller else STRANGER
         try:
             await run_in_threadpool(self._store.record_audit, actor, "refused", "", data)
-        except StoreError as error:  # the response is sent already; the next line counts this refusal
+        except (
+            StoreError
+        ) as error:  # the response is sent already; the next line counts this refusal
             log.warning("a rejected request could not be written to the audit log: %s", error)
             self._omitted += 1
             return

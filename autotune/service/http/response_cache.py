@@ -59,7 +59,9 @@ class _Computation:
 class ResponseCache:
     """Belongs to one event loop; only `invalidate` may be called from other threads."""
 
-    def __init__(self, store: StudyReader, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, store: StudyReader, *, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         self._store, self._monotonic = store, monotonic
         self._entries: OrderedDict[CacheKey, tuple[CachedResponse, float]] = OrderedDict()
         self._computations: dict[CacheKey, _Computation] = {}
@@ -70,14 +72,22 @@ class ResponseCache:
         """The response of that kind for the study (id, name or start of the id); `make(id)` computes its body. Raises the store's errors."""
         key = (kind, study)
         cached, checked_s = self._entries.get(key, (None, float("-inf")))
-        if cached is not None and checked_s > self._invalidated_s and self._monotonic() - checked_s < FRESH_S:
+        if (
+            cached is not None
+            and checked_s > self._invalidated_s
+            and self._monotonic() - checked_s < FRESH_S
+        ):
             return cached
         computation = self._computations.get(key)
         if computation is None or computation.started_s <= self._invalidated_s:
-            computation = _Computation(self._monotonic(), asyncio.create_task(self._refresh(key, cached, make)))
+            computation = _Computation(
+                self._monotonic(), asyncio.create_task(self._refresh(key, cached, make))
+            )
             self._computations[key] = computation
             computation.task.add_done_callback(_retrieve_error)
-        return await asyncio.shield(computation.task)  # one client that disconnects does not cancel it for the others
+        return await asyncio.shield(
+            computation.task
+        )  # one client that disconnects does not cancel it for the others
 
     def invalidate(self) -> None:
         """A study was changed: from now on each response is checked against its study's revision before it is sent."""
@@ -96,12 +106,18 @@ class ResponseCache:
             if computation is not None and computation.task is asyncio.current_task():
                 del self._computations[key]
 
-    def _compute(self, study: str, cached: CachedResponse | None, make: Callable[[str], bytes]) -> CachedResponse:
-        revision = self._store.revision(study)  # read before the body is made, so that a body is never taken for newer
+    def _compute(
+        self, study: str, cached: CachedResponse | None, make: Callable[[str], bytes]
+    ) -> CachedResponse:
+        revision = self._store.revision(
+            study
+        )  # read before the body is made, so that a body is never taken for newer
         if cached is not None and cached.revision == revision:
             return cached
         body = make(revision.id)
-        return CachedResponse(revision, body, f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"')
+        return CachedResponse(
+            revision, body, f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
+        )
 
     def _keep(self, key: CacheKey, response: CachedResponse, started_s: float) -> None:
         before, _ = self._entries.pop(key, (None, 0.0))

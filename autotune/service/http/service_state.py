@@ -32,12 +32,19 @@ LINE_S = 0.5
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_ .:+-]{0,99}$"
 StudyId = Annotated[
     str,
-    Path(pattern=NAME_PATTERN, description="id of a study, a prefix of the id, or its name", examples=["kfm4a2b9xq"]),
+    Path(
+        pattern=NAME_PATTERN,
+        description="id of a study, a prefix of the id, or its name",
+        examples=["kfm4a2b9xq"],
+    ),
 ]
 Word = Annotated[str, Query(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
 Versions = Annotated[
     Sequence[str],
-    Query(max_length=20, description="NAME=VERSION, e.g. torch=2.12; only what was measured with all of these"),
+    Query(
+        max_length=20,
+        description="NAME=VERSION, e.g. torch=2.12; only what was measured with all of these",
+    ),
 ]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 Offset = Annotated[int, Query(ge=0, le=1 << 40)]
@@ -61,10 +68,14 @@ class ServiceState:
     _line: tuple[list[tuple[str, str]], float] = ([], float("-inf"))
     """the studies that wait, and the monotonic time at which they were read"""
     _plans: FairQueue = field(
-        default_factory=lambda: FairQueue("plans and searches", places=2, places_per_caller=1, waiting_per_caller=200)
+        default_factory=lambda: FairQueue(
+            "plans and searches", places=2, places_per_caller=1, waiting_per_caller=200
+        )
     )
     _submissions: FairQueue = field(
-        default_factory=lambda: FairQueue("submissions", places=2, places_per_caller=1, waiting_per_caller=2000)
+        default_factory=lambda: FairQueue(
+            "submissions", places=2, places_per_caller=1, waiting_per_caller=2000
+        )
     )
 
     def __post_init__(self) -> None:
@@ -84,7 +95,9 @@ class ServiceState:
 
     async def submit(self, caller: Caller, what: Callable[[], T]) -> T:
         """Runs a function that stores a study; it waits behind no plan. Raises `RefusalError` (429) when too many of the caller wait."""
-        return await self._submissions.run(caller.name, partial(self._of_valid_caller, caller, what))
+        return await self._submissions.run(
+            caller.name, partial(self._of_valid_caller, caller, what)
+        )
 
     def _of_valid_caller(self, caller: Caller, what: Callable[[], T]) -> T:
         """Runs the function, unless the caller's token was revoked or expired while it waited for its turn."""

@@ -95,12 +95,17 @@ def _check_runner(study: Study, options: ServiceOptions) -> None:
         if name not in allowed:
             raise SpecError(
                 f"this service does not allow specs to set the option {name!r} of the runner {study.runner!r}",
-                remedy=nearest(name, allowed) or f"allowed options: {', '.join(sorted(allowed)) or 'none'}",
+                remedy=nearest(name, allowed)
+                or f"allowed options: {', '.join(sorted(allowed)) or 'none'}",
                 field=f"runner.{name}",
             )
-        is_plain = isinstance(value, int | float | list | dict) or (name == "device" and isinstance(value, str))
+        is_plain = isinstance(value, int | float | list | dict) or (
+            name == "device" and isinstance(value, str)
+        )
         if not is_plain:
-            raise SpecError(f"the option must be a number, but is {value!r:.80}", field=f"runner.{name}")
+            raise SpecError(
+                f"the option must be a number, but is {value!r:.80}", field=f"runner.{name}"
+            )
 
 
 def _data(text: str, options: ServiceOptions) -> Path:
@@ -132,7 +137,9 @@ def _strict_json(text: str) -> ReadDocument:
     except ValueError as error:
         raise SpecError(f"the request is not valid JSON: {str(error)[:200]}") from None
     if not isinstance(document, dict):
-        raise SpecError(f"a spec must be a mapping of keys to values, but this is {text.strip()[:40]}")
+        raise SpecError(
+            f"a spec must be a mapping of keys to values, but this is {text.strip()[:40]}"
+        )
     read = ReadDocument(document, source)
     with places_in(read):
         check_size(read)
@@ -143,7 +150,9 @@ def _no_constant(word: str) -> Any:
     raise SpecError(f"JSON has no number {word}")
 
 
-def find_within(text: str, roots: Iterable[Path], *, partial: bool = False, as_named: bool = False) -> Path | None:
+def find_within(
+    text: str, roots: Iterable[Path], *, partial: bool = False, as_named: bool = False
+) -> Path | None:
     """The file or folder `text`, relative to one of the folders or absolute; None where no allowed folder has it.
 
     `partial`: it may also be the beginning of the names of files (`corpus` for `corpus.bin` and `corpus.idx`). `as_named`: a link is not followed
@@ -155,13 +164,21 @@ def find_within(text: str, roots: Iterable[Path], *, partial: bool = False, as_n
         try:
             base = root.resolve()
             named = base / text
-            path = named.parent.resolve() / named.name if as_named and named.name != ".." else named.resolve()
+            path = (
+                named.parent.resolve() / named.name
+                if as_named and named.name != ".."
+                else named.resolve()
+            )
             if not path.is_relative_to(base):
                 continue
             is_there = path.is_file() or path.is_dir()
             if is_there or (partial and any(path.parent.glob(_literal(path.name) + "*"))):
                 return path
-        except (OSError, RuntimeError, ValueError):  # the path is too long, or its links form a loop
+        except (
+            OSError,
+            RuntimeError,
+            ValueError,
+        ):  # the path is too long, or its links form a loop
             continue
     return None
 
@@ -199,7 +216,9 @@ def _confined(option: Option, value: Any, options: ServiceOptions, may_run: bool
     match option.reach:
         case Reach.NOTHING:
             if any(not _WORD.fullmatch(text) for text in _texts(value)):
-                raise SpecError(f"{option.name} must be a plain word, but is {value!r:.80}", field=field)
+                raise SpecError(
+                    f"{option.name} must be a plain word, but is {value!r:.80}", field=field
+                )
             return value
         case Reach.FILE | Reach.FILES:
             words = value.split() if option.reach is Reach.FILES else [value]
@@ -207,7 +226,11 @@ def _confined(option: Option, value: Any, options: ServiceOptions, may_run: bool
         case Reach.PROGRAM | Reach.ARGUMENT | Reach.ADDRESS:
             _check_may_run(option, options, may_run)
             return _program(str(value), option, options) if option.reach is Reach.PROGRAM else value
-    what = "sets variables of the environment" if option.reach else "does not declare what it refers to"
+    what = (
+        "sets variables of the environment"
+        if option.reach
+        else "does not declare what it refers to"
+    )
     raise SpecError(
         f"a service does not allow the option {option.name}, because it {what}",
         remedy="leave it out, or run the study on your own machine with `autotune tune`",

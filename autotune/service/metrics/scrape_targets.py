@@ -35,7 +35,12 @@ class ScrapeTargets:
 
     def __init__(self, url: str, ray_targets: Callable[[], Targets] = list) -> None:
         """`url`: of the service. `ray_targets`: the nodes of its cluster; raises `RunnerError` while Ray is away."""
-        self._service = [{"targets": [url.split("://")[1]], "labels": {"job": "autotune", "__metrics_path__": PATH}}]
+        self._service = [
+            {
+                "targets": [url.split("://")[1]],
+                "labels": {"job": "autotune", "__metrics_path__": PATH},
+            }
+        ]
         self._ray_targets = ray_targets
         self._closing = threading.Event()
 

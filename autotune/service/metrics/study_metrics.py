@@ -39,7 +39,9 @@ GAUGES = {
 class StudyMetrics:
     """The metrics of one study; `on_event` is what the loop calls. As a context manager it keeps the gauges alive."""
 
-    def __init__(self, study: str, *, connected: Callable[[], bool] | None = None, kinds: Any = None) -> None:
+    def __init__(
+        self, study: str, *, connected: Callable[[], bool] | None = None, kinds: Any = None
+    ) -> None:
         """`connected`: whether metrics can be exported. `kinds`: an object with Counter, Gauge and Histogram (default: Ray's)."""
         self._study = study
         self._connected = connected or _is_connected_to_ray
@@ -76,16 +78,27 @@ class StudyMetrics:
             case TrialStepped(steps=steps):
                 for index, seconds in enumerate(steps.step_times_s, steps.first_step):
                     if index >= self._warmup_steps:
-                        self._metric("autotune_step_time_seconds").observe(seconds, tags={"study": self._study})
+                        self._metric("autotune_step_time_seconds").observe(
+                            seconds, tags={"study": self._study}
+                        )
             case TrialEnded(trial=trial):
-                tags = {"study": self._study, "status": str(trial.status), "failure": _failure(trial)}
+                tags = {
+                    "study": self._study,
+                    "status": str(trial.status),
+                    "failure": _failure(trial),
+                }
                 self._metric("autotune_trials").inc(1, tags=tags)
                 if trial.measurement is not None:
-                    self._set("autotune_tokens_per_second_per_gpu", trial.measurement.tokens_per_s_per_gpu)
+                    self._set(
+                        "autotune_tokens_per_second_per_gpu", trial.measurement.tokens_per_s_per_gpu
+                    )
                     self._set("autotune_mfu", trial.measurement.mfu)
                     self._set("autotune_peak_memory_bytes", trial.measurement.peak_memory_bytes)
             case BestChanged(trial=trial) if trial.measurement is not None:
-                self._set("autotune_best_tokens_per_second_per_gpu", trial.measurement.tokens_per_s_per_gpu)
+                self._set(
+                    "autotune_best_tokens_per_second_per_gpu",
+                    trial.measurement.tokens_per_s_per_gpu,
+                )
 
     def _set(self, name: str, value: float | None) -> None:
         if value is not None:
@@ -108,7 +121,9 @@ class StudyMetrics:
             return kinds.Counter(name, description=text, tag_keys=("study", "status", "failure"))
         if name == "autotune_step_time_seconds":
             text = "Duration of each optimizer step after warm-up on the slowest rank, in seconds"
-            return kinds.Histogram(name, description=text, boundaries=list(STEP_BOUNDS_S), tag_keys=("study",))
+            return kinds.Histogram(
+                name, description=text, boundaries=list(STEP_BOUNDS_S), tag_keys=("study",)
+            )
         return kinds.Gauge(name, description=GAUGES[name], tag_keys=("study",))
 
 
@@ -130,7 +145,10 @@ class Counters:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
-            "autotune_service_requests", "Answered requests", ["method", "route", "status"], registry=self.registry
+            "autotune_service_requests",
+            "Answered requests",
+            ["method", "route", "status"],
+            registry=self.registry,
         )
         self.seconds = Histogram(
             "autotune_service_request_seconds", "Time until the response is complete", ["route"], buckets=SECONDS,
@@ -139,14 +157,23 @@ class Counters:
         self._studies = self._gauge("studies", "Studies by status", "status")
         self._trials = self._gauge("trials", "Trials by status", "status")
         self._failures = self._gauge("failures", "Failed trials by kind", "kind")
-        self._study_trials = self._gauge("study_trials", "Trials of each active study by status", "study", "status")
+        self._study_trials = self._gauge(
+            "study_trials", "Trials of each active study by status", "study", "status"
+        )
         self._running = self._gauge("running", "Studies that a controller runs")
         self._streams = self._gauge("streams", "Open event streams")
-        self._checks = self._gauge("check", "Health checks of the service (1: passing, 0: failing)", "check")
+        self._checks = self._gauge(
+            "check", "Health checks of the service (1: passing, 0: failing)", "check"
+        )
         self._disk = self._gauge("disk_free_bytes", "Free space where the service keeps its data")
 
     def text(
-        self, health: Mapping[str, Any], found: Statistics | None, active: Sequence[StudyRecord], *, streams: int
+        self,
+        health: Mapping[str, Any],
+        found: Statistics | None,
+        active: Sequence[StudyRecord],
+        *,
+        streams: int,
     ) -> bytes:
         """The metrics in Prometheus' text format. `health`: the health document. `found`: None while the store cannot be read."""
         self._checks.clear()

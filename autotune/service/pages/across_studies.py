@@ -53,12 +53,17 @@ async def home(request: Request) -> Response:
 @router.get("/studies")
 def studies(request: Request, service: TheService, caller: Visitor) -> Response:
     """Studies, newest first."""
-    asked = {name: request.query_params.get(name, "")[:200] for name in ("status", "model", "cluster", "owner", "tag")}
+    asked = {
+        name: request.query_params.get(name, "")[:200]
+        for name in ("status", "model", "cluster", "owner", "tag")
+    }
     status = member_of("status", asked["status"], StudyStatus) if asked["status"] else None
     number = request.query_params.get("page", "1")
     at = int(number) if number.isascii() and number.isdigit() and 0 < len(number) < 9 else 1
     filters: dict[str, Any] = {name: value for name, value in asked.items() if name != "status"}
-    found = service.store.studies(status=status, limit=PAGE + 1, offset=PAGE * max(0, at - 1), **filters)
+    found = service.store.studies(
+        status=status, limit=PAGE + 1, offset=PAGE * max(0, at - 1), **filters
+    )
     judged = (api.judged_today(service.store, record) for record in found[:PAGE])
     return render(
         "studies.html",
@@ -90,21 +95,29 @@ async def best(request: Request, service: TheService, caller: Visitor) -> Respon
         measured_after=datetime.now(UTC) - timedelta(days=min(days, MOST_DAYS)) if days else None,
     )
     answer = await service.plan(caller, lambda: best_known(service.store, question, top=SHOWN))
-    return render("best.html", caller=caller, asked=asked, metrics=METRICS, periods=PERIODS_DAYS, **answer)
+    return render(
+        "best.html", caller=caller, asked=asked, metrics=METRICS, periods=PERIODS_DAYS, **answer
+    )
 
 
 def _number(asked: dict[str, str], name: str) -> int | None:
     """The whole number that was asked for; None where nothing was. Raises `SpecError`."""
     text = asked[name].strip()
     if text and not (text.isascii() and text.isdigit() and int(text[:10]) > 0 and len(text) < 10):
-        raise SpecError(f"{name} must be a whole number, 1 or more, but is {text[:40]!r}", field=name)
+        raise SpecError(
+            f"{name} must be a whole number, 1 or more, but is {text[:40]!r}", field=name
+        )
     return int(text) if text else None
 
 
 @router.get("/compare")
 def compare_studies(request: Request, service: TheService, caller: Visitor) -> Response:
     """Studies side by side, and a form to choose them."""
-    asked = _distinct([name[:200] for name in request.query_params.getlist("study") if name], MOST_STUDIES, "studies")
+    asked = _distinct(
+        [name[:200] for name in request.query_params.getlist("study") if name],
+        MOST_STUDIES,
+        "studies",
+    )
     found = [service.views.result(name) for name in asked]
     return render(
         "compare_studies.html",
@@ -112,18 +125,27 @@ def compare_studies(request: Request, service: TheService, caller: Visitor) -> R
         most=MOST_STUDIES,
         heads=[{"label": f.record.study.name, "url": f"/studies/{f.record.id}"} for f in found],
         chosen=[f.record.id for f in found],
-        listed={r.id: r.study.name for r in (*(f.record for f in found), *service.store.studies(limit=LISTED))},
+        listed={
+            r.id: r.study.name
+            for r in (*(f.record for f in found), *service.store.studies(limit=LISTED))
+        },
         compared=side_by_side([study_facts(f) for f in found]) if len(found) > 1 else None,
     )
 
 
 @router.get("/studies/{study_id}/compare")
-def compare_trials(study_id: str, request: Request, service: TheService, caller: Visitor) -> Response:
+def compare_trials(
+    study_id: str, request: Request, service: TheService, caller: Visitor
+) -> Response:
     """Trials of a study side by side. Without numbers: the best and the baseline."""
     words = " ".join(request.query_params.getlist("trial"))
-    numbers = _distinct([trial_number(word) for word in re.split(r"[\s,]+", words) if word], MOST_TRIALS, "trials")
+    numbers = _distinct(
+        [trial_number(word) for word in re.split(r"[\s,]+", words) if word], MOST_TRIALS, "trials"
+    )
     result = service.views.result(study_id)
-    chosen = numbers or list(dict.fromkeys(t.number for t in (result.baseline, result.best) if t is not None))
+    chosen = numbers or list(
+        dict.fromkeys(t.number for t in (result.baseline, result.best) if t is not None)
+    )
     trials = [trial_of(result, number) for number in chosen]
     url = f"/studies/{result.record.id}"
     return render(
@@ -141,5 +163,7 @@ def _distinct(values: list[Any], most: int, what: str) -> list[Any]:
     """The values, each once. Raises `SpecError` when they are too many to stand side by side."""
     found = list(dict.fromkeys(values))
     if len(found) > most:
-        raise SpecError(f"at most {most} {what} can be shown side by side, but {len(found)} were given")
+        raise SpecError(
+            f"at most {most} {what} can be shown side by side, but {len(found)} were given"
+        )
     return found

@@ -32,7 +32,9 @@ async def export(study_id: str, request: Request, service: TheService, caller: V
     asked = _asked(request, record.study.trainer)
     values: dict[str, Any] = {"launch": None, "error": None, "status": 200}
     try:
-        document = await service.plan(caller, partial(exported, service, caller, record.id, *_arguments(asked)))
+        document = await service.plan(
+            caller, partial(exported, service, caller, record.id, *_arguments(asked))
+        )
         values["launch"] = {**document, "command": command_of(document)}
     except AutotuneError as error:
         values |= {"error": error, "status": status_of(error)}
@@ -49,7 +51,9 @@ async def export(study_id: str, request: Request, service: TheService, caller: V
 
 
 @router.get("/studies/{study_id}/export.zip")
-async def archive(study_id: str, request: Request, service: TheService, caller: Visitor) -> Response:
+async def archive(
+    study_id: str, request: Request, service: TheService, caller: Visitor
+) -> Response:
     """The files that `autotune export -o FOLDER` writes, as an archive."""
     record = await run_in_threadpool(service.store.study, study_id)
     asked = _asked(request, record.study.trainer)
@@ -84,13 +88,19 @@ def _launch_of(document: dict[str, Any]) -> Launch:
 
     parts = {name: document[name] for name in ("env", "files", "cwd", "python")}
     return Launch(
-        argv=tuple(document["argv"]), notes=tuple(document["notes"]), tuned=document.get("tuned", {}), **parts
+        argv=tuple(document["argv"]),
+        notes=tuple(document["notes"]),
+        tuned=document.get("tuned", {}),
+        **parts,
     )
 
 
 def _archive(document: dict[str, Any]) -> bytes:
     packed = io.BytesIO()
-    with tempfile.TemporaryDirectory(prefix="autotune-export-") as folder, zipfile.ZipFile(packed, "w") as file:
+    with (
+        tempfile.TemporaryDirectory(prefix="autotune-export-") as folder,
+        zipfile.ZipFile(packed, "w") as file,
+    ):
         for path in write_launch(_launch_of(document), folder, job=document["job"]):
             file.write(path, Path("launch") / path.relative_to(folder), zipfile.ZIP_DEFLATED)
     return packed.getvalue()

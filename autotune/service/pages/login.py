@@ -34,7 +34,13 @@ async def login(request: Request, service: TheService) -> Response:
     answer = RedirectResponse(_inside(form.get("next", "")), status_code=303)
     secure = request.url.scheme == "https" or service.options.public_url.startswith("https:")
     answer.set_cookie(
-        COOKIE, form["token"].strip(), max_age=COOKIE_S, httponly=True, samesite="strict", secure=secure, path="/"
+        COOKIE,
+        form["token"].strip(),
+        max_age=COOKIE_S,
+        httponly=True,
+        samesite="strict",
+        secure=secure,
+        path="/",
     )
     return answer
 
@@ -50,5 +56,10 @@ async def logout(request: Request, service: TheService) -> Response:
 
 def _inside(path: str) -> str:
     """`path` if it is a path of this service, otherwise the list of studies: a login must not redirect to another site."""
-    plain = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable() and "\\" not in path
+    plain = (
+        path.startswith("/")
+        and not path.startswith(("//", "/\\"))
+        and path.isprintable()
+        and "\\" not in path
+    )
     return path if plain and len(path) < 300 else "/studies"

@@ -24,7 +24,13 @@ from autotune.trainers import trainer
 router = APIRouter()
 
 ASKED = ("model", "cluster", "seq_len", "batch", "trainer")
-EXAMPLE = {"model": "llama-8b", "cluster": "h100-sxm-4x8", "seq_len": "8192", "batch": "512", "trainer": "torchtitan"}
+EXAMPLE = {
+    "model": "llama-8b",
+    "cluster": "h100-sxm-4x8",
+    "seq_len": "8192",
+    "batch": "512",
+    "trainer": "torchtitan",
+}
 SHOWN = 10
 """configs of the table"""
 
@@ -34,7 +40,11 @@ async def plan(request: Request, service: TheService) -> Response:
     """The form with an example, or the plan that its fields ask for."""
     asks = any(name in request.query_params for name in ASKED)
     caller = await service.gate.admit(request, "read", changes=asks)
-    asked = {name: request.query_params.get(name, "").strip()[:200] for name in ASKED} if asks else EXAMPLE
+    asked = (
+        {name: request.query_params.get(name, "").strip()[:200] for name in ASKED}
+        if asks
+        else EXAMPLE
+    )
     if not asks:
         return render("plan.html", caller=caller, asked=asked, plan=None, problems=[], map="")
 
@@ -95,6 +105,8 @@ def _map(study: Study) -> str:
     from autotune.report.figures.source import FigureSource
 
     now = datetime.now(UTC)
-    record = StudyRecord(id="plan", study=study, spec={}, status=StudyStatus.QUEUED, created_at=now, updated_at=now)
+    record = StudyRecord(
+        id="plan", study=study, spec={}, status=StudyStatus.QUEUED, created_at=now, updated_at=now
+    )
     figure = FIGURES["feasible_map"](FigureSource(result=result_from(record, ())))
     return "" if figure is None else figure_html(figure)

@@ -26,11 +26,19 @@ if TYPE_CHECKING:
 
 def render(template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
     """The page of that template."""
-    defaults: dict[str, Any] = {"caller": None, "refresh": 0, "scripted": False, "events_url": "", "said": ""}
+    defaults: dict[str, Any] = {
+        "caller": None,
+        "refresh": 0,
+        "scripted": False,
+        "events_url": "",
+        "said": "",
+    }
     return as_html(environment().get_template(template).render(defaults | values), status=status)
 
 
-def as_html(text: str, *, status: int = 200, headers: Mapping[str, str] | None = None) -> HTMLResponse:
+def as_html(
+    text: str, *, status: int = 200, headers: Mapping[str, str] | None = None
+) -> HTMLResponse:
     """The response of that text, in which `?` replaces half characters from logs of programs."""
     return HTMLResponse(text.encode("utf-8", "replace"), status_code=status, headers=headers)
 
@@ -72,7 +80,9 @@ def environment() -> Environment:
 
 
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    return config_changes(ParallelConfig.from_dict(before), ParallelConfig.from_dict(after)).replace("->", "→")
+    return config_changes(
+        ParallelConfig.from_dict(before), ParallelConfig.from_dict(after)
+    ).replace("->", "→")
 
 
 def _sentence(text: str) -> Markup:

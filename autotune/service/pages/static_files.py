@@ -26,4 +26,6 @@ async def static_file(request: Request) -> Response:
     name = request.path_params["name"]
     if name not in FILES:
         raise HTTPException(404)
-    return Response(assets.web_file(name), media_type=FILES[name], headers={"Cache-Control": "max-age=3600"})
+    return Response(
+        assets.web_file(name), media_type=FILES[name], headers={"Cache-Control": "max-age=3600"}
+    )

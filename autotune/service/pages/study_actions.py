@@ -25,7 +25,9 @@ def add_note(study_id: str, service: TheService, caller: Changer, form: OwnForm)
 
 
 @router.post("/studies/{study_id}/notes/{number:int}/remove")
-def remove_note(study_id: str, number: int, service: TheService, caller: Changer, form: OwnForm) -> Response:
+def remove_note(
+    study_id: str, number: int, service: TheService, caller: Changer, form: OwnForm
+) -> Response:
     """Removes a note."""
     unnoted(service, caller, study_id, number)
     return done(f"/studies/{study_id}", "unnote")

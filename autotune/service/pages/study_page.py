@@ -52,7 +52,11 @@ def study(study_id: str, request: Request, service: TheService, caller: Visitor)
     """
     query = TrialQuery.of(request.query_params)
     record = service.store.study(study_id)
-    is_late = _is_large(record) and WHOLE not in request.query_params and not service.views.is_at_hand(record.id)
+    is_late = (
+        _is_large(record)
+        and WHOLE not in request.query_params
+        and not service.views.is_at_hand(record.id)
+    )
     results = {} if is_late else _results(service, service.views.result(record.id), query)
     tools, status = tools_of(service, caller, record), record.status
     events = hidden_events(record, service.store.events(record.id, limit=SHOWN_EVENTS, newest=True))
@@ -71,7 +75,9 @@ def study(study_id: str, request: Request, service: TheService, caller: Visitor)
         **results,
         scripted=is_late or not results["figures"],
         placed=placed_lines(document) if status.is_terminal else [],
-        actions=_possible_actions(status, record.wanted) if tools["mine"] and not status.is_terminal else [],
+        actions=_possible_actions(status, record.wanted)
+        if tools["mine"] and not status.is_terminal
+        else [],
         events=[event.to_dict() for event in reversed(events)],
         refresh=0 if status.is_terminal else REFRESH_S,
         events_url=f"/api/v1/studies/{record.id}/events?after={events[-1].sequence if events else 0}",
@@ -102,7 +108,12 @@ def figures(study_id: str, service: TheService, caller: Visitor) -> Response:
 def running(study_id: str, service: TheService, caller: Visitor) -> Response:
     """The part of a study's page that shows its running trials, which change without a new event."""
     result = service.views.result(study_id)
-    return render("running_trials.html", caller=caller, study={"id": result.record.id}, **_running(service, result))
+    return render(
+        "running_trials.html",
+        caller=caller,
+        study={"id": result.record.id},
+        **_running(service, result),
+    )
 
 
 @router.get("/studies/{study_id}/report")
@@ -124,9 +135,14 @@ def act(study_id: str, service: TheService, caller: Changer, form: OwnForm) -> R
 
 
 @router.get("/studies/{study_id}/ranking")
-async def ranking(study_id: str, request: Request, service: TheService, caller: Visitor) -> Response:
+async def ranking(
+    study_id: str, request: Request, service: TheService, caller: Visitor
+) -> Response:
     """The configs in the order that was asked for. Nothing is run again."""
-    asked = {name: request.query_params.get(name, "")[:40] for name in ("metric", "stability_weight", "pareto")}
+    asked = {
+        name: request.query_params.get(name, "")[:40]
+        for name in ("metric", "stability_weight", "pareto")
+    }
 
     def load() -> dict[str, Any]:
         return api.ranking_document(
@@ -153,7 +169,10 @@ def tools_of(service: ServiceState, caller: Caller, record: StudyRecord) -> dict
     writes = caller.allows("submit")
     mine = writes and caller.owns(record)
     notes = [
-        {**note.to_dict(), "removable": mine or (writes and bool(caller.owner) and note.author == caller.owner)}
+        {
+            **note.to_dict(),
+            "removable": mine or (writes and bool(caller.owner) and note.author == caller.owner),
+        }
         for note in service.store.annotations.notes(record.id)
     ]
     return {
@@ -181,7 +200,9 @@ def queue_line(service: ServiceState, record: StudyRecord) -> str:
 
 def _shape(model: ModelSpec) -> str:
     """The model by name and size: `llama-8b (8.03G parameters, 32 layers)`."""
-    return f"{model.name} ({format_count(model.num_parameters)} parameters, {model.num_layers} layers)"
+    return (
+        f"{model.name} ({format_count(model.num_parameters)} parameters, {model.num_layers} layers)"
+    )
 
 
 def _figures_at(result: Result) -> str:
@@ -217,10 +238,16 @@ def _running(service: ServiceState, result: Result) -> dict[str, Any]:
     """How far the running trials are, where, and their steps."""
     source, at = service.views.running(result), _figures_at(result)
     figure = running_steps(source)
-    files = {suffix: f"{at}/{figure.name}.{suffix}" for suffix in ("csv", "svg")} if figure is not None else {}
+    files = (
+        {suffix: f"{at}/{figure.name}.{suffix}" for suffix in ("csv", "svg")}
+        if figure is not None
+        else {}
+    )
     return {
         "running": steps_left(source),
-        "running_places": placed_lines({**result.record.result, "ended_at": result.record.ended_at}),
+        "running_places": placed_lines(
+            {**result.record.result, "ended_at": result.record.ended_at}
+        ),
         "running_figure": Markup(figure_html(figure, **files)) if figure is not None else "",
     }
 
@@ -239,7 +266,11 @@ def _target(target: Mapping[str, Any] | None) -> dict[str, Any]:
 def _possible_actions(status: StudyStatus, wanted: Wanted) -> list[str]:
     if wanted in (Wanted.STOP, Wanted.CANCEL):
         return ["cancel"]
-    return ["resume" if Wanted.PAUSE is wanted or status is StudyStatus.PAUSED else "pause", "stop", "cancel"]
+    return [
+        "resume" if Wanted.PAUSE is wanted or status is StudyStatus.PAUSED else "pause",
+        "stop",
+        "cancel",
+    ]
 
 
 def _weight(text: str) -> float | None:
@@ -251,5 +282,8 @@ def _weight(text: str) -> float | None:
     except ValueError:
         weight = -1.0
     if not 0.0 <= weight <= 1.0:
-        raise SpecError(f"the stability weight must be a number from 0 to 1, but is {text!r}", field="stability_weight")
+        raise SpecError(
+            f"the stability weight must be a number from 0 to 1, but is {text!r}",
+            field="stability_weight",
+        )
     return weight

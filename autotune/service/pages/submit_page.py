@@ -208,7 +208,9 @@ def count_of(text: str, what: str) -> int | None:
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and 0 < int(text[:12]) <= MOST_COUNT):
-        raise SpecError(f"the {what} must be a whole number, 1 or more, but {text[:40]!r} was entered")
+        raise SpecError(
+            f"the {what} must be a whole number, 1 or more, but {text[:40]!r} was entered"
+        )
     return int(text)
 
 

@@ -55,14 +55,20 @@ async def trial(study_id: str, number: int, service: TheService, caller: Visitor
 
 
 @router.get("/studies/{study_id}/trials/{number:int}/{figure}.csv")
-async def figure_data(study_id: str, number: int, figure: str, service: TheService, caller: Visitor) -> Response:
+async def figure_data(
+    study_id: str, number: int, figure: str, service: TheService, caller: Visitor
+) -> Response:
     """The data of one of the trial's figures."""
 
     def load() -> str:
         result = service.views.result(study_id)
-        found = {drawn.name: drawn for drawn in trial_figures(_source(service.store, result, number))}
+        found = {
+            drawn.name: drawn for drawn in trial_figures(_source(service.store, result, number))
+        }
         if figure not in found:
-            raise NotFoundError(f"trial {number} has no figure {figure[:40]!r}", remedy=f"it has {', '.join(found)}")
+            raise NotFoundError(
+                f"trial {number} has no figure {figure[:40]!r}", remedy=f"it has {', '.join(found)}"
+            )
         return found[figure].csv()
 
     return Response(await service.plan(caller, load), media_type="text/csv; charset=utf-8")
@@ -74,8 +80,12 @@ def _values(service: ServiceState, study_id: str, number: int) -> dict[str, Any]
     source = _source(service.store, result, number)
     url = f"/studies/{study.id}/trials/{number}"
     figures = [Markup(figure_html(f, csv=f"{url}/{f.name}.csv")) for f in trial_figures(source)]
-    events = hidden_events(service.store.study(study.id), events_of_trial(service.store, study.id, number))
-    asked = next((str(e.data.get("reason") or "") for e in events if e.kind == EventKind.TRIAL_ASKED), "")
+    events = hidden_events(
+        service.store.study(study.id), events_of_trial(service.store, study.id, number)
+    )
+    asked = next(
+        (str(e.data.get("reason") or "") for e in events if e.kind == EventKind.TRIAL_ASKED), ""
+    )
     is_open = shown.status in (TrialStatus.PENDING, TrialStatus.RUNNING)
     explanation = api.explained(result, number) if not is_open else {"text": [], "notes": []}
     numbers = [t.number for t in result.shown]
@@ -91,10 +101,18 @@ def _values(service: ServiceState, study_id: str, number: int) -> dict[str, Any]
         "knobs": _knobs(shown, result.baseline),
         "figures": figures,
         "explanation": [*explanation["text"], *explanation["notes"]],
-        "diagnosis": list(lines_of(diagnosis_of_run(source.trial))) if source.trial.is_measured else [],
+        "diagnosis": list(lines_of(diagnosis_of_run(source.trial)))
+        if source.trial.is_measured
+        else [],
         "reward": reward_rows(explanation),
-        "remarks": dict.fromkeys(e.data["message"] for e in events if e.kind == EventKind.TRIAL_REMARK),
-        "lost": [e.data["failure"] for e in events if e.kind == EventKind.ATTEMPT_ENDED and e.data.get("failure")],
+        "remarks": dict.fromkeys(
+            e.data["message"] for e in events if e.kind == EventKind.TRIAL_REMARK
+        ),
+        "lost": [
+            e.data["failure"]
+            for e in events
+            if e.kind == EventKind.ATTEMPT_ENDED and e.data.get("failure")
+        ],
         "launch": _launch(service, study.id, study.study.trainer, number),
         "before": numbers[at - 1] if at else None,
         "after": numbers[at + 1] if at + 1 < len(numbers) else None,
@@ -107,7 +125,9 @@ def _source(store: ServiceStore, result: Result, number: int) -> TrialSource:
     """What its figures are drawn from. Raises `NotFoundError`."""
     found = next((t for t in result.trials if t.number == number), None)
     if found is None:
-        raise NotFoundError(f"study {result.record.id} has no trial {number}", remedy="its page lists its trials")
+        raise NotFoundError(
+            f"study {result.record.id} has no trial {number}", remedy="its page lists its trials"
+        )
     study = result.record.study
     return TrialSource(
         trial=found,
@@ -122,7 +142,12 @@ def _knobs(trial: Trial, baseline: Trial | None) -> list[dict[str, Any]]:
     ours = knob_words(trial.config)
     theirs = knob_words(baseline.config) if baseline is not None else ours
     return [
-        {"name": name, "value": value, "default": theirs.get(name, "-"), "differs": theirs.get(name) != value}
+        {
+            "name": name,
+            "value": value,
+            "default": theirs.get(name, "-"),
+            "differs": theirs.get(name) != value,
+        }
         for name, value in ours.items()
     ]
 
@@ -161,8 +186,12 @@ def events_of_trial(store: StudyReader, study_id: str, number: int) -> list[Hist
 
 def _next_asked(store: StudyReader, study_id: str, after: int, until: int) -> HistoryEvent | None:
     """The first event after that number, and not after `until`, that asked for a trial."""
-    while after < until and (part := store.events(study_id, after=after, limit=min(PAGE, until - after))):
+    while after < until and (
+        part := store.events(study_id, after=after, limit=min(PAGE, until - after))
+    ):
         after = part[-1].sequence
-        if (asked := next((event for event in part if event.kind == EventKind.TRIAL_ASKED), None)) is not None:
+        if (
+            asked := next((event for event in part if event.kind == EventKind.TRIAL_ASKED), None)
+        ) is not None:
             return asked
     return None

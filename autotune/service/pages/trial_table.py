@@ -37,8 +37,16 @@ COLUMNS: Mapping[str, tuple[str, bool, _Key]] = {
     "number": ("#", True, lambda row: row[0].number),
     "config": ("Config", False, lambda row: config_label(row[0].config)),
     "status": ("Status", False, lambda row: str(row[0].status)),
-    "measured": ("Measured", True, lambda row: row[0].measured.tokens_per_s if row[0].measured else None),
-    "predicted": ("Predicted", True, lambda row: float(row[0].estimate.tokens_per_s) if row[0].estimate else None),
+    "measured": (
+        "Measured",
+        True,
+        lambda row: row[0].measured.tokens_per_s if row[0].measured else None,
+    ),
+    "predicted": (
+        "Predicted",
+        True,
+        lambda row: float(row[0].estimate.tokens_per_s) if row[0].estimate else None,
+    ),
     "step": ("Step", True, lambda row: row[0].measured.step_time_s if row[0].measured else None),
     "memory": ("Memory", True, lambda row: row[0].peak_memory_bytes),
     "runs": ("Runs", True, lambda row: row[1]),
@@ -78,15 +86,27 @@ class TrialQuery:
     def address(self, **changes: Any) -> str:
         """The query of the address that asks the same but for the changes; without what is asked anyway."""
         sort = changes.get("sort", ("-" if self.descending else "") + self.sort)
-        asked = {"sort": sort if sort != "number" else "", "status": self.status, "where": self.where}
+        asked = {
+            "sort": sort if sort != "number" else "",
+            "status": self.status,
+            "where": self.where,
+        }
         asked["runs"] = "each" if changes.get("each_run", self.each_run) else ""
         page = changes.get("page", 1)
-        return "?" + urlencode({k: v for k, v in {**asked, "page": page if page > 1 else ""}.items() if v}) + "#trials"
+        return (
+            "?"
+            + urlencode({k: v for k, v in {**asked, "page": page if page > 1 else ""}.items() if v})
+            + "#trials"
+        )
 
 
 def trial_table(result: Result, query: TrialQuery) -> dict[str, Any]:
     """The values of the template `trial_table.html`. Raises `SpecError` for a filter by a knob that no config has."""
-    rows = by_config(result.shown) if not query.each_run else [(t, 1, spent_s([t])) for t in result.shown]
+    rows = (
+        by_config(result.shown)
+        if not query.each_run
+        else [(t, 1, spent_s([t])) for t in result.shown]
+    )
     found = _filtered(rows, query)
     _, _, key = COLUMNS[query.sort]
     known = [(value, row) for row in found if (value := key(row)) is not None]
@@ -133,7 +153,13 @@ def _row(row: Row, best: int | None) -> dict[str, Any]:
     note = note_of(trial)
     brief = note if len(note) <= NOTE else brief_note(trial, most=NOTE)
     purpose = "" if trial.purpose is TrialPurpose.SEARCH else str(trial.purpose)
-    return {**values, "is_best": trial.number == best, "note": brief, "whole_note": note, "purpose": purpose}
+    return {
+        **values,
+        "is_best": trial.number == best,
+        "note": brief,
+        "whole_note": note,
+        "purpose": purpose,
+    }
 
 
 def _filtered(rows: Sequence[Row], query: TrialQuery) -> list[Row]:
@@ -143,7 +169,8 @@ def _filtered(rows: Sequence[Row], query: TrialQuery) -> list[Row]:
         if name not in FIELDS and name not in own:
             raise SpecError(
                 f"there is no knob {name!r}",
-                remedy=nearest(name, [*FIELDS, *own]) or f"the knobs are {', '.join([*FIELDS, *sorted(own)])}",
+                remedy=nearest(name, [*FIELDS, *own])
+                or f"the knobs are {', '.join([*FIELDS, *sorted(own)])}",
                 field="where",
             )
     return [

@@ -55,18 +55,24 @@ OwnForm = Annotated[dict[str, str], Depends(own_form)]
 async def form_of(request: Request) -> dict[str, str]:
     """The fields of a form. Raises `SpecError` when the request body is not a form."""
     if not request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
-        raise SpecError("this address only accepts its page's form", remedy="use the button on the page")
+        raise SpecError(
+            "this address only accepts its page's form", remedy="use the button on the page"
+        )
     try:
         fields = parse_qs((await request.body()).decode("ascii"), max_num_fields=20)
     except ValueError:
-        raise SpecError("the request is not a valid form", remedy="use the button on the page") from None
+        raise SpecError(
+            "the request is not a valid form", remedy="use the button on the page"
+        ) from None
     return {name: values[0] for name, values in fields.items()}
 
 
 def trial_number(text: str) -> int:
     """The number of a trial that was typed. Raises `SpecError`."""
     if not (text.isascii() and text.isdigit() and len(text) < len(str(MAX_TRIAL))):
-        raise SpecError(f"a trial number must be a whole number, 0 or more, but is {text[:40]!r}", field="trial")
+        raise SpecError(
+            f"a trial number must be a whole number, 0 or more, but is {text[:40]!r}", field="trial"
+        )
     return int(text)
 
 

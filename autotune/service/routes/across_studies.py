@@ -17,9 +17,23 @@ from autotune.results.question import Asked
 from autotune.reviews import review_texts
 from autotune.schema.document import IN_QUERY, Document, SequenceLength, Tokens
 from autotune.service.http.error_responses import StrictJSONResponse
-from autotune.service.http.service_state import Limit, Offset, Planner, Reader, TheService, Versions, Word
+from autotune.service.http.service_state import (
+    Limit,
+    Offset,
+    Planner,
+    Reader,
+    TheService,
+    Versions,
+    Word,
+)
 from autotune.service.http.specs import confined, read_body
-from autotune.service.routes.response_models import BestAcross, ObservedRuns, PlanAnswer, ReviewAnswer, responses
+from autotune.service.routes.response_models import (
+    BestAcross,
+    ObservedRuns,
+    PlanAnswer,
+    ReviewAnswer,
+    responses,
+)
 from autotune.service.routes.studies import SPEC_BODY, Metric
 from autotune.spec import Outcome
 
@@ -36,17 +50,23 @@ async def best(
     cluster: Word = "",
     trainer: Word = "",
     runner: Word = "",
-    num_gpus: Annotated[int | None, Query(ge=1, le=1 << 27, description="GPUs of the measured cluster")] = None,
+    num_gpus: Annotated[
+        int | None, Query(ge=1, le=1 << 27, description="GPUs of the measured cluster")
+    ] = None,
     measured_after: Annotated[
         datetime | None, Query(description="only measurements after this time; UTC if no zone")
     ] = None,
     seq_len: Annotated[
-        Annotated[SequenceLength, IN_QUERY] | None, Query(description=f"as a number or as 8Ki; {_DEFAULT}")
+        Annotated[SequenceLength, IN_QUERY] | None,
+        Query(description=f"as a number or as 8Ki; {_DEFAULT}"),
     ] = None,
     global_batch_size: Annotated[int | None, Query(ge=1, le=1 << 27, description=_DEFAULT)] = None,
-    metric: Annotated[Metric | None, Query(description="rank by this metric; needs model and cluster")] = None,
+    metric: Annotated[
+        Metric | None, Query(description="rank by this metric; needs model and cluster")
+    ] = None,
     stability_weight: Annotated[
-        float | None, Query(ge=0, le=1, description="rank with this stability weight; needs model and cluster")
+        float | None,
+        Query(ge=0, le=1, description="rank with this stability weight; needs model and cluster"),
     ] = None,
     top: Limit = 1,
 ) -> Response:
@@ -70,7 +90,9 @@ async def best(
         metric=str(metric or ""),
         stability_weight=stability_weight,
     )
-    return StrictJSONResponse(await service.plan(caller, lambda: best_known(service.store, asked, top=top)))
+    return StrictJSONResponse(
+        await service.plan(caller, lambda: best_known(service.store, asked, top=top))
+    )
 
 
 @router.post("/plan", openapi_extra=SPEC_BODY, responses=responses(415, model=PlanAnswer))
@@ -80,11 +102,16 @@ async def plan(
     caller: Planner,
     top: Limit = 10,
     clusters: Annotated[
-        Word, Query(description="other clusters to compare, separated by commas, for example h100-sxm-8x8,h200-sxm")
+        Word,
+        Query(
+            description="other clusters to compare, separated by commas, for example h100-sxm-8x8,h200-sxm"
+        ),
     ] = "",
     tokens: Annotated[
         Annotated[Tokens, IN_QUERY] | None,
-        Query(description="with clusters: also the cost of training on this many tokens, e.g. 300B or 15T"),
+        Query(
+            description="with clusters: also the cost of training on this many tokens, e.g. 300B or 15T"
+        ),
     ] = None,
 ) -> Response:
     """Rank the feasible configs of a spec by the cost model. Nothing is run or stored.
@@ -94,7 +121,11 @@ async def plan(
 
     names = [word.strip() for word in clusters.split(",") if word.strip()]
     if tokens is not None and not names:
-        raise SpecError("tokens works only with clusters", remedy="add clusters=h100-sxm,h200-sxm", field="tokens")
+        raise SpecError(
+            "tokens works only with clusters",
+            remedy="add clusters=h100-sxm,h200-sxm",
+            field="tokens",
+        )
     body, media = await request.body(), request.headers.get("content-type", "")
 
     def work() -> dict[str, Any]:
@@ -145,21 +176,34 @@ def observed(
 class ReviewRequest(Document):
     """A launch to review, and values that it does not contain."""
 
-    files: dict[Annotated[str, Field(min_length=1, max_length=200)], Annotated[str, Field(max_length=1 << 18)]] = Field(
+    files: dict[
+        Annotated[str, Field(min_length=1, max_length=200)],
+        Annotated[str, Field(max_length=1 << 18)],
+    ] = Field(
         min_length=1,
         max_length=32,
         description="texts by name: first the launch (script, configuration, manifest or spec), then the files it refers to",
-        examples=[{"train.sh": "torchrun --nproc-per-node 8 train.py --per_device_train_batch_size 4"}],
+        examples=[
+            {"train.sh": "torchrun --nproc-per-node 8 train.py --per_device_train_batch_size 4"}
+        ],
     )
-    model: Annotated[str, Field(max_length=200)] | None = Field(default=None, description="catalog name or hub id")
-    cluster: Annotated[str, Field(max_length=200)] | None = Field(default=None, description="h100-sxm-1x8, or h100-sxm")
+    model: Annotated[str, Field(max_length=200)] | None = Field(
+        default=None, description="catalog name or hub id"
+    )
+    cluster: Annotated[str, Field(max_length=200)] | None = Field(
+        default=None, description="h100-sxm-1x8, or h100-sxm"
+    )
     seq_len: int | None = Field(default=None, ge=1, le=1 << 27)
-    batch: int | None = Field(default=None, ge=1, le=1 << 27, description="sequences per optimizer step")
+    batch: int | None = Field(
+        default=None, ge=1, le=1 << 27, description="sequences per optimizer step"
+    )
     precision: Annotated[str, Field(max_length=20)] | None = None
     config: Annotated[str, Field(max_length=1000)] | None = Field(
         default=None, description="its config, KNOB=VALUE,..."
     )
-    measured_s: float | None = Field(default=None, gt=0, le=1e9, description="measured seconds per step")
+    measured_s: float | None = Field(
+        default=None, gt=0, le=1e9, description="measured seconds per step"
+    )
     log: Annotated[str, Field(max_length=1 << 18)] | None = Field(
         default=None, description="its log, instead of measured_s"
     )

@@ -21,7 +21,14 @@ from autotune.service.http.access import Caller
 from autotune.service.http.error_responses import StrictJSONResponse
 from autotune.service.http.fair_use import PlacedStream
 from autotune.service.http.middleware import WITHOUT_BODY
-from autotune.service.http.service_state import STREAM_POLL_S, Limit, Reader, ServiceState, StudyId, TheService
+from autotune.service.http.service_state import (
+    STREAM_POLL_S,
+    Limit,
+    Reader,
+    ServiceState,
+    StudyId,
+    TheService,
+)
 from autotune.service.routes.response_models import EventList, responses
 from autotune.spec.plain import finite
 
@@ -42,26 +49,41 @@ async def events(
     study_id: StudyId,
     service: TheService,
     caller: Reader,
-    after: Annotated[int, Query(ge=0, le=1 << 60, description="only events with a larger sequence number")] = 0,
+    after: Annotated[
+        int, Query(ge=0, le=1 << 60, description="only events with a larger sequence number")
+    ] = 0,
     limit: Limit = PAGE,
-    last_event_id: Annotated[str | None, Header(description="for streams: the same as `after`")] = None,
+    last_event_id: Annotated[
+        str | None, Header(description="for streams: the same as `after`")
+    ] = None,
 ) -> Response:
     """Read events after a sequence number, or follow them as a live stream."""
     study = (await run_in_threadpool(service.store.revision, study_id)).id
     record = await run_in_threadpool(service.store.study, study)
     if STREAM not in request.headers.get("accept", ""):
         found = await run_in_threadpool(service.store.events, study, after=after, limit=limit)
-        return StrictJSONResponse({"events": [event.to_dict() for event in hidden_events(record, found)]})
+        return StrictJSONResponse(
+            {"events": [event.to_dict() for event in hidden_events(record, found)]}
+        )
     if request.scope.get(WITHOUT_BODY):
         return Response(media_type=STREAM)
     places = service.stream_places
     places.take(caller.name, is_owner=caller.owns(record))
-    if last_event_id and last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) < 18:
+    if (
+        last_event_id
+        and last_event_id.isascii()
+        and last_event_id.isdigit()
+        and len(last_event_id) < 18
+    ):
         after = max(after, int(last_event_id))
-    return PlacedStream(_stream(service, caller, study, after), places=places, caller=caller.name, media_type=STREAM)
+    return PlacedStream(
+        _stream(service, caller, study, after), places=places, caller=caller.name, media_type=STREAM
+    )
 
 
-async def _stream(service: ServiceState, caller: Caller, study: str, after: int) -> AsyncIterator[str]:
+async def _stream(
+    service: ServiceState, caller: Caller, study: str, after: int
+) -> AsyncIterator[str]:
     silent_s, seen = 0.0, None
     yield ": open\n\n"
     while not service.closing.is_set():
@@ -74,7 +96,8 @@ async def _stream(service: ServiceState, caller: Caller, study: str, after: int)
                 # read the study before its events: a study is terminal only after its last event
                 record = await run_in_threadpool(service.store.study, study)
                 found = hidden_events(
-                    record, await run_in_threadpool(service.store.events, study, after=after, limit=PAGE)
+                    record,
+                    await run_in_threadpool(service.store.events, study, after=after, limit=PAGE),
                 )
                 seen = None if found else revision
         except NotFoundError:  # it was deleted; a client that asks again is told

@@ -73,7 +73,10 @@ def _response(document: dict[str, Any]) -> Response:
     "/metrics",
     response_class=Response,
     responses={
-        200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Prometheus' text format"},
+        200: {
+            "content": {"text/plain": {"schema": {"type": "string"}}},
+            "description": "Prometheus' text format",
+        },
         **{
             s: {"model": ErrorDocument, "description": ERRORS[s]}
             for s in (400, 401, 403, 405, 408, 413, 421, 429, 500, 503)

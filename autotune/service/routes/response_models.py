@@ -24,10 +24,14 @@ class SpecProblem(Answer):
     """An error in the text of a spec."""
 
     message: str = Field(examples=["there is no key 'modell'"])
-    field: str = Field(description="keys and positions in lists, joined by dots", examples=["modell"])
+    field: str = Field(
+        description="keys and positions in lists, joined by dots", examples=["modell"]
+    )
     remedy: str = Field(examples=["did you mean model?"])
     file: str = Field(description="always empty in an answer to a request")
-    line: int | None = Field(description="from 1; null if the error has no position, e.g. a missing key", examples=[3])
+    line: int | None = Field(
+        description="from 1; null if the error has no position, e.g. a missing key", examples=[3]
+    )
     column: int | None = Field(description="in characters, from 1", examples=[1])
 
 
@@ -54,7 +58,9 @@ class BudgetSummary(Answer):
     """The limits of a study. The first one reached ends it."""
 
     max_trials: int = Field(description="trials that the searcher may propose", examples=[20])
-    max_wall_s: float = Field(description="seconds since the start, excluding pauses", examples=[3600.0])
+    max_wall_s: float = Field(
+        description="seconds since the start, excluding pauses", examples=[3600.0]
+    )
     max_failed_trials: int = Field(examples=[10])
     max_gpu_s: float | None = Field(description="limit in rank-seconds. null means no limit")
     min_gain: float | None = Field(
@@ -78,7 +84,8 @@ class StudySummary(Answer):
     model: str = Field(examples=["gpt2-medium"])
     cluster: str = Field(description="cluster of the job", examples=["h100-sxm-1x8"])
     at_hand: str | None = Field(
-        default=None, description="the smaller cluster that runs proxies of the job. null if trials run on `cluster`"
+        default=None,
+        description="the smaller cluster that runs proxies of the job. null if trials run on `cluster`",
     )
     trainer: str
     runner: str
@@ -95,20 +102,28 @@ class StudySummary(Answer):
     ended_at: str | None
     updated_at: str
     elapsed_s: float
-    trials: dict[str, int] = Field(description="trials by status", examples=[{"COMPLETED": 4, "FAILED": 1}])
+    trials: dict[str, int] = Field(
+        description="trials by status", examples=[{"COMPLETED": 4, "FAILED": 1}]
+    )
     speedup: float | None = Field(
-        description="speed of the winner relative to the baseline. null until the study has ended", examples=[1.31]
+        description="speed of the winner relative to the baseline. null until the study has ended",
+        examples=[1.31],
     )
     too_noisy: Plain | None = Field(
-        default=None, description="spread of the baseline if the study is too noisy for a claim; otherwise null"
+        default=None,
+        description="spread of the baseline if the study is too noisy for a claim; otherwise null",
     )
     tags: list[str] = Field(default=[], description="tags that the study can be found by")
-    ray: Plain | None = Field(default=None, description="the Ray job that runs it: job, url. null if there is none")
+    ray: Plain | None = Field(
+        default=None, description="the Ray job that runs it: job, url. null if there is none"
+    )
     placed: list[Plain] = Field(
         default=[],
         description="placement of the ranks of running trials, or of the last ones: trial, node, ranks, gpus",
     )
-    waiting: list[Plain] = Field(default=[], description="trials waiting for ranks, and why: trial, reason")
+    waiting: list[Plain] = Field(
+        default=[], description="trials waiting for ranks, and why: trial, reason"
+    )
     result: Plain
 
 
@@ -133,7 +148,9 @@ class StudyAnswer(Answer):
 class SubmittedAnswer(StudyAnswer):
     """A study that was submitted."""
 
-    notes: list[str] = Field(description="warnings for the owner, for example that the spec contains secrets")
+    notes: list[str] = Field(
+        description="warnings for the owner, for example that the spec contains secrets"
+    )
 
 
 class RecordAnswer(Answer):
@@ -147,7 +164,9 @@ class NoteDocument(Answer):
 
     number: int
     at: str
-    author: str = Field(description="owner of the token. Empty for the user of the service's machine")
+    author: str = Field(
+        description="owner of the token. Empty for the user of the service's machine"
+    )
     text: str
 
 
@@ -169,7 +188,9 @@ class DeletionDocument(Answer):
     study: str
     name: str
     trials: int
-    measured: int = Field(description="measured configs that queries across studies will no longer find")
+    measured: int = Field(
+        description="measured configs that queries across studies will no longer find"
+    )
     learners: list[Plain] = Field(description="later studies that may have learned from it")
     held_by: list[Plain] = Field(
         description="unfinished studies that learned from it; it cannot be deleted until they have ended"
@@ -194,17 +215,28 @@ class StatusAnswer(StudyAnswer):
 
     best: TrialDocument | None
     baseline: TrialDocument | None
-    speedup: float | None = Field(description="speed of the best config relative to the baseline", examples=[1.31])
-    speedup_low: float | None = Field(default=None, description="lower end of its 95% interval", examples=[1.27])
-    speedup_high: float | None = Field(default=None, description="upper end of its 95% interval", examples=[1.35])
+    speedup: float | None = Field(
+        description="speed of the best config relative to the baseline", examples=[1.31]
+    )
+    speedup_low: float | None = Field(
+        default=None, description="lower end of its 95% interval", examples=[1.27]
+    )
+    speedup_high: float | None = Field(
+        default=None, description="upper end of its 95% interval", examples=[1.35]
+    )
     too_noisy: Plain | None = Field(
         default=None,
         description="if the baseline's runs disagree too much for any claim: tokens_per_s_low, tokens_per_s_high, factor, limit, runs, message, remedy; else null",
     )
-    tied_with: list[int] = Field(default=[], description="trials whose configs are statistically tied with the best")
-    infeasible: dict[str, int] = Field(default={}, description="configs that cannot run here, counted by reason")
+    tied_with: list[int] = Field(
+        default=[], description="trials whose configs are statistically tied with the best"
+    )
+    infeasible: dict[str, int] = Field(
+        default={}, description="configs that cannot run here, counted by reason"
+    )
     target: Plain | None = Field(
-        default=None, description="how the target's configs rank, for a study that runs proxies of them; else null"
+        default=None,
+        description="how the target's configs rank, for a study that runs proxies of them; else null",
     )
     notes: list[str]
 
@@ -222,15 +254,23 @@ class ExplainAnswer(Answer):
     trial: TrialDocument
     text: list[str] = Field(description="sentences, the most important first")
     objective: Plain
-    relative_to: str = Field(description="the trial whose speed the reward is relative to", examples=["the baseline's"])
-    reward: Plain | None = Field(description="total, throughput, stability and parts; null without a measurement")
+    relative_to: str = Field(
+        description="the trial whose speed the reward is relative to", examples=["the baseline's"]
+    )
+    reward: Plain | None = Field(
+        description="total, throughput, stability and parts; null without a measurement"
+    )
     parts: Plain
     formulas: Plain = Field(description="how each part of stability is scored, as text")
     shares: Plain = Field(description="contributions of throughput and stability to the total")
-    against: Plain = Field(description="baseline, runner-up or winner: number, config_changes, speed_ratio, reward")
+    against: Plain = Field(
+        description="baseline, runner-up or winner: number, config_changes, speed_ratio, reward"
+    )
     step_parts_s: Plain
     step_parts_source: str
-    notes: list[str] = Field(description="for the winner: how certain it is and why; empty for other trials")
+    notes: list[str] = Field(
+        description="for the winner: how certain it is and why; empty for other trials"
+    )
 
 
 class KnownConfig(Answer):
@@ -271,7 +311,9 @@ class BestAcross(Answer):
         description="the workload these configs were measured for, its distance in doublings, and the cost model's estimate for the requested workload"
     )
     assumed: Plain | None = Field(description="values assumed for parameters that were left out")
-    observed: list[Plain] = Field(description="observed runs, the fastest first; never the best config")
+    observed: list[Plain] = Field(
+        description="observed runs, the fastest first; never the best config"
+    )
     notes: list[str]
 
 
@@ -310,7 +352,9 @@ class PlanAnswer(Answer):
     configs: list[PlanRow]
     feasible: int
     infeasible: dict[str, int]
-    assumed: list[str] = Field(description="what the predictions assume about the model, in sentences")
+    assumed: list[str] = Field(
+        description="what the predictions assume about the model, in sentences"
+    )
     clusters: list[Plain] = Field(
         default_factory=list, description="the best on each requested cluster; otherwise absent"
     )
@@ -338,8 +382,12 @@ class ReviewAnswer(Answer):
     )
     estimate: Plain | None
     observed: Plain | None
-    earlier: Plain | None = Field(description="measurement of the nearest config: an observed run or a trial")
-    edits: list[Plain] = Field(description="best first: knob, from, to, line, gain with its 90% interval, memory_bytes")
+    earlier: Plain | None = Field(
+        description="measurement of the nearest config: an observed run or a trial"
+    )
+    edits: list[Plain] = Field(
+        description="best first: knob, from, to, line, gain with its 90% interval, memory_bytes"
+    )
     together: Plain | None
     trials: list[Plain] = Field(
         default=[],
@@ -347,7 +395,8 @@ class ReviewAnswer(Answer):
         "`edits`, each with its probability of being faster",
     )
     if_out_of_memory: Plain | None = Field(
-        default=None, description="changes that would make the launch fit, if it may not fit and no edit is certain to"
+        default=None,
+        description="changes that would make the launch fit, if it may not fit and no edit is certain to",
     )
     warnings: list[Plain]
 
@@ -390,13 +439,18 @@ ERRORS: dict[int, str] = {
 }
 
 
-def responses(*statuses: int, ok: int = 200, model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+def responses(
+    *statuses: int, ok: int = 200, model: type[BaseModel]
+) -> dict[int | str, dict[str, Any]]:
     """The responses of a route: the successful one, the errors given, and those that any route can return."""
     errors = {*statuses, 400, 401, 403, 405, 408, 413, 421, 422, 429, 500, 503} - {304}
     return {
         ok: {"model": model, "description": (model.__doc__ or "").strip()},
         **({304: {"description": "The response has not changed"}} if 304 in statuses else {}),
-        **{status: {"model": ErrorDocument, "description": ERRORS[status]} for status in sorted(errors)},
+        **{
+            status: {"model": ErrorDocument, "description": ERRORS[status]}
+            for status in sorted(errors)
+        },
     }
 
 
@@ -405,7 +459,12 @@ EXAMPLE_SPEC: dict[str, Any] = {
     "model": "gpt2-medium",
     "cluster": "h100-sxm-1x8",
     "workload": {"seq_len": 1024, "global_batch_size": 512},
-    "space": {"tp": [1, 2, 4, 8], "pp": [1, 2], "micro_batch_size": {"powers_of_two": [1, 16]}, "precision": ["bf16"]},
+    "space": {
+        "tp": [1, 2, 4, 8],
+        "pp": [1, 2],
+        "micro_batch_size": {"powers_of_two": [1, 16]},
+        "precision": ["bf16"],
+    },
     "budget": {"max_trials": 12},
     "searcher": "bayesian",
     "runner": "simulated",

@@ -49,15 +49,22 @@ from autotune.trainers import trainer_names
 router = APIRouter(tags=["studies"])
 
 IfNoneMatch = Annotated[
-    str | None, Header(max_length=2000, description="ETag of the response that the client already has")
+    str | None,
+    Header(max_length=2000, description="ETag of the response that the client already has"),
 ]
 KEY_PATTERN = r"^[\x21-\x7e]{1,200}$"
 SPEC_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "content": {
-            JSON: {"schema": {"$ref": "#/components/schemas/StudyDocument"}, "example": EXAMPLE_SPEC},
-            YAML: {"schema": {"$ref": "#/components/schemas/StudyDocument"}, "example": EXAMPLE_SPEC},
+            JSON: {
+                "schema": {"$ref": "#/components/schemas/StudyDocument"},
+                "example": EXAMPLE_SPEC,
+            },
+            YAML: {
+                "schema": {"$ref": "#/components/schemas/StudyDocument"},
+                "example": EXAMPLE_SPEC,
+            },
         },
     }
 }
@@ -85,14 +92,20 @@ class Action(StrEnum):
 
 
 @router.post(
-    "/studies", status_code=201, openapi_extra=SPEC_BODY, responses=responses(409, 415, ok=201, model=SubmittedAnswer)
+    "/studies",
+    status_code=201,
+    openapi_extra=SPEC_BODY,
+    responses=responses(409, 415, ok=201, model=SubmittedAnswer),
 )
 async def submit(
     request: Request,
     service: TheService,
     caller: Submitter,
     idempotency_key: Annotated[
-        str | None, Header(pattern=KEY_PATTERN, description="submitting twice with the same key creates one study")
+        str | None,
+        Header(
+            pattern=KEY_PATTERN, description="submitting twice with the same key creates one study"
+        ),
     ] = None,
 ) -> Response:
     """Submit a study. It is stored as QUEUED and starts once fewer studies run than the service allows."""
@@ -100,7 +113,9 @@ async def submit(
     body, media = await request.body(), request.headers.get("content-type", "")
 
     def store() -> dict[str, Any]:
-        return api.submitted_document(submitted(service, caller, read_body(body, media), idempotency_key))
+        return api.submitted_document(
+            submitted(service, caller, read_body(body, media), idempotency_key)
+        )
 
     answer = await service.submit(caller, store)
     service.changed()
@@ -132,7 +147,9 @@ def submitted(
             remedy="wait until some have run, or cancel some with `autotune cancel ID`",
             headers={"Retry-After": "60"},
         )
-    record = api.submit_study(service.store, study, document, idempotency_key=idempotency_key, owner=caller.owner)
+    record = api.submit_study(
+        service.store, study, document, idempotency_key=idempotency_key, owner=caller.owner
+    )
     service.store.record_audit(caller.name, "study.submit", record.id)
     return record
 
@@ -153,11 +170,21 @@ def studies(
     """List studies, newest first."""
 
     records = service.store.studies(
-        status=status, model=model, cluster=cluster, owner=owner, name=name, tag=tag, limit=limit + 1, offset=offset
+        status=status,
+        model=model,
+        cluster=cluster,
+        owner=owner,
+        name=name,
+        tag=tag,
+        limit=limit + 1,
+        offset=offset,
     )
     return StrictJSONResponse(
         {
-            "studies": [api.study_document(api.judged_today(service.store, record)) for record in records[:limit]],
+            "studies": [
+                api.study_document(api.judged_today(service.store, record))
+                for record in records[:limit]
+            ],
             "next_offset": offset + limit if len(records) > limit else None,
         }
     )
@@ -180,7 +207,9 @@ async def status_of(
 
 
 @router.get("/studies/{study_id}/record", responses=responses(304, 404, model=RecordAnswer))
-async def record(study_id: StudyId, service: TheService, caller: Reader, if_none_match: IfNoneMatch = None) -> Response:
+async def record(
+    study_id: StudyId, service: TheService, caller: Reader, if_none_match: IfNoneMatch = None
+) -> Response:
     """Read the whole study as it is stored. With the trials, this is all that reports and comparisons need."""
 
     def make(found: str) -> bytes:
@@ -191,7 +220,11 @@ async def record(study_id: StudyId, service: TheService, caller: Reader, if_none
 
 @router.get("/studies/{study_id}/trials", responses=responses(304, 404, model=TrialList))
 async def trials(
-    study_id: StudyId, service: TheService, caller: Reader, version: Versions = (), if_none_match: IfNoneMatch = None
+    study_id: StudyId,
+    service: TheService,
+    caller: Reader,
+    version: Versions = (),
+    if_none_match: IfNoneMatch = None,
 ) -> Response:
     """List the trials of a study, or only those measured with given versions. If you send the last ETag in If-None-Match and nothing has changed, the answer is 304."""
     asked = asked_versions(version)
@@ -200,7 +233,8 @@ async def trials(
         kept = [
             trial
             for trial in service.store.trials(found)
-            if not asked or (trial.measurement is not None and has_versions(trial.measurement.versions, asked))
+            if not asked
+            or (trial.measurement is not None and has_versions(trial.measurement.versions, asked))
         ]
         return strict_json({"trials": [trial.to_dict() for trial in kept]})
 
@@ -215,9 +249,12 @@ def best(
     caller: Reader,
     top: Limit = 1,
     pareto: bool = False,
-    metric: Annotated[Metric | None, Query(description="rank by this metric instead of the study's own")] = None,
+    metric: Annotated[
+        Metric | None, Query(description="rank by this metric instead of the study's own")
+    ] = None,
     stability_weight: Annotated[
-        float | None, Query(ge=0, le=1, description="rank with this stability weight instead of the study's own")
+        float | None,
+        Query(ge=0, le=1, description="rank with this stability weight instead of the study's own"),
     ] = None,
     version: Versions = (),
 ) -> Response:
@@ -228,7 +265,12 @@ def best(
 
     result = service.views.result(study_id)
     answer = api.ranking_document(
-        result, top=top, pareto=pareto, metric=metric, stability_weight=stability_weight, version=version
+        result,
+        top=top,
+        pareto=pareto,
+        metric=metric,
+        stability_weight=stability_weight,
+        version=version,
     )
     return StrictJSONResponse(answer)
 
@@ -239,7 +281,8 @@ def explain(
     service: TheService,
     caller: Reader,
     trial: Annotated[
-        int | None, Query(ge=0, le=MAX_TRIAL, description="number of the trial; default: the winner")
+        int | None,
+        Query(ge=0, le=MAX_TRIAL, description="number of the trial; default: the winner"),
     ] = None,
 ) -> Response:
     """Explain why a trial won or lost: the parts of its reward, compared with the baseline and the runner-up (or the winner)."""
@@ -254,11 +297,15 @@ async def export(
     service: TheService,
     caller: Reader,
     option: Annotated[
-        list[str], Query(max_length=50, description="an option of the trainer or of the scheduler, KEY=VALUE")
+        list[str],
+        Query(max_length=50, description="an option of the trainer or of the scheduler, KEY=VALUE"),
     ] = [],  # noqa: B006
-    on: Annotated[Word, Query(description="launcher on the nodes: shell, slurm, ray or kubernetes")] = "",
+    on: Annotated[
+        Word, Query(description="launcher on the nodes: shell, slurm, ray or kubernetes")
+    ] = "",
     trial: Annotated[
-        int | None, Query(ge=0, le=MAX_TRIAL, description="export this trial's config; default: the best one")
+        int | None,
+        Query(ge=0, le=MAX_TRIAL, description="export this trial's config; default: the best one"),
     ] = None,
 ) -> Response:
     """Export the best config for a trainer: command, environment, files, and a job for a scheduler. Nothing is written or started."""
@@ -279,7 +326,8 @@ def exported(
 
     if trainer not in trainer_names():
         raise NotFoundError(
-            f"there is no trainer {trainer[:80]!r}", remedy=f"choose one of {', '.join(trainer_names())}"
+            f"there is no trainer {trainer[:80]!r}",
+            remedy=f"choose one of {', '.join(trainer_names())}",
         )
     options: dict[str, Any] = {}
     for pair in pairs:
@@ -293,14 +341,18 @@ def exported(
         options[key] = value
     record = service.store.study(study_id)
     study = record.study if caller is not None and caller.owns(record) else None
-    return api.launch_document(service.views.result(study_id), trainer, options, on=on, trial=trial, study=study)
+    return api.launch_document(
+        service.views.result(study_id), trainer, options, on=on, trial=trial, study=study
+    )
 
 
 @router.post("/studies/{study_id}/{action}", responses=responses(404, 409, model=StudyAnswer))
 def act(study_id: StudyId, action: Action, service: TheService, caller: Submitter) -> Response:
     """Control a study. pause: start no new trials. resume: continue. stop: let running trials finish and name the best config. cancel: kill running trials and end."""
 
-    return StrictJSONResponse({"study": api.study_document(acted(service, caller, study_id, action))})
+    return StrictJSONResponse(
+        {"study": api.study_document(acted(service, caller, study_id, action))}
+    )
 
 
 def acted(service: ServiceState, caller: Caller, study_id: str, action: str) -> StudyRecord:

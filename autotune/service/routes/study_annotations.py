@@ -17,7 +17,13 @@ from autotune.schema.document import Document
 from autotune.service.http.access import Caller
 from autotune.service.http.error_responses import StrictJSONResponse
 from autotune.service.http.service_state import Reader, ServiceState, StudyId, Submitter, TheService
-from autotune.service.routes.response_models import DeletionAnswer, NoteAnswer, NoteList, StudyAnswer, responses
+from autotune.service.routes.response_models import (
+    DeletionAnswer,
+    NoteAnswer,
+    NoteList,
+    StudyAnswer,
+    responses,
+)
 from autotune.spec.runs.observed import MAX_NOTE, MAX_TAGS
 
 router = APIRouter(tags=["annotations"])
@@ -29,7 +35,11 @@ Tags = Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=5
 class NoteBody(Document):
     """A note to write."""
 
-    text: str = Field(max_length=2 * MAX_NOTE, description="plain text", examples=["slower since the driver update"])
+    text: str = Field(
+        max_length=2 * MAX_NOTE,
+        description="plain text",
+        examples=["slower since the driver update"],
+    )
 
 
 class TagsBody(Document):
@@ -42,24 +52,34 @@ class TagsBody(Document):
 @router.get("/studies/{study_id}/notes", responses=responses(404, model=NoteList))
 def notes(study_id: StudyId, service: TheService, caller: Reader) -> Response:
     """List the notes of a study, oldest first."""
-    return StrictJSONResponse({"notes": [note.to_dict() for note in service.store.annotations.notes(study_id)]})
+    return StrictJSONResponse(
+        {"notes": [note.to_dict() for note in service.store.annotations.notes(study_id)]}
+    )
 
 
-@router.post("/studies/{study_id}/notes", status_code=201, responses=responses(404, ok=201, model=NoteAnswer))
+@router.post(
+    "/studies/{study_id}/notes", status_code=201, responses=responses(404, ok=201, model=NoteAnswer)
+)
 def add_note(study_id: StudyId, body: NoteBody, service: TheService, caller: Submitter) -> Response:
     """Write a note on a study, which may belong to somebody else. Repeating the last note adds nothing."""
-    return StrictJSONResponse({"note": noted(service, caller, study_id, body.text)}, status_code=201)
+    return StrictJSONResponse(
+        {"note": noted(service, caller, study_id, body.text)}, status_code=201
+    )
 
 
 @router.delete("/studies/{study_id}/notes/{number}", responses=responses(404, model=NoteList))
-def remove_note(study_id: StudyId, number: NoteNumber, service: TheService, caller: Submitter) -> Response:
+def remove_note(
+    study_id: StudyId, number: NoteNumber, service: TheService, caller: Submitter
+) -> Response:
     """Remove a note permanently. Its author, the study's owner and admins may do so. Returns the remaining notes."""
     unnoted(service, caller, study_id, number)
     return notes(study_id, service, caller)
 
 
 @router.patch("/studies/{study_id}/tags", responses=responses(404, model=StudyAnswer))
-def change_tags(study_id: StudyId, body: TagsBody, service: TheService, caller: Submitter) -> Response:
+def change_tags(
+    study_id: StudyId, body: TagsBody, service: TheService, caller: Submitter
+) -> Response:
     """Add and remove tags of a study. Adding a tag that exists or removing one that does not is not an error."""
 
     record = tagged(service, caller, study_id, body.add, body.remove)
@@ -99,11 +119,15 @@ def unnoted(service: ServiceState, caller: Caller, study_id: str, number: int) -
     service.response_cache.invalidate()
 
 
-def tagged(service: ServiceState, caller: Caller, study_id: str, add: list[str], remove: list[str]) -> StudyRecord:
+def tagged(
+    service: ServiceState, caller: Caller, study_id: str, add: list[str], remove: list[str]
+) -> StudyRecord:
     """Changes the tags, records it in the audit log and returns the study."""
     record = service.store.study(study_id)
     caller.check_owns(record)
-    record = service.store.annotations.change_tags(record.id, add=add, remove=remove, author=caller.owner)
+    record = service.store.annotations.change_tags(
+        record.id, add=add, remove=remove, author=caller.owner
+    )
     service.store.record_audit(caller.name, "study.tag", record.id, {"tags": list(record.tags)})
     service.response_cache.invalidate()
     return record

@@ -21,7 +21,9 @@ router = APIRouter(tags=["studies"])
 CSV, SVG = "text/csv", "image/svg+xml"
 SVG_POLICY = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
 """a drawing contains its own style sheet"""
-FigureName = Annotated[str, Path(pattern=r"^[a-z_]{1,60}$", description="name of the figure", examples=["best_so_far"])]
+FigureName = Annotated[
+    str, Path(pattern=r"^[a-z_]{1,60}$", description="name of the figure", examples=["best_so_far"])
+]
 
 
 class FigureDocument(Answer):
@@ -74,30 +76,47 @@ async def figures(study_id: StudyId, service: TheService, caller: Reader) -> Res
     ]
     drawn = {figure.name for figure in found}
     absent = [
-        {"name": name, "title": title, "needs": needs} for name, (title, needs) in MISSING.items() if name not in drawn
+        {"name": name, "title": title, "needs": needs}
+        for name, (title, needs) in MISSING.items()
+        if name not in drawn
     ]
     return StrictJSONResponse({"figures": listed, "missing": absent})
 
 
-@router.get("/studies/{study_id}/figures/{name}.csv", responses=_as_file(CSV), response_class=Response)
-async def figure_data(study_id: StudyId, name: FigureName, service: TheService, caller: Reader) -> Response:
+@router.get(
+    "/studies/{study_id}/figures/{name}.csv", responses=_as_file(CSV), response_class=Response
+)
+async def figure_data(
+    study_id: StudyId, name: FigureName, service: TheService, caller: Reader
+) -> Response:
     """Read the data of a figure as CSV, in SI units, with a header row."""
     figure = await _figure(service, study_id, name)
     return Response(figure.csv(), media_type=f"{CSV}; charset=utf-8")
 
 
-@router.get("/studies/{study_id}/figures/{name}.svg", responses=_as_file(SVG), response_class=Response)
-async def figure_drawing(study_id: StudyId, name: FigureName, service: TheService, caller: Reader) -> Response:
+@router.get(
+    "/studies/{study_id}/figures/{name}.svg", responses=_as_file(SVG), response_class=Response
+)
+async def figure_drawing(
+    study_id: StudyId, name: FigureName, service: TheService, caller: Reader
+) -> Response:
     """Read a figure as a self-contained SVG, in light colours."""
     figure = await _figure(service, study_id, name)
-    return Response(figure.picture(), media_type=SVG, headers={"Content-Security-Policy": SVG_POLICY})
+    return Response(
+        figure.picture(), media_type=SVG, headers={"Content-Security-Policy": SVG_POLICY}
+    )
 
 
 async def _figure(service: ServiceState, study_id: str, name: str) -> Figure:
     """The figure of that name. Raises `NotFoundError`."""
     figure = await run_in_threadpool(service.views.figure, study_id, name)
     if figure is None:
-        known = ", ".join(f.name for f in await run_in_threadpool(service.views.figures_now, study_id))
+        known = ", ".join(
+            f.name for f in await run_in_threadpool(service.views.figures_now, study_id)
+        )
         needs = f"; it needs {MISSING[name][1]}" if name in MISSING else ""
-        raise NotFoundError(f"study {study_id} has no figure {name!r}{needs}", remedy=f"it has {known or 'none yet'}")
+        raise NotFoundError(
+            f"study {study_id} has no figure {name!r}{needs}",
+            remedy=f"it has {known or 'none yet'}",
+        )
     return figure

@@ -71,7 +71,12 @@ class ProcessLauncher:
     """Children of a `StudyForkServer` on this machine."""
 
     def __init__(
-        self, logs: Path, *, store_url: str, lease_s: float = 10.0, environment: Mapping[str, str] | None = None
+        self,
+        logs: Path,
+        *,
+        store_url: str,
+        lease_s: float = 10.0,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """`logs`: the folder for the log files, one per study, readable by this user only. `environment`: further variables of the children."""
         self._logs, self._store_url, self._lease_s = logs, store_url, lease_s
@@ -93,7 +98,8 @@ class ProcessLauncher:
             server.stdin.flush()
         except BrokenPipeError:
             raise RunnerError(
-                "the process that forks studies has died", remedy="the service restarts it automatically"
+                "the process that forks studies has died",
+                remedy="the service restarts it automatically",
             ) from None
         self._running[record.id] = 0
 
@@ -101,7 +107,9 @@ class ProcessLauncher:
         """What the fork server reported. If it died itself, its children continue without it, and their leases show whether they live."""
         if self._fork_server is None:
             return []
-        is_lost = self._fork_server.poll() is not None  # before its reports are read: none that it made is missed
+        is_lost = (
+            self._fork_server.poll() is not None
+        )  # before its reports are read: none that it made is missed
         over = []
         for line in self._reports(self._fork_server):
             if "ended" in line:
@@ -110,7 +118,9 @@ class ProcessLauncher:
             else:
                 self._running[line["started"]] = int(line["pid"])
         if is_lost:
-            log.warning("the process that forks studies has died with code %s", self._fork_server.returncode)
+            log.warning(
+                "the process that forks studies has died with code %s", self._fork_server.returncode
+            )
             over += [Ended(study=study, code=0) for study in self._running]
             self._running.clear()
             self._forget()
@@ -142,7 +152,9 @@ class ProcessLauncher:
         try:
             server.wait(grace_s)
         except subprocess.TimeoutExpired:
-            log.warning("studies still run after %.0f s; they continue without the service", grace_s)
+            log.warning(
+                "studies still run after %.0f s; they continue without the service", grace_s
+            )
             server.kill()
             server.wait()
         self._forget()
@@ -155,7 +167,13 @@ class ProcessLauncher:
         own = {"AUTOTUNE_STORE": self._store_url, "OMP_NUM_THREADS": "1"}
         environment = {**os.environ, **own, **self._environment}
         self._fork_server = subprocess.Popen(
-            [sys.executable, "-m", "autotune.service.supervise.study_fork_server", str(self._logs), str(self._lease_s)],
+            [
+                sys.executable,
+                "-m",
+                "autotune.service.supervise.study_fork_server",
+                str(self._logs),
+                str(self._lease_s),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,

@@ -42,7 +42,9 @@ _SHORT_TEMP = 40
 class RayHead:
     """The process that runs the cluster (`autotune.service.supervise.ray_head`)."""
 
-    def __init__(self, process: subprocess.Popen[str], *, where: Mapping[str, str], token: str, place: Path) -> None:
+    def __init__(
+        self, process: subprocess.Popen[str], *, where: Mapping[str, str], token: str, place: Path
+    ) -> None:
         """`where`: the addresses that the process printed. `place`: the cluster's place (see above)."""
         self._process, self.token, self._place = process, token, place
         self.folder = str(place / TEMP_DIR)
@@ -64,7 +66,11 @@ class RayHead:
         place = _new_place()
         path, token = own_token()
         variables = {
-            **{name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_TOKEN")},
+            **{
+                name: value
+                for name, value in os.environ.items()
+                if name not in ("RAY_ADDRESS", "RAY_AUTH_TOKEN")
+            },
             "AUTOTUNE_STORE": store_url,
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(path),

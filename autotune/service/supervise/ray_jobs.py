@@ -71,7 +71,12 @@ class RayLauncher:
             trust_env=False,
         )
         self.dashboard = dashboard.rstrip("/")
-        self._python, self._environment, self._url, self._head = python, dict(environment or {}), url, head
+        self._python, self._environment, self._url, self._head = (
+            python,
+            dict(environment or {}),
+            url,
+            head,
+        )
         self._jobs: dict[str, str] = {}
         self._stopped: set[str] = set()
         self._pending: dict[str, float] = {}
@@ -80,12 +85,21 @@ class RayLauncher:
 
     @classmethod
     def open(
-        cls, options: ServiceOptions, *, store_url: str, url: str, given_up: Callable[[], bool] = lambda: False
+        cls,
+        options: ServiceOptions,
+        *,
+        store_url: str,
+        url: str,
+        given_up: Callable[[], bool] = lambda: False,
     ) -> Self:
         """Joins the cluster that the options name, or starts one, until `given_up` says True. Raises `RunnerError`."""
         if not options.ray_address:
-            head = RayHead.start(store_url, environment=options.study_environment, given_up=given_up)
-            log.info("Ray's dashboard is at %s, and its token is in %s", head.dashboard, own_token()[0])
+            head = RayHead.start(
+                store_url, environment=options.study_environment, given_up=given_up
+            )
+            log.info(
+                "Ray's dashboard is at %s, and its token is in %s", head.dashboard, own_token()[0]
+            )
             return cls(head.dashboard, token=head.token, python=sys.executable, url=url, head=head)
         check_address(options.ray_address)
         store = {} if has_password(store_url) else {"AUTOTUNE_STORE": store_url}
@@ -107,10 +121,14 @@ class RayLauncher:
             "model": workload.model.name,
             "cluster": workload.cluster.name,
             "url": f"{self._url}/studies/{record.id}",
-            **({DASHBOARD_KEY: self.dashboard} if urlsplit(self.dashboard).username is None else {}),
+            **(
+                {DASHBOARD_KEY: self.dashboard} if urlsplit(self.dashboard).username is None else {}
+            ),
         }
         job: dict[str, Any] = {
-            "entrypoint": shlex.join([self._python, "-m", "autotune.service.supervise.worker", record.id]),
+            "entrypoint": shlex.join(
+                [self._python, "-m", "autotune.service.supervise.worker", record.id]
+            ),
             "submission_id": name,
             "metadata": metadata,
         }
@@ -142,15 +160,23 @@ class RayLauncher:
         for study, name in list(self._jobs.items()):
             try:
                 found = self._info(name)
-                is_alive = found is not None and found["status"] in ALIVE and not self._is_stuck(name, found["status"])
-            except RunnerError as error:  # unreachable is not dead, and the ends found before are told
+                is_alive = (
+                    found is not None
+                    and found["status"] in ALIVE
+                    and not self._is_stuck(name, found["status"])
+                )
+            except (
+                RunnerError
+            ) as error:  # unreachable is not dead, and the ends found before are told
                 self._problem = str(error)
                 return over
             if is_alive:
                 continue
             self._pending.pop(name, None)
             del self._jobs[study]
-            by_hand = found is not None and found["status"] == "STOPPED" and name not in self._stopped
+            by_hand = (
+                found is not None and found["status"] == "STOPPED" and name not in self._stopped
+            )
             over.append(Ended(study=study, code=_code(found), by_hand=by_hand))
         self._problem = ""
         return over
@@ -175,17 +201,25 @@ class RayLauncher:
 
     def health(self) -> str:
         """What is wrong with Ray; empty when it answers."""
-        return "the Ray cluster that this service started has died" if self.is_lost else self._problem
+        return (
+            "the Ray cluster that this service started has died" if self.is_lost else self._problem
+        )
 
     def scrape_targets(self) -> list[dict[str, Any]]:
         """The nodes of the cluster for Prometheus. May be called from any thread. Raises `RunnerError` when Ray does not tell."""
         try:
             answer = self._http.get(f"{self.dashboard.rstrip('/')}/api/prometheus/sd")
             found = answer.json() if answer.status_code == 200 else None
-        except (httpx.HTTPError, ValueError, RuntimeError):  # the last: it was closed meanwhile by another thread
+        except (
+            httpx.HTTPError,
+            ValueError,
+            RuntimeError,
+        ):  # the last: it was closed meanwhile by another thread
             found = None
         if not isinstance(found, list):
-            raise RunnerError(f"Ray's dashboard at {self.dashboard} lists no nodes to scrape", remedy=_REMEDY)
+            raise RunnerError(
+                f"Ray's dashboard at {self.dashboard} lists no nodes to scrape", remedy=_REMEDY
+            )
         return found
 
     @property
@@ -214,7 +248,10 @@ class RayLauncher:
         if answer.status_code == 404:
             return None
         if answer.status_code != 200:
-            raise RunnerError(f"Ray's dashboard at {self.dashboard} answers HTTP {answer.status_code}", remedy=_REMEDY)
+            raise RunnerError(
+                f"Ray's dashboard at {self.dashboard} answers HTTP {answer.status_code}",
+                remedy=_REMEDY,
+            )
         found: dict[str, Any] = answer.json()
         return found
 
@@ -223,7 +260,8 @@ class RayLauncher:
             return self._http.request(method, path, **arguments)
         except httpx.HTTPError as error:
             raise RunnerError(
-                f"Ray's dashboard at {self.dashboard} cannot be reached: {type(error).__name__}", remedy=_REMEDY
+                f"Ray's dashboard at {self.dashboard} cannot be reached: {type(error).__name__}",
+                remedy=_REMEDY,
             ) from None
 
 
@@ -231,7 +269,8 @@ def check_address(address: str) -> None:
     """Raises `RunnerError` unless the address of a cluster is that of a dashboard."""
     if not address.startswith(("http://", "https://")):
         raise RunnerError(
-            f"--ray must be the URL of a Ray dashboard, but is {address!r}", remedy="give it as http://HOST:8265"
+            f"--ray must be the URL of a Ray dashboard, but is {address!r}",
+            remedy="give it as http://HOST:8265",
         )
 
 
@@ -269,4 +308,6 @@ def _code(found: Mapping[str, Any] | None) -> int:
     return code if isinstance(code, int) and code else 1
 
 
-_REMEDY = "check that the cluster runs and that RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH holds its token"
+_REMEDY = (
+    "check that the cluster runs and that RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH holds its token"
+)

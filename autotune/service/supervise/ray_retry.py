@@ -80,7 +80,9 @@ class RetriedRay:
     def _there(self) -> RayLauncher:
         ray = self._ray
         if ray is None:
-            raise RunnerError(self._problem, remedy="studies wait for Ray; history and pages are available")
+            raise RunnerError(
+                self._problem, remedy="studies wait for Ray; history and pages are available"
+            )
         return ray
 
     def _begin(self) -> threading.Thread:
@@ -101,7 +103,11 @@ class RetriedRay:
                 log.exception("unexpected error while starting Ray")
                 problem = f"{type(error).__name__}: {error}"
             if not self._closing.is_set():
-                log.warning("%s; history and pages are available, next attempt to start Ray in %.0f s", problem, wait_s)
+                log.warning(
+                    "%s; history and pages are available, next attempt to start Ray in %.0f s",
+                    problem,
+                    wait_s,
+                )
             self._problem = f"{problem}; retrying"
             self._closing.wait(wait_s)
             wait_s = min(LONGEST_WAIT_S, 2 * wait_s)

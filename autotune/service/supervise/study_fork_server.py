@@ -80,7 +80,9 @@ class StudyForkServer:
     def _start(self, study: str) -> None:
         try:
             pid = os.fork()
-        except OSError as error:  # no process or no memory is left: the server and its other children go on
+        except (
+            OSError
+        ) as error:  # no process or no memory is left: the server and its other children go on
             print(f"study {study} cannot be started now: {error}", file=sys.stderr, flush=True)
             _report({"ended": study, "pid": 0, "code": NOT_STARTED})
             return
@@ -99,12 +101,18 @@ class StudyForkServer:
             os.setsid()
             os.close(self._wake_read)
             os.close(self._wake_write)
-            log = os.open(self._logs / f"{study}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, LOG_MODE)
+            log = os.open(
+                self._logs / f"{study}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, LOG_MODE
+            )
             null = os.open(os.devnull, os.O_RDONLY)
             for target, source in ((0, null), (1, log), (2, log)):
                 os.dup2(source, target)
-            sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
-            sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
+            sys.stdout = os.fdopen(
+                1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False
+            )
+            sys.stderr = os.fdopen(
+                2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False
+            )
             from autotune.service.supervise.worker import run
 
             code = run(study, lease_s=self._lease_s)

@@ -162,10 +162,16 @@ class Supervisor:
         for study in sorted(self._started):
             record = self._record(study)
             if record is None or _is_long_over(record):
-                log.warning("study %s has ended or was cancelled, but its process is still running; killing it", study)
+                log.warning(
+                    "study %s has ended or was cancelled, but its process is still running; killing it",
+                    study,
+                )
                 self._launcher.kill(study)
             elif self._is_hung(study):
-                log.warning("the process of study %s has let its lease expire and does not respond; killing it", study)
+                log.warning(
+                    "the process of study %s has let its lease expire and does not respond; killing it",
+                    study,
+                )
                 self._launcher.kill(study)
 
     def _is_hung(self, study: str) -> bool:
@@ -227,14 +233,20 @@ class Supervisor:
             return False
         if record.id not in self._left:
             self._left.add(record.id)
-            serving = "start one with `autotune serve --runner ray`, or " if runner in RUNNER_OPTIONS else ""
+            serving = (
+                "start one with `autotune serve --runner ray`, or "
+                if runner in RUNNER_OPTIONS
+                else ""
+            )
             message = (
                 f"waits for a service with the runner {runner!r}: this one runs {', '.join(sorted(self._runners))}; "
                 f"{serving}run the study with `autotune tune`"
             )
             log.warning("study %s %s", record.id, message)
             with suppress(ConflictError):
-                self._store.set_status(record.id, record.status, expect=[record.status], message=message)
+                self._store.set_status(
+                    record.id, record.status, expect=[record.status], message=message
+                )
         return True
 
     def _others(self) -> set[str]:
@@ -252,7 +264,9 @@ class Supervisor:
                     continue
                 if is_gone(lease.owner):
                     self._orphaned.add(record.id)
-                elif self._store.is_held(record.id):  # otherwise it is frozen, and its study may be claimed
+                elif self._store.is_held(
+                    record.id
+                ):  # otherwise it is frozen, and its study may be claimed
                     found.add(record.id)
         return found
 
@@ -276,9 +290,15 @@ class Supervisor:
             STORE_AWAY,
             NOT_STARTED,
         ):  # no crash: another process holds it, or the store or the machine is at fault
-            trouble.not_before_s = self._monotonic() + (FIRST_WAIT_S if ended.code == HELD else STORE_WAIT_S)
+            trouble.not_before_s = self._monotonic() + (
+                FIRST_WAIT_S if ended.code == HELD else STORE_WAIT_S
+            )
             return
-        done = sum(count for status, count in record.trial_counts.items() if status not in ("PENDING", "RUNNING"))
+        done = sum(
+            count
+            for status, count in record.trial_counts.items()
+            if status not in ("PENDING", "RUNNING")
+        )
         trouble.crashes = 1 if done > trouble.ended_trials else trouble.crashes + 1
         trouble.ended_trials, trouble.code = done, ended.code
         if trouble.crashes >= MAX_CRASHES:  # `round` makes it FAILED as soon as nobody holds it
@@ -288,7 +308,10 @@ class Supervisor:
         trouble.not_before_s = self._monotonic() + wait_s
         self._orphaned.add(ended.study)
         log.warning(
-            "the process of study %s ended with code %s; starting it again in %.1f s", ended.study, ended.code, wait_s
+            "the process of study %s ended with code %s; starting it again in %.1f s",
+            ended.study,
+            ended.code,
+            wait_s,
         )
 
     def _record(self, study: str) -> StudyRecord | None:
@@ -299,14 +322,18 @@ class Supervisor:
             return None
 
     def _fail(self, record: StudyRecord, trouble: _Trouble) -> None:
-        how = f"killed by signal {-trouble.code}" if trouble.code < 0 else f"exit code {trouble.code}"
+        how = (
+            f"killed by signal {-trouble.code}" if trouble.code < 0 else f"exit code {trouble.code}"
+        )
         message = (
             f"its process died {trouble.crashes} times without finishing a trial (last: {how}); "
             f"see the log of study {record.id}, fix the cause and submit the study again"
         )
         try:
             release_dead(self._store, record.id)
-            self._store.set_status(record.id, StudyStatus.FAILED, expect=[StudyStatus.QUEUED, *ACTIVE], message=message)
+            self._store.set_status(
+                record.id, StudyStatus.FAILED, expect=[StudyStatus.QUEUED, *ACTIVE], message=message
+            )
             self._trouble.pop(record.id, None)
         except ConflictError as error:
             trouble.not_before_s = self._monotonic() + STORE_WAIT_S
@@ -319,7 +346,9 @@ class Supervisor:
         except ConflictError:  # it has ended
             return
         except AutotuneError as error:
-            log.warning("study %s was stopped in Ray's dashboard but cannot be cancelled: %s", study, error)
+            log.warning(
+                "study %s was stopped in Ray's dashboard but cannot be cancelled: %s", study, error
+            )
 
 
 def _is_long_over(record: StudyRecord) -> bool:

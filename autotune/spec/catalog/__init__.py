@@ -45,7 +45,9 @@ def cluster_names() -> tuple[str, ...]:
     for name in gpu_names():
         if name != "cpu":
             of_domain = usual_cluster(name, num_gpus=1 << 20).nodes_per_domain
-            sizes = _LISTED_NODES if of_domain == 1 else (1, of_domain, 2 * of_domain, 8 * of_domain)
+            sizes = (
+                _LISTED_NODES if of_domain == 1 else (1, of_domain, 2 * of_domain, 8 * of_domain)
+            )
             listed += [f"{name}-{nodes}x{gpus_per_node(name)}" for nodes in sizes]
     return (*listed, "cpu-1x4")
 
@@ -66,7 +68,11 @@ def model(name: str) -> ModelSpec:
     """The model of that name, or of that id on the Hugging Face Hub (`Qwen/Qwen2.5-7B`); `CatalogError` suggests the nearest name for an unknown one."""
     known = hub_models().get(name.lower(), name) if "/" in name else name
     entry = read_entry("models", known, field="model")
-    fields = fields_of(entry[CONFIG]) if CONFIG in entry else {key: entry[key] for key in entry if key != HUB}
+    fields = (
+        fields_of(entry[CONFIG])
+        if CONFIG in entry
+        else {key: entry[key] for key in entry if key != HUB}
+    )
     return ModelSpec(name=known, **fields)
 
 
@@ -79,7 +85,9 @@ def published_config(spec: ModelSpec) -> Mapping[str, Any] | None:
     if spec.source or spec.name not in model_names():
         return None
     known = model(spec.name)
-    differing = {name: getattr(known, name) for name in ("max_positions", "tied_embeddings", "mtp_layers")}
+    differing = {
+        name: getattr(known, name) for name in ("max_positions", "tied_embeddings", "mtp_layers")
+    }
     if replace(spec, **differing) != known:
         return None
     found: Mapping[str, Any] | None = read_entry("models", spec.name, field="model").get(CONFIG)
@@ -103,7 +111,9 @@ def gpu(name: str) -> GpuSpec:
     return GpuSpec.of(name)
 
 
-def cluster_of(gpu_type: str | GpuSpec, *, num_nodes: int = 1, gpus_per_node: int = 8) -> ClusterSpec:
+def cluster_of(
+    gpu_type: str | GpuSpec, *, num_nodes: int = 1, gpus_per_node: int = 8
+) -> ClusterSpec:
     """A cluster of a catalog GPU (or your own) with its links; see `ClusterSpec.of`."""
     spec = gpu(gpu_type) if isinstance(gpu_type, str) else gpu_type
     return ClusterSpec.of(spec, num_nodes=num_nodes, gpus_per_node=gpus_per_node)

@@ -38,12 +38,18 @@ def as_alike(document: Document) -> Document:
     alike = ALIKE.get(name)
     if alike is None:
         return document
-    own = {key: value for key, value in with_class_defaults(document, {}).items() if key not in _OF_OWN_CODE}
+    own = {
+        key: value
+        for key, value in with_class_defaults(document, {}).items()
+        if key not in _OF_OWN_CODE
+    }
     named = {key: value for key, value in own.items() if key not in alike.keys}
     named |= {alike.keys[key]: value for key, value in own.items() if key in alike.keys}
     named["model_type"] = alike.family
     changed = named | (alike.change(named) if alike.change is not None else {})
-    return {key: value for key, value in changed.items() if value is not None or key not in _REMOVED}
+    return {
+        key: value for key, value in changed.items() if value is not None or key not in _REMOVED
+    }
 
 
 _OF_OWN_CODE = ("auto_map", "architectures", "attn_implementation")
@@ -62,7 +68,11 @@ def _qwen(own: dict[str, Any]) -> dict[str, Any]:
 
 
 def _chatglm(own: dict[str, Any]) -> dict[str, Any]:
-    heads = own.get("multi_query_group_num") if own.get("multi_query_attention") else own.get("num_attention_heads")
+    heads = (
+        own.get("multi_query_group_num")
+        if own.get("multi_query_attention")
+        else own.get("num_attention_heads")
+    )
     return {
         "num_key_value_heads": heads,
         "rope_theta": 10000.0 * (own.get("rope_ratio") or 1),
@@ -74,7 +84,11 @@ def _chatglm(own: dict[str, Any]) -> dict[str, Any]:
 
 def _minicpm(own: dict[str, Any]) -> dict[str, Any]:
     width, layers = own["hidden_size"], own["num_hidden_layers"]
-    experts = {"model_type": "granitemoe", "num_local_experts": own["num_experts"]} if own.get("num_experts") else {}
+    experts = (
+        {"model_type": "granitemoe", "num_local_experts": own["num_experts"]}
+        if own.get("num_experts")
+        else {}
+    )
     return {
         "embedding_multiplier": own.get("scale_emb", 1),
         "residual_multiplier": own.get("scale_depth", 1) / math.sqrt(layers),
@@ -100,13 +114,23 @@ def _text_of_images(own: dict[str, Any]) -> dict[str, Any]:
 
 _BIAS = {"bias": "attention_bias"}
 ALIKE: Mapping[str, Alike] = {
-    **dict.fromkeys(("Yi", "aquila", "internlm", "internlm2", "skywork", "xverse"), Alike(family="llama", keys=_BIAS)),
+    **dict.fromkeys(
+        ("Yi", "aquila", "internlm", "internlm2", "skywork", "xverse"),
+        Alike(family="llama", keys=_BIAS),
+    ),
     "code_llama": Alike(family="llama"),
-    "exaone": Alike(family="llama", keys={"num_layers": "num_hidden_layers", "layer_norm_epsilon": "rms_norm_eps"}),
+    "exaone": Alike(
+        family="llama",
+        keys={"num_layers": "num_hidden_layers", "layer_norm_epsilon": "rms_norm_eps"},
+    ),
     "mimo": Alike(family="qwen2"),
     "qwen": Alike(
         family="qwen2",
-        keys={"layer_norm_epsilon": "rms_norm_eps", "rotary_emb_base": "rope_theta", "kv_channels": "head_dim"},
+        keys={
+            "layer_norm_epsilon": "rms_norm_eps",
+            "rotary_emb_base": "rope_theta",
+            "kv_channels": "head_dim",
+        },
         change=_qwen,
     ),
     "chatglm": Alike(
@@ -129,7 +153,8 @@ ALIKE: Mapping[str, Alike] = {
     ),
     "kimi_k2": Alike(family="deepseek_v3"),
     **dict.fromkeys(
-        ("qwen2_vl", "qwen2_5_vl", "qwen2_vl_text", "qwen2_5_vl_text"), Alike(family="qwen2", change=_text_of_images)
+        ("qwen2_vl", "qwen2_5_vl", "qwen2_vl_text", "qwen2_5_vl_text"),
+        Alike(family="qwen2", change=_text_of_images),
     ),
     "qwen3_vl_text": Alike(family="qwen3", change=_text_of_images),
     "qwen3_vl_moe_text": Alike(family="qwen3_moe", change=_text_of_images),

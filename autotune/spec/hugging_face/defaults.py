@@ -34,7 +34,14 @@ _MAY_BE_NULL = frozenset(
     }
 )
 """keys whose null means that the model lacks the feature, regardless of the default: DeepSeek-V2-Lite has `"q_lora_rank": null`"""
-_NAMES = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size", "ffn_hidden_size", "num_kv_heads")
+_NAMES = (
+    "num_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "vocab_size",
+    "ffn_hidden_size",
+    "num_kv_heads",
+)
 _CLASS_SIZES: Mapping[str, tuple[int, ...]] = {
     "apertus": (32, 4096, 32, 131072, 14336, 0),
     "arcee": (32, 2560, 32, 32000, 18432, 0),
@@ -131,7 +138,9 @@ def with_class_defaults(document: Mapping[str, Any], defaults: Mapping[str, Any]
 
     A file without `model_type` gets no default sizes, because its family is only a guess.
     """
-    written = {key: value for key, value in document.items() if value is not None or key in _MAY_BE_NULL}
+    written = {
+        key: value for key, value in document.items() if value is not None or key in _MAY_BE_NULL
+    }
     full = {**defaults, **written}
     sizes = _CLASS_SIZES.get(str(document.get("model_type")), ())
     for name, size in zip(_NAMES, sizes, strict=False):

@@ -60,31 +60,69 @@ _QWEN_MOE_KEYS = (
     *("decoder_sparse_step", "mlp_only_layers", "moe_intermediate_size"),
     *("shared_expert_intermediate_size", "num_experts", "num_local_experts"),
 )
-_MOE_KEYS = ("moe_intermediate_size", "n_shared_experts", "first_k_dense_replace", "moe_layer_freq", "mlp_layer_types")
-_DEEPSEEK_KEYS = ("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", *_MOE_KEYS)
-_DEEPSEEK = {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128} | {
-    "v_head_dim": 128
-}
+_MOE_KEYS = (
+    "moe_intermediate_size",
+    "n_shared_experts",
+    "first_k_dense_replace",
+    "moe_layer_freq",
+    "mlp_layer_types",
+)
+_DEEPSEEK_KEYS = (
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_rope_head_dim",
+    "qk_nope_head_dim",
+    "v_head_dim",
+    *_MOE_KEYS,
+)
+_DEEPSEEK = {
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+} | {"v_head_dim": 128}
 
 
 def _first_dense(
-    experts: int, visited: int, width: int, shared: int, dense: int, *, has_class: bool = True, **more: Any
+    experts: int,
+    visited: int,
+    width: int,
+    shared: int,
+    dense: int,
+    *,
+    has_class: bool = True,
+    **more: Any,
 ) -> Family:
     """A family with experts in all layers but the first `dense`: their number, those that a token visits, the width of one, and those that all tokens visit."""
-    counts = {"n_routed_experts": experts, "num_experts_per_tok": visited, "moe_intermediate_size": width}
+    counts = {
+        "n_routed_experts": experts,
+        "num_experts_per_tok": visited,
+        "moe_intermediate_size": width,
+    }
     usual = {**counts, "n_shared_experts": shared, "first_k_dense_replace": dense, **more}
     defaults = {key: value for key, value in usual.items() if value}
     keys = {"num_shared_experts": "n_shared_experts"}
     reads = (*_MOE_KEYS, "moe_shared_expert_intermediate_size")  # which is moe_intermediate_size
-    return Family(special=first_dense, reads=reads, defaults=defaults, keys=keys, has_class=has_class)
+    return Family(
+        special=first_dense, reads=reads, defaults=defaults, keys=keys, has_class=has_class
+    )
 
 
 FAMILIES: Mapping[str, Family] = {
-    **dict.fromkeys(("llama", "mistral", "ministral", "granite", "olmo", "olmo2", "olmo3", "phi3", "stablelm"), _LLAMA),
-    **dict.fromkeys(("qwen2", "glm", "glm4", "seed_oss", "exaone4", "hunyuan_v1_dense", "bitnet"), Family()),
-    **dict.fromkeys(("phi", "nemotron", "gpt_neox", "gptj", "codegen", "persimmon"), Family(gated_mlp=False)),
+    **dict.fromkeys(
+        ("llama", "mistral", "ministral", "granite", "olmo", "olmo2", "olmo3", "phi3", "stablelm"),
+        _LLAMA,
+    ),
+    **dict.fromkeys(
+        ("qwen2", "glm", "glm4", "seed_oss", "exaone4", "hunyuan_v1_dense", "bitnet"), Family()
+    ),
+    **dict.fromkeys(
+        ("phi", "nemotron", "gpt_neox", "gptj", "codegen", "persimmon"), Family(gated_mlp=False)
+    ),
     **dict.fromkeys(("apertus", "jais2"), Family(gated_mlp=False, reads=("mlp_bias",))),
-    **dict.fromkeys(("cwm", "internlm3", "iquestcoder", "ministral3"), Family(defaults={"head_dim": 128})),
+    **dict.fromkeys(
+        ("cwm", "internlm3", "iquestcoder", "ministral3"), Family(defaults={"head_dim": 128})
+    ),
     "hyperclovax": _LLAMA,
     "baichuan": _LLAMA_CODE,
     "orion": _LLAMA_CODE,
@@ -109,7 +147,9 @@ FAMILIES: Mapping[str, Family] = {
     "starcoder2": Family(gated_mlp=False, tied=True),
     "nanochat": Family(gated_mlp=False),
     "gpt2": _GPT,
-    "openai-gpt": Family(gated_mlp=False, tied=True, positions="n_positions", defaults={"n_positions": 512}),
+    "openai-gpt": Family(
+        gated_mlp=False, tied=True, positions="n_positions", defaults={"n_positions": 512}
+    ),
     "gpt_bigcode": Family(
         gated_mlp=False,
         tied=True,
@@ -141,7 +181,13 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "xglm": Family(gated_mlp=False, tied=True, keys={"attention_heads": "num_attention_heads"}),
     "bloom": Family(gated_mlp=False, tied=True),
-    "mpt": Family(gated_mlp=False, tied=True, defaults={"expansion_ratio": 4}, special=mpt, reads=("expansion_ratio",)),
+    "mpt": Family(
+        gated_mlp=False,
+        tied=True,
+        defaults={"expansion_ratio": 4},
+        special=mpt,
+        reads=("expansion_ratio",),
+    ),
     "falcon": Family(
         gated_mlp=False,
         tied=True,
@@ -153,7 +199,12 @@ FAMILIES: Mapping[str, Family] = {
         tied=True,
         special=deepseek,
         reads=_DEEPSEEK_KEYS,
-        defaults={"q_lora_rank": 768, "kv_lora_rank": 256, "qk_rope_head_dim": 32, "qk_nope_head_dim": 64}
+        defaults={
+            "q_lora_rank": 768,
+            "kv_lora_rank": 256,
+            "qk_rope_head_dim": 32,
+            "qk_nope_head_dim": 64,
+        }
         | {"v_head_dim": 64},
     ),
     "youtu": Family(tied=True, special=deepseek, reads=_DEEPSEEK_KEYS, defaults=_DEEPSEEK),
@@ -163,7 +214,11 @@ FAMILIES: Mapping[str, Family] = {
         name: Family(
             special=special,
             reads=("shared_intermediate_size", "mamba_n_heads"),
-            defaults={"num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": shared},
+            defaults={
+                "num_local_experts": 8,
+                "num_experts_per_tok": 2,
+                "shared_intermediate_size": shared,
+            },
         )
         for name, special, shared in (
             ("granitemoeshared", granite_experts, 0),
@@ -173,9 +228,15 @@ FAMILIES: Mapping[str, Family] = {
     "phimoe": Family(defaults={"num_local_experts": 16, "num_experts_per_tok": 2}),
     "olmoe": Family(defaults={"num_experts": 64, "num_experts_per_tok": 8}),
     "flex_olmo": Family(defaults={"num_experts": 7, "num_experts_per_tok": 5}),
-    "grok-1": Family(tied=True, has_class=False, defaults={"num_experts": 8, "num_experts_per_tok": 2}),
-    "gpt_oss": Family(defaults={"num_local_experts": 128, "num_experts_per_tok": 4, "head_dim": 64}),
-    "minimax_m2": Family(defaults={"num_local_experts": 256, "num_experts_per_tok": 8, "head_dim": 128}),
+    "grok-1": Family(
+        tied=True, has_class=False, defaults={"num_experts": 8, "num_experts_per_tok": 2}
+    ),
+    "gpt_oss": Family(
+        defaults={"num_local_experts": 128, "num_experts_per_tok": 4, "head_dim": 64}
+    ),
+    "minimax_m2": Family(
+        defaults={"num_local_experts": 256, "num_experts_per_tok": 8, "head_dim": 128}
+    ),
     "dbrx": Family(
         keys={
             "attn_config.kv_n_heads": "num_key_value_heads",
@@ -203,7 +264,12 @@ FAMILIES: Mapping[str, Family] = {
         reads=_QWEN_MOE_KEYS,
     ),
     "qwen3_moe": Family(
-        defaults={"num_experts": 128, "num_experts_per_tok": 8, "decoder_sparse_step": 1, "moe_intermediate_size": 768},
+        defaults={
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "decoder_sparse_step": 1,
+            "moe_intermediate_size": 768,
+        },
         special=qwen_experts,
         reads=_QWEN_MOE_KEYS,
     ),
@@ -211,7 +277,12 @@ FAMILIES: Mapping[str, Family] = {
         tied=True,
         special=ernie_experts,
         reads=(*_MOE_KEYS, "moe_layer_end_index"),
-        defaults={"num_experts": 64, "num_experts_per_tok": 6, "moe_intermediate_size": 1536, "n_shared_experts": 2}
+        defaults={
+            "num_experts": 64,
+            "num_experts_per_tok": 6,
+            "moe_intermediate_size": 1536,
+            "n_shared_experts": 2,
+        }
         | {"first_k_dense_replace": 1},
         keys={
             "moe_num_experts": "num_experts",
@@ -232,19 +303,39 @@ FAMILIES: Mapping[str, Family] = {
     "glm4_moe_lite": Family(
         special=deepseek,
         reads=_DEEPSEEK_KEYS,
-        defaults={"q_lora_rank": 768, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 192}
-        | {"v_head_dim": 256, "moe_intermediate_size": 1536, "n_routed_experts": 64, "num_experts_per_tok": 4}
+        defaults={
+            "q_lora_rank": 768,
+            "kv_lora_rank": 512,
+            "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 192,
+        }
+        | {
+            "v_head_dim": 256,
+            "moe_intermediate_size": 1536,
+            "n_routed_experts": 64,
+            "num_experts_per_tok": 4,
+        }
         | {"n_shared_experts": 1, "first_k_dense_replace": 1},
     ),
     "deepseek_v2": Family(
         special=deepseek,
         reads=_DEEPSEEK_KEYS,
-        defaults={**_DEEPSEEK, "moe_intermediate_size": 1407, "n_routed_experts": 64, "n_shared_experts": 2},
+        defaults={
+            **_DEEPSEEK,
+            "moe_intermediate_size": 1407,
+            "n_routed_experts": 64,
+            "n_shared_experts": 2,
+        },
     ),
     "deepseek_v3": Family(
         special=deepseek,
         reads=_DEEPSEEK_KEYS,
-        defaults={**_DEEPSEEK, "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1}
+        defaults={
+            **_DEEPSEEK,
+            "moe_intermediate_size": 2048,
+            "n_routed_experts": 256,
+            "n_shared_experts": 1,
+        }
         | {"num_experts_per_tok": 8, "first_k_dense_replace": 3},
     ),
     "llama4_text": Family(

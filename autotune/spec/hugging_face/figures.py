@@ -27,7 +27,9 @@ QKV_BIAS_KEYS = ("attention_bias", "qkv_bias", "use_qkv_bias")
 """keys that override this"""
 NORM_TOPK = frozenset({"qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2"})
 """families in which `norm_topk_prob` normalizes the weights of the chosen experts to a sum of 1"""
-QK_NORM = frozenset({"qwen3", "qwen3_moe", "olmo2", "olmo3", "gemma3_text", "exaone4", "hunyuan_v1_dense", "dots1"})
+QK_NORM = frozenset(
+    {"qwen3", "qwen3_moe", "olmo2", "olmo3", "gemma3_text", "exaone4", "hunyuan_v1_dense", "dots1"}
+)
 """families that normalize queries and keys"""
 SIGMOID_ROUTERS = frozenset({"deepseek_v3", "glm4_moe", "glm4_moe_lite"})
 """families that weight experts by sigmoids and choose them with a load-balancing bias (arXiv:2412.19437, section 2.1.2)"""
@@ -120,9 +122,16 @@ def figures_of(model: ModelSpec) -> ModelFigures | None:
         family=family,
         rotary_base=_first(document, "rope_theta", "rotary_emb_base") or _first(rope, "rope_theta"),
         norm_epsilon=_first(
-            document, "rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps"
+            document,
+            "rms_norm_eps",
+            "layer_norm_epsilon",
+            "layer_norm_eps",
+            "norm_epsilon",
+            "norm_eps",
         ),
-        qkv_bias=bool(next((document[key] for key in QKV_BIAS_KEYS if key in document), family in QKV_BIAS)),
+        qkv_bias=bool(
+            next((document[key] for key in QKV_BIAS_KEYS if key in document), family in QKV_BIAS)
+        ),
         qk_norm=family in QK_NORM or bool(document.get("use_qk_norm")),
         router_loss=_first(document, "router_aux_loss_coef", "aux_loss_alpha"),
         softmax_over_all=family in NORM_TOPK and not document.get("norm_topk_prob", False),
@@ -138,7 +147,10 @@ def figures_of(model: ModelSpec) -> ModelFigures | None:
 def _router(family: str, document: Mapping[str, Any]) -> Router | None:
     if family not in ROUTER_DEFAULTS:
         return None
-    said = {**ROUTER_DEFAULTS[family], **{key: value for key, value in document.items() if value is not None}}
+    said = {
+        **ROUTER_DEFAULTS[family],
+        **{key: value for key, value in document.items() if value is not None},
+    }
     return Router(
         is_sigmoid=family in SIGMOID_ROUTERS,
         groups=int(said["n_group"]),
@@ -154,10 +166,14 @@ def narrowest_window(model: ModelSpec) -> int:
         return 0
     family, document = text_model(found)
     kinds = document.get("layer_types")
-    has_windows = not isinstance(kinds, list) or bool({"sliding_attention", "chunked_attention"} & {*map(str, kinds)})
+    has_windows = not isinstance(kinds, list) or bool(
+        {"sliding_attention", "chunked_attention"} & {*map(str, kinds)}
+    )
     if not has_windows or not document.get("use_sliding_window", family not in _WITHOUT_WINDOWS):
         return 0
-    written = next((document[key] for key in _WINDOW_KEYS if key in document), _DEFAULT_WINDOWS.get(family))
+    written = next(
+        (document[key] for key in _WINDOW_KEYS if key in document), _DEFAULT_WINDOWS.get(family)
+    )
     return int(written or 0)
 
 
@@ -219,11 +235,15 @@ def check_source(model: ModelSpec) -> ModelSpec:
     try:
         document = json.loads(model.source)
     except (ValueError, RecursionError) as error:
-        raise SpecError(f"the config.json is not JSON: {error}", remedy=_SOURCE, field="source") from None
+        raise SpecError(
+            f"the config.json is not JSON: {error}", remedy=_SOURCE, field="source"
+        ) from None
     if not isinstance(document, dict):
         what = "null" if document is None else f"a {type(document).__name__}"
         raise SpecError(
-            f"the config.json must contain a JSON object, but contains {what}", remedy=_SOURCE, field="source"
+            f"the config.json must contain a JSON object, but contains {what}",
+            remedy=_SOURCE,
+            field="source",
         )
     try:
         if figures_of(model) is not None:
@@ -236,7 +256,9 @@ def check_source(model: ModelSpec) -> ModelSpec:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise SpecError(
-            f"the config.json has a value of the wrong type: {error}", remedy=_SOURCE, field="source"
+            f"the config.json has a value of the wrong type: {error}",
+            remedy=_SOURCE,
+            field="source",
         ) from None
     return model
 
@@ -246,4 +268,6 @@ def _config_json(model: ModelSpec) -> Mapping[str, Any] | None:
 
 
 def _first(document: Mapping[str, Any], *keys: str) -> float | None:
-    return next((float(document[key]) for key in keys if isinstance(document.get(key), int | float)), None)
+    return next(
+        (float(document[key]) for key in keys if isinstance(document.get(key), int | float)), None
+    )

@@ -23,7 +23,20 @@ from autotune.spec.hugging_face.families import APART, FAMILIES, Family
 from autotune.spec.hugging_face.shapes import BUILT, INLINE, Document
 
 NOT_DECODERS = frozenset(
-    {"bert", "roberta", "distilbert", "electra", "deberta", "deberta-v2", "albert", "t5", "mt5", "bart", "vit", "clip"}
+    {
+        "bert",
+        "roberta",
+        "distilbert",
+        "electra",
+        "deberta",
+        "deberta-v2",
+        "albert",
+        "t5",
+        "mt5",
+        "bart",
+        "vit",
+        "clip",
+    }
 )
 """values of `model_type` for other architectures"""
 _TEXT_KEYS = ("text_config", "llm_config", "language_config", "thinker_config")
@@ -74,7 +87,9 @@ def fields_of(document: Document) -> dict[str, Any]:
     found = {name: first(name) for name in SIZE_KEYS}
     missing = [SIZE_KEYS[name][0] for name in _REQUIRED if found[name] is None]
     if missing:
-        raise SpecError(f"the model's config.json lacks {', '.join(missing)}", remedy=INLINE, field="model")
+        raise SpecError(
+            f"the model's config.json lacks {', '.join(missing)}", remedy=INLINE, field="model"
+        )
     fields = {name: value for name, value in found.items() if value is not None}
     fields["gated_mlp"] = family.gated_mlp
     fields["tied_embeddings"] = bool(asked.get("tie_word_embeddings", family.tied))
@@ -96,20 +111,28 @@ def text_model(document: Document) -> tuple[str, Document]:
     text = text_of(document)
     if text is not None:
         called = f"{name}_text"
-        family = str(text.get("model_type") or _TEXT_OF.get(name) or (called if _is_named(called) else name))
+        family = str(
+            text.get("model_type") or _TEXT_OF.get(name) or (called if _is_named(called) else name)
+        )
         tied = document.get("tie_word_embeddings")
         shared = {} if tied is None else {"tie_word_embeddings": tied}
         return text_model({**shared, **text, "model_type": family})
     if not name:
         guessed = guessed_family(document)
-        return (guessed, document) if guessed else text_model({**document, "model_type": _family_of_class(document)})
+        return (
+            (guessed, document)
+            if guessed
+            else text_model({**document, "model_type": _family_of_class(document)})
+        )
     alike = as_alike(document)
     return str(alike["model_type"]), alike
 
 
 def text_of(document: Document) -> Document | None:
     """The language-model part of a multimodal file; None for the file of a plain language model."""
-    return next((document[key] for key in _TEXT_KEYS if isinstance(document.get(key), Mapping)), None)
+    return next(
+        (document[key] for key in _TEXT_KEYS if isinstance(document.get(key), Mapping)), None
+    )
 
 
 def guessed_family(document: Document) -> str:

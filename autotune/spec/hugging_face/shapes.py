@@ -19,7 +19,9 @@ from autotune.errors import SpecError
 
 Document = Mapping[str, Any]
 
-INLINE = "give the model's fields inline: num_layers, hidden_size, num_attention_heads, vocab_size, ..."
+INLINE = (
+    "give the model's fields inline: num_layers, hidden_size, num_attention_heads, vocab_size, ..."
+)
 """remedy for a file that cannot be read"""
 BUILT = (
     "write `model: {hf: PATH}` with transformers installed, which builds the class and counts its weights, or {module: ...} for your own code; "
@@ -54,7 +56,11 @@ def first_dense(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
             field="model",
         )
     width, listed = asked["moe_intermediate_size"], asked.get("mlp_layer_types")
-    dense = listed.count("dense") if isinstance(listed, list) else asked.get("first_k_dense_replace") or 0
+    dense = (
+        listed.count("dense")
+        if isinstance(listed, list)
+        else asked.get("first_k_dense_replace") or 0
+    )
     return {
         "ffn_hidden_size": width,
         "shared_ffn_hidden_size": (asked.get("n_shared_experts") or 0) * width,
@@ -81,7 +87,9 @@ def ernie_experts(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
 
 def hunyuan_experts(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
     """The shared experts are as wide as the others."""
-    return {"shared_ffn_hidden_size": (asked.get("n_shared_experts") or 0) * fields["ffn_hidden_size"]}
+    return {
+        "shared_ffn_hidden_size": (asked.get("n_shared_experts") or 0) * fields["ffn_hidden_size"]
+    }
 
 
 def granite_experts(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
@@ -103,8 +111,16 @@ def granite_hybrid(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
 
 def qwen_experts(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
     """Experts in every `decoder_sparse_step`-th layer, but not in `mlp_only_layers`."""
-    layers, every, plain = fields["num_layers"], asked["decoder_sparse_step"] or 1, asked.get("mlp_only_layers") or []
-    sparse = sum((i + 1) % every == 0 and i not in plain for i in range(layers)) if fields.get("num_experts") else 0
+    layers, every, plain = (
+        fields["num_layers"],
+        asked["decoder_sparse_step"] or 1,
+        asked.get("mlp_only_layers") or [],
+    )
+    sparse = (
+        sum((i + 1) % every == 0 and i not in plain for i in range(layers))
+        if fields.get("num_experts")
+        else 0
+    )
     return {
         "ffn_hidden_size": asked["moe_intermediate_size"] if sparse else asked["intermediate_size"],
         "shared_ffn_hidden_size": asked.get("shared_expert_intermediate_size") or 0,
@@ -142,7 +158,10 @@ def one_key_head(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
 def mpt(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
     inner = asked.get("attn_config")
     kv = inner.get("kv_n_heads") if isinstance(inner, Mapping) else None
-    return {"ffn_hidden_size": int(asked["expansion_ratio"] * fields["hidden_size"]), "num_kv_heads": kv}
+    return {
+        "ffn_hidden_size": int(asked["expansion_ratio"] * fields["hidden_size"]),
+        "num_kv_heads": kv,
+    }
 
 
 def opt(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
@@ -163,21 +182,98 @@ def padded_positions(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
 TENSOR_PLANS = frozenset(
     {
         *("arcee", "cohere", "cohere2", "cwm", "ernie4_5", "exaone4", "gemma", "gemma2"),
-        *("gemma3_text", "glm", "glm4", "gpt_neox", "granite", "helium", "hyperclovax", "internlm3"),
-        *("iquestcoder", "jais2", "llama", "ministral", "ministral3", "mistral", "nanochat", "nemotron"),
-        *("olmo", "olmo2", "olmo3", "phi", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3", "starcoder2"),
+        *(
+            "gemma3_text",
+            "glm",
+            "glm4",
+            "gpt_neox",
+            "granite",
+            "helium",
+            "hyperclovax",
+            "internlm3",
+        ),
+        *(
+            "iquestcoder",
+            "jais2",
+            "llama",
+            "ministral",
+            "ministral3",
+            "mistral",
+            "nanochat",
+            "nemotron",
+        ),
+        *(
+            "olmo",
+            "olmo2",
+            "olmo3",
+            "phi",
+            "phi3",
+            "qwen2",
+            "qwen3",
+            "seed_oss",
+            "smollm3",
+            "starcoder2",
+        ),
         *("vaultgemma", "youtu"),
     }
 )
 """values of `model_type` whose class has a tensor-parallel plan"""
 PIPELINE_SPLITS = frozenset(
     {
-        *("apertus", "arcee", "cohere", "cohere2", "cwm", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5"),
-        *("ernie4_5_moe", "exaone4", "exaone_moe", "flex_olmo", "gemma", "gemma2", "gemma3_text", "glm"),
+        *(
+            "apertus",
+            "arcee",
+            "cohere",
+            "cohere2",
+            "cwm",
+            "deepseek_v2",
+            "deepseek_v3",
+            "dots1",
+            "ernie4_5",
+        ),
+        *(
+            "ernie4_5_moe",
+            "exaone4",
+            "exaone_moe",
+            "flex_olmo",
+            "gemma",
+            "gemma2",
+            "gemma3_text",
+            "glm",
+        ),
         *("glm4", "glm4_moe", "glm4_moe_lite", "gpt_neox", "gpt_oss", "granite", "helium", "hy_v3"),
-        *("hyperclovax", "internlm3", "iquestcoder", "jais2", "llama", "minicpm3", "minimax_m2", "ministral"),
-        *("ministral3", "mistral", "mixtral", "olmo", "olmo2", "olmo3", "phi", "phi3", "qwen2", "qwen2_moe"),
-        *("qwen3", "qwen3_moe", "seed_oss", "smollm3", "solar_open", "starcoder2", "vaultgemma", "youtu"),
+        *(
+            "hyperclovax",
+            "internlm3",
+            "iquestcoder",
+            "jais2",
+            "llama",
+            "minicpm3",
+            "minimax_m2",
+            "ministral",
+        ),
+        *(
+            "ministral3",
+            "mistral",
+            "mixtral",
+            "olmo",
+            "olmo2",
+            "olmo3",
+            "phi",
+            "phi3",
+            "qwen2",
+            "qwen2_moe",
+        ),
+        *(
+            "qwen3",
+            "qwen3_moe",
+            "seed_oss",
+            "smollm3",
+            "solar_open",
+            "starcoder2",
+            "vaultgemma",
+            "youtu",
+        ),
     }
 )
 """values of `model_type` whose class names its embedding, layers and final norm, so that it can be split between any two layers"""

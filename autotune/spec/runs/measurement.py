@@ -114,12 +114,18 @@ class Measurement(Plain):
         times = np.asarray(self.step_times_s)
         middle = float(np.median(times))
         deviation = 1.4826 * float(np.median(np.abs(times - middle)))
-        return math.hypot(deviation, self.time_resolution_s / math.sqrt(12)) / middle if middle > 0 else 0.0
+        return (
+            math.hypot(deviation, self.time_resolution_s / math.sqrt(12)) / middle
+            if middle > 0
+            else 0.0
+        )
 
     @property
     def mean_step_time_s(self) -> float:
         """Mean step time in seconds, including the slow tail; nan if there are no steps."""
-        return math.fsum(self.step_times_s) / len(self.step_times_s) if self.step_times_s else math.nan
+        return (
+            math.fsum(self.step_times_s) / len(self.step_times_s) if self.step_times_s else math.nan
+        )
 
     @property
     def skipped_share(self) -> float:
@@ -203,7 +209,9 @@ def _back(value: Any) -> Any:
     if isinstance(value, Mapping):
         return float(value["nonfinite"]) if set(value) == {"nonfinite"} else dict(value)
     if isinstance(value, list):
-        if set(map(type, value)) <= _NUMBERS:  # nearly all series: several times faster than one number at a time
+        if (
+            set(map(type, value)) <= _NUMBERS
+        ):  # nearly all series: several times faster than one number at a time
             return tuple(value)
         return tuple(math.nan if v is None else _back(v) for v in value)
     return value

@@ -85,14 +85,21 @@ class ObservedRun(Plain):
     @property
     def step_time_s(self) -> float | None:
         """Median step time in seconds; None if no step was observed."""
-        return self.measurement.step_time_s if self.measurement and self.measurement.step_times_s else None
+        return (
+            self.measurement.step_time_s
+            if self.measurement and self.measurement.step_times_s
+            else None
+        )
 
     def as_trial(self) -> Trial | None:
         """The run as a measured trial that studies can learn from; None if workload, config or steps are unknown."""
         if self.workload is None or self.config is None or self.step_time_s is None:
             return None
         return Trial(
-            config=self.config, status=TrialStatus.STOPPED, estimate=self.estimate, measurement=self.measurement
+            config=self.config,
+            status=TrialStatus.STOPPED,
+            estimate=self.estimate,
+            measurement=self.measurement,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -148,5 +155,7 @@ def checked_note(text: str, *, notes: int) -> str:
             field="text",
         )
     if notes >= MAX_NOTES:
-        raise SpecError(f"a study has at most {MAX_NOTES} notes", remedy="remove one first", field="text")
+        raise SpecError(
+            f"a study has at most {MAX_NOTES} notes", remedy="remove one first", field="text"
+        )
     return text

@@ -184,5 +184,7 @@ class Trial(Plain):
 def trial_numbers(numbers: Sequence[int]) -> str:
     """`trial 7`, `trials 7 and 9`, `trials 3, 7 and 9`; if there are many, the first `MOST_NAMED`: `trials 3, 7, 9 and 5,312 others`."""
     rest = len(numbers) - MOST_NAMED
-    *first, last = [*map(str, numbers[:MOST_NAMED]), f"{rest:,} others"] if rest > 1 else map(str, numbers)
+    *first, last = (
+        [*map(str, numbers[:MOST_NAMED]), f"{rest:,} others"] if rest > 1 else map(str, numbers)
+    )
     return f"trials {', '.join(first)} and {last}" if first else f"trial {last}"

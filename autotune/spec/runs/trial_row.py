@@ -23,7 +23,9 @@ TRIAL_COLUMNS: Final[Mapping[str, type]] = {
     **dict.fromkeys(("purpose", "status", "failure", "failure_message", "reason"), str),
     **dict.fromkeys(("seed", "attempts"), int),
     **dict.fromkeys(_SPEEDS, float),
-    **dict.fromkeys(("peak_memory_bytes", "estimated_step_time_s", "estimated_peak_memory_bytes"), float),
+    **dict.fromkeys(
+        ("peak_memory_bytes", "estimated_step_time_s", "estimated_peak_memory_bytes"), float
+    ),
     **dict.fromkeys(("reward", "stability"), float),
     **dict.fromkeys(("created_at", "started_at", "ended_at"), str),
 }

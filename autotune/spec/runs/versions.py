@@ -33,4 +33,6 @@ def _is_of(known: str, asked: str, name: str) -> bool:
     if not known.startswith(asked):
         return False
     rest = known[len(asked) :]
-    return not rest or not rest[0].isalnum() or (name == "commit" and len(asked) >= _SHORTEST_COMMIT)
+    return (
+        not rest or not rest[0].isalnum() or (name == "commit" and len(asked) >= _SHORTEST_COMMIT)
+    )

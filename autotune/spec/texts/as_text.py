@@ -20,7 +20,9 @@ def format_bytes(value: float | None) -> str:
         if size < 1023.5 or unit == "TiB":
             break
         size /= 1024
-    return f"{sign}{size:.0f} {unit}" if unit == "B" or size >= 99.95 else f"{sign}{size:.3g} {unit}"
+    return (
+        f"{sign}{size:.0f} {unit}" if unit == "B" or size >= 99.95 else f"{sign}{size:.3g} {unit}"
+    )
 
 
 def format_count(value: float | None) -> str:
@@ -30,7 +32,11 @@ def format_count(value: float | None) -> str:
     size = abs(value)
     for unit in ("", "k", "M", "G", "T"):
         if size < 999.5 or unit == "T":
-            return ("-" if value < 0 else "") + (f"{size:.3g}" if size < 999.5 else f"{size:.0f}") + unit
+            return (
+                ("-" if value < 0 else "")
+                + (f"{size:.3g}" if size < 999.5 else f"{size:.0f}")
+                + unit
+            )
         size /= 1000
     raise AssertionError("the last unit always answers")
 
@@ -65,7 +71,13 @@ DEFAULT_IS_BEST = "no speedup: the baseline is the best"
 
 
 def format_speedup(
-    speedup: float, low: float | None, high: float | None, *, times: str = "x", over: str = "", is_open: bool = False
+    speedup: float,
+    low: float | None,
+    high: float | None,
+    *,
+    times: str = "x",
+    over: str = "",
+    is_open: bool = False,
 ) -> str:
     """`1.18x (95% CI 1.14-1.22)`; without an interval `1.18x`; `DEFAULT_IS_BEST` if the baseline itself is the best.
 

@@ -68,7 +68,9 @@ class Quantity:
     def _parts(self, text: str) -> list[tuple[str, str]]:
         """The numbers with their units."""
         one = rf"\s*({_NUMBER})\s*([A-Za-zµμ/]*(?: tokens?)?)\s*"
-        if len(text) > _LONGEST or not re.fullmatch(f"(?:{one}){{1,{4 if self.compound else 1}}}", text):
+        if len(text) > _LONGEST or not re.fullmatch(
+            f"(?:{one}){{1,{4 if self.compound else 1}}}", text
+        ):
             raise self._wrong(text)
         return [(found[1], found[2].replace(" ", "")) for found in re.finditer(one, text)]
 
@@ -77,7 +79,9 @@ class Quantity:
             return Decimal(1)
         if not self.any_case:
             return self.units.get(unit)
-        return next((size for name, size in self.units.items() if name.lower() == unit.lower()), None)
+        return next(
+            (size for name, size in self.units.items() if name.lower() == unit.lower()), None
+        )
 
     def _wrong(self, text: str) -> SpecError:
         return SpecError(
@@ -86,7 +90,9 @@ class Quantity:
         )
 
 
-def _scaled(unit: str, powers: Mapping[str, int], *, of: int = 10, times: Decimal = Decimal(1)) -> dict[str, Decimal]:
+def _scaled(
+    unit: str, powers: Mapping[str, int], *, of: int = 10, times: Decimal = Decimal(1)
+) -> dict[str, Decimal]:
     return {f"{prefix}{unit}": Decimal(of) ** power * times for prefix, power in powers.items()}
 
 
@@ -115,7 +121,9 @@ TOKENS = Quantity(
     base="tokens",
     units={**_TOKEN, **_scaled("", _COUNTS), **_scaled("tokens", _COUNTS)},
     example="300B (300 x 10^9) or 15T (15 x 10^12)",
-    refused=dict.fromkeys(("G", "g"), ("has a unit of bytes", "{number}B for {number} x 10^9 tokens")),
+    refused=dict.fromkeys(
+        ("G", "g"), ("has a unit of bytes", "{number}B for {number} x 10^9 tokens")
+    ),
     any_case=True,
 )
 SEQUENCE = Quantity(
@@ -131,7 +139,11 @@ SEQUENCE = Quantity(
 BYTES = Quantity(
     noun="a number of bytes",
     base="bytes",
-    units={**dict.fromkeys(("byte", "bytes"), Decimal(1)), **_scaled("B", _DECIMAL), **_scaled("B", _BINARY, of=2)},
+    units={
+        **dict.fromkeys(("byte", "bytes"), Decimal(1)),
+        **_scaled("B", _DECIMAL),
+        **_scaled("B", _BINARY, of=2),
+    },
     example="80GiB (80 x 2^30) or 80GB (80 x 10^9)",
     refused={
         **{
@@ -164,6 +176,10 @@ BYTES_PER_S = Quantity(
 FLOPS_PER_S = Quantity(
     noun="a rate of operations",
     base="operations per second",
-    units={**_scaled("FLOPS", _DECIMAL), **_scaled("FLOP/s", _DECIMAL), **_scaled("FLOPs", _DECIMAL)},
+    units={
+        **_scaled("FLOPS", _DECIMAL),
+        **_scaled("FLOP/s", _DECIMAL),
+        **_scaled("FLOPs", _DECIMAL),
+    },
     example="989TFLOPS",
 )

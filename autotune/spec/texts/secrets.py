@@ -38,7 +38,9 @@ _VALUE = r"""("[^"\n]*"|'[^'\n]*'|[^\s"',;&]+)"""
 _NAMED = re.compile(rf"(?P<name>[A-Za-z_][\w.-]*)(?P<sign>['\"]?\s?[=:]\s?){_VALUE}")
 _HEADER = re.compile(r"\b(?:Bearer|Basic)\s+([A-Za-z0-9._~+/=-]{6,})", re.IGNORECASE)
 _USER = re.compile(r"\b[a-zA-Z][a-zA-Z0-9+.-]*://(?:[^\s/@:'\"]*:)?([^\s/@'\"]+)@")
-_NO_SECRET = re.compile(r"\{[^{}]*\}|\$\{?\w+\}?|\*+|true|false|null|none|yes|no|" + FROM_ENVIRONMENT, re.IGNORECASE)
+_NO_SECRET = re.compile(
+    r"\{[^{}]*\}|\$\{?\w+\}?|\*+|true|false|null|none|yes|no|" + FROM_ENVIRONMENT, re.IGNORECASE
+)
 """placeholders, shell variables, flags, and values that are already masked"""
 
 
@@ -119,7 +121,11 @@ class _Mask:
         for value in values:
             is_option = isinstance(value, str) and value.startswith("-")
             yield self._named(option, value) if option and not is_option else self.of(value)
-            option = value.lstrip("-") if is_option and "=" not in value and is_secret_name(value) else ""
+            option = (
+                value.lstrip("-")
+                if is_option and "=" not in value and is_secret_name(value)
+                else ""
+            )
 
     def _named(self, name: str, value: Any) -> Any:
         if not is_secret_name(name):
@@ -129,7 +135,9 @@ class _Mask:
         if isinstance(value, list | tuple):
             return type(value)(self._named(name, item) for item in value)
         return (
-            self._hidden(name, value) if isinstance(value, str | int | float) and not isinstance(value, bool) else value
+            self._hidden(name, value)
+            if isinstance(value, str | int | float) and not isinstance(value, bool)
+            else value
         )
 
     def _hidden(self, name: str, value: Any) -> Any:
@@ -162,4 +170,8 @@ class _Mask:
         start, end = found.start(group) - found.start(), found.end(group) - found.start()
         inner = found[group].strip("\"'")
         hidden = self._hidden(name, inner)
-        return found[0][:start] + found[group].replace(inner, str(hidden), 1) + found[0][end:] if inner else found[0]
+        return (
+            found[0][:start] + found[group].replace(inner, str(hidden), 1) + found[0][end:]
+            if inner
+            else found[0]
+        )

@@ -56,7 +56,9 @@ NAMES: Mapping[str, str] = {
 """patterns of names, by knob or figure. Sources: the parsers of transformers 5.23 and trl 1.16, Megatron-LM core 0.16 and Megatron-DeepSpeed, DeepSpeed 0.18,
 accelerate 1.15, Lightning 2.6, torchtitan 0.3, nanotron, torchtune 0.6, litgpt 0.5, fairseq 0.12, timm 1.0, open_clip 3, MAE, nanoGPT, nanochat, verl 0.6,
 OpenRLHF 0.8, x-transformers, llm-foundry 0.22, OLMo 0.6, LLaMA-Factory 0.9 and axolotl 0.21"""
-EXPLICIT_MICRO = re.compile(rf"micro|mbs|local_|(^|_)per_{_RANK}|^{_RANK}_|_per_{_RANK}$|^per_device")
+EXPLICIT_MICRO = re.compile(
+    rf"micro|mbs|local_|(^|_)per_{_RANK}|^{_RANK}_|_per_{_RANK}$|^per_device"
+)
 """unambiguous names of a micro-batch: a plain `batch_size` or `train_batch_size` next to one is the batch of a step
 (DeepSpeed, verl, OpenRLHF, alpaca-lora)"""
 IN_TOKENS = re.compile(r"tokens|^rank_microbatch_size$")
@@ -197,7 +199,9 @@ def target_of(name: str) -> str | None:
 
 def optimizer_named(word: str) -> str | None:
     """The optimizer with this name in programs; None if the word is empty or the optimizer's memory is unknown."""
-    return next((name for name, pattern in OPTIMIZERS.items() if re.fullmatch(pattern, word.lower())), None)
+    return next(
+        (name for name, pattern in OPTIMIZERS.items() if re.fullmatch(pattern, word.lower())), None
+    )
 
 
 @cache
@@ -207,7 +211,11 @@ def meant_by(word: str) -> frozenset[str]:
     found = {target_of(name)}
     found |= {"precision" for pattern in PRECISION_FLAGS.values() if re.fullmatch(pattern, name)}
     for values in WORDS.values():
-        found |= {value for value, spellings in values.items() if word.lower() in map(str.lower, spellings)}
+        found |= {
+            value
+            for value, spellings in values.items()
+            if word.lower() in map(str.lower, spellings)
+        }
     found |= {alike for alike, usual in _SPEC_KEYS.items() if usual in found}
     return frozenset(target for target in found if target) | _gpus(name)
 

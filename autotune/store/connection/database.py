@@ -43,7 +43,12 @@ CHECKPOINT_S = 1.0
 """Least time between two copies of the WAL into the main file, s."""
 CONNECT_TIMEOUT_S = 5
 """Time to wait for a PostgreSQL server to accept a connection, s."""
-SILENT_SERVER = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 2, "tcp_user_timeout": 20_000}
+SILENT_SERVER = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 2,
+    "tcp_user_timeout": 20_000,
+}
 """Ends a connection on which nothing has come back for 20 s (the last in ms). Without it, a network that is cut blocks a write for a quarter of an hour."""
 
 
@@ -91,7 +96,9 @@ class Database:
         with diagnosed(location):
             self.engine = _make_engine(location, self)
         self._snapshots = (
-            self.engine if location.is_sqlite else self.engine.execution_options(isolation_level="REPEATABLE READ")
+            self.engine
+            if location.is_sqlite
+            else self.engine.execution_options(isolation_level="REPEATABLE READ")
         )
 
     @property
@@ -132,7 +139,9 @@ class Database:
                     remedy="make the file and its folder writable for this user",
                 )
             with self.engine.connect() as connection:
-                connection = connection.execution_options(autotune_write="FULL" if durable else "NORMAL")
+                connection = connection.execution_options(
+                    autotune_write="FULL" if durable else "NORMAL"
+                )
                 with connection.begin():
                     self._refuse_outdated(connection)
                     yield connection
@@ -193,7 +202,11 @@ class Database:
         """The clock for leases, in microseconds since 1970 UTC: the server's clock on PostgreSQL, which machines share; this machine's on SQLite."""
         if self.is_sqlite:
             return now_us()
-        return int(connection.scalar(text("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")))
+        return int(
+            connection.scalar(
+                text("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
+            )
+        )
 
     def close(self) -> None:
         """Closes all connections. Idempotent."""
@@ -221,7 +234,9 @@ def _connect(path: Path, database: Database) -> sqlite3.Connection:
     if database.is_read_only and not (wal.exists() and wal.stat().st_size):
         mode += "&immutable=1"  # without a WAL nothing else writes, and SQLite needs no file of its own beside it
     uri = f"{path.as_uri()}?mode={mode}"
-    return sqlite3.connect(uri, uri=True, check_same_thread=False, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+    return sqlite3.connect(
+        uri, uri=True, check_same_thread=False, timeout=BUSY_TIMEOUT_S, isolation_level=None
+    )
 
 
 def _make_engine(location: StoreLocation, database: Database) -> Engine:
@@ -233,7 +248,11 @@ def _make_engine(location: StoreLocation, database: Database) -> Engine:
             max_overflow=24,
             pool_timeout=BUSY_TIMEOUT_S,
             pool_pre_ping=True,
-            connect_args={"connect_timeout": CONNECT_TIMEOUT_S, "application_name": "autotune", **SILENT_SERVER},
+            connect_args={
+                "connect_timeout": CONNECT_TIMEOUT_S,
+                "application_name": "autotune",
+                **SILENT_SERVER,
+            },
             hide_parameters=True,
         )
         event.listen(engine, "connect", _limit_waits)
@@ -241,7 +260,12 @@ def _make_engine(location: StoreLocation, database: Database) -> Engine:
     pool: dict[str, Any] = (
         {"poolclass": StaticPool}
         if database.is_memory
-        else {"poolclass": QueuePool, "pool_size": 8, "max_overflow": 24, "pool_timeout": BUSY_TIMEOUT_S}
+        else {
+            "poolclass": QueuePool,
+            "pool_size": 8,
+            "max_overflow": 24,
+            "pool_timeout": BUSY_TIMEOUT_S,
+        }
     )
     if (path := location.path) is not None:
         pool["creator"] = lambda: _connect(path, database)
@@ -288,5 +312,7 @@ def _limit_waits(connection: Any, _record: Any) -> None:
     """On PostgreSQL, limits waits for locks, and ends transactions of clients that froze."""
     with connection.cursor() as cursor:
         cursor.execute(f"SET lock_timeout = {round(BUSY_TIMEOUT_S * 1000)}")
-        cursor.execute(f"SET idle_in_transaction_session_timeout = {round(2 * BUSY_TIMEOUT_S * 1000)}")
+        cursor.execute(
+            f"SET idle_in_transaction_session_timeout = {round(2 * BUSY_TIMEOUT_S * 1000)}"
+        )
     connection.commit()

@@ -24,10 +24,22 @@ _SQLITE_REMEDIES = {
         "the disk is full",
         "free some space; nothing acknowledged is lost, and running studies continue afterwards",
     ),
-    sqlite3.SQLITE_IOERR: ("the disk failed or is full", "check the disk's space, quota and health, then try again"),
-    sqlite3.SQLITE_READONLY: ("it is read-only", "make the file and its folder writable for this user"),
-    sqlite3.SQLITE_CANTOPEN: ("it cannot be opened", "check that the folder exists and that this user can write to it"),
-    sqlite3.SQLITE_PERM: ("this user has no access", "make the file and its folder writable for this user"),
+    sqlite3.SQLITE_IOERR: (
+        "the disk failed or is full",
+        "check the disk's space, quota and health, then try again",
+    ),
+    sqlite3.SQLITE_READONLY: (
+        "it is read-only",
+        "make the file and its folder writable for this user",
+    ),
+    sqlite3.SQLITE_CANTOPEN: (
+        "it cannot be opened",
+        "check that the folder exists and that this user can write to it",
+    ),
+    sqlite3.SQLITE_PERM: (
+        "this user has no access",
+        "make the file and its folder writable for this user",
+    ),
     sqlite3.SQLITE_NOMEM: ("memory ran out", "free some memory, then try again"),
     sqlite3.SQLITE_PROTOCOL: (
         "its locks do not work",
@@ -56,7 +68,8 @@ def diagnose(error: Exception, location: StoreLocation) -> StoreError:
         return _diagnose_sqlite(cause, location)
     if isinstance(error, PoolTimeoutError):
         return StoreUnavailableError(
-            f"the store {location} has no free connection: too many requests at once", remedy="try again"
+            f"the store {location} has no free connection: too many requests at once",
+            remedy="try again",
         )
     state = str(getattr(cause, "sqlstate", None) or "")
     if state.startswith("28") or "password authentication failed" in str(cause):
@@ -65,10 +78,13 @@ def diagnose(error: Exception, location: StoreLocation) -> StoreError:
             remedy="check the user and the password in its address",
         )
     if state.startswith("3D") or ("database" in str(cause) and "does not exist" in str(cause)):
-        return StoreUnavailableError(f"the store {location} does not exist", remedy="create it with `createdb`")
+        return StoreUnavailableError(
+            f"the store {location} does not exist", remedy="create it with `createdb`"
+        )
     if state.startswith("XX"):
         return StoreCorruptError(
-            f"the store {location} is damaged: {_line(cause)}", remedy="restore a backup of the server"
+            f"the store {location} is damaged: {_line(cause)}",
+            remedy="restore a backup of the server",
         )
     if state == "53300" or any(words in str(cause) for words in _NO_CONNECTION_LEFT):
         return StoreUnavailableError(
@@ -88,17 +104,27 @@ def diagnose(error: Exception, location: StoreLocation) -> StoreError:
             f"the store {location} cannot be reached: {_line(cause)}",
             remedy="check that the server is running, then try again",
         )
-    return StoreError(f"the store {location} failed: {_line(cause)}", remedy="run `autotune store check`")
+    return StoreError(
+        f"the store {location} failed: {_line(cause)}", remedy="run `autotune store check`"
+    )
 
 
 def _diagnose_sqlite(cause: sqlite3.Error, location: StoreLocation) -> StoreError:
-    code = getattr(cause, "sqlite_errorcode", 0) & 0xFF  # the low byte is the class, the rest says more
+    code = (
+        getattr(cause, "sqlite_errorcode", 0) & 0xFF
+    )  # the low byte is the class, the rest says more
     if code in DAMAGED:
-        return StoreCorruptError(f"the store {location} is damaged: {_line(cause)}", remedy=_DAMAGED_REMEDY)
+        return StoreCorruptError(
+            f"the store {location} is damaged: {_line(cause)}", remedy=_DAMAGED_REMEDY
+        )
     if code in _SQLITE_REMEDIES:
         reason, remedy = _SQLITE_REMEDIES[code]
-        return StoreUnavailableError(f"the store {location} cannot be used: {reason} ({_line(cause)})", remedy=remedy)
-    return StoreError(f"the store {location} failed: {_line(cause)}", remedy="run `autotune store check`")
+        return StoreUnavailableError(
+            f"the store {location} cannot be used: {reason} ({_line(cause)})", remedy=remedy
+        )
+    return StoreError(
+        f"the store {location} failed: {_line(cause)}", remedy="run `autotune store check`"
+    )
 
 
 @contextmanager
@@ -127,7 +153,9 @@ def writing(target: Path, field: str) -> Iterator[None]:
                 message, remedy="check the disk's space, quota and health, then try again"
             ) from error
         raise SpecError(
-            message, remedy="use another location, in an existing folder writable for this user", field=field
+            message,
+            remedy="use another location, in an existing folder writable for this user",
+            field=field,
         ) from error
 
 

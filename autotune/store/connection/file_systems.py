@@ -35,7 +35,9 @@ class Mount:
     @property
     def is_shared(self) -> bool:
         """Whether other machines may write there too."""
-        is_fuse = self.kind == "fuse" or (self.kind.startswith("fuse.") and self.kind not in OF_ONE_MACHINE)
+        is_fuse = self.kind == "fuse" or (
+            self.kind.startswith("fuse.") and self.kind not in OF_ONE_MACHINE
+        )
         return self.kind in SHARED or is_fuse
 
 

@@ -48,7 +48,11 @@ def find_location(url_or_path: str | os.PathLike[str] | None = None) -> StoreLoc
 
     text = os.fspath(url_or_path) if url_or_path is not None else settings().store
     if not text.strip() or "\0" in text:
-        raise SpecError("the address of a store must not be empty or contain a zero byte", remedy=REMEDY, field="store")
+        raise SpecError(
+            "the address of a store must not be empty or contain a zero byte",
+            remedy=REMEDY,
+            field="store",
+        )
     if "://" not in text:
         path = Path(text).expanduser().absolute()
         return StoreLocation(url=URL.create("sqlite+pysqlite", database=str(path)), path=path)
@@ -56,12 +60,16 @@ def find_location(url_or_path: str | os.PathLike[str] | None = None) -> StoreLoc
     try:
         url = make_url(text)
     except (ArgumentError, ValueError):
-        raise SpecError(f"the {scheme} address of the store is malformed", remedy=REMEDY, field="store") from None
+        raise SpecError(
+            f"the {scheme} address of the store is malformed", remedy=REMEDY, field="store"
+        ) from None
     backend = {"postgres": "postgresql"}.get(url.get_backend_name(), url.get_backend_name())
     driver = url.drivername.partition("+")[2]
     if backend == "sqlite" and driver in ("", "pysqlite"):
         if url.host or url.query:
-            raise SpecError("an SQLite address must have no host and no options", remedy=REMEDY, field="store")
+            raise SpecError(
+                "an SQLite address must have no host and no options", remedy=REMEDY, field="store"
+            )
         if url.database in (None, "", ":memory:"):
             raise SpecError(
                 "an in-memory store would be lost when the process ends",
@@ -73,11 +81,15 @@ def find_location(url_or_path: str | os.PathLike[str] | None = None) -> StoreLoc
     if backend == "postgresql" and driver in ("", "psycopg"):
         if not url.database:
             raise SpecError(
-                "the address of a PostgreSQL store must contain a database name", remedy=REMEDY, field="store"
+                "the address of a PostgreSQL store must contain a database name",
+                remedy=REMEDY,
+                field="store",
             )
         return StoreLocation(url=url.set(drivername="postgresql+psycopg"))
     raise SpecError(
-        f"a store must be SQLite or PostgreSQL (psycopg), but is {url.drivername}", remedy=REMEDY, field="store"
+        f"a store must be SQLite or PostgreSQL (psycopg), but is {url.drivername}",
+        remedy=REMEDY,
+        field="store",
     )
 
 

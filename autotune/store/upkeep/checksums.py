@@ -26,7 +26,11 @@ Columns = Mapping[Any, Any]
 
 def seal(table: Table, row: Columns) -> bytes:
     """The checksum of a row; columns that it does not name are null."""
-    values = [_plain(column, row.get(column.name)) for column in table.c if column.name not in ("key", "checksum")]
+    values = [
+        _plain(column, row.get(column.name))
+        for column in table.c
+        if column.name not in ("key", "checksum")
+    ]
     return hashlib.blake2b(repr(values).encode(), digest_size=BYTES).digest()
 
 

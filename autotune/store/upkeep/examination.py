@@ -25,7 +25,9 @@ from autotune.store.upkeep.table_files import study_keys
 MOST_NAMED = 20
 """rows of a study that are named one by one; of more the number is said"""
 
-_COUNTERS: Select[Any] = select(studies.c.num_trials, studies.c.num_events).where(studies.c.key == bindparam("of_key"))
+_COUNTERS: Select[Any] = select(studies.c.num_trials, studies.c.num_events).where(
+    studies.c.key == bindparam("of_key")
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,8 @@ def examine(store: SqlStore) -> Examination:
     """Examines all of a store, which may be in use."""
     file_faults = tuple(_integrity(store))
     return Examination(
-        studies=tuple(_study(store, key, study_id) for key, study_id in study_keys(store)), file_faults=file_faults
+        studies=tuple(_study(store, key, study_id) for key, study_id in study_keys(store)),
+        file_faults=file_faults,
     )
 
 
@@ -73,7 +76,9 @@ def read_rows(connection: Connection, key: int) -> Rows:
     """All rows of a study that have a checksum."""
     with _damaged_text(connection):
         return {
-            table.name: connection.execute(select(table).where(table.c.study == key).order_by(*_order(table))).all()
+            table.name: connection.execute(
+                select(table).where(table.c.study == key).order_by(*_order(table))
+            ).all()
             for table in SEALED
         }
 
@@ -95,7 +100,9 @@ def _order(table: Table) -> list[Any]:
 def _name(table: Table, row: Row[Any]) -> str:
     if table is events:
         return f"event {row.sequence}"
-    return f"trial {row.number}" if table is trials else f"trial {row.number}, attempt {row.attempt},"
+    return (
+        f"trial {row.number}" if table is trials else f"trial {row.number}, attempt {row.attempt},"
+    )
 
 
 @contextlib.contextmanager
@@ -105,7 +112,10 @@ def _damaged_text(connection: Connection) -> Iterator[None]:
         yield
         return
     driver: Any = connection.connection.driver_connection
-    usual, driver.text_factory = driver.text_factory, lambda raw: raw.decode("utf-8", "surrogateescape")
+    usual, driver.text_factory = (
+        driver.text_factory,
+        lambda raw: raw.decode("utf-8", "surrogateescape"),
+    )
     try:
         yield
     finally:
@@ -124,7 +134,9 @@ def _study(store: SqlStore, key: int, study_id: str) -> StudyExamined:
         counts.update({name: len(found) for name, found in rows.items()})
         faults += changed[:MOST_NAMED]
         if (more := len(changed) - MOST_NAMED) > 0:
-            faults.append(f"study {study_id}: {more} more rows were changed after they were written")
+            faults.append(
+                f"study {study_id}: {more} more rows were changed after they were written"
+            )
         lines = [read_event(study_id, row) for row in rows[events.name]]
         asked = [read_trial(study_id, row) for row in rows[trials.name]]
         faults += laws.broken_laws(record, asked, lines)
@@ -150,6 +162,10 @@ def _integrity(store: SqlStore) -> Iterator[str]:
 
 def _count_faults(counters: Row[Any], rows: Rows, study_id: str) -> Iterator[str]:
     launches = sum(row.attempts for row in rows[trials.name])
-    for table, counted in ((trials, counters.num_trials), (events, counters.num_events), (attempts, launches)):
+    for table, counted in (
+        (trials, counters.num_trials),
+        (events, counters.num_events),
+        (attempts, launches),
+    ):
         if counted != (found := len(rows[table.name])):
             yield f"study {study_id}: its counter has {counted} {table.name}, but there are {found}"

@@ -22,12 +22,16 @@ _ENDINGS = {status_kind(status) for status in StudyStatus if status.is_terminal}
 _STATES = {status_kind(status) for status in StudyStatus}
 
 
-def broken_laws(record: StudyRecord, trials: Sequence[Trial], events: Sequence[HistoryEvent]) -> list[str]:
+def broken_laws(
+    record: StudyRecord, trials: Sequence[Trial], events: Sequence[HistoryEvent]
+) -> list[str]:
     """The broken laws of a study, in sentences; empty if there are none. `trials` and `events` are all of its trials and events, in order."""
     return [f"study {record.id}: {fault}" for fault in _faults(record, trials, events)]
 
 
-def _faults(record: StudyRecord, trials: Sequence[Trial], events: Sequence[HistoryEvent]) -> Iterable[str]:
+def _faults(
+    record: StudyRecord, trials: Sequence[Trial], events: Sequence[HistoryEvent]
+) -> Iterable[str]:
     for index, event in enumerate(events, 1):
         if event.sequence != index:
             yield f"event {index} is numbered {event.sequence}"
@@ -81,13 +85,17 @@ def _trial_faults(trial: Trial, lines: Sequence[HistoryEvent]) -> Iterable[str]:
             is_open = False
     if ended and kinds[-1] != EventKind.TRIAL_ENDED:
         yield f"has the event {kinds[-1]} after its end"
-    if trial.status in (TrialStatus.COMPLETED, TrialStatus.STOPPED) and not (trial.attempts and trial.is_measured):
+    if trial.status in (TrialStatus.COMPLETED, TrialStatus.STOPPED) and not (
+        trial.attempts and trial.is_measured
+    ):
         yield f"is {trial.status} with {trial.attempts} attempts and {'a' if trial.is_measured else 'no'} measurement"
     if trial.status is TrialStatus.FAILED and trial.failure is None:
         yield "is FAILED without a failure"
 
 
-def _study_faults(record: StudyRecord, trials: Sequence[Trial], events: Sequence[HistoryEvent]) -> Iterable[str]:
+def _study_faults(
+    record: StudyRecord, trials: Sequence[Trial], events: Sequence[HistoryEvent]
+) -> Iterable[str]:
     still_open = [trial.number for trial in trials if not trial.status.is_terminal]
     if record.status.is_terminal and still_open:
         yield f"is {record.status} but trials {still_open} are open"

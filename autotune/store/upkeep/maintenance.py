@@ -35,13 +35,19 @@ def backup(store: SqlStore, target: str | os.PathLike[str]) -> Path:
     location = store.database.location
     if target.exists():
         raise SpecError(
-            f"a backup never overwrites a file, but {target} exists", remedy="use another file", field="target"
+            f"a backup never overwrites a file, but {target} exists",
+            remedy="use another file",
+            field="target",
         )
     with diagnosed(location), writing(target, "target"):
         if location.path is not None:
             schema.back_up(location.path, target)
         elif location.is_sqlite:
-            raise SpecError("an in-memory store cannot be backed up", remedy="use a store in a file", field="store")
+            raise SpecError(
+                "an in-memory store cannot be backed up",
+                remedy="use a store in a file",
+                field="store",
+            )
         else:
             _dump(store, target)
     return target
@@ -49,7 +55,10 @@ def backup(store: SqlStore, target: str | os.PathLike[str]) -> Path:
 
 def vacuum(store: SqlStore) -> None:
     """Returns unused space to the disk and updates the query planner's statistics. SQLite needs free space of the file's size for it."""
-    with diagnosed(store.database.location), contextlib.closing(store.database.engine.raw_connection()) as connection:
+    with (
+        diagnosed(store.database.location),
+        contextlib.closing(store.database.engine.raw_connection()) as connection,
+    ):
         driver: Any = connection.driver_connection  # VACUUM is allowed only outside transactions
         if store.database.is_sqlite:
             for statement in ("VACUUM", "ANALYZE", "PRAGMA wal_checkpoint(TRUNCATE)"):

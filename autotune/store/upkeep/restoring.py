@@ -23,7 +23,13 @@ from pathlib import Path
 from sqlalchemy import Connection, create_engine, func, select, text
 from sqlalchemy.exc import DatabaseError
 
-from autotune.errors import ConflictError, NotFoundError, SpecError, StoreCorruptError, StoreVersionError
+from autotune.errors import (
+    ConflictError,
+    NotFoundError,
+    SpecError,
+    StoreCorruptError,
+    StoreVersionError,
+)
 from autotune.store import schema
 from autotune.store.connection.database import Database
 from autotune.store.connection.diagnosis import DAMAGED, diagnosed
@@ -72,10 +78,13 @@ def restore(location: StoreLocation, backup: Path) -> Restored:
     backup = backup.expanduser().absolute()
     if not backup.is_file():
         raise NotFoundError(
-            f"there is no backup at {backup}", remedy="specify a file written by `autotune store backup`"
+            f"there is no backup at {backup}",
+            remedy="specify a file written by `autotune store backup`",
         )
     if path.exists() and path.samefile(backup):
-        raise SpecError("a store cannot be restored from itself", remedy="specify the backup", field="file")
+        raise SpecError(
+            "a store cannot be restored from itself", remedy="specify the backup", field="file"
+        )
     with diagnosed(location):
         version, num_studies, num_trials = _checked(backup)
         part = path.with_name(path.name + ".part")
@@ -121,7 +130,9 @@ class _UndoError(Exception):
 def _checked(backup: Path) -> tuple[str, int, int]:
     """Version and numbers of studies and trials of a backup that is sound: its pages, and the checksum of every row."""
     remedy = "use another backup"
-    engine = create_engine("sqlite://", creator=lambda: sqlite3.connect(f"{backup.as_uri()}?mode=ro", uri=True))
+    engine = create_engine(
+        "sqlite://", creator=lambda: sqlite3.connect(f"{backup.as_uri()}?mode=ro", uri=True)
+    )
     try:
         with engine.connect() as connection:
             verdict = connection.scalar(text("PRAGMA integrity_check(1)"))
@@ -140,9 +151,14 @@ def _checked(backup: Path) -> tuple[str, int, int]:
                     + (f"; and {len(changed) - NAMED} more rows" if len(changed) > NAMED else ""),
                     remedy=remedy,
                 )
-            counts = [connection.scalar(select(func.count()).select_from(table)) for table in (studies, trials)]
+            counts = [
+                connection.scalar(select(func.count()).select_from(table))
+                for table in (studies, trials)
+            ]
     except DatabaseError as error:
-        raise StoreCorruptError(f"{backup} is not a backup of a store: {error.orig}", remedy=remedy) from error
+        raise StoreCorruptError(
+            f"{backup} is not a backup of a store: {error.orig}", remedy=remedy
+        ) from error
     finally:
         engine.dispose()
     return found, int(counts[0] or 0), int(counts[1] or 0)
@@ -156,15 +172,22 @@ def _changed_rows(connection: Connection) -> list[str]:
 
 def _take_in_wal(path: Path) -> None:
     """Copies the WAL into the main file and removes it, which SQLite does only where no other process has the store open. A damaged store stays as it is."""
-    if not path.exists() or not path.stat().st_size:  # SQLite removes the WAL of an empty file without reading it
+    if (
+        not path.exists() or not path.stat().st_size
+    ):  # SQLite removes the WAL of an empty file without reading it
         return
     try:
-        with _connected(path, "ro") as reader:  # one that writes would remove the WAL of a damaged file
+        with _connected(
+            path, "ro"
+        ) as reader:  # one that writes would remove the WAL of a damaged file
             reader.execute("SELECT count(*) FROM sqlite_master").fetchall()
         with _connected(path, "rw") as writer:
             writer.execute("PRAGMA journal_mode=DELETE").fetchall()
     except sqlite3.DatabaseError as error:
-        if error.sqlite_errorcode & 0xFF not in (*DAMAGED, sqlite3.SQLITE_BUSY):  # `_alone` tells who is there
+        if error.sqlite_errorcode & 0xFF not in (
+            *DAMAGED,
+            sqlite3.SQLITE_BUSY,
+        ):  # `_alone` tells who is there
             raise
 
 
@@ -206,7 +229,11 @@ def _keep(path: Path) -> Path | None:
 def _forget_other_names(path: Path) -> None:
     """Of a restore that was cut off. Under two names SQLite would not see that it is one file. A damaged one with a WAL of its own stays."""
     for name in list(path.parent.iterdir()):
-        if name.name.startswith(path.name + KEPT) and name.samefile(path) and not _beside(name, WAL).exists():
+        if (
+            name.name.startswith(path.name + KEPT)
+            and name.samefile(path)
+            and not _beside(name, WAL).exists()
+        ):
             name.unlink()
 
 

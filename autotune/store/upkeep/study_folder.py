@@ -52,14 +52,18 @@ class StudyFolder:
         self._me = {"process": this_process(), "job": job}
         self._asked, self._closed = threading.Event(), threading.Event()
         self._copying = threading.Lock()
-        self._thread = threading.Thread(target=self._keep, name="autotune-study-folder", daemon=True)
+        self._thread = threading.Thread(
+            target=self._keep, name="autotune-study-folder", daemon=True
+        )
         self._version, self._copied_s, self._trouble = 0, 0.0, ""
         self.path = Path()
         """the store on this machine's disk"""
 
     def __enter__(self) -> StudyFolder:
         if not self._folder.is_dir():
-            raise NotFoundError(f"there is no folder {self._folder}", remedy="give a study folder with --in")
+            raise NotFoundError(
+                f"there is no folder {self._folder}", remedy="give a study folder with --in"
+            )
         self._claim()
         for old in self._folder.glob(f"{WISH}*"):  # of a job that did not live to hear it
             old.unlink(missing_ok=True)
@@ -116,7 +120,9 @@ class StudyFolder:
                 part.unlink(missing_ok=True)
 
     def _keep(self) -> None:
-        with contextlib.closing(sqlite3.connect(f"{self.path.as_uri()}?mode=ro", uri=True)) as watcher:
+        with contextlib.closing(
+            sqlite3.connect(f"{self.path.as_uri()}?mode=ro", uri=True)
+        ) as watcher:
             while not self._closed.is_set():
                 is_asked = self._asked.wait(LOOK_S)
                 self._asked.clear()
@@ -169,7 +175,8 @@ class StudyFolder:
         time.sleep(0.2)
         if not self._is_mine():  # two claimed it at once: the last one has it
             raise ConflictError(
-                f"the study in {self._folder} has just been taken by another process", remedy="wait for it"
+                f"the study in {self._folder} has just been taken by another process",
+                remedy="wait for it",
             )
 
     def _is_over(self, other: dict[str, str]) -> bool:

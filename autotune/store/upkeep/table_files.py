@@ -33,7 +33,19 @@ Row = tuple[Any, ...]
 
 STUDIES: Columns = {
     **dict.fromkeys(
-        ("study", "name", "owner", "status", "message", "model", "cluster", "gpu", "trainer", "searcher"), str
+        (
+            "study",
+            "name",
+            "owner",
+            "status",
+            "message",
+            "model",
+            "cluster",
+            "gpu",
+            "trainer",
+            "searcher",
+        ),
+        str,
     ),
     **dict.fromkeys(("num_gpus", "seq_len"), int),
     **dict.fromkeys(("created_at", "started_at", "ended_at"), str),
@@ -54,7 +66,9 @@ def export(store: SqlStore, folder: str | os.PathLike[str], *, format: str = "cs
     `format`: csv, or parquet with pyarrow. Raises `SpecError` for another or a folder that cannot be written, `MissingExtraError` without pyarrow.
     """
     if format not in ("csv", "parquet"):
-        raise SpecError(f"a store is exported as csv or parquet, but the format is {format!r}", field="format")
+        raise SpecError(
+            f"a store is exported as csv or parquet, but the format is {format!r}", field="format"
+        )
     write = _write_csv if format == "csv" else _parquet_writer()
     folder = Path(folder).expanduser().absolute()
     tables: dict[str, tuple[Columns, Callable[[SqlStore], Iterable[Row]]]] = {
@@ -78,7 +92,12 @@ def study_keys(store: SqlStore) -> Iterator[tuple[int, str]]:
     """(key, id) of all studies, in order of submission."""
     last = 0
     while True:
-        query = select(studies.c.key, studies.c.id).where(studies.c.key > last).order_by(studies.c.key).limit(PAGE)
+        query = (
+            select(studies.c.key, studies.c.id)
+            .where(studies.c.key > last)
+            .order_by(studies.c.key)
+            .limit(PAGE)
+        )
         with store.database.read() as connection:
             rows = connection.execute(query).all()
         if not rows:
@@ -103,10 +122,25 @@ def _study_rows(store: SqlStore) -> Iterator[Row]:
 def _study_row(record: StudyRecord) -> Row:
     study, workload = record.study, record.study.workload
     words = (record.id, study.name, record.owner, str(record.status), record.message)
-    of = (workload.model.name, workload.cluster.name, workload.cluster.gpu.name, workload.trainer, study.searcher)
+    of = (
+        workload.model.name,
+        workload.cluster.name,
+        workload.cluster.gpu.name,
+        workload.trainer,
+        study.searcher,
+    )
     times = (iso(record.created_at), iso(record.started_at), iso(record.ended_at))
     counts = (sum(record.trial_counts.values()), record.baseline, record.best)
-    return (*words, *of, workload.cluster.num_gpus, workload.seq_len, *times, *counts, record.elapsed_s, record.speedup)
+    return (
+        *words,
+        *of,
+        workload.cluster.num_gpus,
+        workload.seq_len,
+        *times,
+        *counts,
+        record.elapsed_s,
+        record.speedup,
+    )
 
 
 def _trial_rows(store: SqlStore) -> Iterator[Row]:
@@ -147,7 +181,12 @@ def _parquet_writer() -> Callable[[Path, Columns, Iterable[Row]], None]:
     import pyarrow  # type: ignore[import-not-found,import-untyped,unused-ignore]
     from pyarrow import parquet
 
-    kinds = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64(), bool: pyarrow.bool_()}
+    kinds = {
+        str: pyarrow.string(),
+        int: pyarrow.int64(),
+        float: pyarrow.float64(),
+        bool: pyarrow.bool_(),
+    }
 
     def write(path: Path, columns: Columns, rows: Iterable[Row]) -> None:
         schema = pyarrow.schema([(name, kinds[kind]) for name, kind in columns.items()])

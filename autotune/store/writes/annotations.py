@@ -33,7 +33,11 @@ class AnnotationKeeper:
         with self._database.write(durable=True) as connection:
             key = _locked(connection, study_id)
             written = _notes(connection, key)
-            text, author, now = checked_note(clean(text), notes=len(written)), clean(author), now_us()
+            text, author, now = (
+                checked_note(clean(text), notes=len(written)),
+                clean(author),
+                now_us(),
+            )
             if written and (written[-1].author, written[-1].text) == (author, text):
                 return written[-1]
             number = append(connection, key, [(EventKind.NOTED, {"author": author})])
@@ -47,11 +51,23 @@ class AnnotationKeeper:
             key = _locked(connection, study_id)
             removed = delete(notes).where(notes.c.study == key, notes.c.number == number)
             if not connection.execute(removed).rowcount:
-                raise NotFoundError(f"study {study_id} has no note {number}", remedy="it may have been removed already")
-            append(connection, key, [(EventKind.NOTE_REMOVED, {"note": number, "author": clean(author)})])
+                raise NotFoundError(
+                    f"study {study_id} has no note {number}",
+                    remedy="it may have been removed already",
+                )
+            append(
+                connection,
+                key,
+                [(EventKind.NOTE_REMOVED, {"note": number, "author": clean(author)})],
+            )
 
     def change_tags(
-        self, study_id: str, *, add: Iterable[str] = (), remove: Iterable[str] = (), author: str = ""
+        self,
+        study_id: str,
+        *,
+        add: Iterable[str] = (),
+        remove: Iterable[str] = (),
+        author: str = "",
     ) -> StudyRecord:
         """The study with tags added and removed."""
         added, removed = checked_tags(add), set(remove)
@@ -72,7 +88,10 @@ class AnnotationKeeper:
 
 def _notes(connection: Connection, key: int) -> list[StudyNote]:
     rows = connection.execute(select(notes).where(notes.c.study == key).order_by(notes.c.number))
-    return [StudyNote(number=row.number, at=from_us(row.at_us), author=row.author, text=row.text) for row in rows]
+    return [
+        StudyNote(number=row.number, at=from_us(row.at_us), author=row.author, text=row.text)
+        for row in rows
+    ]
 
 
 def _locked(connection: Connection, study_id: str) -> int:

@@ -56,7 +56,9 @@ _REPRESENTED = text(
     WHERE t.study = :study
     """
 )
-_PLACE = text("UPDATE records SET standing = :standing WHERE workload = :workload AND config_key = :config_key")
+_PLACE = text(
+    "UPDATE records SET standing = :standing WHERE workload = :workload AND config_key = :config_key"
+)
 
 
 def keep_records(connection: Connection, workload: int, config_keys: Sequence[int]) -> None:
@@ -64,7 +66,11 @@ def keep_records(connection: Connection, workload: int, config_keys: Sequence[in
     # two studies may measure the same config at once, or one ends: one lock for all of a workload, which nobody can take in another order
     lock(connection, f"records of workload {workload}")
     for first in range(0, len(config_keys), AT_ONCE):
-        asked = {"workload": workload, "config_keys": config_keys[first : first + AT_ONCE], "simulated": SIMULATED}
+        asked = {
+            "workload": workload,
+            "config_keys": config_keys[first : first + AT_ONCE],
+            "simulated": SIMULATED,
+        }
         chosen = connection.execute(_CHOOSE, asked).all()
         speeds = {
             result: finals_per_gpu(json.loads(result), num_gpus)
@@ -84,11 +90,17 @@ def keep_records(connection: Connection, workload: int, config_keys: Sequence[in
 
 def place_anew(connection: Connection, study: int, result: Mapping[str, Any]) -> None:
     """The configs that trials of the study with that key represent stand where its new result puts them. Which trial represents a config stays as it is."""
-    workloads_of = select(trials.c.workload).where(trials.c.study == study, trials.c.throughput.is_not(None)).distinct()
+    workloads_of = (
+        select(trials.c.workload)
+        .where(trials.c.study == study, trials.c.throughput.is_not(None))
+        .distinct()
+    )
     for workload in sorted(connection.scalars(workloads_of)):
         lock(connection, f"records of workload {workload}")
     rows = connection.execute(_REPRESENTED, {"study": study}).all()
-    speeds = {num_gpus: finals_per_gpu(result, num_gpus) for num_gpus in {row.num_gpus for row in rows}}
+    speeds = {
+        num_gpus: finals_per_gpu(result, num_gpus) for num_gpus in {row.num_gpus for row in rows}
+    }
     placed = [(row, standing(row.config_key, row.throughput, speeds[row.num_gpus])) for row in rows]
     moved = [
         {"workload": row.workload, "config_key": row.config_key, "standing": stands}
@@ -101,4 +113,6 @@ def place_anew(connection: Connection, study: int, result: Mapping[str, Any]) ->
 
 def finals_per_gpu(result: Mapping[str, Any], num_gpus: int) -> dict[int, float]:
     """By config key, tokens per second per GPU of the cluster in a study's finals, the winner's first. `result`: of its record."""
-    return {config_key(config): speed / num_gpus for config, speed in speeds_in_finals(result).items()}
+    return {
+        config_key(config): speed / num_gpus for config, speed in speeds_in_finals(result).items()
+    }

@@ -29,7 +29,11 @@ from autotune.store.tables import studies
 from autotune.store.writes import lifecycle, locking, trials
 from autotune.store.writes.history import append
 
-_COUNT = update(studies).where(studies.c.key == bindparam("of_key")).values(num_decisions=bindparam("number"))
+_COUNT = (
+    update(studies)
+    .where(studies.c.key == bindparam("of_key"))
+    .values(num_decisions=bindparam("number"))
+)
 
 
 def keep(database: Database, connection: Connection, lease: Lease, decision: Decision) -> None:
@@ -72,11 +76,15 @@ def keep(database: Database, connection: Connection, lease: Lease, decision: Dec
         )
 
 
-def keep_as_late(connection: Connection, fenced: locking.FencedError, lease: Lease, decision: Decision) -> None:
+def keep_as_late(
+    connection: Connection, fenced: locking.FencedError, lease: Lease, decision: Decision
+) -> None:
     """Stores in the history what a controller measured whose lease was taken over."""
     for fact in decision.facts:
         if isinstance(fact, EndTrial) and fact.trial.is_measured:
-            trials.keep_late(connection, fenced.study, fact.trial, "the lease was taken over", lease.fence)
+            trials.keep_late(
+                connection, fenced.study, fact.trial, "the lease was taken over", lease.fence
+            )
 
 
 def must_survive_a_power_cut(decision: Decision) -> bool:

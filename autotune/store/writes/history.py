@@ -33,7 +33,9 @@ _COUNT = (
 _INSERT = insert(events)
 
 
-def append(connection: Connection, study: int, lines: Sequence[Line], *, new_trials: int = 0) -> int:
+def append(
+    connection: Connection, study: int, lines: Sequence[Line], *, new_trials: int = 0
+) -> int:
     """Appends the lines to the history of the study with that key, in this transaction, and adds `new_trials` to its count of trials. Returns the number of
     the first line."""
     now = now_us()
@@ -41,7 +43,14 @@ def append(connection: Connection, study: int, lines: Sequence[Line], *, new_tri
     first = connection.execute(_COUNT, counts).scalar_one() - len(lines) + 1
     rows = [
         sealed(
-            events, {"study": study, "sequence": first + i, "at_us": now, "kind": str(kind), "data": json_text(data)}
+            events,
+            {
+                "study": study,
+                "sequence": first + i,
+                "at_us": now,
+                "kind": str(kind),
+                "data": json_text(data),
+            },
         )
         for i, (kind, data) in enumerate(lines)
     ]
@@ -50,10 +59,21 @@ def append(connection: Connection, study: int, lines: Sequence[Line], *, new_tri
 
 
 def read(
-    connection: Connection, study: int, study_id: str, *, after: int, limit: int | None, newest: bool = False
+    connection: Connection,
+    study: int,
+    study_id: str,
+    *,
+    after: int,
+    limit: int | None,
+    newest: bool = False,
 ) -> list[HistoryEvent]:
     """Events with a larger sequence number than `after`, in order: the first `limit`, or with `newest` the last `limit`. `limit` None: all."""
     order = events.c.sequence.desc() if newest else events.c.sequence
-    query = select(events).where(events.c.study == study, events.c.sequence > after).order_by(order).limit(limit)
+    query = (
+        select(events)
+        .where(events.c.study == study, events.c.sequence > after)
+        .order_by(order)
+        .limit(limit)
+    )
     rows = connection.execute(query).all()
     return [read_event(study_id, row) for row in (reversed(rows) if newest else rows)]

@@ -20,7 +20,17 @@ from autotune.ports import EventKind, Lease, StudyFields, status_kind
 from autotune.spec import StudyStatus, Wanted
 from autotune.store.connection.database import Database, now_us
 from autotune.store.rows import clean, json_text
-from autotune.store.tables import attempts, events, notes, records, specs, studies, submissions, tags, trials
+from autotune.store.tables import (
+    attempts,
+    events,
+    notes,
+    records,
+    specs,
+    studies,
+    submissions,
+    tags,
+    trials,
+)
 from autotune.store.writes import locking
 from autotune.store.writes.best_trials import keep_records, place_anew
 from autotune.store.writes.history import append
@@ -34,7 +44,9 @@ def want(connection: Connection, study_id: str, wanted: Wanted, message: str) ->
     """Writes what people want. Adds a line to the history only when it changes."""
     study = _locked(connection, study_id)
     if study.status in locking.TERMINAL:
-        raise ConflictError(f"study {study_id} has ended as {study.status}", remedy="submit a new study")
+        raise ConflictError(
+            f"study {study_id} has ended as {study.status}", remedy="submit a new study"
+        )
     before = Wanted(study.wanted)
     if not before.may_become(wanted):
         raise ConflictError(
@@ -46,7 +58,9 @@ def want(connection: Connection, study_id: str, wanted: Wanted, message: str) ->
     values = {"wanted": str(wanted), "wanted_us": now, "message": text, "updated_us": now}
     connection.execute(update(studies).where(studies.c.key == study.key).values(**values))
     append(
-        connection, study.key, [(EventKind.WANTED, {"wanted": str(wanted), "from": str(before), "message": message})]
+        connection,
+        study.key,
+        [(EventKind.WANTED, {"wanted": str(wanted), "from": str(before), "message": message})],
     )
 
 
@@ -65,7 +79,9 @@ def set_status(
     """Sets status, message (None: it stays) and fields. Adds a line to the history only when status or message change."""
     unknown = [name for name in fields if name not in FIELDS]
     if unknown:
-        raise TypeError(f"set_status has no field called {unknown[0]!r}; fields: {', '.join(FIELDS)}")
+        raise TypeError(
+            f"set_status has no field called {unknown[0]!r}; fields: {', '.join(FIELDS)}"
+        )
     if lease is not None:
         if lease.study != study_id:
             raise ConflictError(
@@ -81,11 +97,14 @@ def set_status(
             )
     if study.status in locking.TERMINAL:
         raise ConflictError(
-            f"a terminal status never changes, and study {study_id} is {study.status}", remedy="submit a new study"
+            f"a terminal status never changes, and study {study_id} is {study.status}",
+            remedy="submit a new study",
         )
     if study.status not in [str(s) for s in expect]:
         names = ", ".join(str(s) for s in expect)
-        raise ConflictError(f"study {study_id} must be {names} to become {status}, but is {study.status}")
+        raise ConflictError(
+            f"study {study_id} must be {names} to become {status}, but is {study.status}"
+        )
     if wanted is not None and study.wanted != wanted:
         raise ConflictError(
             f"study {study_id} becomes {status} only on the request {wanted!r}, but its request is {study.wanted!r}"
@@ -119,7 +138,9 @@ def _write_result(connection: Connection, study: int, result: str) -> None:
 
 def _locked(connection: Connection, study_id: str) -> Row[Any]:
     """The study's row, locked until the transaction ends. Raises `NotFoundError`."""
-    found = connection.execute(select(studies).where(studies.c.id == study_id).with_for_update()).first()
+    found = connection.execute(
+        select(studies).where(studies.c.id == study_id).with_for_update()
+    ).first()
     if found is None:
         raise NotFoundError(f"there is no study {study_id!r}", remedy="`autotune list` shows them")
     return found
@@ -136,15 +157,22 @@ def delete_study(connection: Connection, study_id: str, learners: Sequence[str])
     measured = select(trials.c.workload, trials.c.config_key).where(
         trials.c.study == study.key, trials.c.throughput.is_not(None)
     )
-    configs = connection.execute(measured.distinct().order_by(trials.c.workload, trials.c.config_key)).all()
-    connection.execute(delete(records).where(tuple_(records.c.workload, records.c.config_key).in_(measured)))
+    configs = connection.execute(
+        measured.distinct().order_by(trials.c.workload, trials.c.config_key)
+    ).all()
+    connection.execute(
+        delete(records).where(tuple_(records.c.workload, records.c.config_key).in_(measured))
+    )
     for table in (tags, notes, submissions, events, attempts, trials, specs):
         connection.execute(delete(table).where(table.c.study == study.key))
     connection.execute(delete(studies).where(studies.c.key == study.key))
     for learner in learners:
         line = (
             EventKind.TEACHER_DELETED,
-            {"study": study_id, "message": f"study {study_id}, from which this one learned, was deleted"},
+            {
+                "study": study_id,
+                "message": f"study {study_id}, from which this one learned, was deleted",
+            },
         )
         append(connection, locking.find(connection, learner).key, [line])
     # after the learners: a controller too writes to its study before it waits for the records

@@ -41,7 +41,9 @@ class FencedError(ConflictError):
         return "conflict"
 
 
-def claim(database: Database, connection: Connection, study_id: str, owner: str, lease_s: float) -> Lease | None:
+def claim(
+    database: Database, connection: Connection, study_id: str, owner: str, lease_s: float
+) -> Lease | None:
     """Takes the lease; None while somebody else holds it."""
     owner = clean(owner)
     if not owner:
@@ -58,7 +60,9 @@ def claim(database: Database, connection: Connection, study_id: str, owner: str,
     if row is None:
         found = find(connection, study_id)
         if found.status in TERMINAL:
-            raise ConflictError(f"a study that has ended cannot be claimed, and study {study_id} is {found.status}")
+            raise ConflictError(
+                f"a study that has ended cannot be claimed, and study {study_id} is {found.status}"
+            )
         return None
     append(connection, row.key, [(EventKind.CLAIMED, {"owner": owner, "fence": row.fence})])
     return Lease(study=study_id, owner=owner, fence=row.fence, expires_at=from_us(expires))
@@ -69,7 +73,12 @@ def holder(connection: Connection, study_id: str) -> Lease | None:
     row = find(connection, study_id)
     if not row.lease_owner:
         return None
-    return Lease(study=study_id, owner=row.lease_owner, fence=row.fence, expires_at=from_us(row.lease_expires_us))
+    return Lease(
+        study=study_id,
+        owner=row.lease_owner,
+        fence=row.fence,
+        expires_at=from_us(row.lease_expires_us),
+    )
 
 
 def is_held(database: Database, connection: Connection, study_id: str) -> bool:
@@ -83,15 +92,25 @@ def renew(database: Database, connection: Connection, lease: Lease, lease_s: flo
     expires = database.server_now_us(connection) + round(lease_s * 1e6)
     if not connection.execute(_EXTEND, {**_named(lease), "expires": expires}).rowcount:
         refuse(connection, lease)
-    return Lease(study=lease.study, owner=lease.owner, fence=lease.fence, expires_at=from_us(expires))
+    return Lease(
+        study=lease.study, owner=lease.owner, fence=lease.fence, expires_at=from_us(expires)
+    )
 
 
 def release(connection: Connection, lease: Lease) -> None:
     """Releases the lease, if it is still held."""
     held = connection.execute(_HOLD, _named(lease)).first()
     if held is not None:
-        connection.execute(update(studies).where(studies.c.key == held.key).values(lease_owner="", lease_expires_us=0))
-        append(connection, held.key, [(EventKind.RELEASED, {"owner": lease.owner, "fence": lease.fence})])
+        connection.execute(
+            update(studies)
+            .where(studies.c.key == held.key)
+            .values(lease_owner="", lease_expires_us=0)
+        )
+        append(
+            connection,
+            held.key,
+            [(EventKind.RELEASED, {"owner": lease.owner, "fence": lease.fence})],
+        )
 
 
 def hold(connection: Connection, lease: Lease) -> Row[Any]:
@@ -105,7 +124,11 @@ def hold(connection: Connection, lease: Lease) -> Row[Any]:
 def refuse(connection: Connection, lease: Lease) -> NoReturn:
     """Raises `FencedError`, which names the present holder."""
     row = find(connection, lease.study)
-    holder = f"fence {row.fence} of {row.lease_owner}" if row.lease_owner else f"released after fence {row.fence}"
+    holder = (
+        f"fence {row.fence} of {row.lease_owner}"
+        if row.lease_owner
+        else f"released after fence {row.fence}"
+    )
     error = FencedError(
         f"the lease on study {lease.study} is no longer held: fence {lease.fence} of {lease.owner}, but now {holder}",
         remedy="stop this controller; another one runs the study",

@@ -16,15 +16,24 @@ from autotune.store.rows import clean
 from autotune.store.tables import calibrations, profiles, reference_losses
 
 
-def save_calibration(connection: Connection, cluster: str, trainer: str, values: Mapping[str, Any]) -> None:
+def save_calibration(
+    connection: Connection, cluster: str, trainer: str, values: Mapping[str, Any]
+) -> None:
     """Stores the constants of a cluster (or GPU type) and trainer, and replaces earlier ones."""
-    row = {"cluster": clean(cluster), "trainer": clean(trainer), "at_us": now_us(), "values": canonical(dict(values))}
+    row = {
+        "cluster": clean(cluster),
+        "trainer": clean(trainer),
+        "at_us": now_us(),
+        "values": canonical(dict(values)),
+    }
     connection.execute(_replace(connection, calibrations, row))
 
 
 def calibration(connection: Connection, cluster: str, trainer: str) -> dict[str, Any] | None:
     """The constants stored for exactly this cluster and trainer; None without any."""
-    query = select(calibrations.c["values"]).where(calibrations.c.cluster == cluster, calibrations.c.trainer == trainer)
+    query = select(calibrations.c["values"]).where(
+        calibrations.c.cluster == cluster, calibrations.c.trainer == trainer
+    )
     text = connection.execute(query).scalar()
     return None if text is None else json.loads(text)
 
@@ -37,20 +46,32 @@ def save_profile(connection: Connection, fingerprint: str, values: Mapping[str, 
 
 def profile(connection: Connection, fingerprint: str) -> dict[str, Any] | None:
     """The profile stored under exactly this fingerprint; None without any."""
-    text = connection.execute(select(profiles.c["values"]).where(profiles.c.fingerprint == fingerprint)).scalar()
+    text = connection.execute(
+        select(profiles.c["values"]).where(profiles.c.fingerprint == fingerprint)
+    ).scalar()
     return None if text is None else json.loads(text)
 
 
-def save_reference_losses(connection: Connection, model: str, data: str, seed: int, losses: Sequence[float]) -> None:
+def save_reference_losses(
+    connection: Connection, model: str, data: str, seed: int, losses: Sequence[float]
+) -> None:
     """Stores the losses of the fp32 reference on these data, and replaces a series that is not longer."""
     packed = np.asarray(losses, "<f8").tobytes()
-    row = {"model": clean(model), "data": clean(data), "seed": seed, "at_us": now_us(), "losses": packed}
+    row = {
+        "model": clean(model),
+        "data": clean(data),
+        "seed": seed,
+        "at_us": now_us(),
+        "losses": packed,
+    }
     known = find_reference_losses(connection, model, data, seed)
     if known is None or len(known) <= len(losses):
         connection.execute(_replace(connection, reference_losses, row))
 
 
-def find_reference_losses(connection: Connection, model: str, data: str, seed: int) -> tuple[float, ...] | None:
+def find_reference_losses(
+    connection: Connection, model: str, data: str, seed: int
+) -> tuple[float, ...] | None:
     """The losses by step, from step 0; None if they were never measured."""
     query = select(reference_losses.c.losses).where(
         reference_losses.c.model == clean(model),

@@ -33,7 +33,9 @@ def keep(connection: Connection, run: ObservedRun) -> str:
             program=clean(run.program),
             outcome=str(run.outcome),
             config=str(run.config or ""),
-            throughput=finite(speed / run.workload.cluster.num_gpus) if speed and run.workload else None,
+            throughput=finite(speed / run.workload.cluster.num_gpus)
+            if speed and run.workload
+            else None,
             ended_us=to_us(run.ended_at),
             kept_us=now_us(),
             document=pack_document(json.loads(clean(json.dumps(document)))),
@@ -56,10 +58,14 @@ def read(
         query = query.where(observed.c.id.startswith(start, autoescape=True))
     for name, value in asked.items():
         query = query.where((workloads if name in _OF_WORKLOAD else observed).c[name] == value)
-    rows = connection.execute(query.order_by(observed.c.key.desc()).limit(limit).offset(offset)).all()
+    rows = connection.execute(
+        query.order_by(observed.c.key.desc()).limit(limit).offset(offset)
+    ).all()
     return [_run(row) for row in rows]
 
 
 def _run(row: Row[Any]) -> ObservedRun:
     workload = json.loads(row.of_workload) if row.of_workload is not None else None
-    return ObservedRun.from_dict({**unpack_document(row.document), "id": row.id, "workload": workload})
+    return ObservedRun.from_dict(
+        {**unpack_document(row.document), "id": row.id, "workload": workload}
+    )

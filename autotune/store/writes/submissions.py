@@ -30,7 +30,11 @@ _SIGNS = _LETTERS + "23456789"
 
 
 def submit(
-    connection: Connection, study: Study, spec: Mapping[str, Any], idempotency_key: str | None, owner: str
+    connection: Connection,
+    study: Study,
+    spec: Mapping[str, Any],
+    idempotency_key: str | None,
+    owner: str,
 ) -> str:
     """Stores the study as QUEUED and returns its id; a key that was used before returns the id of its study."""
     owner, values = clean(owner), study.to_dict()
@@ -38,10 +42,18 @@ def submit(
     if idempotency_key is not None:
         lock(connection, fingerprint([owner, idempotency_key]))
         row = connection.execute(
-            select(submissions.c.fingerprint, studies.c.id, specs.c["values"].label("values_text"), specs.c.spec)
+            select(
+                submissions.c.fingerprint,
+                studies.c.id,
+                specs.c["values"].label("values_text"),
+                specs.c.spec,
+            )
             .join(studies, studies.c.key == submissions.c.study)
             .join(specs, specs.c.study == submissions.c.study)
-            .where(submissions.c.owner == owner, submissions.c.idempotency_key == clean(idempotency_key))
+            .where(
+                submissions.c.owner == owner,
+                submissions.c.idempotency_key == clean(idempotency_key),
+            )
         ).first()
         if row is not None:
             # A release with more fields computes other fingerprints: then the stored study and spec decide. What a spec does not say of the budget may
@@ -57,10 +69,14 @@ def submit(
             return str(row.id)
     now = now_us()
     key, study_id = _insert_study(connection, study, owner, now)
-    connection.execute(insert(specs).values(study=key, values=canonical(values), spec=json_text(spec), result="{}"))
+    connection.execute(
+        insert(specs).values(study=key, values=canonical(values), spec=json_text(spec), result="{}")
+    )
     if idempotency_key is not None:
         connection.execute(
-            insert(submissions).values(owner=owner, idempotency_key=clean(idempotency_key), fingerprint=mark, study=key)
+            insert(submissions).values(
+                owner=owner, idempotency_key=clean(idempotency_key), fingerprint=mark, study=key
+            )
         )
     append(connection, key, [(EventKind.SUBMITTED, {"name": study.name, "owner": owner})])
     return study_id
@@ -73,11 +89,17 @@ def find_unfinished(connection: Connection, study: Study, spec: Mapping[str, Any
     rows = connection.execute(
         select(studies.c.id, specs.c["values"].label("values_text"), specs.c.spec)
         .join(specs, specs.c.study == studies.c.key)
-        .where(studies.c.name == name, studies.c.status.not_in(TERMINAL), studies.c.wanted != str(Wanted.CANCEL))
+        .where(
+            studies.c.name == name,
+            studies.c.status.not_in(TERMINAL),
+            studies.c.wanted != str(Wanted.CANCEL),
+        )
         .order_by(studies.c.created_us.desc(), studies.c.key.desc())
     )
     for row in rows:
-        if is_same_study(Study.from_dict(json.loads(row.values_text)), json.loads(row.spec), study, spec):
+        if is_same_study(
+            Study.from_dict(json.loads(row.values_text)), json.loads(row.spec), study, spec
+        ):
             return str(row.id)
     return None
 

@@ -44,7 +44,9 @@ class TokenKeeper:
         self._slowly = threading.Lock()
         """one slow hash at a time: whoever shows an old token while it is hashed waits for the answer instead of hashing it too"""
 
-    def create(self, owner: str, scope: str, *, expires_in_s: float | None = None) -> tuple[Token, str]:
+    def create(
+        self, owner: str, scope: str, *, expires_in_s: float | None = None
+    ) -> tuple[Token, str]:
         """A new token and its text, which cannot be shown again. Raises `SpecError` for an unknown scope or a lifetime that is not positive."""
         one_of("scope", scope, SCOPES)
         if expires_in_s is not None and not 0 < expires_in_s < 1e10:
@@ -52,7 +54,12 @@ class TokenKeeper:
                 f"the lifetime of a token must be more than 0 s and less than 1e10 s, but is {expires_in_s} s",
                 field="expires_in_s",
             )
-        name, secret, salt, now = secrets.token_hex(6), secrets.token_urlsafe(32), secrets.token_bytes(16), now_us()
+        name, secret, salt, now = (
+            secrets.token_hex(6),
+            secrets.token_urlsafe(32),
+            secrets.token_bytes(16),
+            now_us(),
+        )
         row = {
             "id": name,
             "owner": clean(owner),
@@ -71,11 +78,21 @@ class TokenKeeper:
         """The token of that text; None when it is unknown, wrong, expired or revoked."""
         prefix, _, rest = text.partition("_")
         name, _, secret = rest.partition("_")
-        if prefix != "at" or not secret or len(text) > 200 or not name.isascii() or not name.isalnum():
+        if (
+            prefix != "at"
+            or not secret
+            or len(text) > 200
+            or not name.isascii()
+            or not name.isalnum()
+        ):
             return None
         with self._database.read() as connection:
             row = connection.execute(_FIND, {"of_id": name}).first()
-        if row is None or row.revoked_us is not None or (row.expires_us is not None and now_us() >= row.expires_us):
+        if (
+            row is None
+            or row.revoked_us is not None
+            or (row.expires_us is not None and now_us() >= row.expires_us)
+        ):
             return None
         return _read(row) if self._matches(secret, row) else None
 
@@ -83,17 +100,26 @@ class TokenKeeper:
         """Revokes the token, from now on. Raises `NotFoundError`."""
         with self._database.write(durable=True) as connection:
             connection.execute(
-                update(tokens).where(tokens.c.id == token_id, tokens.c.revoked_us.is_(None)).values(revoked_us=now_us())
+                update(tokens)
+                .where(tokens.c.id == token_id, tokens.c.revoked_us.is_(None))
+                .values(revoked_us=now_us())
             )
             row = connection.execute(_FIND, {"of_id": token_id}).first()
         if row is None:
-            raise NotFoundError(f"there is no token {token_id!r}", remedy="`autotune token list` shows them")
+            raise NotFoundError(
+                f"there is no token {token_id!r}", remedy="`autotune token list` shows them"
+            )
         return _read(row)
 
     def list(self) -> list[Token]:
         """All tokens, oldest first."""
         with self._database.read() as connection:
-            return [_read(row) for row in connection.execute(select(tokens).order_by(tokens.c.created_us, tokens.c.id))]
+            return [
+                _read(row)
+                for row in connection.execute(
+                    select(tokens).order_by(tokens.c.created_us, tokens.c.id)
+                )
+            ]
 
     def _matches(self, secret: str, row: Row[Any]) -> bool:
         given = _hash(secret, row.salt)
@@ -106,8 +132,15 @@ class TokenKeeper:
             if not hmac.compare_digest(_slow_hash(secret, row.salt), row.hash):
                 return False
             self._renewed[row.hash] = given
-        renewal = update(tokens).where(tokens.c.id == row.id, tokens.c.hash == row.hash).values(hash=given)
-        with suppress(StoreError), self._database.write() as connection:  # one that cannot be written now works as well
+        renewal = (
+            update(tokens)
+            .where(tokens.c.id == row.id, tokens.c.hash == row.hash)
+            .values(hash=given)
+        )
+        with (
+            suppress(StoreError),
+            self._database.write() as connection,
+        ):  # one that cannot be written now works as well
             connection.execute(renewal)
         return True
 
@@ -118,7 +151,9 @@ def _hash(secret: str, salt: bytes) -> bytes:
 
 def _slow_hash(secret: str, salt: bytes) -> bytes:
     """The hash of releases before this one (RFC 7914: 16 MiB, some tens of milliseconds)."""
-    return hashlib.scrypt(secret.encode("utf-8", "surrogatepass"), salt=salt, n=1 << 14, r=8, p=1, dklen=32)
+    return hashlib.scrypt(
+        secret.encode("utf-8", "surrogatepass"), salt=salt, n=1 << 14, r=8, p=1, dklen=32
+    )
 
 
 def _read(row: Row[Any]) -> Token:
@@ -132,9 +167,16 @@ def _read(row: Row[Any]) -> Token:
     )
 
 
-def keep_audit(connection: Connection, actor: str, action: str, subject: str, data: Mapping[str, Any]) -> None:
+def keep_audit(
+    connection: Connection, actor: str, action: str, subject: str, data: Mapping[str, Any]
+) -> None:
     """Appends a line."""
-    row = {"actor": clean(actor), "action": clean(action), "subject": clean(subject), "data": json_text(data)}
+    row = {
+        "actor": clean(actor),
+        "action": clean(action),
+        "subject": clean(subject),
+        "data": json_text(data),
+    }
     connection.execute(insert(audit).values(at_us=now_us(), **row))
 
 
@@ -144,7 +186,9 @@ def read_audit(connection: Connection, *, after: int | None, limit: int) -> list
         newest = connection.execute(select(audit).order_by(audit.c.sequence.desc()).limit(limit))
         rows = list(newest)[::-1]
     else:
-        found = select(audit).where(audit.c.sequence > after).order_by(audit.c.sequence).limit(limit)
+        found = (
+            select(audit).where(audit.c.sequence > after).order_by(audit.c.sequence).limit(limit)
+        )
         rows = list(connection.execute(found))
     return [
         AuditEvent(

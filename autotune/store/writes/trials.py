@@ -51,7 +51,15 @@ _END = (
     .values(
         {
             name: bindparam(name)
-            for name in ("status", "failure", "throughput", "reward", "ended_us", "document", "checksum")
+            for name in (
+                "status",
+                "failure",
+                "throughput",
+                "reward",
+                "ended_us",
+                "document",
+                "checksum",
+            )
         }
     )
 )
@@ -74,7 +82,9 @@ _OPEN_ATTEMPTS = select(attempts).where(
 _CLOSE = (
     update(attempts)
     .where(attempts.c.key == bindparam("of_key"))
-    .values(ended_us=bindparam("ended_us"), failure=bindparam("failure"), checksum=bindparam("checksum"))
+    .values(
+        ended_us=bindparam("ended_us"), failure=bindparam("failure"), checksum=bindparam("checksum")
+    )
 )
 
 
@@ -82,7 +92,9 @@ def add(connection: Connection, lease: Lease, trial: Trial) -> None:
     """Stores a new PENDING trial under the next number."""
     study = locking.hold(connection, lease)
     if trial.status is not TrialStatus.PENDING:
-        raise ConflictError(f"a new trial must be PENDING, but trial {trial.number} is {trial.status}")
+        raise ConflictError(
+            f"a new trial must be PENDING, but trial {trial.number} is {trial.status}"
+        )
     if 0 <= trial.number < study.num_trials:
         asked = read_trial(lease.study, _trial(connection, study, trial.number))
         if (asked.config, asked.seed, asked.purpose) == (trial.config, trial.seed, trial.purpose):
@@ -93,7 +105,9 @@ def add(connection: Connection, lease: Lease, trial: Trial) -> None:
             f"but the new trial has {trial.number}"
         )
     _refuse_terminal(study)
-    workload = keep_workload(connection, trial.stands_for.workload) if trial.stands_for else study.workload
+    workload = (
+        keep_workload(connection, trial.stands_for.workload) if trial.stands_for else study.workload
+    )
     row = new_trial_row(trial, study=study.key, workload=workload, now=now_us())
     connection.execute(_ADD, sealed(trials, row))
     line = {
@@ -118,7 +132,9 @@ def start_attempt(connection: Connection, lease: Lease, number: int, attempt: in
         )
     _refuse_terminal(study)
     if attempt != row.attempts + 1:
-        raise ConflictError(f"the next attempt of trial {number} must be {row.attempts + 1}, but is {attempt}")
+        raise ConflictError(
+            f"the next attempt of trial {number} must be {row.attempts + 1}, but is {attempt}"
+        )
     if row.attempts and _attempt(connection, study, number, row.attempts).ended_us is None:
         raise ConflictError(
             f"a trial runs one attempt at a time, but attempt {row.attempts} of trial {number} is still running"
@@ -130,9 +146,17 @@ def start_attempt(connection: Connection, lease: Lease, number: int, attempt: in
         "started_us": now if row.started_us is None else row.started_us,
     }
     connection.execute(_RUN, {"of_key": row.key, **resealed(trials, row._mapping, runs)})
-    started = {"study": study.key, "number": number, "attempt": attempt, "fence": lease.fence, "started_us": now}
+    started = {
+        "study": study.key,
+        "number": number,
+        "attempt": attempt,
+        "fence": lease.fence,
+        "started_us": now,
+    }
     connection.execute(_ADD_ATTEMPT, sealed(attempts, {**started, "steps": b""}))
-    append(connection, study.key, [(EventKind.TRIAL_STARTED, {"number": number, "attempt": attempt})])
+    append(
+        connection, study.key, [(EventKind.TRIAL_STARTED, {"number": number, "attempt": attempt})]
+    )
 
 
 def adopt_attempt(connection: Connection, lease: Lease, number: int, attempt: int) -> None:
@@ -141,11 +165,17 @@ def adopt_attempt(connection: Connection, lease: Lease, number: int, attempt: in
     row = _trial(connection, study, number)
     running = _attempt(connection, study, number, attempt)
     if row.status != TrialStatus.RUNNING or row.attempts != attempt or running.ended_us is not None:
-        raise ConflictError(f"attempt {attempt} of trial {number} is not running, so it cannot be adopted")
+        raise ConflictError(
+            f"attempt {attempt} of trial {number} is not running, so it cannot be adopted"
+        )
     if running.fence != lease.fence:
         changes = resealed(attempts, running._mapping, {"fence": lease.fence})
         connection.execute(update(attempts).where(attempts.c.key == running.key).values(**changes))
-        append(connection, study.key, [(EventKind.TRIAL_ADOPTED, {"number": number, "attempt": attempt})])
+        append(
+            connection,
+            study.key,
+            [(EventKind.TRIAL_ADOPTED, {"number": number, "attempt": attempt})],
+        )
 
 
 def add_steps(connection: Connection, lease: Lease, steps: Sequence[StepsReported]) -> None:
@@ -155,17 +185,23 @@ def add_steps(connection: Connection, lease: Lease, steps: Sequence[StepsReporte
     for report in steps:
         of_study, number, attempt = report.id
         if of_study != lease.study:
-            raise ConflictError(f"a report for study {of_study} came with the lease of study {lease.study}")
+            raise ConflictError(
+                f"a report for study {of_study} came with the lease of study {lease.study}"
+            )
         if (number, attempt) not in grown:
             row = _attempt(connection, study, number, attempt)
             grown[number, attempt] = (row, row.steps)
         row, packed = grown[number, attempt]
         grown[number, attempt] = (row, append_steps(packed, report))
     for row, packed in grown.values():
-        connection.execute(_STEPS, {"of_key": row.key, **resealed(attempts, row._mapping, {"steps": packed})})
+        connection.execute(
+            _STEPS, {"of_key": row.key, **resealed(attempts, row._mapping, {"steps": packed})}
+        )
 
 
-def end_attempt(connection: Connection, lease: Lease, number: int, attempt: int, failure: Failure) -> None:
+def end_attempt(
+    connection: Connection, lease: Lease, number: int, attempt: int, failure: Failure
+) -> None:
     """Closes an attempt whose trial will be tried again."""
     study = locking.hold(connection, lease)
     if _attempt(connection, study, number, attempt).ended_us is not None:
@@ -181,7 +217,9 @@ def end_trial(connection: Connection, lease: Lease, trial: Trial) -> None:
     row = _trial(connection, study, trial.number)
     asked = read_trial(lease.study, row)
     if asked.config != trial.config:
-        raise ConflictError(f"trial {trial.number} of study {lease.study} has another config: {asked.config}")
+        raise ConflictError(
+            f"trial {trial.number} of study {lease.study} has another config: {asked.config}"
+        )
     if row.status not in OPEN:
         keep_late(connection, study.key, trial, f"already {row.status}", lease.fence)
         return
@@ -193,12 +231,20 @@ def end_trial(connection: Connection, lease: Lease, trial: Trial) -> None:
         _close(connection, study, trial.number, trial.failure, now)
     if columns["throughput"] is not None:
         keep_records(connection, row.workload, [row.config_key])
-    append(connection, study.key, [(EventKind.TRIAL_ENDED, _ending(trial, columns["throughput"], row.attempts))])
+    append(
+        connection,
+        study.key,
+        [(EventKind.TRIAL_ENDED, _ending(trial, columns["throughput"], row.attempts))],
+    )
 
 
 def cancel_open(connection: Connection, study: Row[Any], reason: str) -> list[Line]:
     """Cancels all open trials of a study that ends; returns the lines for its history."""
-    still_open = select(trials).where(trials.c.study == study.key, trials.c.status.in_(OPEN)).order_by(trials.c.number)
+    still_open = (
+        select(trials)
+        .where(trials.c.study == study.key, trials.c.status.in_(OPEN))
+        .order_by(trials.c.number)
+    )
     rows = connection.execute(still_open).all()
     now, status = now_us(), str(TrialStatus.CANCELLED)
     for row in rows:
@@ -206,19 +252,31 @@ def cancel_open(connection: Connection, study: Row[Any], reason: str) -> list[Li
         connection.execute(update(trials).where(trials.c.key == row.key).values(**changes))
         _close(connection, study, row.number, None, now)
     return [
-        (EventKind.TRIAL_ENDED, {"number": row.number, "status": status, "attempts": row.attempts, "reason": reason})
+        (
+            EventKind.TRIAL_ENDED,
+            {"number": row.number, "status": status, "attempts": row.attempts, "reason": reason},
+        )
         for row in rows
     ]
 
 
 def keep_late(connection: Connection, study: int, trial: Trial, why: str, fence: int) -> None:
     """Stores a report that came too late in the history, with its evidence."""
-    line: Mapping[str, Any] = {"number": trial.number, "why": why, "fence": fence, "trial": trial.to_dict()}
+    line: Mapping[str, Any] = {
+        "number": trial.number,
+        "why": why,
+        "fence": fence,
+        "trial": trial.to_dict(),
+    }
     append(connection, study, [(EventKind.TRIAL_LATE, line)])
 
 
 def _ending(trial: Trial, throughput: float | None, attempts_made: int) -> dict[str, Any]:
-    line: dict[str, Any] = {"number": trial.number, "status": str(trial.status), "attempts": attempts_made}
+    line: dict[str, Any] = {
+        "number": trial.number,
+        "status": str(trial.status),
+        "attempts": attempts_made,
+    }
     if throughput is not None:
         line["tokens_per_s_per_gpu"] = throughput
     if trial.failure is not None:
@@ -228,10 +286,14 @@ def _ending(trial: Trial, throughput: float | None, attempts_made: int) -> dict[
     return line
 
 
-def _close(connection: Connection, study: Row[Any], number: int, failure: Failure | None, now: int) -> None:
+def _close(
+    connection: Connection, study: Row[Any], number: int, failure: Failure | None, now: int
+) -> None:
     text = json_text(failure.to_dict()) if failure else None
     changes = {"ended_us": now, "failure": text}
-    for row in connection.execute(_OPEN_ATTEMPTS, {"of_study": study.key, "of_number": number}).all():
+    for row in connection.execute(
+        _OPEN_ATTEMPTS, {"of_study": study.key, "of_number": number}
+    ).all():
         connection.execute(_CLOSE, {"of_key": row.key, **resealed(attempts, row._mapping, changes)})
 
 

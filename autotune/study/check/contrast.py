@@ -9,16 +9,27 @@ from autotune.study.assembly import Assembly
 
 MOST = 4000
 """configs of a large space that are looked at, evenly spread"""
-SHOWN = ("micro_batch_size", "accumulation_steps", "precision", "recompute", "compile", "zero_stage")
+SHOWN = (
+    "micro_batch_size",
+    "accumulation_steps",
+    "precision",
+    "recompute",
+    "compile",
+    "zero_stage",
+)
 """knobs whose effect the probe can see"""
 
 
-def contrast_of(assembly: Assembly, first: ParallelConfig, capacity: float) -> ParallelConfig | None:
+def contrast_of(
+    assembly: Assembly, first: ParallelConfig, capacity: float
+) -> ParallelConfig | None:
     """A config that can be run where the first one can; None where the space has no other."""
     space = assembly.space
     stride = max(1, len(space) // MOST)
     others = (space[place] for place in range(0, len(space), stride))
-    fitting = [c for c in others if c != first and c.world_size <= min(capacity, max(first.world_size, 1))]
+    fitting = [
+        c for c in others if c != first and c.world_size <= min(capacity, max(first.world_size, 1))
+    ]
     fitting.sort(key=lambda config: _worth(config, first))
     return next((config for config in islice(fitting, 100) if not assembly.refuse(config)), None)
 

@@ -53,10 +53,16 @@ def is_clock(times_s: Sequence[float]) -> bool:
     return max(gains) < 3 * median(gains)
 
 
-def covers_the_batch(study: Study, config: ParallelConfig, lines: Sequence[str], time_s: float | None) -> bool:
+def covers_the_batch(
+    study: Study, config: ParallelConfig, lines: Sequence[str], time_s: float | None
+) -> bool:
     """Whether a rate that these lines print says that the time of one of them trains the spec's whole batch."""
     rate = printed_rate(lines)
-    return rate is not None and time_s is not None and _agrees(_ratio(study, config, rate, time_s), config)
+    return (
+        rate is not None
+        and time_s is not None
+        and _agrees(_ratio(study, config, rate, time_s), config)
+    )
 
 
 def _expected(study: Study, config: ParallelConfig, rate: PrintedRate) -> float:
@@ -78,7 +84,9 @@ def _agrees(ratio: float, config: ParallelConfig) -> bool:
     )  # a rank may print its own rate
 
 
-def _of_tokens(study: Study, config: ParallelConfig, lines: Sequence[str], step_time_s: float) -> Iterator[str]:
+def _of_tokens(
+    study: Study, config: ParallelConfig, lines: Sequence[str], step_time_s: float
+) -> Iterator[str]:
     rate = printed_rate(lines)
     if rate is None:
         return
@@ -87,14 +95,20 @@ def _of_tokens(study: Study, config: ParallelConfig, lines: Sequence[str], step_
     if _agrees(ratio, config):
         return
     what = "tokens" if rate.is_tokens else "sequences"
-    product = f"seq_len {seq_len} x global_batch_size {batch}" if rate.is_tokens else f"global_batch_size {batch}"
+    product = (
+        f"seq_len {seq_len} x global_batch_size {batch}"
+        if rate.is_tokens
+        else f"global_batch_size {batch}"
+    )
     yield (
         f"its log prints {rate.per_s:,.0f} {rate.unit} at {format_duration(step_time_s)} per step, which is {expected * ratio:,.0f} {what} a step, "
         f"but the spec says {expected:,.0f} ({product}{f' on {ranks} ranks' if rate.is_per_gpu else ''}): correct workload, or the batch options in argv; otherwise every tokens/s in the study is wrong by that factor"
     )
 
 
-def _of_times(step_times_s: Sequence[float], arrivals: Sequence[tuple[float, int]], *, is_rate: bool) -> Iterator[str]:
+def _of_times(
+    step_times_s: Sequence[float], arrivals: Sequence[tuple[float, int]], *, is_rate: bool
+) -> Iterator[str]:
     if len(arrivals) < 2 or arrivals[-1][1] <= arrivals[0][1]:
         return
     (first_s, first), (last_s, last) = arrivals[0], arrivals[-1]

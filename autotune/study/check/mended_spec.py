@@ -25,13 +25,21 @@ def fixes_of(rows: Iterable[Row]) -> dict[str, Any]:
 def mended(text: str, path: str, value: Any) -> str | None:
     """The text with that key of the workload (`workload.seq_len`) or of the model; None where it cannot be said where to write it."""
     section, _, key = path.partition(".")
-    return _with_model(text, f"{{{key}: {value}}}") if section == "model" else _with_workload(text, key, value)
+    return (
+        _with_model(text, f"{{{key}: {value}}}")
+        if section == "model"
+        else _with_workload(text, key, value)
+    )
 
 
 def _with_model(text: str, model: str) -> str | None:
     """The text with another model in place of the one that is written there."""
     found = list(_MODEL.finditer(text))
-    return f"{text[: found[0].start()]}model: {model}\n{text[found[0].end() :]}" if len(found) == 1 else None
+    return (
+        f"{text[: found[0].start()]}model: {model}\n{text[found[0].end() :]}"
+        if len(found) == 1
+        else None
+    )
 
 
 def _with_workload(text: str, key: str, value: Any) -> str | None:
@@ -43,7 +51,9 @@ def _with_workload(text: str, key: str, value: Any) -> str | None:
     if end is None:
         return None
     part = text[begin:end]
-    stands = list(re.finditer(rf"(?<![\w.-])({re.escape(key)}[ \t]*:[ \t]*)([^\s,}}\]#\[{{]+)", part))
+    stands = list(
+        re.finditer(rf"(?<![\w.-])({re.escape(key)}[ \t]*:[ \t]*)([^\s,}}\]#\[{{]+)", part)
+    )
     if len(stands) > 1:
         return None
     if stands:

@@ -17,7 +17,13 @@ from typing import Any
 from autotune.ports import KnowledgeStore
 from autotune.spec import ParallelConfig, Study, config_label
 from autotune.study.assembly import Assembly, assemble, make_runner_of
-from autotune.study.check.program_check import LogLine, ProgramCheck, check_program, launch_of, request_of
+from autotune.study.check.program_check import (
+    LogLine,
+    ProgramCheck,
+    check_program,
+    launch_of,
+    request_of,
+)
 from autotune.study.check.unseen_program import NATIVE, config_to_check, second_config
 from autotune.study.check.verdict import verdict_of
 from autotune.study.preflight import check_here
@@ -79,11 +85,15 @@ def prepare_check(study: Study, *, store: KnowledgeStore | None = None) -> Prepa
     return PreparedCheck(
         assembly=assembly,
         config=config,
-        why_config="the baseline" if config == assembly.baseline else "the smallest config of the space",
+        why_config="the baseline"
+        if config == assembly.baseline
+        else "the smallest config of the space",
         launch=launch.placed("FILES") if launch is not None else None,
         folder=folder,
         program=program,
-        python=_described(python_of(program, _environment(launch))) if launch is not None and program else "",
+        python=_described(python_of(program, _environment(launch)))
+        if launch is not None and program
+        else "",
     )
 
 
@@ -92,7 +102,9 @@ def _said_and_seen(found: ProgramCheck) -> dict[str, Any]:
     seen = found.seen
     return {
         "config": config_label(found.config),
-        "rows": [{"name": r.name, "said": r.said, "seen": r.seen, "agrees": r.agrees} for r in found.rows],
+        "rows": [
+            {"name": r.name, "said": r.said, "seen": r.seen, "agrees": r.agrees} for r in found.rows
+        ],
         "micro_batches": seen.micro_batches if seen else None,
         "sequences": seen.sequences if seen else None,
         "tokens": seen.tokens if seen else None,
@@ -112,9 +124,16 @@ def _described(python: str) -> str:
     """The interpreter itself, also where `python` only chooses one (pyenv's shims), and its release."""
     if not python:
         return ""
-    command = [python, "-I", "-c", "import sys; print(f'{sys.executable} ({sys.version.split()[0]})')"]
+    command = [
+        python,
+        "-I",
+        "-c",
+        "import sys; print(f'{sys.executable} ({sys.version.split()[0]})')",
+    ]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=True)
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=ANSWER_S, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return python
     return answer.stdout.strip() or python
@@ -158,7 +177,10 @@ def check_document(prepared: PreparedCheck, found: ProgramCheck) -> dict[str, An
             "program": prepared.program,
             "python": prepared.python,
         },
-        "lines": [{"node": line.node, "text": line.text, "metrics": dict(line.metrics)} for line in found.lines],
+        "lines": [
+            {"node": line.node, "text": line.text, "metrics": dict(line.metrics)}
+            for line in found.lines
+        ],
         "metrics": list(found.metrics),
         "steps": len(found.step_times_s),
         "step_time_s": found.step_time_s,
@@ -167,7 +189,10 @@ def check_document(prepared: PreparedCheck, found: ProgramCheck) -> dict[str, An
         "peak_memory_bytes": found.peak_memory_bytes,
         "failure": found.failure.to_dict() if found.failure is not None else None,
         "proposal": dict(found.proposal),
-        "said_and_seen": [_said_and_seen(found), *([_said_and_seen(found.second)] if found.second else [])],
+        "said_and_seen": [
+            _said_and_seen(found),
+            *([_said_and_seen(found.second)] if found.second else []),
+        ],
         "differences": list(found.differences),
         "files": {path: dict(file) for path, file in found.files.items()},
         "ready": verdict.ready,

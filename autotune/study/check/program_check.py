@@ -15,7 +15,15 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
-from autotune.ports import AttemptEnded, AttemptQueued, LogRead, ProgramSeen, StepsReported, TrialRequest, TrialRunner
+from autotune.ports import (
+    AttemptEnded,
+    AttemptQueued,
+    LogRead,
+    ProgramSeen,
+    StepsReported,
+    TrialRequest,
+    TrialRunner,
+)
 from autotune.results.knobs_seen import Row
 from autotune.spec import Failure, FailureKind, Measurement, ParallelConfig, Study, config_label
 from autotune.study.check.doubts import doubts_of
@@ -119,7 +127,11 @@ class ProgramCheck:
     @property
     def replaced(self) -> tuple[str, ...]:
         """Those that were there before, unless the spec wants that."""
-        return () if self.study.keeps_outputs else tuple(p for p, file in self.files.items() if file["existed"])
+        return (
+            ()
+            if self.study.keeps_outputs
+            else tuple(p for p, file in self.files.items() if file["existed"])
+        )
 
     @property
     def differences(self) -> tuple[str, ...]:
@@ -176,15 +188,26 @@ def check_program(
     found = replace(found, second=_run(other, study, runner, lambda _: None, on_wait, interrupted))
     if found.second is None or found.second.failure is None or found.second.interrupted:
         return found
-    again = to_its_end(request_of(study, config, study_id), number=2)  # for what it writes at its end
+    again = to_its_end(
+        request_of(study, config, study_id), number=2
+    )  # for what it writes at its end
     return replace(found, last=_run(again, study, runner, lambda _: None, on_wait, interrupted))
 
 
 def to_its_end(request: TrialRequest, *, number: int) -> TrialRequest:
     """The request, with few steps, after which the program may go on to its own end."""
     known = {option.name for option in trainer(request.trainer).options}
-    steps = {"steps": request.measure.warmup_steps + request.measure.max_steps + SPARE} if "steps" in known else {}
-    return replace(request, number=number, trainer_options={**request.trainer_options, **steps}, ends_itself=True)
+    steps = (
+        {"steps": request.measure.warmup_steps + request.measure.max_steps + SPARE}
+        if "steps" in known
+        else {}
+    )
+    return replace(
+        request,
+        number=number,
+        trainer_options={**request.trainer_options, **steps},
+        ends_itself=True,
+    )
 
 
 def _run(
@@ -196,7 +219,9 @@ def _run(
     interrupted: Callable[[], bool],
 ) -> ProgramCheck:
     config = request.config
-    reading = _Reading(study, on_line, steps=request.measure.warmup_steps + request.measure.max_steps)
+    reading = _Reading(
+        study, on_line, steps=request.measure.warmup_steps + request.measure.max_steps
+    )
     runner.start(request)
     is_cancelled = is_unread = False
     looked_s, unread_looks = time.monotonic(), 0
@@ -229,7 +254,9 @@ def request_of(study: Study, config: ParallelConfig, study_id: str = "check") ->
         attempt=0,
         workload=study.workload,
         config=config,
-        measure=replace(study.measure, warmup_steps=1, first_look=0, min_steps=measured, max_steps=measured),
+        measure=replace(
+            study.measure, warmup_steps=1, first_look=0, min_steps=measured, max_steps=measured
+        ),
         seed=study.seed,
         trainer=study.trainer,
         trainer_options={**steps, **study.trainer_options},
@@ -245,9 +272,15 @@ def launch_of(request: TrialRequest) -> Launch:
     own = trainer(request.trainer)
     known = {option.name for option in own.options}
     seed = {"seed": request.seed} if "seed" in known else {}
-    launch = own.launch(request.workload, request.config, own.in_trial({**seed, **request.trainer_options}))
+    launch = own.launch(
+        request.workload, request.config, own.in_trial({**seed, **request.trainer_options})
+    )
     launch = launch if request.keeps_outputs else with_own_outputs(launch)
-    return launch.on_node(0, master_addr=FIRST_NODE, master_port=MEETING_PORT) if launch.is_spread else launch
+    return (
+        launch.on_node(0, master_addr=FIRST_NODE, master_port=MEETING_PORT)
+        if launch.is_spread
+        else launch
+    )
 
 
 class _Reading:
@@ -315,7 +348,9 @@ class _Reading:
         is_plain = "loss" in proposal or any(name in proposal for name in TIMES)
         return is_plain and steps_read(proposal, texts) >= PLAIN_STEPS
 
-    def result(self, config: ParallelConfig, end: AttemptEnded, *, interrupted: bool, is_unread: bool) -> ProgramCheck:
+    def result(
+        self, config: ParallelConfig, end: AttemptEnded, *, interrupted: bool, is_unread: bool
+    ) -> ProgramCheck:
         """The result, after the end."""
         failure, measured = end.failure, end.measurement
         if failure is not None and not self._lines:  # of a runner that reports no lines
@@ -324,9 +359,14 @@ class _Reading:
         texts = self._texts()
         if is_unread:
             message = "the program prints steps, but none of its lines were understood"
-            failure = Failure(kind=FailureKind.METRICS_MISSING, message=message, log_tail=tuple(texts[-20:]))
+            failure = Failure(
+                kind=FailureKind.METRICS_MISSING, message=message, log_tail=tuple(texts[-20:])
+            )
         is_silent = not self._is_read
-        is_unclear = failure is None or failure.kind in (FailureKind.METRICS_MISSING, FailureKind.HANG)
+        is_unclear = failure is None or failure.kind in (
+            FailureKind.METRICS_MISSING,
+            FailureKind.HANG,
+        )
         stock = stock_reader()
         time_from = measured.time_from if measured is not None else ""
         read = [line.text for line in self._lines if line.metrics]
@@ -343,9 +383,12 @@ class _Reading:
             proposal=propose_patterns(texts) if is_silent and is_unclear else {},
             doubts=()
             if time_from == "probe"
-            else tuple(doubts_of(self._study, config, read, self._times, self._arrivals, time_from)),
+            else tuple(
+                doubts_of(self._study, config, read, self._times, self._arrivals, time_from)
+            ),
             seen=self._seen,
-            needs_no_patterns=is_silent and any(m is not None and ends_step(m) for m in map(stock, texts)),
+            needs_no_patterns=is_silent
+            and any(m is not None and ends_step(m) for m in map(stock, texts)),
         )
 
     def _texts(self) -> list[str]:

@@ -67,14 +67,21 @@ def _batch(study: Study, config: ParallelConfig, seen: ProgramSeen, world: int) 
     )
     length = seen.tokens / seen.sequences if seen.tokens and seen.sequences else None
     expected = study.workload.seq_len
-    packed = seen.tokens is not None and length is not None and length > expected and length % expected == 0
+    packed = (
+        seen.tokens is not None
+        and length is not None
+        and length > expected
+        and length % expected == 0
+    )
     is_open = length is None or seen.lengths_vary  # the longest may be those of the spec
     varies = " on average, varies" if seen.lengths_vary else ""
     yield Row(
         name="seq_len",
         said=str(expected),
         seen=f"{length:g}{varies}" if length else "",
-        agrees=None if is_open else packed or abs((length or 0) - expected) <= max(1.0, LENGTH * expected),
+        agrees=None
+        if is_open
+        else packed or abs((length or 0) - expected) <= max(1.0, LENGTH * expected),
         remedy="correct workload.seq_len, or the option that sets the length: tokens/s and memory follow from it",
         fix=None if is_open else ("workload.seq_len", round(length or 0)),
     )
@@ -89,7 +96,9 @@ def _parameters(study: Study, seen: ProgramSeen, facts: ProgramFacts) -> Row:
         name="parameters",
         said=told,
         seen=f"{found:,} ({facts.values.get('model', '')})" if found is not None else "",
-        agrees=None if found is None else abs(found - model.num_parameters) <= PARAMETERS * model.num_parameters,
+        agrees=None
+        if found is None
+        else abs(found - model.num_parameters) <= PARAMETERS * model.num_parameters,
         remedy=f"correct `model`, because time and memory are predicted from it: give its shape, or {by_count} if no shape describes it"
         if is_decoder
         else f"{by_count}: its input is not tokens, so no decoder shape describes it",
@@ -106,10 +115,22 @@ def without_effect(
     found = []
     for row in beside:
         before = seen.get(row.name)
-        if before is None or not row.seen or row.name not in ("precision", "zero_stage", "recompute", "compile"):
+        if (
+            before is None
+            or not row.seen
+            or row.name not in ("precision", "zero_stage", "recompute", "compile")
+        ):
             continue
         values = one.value(row.name), other.value(row.name)
-        if values[0] != values[1] and row.seen == before.seen and (row.agrees is False or before.agrees is False):
-            told = " and ".join(str(value).lower() if isinstance(value, bool) else str(value) for value in values)
-            found.append(f"{row.name} has no effect: with {told} the probe observed the same, {row.seen}")
+        if (
+            values[0] != values[1]
+            and row.seen == before.seen
+            and (row.agrees is False or before.agrees is False)
+        ):
+            told = " and ".join(
+                str(value).lower() if isinstance(value, bool) else str(value) for value in values
+            )
+            found.append(
+                f"{row.name} has no effect: with {told} the probe observed the same, {row.seen}"
+            )
     return found

@@ -43,13 +43,18 @@ def needs_check(study: Study, store: StudyReader, study_id: str, past: Sequence[
     earlier = store.studies(trainer=study.trainer, runner=study.runner, limit=LOOKED_AT)
     options = _options(study)
     return not any(
-        _options(record.study) == options and any(record.trial_counts.get(status) for status in _MEASURED)
+        _options(record.study) == options
+        and any(record.trial_counts.get(status) for status in _MEASURED)
         for record in earlier
     )
 
 
 def check_unseen(
-    assembly: Assembly, runner: TrialRunner, lease: StudyLease, tell: OnEvent, stop: Callable[[], bool]
+    assembly: Assembly,
+    runner: TrialRunner,
+    lease: StudyLease,
+    tell: OnEvent,
+    stop: Callable[[], bool],
 ) -> None:
     """Runs a few steps of the baseline. Raises `ProgramError` when the program does not work with any config; that only this
     config fails (out of memory, say) does not stop the study. Ends early when the study is to pause or end."""
@@ -65,9 +70,13 @@ def check_unseen(
             is_wanted = lease.may_run()
         return stop() or not is_wanted
 
-    tell(Notice(message=f"first run of this program: testing {STEPS} steps{_command(study, config)}"))
+    tell(
+        Notice(message=f"first run of this program: testing {STEPS} steps{_command(study, config)}")
+    )
     second = second_config(assembly, config, runner.capacity)
-    found = check_program(study, runner, config, study_id=lease.study_id, interrupted=interrupted, second=second)
+    found = check_program(
+        study, runner, config, study_id=lease.study_id, interrupted=interrupted, second=second
+    )
     if found.interrupted:
         return
     verdict = verdict_of(found)
@@ -88,7 +97,9 @@ def check_unseen(
             remedy=f"{verdict.remedy}{patterns}; `autotune check SPEC` shows the log, --no-check skips the check",
         )
     tell(Notice(message=str(verdict) if verdict.ready else f"the study starts, but {verdict}"))
-    lease.store.record_event(lease.study_id, EventKind.PROGRAM_CHECKED, {"message": verdict.message})
+    lease.store.record_event(
+        lease.study_id, EventKind.PROGRAM_CHECKED, {"message": verdict.message}
+    )
 
 
 def config_to_check(assembly: Assembly, capacity: float = math.inf) -> ParallelConfig:
@@ -98,7 +109,9 @@ def config_to_check(assembly: Assembly, capacity: float = math.inf) -> ParallelC
     return default if is_runnable else smallest_config(assembly.space)
 
 
-def second_config(assembly: Assembly, first: ParallelConfig, capacity: float = math.inf) -> ParallelConfig | None:
+def second_config(
+    assembly: Assembly, first: ParallelConfig, capacity: float = math.inf
+) -> ParallelConfig | None:
     """The other config of a check of a program; None for the native trainer, whose knobs need no proof."""
     return None if assembly.study.trainer == NATIVE else contrast_of(assembly, first, capacity)
 

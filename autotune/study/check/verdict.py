@@ -47,12 +47,18 @@ _REMEDIES = (
         "set GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME to one of the node's network interfaces, under trainer.env, or under runner.node_env for a single node",
     ),
     # torchrun says of OMP_NUM_THREADS on every start that it sets this "environment variable for each process"
-    (r"KeyError: '[A-Z][A-Z0-9_]+'|environment variable(?! for each process)", "set the variable under trainer.env"),
+    (
+        r"KeyError: '[A-Z][A-Z0-9_]+'|environment variable(?! for each process)",
+        "set the variable under trainer.env",
+    ),
     (
         r"No such file|can't open file|found no file|FileNotFoundError",
         "paths are relative to the program's folder: set trainer.cwd, or write the full path",
     ),
-    (r"[Aa]ddress already in use", "let torchrun choose its port: on a single node, start it with --standalone"),
+    (
+        r"[Aa]ddress already in use",
+        "let torchrun choose its port: on a single node, start it with --standalone",
+    ),
     (r"[Pp]ermission denied", "make the program executable, or start it with its interpreter"),
 )
 """what to do about failures that programs have before their first step, by their words"""
@@ -70,11 +76,17 @@ def verdict_of(check: ProgramCheck) -> Verdict:
             remedy="; ".join([*_files(check), *check.differences]),
         )
     if failure is None and CLOCK in check.doubts:
-        return Verdict(ready=False, message=_ready(check).replace("ready: ", "", 1), remedy="; ".join(check.doubts))
+        return Verdict(
+            ready=False,
+            message=_ready(check).replace("ready: ", "", 1),
+            remedy="; ".join(check.doubts),
+        )
     if failure is None and (why := uncounted(check)):
         return Verdict(ready=False, message=_ready(check).replace("ready: ", "", 1), remedy=why)
     if failure is None:
-        return Verdict(ready=True, message=_ready(check), remedy="; ".join([*check.doubts, *_remarks(check)]))
+        return Verdict(
+            ready=True, message=_ready(check), remedy="; ".join([*check.doubts, *_remarks(check)])
+        )
     if failure.kind is FailureKind.OUT_OF_MEMORY:
         return Verdict(
             ready=False,
@@ -86,7 +98,9 @@ def verdict_of(check: ProgramCheck) -> Verdict:
     if failure.kind in (FailureKind.METRICS_MISSING, FailureKind.HANG):
         return _not_understood(check, failure)
     return Verdict(
-        ready=False, message=_failed("the program failed before its first step", failure), remedy=_remedy(failure)
+        ready=False,
+        message=_failed("the program failed before its first step", failure),
+        remedy=_remedy(failure),
     )
 
 
@@ -104,15 +118,17 @@ def _ready(check: ProgramCheck) -> str:
         if check.seen is not None and check.seen.together > 1:
             words[-1] += f", up to {check.seen.together} at once"
     is_known = any(map(math.isfinite, check.losses))
-    words.append("with losses" if is_known else "without losses, so stability is judged only by time and memory")
+    words.append(
+        "with losses"
+        if is_known
+        else "without losses, so stability is judged only by time and memory"
+    )
     if memory is not None:
         words.append(f"peak memory {format_bytes(memory)}")
     return ", ".join(words)
 
 
-_OUTPUTS = (
-    "set its output folder to {trial_dir}, or write `outputs: keep` into the spec if trials may overwrite its outputs"
-)
+_OUTPUTS = "set its output folder to {trial_dir}, or write `outputs: keep` into the spec if trials may overwrite its outputs"
 
 
 def _files(check: ProgramCheck) -> list[str]:
@@ -120,7 +136,11 @@ def _files(check: ProgramCheck) -> list[str]:
     if not check.replaced:
         return []
     files = {path: check.files[path] for path in check.replaced}
-    back = "they were restored, but" if all(file["kept"] for file in files.values()) else "they were not restored, and"
+    back = (
+        "they were restored, but"
+        if all(file["kept"] for file in files.values())
+        else "they were not restored, and"
+    )
     return [
         f"the program writes outside its trial's folder, to existing files: {listed(files)}; {back} each trial would overwrite them: {_OUTPUTS}"
     ]
@@ -142,7 +162,9 @@ def _remarks(check: ProgramCheck) -> list[str]:
     if check.study.workload.model.is_counted:
         found += check.study.workload.assumptions
     if check.second is not None and (failure := check.second.failure) is not None:
-        found.append(f"the second config, {config_label(check.second.config)}, failed: {failure.message}")
+        found.append(
+            f"the second config, {config_label(check.second.config)}, failed: {failure.message}"
+        )
     return found
 
 
@@ -152,7 +174,9 @@ def _is_told(check: ProgramCheck) -> bool:
     if check.time_from in ("", "probe") or study.trainer != "command":
         return True
     varies = _accumulation_varies(study)
-    varies = varies or (second is not None and second.config.accumulation_steps != check.config.accumulation_steps)
+    varies = varies or (
+        second is not None and second.config.accumulation_steps != check.config.accumulation_steps
+    )
     if not varies or study.trainer_options.get("counts", "unknown") != "unknown":
         return True
     is_by_tokens = check.time_from == "rate" and "steps_per_s" not in check.metrics
@@ -168,14 +192,24 @@ def _accumulation_varies(study: Study) -> bool:
     sizes = study.space.world_sizes
     may_differ = workload.cluster.num_gpus > 1 and len(sizes) != 1
     listed = (knobs.get(name, ()) for name in ("micro_batch_size", "tp", "pp", "dp", "cp"))
-    return may_differ or len(workload.global_batch_sizes) > 1 or any(len(values) > 1 for values in listed)
+    return (
+        may_differ
+        or len(workload.global_batch_sizes) > 1
+        or any(len(values) > 1 for values in listed)
+    )
 
 
 def _rate_proves(check: ProgramCheck) -> bool:
     """Whether the log prints a rate with which one line is as long as a whole step of the spec's batch, and no micro-batch of it."""
-    runs = [run for run in (check, check.second) if run is not None and run.config.accumulation_steps > 1]
+    runs = [
+        run
+        for run in (check, check.second)
+        if run is not None and run.config.accumulation_steps > 1
+    ]
     return any(
-        covers_the_batch(check.study, run.config, [line.text for line in run.understood], run.step_time_s)
+        covers_the_batch(
+            check.study, run.config, [line.text for line in run.understood], run.step_time_s
+        )
         for run in runs
     )
 
@@ -183,7 +217,11 @@ def _rate_proves(check: ProgramCheck) -> bool:
 def _times_prove(check: ProgramCheck) -> bool:
     """Whether two configs that differ in accumulation alone have lines that are as much longer: of micro-batches they would be as long."""
     second = check.second
-    if second is None or replace(second.config, accumulation_steps=check.config.accumulation_steps) != check.config:
+    if (
+        second is None
+        or replace(second.config, accumulation_steps=check.config.accumulation_steps)
+        != check.config
+    ):
         return False
     short, long = sorted((check, second), key=lambda run: run.config.accumulation_steps)
     more = long.config.accumulation_steps / short.config.accumulation_steps
@@ -219,9 +257,7 @@ def _seems_parts(check: ProgramCheck) -> str:
     overlap = max(min(first_rates), min(second_rates)) <= min(max(first_rates), max(second_rates))
     if overlap or abs(math.log(faster)) < abs(math.log(more)) / 2 or (faster > 1) != (more > 1):
         return ""
-    return (
-        f"its sequences/s grow by {max(faster, 1 / faster):.2g} when only accumulation grows by {max(more, 1 / more):g}"
-    )
+    return f"its sequences/s grow by {max(faster, 1 / faster):.2g} when only accumulation grows by {max(more, 1 / more):g}"
 
 
 def _rates(run: ProgramCheck) -> list[float]:
@@ -246,24 +282,29 @@ def _after_steps(check: ProgramCheck, failure: Failure) -> Verdict:
 
 
 def _not_understood(check: ProgramCheck, failure: Failure) -> Verdict:
-    count, options = len(check.lines), {option.name for option in trainer(check.study.trainer).options}
+    count, options = (
+        len(check.lines),
+        {option.name for option in trainer(check.study.trainer).options},
+    )
     if not count:
         message, remedy = (
             _failed("the program printed nothing", failure),
             f"make it print a line per step, such as {JSON_LINE}",
         )
     elif failure.kind is FailureKind.HANG and not (check.proposal or check.needs_no_patterns):
-        message = _failed(f"none of the {count} lines that the program printed belongs to a step", failure)
+        message = _failed(
+            f"none of the {count} lines that the program printed belongs to a step", failure
+        )
         remedy = "its last lines show how far it got. Ranks may be waiting for each other (let torchrun choose the port: --standalone), the start may need more time (measure: {start_timeout_s: ...}), or the program may not print its steps"
     else:
         message = f"none of the {count} lines that the program printed was understood as a step"
-        remedy = (
-            f"make it print one JSON object per step, such as {JSON_LINE}, or describe its lines in trainer.metrics"
-        )
+        remedy = f"make it print one JSON object per step, such as {JSON_LINE}, or describe its lines in trainer.metrics"
         if check.needs_no_patterns and "metrics" in options:
             remedy = "remove trainer.metrics: these lines are understood without it"
         elif check.proposal and "metrics" in options:
-            remedy = "write the proposed patterns, which read these lines, into the spec under `trainer`"
+            remedy = (
+                "write the proposed patterns, which read these lines, into the spec under `trainer`"
+            )
         elif check.proposal:
             remedy = "its lines are unknown to this trainer: use `kind: command` with the proposed patterns"
     return Verdict(ready=False, message=message, remedy=remedy)

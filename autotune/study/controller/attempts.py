@@ -25,9 +25,14 @@ MAX_LOST = 2
 """attempts of a trial that may be lost and tried again"""
 MAX_ATTEMPTS = 10
 """launches of a trial in all, restarts of the controller included: a config that takes its machine down must not do so for ever"""
-CUT_OFF = Failure(kind=FailureKind.WORKER_LOST, message="the study's controller ended while this attempt was running")
+CUT_OFF = Failure(
+    kind=FailureKind.WORKER_LOST,
+    message="the study's controller ended while this attempt was running",
+)
 """of an attempt that nobody adopted; it does not count among those that may be lost"""
-UNASKED = Failure(kind=FailureKind.WORKER_LOST, message="the runner ended the attempt without being asked")
+UNASKED = Failure(
+    kind=FailureKind.WORKER_LOST, message="the runner ended the attempt without being asked"
+)
 OVERDUE = "it exceeded the trial timeout, and the runner did not stop it"
 SILENT = "the runner never confirmed that it had ended"
 
@@ -79,7 +84,9 @@ class Attempts:
     def begin(self, attempt: AttemptId, ranks: int, now_s: float, measure: MeasureSpec) -> None:
         """Hands out ranks."""
         longest = measure.start_timeout_s + measure.trial_timeout_s + DEADLINE_GRACE_S
-        self.live[attempt] = Attempt(id=attempt, ranks=ranks, since_s=now_s, deadline_s=now_s + longest)
+        self.live[attempt] = Attempt(
+            id=attempt, ranks=ranks, since_s=now_s, deadline_s=now_s + longest
+        )
 
     def queue(self, attempt: AttemptId, now_s: float) -> bool:
         """The runner has no ranks for it yet: what it may take begins now, and it has taken nothing so far. Whether that is news."""
@@ -102,12 +109,18 @@ class Attempts:
         """Notes that the attempt is to end; whether that is new."""
         if attempt.cancelled:
             return False
-        attempt.cancelled, attempt.overdue, attempt.deadline_s = why, overdue, now_s + CANCEL_GRACE_S
+        attempt.cancelled, attempt.overdue, attempt.deadline_s = (
+            why,
+            overdue,
+            now_s + CANCEL_GRACE_S,
+        )
         return True
 
     def may_retry(self, trial: Trial, failure: Failure) -> bool:
         """Whether the trial gets another attempt after this one was lost; to be asked once for each loss."""
-        lost = self._times_lost[trial.number] = self._times_lost.get(trial.number, 0) + (failure is not CUT_OFF)
+        lost = self._times_lost[trial.number] = self._times_lost.get(trial.number, 0) + (
+            failure is not CUT_OFF
+        )
         return lost <= MAX_LOST and trial.attempts < MAX_ATTEMPTS
 
     def late(self, now_s: float) -> list[Attempt]:
@@ -120,4 +133,6 @@ class Attempts:
 
     def gpu_s(self, now_s: float) -> float:
         """Rank-seconds of all attempts, up to now."""
-        return self._gpu_s + sum(a.ranks * (now_s - a.since_s) for a in (*self.live.values(), *self.lost.values()))
+        return self._gpu_s + sum(
+            a.ranks * (now_s - a.since_s) for a in (*self.live.values(), *self.lost.values())
+        )

@@ -55,12 +55,15 @@ def search_is_over(spent: Spent, budget: Budget, reserve: Reserve) -> str:
         return f"{spent.refused} configs proposed by the searcher cannot run here"
     if spent.wall_s + min(reserve.wall_s, budget.max_wall_s / 2) >= budget.max_wall_s:
         return f"{spent.wall_s:.0f} of {budget.max_wall_s:.0f} s of wall time are spent; the rest is reserved for the finals"
-    if budget.max_gpu_s is not None and spent.gpu_s + min(reserve.gpu_s, budget.max_gpu_s / 2) >= budget.max_gpu_s:
-        return (
-            f"{spent.gpu_s:.0f} of {budget.max_gpu_s:.0f} rank-seconds are spent; the rest is reserved for the finals"
-        )
+    if (
+        budget.max_gpu_s is not None
+        and spent.gpu_s + min(reserve.gpu_s, budget.max_gpu_s / 2) >= budget.max_gpu_s
+    ):
+        return f"{spent.gpu_s:.0f} of {budget.max_gpu_s:.0f} rank-seconds are spent; the rest is reserved for the finals"
     if spent.left_s is not None and JOB_SLACK * reserve.wall_s * spent.longest >= spent.left_s:
-        return f"this job has {max(0.0, spent.left_s):.0f} s left, which are reserved for the finals"
+        return (
+            f"this job has {max(0.0, spent.left_s):.0f} s left, which are reserved for the finals"
+        )
     return ""
 
 

@@ -213,7 +213,9 @@ def cause(event: Event) -> dict[str, Any]:
     """The event as the history names it: plain values, without what its facts say."""
     named = {"event": type(event).__name__}
     match event:
-        case AttemptAdopted() | AttemptQueued() | AttemptStarted() | StepsReported() | AttemptEnded():
+        case (
+            AttemptAdopted() | AttemptQueued() | AttemptStarted() | StepsReported() | AttemptEnded()
+        ):
             return {**named, "number": event.id.trial, "attempt": event.id.attempt}
         case InterruptAsked(reason=reason):
             return {**named, "reason": reason}

@@ -21,7 +21,9 @@ from autotune.study.controller.trial_index import TrialIndex
 class Ending:
     """Says how one study comes to rest, from what is known by then."""
 
-    def __init__(self, study: Study, index: TrialIndex, scorer: Scorer, infeasible: InfeasibleConfigs) -> None:
+    def __init__(
+        self, study: Study, index: TrialIndex, scorer: Scorer, infeasible: InfeasibleConfigs
+    ) -> None:
         self._study, self._index, self._scorer, self._infeasible = study, index, scorer, infeasible
 
     @property
@@ -49,7 +51,10 @@ class Ending:
         elif why == STOPPED_ON_REQUEST:
             status, message = StudyStatus.CANCELLED, why
         else:
-            cause = repeated_failure(trials) or f"{self._scorer.tally()}{_refusals(self._infeasible.counts)}"
+            cause = (
+                repeated_failure(trials)
+                or f"{self._scorer.tally()}{_refusals(self._infeasible.counts)}"
+            )
             status, message = StudyStatus.FAILED, f"no config could be measured: {cause}"
         return EndStudy(status=status, message=message, **outcome)
 
@@ -67,11 +72,17 @@ def _refusals(infeasible: Mapping[str, int]) -> str:
     return f"; {sum(infeasible.values()):,} cannot run here, {count:,} of them for this reason: {reason}"
 
 
-def _outcome(trials: Sequence[Trial], study: Study, phase: StudyPhase, stop_reason: str) -> dict[str, Any]:
+def _outcome(
+    trials: Sequence[Trial], study: Study, phase: StudyPhase, stop_reason: str
+) -> dict[str, Any]:
     """The winner as the fields of `EndStudy`: baseline, best, speedup, result."""
     winner = decide(trials, study)
     finals = [
-        {"number": t.number, "config": t.config.to_dict(), "tokens_per_s": t.measurement.tokens_per_s}
+        {
+            "number": t.number,
+            "config": t.config.to_dict(),
+            "tokens_per_s": t.measurement.tokens_per_s,
+        }
         for t in winner.confirmed
         if t.measurement is not None
     ]

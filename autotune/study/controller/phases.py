@@ -16,7 +16,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from autotune.reward import competes
-from autotune.spec import Estimate, ParallelConfig, StandsFor, Study, Trial, TrialPurpose, TrialStatus
+from autotune.spec import (
+    Estimate,
+    ParallelConfig,
+    StandsFor,
+    Study,
+    Trial,
+    TrialPurpose,
+    TrialStatus,
+)
 from autotune.study.controller.budget import Spent, search_is_over
 from autotune.study.controller.commands import StudyPhase
 from autotune.study.controller.finals.finalists import first_finalists, next_final
@@ -104,7 +112,10 @@ class Phases:
         for trial in past:
             if not trial.status.is_terminal and trial.purpose is TrialPurpose.SEARCH:
                 self._searcher.tell([trial])  # pending: not to be asked again
-            if trial.purpose is TrialPurpose.REFERENCE and trial.status is not TrialStatus.CANCELLED:
+            if (
+                trial.purpose is TrialPurpose.REFERENCE
+                and trial.status is not TrialStatus.CANCELLED
+            ):
                 self._references.pop(trial.config.global_batch_size, None)
         purposes = {t.purpose for t in past}
         if TrialPurpose.FINAL in purposes:
@@ -115,8 +126,16 @@ class Phases:
         """Takes in a trial that ended."""
         self._quiet = ""
         default = self._index.baseline
-        is_repeat = trial.purpose is TrialPurpose.BASELINE and default is not None and default.number != trial.number
-        if trial.purpose is not TrialPurpose.FINAL and not is_repeat and competes(trial, self._study):
+        is_repeat = (
+            trial.purpose is TrialPurpose.BASELINE
+            and default is not None
+            and default.number != trial.number
+        )
+        if (
+            trial.purpose is not TrialPurpose.FINAL
+            and not is_repeat
+            and competes(trial, self._study)
+        ):
             self._told[trial.number] = self._index.seen(trial)
             self._searcher.tell([self._told[trial.number]])
         self._correct(trial)
@@ -124,8 +143,14 @@ class Phases:
     def _correct(self, ended: Trial) -> None:
         """Tells the searcher what trials came to that it was told otherwise, and that the earlier trial of a config that was re-measured does not count."""
         replaced: list[int] = []
-        if ended.is_measured and ended.number in self._told and self._index.measured[ended.config] > 1:
-            replaced = [n for n, t in self._told.items() if n != ended.number and t.config == ended.config]
+        if (
+            ended.is_measured
+            and ended.number in self._told
+            and self._index.measured[ended.config] > 1
+        ):
+            replaced = [
+                n for n, t in self._told.items() if n != ended.number and t.config == ended.config
+            ]
         for number in replaced:
             del self._told[number]
         moved: dict[int, Trial] = {}
@@ -155,7 +180,9 @@ class Phases:
     def _measure_baseline(self) -> Move:
         if self._baseline is not None and TrialPurpose.BASELINE not in self._index.purposes:
             reason = "baseline: every trial is compared with it"
-            return Move(asks=(Ask(config=self._baseline, purpose=TrialPurpose.BASELINE, reason=reason),))
+            return Move(
+                asks=(Ask(config=self._baseline, purpose=TrialPurpose.BASELINE, reason=reason),)
+            )
         if self._index.baseline is None:
             why = self._no_baseline or "there is no measured baseline"
             message = f"{why}: rewards are relative to the first measured config"
@@ -170,7 +197,11 @@ class Phases:
         if running >= max(1, budget.parallel_trials):
             return None
         # a job's end cannot be moved, so that all who are tied must have had their rounds before it
-        racing = len(first_finalists(self._index.listed(), self._study)) if spent.left_s is not None else 0
+        racing = (
+            len(first_finalists(self._index.listed(), self._study))
+            if spent.left_s is not None
+            else 0
+        )
         reserve = self._index.reserve(self._study.measure, racing)
         reason = self._index.repeated_failure() or search_is_over(spent, budget, reserve)
         if not reason and (again := self._measure_again_now()) is not None:
@@ -178,12 +209,16 @@ class Phases:
         reason = reason or self._quiet or not_worth_it(self._searcher, self._index, budget)
         config = None if reason else next(iter(self._searcher.ask(1)), None)
         if config is not None:
-            ask = Ask(config=config, purpose=TrialPurpose.SEARCH, reason=self._searcher.reason(config))
+            ask = Ask(
+                config=config, purpose=TrialPurpose.SEARCH, reason=self._searcher.reason(config)
+            )
             return Move(asks=(*self._reference_for(config), ask))
         self._quiet = reason = reason or self._searcher.nothing_left()
         if running:
             return None
-        may_run = not self._index.repeated_failure() and not search_is_over(replace(spent, trials=0), budget, reserve)
+        may_run = not self._index.repeated_failure() and not search_is_over(
+            replace(spent, trials=0), budget, reserve
+        )
         if may_run and (again := self._measure_again_now(at_end=True)) is not None:
             return Move(asks=(again,))
         return Move(phase=StudyPhase.FINALS, message=reason)
@@ -211,9 +246,20 @@ class Phases:
         """The trial whose fp32 losses this config's will be held against; none where they are known, or cannot be."""
         batch, baseline = config.global_batch_size, self._index.baseline
         known = batch * self._study.workload.seq_len in self._scorer.fp32_losses
-        if known or config.precision == "fp32" or batch not in self._references or self._refuse(config):
+        if (
+            known
+            or config.precision == "fp32"
+            or batch not in self._references
+            or self._refuse(config)
+        ):
             return ()
-        if baseline is not None and baseline.measurement is not None and not baseline.measurement.losses:
+        if (
+            baseline is not None
+            and baseline.measurement is not None
+            and not baseline.measurement.losses
+        ):
             return ()  # this trainer does not tell its losses
         reason = f"the fp32 reference for losses in other precisions at a global batch of {batch}"
-        return (Ask(config=self._references.pop(batch), purpose=TrialPurpose.REFERENCE, reason=reason),)
+        return (
+            Ask(config=self._references.pop(batch), purpose=TrialPurpose.REFERENCE, reason=reason),
+        )

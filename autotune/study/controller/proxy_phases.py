@@ -47,7 +47,8 @@ class ProxyPhases:
         if phase is StudyPhase.BASELINE:
             at_hand, target = self._searcher.at_hand, self._study.workload.cluster
             return Move(
-                phase=StudyPhase.SEARCH, message=f"proxies on {at_hand.name} represent configs of {target.name}"
+                phase=StudyPhase.SEARCH,
+                message=f"proxies on {at_hand.name} represent configs of {target.name}",
             )
         if running >= max(1, budget.parallel_trials):
             return None
@@ -81,4 +82,6 @@ def phases_of(
     """The phases of a study: proxies where it has a target."""
     if study.at_hand is not None:
         return ProxyPhases(study, cast("TargetSearcher", searcher), index)
-    return Phases(study, searcher, index, scorer, baseline=baseline, references=references, refuse=refuse)
+    return Phases(
+        study, searcher, index, scorer, baseline=baseline, references=references, refuse=refuse
+    )

@@ -33,7 +33,11 @@ def repeated_failure(trials: Iterable[Trial]) -> str:
     if len(configs) < SAME_FAILURES or any(trial.is_measured for trial in trials):
         return ""
     first = failures[0]
-    if first.kind not in KINDS or first.step or any(_cause(failure) != _cause(first) for failure in failures):
+    if (
+        first.kind not in KINDS
+        or first.step
+        or any(_cause(failure) != _cause(first) for failure in failures)
+    ):
         return ""
     return f"all {len(configs)} configs tried failed in the same way before their first step, with {first.kind}: {first.message}"
 

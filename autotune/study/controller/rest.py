@@ -29,7 +29,9 @@ class RestRequest:
         self.reason = ""
         """in words"""
 
-    def hear(self, event: PauseAsked | ResumeAsked | StopAsked | CancelAsked | InterruptAsked) -> bool:
+    def hear(
+        self, event: PauseAsked | ResumeAsked | StopAsked | CancelAsked | InterruptAsked
+    ) -> bool:
         """Takes in what somebody asked for; whether that changes anything. Only a pause on request can be taken back."""
         before = self.status, self.reason
         match event:

@@ -88,27 +88,48 @@ class Scorer:
 
     def ended(self, trial: Trial, event: AttemptEnded) -> Trial:
         """The trial made terminal by its last attempt's end."""
-        measurement = event.measurement if trial.stands_for is not None else self._compared(trial, event.measurement)
+        measurement = (
+            event.measurement
+            if trial.stands_for is not None
+            else self._compared(trial, event.measurement)
+        )
         failure = event.failure
         if failure is None and (
-            measurement is None or not measurement.step_times_s or not measurement.median_tokens_per_s > 0
+            measurement is None
+            or not measurement.step_times_s
+            or not measurement.median_tokens_per_s > 0
         ):
-            failure = Failure(kind=FailureKind.METRICS_MISSING, message="the attempt ended without a usable step time")
-        if failure is None and measurement is not None and (failure := diverged(measurement)) is not None:
+            failure = Failure(
+                kind=FailureKind.METRICS_MISSING,
+                message="the attempt ended without a usable step time",
+            )
+        if (
+            failure is None
+            and measurement is not None
+            and (failure := diverged(measurement)) is not None
+        ):
             step = None if failure.step is None else failure.step + self.study.measure.warmup_steps
             failure = replace(failure, step=step)
         if failure is not None or measurement is None:
-            return replace(trial, status=TrialStatus.FAILED, measurement=measurement, failure=failure)
+            return replace(
+                trial, status=TrialStatus.FAILED, measurement=measurement, failure=failure
+            )
         status = TrialStatus.STOPPED if event.stopped else TrialStatus.COMPLETED
-        end = replace(trial, status=status, measurement=measurement, reason=event.stopped or trial.reason)
+        end = replace(
+            trial, status=status, measurement=measurement, reason=event.stopped or trial.reason
+        )
         if trial.stands_for is not None:
             return end
         objective, workload = self.study.objective, self.study.workload
-        return replace(end, reward=score(end, reference=self.reference, objective=objective, workload=workload))
+        return replace(
+            end, reward=score(end, reference=self.reference, objective=objective, workload=workload)
+        )
 
     def _compared(self, trial: Trial, measurement: Measurement | None) -> Measurement | None:
         """The measurement with what its losses and gradients are held against."""
-        if measurement is not None and (losses := self.fp32_losses.get(measurement.tokens_per_step)):
+        if measurement is not None and (
+            losses := self.fp32_losses.get(measurement.tokens_per_step)
+        ):
             measurement = replace(measurement, reference_losses=losses)
         if measurement is not None and self.study.same_data:
             own = measurement.grad_norms if trial.purpose in SHOW_THE_DATA else ()
@@ -132,7 +153,11 @@ class Scorer:
         chance = float(trial.estimate.oom_probability) if trial.estimate is not None else 0.0
         if trial.purpose is TrialPurpose.BASELINE and chance > SURELY_TOO_BIG:
             return "the baseline is predicted to run out of memory"
-        if trial.purpose is TrialPurpose.SEARCH and trial.config in self.study.enqueue and chance > HOPELESS:
+        if (
+            trial.purpose is TrialPurpose.SEARCH
+            and trial.config in self.study.enqueue
+            and chance > HOPELESS
+        ):
             return "a guess in the spec is predicted to run out of memory"
         return ""
 
@@ -154,11 +179,19 @@ class Scorer:
             return None
         least_speed = self.reference.tokens_per_s * math.exp((best.reward.total - w) / (1 - w))
         margin = math.exp(noise_between_two_runs(best) - level)
-        return margin * trial.config.global_batch_size * self.study.workload.tokens_per_sequence / least_speed
+        return (
+            margin
+            * trial.config.global_batch_size
+            * self.study.workload.tokens_per_sequence
+            / least_speed
+        )
 
     def tally(self) -> str:
         """The failures so far by kind, in words."""
-        return ", ".join(f"{n} {kind}" for kind, n in self._failures.most_common()) or "none was completed"
+        return (
+            ", ".join(f"{n} {kind}" for kind, n in self._failures.most_common())
+            or "none was completed"
+        )
 
 
 def noise_between_two_runs(best: Trial) -> float:

@@ -28,7 +28,15 @@ from autotune.ports import (
     StartAttempt,
     StepsReported,
 )
-from autotune.spec import Failure, ParallelConfig, Study, StudyStatus, Trial, TrialPurpose, TrialStatus
+from autotune.spec import (
+    Failure,
+    ParallelConfig,
+    Study,
+    StudyStatus,
+    Trial,
+    TrialPurpose,
+    TrialStatus,
+)
 from autotune.study.controller.accounts import Accounts
 from autotune.study.controller.admission import Admission, Correct, Predict, Refuse
 from autotune.study.controller.attempts import CUT_OFF, OVERDUE, SILENT, UNASKED, Attempt, Attempts
@@ -113,12 +121,27 @@ class Controller:
         self.stop_reason = stop_reason
         self._scorer = Scorer(study, fp32_losses)
         self._admission = Admission(
-            study_id, study, self.index, self._scorer, capacity, predict=predict, correct=correct, refuse=refuse
+            study_id,
+            study,
+            self.index,
+            self._scorer,
+            capacity,
+            predict=predict,
+            correct=correct,
+            refuse=refuse,
         )
-        self._infeasible = InfeasibleConfigs(searcher, capacity, has_target=study.at_hand is not None)
+        self._infeasible = InfeasibleConfigs(
+            searcher, capacity, has_target=study.at_hand is not None
+        )
         self._ending = Ending(study, self.index, self._scorer, self._infeasible)
         self._phases = phases_of(
-            study, searcher, self.index, self._scorer, baseline=baseline, references=references, refuse=refuse
+            study,
+            searcher,
+            self.index,
+            self._scorer,
+            baseline=baseline,
+            references=references,
+            refuse=refuse,
         )
         self._waiting, self._cut_off = list[int](), list[int]()
         self._adopted: set[AttemptId] = set()
@@ -129,7 +152,9 @@ class Controller:
         """of the attempts that ended with a measurement, from their launch on"""
         self._out: list[Command] = []
         self._restore(past)
-        self._accounts = Accounts(self.index, self.attempts, self._infeasible, elapsed_s=elapsed_s, gpu_s=gpu_s)
+        self._accounts = Accounts(
+            self.index, self.attempts, self._infeasible, elapsed_s=elapsed_s, gpu_s=gpu_s
+        )
 
     def handle(self, event: Event) -> list[Command]:
         """Takes in one event; what is to be done about it, in order."""
@@ -145,7 +170,11 @@ class Controller:
                 if self.attempts.queue(event.id, self._accounts.now_s):
                     self._out.append(NoteQueued(number=event.id.trial, reason=event.reason))
             case AttemptStarted() if event.id in self.attempts.live:
-                self._out.append(NoteStarted(number=event.id.trial, attempt=event.id.attempt, places=event.places))
+                self._out.append(
+                    NoteStarted(
+                        number=event.id.trial, attempt=event.id.attempt, places=event.places
+                    )
+                )
             case StepsReported() if event.id in self.attempts.live:
                 self._out.append(KeepSteps(steps=event))
             case PauseAsked() | ResumeAsked() | StopAsked() | CancelAsked() | InterruptAsked():
@@ -159,7 +188,10 @@ class Controller:
     @property
     def cut_off(self) -> tuple[AttemptId, ...]:
         """Attempts that ran when an earlier controller ended, until the first `Tick`: those that nobody adopts are launched again."""
-        return tuple(AttemptId(self.study_id, number, self.trials[number].attempts) for number in self._cut_off)
+        return tuple(
+            AttemptId(self.study_id, number, self.trials[number].attempts)
+            for number in self._cut_off
+        )
 
     @property
     def elapsed_s(self) -> float:
@@ -181,7 +213,9 @@ class Controller:
         """What is used up of the budget."""
         usual_s = self.index.usual_s
         longest = max(1.0, self._longest_s / usual_s) if usual_s else 1.0
-        return replace(self._accounts.spent, left_s=None if self._goes_on else self._left_s, longest=longest)
+        return replace(
+            self._accounts.spent, left_s=None if self._goes_on else self._left_s, longest=longest
+        )
 
     @property
     def infeasible(self) -> Mapping[str, int]:
@@ -203,14 +237,19 @@ class Controller:
         self.phase = self._phases.restore(by_number)
         for trial in by_number:
             if not trial.status.is_terminal:
-                (self._cut_off if trial.status is TrialStatus.RUNNING else self._waiting).append(trial.number)
+                (self._cut_off if trial.status is TrialStatus.RUNNING else self._waiting).append(
+                    trial.number
+                )
 
     def _pass_time(self, now_s: float) -> None:
         if not self._accounts.has_begun:
             for attempt in self.cut_off:
                 if attempt in self._adopted:
                     self.attempts.begin(
-                        attempt, self.trials[attempt.trial].config.world_size, now_s, self.study.measure
+                        attempt,
+                        self.trials[attempt.trial].config.world_size,
+                        now_s,
+                        self.study.measure,
                     )
                 else:
                     self._retry(attempt.trial, CUT_OFF)
@@ -324,9 +363,13 @@ class Controller:
                 self._start(self._waiting.pop(0))
             if self._waiting:
                 if not self.attempts.live:
-                    self._finish("ranks are still held by attempts that the runner never reported as ended")
+                    self._finish(
+                        "ranks are still held by attempts that the runner never reported as ended"
+                    )
                 return
-            move = self._phases.next_move(self.phase, running=len(self.attempts.live), spent=self.spent)
+            move = self._phases.next_move(
+                self.phase, running=len(self.attempts.live), spent=self.spent
+            )
             if move is None:
                 return
             for ask in move.asks:
@@ -358,13 +401,21 @@ class Controller:
     def _may_start(self, trial: Trial) -> bool:
         """Whether there are ranks for it, and its reference is there."""
         running = [self.trials[attempt.number] for attempt in self.attempts.live.values()]
-        return trial.config.world_size <= self.attempts.free and not awaits_reference(trial, running)
+        return trial.config.world_size <= self.attempts.free and not awaits_reference(
+            trial, running
+        )
 
     def _start(self, number: int) -> None:
-        trial = replace(self.trials[number], status=TrialStatus.RUNNING, attempts=self.trials[number].attempts + 1)
+        trial = replace(
+            self.trials[number],
+            status=TrialStatus.RUNNING,
+            attempts=self.trials[number].attempts + 1,
+        )
         self.index.put(trial)
         request = request_for(trial, self.study_id, self.study, self.index, self._scorer)
-        self.attempts.begin(request.id, trial.config.world_size, self._accounts.now_s, self.study.measure)
+        self.attempts.begin(
+            request.id, trial.config.world_size, self._accounts.now_s, self.study.measure
+        )
         self._out.append(StartAttempt(request=request))
 
     def _enter(self, phase: StudyPhase, message: str) -> None:

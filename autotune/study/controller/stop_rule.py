@@ -40,7 +40,11 @@ def pays(gain: float, trials_in_a_training: float) -> bool:
 
 def not_worth_it(searcher: Searcher, index: TrialIndex, budget: Budget) -> str:
     """Why no further trial is worth asking for, in words; empty while one is, or the searcher cannot say."""
-    if index.best is None or index.asked == 0 or (budget.min_gain == 0 and budget.train_tokens is None):
+    if (
+        index.best is None
+        or index.asked == 0
+        or (budget.min_gain == 0 and budget.train_tokens is None)
+    ):
         return ""
     by_share = budget.min_gain if budget.train_tokens is None else None
     gain = searcher.expected_gain(1 if by_share is None else searcher.LOOKAHEAD)

@@ -78,7 +78,11 @@ class TrialIndex:
     def trial_s(self) -> float:
         """Mean seconds of a measured trial that the searcher asked for; before there is one, of any measured trial. By the clocks that measured it, so that a
         restart finds the same."""
-        return self._search_seconds / self._searched if self._searched else self._seconds / max(1, self._runs)
+        return (
+            self._search_seconds / self._searched
+            if self._searched
+            else self._seconds / max(1, self._runs)
+        )
 
     @property
     def baseline_s(self) -> float:
@@ -96,7 +100,11 @@ class TrialIndex:
 
     def repeated_failure(self) -> str:
         """Why no config is going to run, in words; empty while one may. Costs nothing once a trial was measured."""
-        return "" if self._runs or self.failed < SAME_FAILURES else repeated_failure(self.trials.values())
+        return (
+            ""
+            if self._runs or self.failed < SAME_FAILURES
+            else repeated_failure(self.trials.values())
+        )
 
     @property
     def usual_s(self) -> float:
@@ -117,7 +125,10 @@ class TrialIndex:
 
     def _count(self, trial: Trial, sign: int) -> None:
         self.failed += sign * (trial.status is TrialStatus.FAILED)
-        if trial.purpose in ASKED and trial.status not in (TrialStatus.CANCELLED, TrialStatus.INFEASIBLE):
+        if trial.purpose in ASKED and trial.status not in (
+            TrialStatus.CANCELLED,
+            TrialStatus.INFEASIBLE,
+        ):
             self.asked += sign
 
     def _learn(self, trial: Trial) -> None:
@@ -170,5 +181,7 @@ class TrialIndex:
 def seconds_of(trial: Trial) -> float:
     """Seconds that a measured trial took, by the clock that measured it."""
     return (
-        trial.measurement.setup_s + math.fsum(trial.measurement.step_times_s) if trial.measurement is not None else 0.0
+        trial.measurement.setup_s + math.fsum(trial.measurement.step_times_s)
+        if trial.measurement is not None
+        else 0.0
     )

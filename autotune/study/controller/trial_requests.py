@@ -11,9 +11,14 @@ from autotune.study.controller.scoring import Scorer
 from autotune.study.controller.trial_index import TrialIndex
 
 
-def request_for(trial: Trial, study_id: str, study: Study, index: TrialIndex, scorer: Scorer) -> TrialRequest:
+def request_for(
+    trial: Trial, study_id: str, study: Study, index: TrialIndex, scorer: Scorer
+) -> TrialRequest:
     """The next attempt of a trial; `trial.attempts` counts it already."""
-    is_search, is_reference = trial.purpose is TrialPurpose.SEARCH, trial.purpose is TrialPurpose.REFERENCE
+    is_search, is_reference = (
+        trial.purpose is TrialPurpose.SEARCH,
+        trial.purpose is TrialPurpose.REFERENCE,
+    )
     is_last = trial.purpose is TrialPurpose.FINAL and _is_last_round(trial.config, study, index)
     measure = longer(study.measure) if is_last else study.measure
     return TrialRequest(
@@ -28,7 +33,9 @@ def request_for(trial: Trial, study_id: str, study: Study, index: TrialIndex, sc
         trainer_options=study.trainer_options,
         data=study.data,
         profile=is_last,
-        beat_step_time_s=scorer.time_to_beat(trial, index.best, index.levels.now) if is_search else None,
+        beat_step_time_s=scorer.time_to_beat(trial, index.best, index.levels.now)
+        if is_search
+        else None,
         repeat=index.measured[trial.config],
         watched=not study.unwatched,
         keeps_outputs=study.keeps_outputs,
@@ -38,9 +45,13 @@ def request_for(trial: Trial, study_id: str, study: Study, index: TrialIndex, sc
 def awaits_reference(trial: Trial, running: Iterable[Trial]) -> bool:
     """Whether the fp32 reference of its batch still runs: its losses are compared with those."""
     batch = trial.config.global_batch_size
-    return any(t.purpose is TrialPurpose.REFERENCE and t.config.global_batch_size == batch for t in running)
+    return any(
+        t.purpose is TrialPurpose.REFERENCE and t.config.global_batch_size == batch for t in running
+    )
 
 
 def _is_last_round(config: ParallelConfig, study: Study, index: TrialIndex) -> bool:
-    finals = [t for t in index.trials.values() if t.purpose is TrialPurpose.FINAL and t.config == config]
+    finals = [
+        t for t in index.trials.values() if t.purpose is TrialPurpose.FINAL and t.config == config
+    ]
     return sum(t.is_measured for t in finals) == study.measure.final_rounds - 1

@@ -36,7 +36,9 @@ from autotune.testing.stores.study_contract import StudyContract
 from autotune.testing.stores.trial_contract import TrialContract
 
 
-class StoreContract(StudyContract, LeaseContract, TrialContract, DecisionContract, KnowledgeContract):
+class StoreContract(
+    StudyContract, LeaseContract, TrialContract, DecisionContract, KnowledgeContract
+):
     """Laws of `autotune.ports.Store`."""
 
 

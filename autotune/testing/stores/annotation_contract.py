@@ -8,7 +8,14 @@ from autotune.errors import ConflictError, NotFoundError, SpecError
 from autotune.ports import ServiceStore
 from autotune.spec import StudyStatus
 from autotune.spec.runs.observed import MAX_NOTE, MAX_TAGS
-from autotune.testing.stores.sample_studies import a_study, kinds, measured, pending, run_trial, running_study
+from autotune.testing.stores.sample_studies import (
+    a_study,
+    kinds,
+    measured,
+    pending,
+    run_trial,
+    running_study,
+)
 from autotune.testing.stores.store_fixture import StoreFixture
 
 
@@ -28,8 +35,15 @@ class AnnotationContract(StoreFixture):
         store.annotations.remove_note(study, second.number)
         assert store.revision(study) != before
         assert store.annotations.notes(study) == [first]
-        assert store.annotations.add_note(study, "again").number > second.number, "numbers are never reused"
-        assert kinds(store, study)[1:] == ["study.noted", "study.noted", "study.note_removed", "study.noted"]
+        assert store.annotations.add_note(study, "again").number > second.number, (
+            "numbers are never reused"
+        )
+        assert kinds(store, study)[1:] == [
+            "study.noted",
+            "study.noted",
+            "study.note_removed",
+            "study.noted",
+        ]
         with pytest.raises(NotFoundError):
             store.annotations.remove_note(study, second.number)
         for wrong in ("", " \n", "x" * (MAX_NOTE + 1)):
@@ -40,13 +54,18 @@ class AnnotationContract(StoreFixture):
 
     def test_tags_are_changed_and_find_studies(self, store: ServiceStore) -> None:
         one, two = (store.submit(a_study(name), {}).id for name in ("one", "two"))
-        assert store.annotations.change_tags(one, add=["sweep", "h100/v2", "sweep"]).tags == ("h100/v2", "sweep")
+        assert store.annotations.change_tags(one, add=["sweep", "h100/v2", "sweep"]).tags == (
+            "h100/v2",
+            "sweep",
+        )
         store.annotations.change_tags(two, add=["sweep"])
         assert [record.id for record in store.studies(tag="sweep")] == [two, one]
         assert [record.id for record in store.studies(tag="h100/v2")] == [one]
         assert store.studies(tag="swee") == []
         before = store.revision(two)
-        assert store.annotations.change_tags(two, add=["sweep"], remove=["absent"]).tags == ("sweep",)
+        assert store.annotations.change_tags(two, add=["sweep"], remove=["absent"]).tags == (
+            "sweep",
+        )
         assert store.revision(two) == before, "nothing changed"
         assert store.annotations.change_tags(two, remove=["sweep"]).tags == ()
         assert store.study(one).tags == ("h100/v2", "sweep")
@@ -61,7 +80,9 @@ class AnnotationContract(StoreFixture):
     def test_a_deleted_study_leaves_nothing_behind(self, store: ServiceStore) -> None:
         slow = running_study(store, a_study("slow"))
         run_trial(store, slow, measured(pending(0), step_time_s=0.5))
-        store.set_status(slow.study, StudyStatus.COMPLETED, expect=[StudyStatus.RUNNING], lease=slow)
+        store.set_status(
+            slow.study, StudyStatus.COMPLETED, expect=[StudyStatus.RUNNING], lease=slow
+        )
         fast = store.submit(a_study("fast"), {"a": 1}, idempotency_key="k")
         lease = store.claim(fast.id, "controller", lease_s=60)
         assert lease is not None
@@ -78,7 +99,13 @@ class AnnotationContract(StoreFixture):
         assert [(record.id, trial.number) for record, trial in store.best()] == [(slow.study, 0)]
         assert kinds(store, slow.study)[-1] == "history.deleted"
         assert [record.id for record in store.studies()] == [slow.study]
-        for read in (store.study, store.trials, store.events, store.annotations.notes, store.delete):
+        for read in (
+            store.study,
+            store.trials,
+            store.events,
+            store.annotations.notes,
+            store.delete,
+        ):
             with pytest.raises(NotFoundError):
                 read(fast.id)
         assert store.submit(a_study("fast"), {"a": 1}, idempotency_key="k").id != fast.id

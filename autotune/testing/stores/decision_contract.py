@@ -47,7 +47,12 @@ class DecisionContract(StoreFixture):
         close = CloseAttempt(number=0, attempt=1, failure=LOST)
         second = decision(2, steps, close, launch(lease, 0, 2))
         end = EndTrial(trial=measured(pending(0)))
-        third = decision(3, end, KeepTrial(trial=pending(1)), fields={"elapsed_s": 4.5, "result": {"phase": "search"}})
+        third = decision(
+            3,
+            end,
+            KeepTrial(trial=pending(1)),
+            fields={"elapsed_s": 4.5, "result": {"phase": "search"}},
+        )
         for each in (first, second, third):
             for _ in range(2):  # the acknowledgement was lost
                 store.keep_decision(lease, each)
@@ -66,20 +71,28 @@ class DecisionContract(StoreFixture):
     def test_of_a_decision_that_cannot_be_kept_nothing_is_kept(self, store: LeasedStore) -> None:
         lease = running_study(store)
         before = (store.study(lease.study), kinds(store, lease.study))
-        beyond = decision(1, KeepTrial(trial=pending(0)), KeepTrial(trial=pending(2)), fields={"elapsed_s": 9.0})
-        unwanted = decision(1, KeepTrial(trial=pending(0)), status=StudyStatus.PAUSED, wanted=Wanted.PAUSE)
+        beyond = decision(
+            1, KeepTrial(trial=pending(0)), KeepTrial(trial=pending(2)), fields={"elapsed_s": 9.0}
+        )
+        unwanted = decision(
+            1, KeepTrial(trial=pending(0)), status=StudyStatus.PAUSED, wanted=Wanted.PAUSE
+        )
         for refused in (beyond, unwanted, decision(2, KeepTrial(trial=pending(0)))):
             with pytest.raises(ConflictError):
                 store.keep_decision(lease, refused)
         with pytest.raises((ConflictError, NotFoundError)):
-            store.keep_decision(lease, decision(1, KeepTrial(trial=pending(0)), launch(lease, 7, 1)))
+            store.keep_decision(
+                lease, decision(1, KeepTrial(trial=pending(0)), launch(lease, 7, 1))
+            )
         assert (store.study(lease.study), kinds(store, lease.study)) == before
         assert store.trials(lease.study) == []
         store.want(lease.study, Wanted.PAUSE)
         store.keep_decision(lease, unwanted)
         assert store.study(lease.study).status is StudyStatus.PAUSED
 
-    def test_who_lost_the_lease_decides_nothing_and_its_measurements_are_late(self, store: LeasedStore) -> None:
+    def test_who_lost_the_lease_decides_nothing_and_its_measurements_are_late(
+        self, store: LeasedStore
+    ) -> None:
         lease = running_study(store)
         store.keep_decision(lease, decision(1, KeepTrial(trial=pending(0)), launch(lease, 0, 1)))
         store.release(lease)

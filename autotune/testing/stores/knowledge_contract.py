@@ -35,13 +35,17 @@ from autotune.testing.stores.store_fixture import StoreFixture
 
 def end(store: LeasedStore, lease: Lease, **fields: Unpack[StudyFields]) -> None:
     """The study COMPLETED, with these fields."""
-    store.set_status(lease.study, StudyStatus.COMPLETED, expect=[StudyStatus.RUNNING], lease=lease, **fields)
+    store.set_status(
+        lease.study, StudyStatus.COMPLETED, expect=[StudyStatus.RUNNING], lease=lease, **fields
+    )
 
 
 class KnowledgeContract(StoreFixture):
     """The best across studies, and what is measured once for all of them."""
 
-    def test_best_ranks_measured_trials_by_throughput_per_gpu_of_the_cluster(self, store: Store) -> None:
+    def test_best_ranks_measured_trials_by_throughput_per_gpu_of_the_cluster(
+        self, store: Store
+    ) -> None:
         lease = running_study(store)
         small = running_study(store, a_study("small", num_gpus=4))
         other = running_study(store, a_study("other", model="other", trainer="megatron"))
@@ -55,9 +59,19 @@ class KnowledgeContract(StoreFixture):
         def ranks(**wanted: Any) -> list[tuple[str, int]]:
             return [(record.id, trial.number) for record, trial in store.best(**wanted)]
 
-        assert ranks() == [(other.study, 0), (small.study, 0), (lease.study, 1), (lease.study, 2), (lease.study, 0)]
+        assert ranks() == [
+            (other.study, 0),
+            (small.study, 0),
+            (lease.study, 1),
+            (lease.study, 2),
+            (lease.study, 0),
+        ]
         assert ranks(limit=2) == ranks()[:2]
-        assert ranks(model="tiny", cluster="gpu-1x8") == [(lease.study, 1), (lease.study, 2), (lease.study, 0)]
+        assert ranks(model="tiny", cluster="gpu-1x8") == [
+            (lease.study, 1),
+            (lease.study, 2),
+            (lease.study, 0),
+        ]
         assert ranks(trainer="megatron") == ranks(model="other") == [(other.study, 0)]
         assert ranks(num_gpus=4, seq_len=1024, gpu="gpu") == [(small.study, 0)]
         assert ranks(cluster="none") == []
@@ -74,9 +88,13 @@ class KnowledgeContract(StoreFixture):
         assert [(r.id, t.number) for r, t in store.best()] == [(again.study, 0)]
 
     def test_no_config_stands_before_the_winner_of_its_study(self, store: Store) -> None:
-        lucky, good, tied, slow = (ParallelConfig(dp=8, micro_batch_size=size) for size in (1, 2, 4, 8))
+        lucky, good, tied, slow = (
+            ParallelConfig(dp=8, micro_batch_size=size) for size in (1, 2, 4, 8)
+        )
         lease, other = running_study(store), running_study(store, a_study("other"))
-        for number, (config, step_time_s) in enumerate(((lucky, 0.1), (good, 0.2), (tied, 0.4), (slow, 0.5))):
+        for number, (config, step_time_s) in enumerate(
+            ((lucky, 0.1), (good, 0.2), (tied, 0.4), (slow, 0.5))
+        ):
             run_trial(store, lease, measured(pending(number, config), step_time_s=step_time_s))
         elsewhere = ParallelConfig(pp=8)
         run_trial(store, other, measured(pending(0, elsewhere), step_time_s=0.3))
@@ -88,7 +106,9 @@ class KnowledgeContract(StoreFixture):
             "before a study ends, configs rank by their own measurement"
         )
         shown = {good: 32 * 1024 / 0.35, tied: 32 * 1024 / 0.35}
-        finals = [{"config": config.to_dict(), "tokens_per_s": speed} for config, speed in shown.items()]
+        finals = [
+            {"config": config.to_dict(), "tokens_per_s": speed} for config, speed in shown.items()
+        ]
         end(store, lease, result={"finals": finals})
         assert ranks() == [elsewhere, good, lucky, tied, slow]
         assert ranks(limit=2) == [elsewhere, good]
@@ -97,9 +117,13 @@ class KnowledgeContract(StoreFixture):
         for number, step_time_s in enumerate((0.6, 0.7)):
             run_trial(store, last, measured(pending(number, slow), step_time_s=step_time_s))
         run_trial(store, last, measured(pending(2, good), step_time_s=0.25))
-        assert ranks() == [good, elsewhere, lucky, tied, slow], "its median comes from a study that is still running"
+        assert ranks() == [good, elsewhere, lucky, tied, slow], (
+            "its median comes from a study that is still running"
+        )
 
-    def test_a_config_stands_where_the_study_of_its_median_puts_it(self, store: ServiceStore) -> None:
+    def test_a_config_stands_where_the_study_of_its_median_puts_it(
+        self, store: ServiceStore
+    ) -> None:
         config, steady = ParallelConfig(dp=8), ParallelConfig(pp=8)
         first, again = running_study(store), running_study(store, a_study("again"))
         run_trial(store, first, measured(pending(0, config), step_time_s=0.3))
@@ -122,8 +146,17 @@ class KnowledgeContract(StoreFixture):
         old, new = (measured(pending(number), step_time_s=0.5) for number in (0, 1))
         run_trial(store, lease, replace(old, ended_at=datetime(2026, 1, 1, tzinfo=UTC)))
         run_trial(store, lease, replace(new, ended_at=datetime(2026, 2, 1, tzinfo=UTC)))
-        assert [t.number for _, t in store.best(measured_after=datetime(2026, 1, 15, tzinfo=UTC))] == [1]
-        assert len(store.best(measured_after=datetime(2025, 1, 1, tzinfo=UTC), num_gpus=8, one_each=True)) == 1
+        assert [
+            t.number for _, t in store.best(measured_after=datetime(2026, 1, 15, tzinfo=UTC))
+        ] == [1]
+        assert (
+            len(
+                store.best(
+                    measured_after=datetime(2025, 1, 1, tzinfo=UTC), num_gpus=8, one_each=True
+                )
+            )
+            == 1
+        )
         assert store.best(num_gpus=16) == []
 
     def test_workloads_with_measurements_are_known_and_select_the_best(self, store: Store) -> None:
@@ -138,7 +171,9 @@ class KnowledgeContract(StoreFixture):
     def test_a_proxy_is_ranked_nowhere(self, store: Store) -> None:
         lease = running_study(store, a_study(num_gpus=64))
         stands_for = StandsFor(config=ParallelConfig(dp=64), workload=a_study().workload)
-        run_trial(store, lease, measured(pending(0, purpose=TrialPurpose.PROXY, stands_for=stands_for)))
+        run_trial(
+            store, lease, measured(pending(0, purpose=TrialPurpose.PROXY, stands_for=stands_for))
+        )
         assert store.best(limit=10) == []
         assert store.known_workloads() == []
 
@@ -148,7 +183,10 @@ class KnowledgeContract(StoreFixture):
         for lease, step_time_s in ((old, 0.2), (new, 0.5)):
             run_trial(store, lease, measured(pending(0), step_time_s=step_time_s))
             run_trial(store, lease, measured(pending(1), step_time_s=2 * step_time_s))
-        assert [(r.id, t.number) for r, t in store.best(one_each=True)] == [(new.study, 0), (old.study, 0)]
+        assert [(r.id, t.number) for r, t in store.best(one_each=True)] == [
+            (new.study, 0),
+            (old.study, 0),
+        ]
         assert [(r.id, t.number) for r, t in store.best(one_each=True, limit=1)] == [(new.study, 0)]
 
     def test_simulated_measurements_stand_where_there_is_no_real_one(self, store: Store) -> None:
@@ -180,12 +218,23 @@ class KnowledgeContract(StoreFixture):
         assert store.profile("a") == {"runs": ["one", "two"], "weights": [[True, [2, 3]]]}
         assert store.profile("b") == {}
 
-    def test_observed_runs_are_kept_as_they_are_and_the_last_one_comes_first(self, store: Store) -> None:
+    def test_observed_runs_are_kept_as_they_are_and_the_last_one_comes_first(
+        self, store: Store
+    ) -> None:
         assert store.observed() == []
-        killed = Failure(kind=FailureKind.OUT_OF_MEMORY, message="ran out of memory", log_tail=("CUDA out of memory",))
+        killed = Failure(
+            kind=FailureKind.OUT_OF_MEMORY,
+            message="ran out of memory",
+            log_tail=("CUDA out of memory",),
+        )
         runs = [
             an_observed_run(a_study()),
-            replace(an_observed_run(None, program="other.py"), outcome=Outcome.FAILED, exit_code=-9, failure=killed),
+            replace(
+                an_observed_run(None, program="other.py"),
+                outcome=Outcome.FAILED,
+                exit_code=-9,
+                failure=killed,
+            ),
             an_observed_run(a_study(model="other", trainer="megatron"), step_time_s=0.25),
         ]
         kept = [store.keep_observed(run) for run in runs]
@@ -195,7 +244,11 @@ class KnowledgeContract(StoreFixture):
         assert store.observed(limit=1, offset=1) == [kept[1]]
         assert store.observed(id=kept[0].id) == store.observed(model="tiny", gpu="gpu") == [kept[0]]
         assert store.observed(outcome="FAILED") == store.observed(program="other.py") == [kept[1]]
-        assert store.observed(trainer="megatron") == store.observed(model="other", measured=True) == [kept[2]]
+        assert (
+            store.observed(trainer="megatron")
+            == store.observed(model="other", measured=True)
+            == [kept[2]]
+        )
         assert store.observed(measured=True) == [kept[2], kept[0]]
         assert store.observed(cluster="none") == []
 

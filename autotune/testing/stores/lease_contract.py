@@ -44,7 +44,9 @@ class LeaseContract(StoreFixture):
         store.release(first)
         assert store.claim(record.id, "c", lease_s=LONG_S) is None
 
-    def test_a_lease_that_ran_out_is_taken_over_and_its_writes_are_refused(self, store: LeasedStore) -> None:
+    def test_a_lease_that_ran_out_is_taken_over_and_its_writes_are_refused(
+        self, store: LeasedStore
+    ) -> None:
         record = store.submit(a_study(), {})
         frozen = store.claim(record.id, "frozen", lease_s=0)
         assert frozen is not None
@@ -61,33 +63,47 @@ class LeaseContract(StoreFixture):
             lambda: decide(store, frozen, CloseAttempt(number=0, attempt=1, failure=LOST)),
             lambda: decide(store, frozen, EndTrial(trial=measured(pending(0)))),
             lambda: store.renew(frozen, lease_s=LONG_S),
-            lambda: store.set_status(record.id, StudyStatus.FAILED, expect=[StudyStatus.QUEUED], lease=frozen),
+            lambda: store.set_status(
+                record.id, StudyStatus.FAILED, expect=[StudyStatus.QUEUED], lease=frozen
+            ),
         )
         for write in writes:
             with pytest.raises(ConflictError, match="no longer held"):
                 write()
         assert store.trials(record.id) == before
         assert store.study(record.id).status is StudyStatus.QUEUED
-        assert kinds(store, record.id)[-1] == "trial.late", "a measurement from an expired lease is stored as late"
+        assert kinds(store, record.id)[-1] == "trial.late", (
+            "a measurement from an expired lease is stored as late"
+        )
         decide(store, lease, EndTrial(trial=measured(pending(0))))
 
     def test_many_claimants_and_one_wins(self, store: LeasedStore) -> None:
         record = store.submit(a_study(), {})
         with ThreadPoolExecutor(16) as pool:
-            leases = list(pool.map(lambda i: store.claim(record.id, f"c{i}", lease_s=LONG_S), range(100)))
+            leases = list(
+                pool.map(lambda i: store.claim(record.id, f"c{i}", lease_s=LONG_S), range(100))
+            )
         assert len([lease for lease in leases if lease]) == 1
 
     def test_owners_take_turns(self, store: LeasedStore) -> None:
         def submit(owner: str, name: str) -> str:
             return store.submit(a_study(name), {}, owner=owner).id
 
-        a, b, c = [submit("ann", f"a{i}") for i in range(4)], [submit("bob", "b0")], [submit("cy", "c0")]
+        a, b, c = (
+            [submit("ann", f"a{i}") for i in range(4)],
+            [submit("bob", "b0")],
+            [submit("cy", "c0")],
+        )
         assert [study for study, _ in store.waiting()] == [a[0], b[0], c[0], *a[1:]]
         assert [record.id for record in store.claimable(limit=4)] == [a[0], b[0], c[0], a[1]]
         lease = store.claim(a[0], "c", lease_s=LONG_S)
         assert lease is not None
         store.set_status(a[0], StudyStatus.RUNNING, lease=lease, expect=[StudyStatus.QUEUED])
-        assert store.waiting() == [(b[0], "bob"), (c[0], "cy"), *((study, "ann") for study in a[1:])]
+        assert store.waiting() == [
+            (b[0], "bob"),
+            (c[0], "cy"),
+            *((study, "ann") for study in a[1:]),
+        ]
         store.set_status(a[0], StudyStatus.CANCELLED, lease=lease, expect=[StudyStatus.RUNNING])
         store.release(lease)
         later = submit("bob", "b1")

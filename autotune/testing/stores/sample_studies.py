@@ -47,11 +47,17 @@ LONG_S = 3600.0
 """A lease that outlives every test."""
 
 
-def a_study(name: str = "study", *, model: str = "tiny", num_gpus: int = 8, trainer: str = "native") -> Study:
+def a_study(
+    name: str = "study", *, model: str = "tiny", num_gpus: int = 8, trainer: str = "native"
+) -> Study:
     """A small study; equal arguments give equal studies."""
-    gpu = GpuSpec(name="gpu", memory_bytes=80e9, peak_flops_per_s={"bf16": 1e15}, memory_bytes_per_s=3e12)
+    gpu = GpuSpec(
+        name="gpu", memory_bytes=80e9, peak_flops_per_s={"bf16": 1e15}, memory_bytes_per_s=3e12
+    )
     workload = Workload(
-        model=ModelSpec(name=model, num_layers=4, hidden_size=256, num_attention_heads=4, vocab_size=1000),
+        model=ModelSpec(
+            name=model, num_layers=4, hidden_size=256, num_attention_heads=4, vocab_size=1000
+        ),
         cluster=ClusterSpec(name=f"gpu-1x{num_gpus}", gpu=gpu, num_nodes=1, gpus_per_node=num_gpus),
         seq_len=1024,
         global_batch_size=(32, 64),
@@ -60,7 +66,10 @@ def a_study(name: str = "study", *, model: str = "tiny", num_gpus: int = 8, trai
     return Study(
         name=name,
         workload=workload,
-        space=SpaceSpec(knobs={"tp": (1, 2, 4), "precision": ("bf16",), "compile": (False, True)}, world_sizes=(8,)),
+        space=SpaceSpec(
+            knobs={"tp": (1, 2, 4), "precision": ("bf16",), "compile": (False, True)},
+            world_sizes=(8,),
+        ),
         budget=Budget(max_trials=7, max_gpu_s=100.5),
         trainer_options={"argv": ["train", "--lr", "1e-4"], "nested": {"a": None}},
         baseline=ParallelConfig(dp=8),
@@ -91,10 +100,19 @@ def an_estimate() -> Estimate:
 def pending(number: int, config: ParallelConfig | None = None, **fields: Any) -> Trial:
     """A trial that has not run; by default each number has a config of its own."""
     config = config or ParallelConfig(dp=8, micro_batch_size=number + 1)
-    return Trial(config=config, number=number, seed=number, estimate=an_estimate(), reason="because", **fields)
+    return Trial(
+        config=config,
+        number=number,
+        seed=number,
+        estimate=an_estimate(),
+        reason="because",
+        **fields,
+    )
 
 
-def measured(trial: Trial, *, step_time_s: float = 0.5, status: TrialStatus = TrialStatus.COMPLETED) -> Trial:
+def measured(
+    trial: Trial, *, step_time_s: float = 0.5, status: TrialStatus = TrialStatus.COMPLETED
+) -> Trial:
     """The trial, measured with steps of that time: 32 * 1024 tokens per step on 8 ranks."""
     measurement = Measurement(
         step_times_s=(step_time_s, step_time_s * 1.1, step_time_s * 0.9),
@@ -119,7 +137,12 @@ def measured(trial: Trial, *, step_time_s: float = 0.5, status: TrialStatus = Tr
 def failed(trial: Trial, kind: FailureKind = FailureKind.OUT_OF_MEMORY) -> Trial:
     """The trial, failed with evidence that is hard to keep."""
     failure = Failure(
-        kind=kind, message="no room\0 left", exception="Error: \ud800", log_tail=("a", "b \u2028"), rank=3, step=2
+        kind=kind,
+        message="no room\0 left",
+        exception="Error: \ud800",
+        log_tail=("a", "b \u2028"),
+        rank=3,
+        step=2,
     )
     return replace(trial, status=TrialStatus.FAILED, attempts=1, failure=failure)
 
@@ -148,12 +171,18 @@ def launch(lease: Lease, number: int, attempt: int) -> StartAttempt:
 
 def run_trial(store: LeasedStore, lease: Lease, trial: Trial) -> None:
     """Asks, starts and ends a terminal `trial` as a controller would."""
-    asked = replace(trial, status=TrialStatus.PENDING, attempts=0, measurement=None, reward=None, failure=None)
-    decide(store, lease, KeepTrial(trial=replace(asked, ended_at=None)), launch(lease, trial.number, 1))
+    asked = replace(
+        trial, status=TrialStatus.PENDING, attempts=0, measurement=None, reward=None, failure=None
+    )
+    decide(
+        store, lease, KeepTrial(trial=replace(asked, ended_at=None)), launch(lease, trial.number, 1)
+    )
     decide(store, lease, EndTrial(trial=trial))
 
 
-def running_study(store: LeasedStore, study: Study | None = None, *, owner: str = "controller") -> Lease:
+def running_study(
+    store: LeasedStore, study: Study | None = None, *, owner: str = "controller"
+) -> Lease:
     """A new study that is claimed and RUNNING."""
     record = store.submit(study or a_study(), {})
     lease = store.claim(record.id, owner, lease_s=LONG_S)
@@ -185,7 +214,9 @@ def told(store: StudyReader, study_id: str) -> list[str]:
     return [kind for kind in kinds(store, study_id) if kind != "study.decided"]
 
 
-def an_observed_run(study: Study | None, *, step_time_s: float = 0.5, program: str = "train.py") -> ObservedRun:
+def an_observed_run(
+    study: Study | None, *, step_time_s: float = 0.5, program: str = "train.py"
+) -> ObservedRun:
     """A run of ten steps of the study's workload; with None, a run of a program of which only the end was observed."""
     at = datetime(2026, 11, 3, 9, 30, tzinfo=UTC)
     seen = None

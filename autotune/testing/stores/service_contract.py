@@ -29,7 +29,17 @@ class ServiceStoreContract(AnnotationContract):
         assert store.tokens.check(text) == token, "also when it is remembered"
         wrong = text[:-1] + ("a" if text[-1] != "a" else "b")
         stranger = f"at_{'0' * 12}_{text.rpartition('_')[2]}"
-        for other in (wrong, text + "x", text[:-1], stranger, "", "at__", "at_x_y", "\ud800", "x" * 9999):
+        for other in (
+            wrong,
+            text + "x",
+            text[:-1],
+            stranger,
+            "",
+            "at__",
+            "at_x_y",
+            "\ud800",
+            "x" * 9999,
+        ):
             assert store.tokens.check(other) is None
         with pytest.raises(SpecError):
             store.tokens.create("ada", "everything")

@@ -59,13 +59,23 @@ class StudyContract(StoreFixture):
 
     def test_many_submitters_with_one_key_make_one_study(self, store: LeasedStore) -> None:
         with ThreadPoolExecutor(8) as pool:
-            ids = {r.id for r in pool.map(lambda _: store.submit(a_study(), {}, idempotency_key="k"), range(16))}
+            ids = {
+                r.id
+                for r in pool.map(
+                    lambda _: store.submit(a_study(), {}, idempotency_key="k"), range(16)
+                )
+            }
         assert len(ids) == 1
         assert [r.id for r in store.studies()] == list(ids)
 
-    def test_who_joins_gets_the_study_of_the_same_spec_that_has_not_ended(self, store: LeasedStore) -> None:
+    def test_who_joins_gets_the_study_of_the_same_spec_that_has_not_ended(
+        self, store: LeasedStore
+    ) -> None:
         with ThreadPoolExecutor(8) as pool:
-            ids = {r.id for r in pool.map(lambda _: store.submit(a_study(), {"a": 1}, join=True), range(8))}
+            ids = {
+                r.id
+                for r in pool.map(lambda _: store.submit(a_study(), {"a": 1}, join=True), range(8))
+            }
         assert len(ids) == 1
         (first,) = ids
         assert store.submit(a_study(num_gpus=4), {"a": 2}, join=True).id != first
@@ -119,33 +129,70 @@ class StudyContract(StoreFixture):
             result={"finals": [1, math.nan]},
         )
         record = store.study(lease.study)
-        assert (record.elapsed_s, record.baseline, record.best, record.speedup) == (12.5, 0, 3, 1.25)
+        assert (record.elapsed_s, record.baseline, record.best, record.speedup) == (
+            12.5,
+            0,
+            3,
+            1.25,
+        )
         assert record.result == {"finals": [1, None]}
         assert record.started_at is not None
         with pytest.raises(ConflictError):
-            store.set_status(lease.study, StudyStatus.COMPLETED, expect=[StudyStatus.PAUSED], lease=lease)
+            store.set_status(
+                lease.study, StudyStatus.COMPLETED, expect=[StudyStatus.PAUSED], lease=lease
+            )
         with pytest.raises(TypeError):
-            store.set_status(lease.study, StudyStatus.RUNNING, expect=[StudyStatus.RUNNING], lease=lease, nonsense=1)  # type: ignore[call-arg]
+            store.set_status(
+                lease.study,
+                StudyStatus.RUNNING,
+                expect=[StudyStatus.RUNNING],
+                lease=lease,
+                nonsense=1,
+            )  # type: ignore[call-arg]
         paused = store.set_status(
-            lease.study, StudyStatus.PAUSED, expect=[StudyStatus.RUNNING], message="by ada", lease=lease
+            lease.study,
+            StudyStatus.PAUSED,
+            expect=[StudyStatus.RUNNING],
+            message="by ada",
+            lease=lease,
         )
-        assert (paused.status, paused.message, paused.result) == (StudyStatus.PAUSED, "by ada", record.result)
+        assert (paused.status, paused.message, paused.result) == (
+            StudyStatus.PAUSED,
+            "by ada",
+            record.result,
+        )
         same = store.set_status(
-            lease.study, StudyStatus.PAUSED, expect=[StudyStatus.PAUSED], message=None, lease=lease, elapsed_s=13.0
+            lease.study,
+            StudyStatus.PAUSED,
+            expect=[StudyStatus.PAUSED],
+            message=None,
+            lease=lease,
+            elapsed_s=13.0,
         )
         assert (same.message, same.elapsed_s) == ("by ada", 13.0)
         with pytest.raises(NotFoundError):
             store.set_status("nobody", StudyStatus.PAUSED, expect=[StudyStatus.RUNNING])
-        assert kinds(store, lease.study) == ["study.submitted", "study.claimed", "study.running", "study.paused"]
+        assert kinds(store, lease.study) == [
+            "study.submitted",
+            "study.claimed",
+            "study.running",
+            "study.paused",
+        ]
 
-    def test_a_terminal_study_never_changes_and_leaves_no_trial_open(self, store: LeasedStore) -> None:
+    def test_a_terminal_study_never_changes_and_leaves_no_trial_open(
+        self, store: LeasedStore
+    ) -> None:
         lease = running_study(store)
         run_trial(store, lease, measured(pending(0)))
         decide(store, lease, KeepTrial(trial=pending(1)))
         decide(store, lease, KeepTrial(trial=pending(2)))
         decide(store, lease, launch(lease, 1, 1))
         record = store.set_status(
-            lease.study, StudyStatus.CANCELLED, expect=[StudyStatus.RUNNING], message="by ada", lease=lease
+            lease.study,
+            StudyStatus.CANCELLED,
+            expect=[StudyStatus.RUNNING],
+            message="by ada",
+            lease=lease,
         )
         assert record.ended_at is not None
         assert record.trial_counts == {"COMPLETED": 1, "CANCELLED": 2}
@@ -161,22 +208,40 @@ class StudyContract(StoreFixture):
         history = told(store, lease.study)
         assert history[-4:] == ["trial.ended", "trial.ended", "study.cancelled", "trial.late"]
 
-    def test_people_and_the_controller_write_into_different_places(self, store: LeasedStore) -> None:
+    def test_people_and_the_controller_write_into_different_places(
+        self, store: LeasedStore
+    ) -> None:
         lease = running_study(store)
         assert store.study(lease.study).wanted is Wanted.RUN
         paused = store.want(lease.study, Wanted.PAUSE, message="by ada")
-        assert (paused.status, paused.wanted, paused.message) == (StudyStatus.RUNNING, Wanted.PAUSE, "by ada")
+        assert (paused.status, paused.wanted, paused.message) == (
+            StudyStatus.RUNNING,
+            Wanted.PAUSE,
+            "by ada",
+        )
         assert paused.wanted_at is not None
-        assert store.want(lease.study, Wanted.PAUSE, message="by bob").message == "by ada", "nothing new was requested"
+        assert store.want(lease.study, Wanted.PAUSE, message="by bob").message == "by ada", (
+            "nothing new was requested"
+        )
         moved = store.set_status(
-            lease.study, StudyStatus.RUNNING, expect=[StudyStatus.RUNNING], message=None, lease=lease
+            lease.study,
+            StudyStatus.RUNNING,
+            expect=[StudyStatus.RUNNING],
+            message=None,
+            lease=lease,
         )
         assert (moved.wanted, moved.message) == (Wanted.PAUSE, "by ada")
         with pytest.raises(ConflictError):
-            store.set_status(lease.study, StudyStatus.PAUSED, expect=[StudyStatus.RUNNING])  # somebody runs it
+            store.set_status(
+                lease.study, StudyStatus.PAUSED, expect=[StudyStatus.RUNNING]
+            )  # somebody runs it
         with pytest.raises(ConflictError):
             store.set_status(
-                lease.study, StudyStatus.RUNNING, expect=[StudyStatus.RUNNING], lease=lease, wanted=Wanted.RUN
+                lease.study,
+                StudyStatus.RUNNING,
+                expect=[StudyStatus.RUNNING],
+                lease=lease,
+                wanted=Wanted.RUN,
             )
         for wanted in (Wanted.RUN, Wanted.STOP):
             assert store.want(lease.study, wanted).wanted is wanted
@@ -230,10 +295,16 @@ class StudyContract(StoreFixture):
     def test_many_writers_leave_no_gap(self, store: LeasedStore) -> None:
         lease = running_study(store)
         with ThreadPoolExecutor(8) as pool:
-            list(pool.map(lambda i: store.record_event(lease.study, "study.note", {"i": i}), range(64)))
+            list(
+                pool.map(
+                    lambda i: store.record_event(lease.study, "study.note", {"i": i}), range(64)
+                )
+            )
         assert kinds(store, lease.study).count("study.note") == 64
 
-    def test_the_revision_moves_with_every_change_and_with_nothing_else(self, store: LeasedStore) -> None:
+    def test_the_revision_moves_with_every_change_and_with_nothing_else(
+        self, store: LeasedStore
+    ) -> None:
         lease = running_study(store)
         other = running_study(store, a_study("other"))
         before = store.revision(lease.study)

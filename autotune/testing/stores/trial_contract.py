@@ -58,7 +58,9 @@ class TrialContract(StoreFixture):
         end = measured(asked)
         decide(store, lease, EndTrial(trial=end))
         (ended,) = store.trials(lease.study)
-        expected = replace(end, study=lease.study, created_at=kept.created_at, started_at=kept.started_at)
+        expected = replace(
+            end, study=lease.study, created_at=kept.created_at, started_at=kept.started_at
+        )
         assert repr(ended) == repr(expected)  # nan is not equal to itself, its text is
         assert store.study(lease.study).trial_counts == {"COMPLETED": 1}
         assert told(store, lease.study)[-3:] == ["trial.asked", "trial.started", "trial.ended"]
@@ -71,9 +73,15 @@ class TrialContract(StoreFixture):
             nonlocal seen
             new = store.events(lease.study, after=seen)
             seen += len(new)
-            named = {event.data["number"] for event in new if event.kind.startswith(("trial.", "attempt."))}
+            named = {
+                event.data["number"]
+                for event in new
+                if event.kind.startswith(("trial.", "attempt."))
+            }
             known.update({t.number: t for t in store.trials(lease.study, numbers=named)})
-            assert repr(list(known.values())) == repr(store.trials(lease.study))  # nan is not equal to itself
+            assert repr(list(known.values())) == repr(
+                store.trials(lease.study)
+            )  # nan is not equal to itself
             return named
 
         for number in range(4):
@@ -87,7 +95,9 @@ class TrialContract(StoreFixture):
         assert read_again() == {2}
         store.record_event(lease.study, "study.note", {"number": 3})
         assert read_again() == set()
-        store.set_status(lease.study, StudyStatus.CANCELLED, expect=[StudyStatus.RUNNING], lease=lease)
+        store.set_status(
+            lease.study, StudyStatus.CANCELLED, expect=[StudyStatus.RUNNING], lease=lease
+        )
         assert read_again() == {0, 1, 3}
         assert store.trials(lease.study, numbers=[7]) == []
 
@@ -177,7 +187,12 @@ class TrialContract(StoreFixture):
         decide(store, lease, EndTrial(trial=measured(pending(0))))
         (kept,) = store.trials(lease.study)
         assert (kept.status, kept.attempts) == (TrialStatus.COMPLETED, 2)
-        assert told(store, lease.study)[-4:] == ["trial.started", "attempt.ended", "trial.started", "trial.ended"]
+        assert told(store, lease.study)[-4:] == [
+            "trial.started",
+            "attempt.ended",
+            "trial.started",
+            "trial.ended",
+        ]
 
     def test_only_ends_that_make_sense_are_kept(self, store: LeasedStore) -> None:
         lease = running_study(store)
@@ -204,7 +219,12 @@ class TrialContract(StoreFixture):
     def test_steps_are_kept_once_and_in_order(self, store: LeasedStore) -> None:
         lease = running_study(store)
         decide(store, lease, KeepTrial(trial=pending(0)))
-        assert store.steps(lease.study, 0) == {"step": [], "step_time_s": [], "loss": [], "grad_norm": []}
+        assert store.steps(lease.study, 0) == {
+            "step": [],
+            "step_time_s": [],
+            "loss": [],
+            "grad_norm": [],
+        }
         decide(store, lease, launch(lease, 0, 1))
         name = AttemptId(lease.study, 0, 1)
         store.add_steps(

@@ -20,7 +20,13 @@ from autotune.trainers.present_configuration import (
     parse_document,
 )
 
-KINDS = {"NO": "NO", "MULTI_GPU": "MULTI_GPU", "MULTI_CPU": "MULTI_GPU", "DEEPSPEED": "DEEPSPEED", "FSDP": "FSDP"}
+KINDS = {
+    "NO": "NO",
+    "MULTI_GPU": "MULTI_GPU",
+    "MULTI_CPU": "MULTI_GPU",
+    "DEEPSPEED": "DEEPSPEED",
+    "FSDP": "FSDP",
+}
 PRECISIONS = {"no": "fp32", False: "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
 """ours; YAML reads a bare `no` as false"""
 STRATEGIES = {
@@ -44,7 +50,10 @@ def read(present: PresentConfiguration) -> Reading:
     stage, recompute = _sharding(keys)
     precision = keys.word("mixed_precision", PRECISIONS) or "fp32"
     knobs: dict[str, Any] = {
-        **{knob: keys.count(f"parallelism_config.parallelism_config_{knob}_size") or 1 for knob in ("tp", "cp")},
+        **{
+            knob: keys.count(f"parallelism_config.parallelism_config_{knob}_size") or 1
+            for knob in ("tp", "cp")
+        },
         "precision": "tf32" if precision == "fp32" and present.tf32 else precision,
         "zero_stage": stage,
         "compile": keys.find("dynamo_config.dynamo_backend") == "INDUCTOR",

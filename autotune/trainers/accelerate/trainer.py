@@ -13,7 +13,13 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from autotune.spec import ParallelConfig, Workload
-from autotune.trainers.base.bundled_program import DATA, data_arguments, data_notes, long_options, program_files
+from autotune.trainers.base.bundled_program import (
+    DATA,
+    data_arguments,
+    data_notes,
+    long_options,
+    program_files,
+)
 from autotune.trainers.base.effective import effective, whole_on_cpu, word_limit
 from autotune.trainers.base.limit import Limit, Rule, broken
 from autotune.trainers.base.not_offered import without
@@ -33,7 +39,9 @@ class AccelerateTrainer(Trainer):
     reads_config_json = True
     summary = "Hugging Face accelerate 1.15, accelerate.yaml with FSDP2 or DeepSpeed"
     checked_against = "accelerate 1.15.0"
-    no_adapters = "the bundled program starts from random weights, so adapters alone would learn nothing"
+    no_adapters = (
+        "the bundled program starts from random weights, so adapters alone would learn nothing"
+    )
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "compile",
@@ -56,13 +64,22 @@ class AccelerateTrainer(Trainer):
         DATA,
     )
 
-    def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
+    def find_limits(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
+    ) -> tuple[Limit, ...]:
         """Pipelines and experts; tensor and context parallelism without the option script; fp8; selective recomputation."""
         c = effective(config)
         unplanned = "needs a program that loads its model with a parallel plan"
         return (
-            *word_limit(c, "precision", {"fp8": "bf16"}, "fp8 needs a recipe in addition to mixed_precision"),
-            *word_limit(c, "recompute", {"selective": "full"}, "it recomputes either whole layers or nothing"),
+            *word_limit(
+                c, "precision", {"fp8": "bf16"}, "fp8 needs a recipe in addition to mixed_precision"
+            ),
+            *word_limit(
+                c,
+                "recompute",
+                {"selective": "full"},
+                "it recomputes either whole layers or nothing",
+            ),
             *broken(
                 workload,
                 c,
@@ -99,15 +116,25 @@ class AccelerateTrainer(Trainer):
             *whole_on_cpu(workload, c),
         )
 
-    def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
+    def build(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
+    ) -> Launch:
         """accelerate launch --config_file accelerate.yaml and the program."""
         c = effective(config)
         placement = place(workload.cluster, c)
         document = _document(workload, c, placement)
         files = {"accelerate.yaml": to_yaml(document)}
-        start = ("accelerate", "launch", "--config_file", "accelerate.yaml", *_meeting(placement, options))
+        start = (
+            "accelerate",
+            "launch",
+            "--config_file",
+            "accelerate.yaml",
+            *_meeting(placement, options),
+        )
         env, notes = dict(tf32_environment(c.precision)), list[str]()
-        if workload.cluster.gpu.is_cpu:  # its launcher would start the ranks, and each would train alone
+        if (
+            workload.cluster.gpu.is_cpu
+        ):  # its launcher would start the ranks, and each would train alone
             env["ACCELERATE_USE_CPU"] = "true"
         if options["script"]:
             notes.append(

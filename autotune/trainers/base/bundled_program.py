@@ -45,7 +45,9 @@ def data_arguments(options: Mapping[str, Any]) -> tuple[str, ...]:
 def data_notes(options: Mapping[str, Any]) -> tuple[str, ...]:
     """What to know about its data, in words."""
     return (
-        () if options["data"] else ("it trains on random tokens; to train on your own tokens, set the option `data`",)
+        ()
+        if options["data"]
+        else ("it trains on random tokens; to train on your own tokens, set the option `data`",)
     )
 
 

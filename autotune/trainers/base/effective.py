@@ -46,10 +46,16 @@ def effective(config: ParallelConfig) -> ParallelConfig:
     return replace(config, **changes) if changes else config
 
 
-def word_limit(config: ParallelConfig, knob: str, can: Mapping[str, Any], message: str) -> tuple[Limit, ...]:
+def word_limit(
+    config: ParallelConfig, knob: str, can: Mapping[str, Any], message: str
+) -> tuple[Limit, ...]:
     """A limit if the knob's value is a key of `can`, which maps each value that the trainer cannot express to the nearest that it can."""
     value = getattr(config, knob)
-    return (Limit(knob=knob, value=value, message=message, nearest=can[value]),) if value in can else ()
+    return (
+        (Limit(knob=knob, value=value, message=message, nearest=can[value]),)
+        if value in can
+        else ()
+    )
 
 
 def whole_on_cpu(workload: Workload, config: ParallelConfig) -> tuple[Limit, ...]:

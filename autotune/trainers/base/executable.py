@@ -33,9 +33,15 @@ def find_executable(launch: Launch) -> str:
     name = launch.argv[0]
     if os.path.dirname(name):
         name = os.path.normpath(os.path.join(os.path.abspath(launch.cwd), name))
-    own = shutil.which(name, path=launch.programs_folder) if launch.python and not os.path.dirname(name) else None
+    own = (
+        shutil.which(name, path=launch.programs_folder)
+        if launch.python and not os.path.dirname(name)
+        else None
+    )
     found = own or shutil.which(name, path=search_path(launch.env, launch.programs_folder)) or ""
-    is_of_another_python = launch.python and not own and not os.path.dirname(name) and python_of(found, launch.env)
+    is_of_another_python = (
+        launch.python and not own and not os.path.dirname(name) and python_of(found, launch.env)
+    )
     return "" if is_of_another_python else found
 
 

@@ -71,7 +71,9 @@ def broken(workload: Workload, config: ParallelConfig, *rules: Rule) -> list[Lim
     for _, knob, message, nearest, remedy, value in filter(lambda rule: rule.is_broken, rules):
         owner, _, field = knob.rpartition(".")
         found = getattr(owners[owner], field) if value is None else value
-        limits.append(Limit(knob=knob, value=found, message=message, nearest=nearest, remedy=remedy))
+        limits.append(
+            Limit(knob=knob, value=found, message=message, nearest=nearest, remedy=remedy)
+        )
     return limits
 
 
@@ -83,20 +85,32 @@ def refuse(trainer: str, limits: Iterable[Limit], *, can_move: bool) -> None:
     bridgeable = can_move and all(limit.nearest is not None for limit in found)
     raise ExportError(
         f"{trainer} cannot express " + "; ".join(str(limit) for limit in found),
-        remedy="export with the option nearest=true to use the nearest values" if bridgeable else "",
+        remedy="export with the option nearest=true to use the nearest values"
+        if bridgeable
+        else "",
         field=found[0].knob,
     )
 
 
-def moved(workload: Workload, config: ParallelConfig, limits: Iterable[Limit]) -> tuple[Workload, ParallelConfig]:
+def moved(
+    workload: Workload, config: ParallelConfig, limits: Iterable[Limit]
+) -> tuple[Workload, ParallelConfig]:
     """Workload and config with the nearest values in the place of those that cannot be expressed; each limit must have one."""
     found = tuple(limits)
-    model = {limit.knob.removeprefix("model."): limit.nearest for limit in found if limit.knob.startswith("model.")}
+    model = {
+        limit.knob.removeprefix("model."): limit.nearest
+        for limit in found
+        if limit.knob.startswith("model.")
+    }
     fixed = {
-        limit.knob.removeprefix("workload."): limit.nearest for limit in found if limit.knob.startswith("workload.")
+        limit.knob.removeprefix("workload."): limit.nearest
+        for limit in found
+        if limit.knob.startswith("workload.")
     }
     knobs = {limit.knob: limit.nearest for limit in found if "." not in limit.knob}
-    return replace(workload, model=replace(workload.model, **model), **fixed), replace(config, **knobs)
+    return replace(workload, model=replace(workload.model, **model), **fixed), replace(
+        config, **knobs
+    )
 
 
 def next_multiple(value: int, unit: int) -> int:

@@ -31,7 +31,11 @@ def name_in(words: Sequence[Any]) -> str:
     """The file or module of Python that a command starts, else its last word before options; empty without words."""
     plain = [word for word in words if isinstance(word, str)]
     for at, word in enumerate(plain):
-        if word == "-m" and at + 1 < len(plain) and not plain[at + 1].startswith("torch.distributed"):
+        if (
+            word == "-m"
+            and at + 1 < len(plain)
+            and not plain[at + 1].startswith("torch.distributed")
+        ):
             return plain[at + 1]
         if word.endswith(_PYTHON) and not word.startswith("-"):
             return PurePath(word).name
@@ -44,7 +48,9 @@ SCRIPT = Option(
     default="",
     reach=Reach.PROGRAM,
 )
-SCRIPT_ARGS = Option(name="script_args", meaning="arguments of your own program", default=(), reach=Reach.ARGUMENT)
+SCRIPT_ARGS = Option(
+    name="script_args", meaning="arguments of your own program", default=(), reach=Reach.ARGUMENT
+)
 CWD = Option(
     name="cwd",
     meaning="folder in which your own program runs, relative to the spec's; default: the spec's, if the program's path is relative",

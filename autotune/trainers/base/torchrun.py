@@ -49,7 +49,9 @@ def place(cluster: ClusterSpec, config: ParallelConfig) -> Placement:
             remedy="choose a larger cluster, or a config with fewer ranks",
             field="cluster",
         )
-    return Placement(nnodes=world // per_node, nproc_per_node=per_node, has_gpus=not cluster.gpu.is_cpu)
+    return Placement(
+        nnodes=world // per_node, nproc_per_node=per_node, has_gpus=not cluster.gpu.is_cpu
+    )
 
 
 def meeting(options: Mapping[str, Any]) -> tuple[str, str]:
@@ -66,17 +68,26 @@ def meeting_variables(placement: Placement) -> dict[str, str]:
     if placement.nnodes == 1:
         return {}
     meeting = {"NODE_RANK": NODE_RANK, "MASTER_ADDR": MASTER_ADDR, "MASTER_PORT": MASTER_PORT}
-    ranks = {"PET_NNODES": str(placement.nnodes), "PET_NPROC_PER_NODE": str(placement.nproc_per_node)}
+    ranks = {
+        "PET_NNODES": str(placement.nnodes),
+        "PET_NPROC_PER_NODE": str(placement.nproc_per_node),
+    }
     return {**meeting, **ranks, **{f"PET_{name}": word for name, word in meeting.items()}}
 
 
-def torchrun(placement: Placement, *, master_addr: str, master_port: int, max_restarts: int = 0) -> tuple[str, ...]:
+def torchrun(
+    placement: Placement, *, master_addr: str, master_port: int, max_restarts: int = 0
+) -> tuple[str, ...]:
     """The beginning of the command; the program and its arguments follow. Without address or port the words that stand for them are written."""
     if placement.nnodes == 1:
         rendezvous: tuple[str, ...] = ("--standalone",)
     else:
         address, port = meeting({"master_addr": master_addr, "master_port": master_port})
-        rendezvous = (f"--node-rank={NODE_RANK}", f"--master-addr={address}", f"--master-port={port}")
+        rendezvous = (
+            f"--node-rank={NODE_RANK}",
+            f"--master-addr={address}",
+            f"--master-port={port}",
+        )
     restarts = (f"--max-restarts={max_restarts}",) if max_restarts else ()
     return (
         "torchrun",

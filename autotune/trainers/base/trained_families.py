@@ -31,12 +31,21 @@ OF_TRANSFORMERS = ("accelerate", "deepspeed", "hf_trainer", "lightning")
 """trainers that build transformers' own class, as native does of `model: {hf: PATH}`"""
 SAME_SIZES = "native for a decoder with the same sizes (`model: PATH`)"
 OWN_PROGRAM = "command with your own program"
-_OWN_LOOPS = {"megatron": MEGATRON, "megatron_bridge": MEGATRON_BRIDGE, "nanotron": NANOTRON, "torchtitan": TORCHTITAN}
+_OWN_LOOPS = {
+    "megatron": MEGATRON,
+    "megatron_bridge": MEGATRON_BRIDGE,
+    "nanotron": NANOTRON,
+    "torchtitan": TORCHTITAN,
+}
 
 
 def who_trains(family: str, *, but: str = "") -> str:
     """The trainers that train a file of this family, as people read them, without the one that refuses it."""
     known = FAMILIES.get(family)
-    by_class = (*OF_TRANSFORMERS, "native ({hf: PATH})") if known is None or known.has_class else (SAME_SIZES,)
+    by_class = (
+        (*OF_TRANSFORMERS, "native ({hf: PATH})")
+        if known is None or known.has_class
+        else (SAME_SIZES,)
+    )
     own = [name for name, families in _OWN_LOOPS.items() if family in families]
     return ", ".join([name for name in (*own, *by_class) if name != but] + [f"or {OWN_PROGRAM}"])

@@ -27,7 +27,14 @@ from autotune.trainers.base.torchrun import place
 from autotune.trainers.base.trainer_option import PYTHON, SAME_DATA, SHARED_OPTIONS, Option
 from autotune.trainers.base.workload_limits import shape_limits, workload_limits
 from autotune.trainers.launch_files import Launch, started_by
-from autotune.trainers.logs.step_metrics import MAX_LINE, LineReader, LineTest, StepMetrics, clean, number
+from autotune.trainers.logs.step_metrics import (
+    MAX_LINE,
+    LineReader,
+    LineTest,
+    StepMetrics,
+    clean,
+    number,
+)
 from autotune.trainers.present_configuration import (
     SETTINGS,
     PresentConfiguration,
@@ -58,7 +65,10 @@ class Trainer(Abilities, ABC):
     reads: ClassVar[frozenset[str]] = frozenset()
     """names of the knobs that it handles: each value changes the launch or is rejected by a limit. List every name, so that a later knob is not
     included by mistake"""
-    limited_by: ClassVar[frozenset[str]] = frozenset(KNOBS) - {"micro_batch_size", "accumulation_steps"}
+    limited_by: ClassVar[frozenset[str]] = frozenset(KNOBS) - {
+        "micro_batch_size",
+        "accumulation_steps",
+    }
     """knobs whose values its limits depend on: configs that differ only in other knobs have the same limits"""
     limited_by_own: ClassVar[frozenset[str]] = frozenset()
     """the study's own knobs that its limits depend on, by name"""
@@ -71,11 +81,15 @@ class Trainer(Abilities, ABC):
     """knobs, and single values such as `recompute=norm`, that it does not support, each with the reason"""
 
     @abstractmethod
-    def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
+    def find_limits(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
+    ) -> tuple[Limit, ...]:
         """The values of the knobs it reads that it cannot express; empty if there are none. `options` are checked and complete."""
 
     @abstractmethod
-    def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
+    def build(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
+    ) -> Launch:
         """The launch of a config for which `find_limits` found nothing; `options` are checked and complete."""
 
     @abstractmethod
@@ -118,7 +132,9 @@ class Trainer(Abilities, ABC):
 
     def present_of(self, settings: Mapping[str, Any]) -> PresentConfiguration:
         """A current configuration reduced to these settings."""
-        return PresentConfiguration(files={self.settings_file: document_text(self.settings_file, settings)})
+        return PresentConfiguration(
+            files={self.settings_file: document_text(self.settings_file, settings)}
+        )
 
     def reader(self, options: Mapping[str, Any] | None = None) -> LineReader:
         """The function that reads its log; override it if the log format depends on options."""
@@ -151,7 +167,9 @@ class Trainer(Abilities, ABC):
     @property
     def knob_use(self) -> KnobUse:
         """Which knobs it reads, and which have no effect."""
-        return KnobUse(part=f"trainer {self.name}", reads=self.reads, neutral=self.neutral, cannot=self.cannot)
+        return KnobUse(
+            part=f"trainer {self.name}", reads=self.reads, neutral=self.neutral, cannot=self.cannot
+        )
 
     @final
     def limits(
@@ -165,7 +183,12 @@ class Trainer(Abilities, ABC):
         values = self.checked(options)
         refused = ((name, self.own_knob_refusal(name, values)) for name in config.extra)
         own = [
-            Limit(knob=name, value=config.extra[name], message=message, remedy=f"or remove {name} from `knobs`")
+            Limit(
+                knob=name,
+                value=config.extra[name],
+                message=message,
+                remedy=f"or remove {name} from `knobs`",
+            )
             for name, message in refused
             if message
         ]
@@ -191,13 +214,16 @@ class Trainer(Abilities, ABC):
                 yield Limit(knob=knob.name, value=value, message=message, nearest=nearest)
 
     @final
-    def check_own_knobs(self, names: Iterable[str], options: Mapping[str, Any] | None = None) -> None:
+    def check_own_knobs(
+        self, names: Iterable[str], options: Mapping[str, Any] | None = None
+    ) -> None:
         """Raise `SpecError` for the first of a study's own knobs that this trainer cannot pass on, and for options that are wrong for any config."""
         values, names = self.checked(options), tuple(names)
         for name in names:
             if message := self.own_knob_refusal(name, values):
                 raise SpecError(
-                    f"the trainer {self.name} does not support the knob {name}: {message}", field=f"knobs.{name}"
+                    f"the trainer {self.name} does not support the knob {name}: {message}",
+                    field=f"knobs.{name}",
                 )
         self._check_settings(values)
         self.check_options(values, names)
@@ -235,7 +261,9 @@ class Trainer(Abilities, ABC):
         return dict(options)
 
     @final
-    def launch(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any] | None = None) -> Launch:
+    def launch(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any] | None = None
+    ) -> Launch:
         """The launch of a config with this trainer.
 
         Raises `SpecError` for wrong options, and `ExportError` if the ranks do not fit on the cluster or the trainer cannot express the config. With the option `nearest`, it uses the nearest values that the trainer can express and lists them in a note.
@@ -284,14 +312,18 @@ class Trainer(Abilities, ABC):
             yield (
                 f"the trainer {self.name} trains a model of this shape, but without other features of {figures.family}; it supports {self.known_families}"
             )
-        if figures.rotary_scaling and not (self.reads_config_json or figures.rotary_scaling in self.rotary_scalings):
+        if figures.rotary_scaling and not (
+            self.reads_config_json or figures.rotary_scaling in self.rotary_scalings
+        ):
             yield f"the rotary scaling {figures.rotary_scaling!r} of the model's config.json is not carried over: {self.rotary_remedy}"
 
 
 def needs(options: Mapping[str, Any], name: str, because: str) -> Any:
     """The option's value. Raise an `ExportError` that says why the option is needed, if it was left out."""
     if not options.get(name):
-        raise ExportError(f"{because}, but {name} is not set", remedy=f"give the option {name}=...", field=name)
+        raise ExportError(
+            f"{because}, but {name} is not set", remedy=f"give the option {name}=...", field=name
+        )
     return options[name]
 
 

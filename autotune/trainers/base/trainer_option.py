@@ -92,18 +92,29 @@ class Option:
             raise self._wrong(value, kind)
         if isinstance(value, str) and (len(value) > MAX_OPTION or not value.isprintable()):
             raise SpecError(
-                f"{self.name} must be printable text of at most {MAX_OPTION} characters", field=f"trainer.{self.name}"
+                f"{self.name} must be printable text of at most {MAX_OPTION} characters",
+                field=f"trainer.{self.name}",
             )
         return value
 
     def _check_number(self, number: float) -> None:
         most = math.inf if self.most is None else self.most
         if not (math.isfinite(number) and self.least <= number <= most):
-            bounds = f"{self.least} to {self.most}" if self.most is not None else f"at least {self.least}"
-            raise SpecError(f"{self.name} must be {bounds}, but is {number}", field=f"trainer.{self.name}")
+            bounds = (
+                f"{self.least} to {self.most}"
+                if self.most is not None
+                else f"at least {self.least}"
+            )
+            raise SpecError(
+                f"{self.name} must be {bounds}, but is {number}", field=f"trainer.{self.name}"
+            )
 
     def _chosen(self, value: Any) -> str:
-        word = str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
+        word = (
+            str(value)
+            if isinstance(value, str | int | float) and not isinstance(value, bool)
+            else ""
+        )
         if word not in self.choices:
             raise SpecError(
                 f"{self.name} must be one of {', '.join(self.choices)}, but is {value!r:.80}",
@@ -146,7 +157,9 @@ SHARED_OPTIONS = (
         default=False,
         reach=Reach.NOTHING,
     ),
-    Option(name="steps", meaning="optimizer steps to run", default=50, reach=Reach.NOTHING, least=1),
+    Option(
+        name="steps", meaning="optimizer steps to run", default=50, reach=Reach.NOTHING, least=1
+    ),
     Option(
         name="master_addr",
         meaning="address of node 0; default: set when each node starts",

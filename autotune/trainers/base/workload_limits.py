@@ -44,7 +44,9 @@ def own_model_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
         "packed documents need attention that respects document boundaries, and a model built by its own code may ignore them",
         0,
     )
-    return broken(workload, c, *_plans(workload, code, c), *_decoder_alone(c), *_loss(code, c), packed)
+    return broken(
+        workload, c, *_plans(workload, code, c), *_decoder_alone(c), *_loss(code, c), packed
+    )
 
 
 def unequal_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
@@ -52,9 +54,15 @@ def unequal_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
     rl = workload.rl
     if rl is None:
         named = [name for name in c.extra if name in RL_KNOBS]
-        message = "it is a knob for sequences of unequal length, but all sequences have seq_len tokens"
+        message = (
+            "it is a knob for sequences of unequal length, but all sequences have seq_len tokens"
+        )
         remedy = "describe them under `rl` or workload.lengths"
-        return broken(workload, c, *(Rule(True, name, message, remedy=remedy, value=c.extra[name]) for name in named))
+        return broken(
+            workload,
+            c,
+            *(Rule(True, name, message, remedy=remedy, value=c.extra[name]) for name in named),
+        )
     reason = "its micro-batches have unequal lengths"
     offload = c.extra.get("phase_offload", rl.phase_offload)
     ours = "the built-in decoder packs sequences, but this model is built by its own code"
@@ -92,12 +100,16 @@ def module_limits(model: ModelSpec, trainer: str) -> Iterator[Limit]:
 def _counted(model: ModelSpec, trainer: str) -> Limit:
     message = f"the trainer {trainer} builds the model, but only the weight count of {model.name} is known"
     remedy = "use trainer command with a program that builds it, or give the model's shape, {hf: PATH} or {module: PACKAGE.MODULE:FUNCTION}"
-    return Limit(knob="model.parameters", value=model.num_parameters, message=message, remedy=remedy)
+    return Limit(
+        knob="model.parameters", value=model.num_parameters, message=message, remedy=remedy
+    )
 
 
 def _plans(workload: Workload, code: ModelCode, c: ParallelConfig) -> tuple[Rule, ...]:
     name, stages, cuts = workload.model.name, c.pp * c.virtual_stages, code.num_cuts
-    brings = "return one from the builder" if code.module else "give the model as {module: ...} with one"
+    brings = (
+        "return one from the builder" if code.module else "give the model as {module: ...} with one"
+    )
     return (
         Rule(
             c.tp > 1 and not code.has_tensor_plan,
@@ -140,7 +152,10 @@ def _decoder_alone(c: ParallelConfig) -> tuple[Rule, ...]:
         ),
         Rule(c.precision == "fp8", "precision", f"fp8 replaces the projections: {reason}", "bf16"),
         Rule(
-            c.pp_split != "layers", "pp_split", f"the first and the last stage cannot be balanced: {reason}", "layers"
+            c.pp_split != "layers",
+            "pp_split",
+            f"the first and the last stage cannot be balanced: {reason}",
+            "layers",
         ),
         Rule(
             c.pp_schedule == "interleaved_zero_bubble",
@@ -182,7 +197,11 @@ OTHERS = f"a trainer that reads the config.json itself (accelerate, deepspeed, h
 def workload_limits(trainer: Abilities, workload: Workload, c: ParallelConfig) -> list[Limit]:
     """Optimizer, packed documents, weights in bf16 alone, stored scores, and adapters."""
     rl, peft, name = workload.rl, workload.peft, trainer.name
-    what = "sequences of unequal length" if rl is not None and rl.algorithm == "sft" else "a step of post-training"
+    what = (
+        "sequences of unequal length"
+        if rl is not None and rl.algorithm == "sft"
+        else "a step of post-training"
+    )
     return broken(
         workload,
         c,
@@ -254,7 +273,13 @@ def shape_limits(trainer: Abilities, workload: Workload) -> Iterator[Limit]:
     if model.mtp_layers and "mtp_layers" not in trainer.shapes:
         message = f"the trainer {trainer.name} builds no {UNCOMMON_SHAPES['mtp_layers']}"
         remedy = f"use megatron, megatron_bridge, or {OWN_PROGRAM}"
-        yield Limit(knob="model.mtp_layers", value=model.mtp_layers, message=message, nearest=0, remedy=remedy)
+        yield Limit(
+            knob="model.mtp_layers",
+            value=model.mtp_layers,
+            message=message,
+            nearest=0,
+            remedy=remedy,
+        )
     if figures is not None and trainer.reads_config_json:
         known = FAMILIES.get(figures.family)  # not of a model that its class was built to describe
         if known is not None and not known.has_class:
@@ -265,9 +290,7 @@ def shape_limits(trainer: Abilities, workload: Workload) -> Iterator[Limit]:
     who = f"megatron, {OTHERS}" if figures is None else who_trains(figures.family, but=trainer.name)
     if figures is not None and model.source and not trainer.knows(figures.family):
         message = f"the trainer {trainer.name} would train a different model from this config.json; it supports {trainer.known_families}"
-        remedy = (
-            f"if a plain model with the same sizes is enough, give the sizes instead of the file; otherwise use {who}"
-        )
+        remedy = f"if a plain model with the same sizes is enough, give the sizes instead of the file; otherwise use {who}"
         yield Limit(knob="model.family", value=figures.family, message=message, remedy=remedy)
     for name, what in UNCOMMON_SHAPES.items():
         value = getattr(model, name)
@@ -298,10 +321,17 @@ DEEPSPEED_NODES = (
 """those for several nodes. Without a hostfile (a line `HOST slots=GPUS` for each node) DeepSpeed knows one node and refuses any other rank (launcher/runner.py)"""
 
 
-def launcher_limits(argv: Sequence[str], placement: Placement, cluster: ClusterSpec) -> Iterator[Limit]:
+def launcher_limits(
+    argv: Sequence[str], placement: Placement, cluster: ClusterSpec
+) -> Iterator[Limit]:
     """Why the launcher in this command would start fewer ranks than the config has, or apart from each other. `argv`: as the spec has it."""
     name = _launcher(argv)
-    if name == "accelerate" and cluster.gpu.is_cpu and placement.world_size > 1 and not _has(argv, "--mpirun_hostfile"):
+    if (
+        name == "accelerate"
+        and cluster.gpu.is_cpu
+        and placement.world_size > 1
+        and not _has(argv, "--mpirun_hostfile")
+    ):
         yield Limit(
             knob="world_size",
             value=placement.world_size,
@@ -321,7 +351,11 @@ def _on_one_node(name: str, argv: Sequence[str], gpus: int) -> tuple[str, str] |
             f"its ranks are on several nodes, but with {option} torchrun stays on one",
             f"leave {option} out of trainer.argv, because torchrun gets the rendezvous address from its environment",
         )
-    if name == "accelerate" and gpus == 1 and not any(_has(argv, option) for option in _FORMS_RANKS):
+    if (
+        name == "accelerate"
+        and gpus == 1
+        and not any(_has(argv, option) for option in _FORMS_RANKS)
+    ):
         return (
             "with one GPU on each node accelerate launch would train on each separately",
             "add --multi_gpu to trainer.argv",

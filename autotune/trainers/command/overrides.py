@@ -42,7 +42,9 @@ def expressions(overrides: Mapping[str, Any]) -> Iterator[Expression]:
             yield from _expressions(value)
 
 
-def check_overrides(overrides: Mapping[str, Any], argv: Sequence[str], known: frozenset[str]) -> None:
+def check_overrides(
+    overrides: Mapping[str, Any], argv: Sequence[str], known: frozenset[str]
+) -> None:
     """Raises `SpecError` for a file that the command does not start by its path, an unknown placeholder, and a value that is no literal."""
     for name, places in overrides.items():
         where = f"trainer.overrides.{name}"
@@ -55,7 +57,9 @@ def check_overrides(overrides: Mapping[str, Any], argv: Sequence[str], known: fr
                 else "write the file or module exactly as in argv",
                 field=where,
             )
-        if not name.endswith(".py") and not any(pair == (flag, name) for pair in pairwise(argv) for flag in _MODULE):
+        if not name.endswith(".py") and not any(
+            pair == (flag, name) for pair in pairwise(argv) for flag in _MODULE
+        ):
             raise SpecError(
                 f"overrides need a Python program, but {name!r} is neither a .py file nor a module after -m",
                 remedy="give the file or module that trains, exactly as in argv",
@@ -63,7 +67,9 @@ def check_overrides(overrides: Mapping[str, Any], argv: Sequence[str], known: fr
             )
         check_file_name(_file(name))
         if [_file(other) for other in overrides if isinstance(other, str)].count(_file(name)) > 1:
-            raise SpecError(f"two programs with overrides are both named {_file(name)}: rename one", field=where)
+            raise SpecError(
+                f"two programs with overrides are both named {_file(name)}: rename one", field=where
+            )
         if not isinstance(places, Mapping):
             raise SpecError(
                 f"overrides map places of {name} to values, but got {places!r:.80}",
@@ -76,7 +82,9 @@ def check_overrides(overrides: Mapping[str, Any], argv: Sequence[str], known: fr
                     check_names(expression, known)
                 _check_literals(value)
             except SpecError as error:
-                raise SpecError(error.message, remedy=error.remedy, field=f"{where}.{place}") from None
+                raise SpecError(
+                    error.message, remedy=error.remedy, field=f"{where}.{place}"
+                ) from None
 
 
 def check_places(overrides: Mapping[str, Any], folder: Path) -> None:
@@ -93,9 +101,13 @@ def check_places(overrides: Mapping[str, Any], folder: Path) -> None:
                 find(tree, str(place))
         except UnclearPlaceError as error:
             remedy = f"name a place in {name}: NAME, CALL.KEYWORD or CALL:LINE.KEYWORD"
-            raise SpecError(f"{name}: {error}", remedy=remedy, field=f"trainer.overrides.{name}") from None
+            raise SpecError(
+                f"{name}: {error}", remedy=remedy, field=f"trainer.overrides.{name}"
+            ) from None
         except (OSError, ValueError, SyntaxError, RecursionError) as error:
-            raise SpecError(f"{name} cannot be read as Python: {error}", field=f"trainer.overrides.{name}") from None
+            raise SpecError(
+                f"{name} cannot be read as Python: {error}", field=f"trainer.overrides.{name}"
+            ) from None
 
 
 def unsaid(overrides: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -121,7 +133,9 @@ def started_with(overrides: Mapping[str, Any], values: Values) -> dict[str, str]
 
 def values_in(text: str) -> dict[str, Any]:
     """The values, by place, in the text of such a file; empty for any other Python file."""
-    line = next((line for line in text.splitlines() if line.startswith("VALUES: dict[str, object] = ")), "")
+    line = next(
+        (line for line in text.splitlines() if line.startswith("VALUES: dict[str, object] = ")), ""
+    )
     return dict(ast.literal_eval(line.partition(" = ")[2])) if line else {}
 
 
@@ -137,15 +151,26 @@ def in_argv(argv: Sequence[str], overrides: Mapping[str, Any]) -> list[str]:
 
 def _file(program: str) -> str:
     """The name of the file that starts it."""
-    return PurePosixPath(program).name if program.endswith(".py") else f"{program.rpartition('.')[2]}.py"
+    return (
+        PurePosixPath(program).name
+        if program.endswith(".py")
+        else f"{program.rpartition('.')[2]}.py"
+    )
 
 
 def of_training(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Those of a training: of what names a knob."""
     kept = {}
     for name, places in overrides.items():
-        named = {place: {n for part in _expressions(value) for n in part.names} for place, value in places.items()}
-        if own := {place: places[place] for place, names in named.items() if names and not names & OF_TRIALS}:
+        named = {
+            place: {n for part in _expressions(value) for n in part.names}
+            for place, value in places.items()
+        }
+        if own := {
+            place: places[place]
+            for place, names in named.items()
+            if names and not names & OF_TRIALS
+        }:
             kept[name] = own
     return kept
 
@@ -173,5 +198,7 @@ def _check_literals(value: Any) -> None:
 def _value(value: Any, values: Values) -> Any:
     if isinstance(value, Mapping):
         ((knob, written),) = value.items()
-        return {value_word(key): each for key, each in written.items()}[value_word(values.known[knob])]
+        return {value_word(key): each for key, each in written.items()}[
+            value_word(values.known[knob])
+        ]
     return values.typed(value) if isinstance(value, str) else value

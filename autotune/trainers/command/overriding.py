@@ -54,20 +54,30 @@ def find(tree: ast.Module, place: str) -> ast.Assign | ast.AnnAssign | ast.Call:
         raise UnclearPlaceError(f"{place!r} is neither NAME, CALL.KEYWORD nor CALL:LINE.KEYWORD")
     assigned = [] if found["line"] else [node for node in ast.walk(tree) if _assigns(node, place)]
     if len(assigned) > 1:
-        raise UnclearPlaceError(f"{place} is set {len(assigned)} times, in lines {_lines(assigned)}")
+        raise UnclearPlaceError(
+            f"{place} is set {len(assigned)} times, in lines {_lines(assigned)}"
+        )
     for node in assigned:
         targets = node.targets if isinstance(node, ast.Assign) else _parts_of(node)
-        if isinstance(node, (ast.Assign, ast.AnnAssign)) and [ast.unparse(each) for each in targets] == [place]:
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and [
+            ast.unparse(each) for each in targets
+        ] == [place]:
             return node
         raise UnclearPlaceError(f"line {_lines(assigned)} does more than set {place}")
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _name(node.func) == found["of"]]
+    calls = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and _name(node.func) == found["of"]
+    ]
     if found["line"]:
         calls = [call for call in calls if call.lineno == int(found["line"])]
     if not calls or not found["of"]:
         raise UnclearPlaceError(f"nothing sets {place}")
     if len(calls) > 1:
         first = f"{found['of']}:{calls[0].lineno}.{found['name']}"
-        raise UnclearPlaceError(f"{found['of']}(...) is in lines {_lines(calls)}: write {first} for the first")
+        raise UnclearPlaceError(
+            f"{found['of']}(...) is in lines {_lines(calls)}: write {first} for the first"
+        )
     return calls[0]
 
 
@@ -111,7 +121,11 @@ def _lines(nodes: Sequence[ast.AST]) -> str:
 
 
 def _main() -> None:
-    path, package, folder = os.path.abspath(PROGRAM), None, os.path.dirname(os.path.abspath(PROGRAM))
+    path, package, folder = (
+        os.path.abspath(PROGRAM),
+        None,
+        os.path.dirname(os.path.abspath(PROGRAM)),
+    )
     if not PROGRAM.endswith(".py"):  # a module, as `python -m` starts it
         folder = os.getcwd()
         sys.path.insert(0, folder)

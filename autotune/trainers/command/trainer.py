@@ -42,7 +42,13 @@ from autotune.trainers.base.trainer import (
 )
 from autotune.trainers.base.trainer_option import WORKING_DIR, Reach
 from autotune.trainers.base.workload_limits import launcher_limits
-from autotune.trainers.command.overrides import check_overrides, in_argv, of_training, started_with, unsaid
+from autotune.trainers.command.overrides import (
+    check_overrides,
+    in_argv,
+    of_training,
+    started_with,
+    unsaid,
+)
 from autotune.trainers.command.overrides import expressions as overridden
 from autotune.trainers.command.training import check_training, in_training
 from autotune.trainers.documents.output_options import TRIAL_DIR
@@ -85,7 +91,9 @@ _TRIAL = "trial_dir"
 """placeholder of the folder of a trial's own into which it writes; in an export, one beside its `launch.sh`"""
 _IN_FILES = "{files}"
 """`cwd` of a program that runs in the folder of its rendered files"""
-_UNNAMED = "argv, env, files and overrides have no placeholder {{{}}}, so the program would not receive it"
+_UNNAMED = (
+    "argv, env, files and overrides have no placeholder {{{}}}, so the program would not receive it"
+)
 
 
 class CommandTrainer(Trainer):
@@ -112,7 +120,12 @@ class CommandTrainer(Trainer):
             default=(),
             reach=Reach.PROGRAM,
         ),
-        Option(name="env", meaning="environment variables, with placeholders", default={}, reach=Reach.ENVIRONMENT),
+        Option(
+            name="env",
+            meaning="environment variables, with placeholders",
+            default={},
+            reach=Reach.ENVIRONMENT,
+        ),
         Option(
             name="values",
             meaning="how a knob's values are written; null omits the argument",
@@ -157,7 +170,13 @@ class CommandTrainer(Trainer):
             reach=Reach.NOTHING,
             choices=("unknown", "steps", "micro-batches"),
         ),
-        Option(name="steps", meaning="what {steps} stands for", default=50, reach=Reach.NOTHING, least=1),
+        Option(
+            name="steps",
+            meaning="what {steps} stands for",
+            default=50,
+            reach=Reach.NOTHING,
+            least=1,
+        ),
         Option(
             name="training",
             meaning="replacements for a trial's arguments in the exported launch, by argument of argv, steps, seed or append; null omits one",
@@ -169,13 +188,19 @@ class CommandTrainer(Trainer):
         Option(name="seed", meaning="what {seed} stands for", default=1234, reach=Reach.NOTHING),
     )
 
-    def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
+    def find_limits(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
+    ) -> tuple[Limit, ...]:
         """Knobs that no placeholder carries to the program, and configs of which its launcher would start a part."""
         if not options["argv"]:
             return ()
         named, fixed, default = self._named(options), options["fixed"], ParallelConfig()
         asked = effective(config)
-        limits = list(launcher_limits(_arguments(options["argv"]), place(workload.cluster, config), workload.cluster))
+        limits = list(
+            launcher_limits(
+                _arguments(options["argv"]), place(workload.cluster, config), workload.cluster
+            )
+        )
         for knob in FIELDS:
             if _is_told(knob, named):
                 continue
@@ -190,11 +215,19 @@ class CommandTrainer(Trainer):
             remedy = f"name {{{knob}}} in trainer.argv, env, files or overrides, or give its fixed value under `fixed`"
             if knob == "accumulation_steps":
                 remedy += "; a program that takes a rank's whole batch gets {micro_batch_size * accumulation_steps}"
-            told = Limit(knob=knob, value=getattr(asked, knob), message=message, nearest=nearest_value, remedy=remedy)
+            told = Limit(
+                knob=knob,
+                value=getattr(asked, knob),
+                message=message,
+                nearest=nearest_value,
+                remedy=remedy,
+            )
             limits.append(told)
         for knob, where in unsaid(options["overrides"], config.values()):
             message = f"trainer.overrides gives {where} no value for this {knob}"
-            limits.append(Limit(knob=knob, value=getattr(asked, knob), message=message, remedy="add it there"))
+            limits.append(
+                Limit(knob=knob, value=getattr(asked, knob), message=message, remedy="add it there")
+            )
         return tuple(limits)
 
     def own_knob_refusal(self, name: str, options: Mapping[str, Any]) -> str:
@@ -223,7 +256,9 @@ class CommandTrainer(Trainer):
         for name in options["fixed"]:
             if name not in known:
                 remedy = nearest(name, known)
-                raise SpecError(f"there is no knob {name!r}", remedy=remedy, field=f"trainer.fixed.{name}")
+                raise SpecError(
+                    f"there is no knob {name!r}", remedy=remedy, field=f"trainer.fixed.{name}"
+                )
         check_templates(options["files"], known)
         check_training(options["training"], _arguments(options["argv"]), options["files"])
         check_overrides(options["overrides"], _arguments(options["argv"]), known | {_TRIAL})
@@ -231,7 +266,9 @@ class CommandTrainer(Trainer):
         for text in self._texts(options):
             template = parse(text)
             for expression in template.expressions:
-                check_names(expression, known | {*_NODE, _TRIAL, *(["files"] if options["files"] else [])})
+                check_names(
+                    expression, known | {*_NODE, _TRIAL, *(["files"] if options["files"] else [])}
+                )
                 may_be_null = None in written.get(expression.name, {}).values()
                 if may_be_null and template.only is None:
                     raise null_inside(text)
@@ -240,9 +277,15 @@ class CommandTrainer(Trainer):
     def in_training(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """See `command.training`."""
         found = in_training(options, _arguments(options.get("argv", ())))
-        return {**found, "overrides": of_training(found["overrides"])} if found.get("overrides") else found
+        return (
+            {**found, "overrides": of_training(found["overrides"])}
+            if found.get("overrides")
+            else found
+        )
 
-    def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
+    def build(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
+    ) -> Launch:
         """The command with its placeholders filled in. Arguments and variables whose value is written as null are left out."""
         needs(options, "argv", "the trainer `command` starts the program in argv")
         known = self._values(workload, config, options)
@@ -251,9 +294,13 @@ class CommandTrainer(Trainer):
         files = {"files": FOLDER} if options["files"] else {}
         has_files = bool(options["files"] or options["overrides"])
         values = Values(
-            known={**known, **node, **files, _TRIAL: TRIAL_DIR}, written=_written(options["values"], frozenset(known))
+            known={**known, **node, **files, _TRIAL: TRIAL_DIR},
+            written=_written(options["values"], frozenset(known)),
         )
-        filled = [values.fill(argument) for argument in in_argv(_arguments(options["argv"]), options["overrides"])]
+        filled = [
+            values.fill(argument)
+            for argument in in_argv(_arguments(options["argv"]), options["overrides"])
+        ]
         variables = {name: values.fill(text) for name, text in _variables(options["env"]).items()}
         cwd = options["cwd"] or ("." if has_files else "")
         return Launch(
@@ -264,7 +311,9 @@ class CommandTrainer(Trainer):
             },
             files={
                 **render(options["files"], replace(values, known=known)),
-                **started_with(options["overrides"], replace(values, known={**known, _TRIAL: TRIAL_DIR})),
+                **started_with(
+                    options["overrides"], replace(values, known={**known, _TRIAL: TRIAL_DIR})
+                ),
             },
             cwd="" if cwd == _IN_FILES else cwd,
         )
@@ -281,7 +330,11 @@ class CommandTrainer(Trainer):
     def step_line_test(self, options: Mapping[str, Any] | None = None) -> LineTest:
         """A progress bar's step depends on the bars before, so every bar is needed."""
         metrics = self.checked(options)["metrics"]
-        return replace(super().step_line_test(options), marks=pattern_marks(metrics)) if metrics else STOCK_LINES
+        return (
+            replace(super().step_line_test(options), marks=pattern_marks(metrics))
+            if metrics
+            else STOCK_LINES
+        )
 
     def _check_folders(self, options: Mapping[str, Any]) -> None:
         """Raises `SpecError` for a folder that depends on who reads the spec, and for files that the program cannot find."""
@@ -299,8 +352,16 @@ class CommandTrainer(Trainer):
                 field="trainer.working_dir",
             )
         if cwd == _IN_FILES and not options["files"]:
-            raise SpecError("the program runs in the folder of its files, but it has no files", field="trainer.cwd")
-        told = {name for text in self._texts(options) for part in parse(text).expressions for name in part.names}
+            raise SpecError(
+                "the program runs in the folder of its files, but it has no files",
+                field="trainer.cwd",
+            )
+        told = {
+            name
+            for text in self._texts(options)
+            for part in parse(text).expressions
+            for name in part.names
+        }
         if options["files"] and cwd != _IN_FILES and "files" not in told:
             raise SpecError(
                 "each trial's files are in its own folder, but no argument passes that folder to the program",
@@ -318,9 +379,15 @@ class CommandTrainer(Trainer):
         return [*_arguments(options["argv"]), *_variables(options["env"]).values()]
 
     @staticmethod
-    def _values(workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> dict[str, Any]:
+    def _values(
+        workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
+    ) -> dict[str, Any]:
         placement = place(workload.cluster, config)
-        model = {f.name: getattr(workload.model, f.name) for f in fields(ModelSpec) if f.name not in ("name", "code")}
+        model = {
+            f.name: getattr(workload.model, f.name)
+            for f in fields(ModelSpec)
+            if f.name not in ("name", "code")
+        }
         return {
             **model,
             **config.values(),
@@ -346,15 +413,24 @@ def _is_told(knob: str, named: set[str]) -> bool:
 def _arguments(asked: Sequence[Any]) -> list[str]:
     """The option `argv` as texts. Raises `SpecError`."""
     if len(asked) > MAX_ARGUMENTS:
-        raise SpecError(f"argv must have at most {MAX_ARGUMENTS} arguments, but has {len(asked)}", field="trainer.argv")
+        raise SpecError(
+            f"argv must have at most {MAX_ARGUMENTS} arguments, but has {len(asked)}",
+            field="trainer.argv",
+        )
     return [_text(f"argument {place}", "argv", value) for place, value in enumerate(asked)]
 
 
 def _variables(asked: Mapping[Any, Any]) -> dict[str, str]:
     """The option `env` as texts. Raises `SpecError`."""
     if len(asked) > MAX_ARGUMENTS:
-        raise SpecError(f"env must have at most {MAX_ARGUMENTS} variables, but has {len(asked)}", field="trainer.env")
-    return {str(name): _text(f"the variable {name}", f"env.{name}", value) for name, value in asked.items()}
+        raise SpecError(
+            f"env must have at most {MAX_ARGUMENTS} variables, but has {len(asked)}",
+            field="trainer.env",
+        )
+    return {
+        str(name): _text(f"the variable {name}", f"env.{name}", value)
+        for name, value in asked.items()
+    }
 
 
 def _text(what: str, field: str, value: Any) -> str:
@@ -388,7 +464,9 @@ def _written(asked: Mapping[str, Any], known: frozenset[str]) -> dict[str, dict[
     for name, texts in asked.items():
         where = f"trainer.values.{name}"
         if name not in known:
-            raise SpecError(f"there is no knob {name!r}", remedy=nearest(str(name), known), field=where)
+            raise SpecError(
+                f"there is no knob {name!r}", remedy=nearest(str(name), known), field=where
+            )
         if not isinstance(texts, Mapping):
             raise SpecError(
                 f"values must map each value of {name} to its text, but is {texts!r:.80}",
@@ -401,7 +479,10 @@ def _written(asked: Mapping[str, Any], known: frozenset[str]) -> dict[str, dict[
                     f"{name}={value_word(value)} must be written as text, a number, a flag or null, but is {text!r:.80}",
                     field=where,
                 )
-    return {name: {value_word(value): text for value, text in texts.items()} for name, texts in asked.items()}
+    return {
+        name: {value_word(value): text for value, text in texts.items()}
+        for name, texts in asked.items()
+    }
 
 
 TRAINER = CommandTrainer()

@@ -24,7 +24,9 @@ NUMBERS = ("steps", "seed")
 """placeholders that a training has values of its own for"""
 
 
-def check_training(training: Mapping[str, Any], argv: Sequence[str], files: Mapping[str, Any]) -> None:
+def check_training(
+    training: Mapping[str, Any], argv: Sequence[str], files: Mapping[str, Any]
+) -> None:
     """Raises `SpecError` for a key that is no word of `argv`, and for a value that cannot take its place."""
     known = {*argv, *NUMBERS, APPEND, *files}
     for key, value in training.items():
@@ -43,10 +45,16 @@ def check_training(training: Mapping[str, Any], argv: Sequence[str], files: Mapp
                     field=where,
                 )
         elif key in NUMBERS:
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-                raise SpecError(f"{key} must be a whole number or null, but is {value!r:.80}", field=where)
+            if value is not None and (
+                isinstance(value, bool) or not isinstance(value, int) or value < 0
+            ):
+                raise SpecError(
+                    f"{key} must be a whole number or null, but is {value!r:.80}", field=where
+                )
         elif value is not None and not _is_words(value):
-            raise SpecError(f"it must be text, a list of texts or null, but is {value!r:.80}", field=where)
+            raise SpecError(
+                f"it must be text, a list of texts or null, but is {value!r:.80}", field=where
+            )
 
 
 def in_training(options: Mapping[str, Any], argv: Sequence[str]) -> dict[str, Any]:
@@ -76,4 +84,6 @@ def _words(value: Any) -> list[str]:
 
 
 def _is_words(value: Any) -> bool:
-    return isinstance(value, str) or (isinstance(value, list | tuple) and all(isinstance(word, str) for word in value))
+    return isinstance(value, str) or (
+        isinstance(value, list | tuple) and all(isinstance(word, str) for word in value)
+    )

@@ -33,7 +33,10 @@ def read(present: PresentConfiguration) -> Reading:
     }
     if keys.find("zero_optimization.offload_optimizer.device") == "cpu":
         knobs["offload"] = "optimizer"
-        keys.drop("zero_optimization.offload_optimizer.device", "zero_optimization.offload_optimizer.pin_memory")
+        keys.drop(
+            "zero_optimization.offload_optimizer.device",
+            "zero_optimization.offload_optimizer.pin_memory",
+        )
     batch, ranks = keys.count("train_batch_size"), present.ranks
     program = own_program(present, "--deepspeed_config") or exported_program(present)
     knobs = {**completed(knobs, batch=batch), **program.knobs}
@@ -67,7 +70,10 @@ def read(present: PresentConfiguration) -> Reading:
 
 def _told(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings without those that Hugging Face's integrations fill in, which DeepSpeed itself does not take."""
-    inner = {key: _told(value) if isinstance(value, Mapping) else value for key, value in settings.items()}
+    inner = {
+        key: _told(value) if isinstance(value, Mapping) else value
+        for key, value in settings.items()
+    }
     return {key: value for key, value in inner.items() if value not in (AUTO, {})}
 
 

@@ -30,9 +30,13 @@ from autotune.trainers.present_configuration import (
     Reading,
 )
 
-_SPEED = re.compile(r"global_step=(\d+), RunningAvgSamplesPerSec=[-0-9.einf]+, CurrSamplesPerSec=([0-9.]+)")
+_SPEED = re.compile(
+    r"global_step=(\d+), RunningAvgSamplesPerSec=[-0-9.einf]+, CurrSamplesPerSec=([0-9.]+)"
+)
 _MEMORY = re.compile(r"MaxMemAllocated=([0-9.]+)GB")
-_PIPE = re.compile(r"\bsteps: (\d+) loss: *([-+0-9.eEnaif]+) iter time \(s\): *([0-9.]+) samples/sec: *([0-9.]+)")
+_PIPE = re.compile(
+    r"\bsteps: (\d+) loss: *([-+0-9.eEnaif]+) iter time \(s\): *([0-9.]+) samples/sec: *([0-9.]+)"
+)
 
 
 class DeepspeedTrainer(Trainer):
@@ -42,7 +46,9 @@ class DeepspeedTrainer(Trainer):
     reads_config_json = True
     summary = "DeepSpeed 0.19, ds_config.json with ZeRO and AutoTP"
     checked_against = "DeepSpeed 0.19.8"
-    no_adapters = "the bundled program starts from random weights, so adapters alone would learn nothing"
+    no_adapters = (
+        "the bundled program starts from random weights, so adapters alone would learn nothing"
+    )
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
@@ -69,14 +75,21 @@ class DeepspeedTrainer(Trainer):
         DATA,
     )
 
-    def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
+    def find_limits(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
+    ) -> tuple[Limit, ...]:
         """Pipelines, context and expert parallelism, fp8, selective recomputation, ZeRO 3 beside tensor parallelism."""
         c = effective(config)
         own = bool(options["script"])
         whole_layers = {} if own else {"selective": "full"}
         return (
             *word_limit(c, "precision", {"fp8": "bf16"}, "ds_config.json has bf16 and fp16"),
-            *word_limit(c, "recompute", whole_layers, "the program recomputes either whole layers or nothing"),
+            *word_limit(
+                c,
+                "recompute",
+                whole_layers,
+                "the program recomputes either whole layers or nothing",
+            ),
             *broken(
                 workload,
                 c,
@@ -86,10 +99,30 @@ class DeepspeedTrainer(Trainer):
                     "stages need a program that builds a PipelineModule",
                     remedy="set your own program with the option script, or use pp=1",
                 ),
-                Rule(c.pp_schedule != "1f1b", "pp_schedule", "its pipeline engine supports only 1f1b", "1f1b"),
-                Rule(c.virtual_stages > 1, "virtual_stages", "its pipeline engine holds one stage per rank", 1),
-                Rule(c.pp > 1 and c.zero_stage > 1, "zero_stage", "its pipeline engine works with ZeRO 0 and 1", 1),
-                Rule(c.tp > 1 and c.zero_stage == 3, "zero_stage", "AutoTP trains with ZeRO 0 to 2", 2),
+                Rule(
+                    c.pp_schedule != "1f1b",
+                    "pp_schedule",
+                    "its pipeline engine supports only 1f1b",
+                    "1f1b",
+                ),
+                Rule(
+                    c.virtual_stages > 1,
+                    "virtual_stages",
+                    "its pipeline engine holds one stage per rank",
+                    1,
+                ),
+                Rule(
+                    c.pp > 1 and c.zero_stage > 1,
+                    "zero_stage",
+                    "its pipeline engine works with ZeRO 0 and 1",
+                    1,
+                ),
+                Rule(
+                    c.tp > 1 and c.zero_stage == 3,
+                    "zero_stage",
+                    "AutoTP trains with ZeRO 0 to 2",
+                    2,
+                ),
                 Rule(
                     c.tp > 1 and c.sequence_parallel,
                     "sequence_parallel",
@@ -108,15 +141,24 @@ class DeepspeedTrainer(Trainer):
                     "DeepSpeed's sequence parallelism (Ulysses) needs a model that calls it",
                     remedy="set your own program with the option script, or use cp=1",
                 ),
-                Rule(c.ep > 1, "ep", "expert parallelism needs a model built from deepspeed.moe layers", 1),
+                Rule(
+                    c.ep > 1,
+                    "ep",
+                    "expert parallelism needs a model built from deepspeed.moe layers",
+                    1,
+                ),
             ),
         )
 
-    def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
+    def build(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
+    ) -> Launch:
         """torchrun, the program, ds_config.json and the model's config."""
         c = effective(config)
         start = torchrun(
-            place(workload.cluster, c), master_addr=options["master_addr"], master_port=options["master_port"]
+            place(workload.cluster, c),
+            master_addr=options["master_addr"],
+            master_port=options["master_port"],
         )
         files = {"ds_config.json": to_json(_settings(workload, c, options))}
         notes = list(cpu_note(workload, "DeepSpeed"))
@@ -127,18 +169,40 @@ class DeepspeedTrainer(Trainer):
                 )
             if c.compile:
                 notes.append("your program must call torch.compile: ds_config.json cannot")
-            command = (options["script"], "--deepspeed_config", "ds_config.json", *map(str, options["script_args"]))
-            return Launch(argv=(*start, *command), env=tf32_environment(c.precision), files=files, notes=tuple(notes))
+            command = (
+                options["script"],
+                "--deepspeed_config",
+                "ds_config.json",
+                *map(str, options["script_args"]),
+            )
+            return Launch(
+                argv=(*start, *command),
+                env=tf32_environment(c.precision),
+                files=files,
+                notes=tuple(notes),
+            )
         files |= program_files(self.name, workload)
         notes += data_notes(options)
         command = (
             *("train.py", "--deepspeed_config", "ds_config.json", "--model", "model/config.json"),
-            *("--seq-len", str(workload.seq_len), "--steps", str(options["steps"]), "--seed", str(options["seed"])),
+            *(
+                "--seq-len",
+                str(workload.seq_len),
+                "--steps",
+                str(options["steps"]),
+                "--seed",
+                str(options["seed"]),
+            ),
             *data_arguments(options),
             *("--recompute", c.recompute),
             *(("--compile",) if c.compile else ()),
         )
-        return Launch(argv=(*start, *command), env=tf32_environment(c.precision), files=files, notes=tuple(notes))
+        return Launch(
+            argv=(*start, *command),
+            env=tf32_environment(c.precision),
+            files=files,
+            notes=tuple(notes),
+        )
 
     def read_config(self, present: PresentConfiguration) -> Reading:
         """ds_config.json, and the arguments of the program."""
@@ -166,7 +230,9 @@ class DeepspeedTrainer(Trainer):
 
 def _settings(workload: Workload, c: ParallelConfig, options: Mapping[str, Any]) -> dict[str, Any]:
     rate = options["learning_rate"]
-    here = {"torch_adam": True} if c.offload == "none" else {}  # in host memory it is DeepSpeed's own Adam
+    here = (
+        {"torch_adam": True} if c.offload == "none" else {}
+    )  # in host memory it is DeepSpeed's own Adam
     optimizer = (
         {
             "type": "AdamW",
@@ -185,7 +251,11 @@ def _settings(workload: Workload, c: ParallelConfig, options: Mapping[str, Any])
         "zero_optimization": {"stage": c.zero_stage},
     }
     if c.zero_stage:
-        settings["zero_optimization"] |= {"overlap_comm": True, "contiguous_gradients": True, "reduce_scatter": True}
+        settings["zero_optimization"] |= {
+            "overlap_comm": True,
+            "contiguous_gradients": True,
+            "reduce_scatter": True,
+        }
     if c.offload == "optimizer":
         settings["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     if workload.optimizer == "sgd":
@@ -193,7 +263,12 @@ def _settings(workload: Workload, c: ParallelConfig, options: Mapping[str, Any])
     if c.precision == "bf16":
         settings["bf16"] = {"enabled": True}
     elif c.precision == "fp16":
-        settings["fp16"] = {"enabled": True, "loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": 1000}
+        settings["fp16"] = {
+            "enabled": True,
+            "loss_scale": 0,
+            "initial_scale_power": 16,
+            "loss_scale_window": 1000,
+        }
     if c.tp > 1:
         settings["tensor_parallel"] = {"autotp_size": c.tp}
     return settings

@@ -22,7 +22,9 @@ def to_yaml(document: Mapping[str, Any]) -> str:
     """The document as YAML text, in the order of its keys."""
     import yaml  # imported here because it is slow to import and only needed to write a launch
 
-    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml's is ten times as fast, where it is there
+    dumper = getattr(
+        yaml, "CSafeDumper", yaml.SafeDumper
+    )  # libyaml's is ten times as fast, where it is there
     text: str = yaml.dump(dict(document), Dumper=dumper, sort_keys=False, default_flow_style=False)
     return text
 
@@ -35,11 +37,15 @@ def to_yaml_documents(*documents: Mapping[str, Any]) -> str:
         """Writes texts of several lines as literal blocks."""
 
     def text(dumper: Any, value: str) -> Any:
-        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+        return dumper.represent_scalar(
+            "tag:yaml.org,2002:str", value, style="|" if "\n" in value else None
+        )
 
     Blocks.add_representer(str, text)
     Blocks.ignore_aliases = lambda self, data: True  # type: ignore[method-assign]
-    stream: str = yaml.dump_all(map(dict, documents), Dumper=Blocks, sort_keys=False, default_flow_style=False)
+    stream: str = yaml.dump_all(
+        map(dict, documents), Dumper=Blocks, sort_keys=False, default_flow_style=False
+    )
     return stream
 
 
@@ -52,7 +58,9 @@ def to_toml(document: Mapping[str, Any]) -> str:
 
 def _write_table(table: Mapping[str, Any], path: tuple[str, ...], lines: list[str]) -> None:
     sections = {key: value for key, value in table.items() if isinstance(value, Mapping)}
-    plain = {key: value for key, value in table.items() if key not in sections and value is not None}
+    plain = {
+        key: value for key, value in table.items() if key not in sections and value is not None
+    }
     if path and (plain or not sections):
         lines.append(f"[{'.'.join(map(_toml_key, path))}]")
     lines += [f"{_toml_key(key)} = {_toml_value(value)}" for key, value in plain.items()]
@@ -69,7 +77,11 @@ def _toml_key(key: str) -> str:
 def _toml_value(value: Any) -> str:
     """JSON's texts, numbers and flags are valid in TOML; a mapping inside a list is an inline table."""
     if isinstance(value, Mapping):
-        pairs = (f"{_toml_key(key)} = {_toml_value(inner)}" for key, inner in value.items() if inner is not None)
+        pairs = (
+            f"{_toml_key(key)} = {_toml_value(inner)}"
+            for key, inner in value.items()
+            if inner is not None
+        )
         return "{" + ", ".join(pairs) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml_value(inner) for inner in value if inner is not None) + "]"
@@ -169,7 +181,10 @@ def hf_config(model: ModelSpec, seq_len: int) -> dict[str, Any]:
         "eos_token_id": model.vocab_size - 1,
     }
     if model.num_experts:
-        document |= {"num_local_experts": model.num_experts, "num_experts_per_tok": model.experts_per_token}
+        document |= {
+            "num_local_experts": model.num_experts,
+            "num_experts_per_tok": model.experts_per_token,
+        }
     return document
 
 

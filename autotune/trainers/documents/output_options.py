@@ -34,7 +34,9 @@ OUTPUT_OPTIONS = frozenset({
 """their names without dashes before them, dashes within as underscores, and of a dotted name its last part"""
 HYDRA = frozenset({"hydra.run.dir", "hydra.sweep.dir"})
 """and these in whole"""
-_CHOICES = frozenset({"no", "none", "null", "steps", "epoch", "best", "true", "false", "auto", "always", "never"})
+_CHOICES = frozenset(
+    {"no", "none", "null", "steps", "epoch", "best", "true", "false", "auto", "always", "never"}
+)
 """values of what is called like an output and says when, or whether, something is written"""
 LIGHTNING_CLI = "--trainer.default_root_dir"
 """the option of every LightningCLI, which else writes its configuration and its checkpoints where it runs, and refuses to run there again"""
@@ -59,10 +61,17 @@ def with_own_outputs(launch: Launch) -> Launch:
         else:
             words[place + 1] = own
         told.append(name)
-    if LIGHTNING_CLI not in told and "fit" in words and any(word.startswith("--trainer.") for word in words):
+    if (
+        LIGHTNING_CLI not in told
+        and "fit" in words
+        and any(word.startswith("--trainer.") for word in words)
+    ):
         words.append(f"{LIGHTNING_CLI}={TRIAL_DIR}")
         told.append(LIGHTNING_CLI)
-    env = {name: _own(name) if _is_own(name.lower(), value) else value for name, value in launch.env.items()}
+    env = {
+        name: _own(name) if _is_own(name.lower(), value) else value
+        for name, value in launch.env.items()
+    }
     told += [name for name, value in launch.env.items() if env[name] != value]
     files = dict(launch.files)
     for name, text in launch.files.items():
@@ -90,7 +99,10 @@ def _with_own_settings(name: str, text: str) -> tuple[str, list[str]]:
 
 def _told(node: Any, path: str, told: list[str]) -> Any:
     if isinstance(node, Mapping):
-        return {key: _told(value, f"{path}.{key}" if path else str(key), told) for key, value in node.items()}
+        return {
+            key: _told(value, f"{path}.{key}" if path else str(key), told)
+            for key, value in node.items()
+        }
     if isinstance(node, list):
         return [_told(value, path, told) for value in node]
     if isinstance(node, str) and _is_own(path, node):
@@ -101,7 +113,11 @@ def _told(node: Any, path: str, told: list[str]) -> Any:
 
 def _is_own(name: str, value: str) -> bool:
     """Whether it names an output, by a value that a trial may replace: a path, not the word of a choice."""
-    return FOLDER not in value and _is_path(name, value) and _is_output(name, is_option=True, has_value=True)
+    return (
+        FOLDER not in value
+        and _is_path(name, value)
+        and _is_output(name, is_option=True, has_value=True)
+    )
 
 
 def _is_path(name: str, value: str) -> bool:

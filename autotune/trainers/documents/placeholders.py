@@ -118,7 +118,9 @@ class Values:
                 f"{{{expression.text}}} divides by zero for {self._used(expression)}", field=FIELD
             ) from None
         if abs(result) >= MAX_NUMBER:
-            raise SpecError(f"{{{expression.text}}} must stay below 2^63, but it does not", field=FIELD)
+            raise SpecError(
+                f"{{{expression.text}}} must stay below 2^63, but it does not", field=FIELD
+            )
         return result
 
     def _number(self, node: ast.expr) -> int:
@@ -200,18 +202,25 @@ def _expression(source: str, text: str) -> Expression:
     where = f"in {text!r}, {{{source}}}"
     if len(source) > MAX_EXPRESSION:
         raise SpecError(
-            f"a placeholder may have at most {MAX_EXPRESSION} characters, but {where} has more", field=FIELD
+            f"a placeholder may have at most {MAX_EXPRESSION} characters, but {where} has more",
+            field=FIELD,
         )
     try:
         tree = ast.parse(source.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise SpecError(
-            f"{where} is neither a name nor arithmetic", remedy=f"{_ARITHMETIC}; {_BRACES}", field=FIELD
+            f"{where} is neither a name nor arithmetic",
+            remedy=f"{_ARITHMETIC}; {_BRACES}",
+            field=FIELD,
         ) from None
     _check(tree, where)
     names = frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
     if not names:
-        raise SpecError(f"{where} names no knob", remedy=f"write the number without braces; {_BRACES}", field=FIELD)
+        raise SpecError(
+            f"{where} names no knob",
+            remedy=f"write the number without braces; {_BRACES}",
+            field=FIELD,
+        )
     return Expression(source, tree, names)
 
 
@@ -222,5 +231,11 @@ def _check(node: ast.expr, where: str) -> None:
         _check(node.right, where)
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         _check(node.operand, where)
-    elif not isinstance(node, ast.Name) and not (isinstance(node, ast.Constant) and type(node.value) is int):
-        raise SpecError(f"{where} is neither a name nor arithmetic", remedy=f"{_ARITHMETIC}; {_BRACES}", field=FIELD)
+    elif not isinstance(node, ast.Name) and not (
+        isinstance(node, ast.Constant) and type(node.value) is int
+    ):
+        raise SpecError(
+            f"{where} is neither a name nor arithmetic",
+            remedy=f"{_ARITHMETIC}; {_BRACES}",
+            field=FIELD,
+        )

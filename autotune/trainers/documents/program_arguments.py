@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.trainers.present_configuration import KeyReader, PresentConfiguration, Reading, options_of
+from autotune.trainers.present_configuration import (
+    KeyReader,
+    PresentConfiguration,
+    Reading,
+    options_of,
+)
 
 EXPORTED = "train.py"
 """the program that an export brings, beside its files"""

@@ -24,7 +24,10 @@ WRITERS = {".json": to_json, ".yaml": to_yaml, ".yml": to_yaml, ".toml": to_toml
 
 def render(templates: Mapping[str, Any], values: Values) -> dict[str, str]:
     """The text of each file."""
-    return {name: WRITERS[_ending(name)](_rendered(template, values)) for name, template in templates.items()}
+    return {
+        name: WRITERS[_ending(name)](_rendered(template, values))
+        for name, template in templates.items()
+    }
 
 
 def expressions(templates: Mapping[str, Any]) -> Iterator[Expression]:

@@ -48,7 +48,9 @@ def literal(value: Any) -> str:
         comma = "," if len(value) == 1 else ""
         return f"[{inner}]" if isinstance(value, list) else f"({inner}{comma})"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{literal(key)}: {literal(item)}" for key, item in value.items()) + "}"
+        return (
+            "{" + ", ".join(f"{literal(key)}: {literal(item)}" for key, item in value.items()) + "}"
+        )
     raise ExportError(f"a {type(value).__name__} cannot be written as Python source")
 
 

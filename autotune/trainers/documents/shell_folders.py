@@ -26,7 +26,9 @@ _ENTERED = re.compile(
     r"\$\(\s*(?:builtin )?cd (?:-P |-- )?[\"']?(\$\(dirname \$0\)[\w./-]*)[\"']?\s*(?:&?>\s*/dev/null\s*)?(?:2>&1\s*)?(?:&&|;)\s*"
     r"pwd(?: -[PL])?\s*\)|\$\((?:realpath|readlink(?: -[a-z]+)+) [\"']?(\$\(dirname \$0\)[\w./-]*)[\"']?\)"
 )
-_START = re.compile(r"`pwd`|\$\(pwd\)|\$PWD\b|\$\{PWD\}|\$\{?(?:SLURM_SUBMIT_DIR|PBS_O_WORKDIR|LS_SUBCWD)\b\}?")
+_START = re.compile(
+    r"`pwd`|\$\(pwd\)|\$PWD\b|\$\{PWD\}|\$\{?(?:SLURM_SUBMIT_DIR|PBS_O_WORKDIR|LS_SUBCWD)\b\}?"
+)
 
 
 def with_plain_folders(text: str) -> str:

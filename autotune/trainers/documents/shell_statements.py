@@ -49,7 +49,11 @@ def statements_of(text: str) -> Iterator[Statement]:
     """of here-documents that begin after this line"""
     at, opened = 0, 0
     while found := _TOKEN.match(text, at):  # its last alternative is any character
-        kind, token, at = ("document" if found["document"] else found.lastgroup), found[0], found.end()
+        kind, token, at = (
+            ("document" if found["document"] else found.lastgroup),
+            found[0],
+            found.end(),
+        )
         if kind == "comment":
             continue
         if kind == "opens":

@@ -109,9 +109,16 @@ class Commands(NamedTuple):
 
 def command_of(text: str) -> Command:
     """The longest command with options. Raises `SpecError` when there is no option."""
-    best = max(commands_of(text).commands, key=lambda command: _options(command.words), default=Command((), ()))
+    best = max(
+        commands_of(text).commands,
+        key=lambda command: _options(command.words),
+        default=Command((), ()),
+    )
     if not _options(best.words):
-        raise SpecError("the file has no command with options such as --tensor-model-parallel-size 2", field="FILE")
+        raise SpecError(
+            "the file has no command with options such as --tensor-model-parallel-size 2",
+            field="FILE",
+        )
     return best
 
 
@@ -121,16 +128,25 @@ def commands_of(text: str) -> Commands:
     text = _TEXT.sub(_assigned, text)
     script = _Script(variables=dict(of_slurm), folders=Folders(now=_folder_of_slurm(text)))
     statements = list(statements_of(with_plain_folders(text)))
-    if statements and all(statement.words[:1] and statement.words[0].startswith("-") for statement in statements):
+    if statements and all(
+        statement.words[:1] and statement.words[0].startswith("-") for statement in statements
+    ):
         # a text file of bare flags is one command, whatever its lines are
-        statements = [Statement(tuple(word for statement in statements for word in statement.words), ";")]
+        statements = [
+            Statement(tuple(word for statement in statements for word in statement.words), ";")
+        ]
     script.follow(statements)
     found: list[Command] = []
     for command, folder in script.commands:
         unset: dict[str, None] = {}
         programs = tuple(_programs(_filled(command, script.variables, unset)))
-        found += [Command(words, tuple(unset), joined(folder, inner) if inner else folder) for words, inner in programs]
-    exported = {name: _filled(script.variables[name], script.variables, {}) for name in script.exported}
+        found += [
+            Command(words, tuple(unset), joined(folder, inner) if inner else folder)
+            for words, inner in programs
+        ]
+    exported = {
+        name: _filled(script.variables[name], script.variables, {}) for name in script.exported
+    }
     return Commands(tuple(found), exported, of_slurm)
 
 
@@ -178,7 +194,9 @@ class _Script:
                 continue
             if words[:1] == ("case",) and "in" in words:
                 place = words.index("in")
-                self.branches.append(_Branch(False, False, self._value(" ".join(words[1:place])), True))
+                self.branches.append(
+                    _Branch(False, False, self._value(" ".join(words[1:place])), True)
+                )
                 if words[place + 1 :]:
                     self._pattern(words[place + 1 :], after)
                 continue
@@ -245,10 +263,14 @@ class _Script:
                 _assign(self.variables, *assigned.groups())
                 assigns.append(assigned[1])
             else:
-                self.variables.setdefault(assigned[1], "")  # the script knows it, and leaves it empty here
+                self.variables.setdefault(
+                    assigned[1], ""
+                )  # the script knows it, and leaves it empty here
             words = words[1:]
         if first == "export" or words:  # `NAME=value command` exports for it
-            self.exported.update(dict.fromkeys([*assigns, *(name for name in words if name in self.variables)]))
+            self.exported.update(
+                dict.fromkeys([*assigns, *(name for name in words if name in self.variables)])
+            )
         command = " ".join(words)
         if counts and command:
             for name, value in _SETS_DEFAULT.findall(command):
@@ -263,9 +285,13 @@ class _Script:
 def _of_slurm(text: str) -> dict[str, str]:
     """Variables that Slurm sets in a script of sbatch."""
     found: dict[str, str] = {}
-    for option, value in re.findall(r"^#SBATCH[ \t]+(--?[\w-]+)[= \t][ \t]*(\S+)", text, re.MULTILINE):
+    for option, value in re.findall(
+        r"^#SBATCH[ \t]+(--?[\w-]+)[= \t][ \t]*(\S+)", text, re.MULTILINE
+    ):
         number = re.search(r"(?:^|:)(\d+)$", value)
-        found |= dict.fromkeys(_SLURM.get(option, ()) if number else (), number[1] if number else "")
+        found |= dict.fromkeys(
+            _SLURM.get(option, ()) if number else (), number[1] if number else ""
+        )
     return found
 
 
@@ -285,7 +311,11 @@ def _programs(command: str) -> Iterator[tuple[tuple[str, ...], str]]:
     words = _words(command)
     yield tuple(takewhile(lambda word: not _OPERATOR.fullmatch(word), words)), ""
     for place, word in enumerate(words[:-1]):
-        is_shell = word.startswith("-") and word.endswith("c") and words[place - 1].rpartition("/")[2] in ("bash", "sh")
+        is_shell = (
+            word.startswith("-")
+            and word.endswith("c")
+            and words[place - 1].rpartition("/")[2] in ("bash", "sh")
+        )
         if is_shell or word == "eval":
             folders = Folders()
             for statement in statements_of(" ".join(words[place + 1 :])):
@@ -306,7 +336,9 @@ def _assign(variables: dict[str, str], name: str, appends: str, value: str) -> N
         if is_json:  # its quotes and spaces part no words
             value = re.sub(r"\s", _SPACE, value.replace('"', '\\"'))
     value = re.sub(
-        rf"\$(?:{name}\b|\{{{name}(?:\[[@*]\])?{_DEFAULT}\}})", lambda found: before or _default(found[1]), value
+        rf"\$(?:{name}\b|\{{{name}(?:\[[@*]\])?{_DEFAULT}\}})",
+        lambda found: before or _default(found[1]),
+        value,
     )
     value = _ARITHMETIC.sub(
         lambda found: _computed(_filled(found[1], variables, {}), variables) or found[0], value
@@ -323,21 +355,28 @@ def _elements(text: str) -> str:
     except ValueError:
         return text
     return " ".join(
-        word if word.startswith(("-", "$")) or not re.search(r"[\s\"']", word) else shlex.quote(word)
+        word
+        if word.startswith(("-", "$")) or not re.search(r"[\s\"']", word)
+        else shlex.quote(word)
         for word in elements
     )
 
 
 def _holds(condition: str, variables: dict[str, str]) -> bool:
     """Whether a condition of comparisons holds; False where it cannot be told."""
-    return any(all(_test(part, variables) for part in either.split("&&")) for either in condition.split("||"))
+    return any(
+        all(_test(part, variables) for part in either.split("&&"))
+        for either in condition.split("||")
+    )
 
 
 def _test(text: str, variables: dict[str, str]) -> bool:
     filled = _REFERENCE.sub('""', _filled(text, variables, {}))  # what is not set is an empty word
     words = [word for word in _words(filled) if word not in ("[", "[[", "]", "]]")]
     if words[:1] == ["!"]:
-        return bool(words[1:]) and words[1] not in ("-f", "-d", "-e", "-s") and not _decide(words[1:])
+        return (
+            bool(words[1:]) and words[1] not in ("-f", "-d", "-e", "-s") and not _decide(words[1:])
+        )
     return _decide(words)
 
 
@@ -384,7 +423,9 @@ def _computed(expression: str, variables: dict[str, str]) -> str:
     """The value of whole numbers and variables with + - * / % and parentheses; empty for anything else."""
     filled = re.sub(
         r"[A-Za-z_]\w*",
-        lambda found: _with_variables(variables.get(found[0], ""), variables, {}),  # it may be `${NAME:-8}`
+        lambda found: _with_variables(
+            variables.get(found[0], ""), variables, {}
+        ),  # it may be `${NAME:-8}`
         expression,
     )
     try:

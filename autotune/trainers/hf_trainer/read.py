@@ -21,12 +21,33 @@ BY_OPTIM = {
 }  # fmt: skip
 """ours, by `optim`"""
 OF_THE_RUN = (
-    *("save_strategy", "save_steps", "save_total_limit", "save_only_model", "load_best_model_at_end", "push_to_hub"),
-    *("eval_strategy", "evaluation_strategy", "eval_steps", "do_eval", "eval_on_start", "report_to", "run_name"),
+    *(
+        "save_strategy",
+        "save_steps",
+        "save_total_limit",
+        "save_only_model",
+        "load_best_model_at_end",
+        "push_to_hub",
+    ),
+    *(
+        "eval_strategy",
+        "evaluation_strategy",
+        "eval_steps",
+        "do_eval",
+        "eval_on_start",
+        "report_to",
+        "run_name",
+    ),
     *("resume_from_checkpoint", "num_train_epochs"),
 )
 """arguments about what a run keeps and tells, not about how it trains"""
-REPEATED = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "bf16", "fp16")
+REPEATED = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "bf16",
+    "fp16",
+)
 """keys of the dictionary `deepspeed` that repeat what TrainingArguments say"""
 
 
@@ -36,9 +57,13 @@ def read(present: PresentConfiguration) -> Reading:
     name, text = (name, present.files[name]) if name else present.named(".json")
     keys = KeyReader(parse_document(name, text), name)
     program = exported_program(present)
-    keys.drop("use_cpu", "logging_steps", "logging_strategy")  # the cluster says it; a launch logs every step
+    keys.drop(
+        "use_cpu", "logging_steps", "logging_strategy"
+    )  # the cluster says it; a launch logs every step
     keys.drop(*OF_THE_RUN)
-    if of_run := [key for key in OF_THE_RUN if keys.find(key) not in (None, False, "no", "none", [])]:
+    if of_run := [
+        key for key in OF_THE_RUN if keys.find(key) not in (None, False, "no", "none", [])
+    ]:
         keys.remarks.append(
             f"{name}: {', '.join(of_run)} are left out, because a launch saves, evaluates and reports nothing"
         )
@@ -61,7 +86,9 @@ def read(present: PresentConfiguration) -> Reading:
         **program.options,
     }
     optimizer = BY_OPTIM.get(optim, "adamw" if optim.startswith("adamw") else "")
-    left = {key: value for key, value in keys.left.items() if value is not None}  # null: its default
+    left = {
+        key: value for key, value in keys.left.items() if value is not None
+    }  # null: its default
     if optim and optim not in BY_OPTIM:
         left["optim"] = optim
     return Reading(
@@ -78,7 +105,9 @@ def read(present: PresentConfiguration) -> Reading:
 
 def _sharding(keys: KeyReader) -> tuple[int, bool]:
     """(ZeRO stage, whether every layer is recomputed)"""
-    recompute = bool(keys.flag("activation_checkpointing")) | bool(keys.flag("gradient_checkpointing"))
+    recompute = bool(keys.flag("activation_checkpointing")) | bool(
+        keys.flag("gradient_checkpointing")
+    )
     given = keys.find("deepspeed")
     if isinstance(given, Mapping):
         keys.drop(*(f"deepspeed.{key}" for key in REPEATED))
@@ -100,5 +129,7 @@ def _sharding(keys: KeyReader) -> tuple[int, bool]:
         return 0, recompute
     inner = bool(keys.flag("fsdp_config.activation_checkpointing"))
     keys.drop("fsdp_config.version", "fsdp_config.transformer_layer_cls_to_wrap")
-    gathered = keys.flag("fsdp_config.reshard_after_forward") is False or "shard_grad_op" in str(shards)
+    gathered = keys.flag("fsdp_config.reshard_after_forward") is False or "shard_grad_op" in str(
+        shards
+    )
     return 2 if gathered else 3, recompute or inner

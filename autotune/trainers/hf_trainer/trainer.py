@@ -29,7 +29,12 @@ from autotune.trainers.present_configuration import (
     Reading,
 )
 
-OPTIMIZERS = {"adamw": "adamw_torch", "sgd": "sgd", "adamw_8bit": "adamw_bnb_8bit", "adafactor": "adafactor"}
+OPTIMIZERS = {
+    "adamw": "adamw_torch",
+    "sgd": "sgd",
+    "adamw_8bit": "adamw_bnb_8bit",
+    "adafactor": "adafactor",
+}
 """values of TrainingArguments' `optim` (OptimizerNames)"""
 
 
@@ -40,7 +45,9 @@ class HfTrainer(Trainer):
     reads_config_json = True
     summary = "transformers.Trainer 5, training_args.json with FSDP2 or DeepSpeed"
     checked_against = "transformers 5.23.0"
-    no_adapters = "the bundled program starts from random weights, so adapters alone would learn nothing"
+    no_adapters = (
+        "the bundled program starts from random weights, so adapters alone would learn nothing"
+    )
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "compile",
@@ -61,13 +68,22 @@ class HfTrainer(Trainer):
         DATA,
     )
 
-    def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
+    def find_limits(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
+    ) -> tuple[Limit, ...]:
         """Everything but data parallelism, ZeRO, whole-layer recomputation, torch.compile and fp32, tf32, bf16 or fp16."""
         c = effective(config)
         alone = "Trainer trains a model from scratch with data parallelism only"
         return (
-            *word_limit(c, "precision", {"fp8": "bf16"}, "TrainingArguments has bf16, fp16 and tf32"),
-            *word_limit(c, "recompute", {"selective": "full"}, "it recomputes either whole layers or nothing"),
+            *word_limit(
+                c, "precision", {"fp8": "bf16"}, "TrainingArguments has bf16, fp16 and tf32"
+            ),
+            *word_limit(
+                c,
+                "recompute",
+                {"selective": "full"},
+                "it recomputes either whole layers or nothing",
+            ),
             *broken(
                 workload,
                 c,
@@ -79,11 +95,15 @@ class HfTrainer(Trainer):
             *whole_on_cpu(workload, c),
         )
 
-    def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
+    def build(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
+    ) -> Launch:
         """torchrun, the program, training_args.json and the model's config."""
         c = effective(config)
         start = torchrun(
-            place(workload.cluster, c), master_addr=options["master_addr"], master_port=options["master_port"]
+            place(workload.cluster, c),
+            master_addr=options["master_addr"],
+            master_port=options["master_port"],
         )
         files = {
             "training_args.json": to_json(_arguments(workload, c, options)),

@@ -24,7 +24,12 @@ STAGES = {
     "ddp": 0,
     **{
         f"ddp_{kind}": 0
-        for kind in ("find_unused_parameters_true", "find_unused_parameters_false", "spawn", "notebook")
+        for kind in (
+            "find_unused_parameters_true",
+            "find_unused_parameters_false",
+            "spawn",
+            "notebook",
+        )
     },
     "fsdp": 3,
     "fsdp_native": 3,
@@ -46,7 +51,8 @@ def read(present: PresentConfiguration) -> Reading:
     stage, degrees, recompute = _read_strategy(keys)
     # DeepSpeed has weights in fp32 beside those in bf16 under either name
     pure = (
-        keys.find("trainer.precision") == "bf16-true" and "deepspeed" not in str(keys.find("trainer.strategy")).lower()
+        keys.find("trainer.precision") == "bf16-true"
+        and "deepspeed" not in str(keys.find("trainer.strategy")).lower()
     )
     precision = keys.word("trainer.precision", READ_PRECISIONS) or "fp32"
     devices, nodes = _devices(keys), keys.count("trainer.num_nodes") or 1
@@ -58,7 +64,10 @@ def read(present: PresentConfiguration) -> Reading:
         "zero_stage": stage,
         "accumulation_steps": keys.count("trainer.accumulate_grad_batches") or 1,
     }
-    options: dict[str, Any] = {"steps": keys.count("trainer.max_steps"), "seed": keys.count("seed_everything")}
+    options: dict[str, Any] = {
+        "steps": keys.count("trainer.max_steps"),
+        "seed": keys.count("seed_everything"),
+    }
     if own is not None:
         options |= _own(present)
         knobs["micro_batch_size"] = keys.count(str(options.get("batch_key", "data.batch_size")))
@@ -89,7 +98,10 @@ def read(present: PresentConfiguration) -> Reading:
         global_batch_size=batch_of(knobs),
         optimizer=program.optimizer,
         pure_bf16=pure,
-        options={**program.options, **{option: value for option, value in options.items() if value is not None}},
+        options={
+            **program.options,
+            **{option: value for option, value in options.items() if value is not None},
+        },
         settings=keys.left,
         remarks=tuple(keys.remarks),
     )
@@ -124,7 +136,10 @@ def _read_strategy(keys: KeyReader) -> tuple[int, dict[str, int | None], bool]:
         found = keys.word(f"{inner}.sharding_strategy", STAGE_OF)
         return 3 if found is None else found, {"tp": 1}, recompute
     if kind == "ModelParallelStrategy":
-        degrees = {"tp": keys.count(f"{inner}.tensor_parallel_size"), "dp": keys.count(f"{inner}.data_parallel_size")}
+        degrees = {
+            "tp": keys.count(f"{inner}.tensor_parallel_size"),
+            "dp": keys.count(f"{inner}.data_parallel_size"),
+        }
         return 3, degrees, False
     if kind == "DeepSpeedStrategy":
         return keys.count(f"{inner}.stage") or 2, {"tp": 1}, False
@@ -137,7 +152,14 @@ def _own(present: PresentConfiguration) -> dict[str, Any]:
     """The user's program and its arguments, without `fit` and what an export adds."""
     script, *words = program_of(present.argv)
     kept = [word for word in words if not word.startswith("--trainer.callbacks")]
-    ours = next((at for at, word in enumerate(kept) if word in ("lightning.yaml", f"{FOLDER}/lightning.yaml")), 0)
+    ours = next(
+        (
+            at
+            for at, word in enumerate(kept)
+            if word in ("lightning.yaml", f"{FOLDER}/lightning.yaml")
+        ),
+        0,
+    )
     if ours and kept[ours - 1] == "--config":
         del kept[ours - 1 : ours + 1]
     arguments = kept[1:] if kept[:1] == ["fit"] else kept

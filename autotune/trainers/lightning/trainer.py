@@ -26,13 +26,27 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from autotune.spec import ParallelConfig, Workload
-from autotune.trainers.base.bundled_program import DATA, data_arguments, data_notes, long_options, program_files
+from autotune.trainers.base.bundled_program import (
+    DATA,
+    data_arguments,
+    data_notes,
+    long_options,
+    program_files,
+)
 from autotune.trainers.base.effective import cpu_note, effective, word_limit
 from autotune.trainers.base.limit import Limit, Rule, broken
 from autotune.trainers.base.not_offered import NOT_SET
 from autotune.trainers.base.own_program import CWD
 from autotune.trainers.base.torchrun import Placement, place, tf32_environment, torchrun
-from autotune.trainers.base.trainer import SHARED_OPTIONS, LineReader, LineTest, Option, StepMetrics, Trainer, needs
+from autotune.trainers.base.trainer import (
+    SHARED_OPTIONS,
+    LineReader,
+    LineTest,
+    Option,
+    StepMetrics,
+    Trainer,
+    needs,
+)
 from autotune.trainers.base.trainer_option import Reach
 from autotune.trainers.documents.file_formats import hf_layer_class, to_yaml
 from autotune.trainers.launch_files import Launch
@@ -74,7 +88,9 @@ class LightningTrainer(Trainer):
         "model.class_path",
     )
     settings_file = "lightning.yaml"
-    no_adapters = "the bundled program starts from random weights, so adapters alone would learn nothing"
+    no_adapters = (
+        "the bundled program starts from random weights, so adapters alone would learn nothing"
+    )
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "compile",
@@ -95,7 +111,10 @@ class LightningTrainer(Trainer):
             reach=Reach.PROGRAM,
         ),
         Option(
-            name="script_args", meaning="arguments of your own program, after `fit`", default=(), reach=Reach.ARGUMENT
+            name="script_args",
+            meaning="arguments of your own program, after `fit`",
+            default=(),
+            reach=Reach.ARGUMENT,
         ),
         CWD,
         Option(
@@ -113,15 +132,25 @@ class LightningTrainer(Trainer):
         DATA,
     )
 
-    def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
+    def find_limits(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
+    ) -> tuple[Limit, ...]:
         """Pipelines, experts, context parallelism; tensor parallelism without the option script; fp8; selective recomputation."""
         c = effective(config)
         fp16 = c.precision == "fp16"
         return (
             *word_limit(
-                c, "precision", {"fp8": "bf16"}, "its fp8 replaces layers on one device with Transformer Engine's"
+                c,
+                "precision",
+                {"fp8": "bf16"},
+                "its fp8 replaces layers on one device with Transformer Engine's",
             ),
-            *word_limit(c, "recompute", {"selective": "full"}, "it recomputes either whole layers or nothing"),
+            *word_limit(
+                c,
+                "recompute",
+                {"selective": "full"},
+                "it recomputes either whole layers or nothing",
+            ),
             *broken(
                 workload,
                 c,
@@ -152,7 +181,9 @@ class LightningTrainer(Trainer):
                     "ModelParallelStrategy shards over its data-parallel ranks",
                     3,
                 ),
-                Rule(c.tp > 1 and fp16, "precision", "ModelParallelStrategy scales no losses", "bf16"),
+                Rule(
+                    c.tp > 1 and fp16, "precision", "ModelParallelStrategy scales no losses", "bf16"
+                ),
                 Rule(
                     c.tp > 1 and c.sequence_parallel,
                     "sequence_parallel",
@@ -162,11 +193,15 @@ class LightningTrainer(Trainer):
             ),
         )
 
-    def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
+    def build(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
+    ) -> Launch:
         """torchrun, the program and lightning.yaml."""
         c = effective(config)
         placement = place(workload.cluster, c)
-        start = torchrun(placement, master_addr=options["master_addr"], master_port=options["master_port"])
+        start = torchrun(
+            placement, master_addr=options["master_addr"], master_port=options["master_port"]
+        )
         trainer = _trainer(workload, c, placement, options)
         env, notes = (
             tf32_environment(c.precision),
@@ -181,8 +216,17 @@ class LightningTrainer(Trainer):
                 notes.append(
                     "your program must recompute the layers: lightning.yaml can switch recomputation on only for FSDP"
                 )
-            command = (options["script"], "fit", *map(str, options["script_args"]), "--config", "lightning.yaml")
-            bar = (f"--trainer.callbacks+={BAR}", f"--trainer.callbacks.refresh_rate={c.accumulation_steps}")
+            command = (
+                options["script"],
+                "fit",
+                *map(str, options["script_args"]),
+                "--config",
+                "lightning.yaml",
+            )
+            bar = (
+                f"--trainer.callbacks+={BAR}",
+                f"--trainer.callbacks.refresh_rate={c.accumulation_steps}",
+            )
             files = {"lightning.yaml": to_yaml(document)}
             return Launch(argv=(*start, *command, *bar), env=env, files=files, notes=tuple(notes))
         trainer |= {
@@ -233,10 +277,15 @@ class LightningTrainer(Trainer):
         """A bar counts when it is drawn again, so every bar is needed."""
         if not (options or {}).get("script"):
             return super().step_line_test(options)
-        return LineTest(may_tell=lambda line: is_bar_line(line) or parse_step_line(line) is not None, marks=("{", "|"))
+        return LineTest(
+            may_tell=lambda line: is_bar_line(line) or parse_step_line(line) is not None,
+            marks=("{", "|"),
+        )
 
 
-def _trainer(workload: Workload, c: ParallelConfig, placement: Placement, options: Mapping[str, Any]) -> dict[str, Any]:
+def _trainer(
+    workload: Workload, c: ParallelConfig, placement: Placement, options: Mapping[str, Any]
+) -> dict[str, Any]:
     """The arguments of Trainer."""
     return {
         "accelerator": "cpu" if workload.cluster.gpu.is_cpu else "gpu",
@@ -252,7 +301,10 @@ def _trainer(workload: Workload, c: ParallelConfig, placement: Placement, option
 def _strategy(c: ParallelConfig, options: Mapping[str, Any]) -> str | dict[str, Any]:
     if c.tp > 1:
         sizes = {"data_parallel_size": c.dp, "tensor_parallel_size": c.tp}
-        return {"class_path": "lightning.pytorch.strategies.ModelParallelStrategy", "init_args": sizes}
+        return {
+            "class_path": "lightning.pytorch.strategies.ModelParallelStrategy",
+            "init_args": sizes,
+        }
     if c.zero_stage >= 2:
         arguments: dict[str, Any] = {"sharding_strategy": SHARDING[c.zero_stage]}
         if options["script"]:
@@ -290,7 +342,9 @@ def bar_reader() -> LineReader:
         per_step = per_step or batches
         if not is_drawn_again or batches % per_step:
             return None
-        return StepMetrics(step=before + batches // per_step, loss=number_in(text, _BAR_LOSS), ends_step=True)
+        return StepMetrics(
+            step=before + batches // per_step, loss=number_in(text, _BAR_LOSS), ends_step=True
+        )
 
     return read
 

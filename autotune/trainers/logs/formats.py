@@ -35,7 +35,14 @@ from typing import Any, final
 from autotune.errors import SpecError
 from autotune.spec.checks import nearest
 from autotune.trainers.logs.patterns import MAX_SEARCHED, compile_pattern, mark
-from autotune.trainers.logs.step_metrics import LineReader, LineTest, StepMetrics, clean, number, number_in
+from autotune.trainers.logs.step_metrics import (
+    LineReader,
+    LineTest,
+    StepMetrics,
+    clean,
+    number,
+    number_in,
+)
 from autotune.trainers.logs.steplines import MEASURED, parse_step_line
 
 STEPS, MICRO_BATCHES = "steps", "micro-batches"
@@ -64,7 +71,9 @@ _OF = r" *(\d{1,12})/\d{1,12}"
 
 KNOWN = (
     KnownLog(
-        number=re.compile(r"^\[(?:epoch=(?P<epoch>\d{1,9})(?:/\d{1,9})?\]\[)?batch=(\d{1,12})(?:/\d{1,12})?\]:"),
+        number=re.compile(
+            r"^\[(?:epoch=(?P<epoch>\d{1,9})(?:/\d{1,9})?\]\[)?batch=(\d{1,12})(?:/\d{1,12})?\]:"
+        ),
         loss=re.compile(rf"^\s*(?:Train )?loss/train/total: {_NUMBER}"),
         norm=re.compile(rf"^\s*(?:Train )?l2_norm/grad/global: {_NUMBER}"),
         has_rows=True,
@@ -87,7 +96,11 @@ KNOWN = (
         loss=_LOSS_THERE,
         norm=_NORM_THERE,
     ),
-    KnownLog(number=re.compile(r"\biter \d{1,12} step (\d{1,12})(?= \||:)"), loss=_LOSS_THERE, norm=_NORM_THERE),
+    KnownLog(
+        number=re.compile(r"\biter \d{1,12} step (\d{1,12})(?= \||:)"),
+        loss=_LOSS_THERE,
+        norm=_NORM_THERE,
+    ),
     *(
         KnownLog(number=re.compile(form), loss=_LOSS_THERE, norm=_NORM_THERE, counts=MICRO_BATCHES)
         for form in (
@@ -114,7 +127,8 @@ def is_known_line(line: str) -> bool:
     """Whether it numbers a step, or is a row of one."""
     text = clean(line)[:MAX_SEARCHED]
     return any(
-        log.number.search(text) or (log.has_rows and (log.loss.match(text) or log.norm.match(text))) for log in KNOWN
+        log.number.search(text) or (log.has_rows and (log.loss.match(text) or log.norm.match(text)))
+        for log in KNOWN
     )
 
 
@@ -158,11 +172,17 @@ class KnownLogs:
                 self._log = log
                 loss, norm = number_in(text, log.loss), number_in(text, log.norm)
                 step = self._numbered(int(found[log.number.groups]), found.groupdict().get("epoch"))
-                return StepMetrics(step=step, loss=loss, grad_norm=norm, ends_step=True, counts=log.counts)
+                return StepMetrics(
+                    step=step, loss=loss, grad_norm=norm, ends_step=True, counts=log.counts
+                )
         if self._log is None or not self._log.has_rows:
             return None
         loss, norm = number_in(text, self._log.loss), number_in(text, self._log.norm)
-        return None if loss is None and norm is None else StepMetrics(loss=loss, grad_norm=norm, counts=STEPS)
+        return (
+            None
+            if loss is None and norm is None
+            else StepMetrics(loss=loss, grad_norm=norm, counts=STEPS)
+        )
 
     def _numbered(self, number: int, epoch: str | None) -> int:
         """The number, counted on over the epochs before."""
@@ -185,15 +205,23 @@ SCALES: Mapping[str, tuple[str, float]] = {
     "peak_memory_mib": ("peak_memory_bytes", float(1 << 20)),
 }
 """names that `metrics` may use, each with its metric and the factor that converts it to the metric's unit"""
-_TIMES = frozenset({"step_time_s", "steps_per_s", "tokens_per_s", "tokens_per_s_per_gpu", "samples_per_s"})
+_TIMES = frozenset(
+    {"step_time_s", "steps_per_s", "tokens_per_s", "tokens_per_s_per_gpu", "samples_per_s"}
+)
 _LOSS = re.compile(r"\{'loss': '?([-+0-9.eEnaif]+)'?")
 _NORM = re.compile(r"'grad_norm': '?([-+0-9.eEnaif]+)'?")
 _STEP_TIME = re.compile(r"'step_time': '?([0-9]{1,9}(?:\.[0-9]{1,9})?)")
 _SPEED = re.compile(r"'train_samples_per_second': '?([0-9.eE+]+)'?")
-_BAR = re.compile(r"^([^|%]{0,60}?)[ :]*\d{1,3}%\|[^|]{0,300}\| *(\d{1,12})/(\d{1,12}) \[[^\]]{0,80}?(?:it/s|s/it)")
-_ANY_BAR = re.compile(r"^([^|%]{0,60}?)[ :]*\d{1,3}%\|[^|]{0,300}\| *\d{1,12}/\d{1,12} \[([^\]]{0,80})")
+_BAR = re.compile(
+    r"^([^|%]{0,60}?)[ :]*\d{1,3}%\|[^|]{0,300}\| *(\d{1,12})/(\d{1,12}) \[[^\]]{0,80}?(?:it/s|s/it)"
+)
+_ANY_BAR = re.compile(
+    r"^([^|%]{0,60}?)[ :]*\d{1,3}%\|[^|]{0,300}\| *\d{1,12}/\d{1,12} \[([^\]]{0,80})"
+)
 _BAR_LOSS = re.compile(r"[ ,](?:train[_/]|step_)?loss(?:_step)?=([-+0-9.eEnaif]+)")
-_PER_STEP = re.compile(r"(?<![a-z])(?:it|iter\w*|step|batch|update)(?:e?s)?/s|s/(?:it|step|batch|update)|\?|^[\d:]+<,")
+_PER_STEP = re.compile(
+    r"(?<![a-z])(?:it|iter\w*|step|batch|update)(?:e?s)?/s|s/(?:it|step|batch|update)|\?|^[\d:]+<,"
+)
 """the last without any rate, as NeMo draws its bars"""
 _TRAINING = re.compile(r"(train|step|iter|epoch)|$", re.IGNORECASE)
 
@@ -204,7 +232,9 @@ def parse_loss_dictionary(line: str) -> StepMetrics | None:
     text = clean(line)
     if loss := _LOSS.search(text):
         seconds = number_in(text, _STEP_TIME) if "'completions/" in text else None
-        return StepMetrics(loss=number(loss[1]), grad_norm=number_in(text, _NORM), step_time_s=seconds)
+        return StepMetrics(
+            loss=number(loss[1]), grad_norm=number_in(text, _NORM), step_time_s=seconds
+        )
     if speed := _SPEED.search(text):
         return StepMetrics(samples_per_s=number(speed[1]))
     return None
@@ -214,7 +244,9 @@ def is_other_bar(text: str) -> bool:
     """Whether the line is tqdm's bar over something else than steps, as loading and preparing the data draw it:
     `Tokenizing:  15%|█▍ | 326/2232 [00:00<00:01, 3234.65 examples/s]`."""
     found = _ANY_BAR.match(text)
-    return found is not None and not (_TRAINING.match(found[1].strip()) and _PER_STEP.search(found[2]))
+    return found is not None and not (
+        _TRAINING.match(found[1].strip()) and _PER_STEP.search(found[2])
+    )
 
 
 def _first_word(said: str) -> str:
@@ -252,7 +284,9 @@ class ProgressBars:
         bar = (_first_word(said), total)
         if self._bar is not None and total == self._bar[1]:
             is_next = (
-                done <= 1 and done < self._last and (self._last >= total or _counted(said) != _counted(self._said))
+                done <= 1
+                and done < self._last
+                and (self._last >= total or _counted(said) != _counted(self._said))
             )
             if done < self._last and not is_next:
                 return None  # another rank's, late
@@ -272,10 +306,14 @@ class ProgressBars:
 def _is_stock_line(line: str) -> bool:
     text = clean(line)[:MAX_SEARCHED]
     is_known = is_known_line(line) or is_lightnings(line)
-    return bool(is_known or _BAR.match(text) or parse_step_line(line) or parse_loss_dictionary(line))
+    return bool(
+        is_known or _BAR.match(text) or parse_step_line(line) or parse_loss_dictionary(line)
+    )
 
 
-STOCK_LINES = LineTest(may_tell=_is_stock_line, marks=("{", "%|", "'train_samples", "available: ", *MARKS))
+STOCK_LINES = LineTest(
+    may_tell=_is_stock_line, marks=("{", "%|", "'train_samples", "available: ", *MARKS)
+)
 """lines of which `stock_reader` may read something, whatever was before them"""
 
 
@@ -302,7 +340,11 @@ def stock_reader() -> LineReader:
         is_dictionary = "'loss'" in line
         counts = STEPS if is_dictionary or found.step is not None else ""
         is_timed = any(getattr(found, name) is not None for name in _TIMES)
-        return replace(found, ends_step=not is_timed and (found.step is not None or is_dictionary), counts=counts)
+        return replace(
+            found,
+            ends_step=not is_timed and (found.step is not None or is_dictionary),
+            counts=counts,
+        )
 
     return read
 
@@ -340,12 +382,16 @@ def pattern_reader(asked: Mapping[str, object]) -> LineReader:
             if word is None or value is None:
                 continue
             metric, factor = SCALES[name]
-            values[metric] = int(value) if metric == "step" and abs(value) < 1e15 else value * factor
+            values[metric] = (
+                int(value) if metric == "step" and abs(value) < 1e15 else value * factor
+            )
             if metric == "step_time_s":
                 values["resolution_s"] = _last_digit(word) * factor
         if ends_step in values:
             return StepMetrics(**values, ends_step=True)
-        return StepMetrics(**values) if values else None  # a number alone tells which step the next lines are of
+        return (
+            StepMetrics(**values) if values else None
+        )  # a number alone tells which step the next lines are of
 
     return read
 

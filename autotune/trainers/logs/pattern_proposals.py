@@ -43,7 +43,9 @@ _END_OF_EPOCH = re.compile(
     r"\bend of (?:the )?epoch|\bepoch(?:\W{0,3}\d+)?[\s_:|,-]{0,3}(?:time|took|duration|done|finished|completed|ended)"
 )
 """what stands before the time of a whole epoch"""
-_OTHER_FIGURE = re.compile(rf"(?:loss|norm|ppl|perplexity|lr|learning[ _]rate|epoch){_IS}$", re.IGNORECASE)
+_OTHER_FIGURE = re.compile(
+    rf"(?:loss|norm|ppl|perplexity|lr|learning[ _]rate|epoch){_IS}$", re.IGNORECASE
+)
 """what stands before a number that is none of a unit's that follows it: `loss 2.31 ms/step 38`"""
 _IS_LABEL = re.compile(r"['\"\])]{0,2}\s{0,8}[:=]")
 """what stands after a unit that names the number behind it: `ms/step: 38`"""
@@ -100,12 +102,21 @@ CLUES = (
     *_times("ms", "step_time_ms"),
     *_times("[uµ]s", "step_time_us"),
     *_times(_SECONDS, "step_time_s"),
-    Clue(metric="step_time_s", before=rf"\b(?:{_STEP}|per)(?:[ _](?:time|duration)| \(t\)){_IS}", is_loose=True),
+    Clue(
+        metric="step_time_s",
+        before=rf"\b(?:{_STEP}|per)(?:[ _](?:time|duration)| \(t\)){_IS}",
+        is_loose=True,
+    ),
     Clue(metric="step_time_s", before=rf"\b(?:time|dt){_IS}", is_loose=True),
     Clue(metric="step_time_ms", before=r"\| *", after=r" ?ms *(?:\||$)", is_loose=True),
     Clue(metric="steps_per_s", before=r"(?<![\w.])", after=rf" ?(?:{_STEP}s?|batches|its){_PER_S}"),
-    Clue(metric="steps_per_s", before=rf"\b(?:{_STEP}s?|batches|its)(?:/|_per_| per )s(?:ec(?:ond)?)?{_IS}"),
-    Clue(metric="tokens_per_s_per_gpu", before=r"(?<![\w.])", after=rf" ?tok(?:en)?s?{_PER_S}{_GPU}"),
+    Clue(
+        metric="steps_per_s",
+        before=rf"\b(?:{_STEP}s?|batches|its)(?:/|_per_| per )s(?:ec(?:ond)?)?{_IS}",
+    ),
+    Clue(
+        metric="tokens_per_s_per_gpu", before=r"(?<![\w.])", after=rf" ?tok(?:en)?s?{_PER_S}{_GPU}"
+    ),
     Clue(
         metric="tokens_per_s_per_gpu",
         before=rf"\b(?:tps|tgs(?: \(tokens/gpu/second\))?|tok(?:en)?s?(?:/|_per_)s(?:ec(?:ond)?)?(?:/|_per_)(?:gpu|device)){_IS}",
@@ -116,8 +127,15 @@ CLUES = (
     ),
     Clue(metric="tokens_per_s", before=r"(?<![\w.])", after=rf" ?tok(?:en)?s?{_PER_S}(?!{_GPU})"),
     Clue(metric="tokens_per_s", before=rf"\btok(?:en)?s?(?:/|_per_| per )s(?:ec(?:ond)?)?{_IS}"),
-    Clue(metric="samples_per_s", before=r"(?<![\w.])", after=rf" ?(?:samples?|seqs?|sequences|examples?){_PER_S}"),
-    Clue(metric="samples_per_s", before=rf"\b(?:samples?|seqs?|sequences)(?:/|_per_| per )s(?:ec(?:ond)?)?{_IS}"),
+    Clue(
+        metric="samples_per_s",
+        before=r"(?<![\w.])",
+        after=rf" ?(?:samples?|seqs?|sequences|examples?){_PER_S}",
+    ),
+    Clue(
+        metric="samples_per_s",
+        before=rf"\b(?:samples?|seqs?|sequences)(?:/|_per_| per )s(?:ec(?:ond)?)?{_IS}",
+    ),
     Clue(
         metric="loss",
         before=rf"(?<!\w)(?:(?:reduced[ _])?(?:train|training|lm|total|global|mean|avg|running|ce|nll)[ _/-])?(?:cross[ _]?entropy[ _]?)?loss(?:/train/total| train)?{_IS}",
@@ -155,9 +173,13 @@ class Candidate:
     def patterns(self) -> Iterator[str]:
         """Regular expressions with one group: the clue alone, and with what stands before it in all lines."""
         is_wide = any(
-            "  " in text or "\t" in text for before, after in self.texts for text in (before[CONTEXT:], after)
+            "  " in text or "\t" in text
+            for before, after in self.texts
+            for text in (before[CONTEXT:], after)
         )
-        before, after = ([_literal(text, is_wide) for text in side] for side in zip(*self.texts, strict=True))
+        before, after = (
+            [_literal(text, is_wide) for text in side] for side in zip(*self.texts, strict=True)
+        )
         bare = [_literal(text[CONTEXT:], is_wide) for text, _ in self.texts]
         boundary = r"\b" if bare[0][:1].isalnum() else ""
         yield f"{boundary}{bare[0]}{_group(self)}{after[0]}"
@@ -180,7 +202,9 @@ class Candidate:
 
     def pattern_in(self, lines: Sequence[str]) -> str:
         """The first of its patterns that finds these numbers and no others; empty when none does."""
-        return next((pattern for pattern in self.patterns() if _finds(pattern, lines) == self.numbers), "")
+        return next(
+            (pattern for pattern in self.patterns() if _finds(pattern, lines) == self.numbers), ""
+        )
 
 
 def propose_patterns(lines: Sequence[str]) -> dict[str, str]:
@@ -194,9 +218,15 @@ def propose_patterns(lines: Sequence[str]) -> dict[str, str]:
     best: dict[str, str] = {}
     for candidate in _candidates(texts):
         metric, count = candidate.clue.metric, len(candidate.numbers)
-        if count > lines_of.get(metric, 0) and candidate.behaves() and (pattern := candidate.pattern_in(texts)):
+        if (
+            count > lines_of.get(metric, 0)
+            and candidate.behaves()
+            and (pattern := candidate.pattern_in(texts))
+        ):
             best[metric], lines_of[metric] = pattern, count
-    if lines_of.get("step", 0) < _FEW * max((n for metric, n in lines_of.items() if metric in best), default=0):
+    if lines_of.get("step", 0) < _FEW * max(
+        (n for metric, n in lines_of.items() if metric in best), default=0
+    ):
         best.pop("step", None)
     times = [metric for metric in TIMES if metric in best]
     for metric in times[1:]:
@@ -223,7 +253,10 @@ def steps_read(metrics: Mapping[str, str], lines: Sequence[str]) -> int:
 
 def ends_step(metrics: StepMetrics) -> bool:
     """Whether a line that says this ends a step: it has a time or a rate, or says so."""
-    return metrics.ends_step or metrics.time_of(tokens_per_step=1, sequences_per_step=1, num_ranks=1) is not None
+    return (
+        metrics.ends_step
+        or metrics.time_of(tokens_per_step=1, sequences_per_step=1, num_ranks=1) is not None
+    )
 
 
 def _candidates(lines: Sequence[str]) -> list[Candidate]:
@@ -236,13 +269,22 @@ def _candidates(lines: Sequence[str]) -> list[Candidate]:
                 if "_time_" in clue.metric and _END_OF_EPOCH.search(line[: match.end()].lower()):
                     continue
                 head = line[: match.start()].lower()
-                if "_time_" in clue.metric and not _PER_STEP.search(match[0].lower()) and _is_other_time(line, match):
+                if (
+                    "_time_" in clue.metric
+                    and not _PER_STEP.search(match[0].lower())
+                    and _is_other_time(line, match)
+                ):
                     continue
-                if clue.metric in ("steps_per_s", "samples_per_s", "tokens_per_s") and _OF_RANK.search(head):
+                if clue.metric in (
+                    "steps_per_s",
+                    "samples_per_s",
+                    "tokens_per_s",
+                ) and _OF_RANK.search(head):
                     continue
                 is_unit_behind = not line[match.start() : match.start(1)]
                 if is_unit_behind and (
-                    _OTHER_FIGURE.search(line[: match.start()]) or _IS_LABEL.match(line, match.end())
+                    _OTHER_FIGURE.search(line[: match.start()])
+                    or _IS_LABEL.match(line, match.end())
                 ):
                     continue
                 if clue.metric == "loss" and _NOT_TRAINING.search(head):
@@ -254,7 +296,12 @@ def _candidates(lines: Sequence[str]) -> list[Candidate]:
                 if index not in candidate.numbers:
                     candidate.numbers[index] = match[1]
                     candidate.texts.append(
-                        (line[max(0, match.start() - CONTEXT) : start].rjust(CONTEXT + len(before)), after)
+                        (
+                            line[max(0, match.start() - CONTEXT) : start].rjust(
+                                CONTEXT + len(before)
+                            ),
+                            after,
+                        )
                     )
     return sorted(found.values(), key=lambda candidate: candidate.clue.is_loose)
 

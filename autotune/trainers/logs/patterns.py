@@ -35,7 +35,10 @@ _REMEDIES = (
         r"repetition operator: .\+|\(\?>",
         "drop the possessive quantifier or atomic group: backtracking costs nothing here",
     ),
-    (r"repetition size|too large", "write smaller repetitions, or match only the text around the number"),
+    (
+        r"repetition size|too large",
+        "write smaller repetitions, or match only the text around the number",
+    ),
 )
 """by what RE2 says of a pattern, or the pattern has"""
 _LEFT_OUT = re.compile(r"(?<!\\)\{,\d*\}")
@@ -47,17 +50,26 @@ def compile_pattern(pattern: object, *, field: str) -> Finder:
     import re2  # a thirtieth of a second, which only programs with patterns of their own need
 
     if not isinstance(pattern, str) or not 0 < len(pattern) <= MAX_PATTERN:
-        raise SpecError(f"a pattern must be text of 1 to {MAX_PATTERN} characters, but is {pattern!r}", field=field)
+        raise SpecError(
+            f"a pattern must be text of 1 to {MAX_PATTERN} characters, but is {pattern!r}",
+            field=field,
+        )
     if left_out := _LEFT_OUT.search(pattern):
         remedy = f"write {left_out[0].replace('{', '{0')}"
-        raise SpecError(f"the pattern {pattern!r} has a repetition without its lower bound", remedy=remedy, field=field)
+        raise SpecError(
+            f"the pattern {pattern!r} has a repetition without its lower bound",
+            remedy=remedy,
+            field=field,
+        )
     options = re2.Options()
     options.log_errors, options.max_mem = False, MAX_MEMORY_BYTES
     try:
         compiled = re2.compile(_encoded(pattern), options)
     except re2.error as error:
         said = _text(error.args[0])
-        remedy = next((remedy for sign, remedy in _REMEDIES if re.search(sign, f"{said}\n{pattern}")), _SYNTAX)
+        remedy = next(
+            (remedy for sign, remedy in _REMEDIES if re.search(sign, f"{said}\n{pattern}")), _SYNTAX
+        )
         message = f"{pattern!r} is not a valid RE2 regular expression: {said}"
         raise SpecError(message, remedy=remedy, field=field) from None
     if not compiled.groups:
@@ -69,7 +81,11 @@ def compile_pattern(pattern: object, *, field: str) -> Finder:
 
     def find(line: str) -> str | None:
         found = compiled.search(_encoded(line))
-        return _text(next((group for group in found.groups() if group), b"")) or None if found else None
+        return (
+            _text(next((group for group in found.groups() if group), b"")) or None
+            if found
+            else None
+        )
 
     return find
 
@@ -82,7 +98,9 @@ def mark(pattern: str) -> str:
             tree = parser.parse(pattern)
     except re.error:  # what RE2 alone has
         return ""
-    if tree.state.flags & re.IGNORECASE or "[:" in pattern:  # a class of POSIX, which Python reads otherwise
+    if (
+        tree.state.flags & re.IGNORECASE or "[:" in pattern
+    ):  # a class of POSIX, which Python reads otherwise
         return ""
     for code, argument in tree:
         run = run + chr(argument) if code is op.LITERAL else ""

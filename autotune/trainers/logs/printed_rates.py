@@ -13,8 +13,13 @@ _NUMBER = r"(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?) ?([kKm
 _WHAT = r"(tok(?:en)?s?|samples?|seqs?|sequences?|examples?)"
 _PER_S = r"(?: ?/ ?|[ _]per[ _])s(?:ec(?:ond)?)?"
 _GPU = r"((?: ?/ ?|[ _]per[ _])(?:gpu|device|rank))?(?![A-Za-z])"
-_BEHIND = re.compile(rf"(?<![\w.]){_NUMBER} ?{_WHAT}{_PER_S}{_GPU}(?!\w|['\"]?\s{{0,8}}[:=])", re.IGNORECASE)
-_BEFORE = re.compile(rf"(?<![A-Za-z_]){_WHAT}{_PER_S}{_GPU}['\"]?\s{{0,8}}[:=]\s{{0,12}}['\"]?{_NUMBER}", re.IGNORECASE)
+_BEHIND = re.compile(
+    rf"(?<![\w.]){_NUMBER} ?{_WHAT}{_PER_S}{_GPU}(?!\w|['\"]?\s{{0,8}}[:=])", re.IGNORECASE
+)
+_BEFORE = re.compile(
+    rf"(?<![A-Za-z_]){_WHAT}{_PER_S}{_GPU}['\"]?\s{{0,8}}[:=]\s{{0,12}}['\"]?{_NUMBER}",
+    re.IGNORECASE,
+)
 _SCALES = {"": 1.0, "k": 1e3, "m": 1e6}
 
 
@@ -43,8 +48,12 @@ def printed_rate(lines: Sequence[str]) -> PrintedRate | None:
             found.setdefault((is_tokens, is_per_gpu), []).append(value)
     if not found:
         return None
-    (is_tokens, is_per_gpu), values = max(found.items(), key=lambda item: (len(item[1]), item[0][0]))
-    return PrintedRate(per_s=median(values[1:] or values), is_tokens=is_tokens, is_per_gpu=is_per_gpu)
+    (is_tokens, is_per_gpu), values = max(
+        found.items(), key=lambda item: (len(item[1]), item[0][0])
+    )
+    return PrintedRate(
+        per_s=median(values[1:] or values), is_tokens=is_tokens, is_per_gpu=is_per_gpu
+    )
 
 
 def _rates(text: str) -> Iterator[tuple[bool, bool, float]]:
@@ -56,7 +65,13 @@ def _rates(text: str) -> Iterator[tuple[bool, bool, float]]:
         yield from _rate(digits, scale, what, gpu)
 
 
-def _rate(digits: str, scale: str | None, what: str, gpu: str | None) -> Iterator[tuple[bool, bool, float]]:
+def _rate(
+    digits: str, scale: str | None, what: str, gpu: str | None
+) -> Iterator[tuple[bool, bool, float]]:
     value = number(digits)
     if value is not None and value > 0:
-        yield what.lower().startswith("tok"), gpu is not None, value * _SCALES[(scale or "").lower()]
+        yield (
+            what.lower().startswith("tok"),
+            gpu is not None,
+            value * _SCALES[(scale or "").lower()],
+        )

@@ -42,7 +42,9 @@ class StepMetrics:
     counts: str = field(default="", compare=False)
     """what its line, bar or number counts, if the format shows it: steps or micro-batches; empty if unknown"""
 
-    def time_of(self, *, tokens_per_step: int, sequences_per_step: int, num_ranks: int) -> float | None:
+    def time_of(
+        self, *, tokens_per_step: int, sequences_per_step: int, num_ranks: int
+    ) -> float | None:
         """Duration of the step in seconds, from the time itself or a rate; None if there is neither."""
         if self.step_time_s is not None:
             return self.step_time_s

@@ -36,7 +36,9 @@ def parse_step_line(line: str) -> StepMetrics | None:
         return None
     if not isinstance(document, dict) or not any(_is_number(document.get(key)) for key in MEASURED):
         return None
-    values: dict[str, Any] = {key: float(document[key]) for key in MEASURED if _is_number(document.get(key))}
+    values: dict[str, Any] = {
+        key: float(document[key]) for key in MEASURED if _is_number(document.get(key))
+    }
     if isinstance(document.get("step"), int):
         values["step"] = document["step"]
     return StepMetrics(**values, skipped=document.get("skipped") is True)

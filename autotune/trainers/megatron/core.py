@@ -45,7 +45,9 @@ def core_limits(workload: Workload, c: ParallelConfig) -> tuple[Limit, ...]:
     model, stages = workload.model, c.pp * c.virtual_stages
     schedules = {"gpipe": "1f1b", "interleaved_zero_bubble": "interleaved_1f1b"}
     return (
-        *word_limit(c, "pp_schedule", schedules, "Megatron-LM has the schedules 1f1b and interleaved_1f1b"),
+        *word_limit(
+            c, "pp_schedule", schedules, "Megatron-LM has the schedules 1f1b and interleaved_1f1b"
+        ),
         *broken(
             workload,
             c,
@@ -99,7 +101,12 @@ def core_limits(workload: Workload, c: ParallelConfig) -> tuple[Limit, ...]:
                 True,
             ),
             Rule(c.ep > 1 and not model.num_experts, "ep", "a dense model has no experts", 1),
-            Rule(c.ep > 1 and c.precision == "fp16", "precision", "expert parallelism does not train in fp16", "bf16"),
+            Rule(
+                c.ep > 1 and c.precision == "fp16",
+                "precision",
+                "expert parallelism does not train in fp16",
+                "bf16",
+            ),
         ),
     )
 
@@ -133,7 +140,8 @@ def _module_rules(c: ParallelConfig) -> tuple[Rule, ...]:
             "none",
         ),
         Rule(
-            c.ep_overlap and (full or c.dispatcher == "allgather" or (c.pp > 1 and c.virtual_stages == 1)),
+            c.ep_overlap
+            and (full or c.dispatcher == "allgather" or (c.pp > 1 and c.virtual_stages == 1)),
             "ep_overlap",
             "it needs dispatcher alltoall or flex, no recompute=full, and virtual stages if pp > 1",
             False,

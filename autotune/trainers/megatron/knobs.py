@@ -44,7 +44,9 @@ def model_fields(workload: Workload, c: ParallelConfig) -> dict[str, Any]:
         "pipeline_model_parallel_layout": layout,
         "recompute_modules": _recomputed(model, c),
         "tp_comm_overlap": c.async_tp,
-        "cuda_graph_impl": {"none": "none", "layers": "transformer_engine", "step": "local"}[c.cuda_graph],
+        "cuda_graph_impl": {"none": "none", "layers": "transformer_engine", "step": "local"}[
+            c.cuda_graph
+        ],
         "cuda_graph_scope": ["full_iteration"] if c.cuda_graph == "step" else None,
         "use_te_rng_tracker": c.cuda_graph != "none",
         "fine_grained_activation_offloading": activations,
@@ -61,7 +63,10 @@ def model_fields(workload: Workload, c: ParallelConfig) -> dict[str, Any]:
             fields["cuda_graph_scope"] = GRAPHED_EXPERTS
     if c.loss != "own":
         fused = c.loss == "fused"
-        fields |= {"cross_entropy_loss_fusion": fused, **({"cross_entropy_fusion_impl": "te"} if fused else {})}
+        fields |= {
+            "cross_entropy_loss_fusion": fused,
+            **({"cross_entropy_fusion_impl": "te"} if fused else {}),
+        }
     return fields
 
 
@@ -70,14 +75,22 @@ def optimizer_fields(c: ParallelConfig) -> dict[str, Any]:
     away = c.offload in ("optimizer", "all")
     return {
         "optimizer_cpu_offload": away,
-        **({"optimizer_offload_fraction": 1.0, "overlap_cpu_optimizer_d2h_h2d": True} if away else {}),
+        **(
+            {"optimizer_offload_fraction": 1.0, "overlap_cpu_optimizer_d2h_h2d": True}
+            if away
+            else {}
+        ),
         "use_precision_aware_optimizer": away,
     }
 
 
 def flex_backend(workload: Workload) -> str:
     """HybridEP on the GPUs whose NVLink domain it was written for, DeepEP elsewhere."""
-    return "hybridep" if workload.cluster.gpu.name.startswith(("b200", "b300", "gb200", "gb300")) else "deepep"
+    return (
+        "hybridep"
+        if workload.cluster.gpu.name.startswith(("b200", "b300", "gb200", "gb300"))
+        else "deepep"
+    )
 
 
 def divides_evenly(model: ModelSpec, c: ParallelConfig) -> bool:
@@ -104,20 +117,27 @@ def stages_of_layout(layout: Any) -> int:
     """Stages that an explicit layout names: text such as `Et*3|(tt|)*29L`, or a list of lists."""
     if isinstance(layout, list):
         return len(layout)
-    expanded = re.sub(r"\(([^()]{0,999})\)\*(\d{1,3})", lambda found: found[1] * int(found[2]), str(layout))
+    expanded = re.sub(
+        r"\(([^()]{0,999})\)\*(\d{1,3})", lambda found: found[1] * int(found[2]), str(layout)
+    )
     return expanded.count("|") + 1
 
 
 def read_knobs(keys: KeyReader, name: Callable[[str], str]) -> dict[str, Any]:
     """The knobs that TransformerConfig sets to other values than their defaults; `name`: how the file writes a field."""
     layout = keys.find(name("pipeline_model_parallel_layout"))
-    flags = [keys.flag(name(f"account_for_{edge}_in_pipeline_split")) for edge in ("embedding", "loss")]
+    flags = [
+        keys.flag(name(f"account_for_{edge}_in_pipeline_split")) for edge in ("embedding", "loss")
+    ]
     fused = keys.flag(name("cross_entropy_loss_fusion"))
     fused_or_full = "fused" if fused else "full"
     keys.drop(name("cross_entropy_fusion_impl"), name("pipeline_model_parallel_layout"))
     knobs = {
         "pp_split": "edges" if layout or any(flags) else "layers",
-        "cp_style": keys.word(name("cp_comm_type"), {theirs: ours for ours, theirs in CP_STYLES.items()}) or "ring",
+        "cp_style": keys.word(
+            name("cp_comm_type"), {theirs: ours for ours, theirs in CP_STYLES.items()}
+        )
+        or "ring",
         "async_tp": bool(keys.flag(name("tp_comm_overlap"))),
         "loss": "own" if fused is None else fused_or_full,
         "cuda_graph": _read_graph(keys, name),
@@ -165,14 +185,18 @@ def _read_graph(keys: KeyReader, name: Callable[[str], str]) -> str:
     kind = keys.find(name("cuda_graph_impl"))
     scope = keys.find(name("cuda_graph_scope"))
     old = [keys.flag(name(word)) for word in ("enable_cuda_graph", "external_cuda_graph")]
-    keys.drop(*map(name, ("cuda_graph_impl", "cuda_graph_scope", "use_te_rng_tracker")), "te-rng-tracker")
+    keys.drop(
+        *map(name, ("cuda_graph_impl", "cuda_graph_scope", "use_te_rng_tracker")), "te-rng-tracker"
+    )
     if "full_iteration" in (kind, *([scope] if isinstance(scope, str) else scope or ())):
         return "step"
     return "layers" if kind not in (None, "none") or any(old) else "none"
 
 
 def _read_offload(keys: KeyReader, name: Callable[[str], str]) -> str:
-    activations = any([keys.flag(name("fine_grained_activation_offloading")), keys.flag(name("cpu_offloading"))])
+    activations = any(
+        [keys.flag(name("fine_grained_activation_offloading")), keys.flag(name("cpu_offloading"))]
+    )
     keys.drop(name("offload_modules"))
     return "activations" if activations else "none"
 
@@ -181,7 +205,11 @@ def _read_dispatcher(keys: KeyReader, name: Callable[[str], str]) -> str:
     meanings: Mapping[str, str] = {word: word for word in ("alltoall", "allgather", "flex")}
     kind = keys.find(name("moe_token_dispatcher_type"))
     keys.drop(name("moe_flex_dispatcher_backend"))
-    return "alltoall" if kind is None else keys.word(name("moe_token_dispatcher_type"), meanings) or "alltoall"
+    return (
+        "alltoall"
+        if kind is None
+        else keys.word(name("moe_token_dispatcher_type"), meanings) or "alltoall"
+    )
 
 
 def with_optimizer(knobs: Mapping[str, Any], *, away: bool) -> dict[str, Any]:

@@ -14,7 +14,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from autotune.spec import ModelSpec, ParallelConfig, Workload
-from autotune.spec.hugging_face.figures import LLAMA3_SCALING, YARN, figures_of, llama3_scaling, yarn_scaling
+from autotune.spec.hugging_face.figures import (
+    LLAMA3_SCALING,
+    YARN,
+    figures_of,
+    llama3_scaling,
+    yarn_scaling,
+)
 from autotune.trainers.base.limit import Limit, Rule, broken
 
 USUAL_LOSS, SIGMOID_LOSS = 0.01, 0.0001
@@ -128,7 +134,9 @@ def _expert_flags(model: ModelSpec) -> dict[str, Any]:
         "moe-aux-loss-coeff": SIGMOID_LOSS if router and router.is_sigmoid else USUAL_LOSS,
     }
     if model.num_dense_layers:
-        flags["moe-layer-freq"] = f"([0]*{model.num_dense_layers}+[1]*{model.num_layers - model.num_dense_layers})"
+        flags["moe-layer-freq"] = (
+            f"([0]*{model.num_dense_layers}+[1]*{model.num_layers - model.num_dense_layers})"
+        )
     if model.shared_ffn_hidden_size:
         flags["moe-shared-expert-intermediate-size"] = model.shared_ffn_hidden_size
     if figures and figures.family == "qwen2_moe":
@@ -145,7 +153,10 @@ def _expert_flags(model: ModelSpec) -> dict[str, Any]:
         flags |= {"moe-router-score-function": "sigmoid", "moe-router-enable-expert-bias": True}
     flags["moe-router-dtype"] = "fp32"
     if router.groups > 1:
-        flags |= {"moe-router-num-groups": router.groups, "moe-router-group-topk": router.chosen_groups}
+        flags |= {
+            "moe-router-num-groups": router.groups,
+            "moe-router-group-topk": router.chosen_groups,
+        }
     if router.scale != 1:
         flags["moe-router-topk-scaling-factor"] = router.scale
     return flags
@@ -162,6 +173,14 @@ def _latent_flags(model: ModelSpec) -> dict[str, Any]:
         "qk-layernorm": True,  # of the latents
     }
     if scaling := yarn_scaling(model):
-        names = {"factor": "rotary-scaling-factor", "mscale": "mscale", "mscale_all_dim": "mscale-all-dim"}
-        return {**flags, "rope-type": "yarn", **{flag: scaling[name] for name, flag in names.items()}}
+        names = {
+            "factor": "rotary-scaling-factor",
+            "mscale": "mscale",
+            "mscale_all_dim": "mscale-all-dim",
+        }
+        return {
+            **flags,
+            "rope-type": "yarn",
+            **{flag: scaling[name] for name, flag in names.items()},
+        }
     return {**flags, "rope-type": "rope", "no-rope-fusion": True}  # the fused kernel is YaRN's

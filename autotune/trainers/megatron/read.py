@@ -12,7 +12,13 @@ from typing import Any
 
 from autotune.trainers.documents.program_arguments import program_of
 from autotune.trainers.documents.shell_words import command_of
-from autotune.trainers.megatron.knobs import STRATEGIES, read_knobs, read_recompute, stages_of_layout, with_optimizer
+from autotune.trainers.megatron.knobs import (
+    STRATEGIES,
+    read_knobs,
+    read_recompute,
+    stages_of_layout,
+    with_optimizer,
+)
 from autotune.trainers.present_configuration import (
     KeyReader,
     PresentConfiguration,
@@ -40,7 +46,15 @@ _NO_SIZE = re.compile(
 """those among them that hold none"""
 RECIPES = {"mxfp8": "mxfp8", "delayed": "fp8", "tensorwise": "fp8", "blockwise": "fp8"}
 """values of fp8-recipe"""
-CHECKPOINTS = ("save", "load", "save-interval", "pretrained-checkpoint", "finetune", "no-load-optim", "no-load-rng")
+CHECKPOINTS = (
+    "save",
+    "load",
+    "save-interval",
+    "pretrained-checkpoint",
+    "finetune",
+    "no-load-optim",
+    "no-load-rng",
+)
 """flags that read and write checkpoints"""
 LAUNCHER = frozenset(
     [
@@ -68,10 +82,15 @@ def read(present: PresentConfiguration) -> Reading:
         told = " ".join(program_of(argv) or argv)  # what the launcher is told, a launch writes anew
         used = [f"${variable}" for variable in unset if re.search(rf"\$\{{?{variable}\b", told)]
         its = "its value" if len(used) == 1 else "their values"
-        remarks = [f"{name} does not set {', '.join(used)}: write {its} into the spec"] if used else []
+        remarks = (
+            [f"{name} does not set {', '.join(used)}: write {its} into the spec"] if used else []
+        )
     present = PresentConfiguration(files=present.files, argv=argv, env=present.env)
     program = program_of(argv)
-    keys = KeyReader({_flag(name): value for name, value in flags_of(program or argv, _typed).items()}, "the command")
+    keys = KeyReader(
+        {_flag(name): value for name, value in flags_of(program or argv, _typed).items()},
+        "the command",
+    )
     keys.drop(*LAUNCHER, "log-interval")  # a launch logs every step
     model = _model(keys)
     knobs = _knobs(keys, tf32=present.tf32, num_layers=model.get("num_layers"))
@@ -79,7 +98,9 @@ def read(present: PresentConfiguration) -> Reading:
     knobs = completed(knobs, ranks=present.ranks, batch=batch)
     steps, more = _length(keys, batch)
     if model.get("gated_mlp") and keys.find("normalization") is None:
-        more["normalization"] = "LayerNorm"  # its default, where a launch of a gated MLP asks for RMSNorm
+        more["normalization"] = (
+            "LayerNorm"  # its default, where a launch of a gated MLP asks for RMSNorm
+        )
     options: dict[str, Any] = {
         "entrypoint": program[0] if program else None,
         "steps": steps,
@@ -90,7 +111,10 @@ def read(present: PresentConfiguration) -> Reading:
         "overlap": _overlap(keys, knobs),
     }
     if options["data_path"]:
-        options |= {name: keys.text(name.replace("_", "-")) for name in ("tokenizer_type", "tokenizer_model")}
+        options |= {
+            name: keys.text(name.replace("_", "-"))
+            for name in ("tokenizer_type", "tokenizer_model")
+        }
     elif keys.flag("mock-data"):
         keys.drop("tokenizer-type")
     seq_len, optimizer = keys.count("seq-length"), OPTIMIZERS.get(str(keys.find("optimizer")), "")
@@ -134,10 +158,14 @@ def _length(keys: KeyReader, batch: int | None) -> tuple[int | None, dict[str, A
         keys.remarks.append(remark)
     if keys.find("rampup-batch-size") is not None:
         keys.drop("rampup-batch-size")
-        keys.remarks.append(f"{keys.name}: --rampup-batch-size is left out: every step has the full batch")
+        keys.remarks.append(
+            f"{keys.name}: --rampup-batch-size is left out: every step has the full batch"
+        )
     samples = {name: keys.count(f"{name}-samples") for name in ("train", "lr-decay", "lr-warmup")}
     steps: dict[str, Any] = {
-        f"{name}-iters": max(1, count // batch) for name, count in samples.items() if count and batch
+        f"{name}-iters": max(1, count // batch)
+        for name, count in samples.items()
+        if count and batch
     }
     length = keys.count("train-iters") or steps.pop("train-iters", None)
     return length, steps
@@ -165,7 +193,11 @@ def _data_path(keys: KeyReader) -> str | None:
 
 _RECOMPUTED_BEFORE = (
     *("checkpoint-activations", "checkpoint-num-layers", "distribute-checkpointed-activations"),
-    *("activations-checkpoint-method", "activations-checkpoint-num-layers", "activations-checkpoint-granularity"),
+    *(
+        "activations-checkpoint-method",
+        "activations-checkpoint-num-layers",
+        "activations-checkpoint-granularity",
+    ),
 )
 """what releases 1 to 3 of Megatron-LM and its forks call recomputation"""
 
@@ -178,14 +210,19 @@ def _knobs(keys: KeyReader, *, tf32: bool, num_layers: int | None) -> dict[str, 
     per_stage = keys.count("num-layers-per-virtual-pipeline-stage")
     if per_stage and num_layers:
         stages = num_layers // (pp * per_stage)
-    granularity = keys.word("recompute-granularity", {"selective": "selective", "full": "full"}) or "none"
+    granularity = (
+        keys.word("recompute-granularity", {"selective": "selective", "full": "full"}) or "none"
+    )
     if keys.flag("recompute-activations"):  # its short form
         granularity = "selective"
     before = [keys.find(name) for name in _RECOMPUTED_BEFORE]
     if any(before):
         keys.drop(*_RECOMPUTED_BEFORE)
         granularity = "selective" if "selective" in before else "full"
-    if granularity == "full" and (keys.find("recompute-method"), keys.count("recompute-num-layers")) == ("uniform", 1):
+    if granularity == "full" and (
+        keys.find("recompute-method"),
+        keys.count("recompute-num-layers"),
+    ) == ("uniform", 1):
         keys.drop("recompute-method")
     elif granularity == "full" and keys.find("recompute-method") == "block":
         keys.drop("recompute-method")
@@ -198,12 +235,18 @@ def _knobs(keys: KeyReader, *, tf32: bool, num_layers: int | None) -> dict[str, 
     away = bool(keys.flag("optimizer-cpu-offload"))
     keys.drop(
         *(
-            ("use-precision-aware-optimizer", "optimizer-offload-fraction", "overlap-cpu-optimizer-d2h-h2d")
+            (
+                "use-precision-aware-optimizer",
+                "optimizer-offload-fraction",
+                "overlap-cpu-optimizer-d2h-h2d",
+            )
             if away
             else ()
         )
     )
-    keys.drop(*(("no-check-for-nan-in-loss-and-grad",) if module.get("cuda_graph") == "step" else ()))
+    keys.drop(
+        *(("no-check-for-nan-in-loss-and-grad",) if module.get("cuda_graph") == "step" else ())
+    )
     return {
         **with_optimizer(module, away=away),
         **({"dp_replicas": replicas} if replicas else {}),
@@ -262,13 +305,19 @@ def _model(keys: KeyReader) -> dict[str, Any]:
     groups = keys.count("num-query-groups") if keys.flag("group-query-attention") else None
     channels = keys.count("kv-channels")
     latent = _latent(keys)
-    if channels and not latent and channels * model.get("num_attention_heads", 0) != model.get("hidden_size"):
+    if (
+        channels
+        and not latent
+        and channels * model.get("num_attention_heads", 0) != model.get("hidden_size")
+    ):
         model["attention_head_dim"] = channels
     gated = bool(keys.flag("swiglu"))
     if gated and "hidden_size" in model:  # its default: two thirds of 4 x hidden, a multiple of 64
         model.setdefault("ffn_hidden_size", int(4 * model["hidden_size"] * 2 / 3 / 64) * 64)
     positions = keys.count("max-position-embeddings")
-    learnt = keys.word("position-embedding-type", {"rope": False, "learned_absolute": True, "none": False})
+    learnt = keys.word(
+        "position-embedding-type", {"rope": False, "learned_absolute": True, "none": False}
+    )
     if learnt is not False and not gated:
         model["max_positions"] = positions or 0
     keys.drop("disable-bias-linear", "normalization") if gated else keys.drop("normalization")
@@ -284,11 +333,18 @@ def _model(keys: KeyReader) -> dict[str, Any]:
         width = keys.count("moe-ffn-hidden-size")
         model |= {"num_experts": experts, "experts_per_token": keys.count("moe-router-topk") or 2}
         if dense := _dense_layers(keys, model.get("num_layers", 0)):
-            model |= {"num_dense_layers": dense, "dense_ffn_hidden_size": model.get("ffn_hidden_size", 0)}
+            model |= {
+                "num_dense_layers": dense,
+                "dense_ffn_hidden_size": model.get("ffn_hidden_size", 0),
+            }
         model |= {"ffn_hidden_size": width} if width else {}
         model["shared_ffn_hidden_size"] = keys.count("moe-shared-expert-intermediate-size") or 0
     model["mtp_layers"] = keys.count("mtp-num-layers") or 0
-    return {field: value for field, value in model.items() if value or field in ("gated_mlp", "tied_embeddings")}
+    return {
+        field: value
+        for field, value in model.items()
+        if value or field in ("gated_mlp", "tied_embeddings")
+    }
 
 
 def _latent(keys: KeyReader) -> dict[str, Any]:
@@ -330,7 +386,9 @@ def expanded_pattern(text: str) -> str:
     flat, before = re.sub(r"[\s,]", "", text).replace("[", "(").replace("]", ")"), ""
     while flat != before and len(flat) < 10_000:
         before = flat
-        flat = re.sub(r"\(([01]{0,2000})\)\*(\d{1,3})", lambda found: f"({found[1] * int(found[2])})", flat)
+        flat = re.sub(
+            r"\(([01]{0,2000})\)\*(\d{1,3})", lambda found: f"({found[1] * int(found[2])})", flat
+        )
         flat = re.sub(r"\(([01]*)\)\+\(([01]*)\)(?!\*)", r"(\1\2)", flat)
         flat = re.sub(r"\(\(([01]*)\)\)", r"(\1)", flat)
     return flat if re.fullmatch(r"\([01]*\)", flat) else ""

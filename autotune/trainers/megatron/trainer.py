@@ -27,7 +27,12 @@ from autotune.trainers.megatron.core import (
     core_limits,
     parse_iteration,
 )
-from autotune.trainers.megatron.knobs import environment, has_grouped_gemm, model_fields, optimizer_fields
+from autotune.trainers.megatron.knobs import (
+    environment,
+    has_grouped_gemm,
+    model_fields,
+    optimizer_fields,
+)
 from autotune.trainers.megatron.model import model_flags, model_limits, model_notes
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 
@@ -51,7 +56,9 @@ class MegatronTrainer(Trainer):
     summary = "Megatron-LM, pretrain_gpt.py with flags (0.14 and later)"
     checked_against = "Megatron-LM with Megatron Core 0.16.1, 0.17.0, 0.18.0"
     rotary_scalings = frozenset({"llama3", "yarn"})
-    limited_by = frozenset(KNOBS) - {"micro_batch_size"}  # interleaving: accumulation_steps is a multiple of pp
+    limited_by = frozenset(KNOBS) - {
+        "micro_batch_size"
+    }  # interleaving: accumulation_steps is a multiple of pp
     no_adapters = "pretrain_gpt.py has none"
     has_own_attention = True
     has_unfused_attention = True
@@ -67,7 +74,12 @@ class MegatronTrainer(Trainer):
         "profile", "profile-*", "use-pytorch-profiler", "record-memory-history", "memory-snapshot-path", "nvtx-ranges",
         "tensorboard-*", "log-*-to-tensorboard", "wandb-*", "timing-log-*",
     )  # fmt: skip
-    recognized_by = ("--tensor-model-parallel-size", "--num-layers", "--micro-batch-size", "pretrain_gpt.py")
+    recognized_by = (
+        "--tensor-model-parallel-size",
+        "--num-layers",
+        "--micro-batch-size",
+        "pretrain_gpt.py",
+    )
     options = (
         *SHARED_OPTIONS,
         SETTINGS,
@@ -86,7 +98,10 @@ class MegatronTrainer(Trainer):
             reach=Reach.FILES,
         ),
         Option(
-            name="tokenizer_type", meaning="Megatron's tokenizer class, with data_path", default="", reach=Reach.NOTHING
+            name="tokenizer_type",
+            meaning="Megatron's tokenizer class, with data_path",
+            default="",
+            reach=Reach.NOTHING,
         ),
         Option(
             name="tokenizer_model",
@@ -105,7 +120,9 @@ class MegatronTrainer(Trainer):
         OVERLAP,
     )
 
-    def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
+    def find_limits(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
+    ) -> tuple[Limit, ...]:
         """Megatron Core's rules (`megatron/core.py`), and fp8 without Transformer Engine."""
         c = effective(config)
         is_local = options["transformer_impl"] != "transformer_engine"
@@ -124,11 +141,15 @@ class MegatronTrainer(Trainer):
             ),
         )
 
-    def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
+    def build(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
+    ) -> Launch:
         """torchrun, pretrain_gpt.py and its flags; no files."""
         c = effective(config)
         start = torchrun(
-            place(workload.cluster, c), master_addr=options["master_addr"], master_port=options["master_port"]
+            place(workload.cluster, c),
+            master_addr=options["master_addr"],
+            master_port=options["master_port"],
         )
         flags: dict[str, Any] = {
             **model_flags(workload.model, workload.seq_len),
@@ -138,7 +159,9 @@ class MegatronTrainer(Trainer):
             **_data_flags(workload.model, options),
         }
         env = {**tf32_environment(c.precision), **environment(c)}
-        if c.zero_stage < 2 and (c.tp > 1 or c.cp > 1) and not c.ep_overlap:  # the overlap runs several streams
+        if (
+            c.zero_stage < 2 and (c.tp > 1 or c.cp > 1) and not c.ep_overlap
+        ):  # the overlap runs several streams
             env["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
         if "pipeline-model-parallel-layout" in flags:  # it names the stages of every rank
             flags.pop("num-virtual-stages-per-pipeline-rank", None)
@@ -148,14 +171,18 @@ class MegatronTrainer(Trainer):
                 "Megatron-LM 0.17 (not 0.16 and 0.18) requires --moe-pad-experts-for-cuda-graph-inference here: add it to the option settings"
             )
         if workload.optimizer == "muon":
-            notes.append("Muon comes from NVIDIA's package emerging_optimizers, which must be installed")
+            notes.append(
+                "Muon comes from NVIDIA's package emerging_optimizers, which must be installed"
+            )
         if options["entrypoint"] == "pretrain_gpt.py":
             notes.append(
                 "run it in a checkout of Megatron-LM, or set the option entrypoint to the path of pretrain_gpt.py"
             )
         if not options["data_path"]:
             notes.append(MOCK_NOTE)
-        return Launch(argv=(*start, options["entrypoint"], *_spell(flags)), env=env, notes=tuple(notes))
+        return Launch(
+            argv=(*start, options["entrypoint"], *_spell(flags)), env=env, notes=tuple(notes)
+        )
 
     def read_config(self, present: PresentConfiguration) -> Reading:
         """The command, or a script that holds it."""
@@ -244,7 +271,9 @@ def _module_flags(workload: Workload, c: ParallelConfig) -> dict[str, Any]:
     return flags
 
 
-def _training_flags(workload: Workload, c: ParallelConfig, options: Mapping[str, Any]) -> dict[str, Any]:
+def _training_flags(
+    workload: Workload, c: ParallelConfig, options: Mapping[str, Any]
+) -> dict[str, Any]:
     flags: dict[str, Any] = {
         "micro-batch-size": c.micro_batch_size,
         "global-batch-size": c.global_batch_size,
@@ -274,7 +303,11 @@ def _training_flags(workload: Workload, c: ParallelConfig, options: Mapping[str,
     if c.recompute in ("selective", "norm", "mlp"):
         flags["recompute-granularity"] = "selective"
     elif c.recompute == "full":
-        flags |= {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 1}
+        flags |= {
+            "recompute-granularity": "full",
+            "recompute-method": "uniform",
+            "recompute-num-layers": 1,
+        }
     return flags
 
 
@@ -287,7 +320,11 @@ def _optimizer(workload: Workload, c: ParallelConfig) -> str:
 def _data_flags(model: ModelSpec, options: Mapping[str, Any]) -> dict[str, Any]:
     if not options["data_path"]:
         # NullTokenizer adds one token (end of document) to the vocabulary
-        return {"mock-data": True, "tokenizer-type": "NullTokenizer", "vocab-size": max(1, model.vocab_size - 1)}
+        return {
+            "mock-data": True,
+            "tokenizer-type": "NullTokenizer",
+            "vocab-size": max(1, model.vocab_size - 1),
+        }
     because = "a dataset needs its tokenizer"
     return {
         "data-path": options["data_path"].split(),

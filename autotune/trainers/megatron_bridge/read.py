@@ -37,7 +37,9 @@ def read(present: PresentConfiguration) -> Reading:
     stages = keys.find("model.virtual_pipeline_model_parallel_size") or 1
     batch = keys.count("train.global_batch_size")
     if layout := keys.find("model.pipeline_model_parallel_layout"):
-        stages = max(1, stages_of_layout(layout) // (keys.count("model.pipeline_model_parallel_size") or 1))
+        stages = max(
+            1, stages_of_layout(layout) // (keys.count("model.pipeline_model_parallel_size") or 1)
+        )
     module = read_knobs(keys, _in_model)
     away = bool(keys.flag("optimizer.optimizer_cpu_offload"))
     replicas = keys.count("ddp.num_distributed_optimizer_instances") or 1
@@ -53,18 +55,24 @@ def read(present: PresentConfiguration) -> Reading:
         "virtual_stages": stages,
         "pp_schedule": "interleaved_1f1b" if stages > 1 else "1f1b",
         "precision": _precision(keys, tf32=present.tf32),
-        "recompute": read_recompute(keys, _in_model, keys.find("model.recompute_granularity") or "none"),
+        "recompute": read_recompute(
+            keys, _in_model, keys.find("model.recompute_granularity") or "none"
+        ),
         "zero_stage": _zero(keys),
         "compile": False,
     }
     knobs = completed(knobs, ranks=present.ranks, batch=batch)
-    overlaps = [keys.flag(f"ddp.{name}") for name in ("overlap_grad_reduce", "overlap_param_gather")]
+    overlaps = [
+        keys.flag(f"ddp.{name}") for name in ("overlap_grad_reduce", "overlap_param_gather")
+    ]
     options: dict[str, Any] = {
         "steps": keys.count("train.train_iters"),
         "learning_rate": keys.number("optimizer.lr"),
         "seed": keys.count("rng.seed"),
         "recipe": present.option("recipe"),
-        "overlap": None if overlaps == [None, None] or knobs.get("dp", 2) * knobs["cp"] == 1 else any(overlaps),
+        "overlap": None
+        if overlaps == [None, None] or knobs.get("dp", 2) * knobs["cp"] == 1
+        else any(overlaps),
     }
     sequence = keys.count("model.seq_length") or keys.count("dataset.seq_length")
     optimizer = keys.word("optimizer.optimizer", {"adam": "adamw", "sgd": "sgd"}) or ""
@@ -94,7 +102,9 @@ def _precision(keys: KeyReader, *, tf32: bool) -> str:
         if word in written:
             return word
     if written not in ("bf16_mixed", "fp16_mixed"):
-        keys.remarks.append(f"{keys.name}: mixed_precision={written} has no knob; read as {written[:4]}")
+        keys.remarks.append(
+            f"{keys.name}: mixed_precision={written} has no knob; read as {written[:4]}"
+        )
     return written[:4]
 
 

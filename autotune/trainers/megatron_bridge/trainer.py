@@ -59,7 +59,9 @@ class MegatronBridgeTrainer(Trainer):
     shapes = frozenset({"mtp_layers"})
     summary = "Megatron-Bridge, a model's config.json or a recipe with bridge.yaml"
     checked_against = "Megatron-Bridge 0.3.1 with Megatron Core 0.16.1"
-    limited_by = frozenset(KNOBS) - {"micro_batch_size"}  # interleaving: accumulation_steps is a multiple of pp
+    limited_by = frozenset(KNOBS) - {
+        "micro_batch_size"
+    }  # interleaving: accumulation_steps is a multiple of pp
     can_import = True
     watching = (
         "profiling.*", "logger.tensorboard_*", "logger.log_*_to_tensorboard", "logger.wandb_*", "logger.mlflow_*",
@@ -93,17 +95,23 @@ class MegatronBridgeTrainer(Trainer):
         OVERLAP,
     )
 
-    def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
+    def find_limits(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
+    ) -> tuple[Limit, ...]:
         """Megatron Core's rules (`megatron/core.py`), and models without a bridge."""
         c = effective(config)
         limits = core_limits(workload, c)
         return limits if options["recipe"] else (*limits, *_model_limits(workload.model, c))
 
-    def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
+    def build(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
+    ) -> Launch:
         """torchrun, the program, bridge.yaml and the model's config."""
         c = effective(config)
         start = torchrun(
-            place(workload.cluster, c), master_addr=options["master_addr"], master_port=options["master_port"]
+            place(workload.cluster, c),
+            master_addr=options["master_addr"],
+            master_port=options["master_port"],
         )
         files = {
             "bridge.yaml": to_yaml(_settings(workload, c, options)),
@@ -117,8 +125,12 @@ class MegatronBridgeTrainer(Trainer):
         else:
             command += ("--model", "model/config.json")
             files["model/config.json"] = to_json(hf_config(workload.model, workload.seq_len))
-            notes.append("it trains on mock data; set a recipe, or set `dataset` in the option settings")
-        connections = c.zero_stage < 2 and c.tp * c.cp > 1 and not c.ep_overlap  # the overlap runs several streams
+            notes.append(
+                "it trains on mock data; set a recipe, or set `dataset` in the option settings"
+            )
+        connections = (
+            c.zero_stage < 2 and c.tp * c.cp > 1 and not c.ep_overlap
+        )  # the overlap runs several streams
         env = {
             **tf32_environment(c.precision),
             **environment(c),
@@ -146,15 +158,29 @@ def _model_limits(model: ModelSpec, c: ParallelConfig) -> tuple[Limit, ...]:
         remedy = f"use {who_trains(figures.family)}"
         return (Limit(knob="model.family", value=figures.family, message=message, remedy=remedy),)
     if figures is None and not model.gated_mlp:
-        message = "Megatron-Bridge has no bridge for GPT-2; a model given only by its shape is a Llama"
-        return (Limit(knob="model.gated_mlp", value=False, message=message, remedy="use megatron, which trains it"),)
+        message = (
+            "Megatron-Bridge has no bridge for GPT-2; a model given only by its shape is a Llama"
+        )
+        return (
+            Limit(
+                knob="model.gated_mlp",
+                value=False,
+                message=message,
+                remedy="use megatron, which trains it",
+            ),
+        )
     if figures is None and model.num_experts:
         message = "Megatron-Bridge has no bridge for Mixtral"
         remedy = "use the config.json of a supported family with experts, or use megatron"
         found = {"model.num_experts": model.num_experts}
         knobs = ("ep", "dispatcher", "ep_overlap")
-        found |= {name: getattr(c, name) for name in knobs if getattr(c, name) != KNOBS[name].default}
-        return tuple(Limit(knob=name, value=value, message=message, remedy=remedy) for name, value in found.items())
+        found |= {
+            name: getattr(c, name) for name in knobs if getattr(c, name) != KNOBS[name].default
+        }
+        return tuple(
+            Limit(knob=name, value=value, message=message, remedy=remedy)
+            for name, value in found.items()
+        )
     return ()
 
 
@@ -177,7 +203,9 @@ def _settings(workload: Workload, c: ParallelConfig, options: Mapping[str, Any])
     if workload.model.num_experts:
         model["expert_tensor_parallel_size"] = 1  # experts stay whole, as in NVIDIA's recipes
     if workload.model.num_experts or workload.model.mtp_layers:
-        model["mtp_num_layers"] = workload.model.mtp_layers or None  # a config.json may name more than the study trains
+        model["mtp_num_layers"] = (
+            workload.model.mtp_layers or None
+        )  # a config.json may name more than the study trains
     if sharded:
         model["gradient_accumulation_fusion"] = False
     overlap = options["overlap"] and c.dp * c.cp > 1

@@ -42,7 +42,10 @@ def read(present: PresentConfiguration) -> Reading:
     keys = present.keys(".yaml", ".yml")
     schedule = keys.word("parallelism.pp_engine", {"1f1b": "1f1b", "afab": "gpipe"}) or "1f1b"
     mode = keys.word("parallelism.tp_mode", {"REDUCE_SCATTER": True, "ALL_REDUCE": False}) or False
-    dtype = keys.word("model.dtype", {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}) or "bf16"
+    dtype = (
+        keys.word("model.dtype", {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"})
+        or "bf16"
+    )
     knobs: dict[str, Any] = {
         **{knob: keys.count(f"parallelism.{knob}") or 1 for knob in ("dp", "pp", "tp")},
         "cp": keys.count("parallelism.context_parallel_size") or 1,
@@ -59,7 +62,9 @@ def read(present: PresentConfiguration) -> Reading:
         keys.drop("parallelism.tp_linear_async_communication")
     if keys.find("optimizer.accumulate_grad_in_fp32") == (dtype == "bf16"):
         keys.drop("optimizer.accumulate_grad_in_fp32")
-    model: dict[str, Any] = {field: keys.count(f"model.model_config.{key}") for field, key in MODEL.items()}
+    model: dict[str, Any] = {
+        field: keys.count(f"model.model_config.{key}") for field, key in MODEL.items()
+    }
     other = next(
         (
             key
@@ -68,12 +73,16 @@ def read(present: PresentConfiguration) -> Reading:
         ),
         "",
     )
-    others = [other] if other else [key for key in OTHER_SIZES if keys.find(f"model.model_config.{key}")]
+    others = (
+        [other] if other else [key for key in OTHER_SIZES if keys.find(f"model.model_config.{key}")]
+    )
     if others:
         keys.remarks.append(
             f"{keys.name}: model_config has {', '.join(others)}: its sizes are not read, and exports support only Llama and Qwen2; set `model` in the spec"
         )
-    found = {field: value for field, value in model.items() if value is not None} if not others else {}
+    found = (
+        {field: value for field, value in model.items() if value is not None} if not others else {}
+    )
     if found:
         tied = keys.flag("model.model_config.tie_word_embeddings")
         model = {**found, "gated_mlp": True, "tied_embeddings": bool(tied)}
@@ -90,7 +99,9 @@ def read(present: PresentConfiguration) -> Reading:
         keys.remarks.append(
             f"{keys.name}: its experts (model_config.moe_config) are ignored, and plans use a dense model with these sizes"
         )
-    optimizer = keys.word("optimizer.optimizer_factory.name", {"adamW": "adamw", "sgd": "sgd"}) or ""
+    optimizer = (
+        keys.word("optimizer.optimizer_factory.name", {"adamW": "adamw", "sgd": "sgd"}) or ""
+    )
     options: dict[str, Any] = {
         "steps": keys.count("tokens.train_steps"),
         "seed": keys.count("general.seed"),

@@ -19,7 +19,15 @@ from autotune.trainers.base.not_offered import NOT_SET
 from autotune.trainers.base.own_program import CWD
 from autotune.trainers.base.torchrun import place, tf32_environment, torchrun
 from autotune.trainers.base.trained_families import NANOTRON
-from autotune.trainers.base.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer, clean, needs, number
+from autotune.trainers.base.trainer import (
+    SHARED_OPTIONS,
+    Option,
+    StepMetrics,
+    Trainer,
+    clean,
+    needs,
+    number,
+)
 from autotune.trainers.base.trainer_option import Reach
 from autotune.trainers.documents.file_formats import to_yaml
 from autotune.trainers.launch_files import Launch
@@ -65,17 +73,27 @@ class NanotronTrainer(Trainer):
     cannot = NOT_SET
     can_import = True
     watching = ("profiler", "profiler.*")
-    recognized_by = ("tokens.batch_accumulation_per_replica", "parallelism.pp_engine", "parallelism.tp_mode")
+    recognized_by = (
+        "tokens.batch_accumulation_per_replica",
+        "parallelism.pp_engine",
+        "parallelism.tp_mode",
+    )
     settings_file = "config.yaml"
     options = (
         *SHARED_OPTIONS,
         SETTINGS,
         Option(
-            name="entrypoint", meaning="path of run_train.py in a checkout of nanotron", default="", reach=Reach.PROGRAM
+            name="entrypoint",
+            meaning="path of run_train.py in a checkout of nanotron",
+            default="",
+            reach=Reach.PROGRAM,
         ),
         CWD,
         Option(
-            name="dataset", meaning="Hugging Face dataset; default: generated tokens", default="", reach=Reach.ADDRESS
+            name="dataset",
+            meaning="Hugging Face dataset; default: generated tokens",
+            default="",
+            reach=Reach.ADDRESS,
         ),
         Option(
             name="tokenizer",
@@ -87,17 +105,29 @@ class NanotronTrainer(Trainer):
         MODEL_CLASS,
     )
 
-    def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
+    def find_limits(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
+    ) -> tuple[Limit, ...]:
         """Models of other layers than Llama's, ZeRO 2 and 3, interleaving, fp16 and fp8, selective recomputation, torch.compile."""
         c, model, figures = effective(config), workload.model, figures_of(workload.model)
         window = figures.window if figures is not None else 0
         one_f_one_b = {"interleaved_1f1b": "1f1b", "interleaved_zero_bubble": "1f1b"}
         return (
-            *word_limit(c, "precision", {"fp16": "bf16", "fp8": "bf16"}, "its released loop trains in bf16 or fp32"),
             *word_limit(
-                c, "recompute", {"selective": "full"}, "recompute_layer recomputes either whole layers or nothing"
+                c,
+                "precision",
+                {"fp16": "bf16", "fp8": "bf16"},
+                "its released loop trains in bf16 or fp32",
             ),
-            *word_limit(c, "pp_schedule", one_f_one_b, "its pipeline engines are 1f1b and afab (gpipe)"),
+            *word_limit(
+                c,
+                "recompute",
+                {"selective": "full"},
+                "recompute_layer recomputes either whole layers or nothing",
+            ),
+            *word_limit(
+                c, "pp_schedule", one_f_one_b, "its pipeline engines are 1f1b and afab (gpipe)"
+            ),
             *broken(
                 workload,
                 c,
@@ -146,16 +176,24 @@ class NanotronTrainer(Trainer):
             ),
         )
 
-    def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
+    def build(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
+    ) -> Launch:
         """torchrun run_train.py --config-file config.yaml."""
         c = effective(config)
-        entrypoint = needs(options, "entrypoint", "nanotron is started with run_train.py of its checkout")
+        entrypoint = needs(
+            options, "entrypoint", "nanotron is started with run_train.py of its checkout"
+        )
         start = torchrun(
-            place(workload.cluster, c), master_addr=options["master_addr"], master_port=options["master_port"]
+            place(workload.cluster, c),
+            master_addr=options["master_addr"],
+            master_port=options["master_port"],
         )
         notes = [*cpu_note(workload, "nanotron")]
         if not options["dataset"]:
-            notes.append("it trains on generated tokens; set the options dataset and tokenizer to train on your own")
+            notes.append(
+                "it trains on generated tokens; set the options dataset and tokenizer to train on your own"
+            )
         return Launch(
             argv=(*start, entrypoint, "--config-file", "config.yaml"),
             env={"CUDA_DEVICE_MAX_CONNECTIONS": "1", **tf32_environment(c.precision)},
@@ -194,9 +232,20 @@ class NanotronTrainer(Trainer):
 def _document(workload: Workload, c: ParallelConfig, options: Mapping[str, Any]) -> dict[str, Any]:
     steps, rate = options["steps"], options["learning_rate"]
     warmup = max(1, steps // 10)
-    adam = {"name": "adamW", "adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-8, "torch_adam_is_fused": True}
+    adam = {
+        "name": "adamW",
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.95,
+        "adam_eps": 1e-8,
+        "torch_adam_is_fused": True,
+    }
     document: dict[str, Any] = {
-        "general": {"project": "autotune", "run": "tuned", "seed": options["seed"], "ignore_sanity_checks": True},
+        "general": {
+            "project": "autotune",
+            "run": "tuned",
+            "seed": options["seed"],
+            "ignore_sanity_checks": True,
+        },
         "parallelism": {
             "dp": c.dp,
             "pp": c.pp,
@@ -243,11 +292,19 @@ def _document(workload: Workload, c: ParallelConfig, options: Mapping[str, Any])
             {
                 "name": "training",
                 "start_training_step": 1,
-                "data": {"dataset": _dataset(options), "seed": options["seed"], "num_loading_workers": 1},
+                "data": {
+                    "dataset": _dataset(options),
+                    "seed": options["seed"],
+                    "num_loading_workers": 1,
+                },
             }
         ],
         "checkpoints": {"checkpoints_path": "checkpoints", "checkpoint_interval": NEVER},
-        "logging": {"log_level": "info", "log_level_replica": "info", "iteration_step_info_interval": 1},
+        "logging": {
+            "log_level": "info",
+            "log_level_replica": "info",
+            "iteration_step_info_interval": 1,
+        },
     }
     if options["dataset"]:
         because = "a dataset must be tokenized"
@@ -300,7 +357,9 @@ def _model(workload: Workload, c: ParallelConfig, options: Mapping[str, Any]) ->
 
 def _figures(model: ModelSpec) -> dict[str, Any]:
     figures = figures_of(model)
-    given = {"rope_theta": figures.rotary_base, "rms_norm_eps": figures.norm_epsilon} if figures else {}
+    given = (
+        {"rope_theta": figures.rotary_base, "rms_norm_eps": figures.norm_epsilon} if figures else {}
+    )
     return {name: value for name, value in given.items() if value is not None}
 
 

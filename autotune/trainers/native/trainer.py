@@ -25,7 +25,12 @@ from autotune.trainers.base.workload_limits import own_model_limits, unequal_lim
 from autotune.trainers.documents.file_formats import to_json
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.logs.steplines import parse_step_line
-from autotune.trainers.present_configuration import KeyReader, PresentConfiguration, Reading, parse_document
+from autotune.trainers.present_configuration import (
+    KeyReader,
+    PresentConfiguration,
+    Reading,
+    parse_document,
+)
 
 FOREVER_S = 1e9
 """an exported run has no deadline"""
@@ -77,9 +82,20 @@ class NativeTrainer(Trainer):
             reach=Reach.NOTHING,
         ),
         Option(
-            name="steps", meaning="optimizer steps to run", default=50, export_only=True, reach=Reach.NOTHING, least=1
+            name="steps",
+            meaning="optimizer steps to run",
+            default=50,
+            export_only=True,
+            reach=Reach.NOTHING,
+            least=1,
         ),
-        Option(name="seed", meaning="seed of weights and data", default=0, export_only=True, reach=Reach.NOTHING),
+        Option(
+            name="seed",
+            meaning="seed of weights and data",
+            default=0,
+            export_only=True,
+            reach=Reach.NOTHING,
+        ),
         Option(
             name="data",
             meaning="text or .bin file; default: the bundled text",
@@ -116,7 +132,9 @@ class NativeTrainer(Trainer):
         """Nothing for the knobs of post-training."""
         return "" if name in RL_KNOBS else super().own_knob_refusal(name, options)
 
-    def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
+    def find_limits(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
+    ) -> tuple[Limit, ...]:
         """What CPU ranks cannot compute, what the zero-bubble schedule cannot split, and what cuts documents, matrices, adapters or experts wrongly."""
         c, model = effective(config), workload.model
         on_cpu = {"fp8": "bf16", "tf32": "fp32"} if workload.cluster.gpu.is_cpu else {}
@@ -131,7 +149,12 @@ class NativeTrainer(Trainer):
                 workload,
                 c,
                 Rule(splits and c.compile, "compile", f"{split} compiled layers", False),
-                Rule(splits and c.recompute != "none", "recompute", f"{split} recomputed layers", "none"),
+                Rule(
+                    splits and c.recompute != "none",
+                    "recompute",
+                    f"{split} recomputed layers",
+                    "none",
+                ),
             ),
             *own_model_limits(workload, c),
             *unequal_limits(workload, c),
@@ -153,7 +176,9 @@ class NativeTrainer(Trainer):
                     "bf16",
                 ),
                 Rule(
-                    adapts and c.pp_split == "edges" and (model.num_layers + 2) // (c.pp * c.virtual_stages) < 2,
+                    adapts
+                    and c.pp_split == "edges"
+                    and (model.num_layers + 2) // (c.pp * c.virtual_stages) < 2,
                     "pp_split",
                     "adapters need layers, but the last stage would only have the loss",
                     "layers",
@@ -167,7 +192,9 @@ class NativeTrainer(Trainer):
             ),
         )
 
-    def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
+    def build(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
+    ) -> Launch:
         """torchrun, the module and a request file."""
         steps = options["steps"]
         request = {
@@ -176,13 +203,19 @@ class NativeTrainer(Trainer):
             "attempt": 1,
             "workload": asdict(workload),
             "config": config.to_dict(),
-            "measure": asdict(MeasureSpec(min_steps=steps, max_steps=steps, trial_timeout_s=FOREVER_S)),
+            "measure": asdict(
+                MeasureSpec(min_steps=steps, max_steps=steps, trial_timeout_s=FOREVER_S)
+            ),
             "seed": options["seed"],
-            "trainer_options": {name: options[name] for name in ("learning_rate", "loss_scale") if options[name]},
+            "trainer_options": {
+                name: options[name] for name in ("learning_rate", "loss_scale") if options[name]
+            },
             "data": options["data"] or None,
         }
         start = torchrun(
-            place(workload.cluster, config), master_addr=options["master_addr"], master_port=options["master_port"]
+            place(workload.cluster, config),
+            master_addr=options["master_addr"],
+            master_port=options["master_port"],
         )
         synthetic = "it only measures the trainer's phases on sampled lengths and does not post-train: export to verl, nemo_rl, openrlhf or trl for that"
         return Launch(
@@ -204,8 +237,13 @@ class NativeTrainer(Trainer):
                 field="FILE",
             )
         keys = KeyReader(document, name)
-        batch = [keys.count(f"config.{name}") or 1 for name in ("micro_batch_size", "accumulation_steps", "dp")]
-        options = {name: keys.number(f"trainer_options.{name}") for name in ("learning_rate", "loss_scale")}
+        batch = [
+            keys.count(f"config.{name}") or 1
+            for name in ("micro_batch_size", "accumulation_steps", "dp")
+        ]
+        options = {
+            name: keys.number(f"trainer_options.{name}") for name in ("learning_rate", "loss_scale")
+        }
         return Reading(
             knobs={knob: config[knob] for knob in FIELDS if knob in config},
             model=dict(workload.get("model") or {}),

@@ -67,7 +67,9 @@ DTENSOR, MEGATRON, PACKING, DYNAMIC, GENERATION = (
     "policy.generation",
 )
 UNCOUNTED = tuple(
-    f"{engine}.{name}.enabled" for engine in (MEGATRON, DTENSOR) for name in ("lora_cfg", "peft", "fp8_cfg")
+    f"{engine}.{name}.enabled"
+    for engine in (MEGATRON, DTENSOR)
+    for name in ("lora_cfg", "peft", "fp8_cfg")
 )
 TEACHERS, EXPERTS = "on_policy_distillation", f"{DTENSOR}.expert_parallel_size"
 PENALTY = "loss_fn.reference_policy_kl_penalty"
@@ -136,7 +138,13 @@ class NemoRl(PostTrainer):
     checked_against = "NeMo-RL 0.6.0 at commit 7ea279a"
     engines = frozenset({"fsdp", "megatron"})
     carried = frozenset(
-        {"rollout_tp", "rollout_gpus", "micro_batch_tokens", "log_prob_micro_batch_tokens", "staleness"}
+        {
+            "rollout_tp",
+            "rollout_gpus",
+            "micro_batch_tokens",
+            "log_prob_micro_batch_tokens",
+            "staleness",
+        }
     )
     reads = frozenset(
         {
@@ -179,15 +187,27 @@ class NemoRl(PostTrainer):
         "logger.*",
     )
 
-    def engine_limits(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> Sequence[Limit]:
+    def engine_limits(
+        self, workload: Workload, rl: PostTraining, c: ParallelConfig
+    ) -> Sequence[Limit]:
         """DTensor splits no layers and shards everything; Megatron shards its optimizer."""
         fsdp, stage = rl.engine == "fsdp", 3 if rl.engine == "fsdp" else 1
         none = "DTensor policies do not support this; Megatron policies do (rl.engine: megatron)"
         generating, per_node = int(rl_value(rl, c, "rollout_gpus")), workload.cluster.gpus_per_node
         stale = float(rl_value(rl, c, "staleness"))
         return (
-            *word_limit(c, "precision", dict.fromkeys(("fp8", "fp16", "tf32"), "bf16"), "policies are in bf16 or fp32"),
-            *word_limit(c, "recompute", {"selective": "full"}, "activation_checkpointing covers whole layers"),
+            *word_limit(
+                c,
+                "precision",
+                dict.fromkeys(("fp8", "fp16", "tf32"), "bf16"),
+                "policies are in bf16 or fp32",
+            ),
+            *word_limit(
+                c,
+                "recompute",
+                {"selective": "full"},
+                "activation_checkpointing covers whole layers",
+            ),
             *broken(
                 workload,
                 c,
@@ -200,7 +220,9 @@ class NemoRl(PostTrainer):
                 Rule(
                     c.dp * c.cp > 1 and c.zero_stage != stage,
                     "zero_stage",
-                    "DTensor policies shard all" if fsdp else "its Megatron uses the distributed optimizer",
+                    "DTensor policies shard all"
+                    if fsdp
+                    else "its Megatron uses the distributed optimizer",
                     stage,
                 ),
                 Rule(
@@ -236,7 +258,9 @@ class NemoRl(PostTrainer):
         """The example's program with the file of the launch."""
         return (*USUAL[self.name], "--config", f"{FOLDER}/{self.settings_file}")
 
-    def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
+    def build(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
+    ) -> Launch:
         """In the checkout."""
         launch = super().build(workload, config, options)
         if options[CWD.name]:
@@ -250,7 +274,10 @@ class NemoRl(PostTrainer):
         """By dotted paths."""
         generating = int(rl_value(rl, c, "rollout_gpus"))
         nodes, per_node = grid(workload, c.world_size + generating)
-        tokens, before = int(rl_value(rl, c, "micro_batch_tokens")), int(rl_value(rl, c, "log_prob_micro_batch_tokens"))
+        tokens, before = (
+            int(rl_value(rl, c, "micro_batch_tokens")),
+            int(rl_value(rl, c, "log_prob_micro_batch_tokens")),
+        )
         where = MEGATRON if rl.engine == "megatron" else DTENSOR
         stale = int(rl_value(rl, c, "staleness"))
         base = options[BASE.name]
@@ -280,14 +307,17 @@ class NemoRl(PostTrainer):
             "cluster.num_nodes": nodes,
             "cluster.gpus_per_node": per_node,
         }
-        found["policy.optimizer.kwargs.lr" if rl.engine == "fsdp" else f"{MEGATRON}.optimizer.lr"] = options[
-            "learning_rate"
-        ]
+        found[
+            "policy.optimizer.kwargs.lr" if rl.engine == "fsdp" else f"{MEGATRON}.optimizer.lr"
+        ] = options["learning_rate"]
         if workload.model.num_experts and rl.engine == "megatron":
             found[f"{MEGATRON}.{EXPERT_TP}"] = 1 if rl.whole_experts else c.tp
         if tokens:
             way = DYNAMIC if rl.padded else PACKING
-            found |= {f"{way}.train_mb_tokens": tokens, f"{way}.logprob_mb_tokens": before or tokens}
+            found |= {
+                f"{way}.train_mb_tokens": tokens,
+                f"{way}.logprob_mb_tokens": before or tokens,
+            }
         if rl.rollout is not None and rl.rollout.memory_fraction:
             found[f"{GENERATION}.vllm_cfg.gpu_memory_utilization"] = rl.rollout.memory_fraction
         if generating:
@@ -344,22 +374,34 @@ class NemoRl(PostTrainer):
         nodes, per_node = keys.count("cluster.num_nodes") or 1, keys.count("cluster.gpus_per_node")
         apart = keys.flag(f"{GENERATION}.colocated.enabled") is False
         own_nodes, own_gpus = (
-            keys.count(f"{GENERATION}.colocated.resources.{key}") for key in ("num_nodes", "gpus_per_node")
+            keys.count(f"{GENERATION}.colocated.resources.{key}")
+            for key in ("num_nodes", "gpus_per_node")
         )
         generating = ((own_nodes or 1) * (own_gpus or per_node or 0)) if apart else 0
         ranks = None if per_node is None else nodes * per_node - generating
-        degrees = {knob: keys.count(f"{where}.{path}") or 1 for knob, path in DEGREES[engine].items()}
-        recompute, sequence = keys.flag(f"{where}.activation_checkpointing"), keys.flag(f"{where}.sequence_parallel")
-        micro, length = keys.count("policy.train_micro_batch_size") or 1, keys.count("policy.max_total_sequence_length")
+        degrees = {
+            knob: keys.count(f"{where}.{path}") or 1 for knob, path in DEGREES[engine].items()
+        }
+        recompute, sequence = (
+            keys.flag(f"{where}.activation_checkpointing"),
+            keys.flag(f"{where}.sequence_parallel"),
+        )
+        micro, length = (
+            keys.count("policy.train_micro_batch_size") or 1,
+            keys.count("policy.max_total_sequence_length"),
+        )
         packs, groups = keys.flag(f"{PACKING}.enabled"), keys.flag(f"{DYNAMIC}.enabled")
         if packs:
             way = PACKING
         else:
             way = DYNAMIC if groups else ""
-        tokens, before = (keys.count(f"{way}.{name}_mb_tokens") if way else None for name in ("train", "logprob"))
+        tokens, before = (
+            keys.count(f"{way}.{name}_mb_tokens") if way else None for name in ("train", "logprob")
+        )
         knobs: dict[str, Any] = {
             **degrees,
-            "precision": keys.word("policy.precision", {v: k for k, v in PRECISIONS.items()}) or "bf16",
+            "precision": keys.word("policy.precision", {v: k for k, v in PRECISIONS.items()})
+            or "bf16",
             "micro_batch_size": 1 if tokens else micro,
             "recompute": "full" if recompute else "none",
             "zero_stage": 1 if is_megatron else 3,
@@ -367,9 +409,15 @@ class NemoRl(PostTrainer):
         }
         batch = keys.count("policy.train_global_batch_size")
         knobs = fitted(knobs, ranks, batch, alone={"zero_stage": 0})  # there is nothing to shard
-        prompts, responses = keys.count("grpo.num_prompts_per_step"), keys.count("grpo.num_generations_per_prompt") or 1
+        prompts, responses = (
+            keys.count("grpo.num_prompts_per_step"),
+            keys.count("grpo.num_generations_per_prompt") or 1,
+        )
         penalty = keys.number(PENALTY)
-        stale, overlaps = keys.count("grpo.async_grpo.max_trajectory_age_steps"), keys.flag("grpo.async_grpo.enabled")
+        stale, overlaps = (
+            keys.count("grpo.async_grpo.max_trajectory_age_steps"),
+            keys.flag("grpo.async_grpo.enabled"),
+        )
         placement = None
         if overlaps:
             keys.drop(*WITH_ASYNC)
@@ -377,7 +425,9 @@ class NemoRl(PostTrainer):
             keys.keep("grpo.async_grpo.max_trajectory_age_steps")
         if apart and ranks:
             placement = (
-                {"async": [ranks, generating], "staleness": stale or 1} if overlaps else {"split": [ranks, generating]}
+                {"async": [ranks, generating], "staleness": stale or 1}
+                if overlaps
+                else {"split": [ranks, generating]}
             )
         whole = read_whole_experts(keys, MEGATRON, degrees["tp"]) if is_megatron else None
         rl = {
@@ -394,7 +444,11 @@ class NemoRl(PostTrainer):
             "memory_fraction": keys.number(f"{GENERATION}.vllm_cfg.gpu_memory_utilization"),
         }
         path = keys.text("policy.model_name")
-        rate = keys.number(f"{MEGATRON}.optimizer.lr") if is_megatron else keys.number("policy.optimizer.kwargs.lr")
+        rate = (
+            keys.number(f"{MEGATRON}.optimizer.lr")
+            if is_megatron
+            else keys.number("policy.optimizer.kwargs.lr")
+        )
         options = {"model": path, "seed": keys.count("grpo.seed"), "learning_rate": rate}
         keys.keep(PENALTY)
         for path in ("grpo.seed", "grpo.max_num_steps"):  # what launches write otherwise
@@ -454,7 +508,11 @@ def _uncounted(whole: Mapping[str, Any], backend: str) -> Iterator[str]:
         yield f"{GENERATION}.backend={backend}: autotune does not read the degree and memory of its engines; give them under `rollout`"
     if _resolved(whole, f"{TEACHERS}.enabled"):
         yield f"{TEACHERS}: the time and memory of its teachers are not counted; launches pass these settings on unchanged"
-    if (experts := _resolved(whole, EXPERTS)) and experts != 1 and _resolved(whole, f"{DTENSOR}.enabled"):
+    if (
+        (experts := _resolved(whole, EXPERTS))
+        and experts != 1
+        and _resolved(whole, f"{DTENSOR}.enabled")
+    ):
         yield f"{EXPERTS}={experts}: plans shard experts like all other weights; launches pass the value on unchanged"
 
 
@@ -462,7 +520,9 @@ def bases_of(document: Mapping[str, Any]) -> tuple[str, ...]:
     """The files that a configuration starts from, the last of which counts most."""
     named = document.get("defaults")
     named = named if isinstance(named, list) else [named]
-    return tuple(each for each in named if isinstance(each, str) and each.endswith((".yaml", ".yml")))
+    return tuple(
+        each for each in named if isinstance(each, str) and each.endswith((".yaml", ".yml"))
+    )
 
 
 def _beside(name: str, base: str) -> str:
@@ -470,7 +530,9 @@ def _beside(name: str, base: str) -> str:
     return os.path.normpath(os.path.join(os.path.dirname(name), base))
 
 
-def with_bases(files: Mapping[str, str], name: str, text_of: Callable[[str], str | None]) -> dict[str, str]:
+def with_bases(
+    files: Mapping[str, str], name: str, text_of: Callable[[str], str | None]
+) -> dict[str, str]:
     """The files with those that the file of that name starts from. `text_of`: the text of a file, None where it is not there."""
     found = dict(files)
     for base in bases_of(parse_document(name, found[name])):
@@ -490,7 +552,9 @@ def _inherited(
         inner = _beside(name, base)
         if inner in files:
             own = parse_document(inner, files[inner])
-            below, lost = _inherited(own, inner, {key: text for key, text in files.items() if key != inner})
+            below, lost = _inherited(
+                own, inner, {key: text for key, text in files.items() if key != inner}
+            )
             whole, missing = merged(merged(whole, below), own), (*missing, *lost)
         elif PurePosixPath(base).name == PurePosixPath(BASE.default).name:
             whole = merged(whole, nested(DEFAULTS))

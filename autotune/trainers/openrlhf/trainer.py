@@ -98,7 +98,11 @@ OLD: Mapping[str, str] = {
     "train.async_queue_size": "async_queue_size", "logger.logging_steps": "logging_steps",
 }  # fmt: skip
 """the names of 0.10 for those of 0.11, of the flags that are read or written"""
-OLDER: Mapping[str, str] = {"rollout.max_new_tokens": "generate_max_len", "ds.param_dtype": "", "data.max_len": ""}
+OLDER: Mapping[str, str] = {
+    "rollout.max_new_tokens": "generate_max_len",
+    "ds.param_dtype": "",
+    "data.max_len": "",
+}
 """what was otherwise before 0.10; empty: no flag that a launch writes"""
 OF_OLDER = frozenset({"generate_max_len", "prompt_max_len", "bf16", "flash_attn"})
 
@@ -113,7 +117,13 @@ class OpenRlhf(PostTrainer):
     peft_methods = frozenset({"lora"})
     no_adapters = "its plans do not support 4-bit weights"
     carried = frozenset(
-        {"rollout_tp", "rollout_gpus", "micro_batch_tokens", "log_prob_micro_batch_tokens", "staleness"}
+        {
+            "rollout_tp",
+            "rollout_gpus",
+            "micro_batch_tokens",
+            "log_prob_micro_batch_tokens",
+            "staleness",
+        }
     )
     reads = frozenset(
         {
@@ -148,7 +158,9 @@ class OpenRlhf(PostTrainer):
     step_marks = ("Global step",)
     settings_file = "flags.yaml"
 
-    def engine_limits(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> Sequence[Limit]:
+    def engine_limits(
+        self, workload: Workload, rl: PostTraining, c: ParallelConfig
+    ) -> Sequence[Limit]:
         """Data and ring parallelism, AutoTP, and ZeRO."""
         none, stale = "its DeepSpeed engine has none", rl_value(rl, c, "staleness")
         sixteen_bits = {"fp8": "bf16", "fp32": "bf16", "tf32": "bf16"}
@@ -159,22 +171,42 @@ class OpenRlhf(PostTrainer):
                 c,
                 Rule(c.pp > 1, "pp", none),
                 Rule(c.ep > 1, "ep", none, 1),
-                Rule(c.sequence_parallel and c.tp > 1, "sequence_parallel", "DeepSpeed's AutoTP has none", False),
+                Rule(
+                    c.sequence_parallel and c.tp > 1,
+                    "sequence_parallel",
+                    "DeepSpeed's AutoTP has none",
+                    False,
+                ),
             ),
             *word_limit(c, "precision", sixteen_bits, "--ds.param_dtype is bf16 or fp16"),
-            *word_limit(c, "recompute", {"selective": "full"}, "it recomputes either whole layers or nothing"),
+            *word_limit(
+                c,
+                "recompute",
+                {"selective": "full"},
+                "it recomputes either whole layers or nothing",
+            ),
             *word_limit(c, "cp_style", rings, "it uses ring attention"),
             *broken(
                 workload,
                 c,
-                Rule(rl.algorithm == "dpo", "workload.rl.algorithm", "train_ppo_ray has none", value="dpo"),
+                Rule(
+                    rl.algorithm == "dpo",
+                    "workload.rl.algorithm",
+                    "train_ppo_ray has none",
+                    value="dpo",
+                ),
                 Rule(
                     c.tp > 1 and c.zero_stage == 3,
                     "zero_stage",
                     "DeepSpeed's AutoTP does not train with ZeRO 3",
                     2,
                 ),
-                Rule(float(stale) % 1, "staleness", "--train.async_queue_size counts whole batches", value=stale),
+                Rule(
+                    float(stale) % 1,
+                    "staleness",
+                    "--train.async_queue_size counts whole batches",
+                    value=stale,
+                ),
             ),
         )
 
@@ -182,14 +214,17 @@ class OpenRlhf(PostTrainer):
         """The program; its flags follow."""
         return USUAL[self.name]
 
-    def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
+    def build(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
+    ) -> Launch:
         """One command, flags by flags."""
         assert workload.rl is not None  # refused by find_limits
         c = effective(config)
         needs(options, "model", "it starts from existing weights")
         names = names_of(options[FLAGS.name])
         document = {
-            names.get(path, path): value for path, value in self.document(workload, workload.rl, c, options).items()
+            names.get(path, path): value
+            for path, value in self.document(workload, workload.rl, c, options).items()
         }
         document.pop("", None)
         document = merged(nested(document), options[SETTINGS.name])
@@ -204,9 +239,15 @@ class OpenRlhf(PostTrainer):
         self, workload: Workload, rl: PostTraining, c: ParallelConfig, options: Mapping[str, Any]
     ) -> dict[str, Any]:
         """By the names of flags."""
-        generating, degree = int(rl_value(rl, c, "rollout_gpus")), int(rl_value(rl, c, "rollout_tp"))
+        generating, degree = (
+            int(rl_value(rl, c, "rollout_gpus")),
+            int(rl_value(rl, c, "rollout_tp")),
+        )
         nodes, per_node = grid(workload, c.world_size)
-        tokens, before = int(rl_value(rl, c, "micro_batch_tokens")), int(rl_value(rl, c, "log_prob_micro_batch_tokens"))
+        tokens, before = (
+            int(rl_value(rl, c, "micro_batch_tokens")),
+            int(rl_value(rl, c, "log_prob_micro_batch_tokens")),
+        )
         roles = ("actor", "ref", *(("critic",) if rl.critic is not None else ()))
         found: dict[str, Any] = {
             **{f"{role}.num_nodes": nodes for role in roles},
@@ -240,11 +281,17 @@ class OpenRlhf(PostTrainer):
             "logger.logging_steps": 1,
         }
         if workload.peft is not None:
-            found |= {"ds.lora.rank": workload.peft.rank, "ds.lora.target_modules": written_modules(workload.peft)}
+            found |= {
+                "ds.lora.rank": workload.peft.rank,
+                "ds.lora.target_modules": written_modules(workload.peft),
+            }
         if not rl.reference:
             found[KL] = 0
         if tokens:
-            found |= {"train.max_tokens_per_gpu": tokens, "rollout.max_tokens_per_gpu": before or tokens}
+            found |= {
+                "train.max_tokens_per_gpu": tokens,
+                "rollout.max_tokens_per_gpu": before or tokens,
+            }
         if rl.rollout is not None and rl.rollout.memory_fraction:
             found["vllm.gpu_memory_utilization"] = rl.rollout.memory_fraction
         if stale := int(rl_value(rl, c, "staleness")):
@@ -262,7 +309,9 @@ class OpenRlhf(PostTrainer):
     def present_document(self, present: PresentConfiguration) -> tuple[str, dict[str, Any]]:
         """The flags of its command, by the names of 0.11."""
         words = self.words(present)
-        own = words[words.index(PROGRAM) + 1 :] if PROGRAM in words else words  # those before are `ray job submit`'s
+        own = (
+            words[words.index(PROGRAM) + 1 :] if PROGRAM in words else words
+        )  # those before are `ray job submit`'s
         flags = flags_of(own)
         new = {old: path for path, old in names_of(_release(flags)).items() if old}
         return "command", nested({new.get(name, name): value for name, value in flags.items()})
@@ -282,12 +331,19 @@ class OpenRlhf(PostTrainer):
     def read_keys(self, keys: KeyReader) -> Reading:
         """Its flags."""
         keys.drop("logger.logging_steps")
-        whole, with_reference = keys.flag("train.colocate_all"), keys.flag("train.colocate_actor_ref")
+        whole, with_reference = (
+            keys.flag("train.colocate_all"),
+            keys.flag("train.colocate_actor_ref"),
+        )
         estimator, penalty = keys.text("algo.advantage.estimator"), keys.number(KL)
-        if estimator not in ESTIMATORS.values():  # rloo and reinforce cost what grpo costs, and stay what they are
+        if (
+            estimator not in ESTIMATORS.values()
+        ):  # rloo and reinforce cost what grpo costs, and stay what they are
             keys.keep_unless("algo.advantage.estimator", None)
         gpus = {
-            role: math.prod(keys.count(f"{role}.num_{what}") or 1 for what in ("nodes", "gpus_per_node"))
+            role: math.prod(
+                keys.count(f"{role}.num_{what}") or 1 for what in ("nodes", "gpus_per_node")
+            )
             for role in ROLES
         }
         beside = {"ref": bool(penalty) and not with_reference, "critic": estimator == "gae"}
@@ -299,9 +355,14 @@ class OpenRlhf(PostTrainer):
         )
         ranks, degree = gpus["actor"], keys.count("vllm.tensor_parallel_size")
         engines, cp = keys.count("vllm.num_engines") or 0, keys.count("ds.ring_attn_size")
-        dynamic, sequences = keys.flag("train.dynamic_batch_enable"), keys.count("train.micro_batch_size") or 1
+        dynamic, sequences = (
+            keys.flag("train.dynamic_batch_enable"),
+            keys.count("train.micro_batch_size") or 1,
+        )
         keys.keep_unless("rollout.micro_batch_size", 1 if dynamic else sequences)
-        packs = keys.flag("ds.packing_samples") or dynamic or (cp or 1) > 1  # the latter two switch it on
+        packs = (
+            keys.flag("ds.packing_samples") or dynamic or (cp or 1) > 1
+        )  # the latter two switch it on
         knobs: dict[str, Any] = {
             "tp": keys.count("ds.tensor_parallel_size"), "cp": cp, "zero_stage": keys.count("ds.zero_stage"), "micro_batch_size": 1 if dynamic else sequences,
             "precision": keys.text("ds.param_dtype"), "recompute": "full" if keys.flag("actor.gradient_checkpointing_enable") else "none",
@@ -309,8 +370,14 @@ class OpenRlhf(PostTrainer):
         }  # fmt: skip
         batch = keys.count("train.batch_size")
         knobs = fitted(knobs, ranks, batch)
-        prompts, responses = keys.count("rollout.batch_size"), keys.count("rollout.n_samples_per_prompt") or 1
-        tokens, before = keys.count("train.max_tokens_per_gpu"), keys.count("rollout.max_tokens_per_gpu")
+        prompts, responses = (
+            keys.count("rollout.batch_size"),
+            keys.count("rollout.n_samples_per_prompt") or 1,
+        )
+        tokens, before = (
+            keys.count("train.max_tokens_per_gpu"),
+            keys.count("rollout.max_tokens_per_gpu"),
+        )
         stale, overlaps = keys.count("train.async_queue_size"), keys.flag("train.async_enable")
         placement: dict[str, Any] | None = None
         gpus_in_all = ranks
@@ -320,10 +387,14 @@ class OpenRlhf(PostTrainer):
             gpus_in_all = sum(both)
         sleeps = keys.flag("ds.enable_sleep")
         length, response = keys.count("data.max_len"), None
-        if keys.keep_unless("rollout.max_new_tokens", None):  # else a response may be as long as its prompt leaves room
+        if keys.keep_unless(
+            "rollout.max_new_tokens", None
+        ):  # else a response may be as long as its prompt leaves room
             response = keys.count("rollout.max_new_tokens")
         prompt = length - response if length and response and length > response else None
-        if (older := keys.count("prompt_max_len")) is not None:  # before 0.10, which has no `max_len`
+        if (
+            older := keys.count("prompt_max_len")
+        ) is not None:  # before 0.10, which has no `max_len`
             keys.keep("prompt_max_len")
             prompt, length = older, older + (response or 0)
         rl = {
@@ -338,11 +409,17 @@ class OpenRlhf(PostTrainer):
         if not keys.flag("vllm.enable_sleep") and whole:
             rollout["sleeps"] = False
         path = keys.text("actor.model_name_or_path")
-        options = {"model": path, "learning_rate": keys.number("actor.adam.lr"), "seed": keys.count("train.seed")}
+        options = {
+            "model": path,
+            "learning_rate": keys.number("actor.adam.lr"),
+            "seed": keys.count("train.seed"),
+        }
         keys.keep(KL)
         keys.keep_unless("train.seed", None)
         if keys.find("ds.load_in_4bit"):
-            keys.remarks.append("ds.load_in_4bit: launches pass it on, but plans assume 16-bit weights")
+            keys.remarks.append(
+                "ds.load_in_4bit: launches pass it on, but plans assume 16-bit weights"
+            )
         return Reading(
             knobs=knobs,
             model_file=path or "",

@@ -31,7 +31,9 @@ def targets_of(modules: Iterable[str]) -> str:
     names = list(modules)
     if names and all(_OF_ATTENTION.fullmatch(name) for name in names):
         return "attention"
-    is_known = all(_OF_ATTENTION.fullmatch(name) or _OF_FEED_FORWARD.fullmatch(name) for name in names)
+    is_known = all(
+        _OF_ATTENTION.fullmatch(name) or _OF_FEED_FORWARD.fullmatch(name) for name in names
+    )
     return "all" if names and is_known else ""
 
 
@@ -40,4 +42,9 @@ def read_adapters(rank: int | None, modules: str | Sequence[str] | None) -> dict
     if not rank:
         return {}
     names = [modules] if isinstance(modules, str) else modules or [ALL]
-    return {"method": "lora", "rank": rank, "targets": targets_of(names) or "all", "library": "peft"}
+    return {
+        "method": "lora",
+        "rank": rank,
+        "targets": targets_of(names) or "all",
+        "library": "peft",
+    }

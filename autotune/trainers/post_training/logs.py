@@ -45,7 +45,17 @@ NAMES = {
     "loss": "loss", "grad_norm": "grad_norm",
 }  # fmt: skip
 """what each printed name means"""
-PHASES = ("generation", "reward", "log_prob", "reference", "values", "update", "update_critic", "refit", "waiting")
+PHASES = (
+    "generation",
+    "reward",
+    "log_prob",
+    "reference",
+    "values",
+    "update",
+    "update_critic",
+    "refit",
+    "waiting",
+)
 
 
 @final
@@ -84,7 +94,11 @@ def read_phases(lines: Iterable[str]) -> PhaseLog:
         elif block and (one := _of_block(line)):
             steps.setdefault(block, {}).update(one)
     return PhaseLog(
-        tuple(_whole(values) for _, values in sorted(steps.items()) if "step" in values or "update" in values)
+        tuple(
+            _whole(values)
+            for _, values in sorted(steps.items())
+            if "step" in values or "update" in values
+        )
     )
 
 
@@ -135,5 +149,7 @@ def _whole(values: dict[str, float]) -> dict[str, float]:
     if "update_critic" in found and "update" in found:
         found["update"] += found["update_critic"]
     if {"tokens", "prompt_mean", "response_mean"} <= found.keys() and found["response_mean"] > 0:
-        found["response_tokens"] = found["tokens"] / (1.0 + found["prompt_mean"] / found["response_mean"])
+        found["response_tokens"] = found["tokens"] / (
+            1.0 + found["prompt_mean"] / found["response_mean"]
+        )
     return found

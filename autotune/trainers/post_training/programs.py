@@ -67,7 +67,11 @@ def program_of(words: Sequence[str]) -> Program | None:
     for at, word in enumerate(words):
         for name in (*PROGRAMS, *UNREAD):
             length = len(name.split())
-            found = " ".join((word.rpartition("/")[2], *words[at + 1 : at + 2])) if length == 2 else word
+            found = (
+                " ".join((word.rpartition("/")[2], *words[at + 1 : at + 2]))
+                if length == 2
+                else word
+            )
             is_file = name.endswith(".py")
             if found == name or (is_file and word.endswith(f"/{name}")):
                 behind = words[at + length :]
@@ -77,4 +81,6 @@ def program_of(words: Sequence[str]) -> Program | None:
 
 
 def _is_told_by_keys(words: Sequence[str]) -> bool:
-    return not words or any(word.partition("=")[0] == "--config" or "." in word.partition("=")[0] for word in words)
+    return not words or any(
+        word.partition("=")[0] == "--config" or "." in word.partition("=")[0] for word in words
+    )

@@ -45,7 +45,10 @@ MODEL = Option(
     reach=Reach.FILE,
 )
 LEARNING_RATE = Option(
-    name="learning_rate", meaning="peak learning rate; default: the program's", default=1e-6, reach=Reach.NOTHING
+    name="learning_rate",
+    meaning="peak learning rate; default: the program's",
+    default=1e-6,
+    reach=Reach.NOTHING,
 )
 START = Option(
     name="start",
@@ -84,17 +87,27 @@ class PostTrainer(Trainer):
         """Nothing for the knobs of post-training that it carries."""
         return "" if name in self.carried else super().own_knob_refusal(name, options)
 
-    def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
+    def find_limits(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
+    ) -> tuple[Limit, ...]:
         """A workload of another kind, an engine that it has not, and what the engine cannot do."""
         rl, c = workload.rl, effective(config)
         if rl is None or rl.algorithm == "sft":
             message = f"{self.name} is a post-training program, but the workload has no `rl`"
             remedy = "describe a step under `rl`, or use another trainer"
-            return tuple(broken(workload, c, Rule(True, "workload.rl", message, remedy=remedy, value="none")))
+            return tuple(
+                broken(workload, c, Rule(True, "workload.rl", message, remedy=remedy, value="none"))
+            )
         if rl.engine not in self.engines:
             message = f"{self.name} trains by {' or '.join(sorted(self.engines))}"
             remedy = f"set rl.engine to {' or '.join(sorted(self.engines))}, and tune that"
-            return tuple(broken(workload, c, Rule(True, "workload.rl.engine", message, remedy=remedy, value=rl.engine)))
+            return tuple(
+                broken(
+                    workload,
+                    c,
+                    Rule(True, "workload.rl.engine", message, remedy=remedy, value=rl.engine),
+                )
+            )
         of_step = Rule(
             config.global_batch_size != rl.mini_batch,
             "accumulation_steps",
@@ -105,7 +118,9 @@ class PostTrainer(Trainer):
         return (*self.engine_limits(workload, rl, c), *broken(workload, c, of_step))
 
     @abstractmethod
-    def engine_limits(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> Sequence[Limit]:
+    def engine_limits(
+        self, workload: Workload, rl: PostTraining, c: ParallelConfig
+    ) -> Sequence[Limit]:
         """What the engine of the workload cannot express."""
 
     @abstractmethod
@@ -126,7 +141,9 @@ class PostTrainer(Trainer):
         """The defaults of a configuration, where its contents choose among several."""
         return self.defaults
 
-    def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
+    def build(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
+    ) -> Launch:
         """The command and the configuration."""
         assert workload.rl is not None  # refused by find_limits
         c = effective(config)
@@ -135,14 +152,20 @@ class PostTrainer(Trainer):
         files = {self.settings_file: to_yaml(merged(document, options[SETTINGS.name]))}
         notes = []
         if workload.cluster.num_nodes > 1:
-            notes.append("start Ray on all nodes first (`ray start`), then this command on the head node only")
+            notes.append(
+                "start Ray on all nodes first (`ray start`), then this command on the head node only"
+            )
         return Launch(argv=self.started(workload, c, options), files=files, notes=tuple(notes))
 
-    def started(self, workload: Workload, c: ParallelConfig, options: Mapping[str, Any]) -> tuple[str, ...]:
+    def started(
+        self, workload: Workload, c: ParallelConfig, options: Mapping[str, Any]
+    ) -> tuple[str, ...]:
         """The command, by the words that start the program today."""
         assert workload.rl is not None
         argv = self.command(workload, workload.rl, c)
-        return (*options[START.name], *argv[len(USUAL[self.name]) :]) if options[START.name] else argv
+        return (
+            (*options[START.name], *argv[len(USUAL[self.name]) :]) if options[START.name] else argv
+        )
 
     def read_config(self, present: PresentConfiguration) -> Reading:
         """Its file, with the overrides of its command."""
@@ -175,12 +198,16 @@ class PostTrainer(Trainer):
         alike = bool(INTERPRETER.fullmatch(start[0])) == bool(INTERPRETER.fullmatch(usual[0]))
         return None if start[1:] == usual[1:] and alike else start
 
-    def read_document(self, name: str, document: Mapping[str, Any], defaults: Mapping[str, Any]) -> Reading:
+    def read_document(
+        self, name: str, document: Mapping[str, Any], defaults: Mapping[str, Any]
+    ) -> Reading:
         """What a document says, over the program's defaults."""
         keys = KeyReader(document, name, defaults)
         found = self.read_keys(keys)
         left = {key: value for key, value in keys.left.items() if value is not None}
-        left = {key: with_environment(value) for key, value in left.items()} if self.resolves else left
+        left = (
+            {key: with_environment(value) for key, value in left.items()} if self.resolves else left
+        )
         return replace(found, settings=left, remarks=(*found.remarks, *keys.remarks))
 
     def present_document(self, present: PresentConfiguration) -> tuple[str, dict[str, Any]]:
@@ -195,12 +222,21 @@ class PostTrainer(Trainer):
 
     def words(self, present: PresentConfiguration) -> tuple[str, ...]:
         """The words of its command, or of the command in a script."""
-        script = next((text for name, text in present.files.items() if name.endswith((".sh", ".slurm", ".sbatch"))), "")
+        script = next(
+            (
+                text
+                for name, text in present.files.items()
+                if name.endswith((".sh", ".slurm", ".sbatch"))
+            ),
+            "",
+        )
         if present.argv or not script:
             return present.argv
         commands = [command.words for command in commands_of(script).commands]
         return max(
-            commands, key=lambda words: (any(word in self.recognized_by for word in words), len(words)), default=()
+            commands,
+            key=lambda words: (any(word in self.recognized_by for word in words), len(words)),
+            default=(),
         )
 
     def parse_line(self, line: str) -> StepMetrics | None:
@@ -215,7 +251,11 @@ def with_environment(value: Any) -> Any:
     if isinstance(value, list):
         return [with_environment(inner) for inner in value]
     if isinstance(value, str):
-        return re.sub(r"\$(?:\{([A-Z_][A-Z0-9_]*)\}|([A-Za-z_]\w*))", lambda m: f"${{oc.env:{m[1] or m[2]}}}", value)
+        return re.sub(
+            r"\$(?:\{([A-Z_][A-Z0-9_]*)\}|([A-Za-z_]\w*))",
+            lambda m: f"${{oc.env:{m[1] or m[2]}}}",
+            value,
+        )
     return value
 
 
@@ -226,7 +266,11 @@ def overrides(argv: tuple[str, ...]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for word in argv:
         path, sign, text = word.lstrip("+").partition("=")
-        if not sign or word.startswith("-") or not all(part.replace("_", "a").isalnum() for part in path.split(".")):
+        if (
+            not sign
+            or word.startswith("-")
+            or not all(part.replace("_", "a").isalnum() for part in path.split("."))
+        ):
             continue
         try:
             found[path] = yaml.safe_load(text)
@@ -247,7 +291,11 @@ def unsaid(argv: Sequence[str]) -> list[str]:
 
 
 def fitted(
-    knobs: Mapping[str, Any], ranks: int | None, batch: int | None, *, alone: Mapping[str, Any] | None = None
+    knobs: Mapping[str, Any],
+    ranks: int | None,
+    batch: int | None,
+    *,
+    alone: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The knobs with those that follow from ranks and batch. Files of these programs may have a batch that nothing divides, and say `alone` otherwise where no rank has the same weights."""
     found = completed(knobs, ranks=ranks)
@@ -260,7 +308,11 @@ def fitted(
 
 def mini_batches(prompts: int | None, responses: int, batch: int | None) -> int | None:
     """Optimizer steps of a step; None where the batch does not divide its sequences, or is not known."""
-    return prompts * responses // batch if prompts and batch and prompts * responses % batch == 0 else None
+    return (
+        prompts * responses // batch
+        if prompts and batch and prompts * responses % batch == 0
+        else None
+    )
 
 
 def read_whole_experts(keys: KeyReader, where: str, tp: int) -> bool | None:

@@ -40,7 +40,9 @@ class RayTrainTrainer(Trainer):
     runs_own_program = True
     options = (SAME_DATA,)
 
-    def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
+    def find_limits(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
+    ) -> tuple[Limit, ...]:
         """None: the loop is handed every knob."""
         return ()
 
@@ -48,7 +50,9 @@ class RayTrainTrainer(Trainer):
         """None is rejected: the loop finds it in its config, as every knob."""
         return ""
 
-    def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
+    def build(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
+    ) -> Launch:
         """Raises `ExportError`: the TorchTrainer exists only in the program that made it."""
         raise ExportError(
             "the trainer ray_train writes no launch: its TorchTrainer exists only in your Python program",

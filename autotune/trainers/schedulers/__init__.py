@@ -22,7 +22,9 @@ from autotune.trainers.schedulers.ray_job import RayJob
 from autotune.trainers.schedulers.scheduler import Scheduler, Shell
 from autotune.trainers.schedulers.slurm import Slurm
 
-SCHEDULERS: Mapping[str, Scheduler] = {one.name: one for one in (Shell(), Slurm(), RayJob(), Kubernetes())}
+SCHEDULERS: Mapping[str, Scheduler] = {
+    one.name: one for one in (Shell(), Slurm(), RayJob(), Kubernetes())
+}
 """all of them by name; the first is the default"""
 DEFAULT = Shell.name
 
@@ -38,25 +40,38 @@ def scheduler(name: str) -> Scheduler:
     return SCHEDULERS[name]
 
 
-def split_options(on: Scheduler, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_options(
+    on: Scheduler, options: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The options that are the trainer's, and those that are the scheduler's, checked and with their defaults. Raises `SpecError`."""
     mine = {option.name: option for option in on.options}
-    values = {name: option.check(options[name]) if name in options else option.default for name, option in mine.items()}
+    values = {
+        name: option.check(options[name]) if name in options else option.default
+        for name, option in mine.items()
+    }
     return {name: value for name, value in options.items() if name not in mine}, values
 
 
 def job_of(
-    on: Scheduler, launch: Launch, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
+    on: Scheduler,
+    launch: Launch,
+    workload: Workload,
+    config: ParallelConfig,
+    options: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The launch as a job: {scheduler, nodes, ranks_per_node, gpus_per_node, start (the command that starts it), files, notes}.
 
     `options`: of `split_options`. Raises `ExportError` when a file of the launch has the name of a file of the job.
     """
     placement = place(workload.cluster, config)
-    files = {check_file_name(name): text for name, text in on.files(launch, placement, options).items()}
+    files = {
+        check_file_name(name): text for name, text in on.files(launch, placement, options).items()
+    }
     taken = sorted(files.keys() & launch.files.keys())
     if taken:
-        raise ExportError(f"{taken[0]} is a file of both the trainer and the {on.name} job", field="files")
+        raise ExportError(
+            f"{taken[0]} is a file of both the trainer and the {on.name} job", field="files"
+        )
     return {
         "scheduler": on.name,
         "nodes": placement.nnodes,

@@ -33,11 +33,19 @@ class Kubernetes(Scheduler):
     name = "kubernetes"
     summary = "job.yaml, a JobSet with one pod per node and the files in a ConfigMap"
     options = (
-        Option(name="image", meaning="container image of the pods, with the program and its libraries", default=""),
-        Option(name="namespace", meaning="namespace of the job; default: kubectl's context", default=""),
+        Option(
+            name="image",
+            meaning="container image of the pods, with the program and its libraries",
+            default="",
+        ),
+        Option(
+            name="namespace", meaning="namespace of the job; default: kubectl's context", default=""
+        ),
     )
 
-    def files(self, launch: Launch, placement: Placement, options: Mapping[str, Any]) -> Mapping[str, str]:
+    def files(
+        self, launch: Launch, placement: Placement, options: Mapping[str, Any]
+    ) -> Mapping[str, str]:
         """The manifest. Raises `ExportError` when the files are too large for a ConfigMap."""
         name, image = job_name(launch), options["image"] or NO_IMAGE
         texts = {**launch.files, SCRIPT: launch.script}
@@ -48,8 +56,13 @@ class Kubernetes(Scheduler):
                 remedy="put the files into the image and export with --on shell",
                 field="files",
             )
-        keys = {path: f"{i}-{path.rpartition('/')[2]}" for i, path in enumerate(texts)}  # a key has no slashes
-        meta = {"name": name, **({"namespace": options["namespace"]} if options["namespace"] else {})}
+        keys = {
+            path: f"{i}-{path.rpartition('/')[2]}" for i, path in enumerate(texts)
+        }  # a key has no slashes
+        meta = {
+            "name": name,
+            **({"namespace": options["namespace"]} if options["namespace"] else {}),
+        }
         config_map = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
@@ -62,13 +75,20 @@ class Kubernetes(Scheduler):
             "metadata": meta,
             "spec": {
                 "failurePolicy": {"maxRestarts": 0},
-                "replicatedJobs": [{"name": GROUP, "replicas": 1, "template": _job(name, placement, image, keys)}],
+                "replicatedJobs": [
+                    {"name": GROUP, "replicas": 1, "template": _job(name, placement, image, keys)}
+                ],
             },
         }
         lines = heading(
             launch,
-            "Needs the JobSet controller (jobset.sigs.k8s.io). Start it: " + self.start(launch, placement),
-            *([] if options["image"] else [f"Replace {NO_IMAGE}, or export again with the option image=NAME."]),
+            "Needs the JobSet controller (jobset.sigs.k8s.io). Start it: "
+            + self.start(launch, placement),
+            *(
+                []
+                if options["image"]
+                else [f"Replace {NO_IMAGE}, or export again with the option image=NAME."]
+            ),
         )
         return {MANIFEST: "\n".join([*lines, to_yaml_documents(config_map, job_set)])}
 
@@ -76,9 +96,15 @@ class Kubernetes(Scheduler):
         """kubectl."""
         return f"kubectl apply -f {MANIFEST}"
 
-    def notes(self, launch: Launch, placement: Placement, options: Mapping[str, Any]) -> tuple[str, ...]:
+    def notes(
+        self, launch: Launch, placement: Placement, options: Mapping[str, Any]
+    ) -> tuple[str, ...]:
         """What must be set or be in the image."""
-        missing = () if options["image"] else (f"replace {NO_IMAGE} in {MANIFEST}, or give the option image=NAME",)
+        missing = (
+            ()
+            if options["image"]
+            else (f"replace {NO_IMAGE} in {MANIFEST}, or give the option image=NAME",)
+        )
         where = f" in {launch.cwd}" if launch.cwd not in ("", ".") else ""
         return (
             *missing,
@@ -113,10 +139,16 @@ def _job(name: str, placement: Placement, image: str, keys: Mapping[str, str]) -
         "volumes": [
             {
                 "name": "files",
-                "configMap": {"name": name, "items": [{"key": key, "path": path} for path, key in keys.items()]},
+                "configMap": {
+                    "name": name,
+                    "items": [{"key": key, "path": path} for path, key in keys.items()],
+                },
             },
             {"name": "launch", "emptyDir": {}},
-            {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},  # NCCL and data loaders need more than 64 MiB
+            {
+                "name": "shared-memory",
+                "emptyDir": {"medium": "Memory"},
+            },  # NCCL and data loaders need more than 64 MiB
         ],
     }
     return {

@@ -17,9 +17,13 @@ class RayJob(Scheduler):
     """`ray job submit`."""
 
     name = "ray"
-    summary = "ray_job.py, the driver of a Ray job, which reserves the nodes and starts launch.sh on each"
+    summary = (
+        "ray_job.py, the driver of a Ray job, which reserves the nodes and starts launch.sh on each"
+    )
 
-    def files(self, launch: Launch, placement: Placement, options: Mapping[str, Any]) -> Mapping[str, str]:
+    def files(
+        self, launch: Launch, placement: Placement, options: Mapping[str, Any]
+    ) -> Mapping[str, str]:
         """The driver."""
         sizes = {
             "NODES = 1": f"NODES = {placement.nnodes}",
@@ -35,7 +39,9 @@ class RayJob(Scheduler):
         """ray job submit."""
         return f"ray job submit --working-dir . -- python {DRIVER}"
 
-    def notes(self, launch: Launch, placement: Placement, options: Mapping[str, Any]) -> tuple[str, ...]:
+    def notes(
+        self, launch: Launch, placement: Placement, options: Mapping[str, Any]
+    ) -> tuple[str, ...]:
         """What Ray sends along, and what not."""
         if launch.cwd not in ("", "."):
             return (

@@ -27,14 +27,18 @@ class Scheduler(ABC):
     """its options; no trainer has an option of the same name"""
 
     @abstractmethod
-    def files(self, launch: Launch, placement: Placement, options: Mapping[str, Any]) -> Mapping[str, str]:
+    def files(
+        self, launch: Launch, placement: Placement, options: Mapping[str, Any]
+    ) -> Mapping[str, str]:
         """The job's own files, by name; they lie beside `launch.sh`."""
 
     @abstractmethod
     def start(self, launch: Launch, placement: Placement) -> str:
         """The command that starts the job, for a shell in the folder of `launch.sh`."""
 
-    def notes(self, launch: Launch, placement: Placement, options: Mapping[str, Any]) -> tuple[str, ...]:
+    def notes(
+        self, launch: Launch, placement: Placement, options: Mapping[str, Any]
+    ) -> tuple[str, ...]:
         """What a person should know before the start."""
         return ()
 
@@ -57,7 +61,9 @@ class Shell(Scheduler):
     name = "shell"
     summary = "launch.sh, started on each node"
 
-    def files(self, launch: Launch, placement: Placement, options: Mapping[str, Any]) -> Mapping[str, str]:
+    def files(
+        self, launch: Launch, placement: Placement, options: Mapping[str, Any]
+    ) -> Mapping[str, str]:
         """None: `launch.sh` is part of every launch."""
         return {}
 
@@ -65,7 +71,9 @@ class Shell(Scheduler):
         """The script, with the variables of the first node where there are several."""
         return f"NODE_RANK=0 MASTER_ADDR=HOST sh {SCRIPT}" if launch.is_spread else f"sh {SCRIPT}"
 
-    def notes(self, launch: Launch, placement: Placement, options: Mapping[str, Any]) -> tuple[str, ...]:
+    def notes(
+        self, launch: Launch, placement: Placement, options: Mapping[str, Any]
+    ) -> tuple[str, ...]:
         """How the nodes differ."""
         if not launch.is_spread:
             return ()

@@ -32,7 +32,9 @@ class Slurm(Scheduler):
         Option(name="qos", meaning="quality of service for the job", default=""),
     )
 
-    def files(self, launch: Launch, placement: Placement, options: Mapping[str, Any]) -> Mapping[str, str]:
+    def files(
+        self, launch: Launch, placement: Placement, options: Mapping[str, Any]
+    ) -> Mapping[str, str]:
         """The batch script."""
         for name in _ASKED:
             if any(character.isspace() for character in options[name]):
@@ -50,7 +52,10 @@ class Slurm(Scheduler):
                 [
                     "#!/bin/bash",
                     *directives,
-                    *heading(launch, f"Submit it in its folder, which must be visible to all nodes: sbatch {JOB}"),
+                    *heading(
+                        launch,
+                        f"Submit it in its folder, which must be visible to all nodes: sbatch {JOB}",
+                    ),
                     *_BODY,
                     "",
                 ]
@@ -61,7 +66,9 @@ class Slurm(Scheduler):
         """sbatch."""
         return f"sbatch {JOB}"
 
-    def notes(self, launch: Launch, placement: Placement, options: Mapping[str, Any]) -> tuple[str, ...]:
+    def notes(
+        self, launch: Launch, placement: Placement, options: Mapping[str, Any]
+    ) -> tuple[str, ...]:
         """What the nodes must have."""
         return ("all nodes must see the job folder, and have its program in their PATH",)
 

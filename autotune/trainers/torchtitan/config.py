@@ -22,9 +22,20 @@ from autotune.trainers.documents.python_source import Source, call, indented, wo
 from autotune.trainers.torchtitan.knobs import parallelism_settings, training_settings
 from autotune.trainers.torchtitan.model import builder_of, model_arguments
 
-COMMAND: tuple[str, ...] = ("-m", "torchtitan.train", "--module", "autotune_config", "--config", "tuned")
+COMMAND: tuple[str, ...] = (
+    "-m",
+    "torchtitan.train",
+    "--module",
+    "autotune_config",
+    "--config",
+    "tuned",
+)
 """what torchrun starts"""
-_RECOMPUTE = {"none": None, "selective": Source("SelectiveAC.Config()"), "full": Source("FullAC.Config()")}
+_RECOMPUTE = {
+    "none": None,
+    "selective": Source("SelectiveAC.Config()"),
+    "full": Source("FullAC.Config()"),
+}
 _IMPORTS = """\
 from autotune_model import {builder}
 from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
@@ -39,7 +50,9 @@ from torchtitan.trainer import Trainer
 """
 
 
-def config_files(workload: Workload, c: ParallelConfig, options: Mapping[str, Any], assets: str) -> dict[str, str]:
+def config_files(
+    workload: Workload, c: ParallelConfig, options: Mapping[str, Any], assets: str
+) -> dict[str, str]:
     """The configuration and the model's module; `assets`: folder with the tokenizer's files."""
     document = call("Trainer.Config", _settings(workload, c, options, assets))
     source = (
@@ -52,7 +65,9 @@ def config_files(workload: Workload, c: ParallelConfig, options: Mapping[str, An
     return {"autotune_config.py": source, "autotune_model.py": program("torchtitan/model.py")}
 
 
-def _settings(workload: Workload, c: ParallelConfig, options: Mapping[str, Any], assets: str) -> dict[str, Any]:
+def _settings(
+    workload: Workload, c: ParallelConfig, options: Mapping[str, Any], assets: str
+) -> dict[str, Any]:
     model = workload.model
     training = training_settings(workload, c, options["steps"])
     if c.pp > 1 or model.num_experts:
@@ -64,7 +79,10 @@ def _settings(workload: Workload, c: ParallelConfig, options: Mapping[str, Any],
     compiled = {"enable": c.compile, "components": ["model", "loss"]}
     if c.async_tp:
         compiled["enable_async_tensor_parallel"] = True
-    parallelism = {**parallelism_settings(model, c), "enable_sequence_parallel": c.tp == 1 or c.sequence_parallel}
+    parallelism = {
+        **parallelism_settings(model, c),
+        "enable_sequence_parallel": c.tp == 1 or c.sequence_parallel,
+    }
     if model.num_experts:
         parallelism["expert_parallel_degree"] = c.ep
     return {
@@ -72,11 +90,15 @@ def _settings(workload: Workload, c: ParallelConfig, options: Mapping[str, Any],
         "hf_assets_path": assets,
         "training": call("TrainingConfig", training),
         "parallelism": call("ParallelismConfig", parallelism),
-        "activation_checkpoint": _RECOMPUTE[c.recompute] if c.activation_budget == 100 else _budget(c),
+        "activation_checkpoint": _RECOMPUTE[c.recompute]
+        if c.activation_budget == 100
+        else _budget(c),
         "compile": call("CompileConfig", compiled),
         "loss": loss if c.loss == "full" else call("ChunkedLossWrapper.Config", {"loss_fn": loss}),
         "optimizer": call("default_adamw", {"lr": options["learning_rate"]}),
-        "lr_scheduler": call("LRSchedulersContainer.Config", {"warmup_steps": max(1, options["steps"] // 10)}),
+        "lr_scheduler": call(
+            "LRSchedulersContainer.Config", {"warmup_steps": max(1, options["steps"] // 10)}
+        ),
         "dataloader": call("HuggingFaceTextDataLoader.Config", data),
         "metrics": call("MetricsProcessor.Config", {"log_freq": 1, "disable_color_printing": True}),
         "debug": call("DebugConfig", {"seed": options["seed"]}),
@@ -96,5 +118,7 @@ def settings_words(settings: Mapping[str, Any], path: str = "") -> tuple[str, ..
         elif isinstance(value, bool):
             found.append(f"--{path}{name}" if value else f"--{path}no-{name}")
         else:
-            found.append(f"--{path}{name}={','.join(map(str, value)) if isinstance(value, list | tuple) else value}")
+            found.append(
+                f"--{path}{name}={','.join(map(str, value)) if isinstance(value, list | tuple) else value}"
+            )
     return tuple(found)

@@ -15,7 +15,11 @@ from autotune.spec import ModelSpec, ParallelConfig, Workload
 from autotune.spec.hugging_face.figures import figures_of
 from autotune.trainers.documents.file_formats import to_toml
 from autotune.trainers.documents.python_source import call, words
-from autotune.trainers.torchtitan.knobs import parallelism_settings, rotary_scaling, training_settings
+from autotune.trainers.torchtitan.knobs import (
+    parallelism_settings,
+    rotary_scaling,
+    training_settings,
+)
 
 COMMAND: tuple[str, ...] = ("-m", "torchtitan.train", "--job.config_file", "torchtitan.toml")
 """what torchrun starts"""
@@ -27,7 +31,9 @@ CONVERTERS = {"fp8": "float8", "mxfp8": "mx"}
 RECIPES = {"float8": "tensorwise", "mx": "mxfp8_cublas"}
 
 
-def job_files(workload: Workload, c: ParallelConfig, options: Mapping[str, Any], assets: str) -> dict[str, str]:
+def job_files(
+    workload: Workload, c: ParallelConfig, options: Mapping[str, Any], assets: str
+) -> dict[str, str]:
     """The job file and the model's module; `assets`: folder with the tokenizer's files."""
     return {
         "torchtitan.toml": to_toml(_sections(workload, c, options, assets)),
@@ -52,13 +58,18 @@ def _sections(
     if c.async_tp:
         parallelism["enable_async_tensor_parallel"] = True
     sections: dict[str, dict[str, Any]] = {
-        "job": {"description": f"{workload.model.name}, tuned by autotune", "dump_folder": "./outputs"},
+        "job": {
+            "description": f"{workload.model.name}, tuned by autotune",
+            "dump_folder": "./outputs",
+        },
         "experimental": {"custom_import": "autotune_model"},
         "model": {
             "name": "autotune_model",
             "flavor": "tuned",
             "hf_assets_path": assets,
-            "converters": [f"quantize.linear.{CONVERTERS[c.precision]}"] if c.precision in CONVERTERS else [],
+            "converters": [f"quantize.linear.{CONVERTERS[c.precision]}"]
+            if c.precision in CONVERTERS
+            else [],
         },
         "optimizer": {"name": "AdamW", "lr": options["learning_rate"], "eps": 1e-8},
         "lr_scheduler": {"warmup_steps": max(1, options["steps"] // 10)},
@@ -71,7 +82,9 @@ def _sections(
         "debug": {"seed": options["seed"]},
     }
     if converter := CONVERTERS.get(c.precision):
-        sections["quantize"] = {"linear": {converter: {"recipe_name": RECIPES[converter], "filter_fqns": ["output"]}}}
+        sections["quantize"] = {
+            "linear": {converter: {"recipe_name": RECIPES[converter], "filter_fqns": ["output"]}}
+        }
     return sections
 
 

@@ -38,9 +38,15 @@ def stage_limits(model: ModelSpec, c: ParallelConfig) -> tuple[Limit, ...]:
         return (Limit(knob="virtual_stages", value=c.virtual_stages, message=message, nearest=2),)
     if not _can_cut(model, c, c.virtual_stages):
         message = f"{model.num_layers} layers cannot be split into {stages} stages with equally many layers per stage"
-        possible = [count for count in range(2 if interleaved else 1, c.virtual_stages) if _can_cut(model, c, count)]
+        possible = [
+            count
+            for count in range(2 if interleaved else 1, c.virtual_stages)
+            if _can_cut(model, c, count)
+        ]
         remedy = f"use virtual_stages={possible[-1]}" if possible else "use a smaller pp"
-        return (Limit(knob="virtual_stages", value=c.virtual_stages, message=message, remedy=remedy),)
+        return (
+            Limit(knob="virtual_stages", value=c.virtual_stages, message=message, remedy=remedy),
+        )
     return ()
 
 
@@ -101,4 +107,6 @@ def parallelism_settings(model: ModelSpec, c: ParallelConfig) -> dict[str, Any]:
 def rotary_scaling(model: ModelSpec) -> dict[str, float] | None:
     """The model's rotary scaling by torchtitan's names; None where its config.json asks for none, or for another kind than Llama 3.1's."""
     scaling = llama3_scaling(model)
-    return scaling and {("scaling_factor" if name == "factor" else name): value for name, value in scaling.items()}
+    return scaling and {
+        ("scaling_factor" if name == "factor" else name): value for name, value in scaling.items()
+    }

@@ -9,15 +9,19 @@ from __future__ import annotations
 from typing import Any
 
 from autotune.spec import ModelSpec, ParallelConfig, Workload
-from autotune.spec.hugging_face.figures import Router, figures_of, is_truncated, text_document, yarn_scaling
+from autotune.spec.hugging_face.figures import (
+    Router,
+    figures_of,
+    is_truncated,
+    text_document,
+    yarn_scaling,
+)
 from autotune.trainers.base.limit import Limit, Rule, broken
 from autotune.trainers.base.trained_families import TORCHTITAN, who_trains
 from autotune.trainers.documents.python_source import call
 from autotune.trainers.torchtitan.knobs import rotary_scaling
 
-WITH_CONFIG_JSON = (
-    "set `model` in the spec to the model's config.json; torchtitan 0.3 accepts those of Qwen3, DeepSeek and gpt-oss"
-)
+WITH_CONFIG_JSON = "set `model` in the spec to the model's config.json; torchtitan 0.3 accepts those of Qwen3, DeepSeek and gpt-oss"
 GPT_OSS_WINDOW, SWIGLU_LIMIT = 128, 7.0
 """what gpt-oss's class in transformers takes where the file does not say"""
 
@@ -35,13 +39,25 @@ def model_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
     if model.source and figures is not None and figures.family not in TORCHTITAN:
         return []  # which is refused as a whole
 
-    usual = WITH_CONFIG_JSON if figures is None else f"use {who_trains(figures.family, but='torchtitan')}"
+    usual = (
+        WITH_CONFIG_JSON
+        if figures is None
+        else f"use {who_trains(figures.family, but='torchtitan')}"
+    )
     window = figures.window if figures is not None else 0
     kinds = text_document(model).get("layer_types") if builder == "gpt_oss" else None
-    known = ["full_attention" if number % 2 else "sliding_attention" for number in range(len(kinds or ()))]
+    known = [
+        "full_attention" if number % 2 else "sliding_attention"
+        for number in range(len(kinds or ()))
+    ]
     shards = c.dp * c.cp // c.dp_replicas if c.zero_stage else c.cp
     rules = [
-        Rule(model.num_experts and builder == "llama", "model.num_experts", "its Llama has no experts", remedy=usual),
+        Rule(
+            model.num_experts and builder == "llama",
+            "model.num_experts",
+            "its Llama has no experts",
+            remedy=usual,
+        ),
         Rule(
             model.kv_lora_rank and builder != "deepseek_v3",
             "model.kv_lora_rank",
@@ -109,10 +125,17 @@ def model_arguments(model: ModelSpec, c: ParallelConfig, seq_len: int) -> dict[s
     if builder == "deepseek_v3":
         arguments |= _latent_arguments(model)
     else:
-        arguments |= {"n_kv_heads": model.num_kv_heads, "head_dim": model.head_dim, "hidden_dim": model.ffn_hidden_size}
+        arguments |= {
+            "n_kv_heads": model.num_kv_heads,
+            "head_dim": model.head_dim,
+            "hidden_dim": model.ffn_hidden_size,
+        }
         arguments["tied"] = model.tied_embeddings
         if model.num_experts:
-            arguments["experts"] = {"num_experts": model.num_experts, "top_k": model.experts_per_token}
+            arguments["experts"] = {
+                "num_experts": model.num_experts,
+                "top_k": model.experts_per_token,
+            }
     if builder == "qwen3" and model.num_experts:
         arguments["experts"]["route_norm"] = figures is None or not figures.softmax_over_all
     if builder == "gpt_oss":
@@ -125,17 +148,26 @@ def model_arguments(model: ModelSpec, c: ParallelConfig, seq_len: int) -> dict[s
         "rope": _rotary(model, seq_len),
     }
     if c.precision == "fp8":
-        given = {"recipe_name": "rowwise", "filter_fqns": ["lm_head"], "model_compile_enabled": c.compile}
+        given = {
+            "recipe_name": "rowwise",
+            "filter_fqns": ["lm_head"],
+            "model_compile_enabled": c.compile,
+        }
         arguments["converters"] = [call("Float8LinearConverter.Config", given)]
     if c.precision == "mxfp8":
-        within = {"fqns": ["layers."], "model_compile_enabled": c.compile}  # the output projection stays in bf16
+        within = {
+            "fqns": ["layers."],
+            "model_compile_enabled": c.compile,
+        }  # the output projection stays in bf16
         arguments["converters"] = [call("MXFP8LinearConverter.Config", within)]
     return arguments
 
 
 def _latent_arguments(model: ModelSpec) -> dict[str, Any]:
     figures, scaling = figures_of(model), yarn_scaling(model)
-    router = (figures.router if figures else None) or Router(is_sigmoid=False, groups=1, chosen_groups=1, scale=1.0)
+    router = (figures.router if figures else None) or Router(
+        is_sigmoid=False, groups=1, chosen_groups=1, scale=1.0
+    )
     is_grouped = router.groups > 1
     return {
         "n_dense_layers": model.num_dense_layers,
@@ -164,7 +196,11 @@ def _latent_arguments(model: ModelSpec) -> dict[str, Any]:
 
 def _rotary(model: ModelSpec, seq_len: int) -> dict[str, Any]:
     figures = figures_of(model)
-    rope: dict[str, Any] = {"max_seq_len": max(model.max_positions, seq_len), "theta": 500000.0, "scaling": "llama"}
+    rope: dict[str, Any] = {
+        "max_seq_len": max(model.max_positions, seq_len),
+        "theta": 500000.0,
+        "scaling": "llama",
+    }
     if figures is None:
         return rope
     if figures.rotary_base is not None:

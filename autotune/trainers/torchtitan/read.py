@@ -74,7 +74,9 @@ def read(present: PresentConfiguration) -> Reading:
     document, renamed = _of_today(merged(parse_document(name, text), overrides(present)))
     keys = KeyReader(document, name)
     if renamed:
-        keys.remarks.append(f"{name}: names of releases before 0.2 are read as those of 0.2: {', '.join(renamed)}")
+        keys.remarks.append(
+            f"{name}: names of releases before 0.2 are read as those of 0.2: {', '.join(renamed)}"
+        )
     return reading_of(keys, present, model=_registered_model(present), version="0.2")
 
 
@@ -87,13 +89,17 @@ def _of_today(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         if path in RENAMED:
             values.setdefault(RENAMED[path], value)
     if isinstance(file := before.get(TOKENIZER), str):  # where 0.2 takes the folder
-        values.setdefault("model.hf_assets_path", os.path.dirname(file) if file.endswith(".model") else file)
+        values.setdefault(
+            "model.hf_assets_path", os.path.dirname(file) if file.endswith(".model") else file
+        )
     converters = values.get("model.converters")
     if isinstance(converters, str):
         converters = [word for word in converters.split(",") if word]
     if isinstance(converters, list) and any(word in QUANTIZED for word in converters):
         renamed.append("model.converters")
-        values["model.converters"] = [f"quantize.linear.{word}" if word in QUANTIZED else word for word in converters]
+        values["model.converters"] = [
+            f"quantize.linear.{word}" if word in QUANTIZED else word for word in converters
+        ]
     sections = [section for section in QUANTIZED if isinstance(document.get(section), Mapping)]
     for path in [path for path in values if path.partition(".")[0] in sections]:
         value = values.pop(path)
@@ -103,7 +109,12 @@ def _of_today(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def reading_of(
-    keys: KeyReader, present: PresentConfiguration, *, model: Mapping[str, Any], version: str, loss: str = "own"
+    keys: KeyReader,
+    present: PresentConfiguration,
+    *,
+    model: Mapping[str, Any],
+    version: str,
+    loss: str = "own",
 ) -> Reading:
     """What a configuration says whose keys are named as in the job file."""
     name = keys.name
@@ -127,15 +138,22 @@ def reading_of(
         "activation_budget": _budget(keys),
         # release 0.2 has the flag in [parallelism], 0.3 among those of the compiler
         "async_tp": any(
-            (keys.flag("parallelism.enable_async_tensor_parallel"), keys.flag("compile.enable_async_tensor_parallel"))
+            (
+                keys.flag("parallelism.enable_async_tensor_parallel"),
+                keys.flag("compile.enable_async_tensor_parallel"),
+            )
         ),
         "cp_style": _cp_style(keys, degrees["cp"], version),
         "loss": loss,
         "compile": keys.flag("compile.enable") or False,
-        "sequence_parallel": degrees["tp"] > 1 and keys.flag("parallelism.enable_sequence_parallel") is not False,
+        "sequence_parallel": degrees["tp"] > 1
+        and keys.flag("parallelism.enable_sequence_parallel") is not False,
         **_pipeline(keys, degrees["pp"], model.get("num_layers")),
     }
-    if knobs["recompute"] == "selective" and keys.find("activation_checkpoint.selective_ac_option") == "op":
+    if (
+        knobs["recompute"] == "selective"
+        and keys.find("activation_checkpoint.selective_ac_option") == "op"
+    ):
         keys.drop("activation_checkpoint.selective_ac_option")
     batch = keys.count("training.global_batch_size")
     knobs = completed(knobs, ranks=present.ranks, batch=batch)
@@ -179,7 +197,11 @@ def flavored(name: str, flavor: str) -> dict[str, Any]:
     if found not in catalog.model_names():
         return {}
     model = catalog.model(found)
-    return {f.name: getattr(model, f.name) for f in fields(model) if f.name not in ("name", "source", "code")}
+    return {
+        f.name: getattr(model, f.name)
+        for f in fields(model)
+        if f.name not in ("name", "source", "code")
+    }
 
 
 def _data_parallel(keys: KeyReader, cp: int, pp: int) -> tuple[int | None, int, int]:
@@ -205,13 +227,17 @@ def _budget(keys: KeyReader) -> int:
         return 100
     percent = min(KNOBS["activation_budget"].values, key=lambda value: abs(value - 100 * share))
     if abs(percent - 100 * share) > 1e-6:
-        keys.remarks.append(f"{keys.name}: memory_budget={share:g} is read as activation_budget={percent}")
+        keys.remarks.append(
+            f"{keys.name}: memory_budget={share:g} is read as activation_budget={percent}"
+        )
     return int(percent)
 
 
 def _cp_style(keys: KeyReader, cp: int, version: str) -> str:
     """Release 0.2 gathers keys and values unless it is told to pass them on."""
-    method = keys.word("parallelism.context_parallel_rotate_method", {"alltoall": "ring", "allgather": "gather"})
+    method = keys.word(
+        "parallelism.context_parallel_rotate_method", {"alltoall": "ring", "allgather": "gather"}
+    )
     return method or ("gather" if cp > 1 and version == "0.2" else "ring")
 
 
@@ -223,11 +249,19 @@ def _pipeline(keys: KeyReader, pp: int, num_layers: int | None) -> dict[str, Any
     micro = keys.count("parallelism.pipeline_parallel_microbatch_size") or 1
     per_stage = keys.count("parallelism.pipeline_parallel_layers_per_stage")
     stages = 2 if schedule.startswith("interleaved") else 1
-    edges = [keys.count(f"parallelism.pipeline_parallel_{end}_stage_less_layers") or 0 for end in ("first", "last")]
+    edges = [
+        keys.count(f"parallelism.pipeline_parallel_{end}_stage_less_layers") or 0
+        for end in ("first", "last")
+    ]
     if per_stage and num_layers:
         stages = -(-(num_layers + sum(edges)) // per_stage) // pp
     split = "edges" if any(edges) else "layers"
-    knobs = {"micro_batch_size": micro, "pp_schedule": schedule, "virtual_stages": stages, "pp_split": split}
+    knobs = {
+        "micro_batch_size": micro,
+        "pp_schedule": schedule,
+        "virtual_stages": stages,
+        "pp_split": split,
+    }
     # without a global batch, the local one is that of a whole step
     return {**knobs, "accumulation_steps": local // micro} if local else knobs
 
@@ -242,7 +276,10 @@ def _precision(keys: KeyReader, *, tf32: bool) -> str:
             return precision
     if converters == []:
         keys.drop("model.converters")
-    kind = keys.word("training.mixed_precision_param", {"bfloat16": "bf16", "float32": "fp32"}) or "bf16"
+    kind = (
+        keys.word("training.mixed_precision_param", {"bfloat16": "bf16", "float32": "fp32"})
+        or "bf16"
+    )
     return "tf32" if kind == "fp32" and tf32 else kind
 
 
@@ -253,7 +290,11 @@ def _registered_model(present: PresentConfiguration) -> Mapping[str, Any]:
     for call in calls:
         if getattr(call.func, "id", "") != "TransformerModelArgs":
             continue
-        given = {w.arg: ast.literal_eval(w.value) for w in call.keywords if w.arg and isinstance(w.value, ast.Constant)}
+        given = {
+            w.arg: ast.literal_eval(w.value)
+            for w in call.keywords
+            if w.arg and isinstance(w.value, ast.Constant)
+        }
         return {
             "num_layers": given["n_layers"],
             "hidden_size": given["dim"],

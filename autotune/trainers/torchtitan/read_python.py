@@ -16,7 +16,11 @@ from autotune.trainers.present_configuration import KeyReader, PresentConfigurat
 from autotune.trainers.torchtitan.job_file import CONVERTERS
 from autotune.trainers.torchtitan.read import flavored, overrides, reading_of
 
-MODES = {"FullAC.Config": "full", "SelectiveAC.Config": "selective", "MemoryBudgetAC.Config": "memory_budget"}
+MODES = {
+    "FullAC.Config": "full",
+    "SelectiveAC.Config": "selective",
+    "MemoryBudgetAC.Config": "memory_budget",
+}
 """values of `activation_checkpoint`, by the job file's names"""
 CLASSES = {"fp8": "Float8LinearConverter", "mxfp8": "MXFP8LinearConverter"}
 """converters of the linear layers, by precision"""
@@ -38,13 +42,18 @@ TRACKERS = ("metrics.enable_tensorboard", "metrics.enable_wandb")
 
 def read(present: PresentConfiguration) -> Reading:
     """What the function, the command and the model's module say."""
-    name, text = next((n, t) for n, t in present.files.items() if n.endswith(".py") and "Trainer.Config(" in t)
+    name, text = next(
+        (n, t) for n, t in present.files.items() if n.endswith(".py") and "Trainer.Config(" in t
+    )
     wanted = present.option("config")
     function, call, others = _returned(name, text, wanted)
     written = _arguments(call)
     model_call = _assigned(function, written.pop("model_spec", None))
     whole_loss = written.get("loss", {}).get("") == "CrossEntropyLoss.Config"
-    document, model = _renamed(written, ast.unparse(function)), _sizes(model_call) or _registered(function, model_call)
+    document, model = (
+        _renamed(written, ast.unparse(function)),
+        _sizes(model_call) or _registered(function, model_call),
+    )
     keys = KeyReader(merged(document, overrides(present)), name)
     if others and not wanted:
         keys.remarks.append(
@@ -54,12 +63,18 @@ def read(present: PresentConfiguration) -> Reading:
         remark = f"{name}: model_spec={ast.unparse(model_call):.80}: the export trains the spec's model; set it there"
         keys.remarks.append(remark)
     if trackers := [key for key in TRACKERS if keys.find(key)]:
-        keys.remarks.append(f"{name}: {', '.join(trackers)}: an export writes `metrics` itself; add them to its file")
+        keys.remarks.append(
+            f"{name}: {', '.join(trackers)}: an export writes `metrics` itself; add them to its file"
+        )
     keys.drop(*WRITTEN_ANEW, "activation_checkpoint.mode", "optimizer.name")
-    return reading_of(keys, present, model=model, version="0.3", loss="full" if whole_loss else "own")
+    return reading_of(
+        keys, present, model=model, version="0.3", loss="full" if whole_loss else "own"
+    )
 
 
-def _returned(name: str, text: str, wanted: str | None) -> tuple[ast.FunctionDef, ast.Call, list[str]]:
+def _returned(
+    name: str, text: str, wanted: str | None
+) -> tuple[ast.FunctionDef, ast.Call, list[str]]:
     """(the configuration's function, the call of Trainer.Config that it returns, names of other functions that return one)"""
     try:
         tree = ast.parse(text)
@@ -110,11 +125,18 @@ def _renamed(written: dict[str, Any], text: str) -> dict[str, Any]:
     written["activation_checkpoint"] = (
         {"mode": "none"}
         if checkpointing is None
-        else {**checkpointing, "mode": MODES.get(checkpointing.get("", ""), checkpointing.get("", ""))}
+        else {
+            **checkpointing,
+            "mode": MODES.get(checkpointing.get("", ""), checkpointing.get("", "")),
+        }
     )
     loader = dict(written.pop("dataloader", {}))
     given = {key: loader.pop(key) for key in ("dataset", "dataset_path") if key in loader}
-    converters = [f"quantize.linear.{CONVERTERS[p]}" for p, name in CLASSES.items() if f"{name}.Config(" in text]
+    converters = [
+        f"quantize.linear.{CONVERTERS[p]}"
+        for p, name in CLASSES.items()
+        if f"{name}.Config(" in text
+    ]
     assets = {key: written.pop(key) for key in ("hf_assets_path",) if key in written}
     more: dict[str, Any] = {
         "training": given,
@@ -128,7 +150,9 @@ def _renamed(written: dict[str, Any], text: str) -> dict[str, Any]:
 def _plain(document: Mapping[str, Any]) -> dict[str, Any]:
     """The document without the names of called classes, and without mappings that are empty."""
     found = {
-        key: _plain(value) if isinstance(value, Mapping) else value for key, value in document.items() if key != ""
+        key: _plain(value) if isinstance(value, Mapping) else value
+        for key, value in document.items()
+        if key != ""
     }
     return {key: value for key, value in found.items() if value != {}}
 
@@ -147,9 +171,13 @@ def _assigned(function: ast.FunctionDef, node: Any) -> Any:
 
 def _registered(function: ast.FunctionDef, node: Any) -> dict[str, Any]:
     """Sizes of `model_registry("8B")`, a flavour of torchtitan's own, whose functions are named by the model: `llama3_8b`."""
-    if not (isinstance(node, ast.Call) and ast.unparse(node.func) == "model_registry" and node.args):
+    if not (
+        isinstance(node, ast.Call) and ast.unparse(node.func) == "model_registry" and node.args
+    ):
         return {}
-    name = next((name for name in ("llama3", "qwen3", "deepseek_v3") if function.name.startswith(name)), "")
+    name = next(
+        (name for name in ("llama3", "qwen3", "deepseek_v3") if function.name.startswith(name)), ""
+    )
     return flavored(name, str(_literal(node.args[0])))
 
 
@@ -162,11 +190,17 @@ def _sizes(node: Any) -> dict[str, Any]:
     if given.get("head_dim", 0) * given["n_heads"] not in (0, given["dim"]):
         sizes["attention_head_dim"] = given["head_dim"]
     if latent := given.get("latent"):
-        sizes |= {name: latent[name] for name in ("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "v_head_dim")}
+        sizes |= {
+            name: latent[name]
+            for name in ("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "v_head_dim")
+        }
         sizes["attention_head_dim"] = latent["qk_nope_head_dim"] + latent["qk_rope_head_dim"]
         sizes["shared_ffn_hidden_size"] = given["n_shared_experts"] * given["hidden_dim"]
         if given["n_dense_layers"]:
-            sizes |= {"num_dense_layers": given["n_dense_layers"], "dense_ffn_hidden_size": given["dense_hidden_dim"]}
+            sizes |= {
+                "num_dense_layers": given["n_dense_layers"],
+                "dense_ffn_hidden_size": given["dense_hidden_dim"],
+            }
     if experts := given.get("experts"):
         chosen = experts.get("top_k", experts.get("router_top_k"))
         sizes |= {"num_experts": experts["num_experts"], "experts_per_token": chosen}

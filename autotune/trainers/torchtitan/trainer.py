@@ -16,7 +16,15 @@ from autotune.trainers.base.effective import cpu_note, effective, word_limit
 from autotune.trainers.base.limit import Limit, Rule, broken, next_multiple
 from autotune.trainers.base.torchrun import place, tf32_environment, torchrun
 from autotune.trainers.base.trained_families import TORCHTITAN, who_trains
-from autotune.trainers.base.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer, clean, needs, number
+from autotune.trainers.base.trainer import (
+    SHARED_OPTIONS,
+    Option,
+    StepMetrics,
+    Trainer,
+    clean,
+    needs,
+    number,
+)
 from autotune.trainers.base.trainer_option import Reach
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
@@ -43,9 +51,7 @@ class TorchtitanTrainer(Trainer):
     summary = "torchtitan's Llama, Qwen3, DeepSeek or gpt-oss from a Python configuration (0.3), or its Llama from a TOML job file (0.2)"
     checked_against = "torchtitan 0.2.2, 0.3.0"
     rotary_scalings = frozenset({"llama3", "yarn"})
-    no_adapters = (
-        "release 0.2 has no adapters, and 0.3 keeps frozen weights in fp32, which the memory estimate does not count"
-    )
+    no_adapters = "release 0.2 has no adapters, and 0.3 keeps frozen weights in fp32, which the memory estimate does not count"
     has_own_attention = True
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
@@ -95,7 +101,12 @@ class TorchtitanTrainer(Trainer):
             is_path=True,
             reach=Reach.FILE,
         ),
-        Option(name="dataset", meaning="registered dataset: c4, c4_test", default="c4", reach=Reach.NOTHING),
+        Option(
+            name="dataset",
+            meaning="registered dataset: c4, c4_test",
+            default="c4",
+            reach=Reach.NOTHING,
+        ),
         Option(
             name="dataset_path",
             meaning="path of the dataset, if not in the default location",
@@ -105,7 +116,9 @@ class TorchtitanTrainer(Trainer):
         ),
     )
 
-    def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
+    def find_limits(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
+    ) -> tuple[Limit, ...]:
         """Models that it has not, fp16, ZeRO 1, uneven stages; and what the release does not know."""
         c, model = effective(config), workload.model
         of_release = _limits_of_0_2 if options["version"] == "0.2" else _limits_of_0_3
@@ -127,7 +140,12 @@ class TorchtitanTrainer(Trainer):
             *broken(
                 workload,
                 c,
-                Rule(c.zero_stage == 1, "zero_stage", "FSDP2 shards gradients whenever it shards the optimizer", 2),
+                Rule(
+                    c.zero_stage == 1,
+                    "zero_stage",
+                    "FSDP2 shards gradients whenever it shards the optimizer",
+                    2,
+                ),
                 Rule(
                     workload.seq_len % unit,
                     "workload.seq_len",
@@ -145,22 +163,38 @@ class TorchtitanTrainer(Trainer):
             *stage_limits(model, c),
         )
 
-    def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
+    def build(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
+    ) -> Launch:
         """torchrun -m torchtitan.train with the configuration and the model's module beside it."""
         c = effective(config)
         because = "torchtitan reads text through a tokenizer"
         assets = needs(options, "hf_assets_path", because)
         start = torchrun(
-            place(workload.cluster, c), master_addr=options["master_addr"], master_port=options["master_port"]
+            place(workload.cluster, c),
+            master_addr=options["master_addr"],
+            master_port=options["master_port"],
         )
         if options["version"] == "0.2":
             files = job_file.job_files(workload, c, options, assets)
-            command, needed = job_file.COMMAND, "needs torchtitan 0.2 (pip install 'torchtitan<0.3')"
+            command, needed = (
+                job_file.COMMAND,
+                "needs torchtitan 0.2 (pip install 'torchtitan<0.3')",
+            )
         else:
             files = torchtitan_config.config_files(workload, c, options, assets)
-            command, needed = torchtitan_config.COMMAND, "needs torchtitan 0.3 (pip install 'torchtitan>=0.3,<0.4')"
-        env = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", **tf32_environment(c.precision)}
-        notes = [*cpu_note(workload, "torchtitan"), f"{needed}; but the option version selects a different release"]
+            command, needed = (
+                torchtitan_config.COMMAND,
+                "needs torchtitan 0.3 (pip install 'torchtitan>=0.3,<0.4')",
+            )
+        env = {
+            "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+            **tf32_environment(c.precision),
+        }
+        notes = [
+            *cpu_note(workload, "torchtitan"),
+            f"{needed}; but the option version selects a different release",
+        ]
         if options["version"] == "0.2":
             notes.append(
                 "estimates count the loss of release 0.3, which computes logits in chunks; 0.2 computes all at once and needs more memory"
@@ -173,7 +207,10 @@ class TorchtitanTrainer(Trainer):
 
     def read_config(self, present: PresentConfiguration) -> Reading:
         """The job file or the Python configuration, and the module of the model."""
-        is_python = any(name.endswith(".py") and "Trainer.Config(" in text for name, text in present.files.items())
+        is_python = any(
+            name.endswith(".py") and "Trainer.Config(" in text
+            for name, text in present.files.items()
+        )
         if is_python:
             from autotune.trainers.torchtitan.read_python import read
         else:
@@ -207,8 +244,16 @@ def _limits_of_0_2(workload: Workload, c: ParallelConfig) -> list[Limit]:
     model, figures = workload.model, figures_of(workload.model)
     is_other = figures is not None and figures.family != "llama"
     family, scaling = (figures.family, figures.rotary_scaling) if figures is not None else ("", "")
-    who = "version=0.3 trains this family" if family in TORCHTITAN else f"use {who_trains(family, but='torchtitan')}"
-    of_shape = [] if is_other or not (model.num_experts or model.kv_lora_rank) else model_limits(workload, c)
+    who = (
+        "version=0.3 trains this family"
+        if family in TORCHTITAN
+        else f"use {who_trains(family, but='torchtitan')}"
+    )
+    of_shape = (
+        []
+        if is_other or not (model.num_experts or model.kv_lora_rank)
+        else model_limits(workload, c)
+    )
     alone, replicas = c.tp * c.pp * c.cp == 1, c.dp * c.cp
     is_mixed = c.precision in ("bf16", "fp8", "mxfp8") and not workload.pure_bf16
     return [
@@ -234,7 +279,12 @@ def _limits_of_0_2(workload: Workload, c: ParallelConfig) -> list[Limit]:
                 remedy="version=0.3 supports YaRN",
                 value="yarn",
             ),
-            Rule(c.loss != "own", "loss", "torchtitan 0.2 computes the loss over all logits at once", "own"),
+            Rule(
+                c.loss != "own",
+                "loss",
+                "torchtitan 0.2 computes the loss over all logits at once",
+                "own",
+            ),
             Rule(
                 c.zero_stage == 0 and replicas > 1 and not alone,
                 "zero_stage",

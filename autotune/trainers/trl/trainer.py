@@ -75,10 +75,22 @@ ACCELERATE: Mapping[str, tuple[int, int]] = {
 
 LAUNCHERS_FILES = ("accelerate_config", "deepspeed")
 """keys and flags that may name a file which tells Accelerate how to shard"""
-LAUNCHER = {"config_file": "accelerate_config", "num_processes": "num_processes", "num_machines": "num_machines"}
+LAUNCHER = {
+    "config_file": "accelerate_config",
+    "num_processes": "num_processes",
+    "num_machines": "num_machines",
+}
 """flags of `accelerate launch`, by `trl grpo`'s names for them"""
 OF_ONE_MACHINE = frozenset(
-    {"machine_rank", "main_process_ip", "main_process_port", "mixed_precision", "multi_gpu", "gpu_ids", "rdzv_backend"}
+    {
+        "machine_rank",
+        "main_process_ip",
+        "main_process_port",
+        "mixed_precision",
+        "multi_gpu",
+        "gpu_ids",
+        "rdzv_backend",
+    }
 )
 """flags of `accelerate launch` that a launch writes itself, or that the program's own arguments decide"""
 
@@ -112,7 +124,12 @@ class Trl(PostTrainer):
         "virtual_stages": "it has no pipeline: pp above 1 is rejected",
         "sequence_parallel": "it has no tensor parallelism: tp above 1 is rejected",
     }
-    recognized_by = ("per_device_train_batch_size", "num_generations", "steps_per_generation", "max_completion_length")
+    recognized_by = (
+        "per_device_train_batch_size",
+        "num_generations",
+        "steps_per_generation",
+        "max_completion_length",
+    )
     defaults = DEFAULTS
     peft_methods = frozenset({"lora"})
     no_adapters = "it does not load 4-bit weights"
@@ -121,7 +138,9 @@ class Trl(PostTrainer):
         "output_dir", "max_steps", "num_train_epochs", "logging_*", "save_*", "load_best_model_at_end", "eval_*", "do_eval", "report_to", "run_name", "push_to_hub", "hub_*",
     )  # fmt: skip
 
-    def engine_limits(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> Sequence[Limit]:
+    def engine_limits(
+        self, workload: Workload, rl: PostTraining, c: ParallelConfig
+    ) -> Sequence[Limit]:
         """Data parallelism and sharding alone, and no engines of their own."""
         alone = "GRPOTrainer only uses data parallelism and sharding"
         generating, tokens = rl_value(rl, c, "rollout_gpus"), rl_value(rl, c, "micro_batch_tokens")
@@ -135,7 +154,12 @@ class Trl(PostTrainer):
                 Rule(c.ep > 1, "ep", alone, 1),
             ),
             *word_limit(c, "precision", {"fp8": "bf16"}, "GRPOConfig has bf16, fp16 and tf32"),
-            *word_limit(c, "recompute", {"selective": "full"}, "it recomputes either whole layers or nothing"),
+            *word_limit(
+                c,
+                "recompute",
+                {"selective": "full"},
+                "it recomputes either whole layers or nothing",
+            ),
             *broken(
                 workload,
                 c,
@@ -168,7 +192,13 @@ class Trl(PostTrainer):
 
     def command(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> tuple[str, ...]:
         """`trl grpo`, which starts the ranks by Accelerate."""
-        start = (*USUAL[self.name], "--config", f"{FOLDER}/{self.settings_file}", "--num_processes", str(c.world_size))
+        start = (
+            *USUAL[self.name],
+            "--config",
+            f"{FOLDER}/{self.settings_file}",
+            "--num_processes",
+            str(c.world_size),
+        )
         nodes, _ = grid(workload, c.world_size)
         return (*start, "--num_machines", str(nodes)) if nodes > 1 else start
 
@@ -226,11 +256,24 @@ class Trl(PostTrainer):
         found = super().read_config(present)
         knobs = completed(found.knobs, ranks=found.knobs.get("dp") or present.ranks_of_cluster)
         rl = {name: value for name, value in found.rl.items() if name not in ("steps", "sequences")}
-        micro, accumulation, ranks = knobs["micro_batch_size"], knobs["accumulation_steps"], knobs.get("dp")
-        batch, sequences = None, found.rl.get("sequences")  # of a step; else so many micro-batches of each rank
+        micro, accumulation, ranks = (
+            knobs["micro_batch_size"],
+            knobs["accumulation_steps"],
+            knobs.get("dp"),
+        )
+        batch, sequences = (
+            None,
+            found.rl.get("sequences"),
+        )  # of a step; else so many micro-batches of each rank
         if ranks:
-            batch, sequences = micro * accumulation * ranks, sequences or micro * found.rl["steps"] * ranks
-            rl |= {"prompts": max(sequences // rl["responses"], 1), "mini_batches": max(sequences // batch, 1)}
+            batch, sequences = (
+                micro * accumulation * ranks,
+                sequences or micro * found.rl["steps"] * ranks,
+            )
+            rl |= {
+                "prompts": max(sequences // rl["responses"], 1),
+                "mini_batches": max(sequences // batch, 1),
+            }
         return replace(found, knobs=knobs, global_batch_size=batch, rl=rl)
 
     def present_document(self, present: PresentConfiguration) -> tuple[str, dict[str, Any]]:
@@ -240,12 +283,24 @@ class Trl(PostTrainer):
         flags = flags_of(words[program.end :] if program else words)
         named = flags.pop("config", "")
         launcher = os.path.normpath(str(flags.get("accelerate_config", "")))
-        name = next((name for name in present.files if name.endswith((".yaml", ".yml")) and name != launcher), "")
+        name = next(
+            (
+                name
+                for name in present.files
+                if name.endswith((".yaml", ".yml")) and name != launcher
+            ),
+            "",
+        )
         if not name and not flags:
             name, _ = present.named(".yaml", ".yml")
         document = parse_document(name, present.files[name]) if name else {}
-        told = {key: {"true": True, "false": False}.get(str(value).lower(), value) for key, value in flags.items()}
-        return name or named or "the command", _with_launchers(merged(document, told), present.files)
+        told = {
+            key: {"true": True, "false": False}.get(str(value).lower(), value)
+            for key, value in flags.items()
+        }
+        return name or named or "the command", _with_launchers(
+            merged(document, told), present.files
+        )
 
     def read_keys(self, keys: KeyReader) -> Reading:
         """GRPOConfig."""
@@ -268,7 +323,11 @@ class Trl(PostTrainer):
         machines = keys.count("num_machines") or 1
         accumulation = keys.count("gradient_accumulation_steps")
         steps = keys.count("steps_per_generation") or accumulation
-        beta, response, loss = keys.number("beta"), keys.count("max_completion_length"), keys.text("loss_type")
+        beta, response, loss = (
+            keys.number("beta"),
+            keys.count("max_completion_length"),
+            keys.text("loss_type"),
+        )
         algorithm = "dapo" if loss == "dapo" else "grpo"
         keys.keep_unless("loss_type", algorithm)
         generates_by_vllm = keys.keep_unless("use_vllm", True)
@@ -292,13 +351,20 @@ class Trl(PostTrainer):
             "algorithm": algorithm, "engine": launched.engine, "responses": keys.count("num_generations"), "epochs": keys.count("num_iterations"), "reference": bool(beta),
             "response_lengths": response, "steps": steps, "sequences": keys.count("generation_batch_size"),
         }  # fmt: skip
-        tp, share = keys.count("vllm_tensor_parallel_size"), keys.number("vllm_gpu_memory_utilization")
+        tp, share = (
+            keys.count("vllm_tensor_parallel_size"),
+            keys.number("vllm_gpu_memory_utilization"),
+        )
         sleeps = keys.flag("vllm_enable_sleep_mode")
         rollout: dict[str, Any] = {"tp": 1}
         if generates_by_vllm and not is_server:
             rollout = {"tp": tp, "memory_fraction": share, **({} if sleeps else {"sleeps": False})}
         path = keys.text("model_name_or_path")
-        options = {"model": path, "learning_rate": keys.number("learning_rate"), "seed": keys.count("seed")}
+        options = {
+            "model": path,
+            "learning_rate": keys.number("learning_rate"),
+            "seed": keys.count("seed"),
+        }
         keys.keep("beta")
         for path in (
             "seed",
@@ -311,7 +377,9 @@ class Trl(PostTrainer):
         adapters = keys.count("lora_r") if keys.flag("use_peft") else 0
         modules = keys.keep_unless("lora_target_modules", None) if adapters else None
         if keys.find("load_in_4bit") or keys.find("load_in_8bit"):
-            keys.remarks.append("load_in_4bit, load_in_8bit: launches keep them; plans assume 16-bit weights")
+            keys.remarks.append(
+                "load_in_4bit, load_in_8bit: launches keep them; plans assume 16-bit weights"
+            )
         return Reading(
             knobs={name: value for name, value in knobs.items() if value is not None},
             model_file=path or "",
@@ -328,7 +396,9 @@ class Trl(PostTrainer):
 
     def parse_line(self, line: str) -> StepMetrics | None:
         """The dictionary of a logged step: its `step_time`, which is that of all micro-batches; else as of any trainer of transformers."""
-        return (step_metrics_of(line) if "'step_time'" in line else None) or parse_loss_dictionary(line)
+        return (step_metrics_of(line) if "'step_time'" in line else None) or parse_loss_dictionary(
+            line
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,15 +422,23 @@ def _launched(keys: KeyReader) -> _Launched:
     if isinstance(of_deepspeed, Mapping):
         inner = of_deepspeed.get("zero_optimization")
         stage = int(inner.get("stage", 0)) if isinstance(inner, Mapping) else 0
-        keys.remarks.append(f"{keys.name}: deepspeed: exports use TRL's own {_of_trl(stage)} instead")
+        keys.remarks.append(
+            f"{keys.name}: deepspeed: exports use TRL's own {_of_trl(stage)} instead"
+        )
         keys.remarks += _not_counted("deepspeed", of_deepspeed)
         return _Launched("deepspeed", stage, is_held=True)
     if isinstance(launcher, Mapping):
         kind, stage = launcher["kind"], launcher["stage"]
         if kind not in ("DEEPSPEED", "FSDP"):
             return _Launched()
-        instead = f"TRL's own {_of_trl(stage)}" if kind == "DEEPSPEED" else f"FSDP2 in {Trl.settings_file}"
-        keys.remarks.append(f"{keys.name}: accelerate_config={launcher['file']}: exports use {instead} instead")
+        instead = (
+            f"TRL's own {_of_trl(stage)}"
+            if kind == "DEEPSPEED"
+            else f"FSDP2 in {Trl.settings_file}"
+        )
+        keys.remarks.append(
+            f"{keys.name}: accelerate_config={launcher['file']}: exports use {instead} instead"
+        )
         keys.remarks += _not_counted(launcher["file"], launcher["document"])
         return _Launched("deepspeed" if kind == "DEEPSPEED" else None, stage, is_held=True)
     if launcher in ACCELERATE:
@@ -378,7 +456,11 @@ def _launched(keys: KeyReader) -> _Launched:
 
 def _not_counted(file: str, document: Mapping[str, Any]) -> Iterator[str]:
     """What a file keeps in host memory, in words: launches do not, and plans count it on the GPU."""
-    away = [path for path, value in flat(document) if "offload" in path and value in (True, "cpu", "nvme")]
+    away = [
+        path
+        for path, value in flat(document)
+        if "offload" in path and value in (True, "cpu", "nvme")
+    ]
     if away:
         yield f"{file}: {', '.join(away)}: plans assume these are on the GPU, so the launch may need less memory"
 
@@ -395,7 +477,12 @@ def _with_launchers(document: Mapping[str, Any], files: Mapping[str, str]) -> di
     if launcher in files:
         kind, stage, ranks = sharding_and_ranks(launcher, files[launcher])
         document = parse_document(launcher, files[launcher])
-        found["accelerate_config"] = {"file": launcher, "kind": kind, "stage": stage, "document": document}
+        found["accelerate_config"] = {
+            "file": launcher,
+            "kind": kind,
+            "stage": stage,
+            "document": document,
+        }
         found = {"num_processes": ranks} | found if ranks else found
     if of_deepspeed in files:
         found["deepspeed"] = parse_document(of_deepspeed, files[of_deepspeed])

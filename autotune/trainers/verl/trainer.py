@@ -43,15 +43,24 @@ from autotune.trainers.present_configuration import (
     merged,
 )
 
-ACTOR, ROLLOUT, REF, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref", "model"))
+ACTOR, ROLLOUT, REF, MODEL = (
+    f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref", "model")
+)
 MEGATRON = {
     "tp": "tensor_model_parallel_size", "pp": "pipeline_model_parallel_size", "cp": "context_parallel_size", "ep": "expert_model_parallel_size",
 }  # fmt: skip
 ESTIMATORS = {"grpo": "grpo", "dapo": "grpo", "ppo": "gae"}
 CRITIC = "critic"
-ENGINE = {ACTOR: {"fsdp": "fsdp_config", "megatron": "megatron"}, CRITIC: {"fsdp": "fsdp", "megatron": "megatron"}}
+ENGINE = {
+    ACTOR: {"fsdp": "fsdp_config", "megatron": "megatron"},
+    CRITIC: {"fsdp": "fsdp", "megatron": "megatron"},
+}
 """the key of what trains, by role and engine"""
-TOKENS, BEFORE, SEQUENCES = "ppo_max_token_len_per_gpu", "forward_max_token_len_per_gpu", "ppo_micro_batch_size_per_gpu"
+TOKENS, BEFORE, SEQUENCES = (
+    "ppo_max_token_len_per_gpu",
+    "forward_max_token_len_per_gpu",
+    "ppo_micro_batch_size_per_gpu",
+)
 RECOMPUTE = "override_transformer_config.recompute_"
 COUNTED, FORWARD = "ppo_micro_batch_size", "log_prob_micro_batch_size"
 """sequences of all data-parallel ranks together, the older way to say them"""
@@ -93,8 +102,14 @@ class Verl(PostTrainer):
         "dp_replicas", "offload",
     })  # fmt: skip
     cannot: ClassVar = {
-        **{name: why for name, why in NOT_SET.items() if name not in ("dp_replicas", "cp_style", "offload")},
-        **dict.fromkeys(("offload=activations", "offload=all"), "it can run only the optimizer step on the host"),
+        **{
+            name: why
+            for name, why in NOT_SET.items()
+            if name not in ("dp_replicas", "cp_style", "offload")
+        },
+        **dict.fromkeys(
+            ("offload=activations", "offload=all"), "it can run only the optimizer step on the host"
+        ),
         "compile": "its own option use_torch_compile controls compilation",
         "pp_schedule=gpipe": "Megatron-Core runs 1F1B, or interleaves stages",
         "pp_schedule=interleaved_zero_bubble": "Megatron-Core runs 1F1B, or interleaves stages",
@@ -111,14 +126,25 @@ class Verl(PostTrainer):
         "trainer.project_name", "trainer.experiment_name",
     )  # fmt: skip
 
-    def engine_limits(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> Sequence[Limit]:
+    def engine_limits(
+        self, workload: Workload, rl: PostTraining, c: ParallelConfig
+    ) -> Sequence[Limit]:
         """FSDP cuts no layers; Megatron is told its own optimizer sharding."""
         generating, per_node = int(rl_value(rl, c, "rollout_gpus")), workload.cluster.gpus_per_node
         stale = rl_value(rl, c, "staleness")
         return (
-            *word_limit(c, "precision", dict.fromkeys(("fp8", "fp16", "fp32", "tf32"), "bf16"), "actors are in bf16"),
+            *word_limit(
+                c,
+                "precision",
+                dict.fromkeys(("fp8", "fp16", "fp32", "tf32"), "bf16"),
+                "actors are in bf16",
+            ),
             *broken(
-                workload, c, Rule(rl.algorithm == "dpo", "workload.rl.algorithm", "main_ppo has none", value="dpo")
+                workload,
+                c,
+                Rule(
+                    rl.algorithm == "dpo", "workload.rl.algorithm", "main_ppo has none", value="dpo"
+                ),
             ),
             *(_fsdp_limits(workload, c) if rl.engine == "fsdp" else _megatron_limits(workload, c)),
             *broken(
@@ -147,7 +173,13 @@ class Verl(PostTrainer):
 
     def command(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> tuple[str, ...]:
         """main_ppo with the file of the launch."""
-        return ("python3", "-m", "verl.trainer.main_ppo", f"--config-path={FOLDER}", "--config-name=verl")
+        return (
+            "python3",
+            "-m",
+            "verl.trainer.main_ppo",
+            f"--config-path={FOLDER}",
+            "--config-name=verl",
+        )
 
     def document(
         self, workload: Workload, rl: PostTraining, c: ParallelConfig, options: Mapping[str, Any]
@@ -155,11 +187,17 @@ class Verl(PostTrainer):
         """By dotted paths."""
         generating = int(rl_value(rl, c, "rollout_gpus"))
         nodes, per_node = grid(workload, c.world_size)
-        tokens, before = int(rl_value(rl, c, "micro_batch_tokens")), int(rl_value(rl, c, "log_prob_micro_batch_tokens"))
+        tokens, before = (
+            int(rl_value(rl, c, "micro_batch_tokens")),
+            int(rl_value(rl, c, "log_prob_micro_batch_tokens")),
+        )
         offload = rl_value(rl, c, "phase_offload")
         found: dict[str, Any] = {
             "hydra.searchpath": ["pkg://verl.trainer.config"],
-            "defaults": ["ppo_megatron_trainer" if rl.engine == "megatron" else "ppo_trainer", "_self_"],
+            "defaults": [
+                "ppo_megatron_trainer" if rl.engine == "megatron" else "ppo_trainer",
+                "_self_",
+            ],
             "algorithm.adv_estimator": ESTIMATORS[rl.algorithm],
             "data.train_batch_size": rl.prompts,
             "data.max_prompt_length": int(rl.prompt_lengths.longest),
@@ -170,7 +208,8 @@ class Verl(PostTrainer):
             f"{ACTOR}.ppo_mini_batch_size": rl.mini_batch // rl.responses,
             f"{ACTOR}.ppo_epochs": rl.epochs,
             f"{ACTOR}.use_dynamic_bsz": tokens > 0,
-            f"{ACTOR}.use_kl_loss": rl.reference and not at_path(options[SETTINGS.name], KL_IN_REWARD),
+            f"{ACTOR}.use_kl_loss": rl.reference
+            and not at_path(options[SETTINGS.name], KL_IN_REWARD),
             f"{ACTOR}.optim.lr": options["learning_rate"],
             f"{ROLLOUT}.name": "vllm",
             f"{ROLLOUT}.n": rl.responses,
@@ -179,7 +218,9 @@ class Verl(PostTrainer):
             "trainer.n_gpus_per_node": per_node,
             "trainer.balance_batch": rl_value(rl, c, "balance") != "none",
             # a run that counts epochs has them among its settings, which trials leave out
-            "trainer.total_training_steps": None if at_path(options[SETTINGS.name], EPOCHS) else options["steps"],
+            "trainer.total_training_steps": None
+            if at_path(options[SETTINGS.name], EPOCHS)
+            else options["steps"],
         }
         if workload.peft is not None and not any(
             at_path(options[SETTINGS.name], key) for key in (f"{MODEL}.lora", ADAPTERS)
@@ -194,20 +235,37 @@ class Verl(PostTrainer):
             found[f"{ROLLOUT}.free_cache_engine"] = False
         if tokens:
             found[f"{ACTOR}.ppo_max_token_len_per_gpu"] = tokens
-            found |= {f"{part}.log_prob_max_token_len_per_gpu": before or tokens for part in (ROLLOUT, REF)}
+            found |= {
+                f"{part}.log_prob_max_token_len_per_gpu": before or tokens
+                for part in (ROLLOUT, REF)
+            }
         else:
             found[f"{ACTOR}.ppo_micro_batch_size_per_gpu"] = c.micro_batch_size
-            counted = [part for part in (ROLLOUT, REF) if at_path(options[SETTINGS.name], f"{part}.{FORWARD}")]
-            found |= {f"{part}.{FORWARD}_per_gpu": c.micro_batch_size for part in (ROLLOUT, REF) if part not in counted}
+            counted = [
+                part
+                for part in (ROLLOUT, REF)
+                if at_path(options[SETTINGS.name], f"{part}.{FORWARD}")
+            ]
+            found |= {
+                f"{part}.{FORWARD}_per_gpu": c.micro_batch_size
+                for part in (ROLLOUT, REF)
+                if part not in counted
+            }
         if rl.critic is not None:
-            if rl.critic != workload.model and f"{CRITIC}.model.path" not in dotted(options[SETTINGS.name]):
+            if rl.critic != workload.model and f"{CRITIC}.model.path" not in dotted(
+                options[SETTINGS.name]
+            ):
                 raise ExportError(
                     "the critic's model differs from the policy's, but its weights are not given",
                     remedy="specify them in the trainer's settings: {critic: {model: {path: ...}}}",
                     field="settings",
                 )
             found[f"{CRITIC}.model.path"] = options["model"]
-            packs = {TOKENS: tokens, BEFORE: before or tokens} if tokens else {SEQUENCES: c.micro_batch_size}
+            packs = (
+                {TOKENS: tokens, BEFORE: before or tokens}
+                if tokens
+                else {SEQUENCES: c.micro_batch_size}
+            )
             found |= {f"{CRITIC}.{key}": value for key, value in packs.items()}
             found[f"{CRITIC}.model.use_remove_padding"] = not rl.padded
         if c.offload == "optimizer":
@@ -226,7 +284,11 @@ class Verl(PostTrainer):
             where = f"{role}.{ENGINE[role][rl.engine]}"
             found[f"{where}.param_offload"] = offload == "all"
             found[f"{where}.optimizer_offload"] = offload != "none"
-            found |= _megatron(c, rl, role, workload.model) if rl.engine == "megatron" else _fsdp(c, role)
+            found |= (
+                _megatron(c, rl, role, workload.model)
+                if rl.engine == "megatron"
+                else _fsdp(c, role)
+            )
         return found
 
     def present_document(self, present: PresentConfiguration) -> tuple[str, dict[str, Any]]:
@@ -236,7 +298,10 @@ class Verl(PostTrainer):
         named = PurePosixPath(PresentConfiguration(argv=words).option("config-name") or "").stem
         chosen = [named] if named in OWN_GROUPS else []
         chosen += [word for word in words if "@" in word.partition("=")[0] and "=" in word]
-        return name, {**document, "defaults": [*(document.get("defaults") or []), *chosen]} if chosen else document
+        return name, {
+            **document,
+            "defaults": [*(document.get("defaults") or []), *chosen],
+        } if chosen else document
 
     def read_config(self, present: PresentConfiguration) -> Reading:
         """Its file, and how long it trains, of which a trial has its own."""
@@ -258,7 +323,10 @@ class Verl(PostTrainer):
         nodes, per_node = keys.count("trainer.nnodes"), keys.count("trainer.n_gpus_per_node")
         ranks = None if per_node is None else per_node * (nodes or 1)
         knobs = _read_megatron(keys) if is_megatron else _read_fsdp(keys)
-        is_dynamic, sequences = keys.flag(f"{ACTOR}.use_dynamic_bsz"), keys.count(f"{ACTOR}.{SEQUENCES}")
+        is_dynamic, sequences = (
+            keys.flag(f"{ACTOR}.use_dynamic_bsz"),
+            keys.count(f"{ACTOR}.{SEQUENCES}"),
+        )
         if (counted := keys.count(f"{ACTOR}.{COUNTED}")) and not sequences and ranks:
             sequences = max(counted // (ranks // knobs.get("cp", 1)), 1)
         knobs |= {"precision": "bf16", "micro_batch_size": 1 if is_dynamic else sequences or 1}
@@ -285,9 +353,14 @@ class Verl(PostTrainer):
         keys.keep(*again)
         keys.drop(*(path for path, value in again.items() if keys.written(path) == value))
         where = f"{ACTOR}.{'megatron' if is_megatron else 'fsdp_config'}"
-        params, states = keys.flag(f"{where}.param_offload"), keys.flag(f"{where}.optimizer_offload")
+        params, states = (
+            keys.flag(f"{where}.param_offload"),
+            keys.flag(f"{where}.optimizer_offload"),
+        )
         estimator = keys.text("algorithm.adv_estimator")
-        if estimator not in ESTIMATORS.values():  # rloo, gpg and others cost what grpo costs, and stay what they are
+        if (
+            estimator not in ESTIMATORS.values()
+        ):  # rloo, gpg and others cost what grpo costs, and stay what they are
             keys.keep_unless("algorithm.adv_estimator", None)
         in_loss, in_reward = keys.flag(f"{ACTOR}.use_kl_loss"), keys.flag(KL_IN_REWARD)
         keys.keep(KL_IN_REWARD)
@@ -297,9 +370,14 @@ class Verl(PostTrainer):
         keys.keep(f"{MODEL}.lora.rank")
         if not adapters and keys.find(ADAPTERS):
             adapters = RANK
-            keys.remarks.append(f"{ADAPTERS}: the rank of its adapters is not read; plans assume rank {RANK}")
+            keys.remarks.append(
+                f"{ADAPTERS}: the rank of its adapters is not read; plans assume rank {RANK}"
+            )
         keys.remarks += _uncounted(keys)
-        prompt, response = keys.count("data.max_prompt_length"), keys.count("data.max_response_length")
+        prompt, response = (
+            keys.count("data.max_prompt_length"),
+            keys.count("data.max_response_length"),
+        )
         generating = (keys.count(f"{ROLLOUT}.nnodes") or 0) * (
             keys.count(f"{ROLLOUT}.n_gpus_per_node") or per_node or 0
         )
@@ -326,7 +404,9 @@ class Verl(PostTrainer):
         }
         if keys.flag(f"{ROLLOUT}.free_cache_engine") is False:
             rollout["sleeps"] = False
-        keys.keep("data.max_prompt_length", "data.max_response_length")  # what a log says of lengths cuts no prompt
+        keys.keep(
+            "data.max_prompt_length", "data.max_response_length"
+        )  # what a log says of lengths cuts no prompt
         path = keys.text(f"{MODEL}.path")
         if estimator == "gae":
             _read_critic(keys, "megatron" if is_megatron else "fsdp", path)
@@ -349,7 +429,12 @@ def _engine(keys: KeyReader) -> str:
     groups = keys.find("defaults") or ()
     named = (
         keys.find(path)
-        for path in (f"{ACTOR}.strategy", "model_engine", f"{ACTOR}.model_engine", "actor@actor_rollout_ref.actor")
+        for path in (
+            f"{ACTOR}.strategy",
+            "model_engine",
+            f"{ACTOR}.model_engine",
+            "actor@actor_rollout_ref.actor",
+        )
     )
     told = " ".join(map(str, (*named, *groups)))
     if unread := next((engine for engine in UNREAD_ENGINES if engine in told), None):
@@ -358,7 +443,9 @@ def _engine(keys: KeyReader) -> str:
             remedy="autotune supports verl's FSDP and Megatron engines",
             field="FILE",
         )
-    return "megatron" if "megatron" in told or keys.find(f"{ACTOR}.megatron") is not None else "fsdp"
+    return (
+        "megatron" if "megatron" in told or keys.find(f"{ACTOR}.megatron") is not None else "fsdp"
+    )
 
 
 def _uncounted(keys: KeyReader) -> Iterator[str]:
@@ -368,14 +455,18 @@ def _uncounted(keys: KeyReader) -> Iterator[str]:
     if keys.find("algorithm.filter_groups.enable"):
         yield "algorithm.filter_groups: regenerated responses are not counted, unless `rollout: {log: run.log}` says how long generation takes"
     if keys.find("distillation.enabled"):
-        gpus = (keys.find("distillation.nnodes") or 0) * (keys.find("distillation.n_gpus_per_node") or 8)
+        gpus = (keys.find("distillation.nnodes") or 0) * (
+            keys.find("distillation.n_gpus_per_node") or 8
+        )
         yield f"distillation: the teacher's {gpus} GPUs and its time are not counted; launches pass these settings on unchanged"
     if keys.find(f"{ACTOR}.entropy_coeff"):
         yield f"{ACTOR}.entropy_coeff: an entropy term in the loss needs copies of the logits, whose memory is not counted"
 
 
 def _fsdp_limits(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
-    none = "verl's FSDP engine does not support this; its Megatron engine does (rl.engine: megatron)"
+    none = (
+        "verl's FSDP engine does not support this; its Megatron engine does (rl.engine: megatron)"
+    )
     yield from broken(
         workload,
         c,
@@ -395,13 +486,17 @@ def _fsdp_limits(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
             "none",
         ),
     )
-    yield from word_limit(c, "recompute", {"selective": "full"}, "it recomputes either whole layers or nothing")
+    yield from word_limit(
+        c, "recompute", {"selective": "full"}, "it recomputes either whole layers or nothing"
+    )
     if workload.rl is not None:
         packed = "Ulysses only splits packed sequences (use_remove_padding)"
         yield from broken(workload, c, Rule(workload.rl.padded and c.cp > 1, "cp", packed))
     ulysses = {"ring": "heads", "gather": "heads"} if c.cp > 1 else {}
     yield from word_limit(c, "cp_style", ulysses, "it splits sequences with Ulysses")
-    yield from broken(workload, c, Rule(c.virtual_stages > 1, "virtual_stages", "it has no pipeline", 1))
+    yield from broken(
+        workload, c, Rule(c.virtual_stages > 1, "virtual_stages", "it has no pipeline", 1)
+    )
 
 
 def _megatron_limits(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
@@ -409,7 +504,12 @@ def _megatron_limits(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
     yield from broken(
         workload,
         c,
-        Rule(c.zero_stage != stage, "zero_stage", "verl's Megatron engine uses the distributed optimizer", 1),
+        Rule(
+            c.zero_stage != stage,
+            "zero_stage",
+            "verl's Megatron engine uses the distributed optimizer",
+            1,
+        ),
         Rule(c.dp_replicas > 1, "dp_replicas", "only its FSDP engine has replicated shards", 1),
         Rule(
             c.virtual_stages > 1 and workload.model.num_layers % (c.pp * c.virtual_stages),
@@ -428,7 +528,8 @@ def _fsdp(c: ParallelConfig, role: str) -> dict[str, Any]:
         f"{role}.ulysses_sequence_parallel_size": c.cp,
         f"{where}.reshard_after_forward": c.zero_stage == 3,
         f"{where}.fsdp_size": -1 if c.dp_replicas == 1 else c.dp * c.cp // c.dp_replicas,
-        f"{MODEL if role == ACTOR else 'critic.model'}.enable_gradient_checkpointing": c.recompute == "full",
+        f"{MODEL if role == ACTOR else 'critic.model'}.enable_gradient_checkpointing": c.recompute
+        == "full",
     }
 
 
@@ -458,11 +559,22 @@ def _megatron(c: ParallelConfig, rl: PostTraining, role: str, model: ModelSpec) 
     if c.virtual_stages > 1:
         found["virtual_pipeline_model_parallel_size"] = c.virtual_stages
     if c.recompute == "full":
-        found |= {f"{RECOMPUTE}granularity": "full", f"{RECOMPUTE}method": "uniform", f"{RECOMPUTE}num_layers": 1}
+        found |= {
+            f"{RECOMPUTE}granularity": "full",
+            f"{RECOMPUTE}method": "uniform",
+            f"{RECOMPUTE}num_layers": 1,
+        }
     elif c.recompute == "selective":
         found |= {f"{RECOMPUTE}granularity": "selective", f"{RECOMPUTE}modules": ["core_attn"]}
-    reference = {f"{REF}.megatron.{path}": found[path] for path in (*MEGATRON.values(), EXPERT_TP) if path in found}
-    return {**(reference if role == ACTOR else {}), **{f"{role}.megatron.{path}": v for path, v in found.items()}}
+    reference = {
+        f"{REF}.megatron.{path}": found[path]
+        for path in (*MEGATRON.values(), EXPERT_TP)
+        if path in found
+    }
+    return {
+        **(reference if role == ACTOR else {}),
+        **{f"{role}.megatron.{path}": v for path, v in found.items()},
+    }
 
 
 def _read_megatron(keys: KeyReader) -> dict[str, Any]:
@@ -487,7 +599,11 @@ def _read_megatron(keys: KeyReader) -> dict[str, Any]:
         "offload": "optimizer" if on_host else "none",
         "recompute": granularity if granularity in ("full", "selective") else "none",
         "sequence_parallel": found["tp"] > 1 and sequence is not False,
-        **({"virtual_stages": virtual, "pp_schedule": "interleaved_1f1b"} if virtual and virtual > 1 else {}),
+        **(
+            {"virtual_stages": virtual, "pp_schedule": "interleaved_1f1b"}
+            if virtual and virtual > 1
+            else {}
+        ),
     }
 
 
@@ -495,8 +611,12 @@ def _read_critic(keys: KeyReader, engine: str, policy: str | None) -> None:
     """What launches write of a critic again from the policy's; where it differs today, it is said."""
     own, of_policy = (f"{role}.{ENGINE[role][engine]}" for role in (CRITIC, ACTOR))
     alike = {
-        f"{CRITIC}.model.{key}": f"{MODEL}.{key}" for key in ("use_remove_padding", "enable_gradient_checkpointing")
-    } | {f"{CRITIC}.{key}": f"{ACTOR}.{key}" for key in (TOKENS, SEQUENCES, "ulysses_sequence_parallel_size")}
+        f"{CRITIC}.model.{key}": f"{MODEL}.{key}"
+        for key in ("use_remove_padding", "enable_gradient_checkpointing")
+    } | {
+        f"{CRITIC}.{key}": f"{ACTOR}.{key}"
+        for key in (TOKENS, SEQUENCES, "ulysses_sequence_parallel_size")
+    }
     inner = ("param_offload", "optimizer_offload", "reshard_after_forward", "fsdp_size", *MEGATRON.values(), "sequence_parallel",
              "virtual_pipeline_model_parallel_size", "override_transformer_config.apply_rope_fusion",
              *(f"{RECOMPUTE}{key}" for key in ("granularity", "method", "num_layers", "modules")))  # fmt: skip

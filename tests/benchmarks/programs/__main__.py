@@ -49,7 +49,11 @@ PORT = 29731
 OVER_TWO_NODES = {
     "cluster": {"gpu": "cpu", "num_nodes": 2, "gpus_per_node": 2},
     "workload": {"seq_len": 32, "global_batch_size": 96},
-    "space": {"world_sizes": [4], "micro_batch_size": [1, 2, 3, 4, 6, 8, 12, 24], "precision": ["fp32"]},
+    "space": {
+        "world_sizes": [4],
+        "micro_batch_size": [1, 2, 3, 4, 6, 8, 12, 24],
+        "precision": ["fp32"],
+    },
     "baseline": {"dp": 4, "micro_batch_size": 2, "accumulation_steps": 12, "precision": "fp32"},
 }
 """what replaces the spec's: two ranks on each of two nodes, so that every config is spread over both"""
@@ -72,17 +76,25 @@ class Run:
     def name(self) -> str:
         """The name on the command line."""
         return (
-            self.script + ("" if self.runner == "local" else f"-{self.runner}") + (f"-{self.nodes}" * (self.nodes > 1))
+            self.script
+            + ("" if self.runner == "local" else f"-{self.runner}")
+            + (f"-{self.nodes}" * (self.nodes > 1))
         )
 
     def document(self, cluster: RayNodes | None) -> dict[str, Any]:
         """The spec, for where it is tuned."""
         spec: dict[str, Any] = yaml.safe_load((HERE / f"{self.script}.yaml").read_text())
         spec["trainer"]["cwd"] = str(HERE)
-        spec["trainer"]["files"] = {k: str(HERE / v) for k, v in spec["trainer"].get("files", {}).items()}
+        spec["trainer"]["files"] = {
+            k: str(HERE / v) for k, v in spec["trainer"].get("files", {}).items()
+        }
         spec["name"] = self.name
         if self.runner == "ray":
-            spec["runner"] = {"kind": "ray", "address": cluster.address} if cluster else {"kind": "ray", "num_cpus": 2}
+            spec["runner"] = (
+                {"kind": "ray", "address": cluster.address}
+                if cluster
+                else {"kind": "ray", "num_cpus": 2}
+            )
         return spec | (OVER_TWO_NODES if self.nodes > 1 else {})
 
 
@@ -128,7 +140,9 @@ class Outcome:
             [
                 trial.measurement.tokens_per_s
                 for trial in self.result.trials
-                if trial.purpose is TrialPurpose.FINAL and trial.config == of.config and trial.measurement
+                if trial.purpose is TrialPurpose.FINAL
+                and trial.config == of.config
+                and trial.measurement
             ]
             for of in (self.result.best, self.result.baseline)
         )
@@ -140,7 +154,9 @@ class Outcome:
         run, result = self.run, self.result
         first = [trial for trial in result.trials if trial.purpose is not TrialPurpose.FINAL]
         default, best = (
-            f"{1000 * trial.measurement.step_time_s:.1f} ms" if trial and trial.measurement else "none"
+            f"{1000 * trial.measurement.step_time_s:.1f} ms"
+            if trial and trial.measurement
+            else "none"
             for trial in (result.baseline, result.best)
         )
         rounds = self.ratios
@@ -156,29 +172,54 @@ class Outcome:
 def carry_out(run: Run, folder: Path, cluster: RayNodes | None, steps: int) -> Outcome:
     """Tunes, exports and launches. Raises `RuntimeError` with what a command said when it fails."""
     folder.mkdir(parents=True, exist_ok=True)
-    spec, store, launch = folder / "spec.yaml", f"sqlite:///{folder / 'studies.db'}", folder / "launch"
+    spec, store, launch = (
+        folder / "spec.yaml",
+        f"sqlite:///{folder / 'studies.db'}",
+        folder / "launch",
+    )
     spec.write_text(yaml.safe_dump(run.document(cluster), sort_keys=False))
     began_s = time.monotonic()
     told = json.loads(_autotune("tune", str(spec), "--json", "--store", store))
     minutes = (time.monotonic() - began_s) / 60
     study = told["study"]["id"]
-    _autotune("export", study, "--to", "command", "-o", str(launch), "--option", f"steps={steps}", "--store", store)
+    _autotune(
+        "export",
+        study,
+        "--to",
+        "command",
+        "-o",
+        str(launch),
+        "--option",
+        f"steps={steps}",
+        "--store",
+        store,
+    )
     log = _launched(launch, cluster)
     read = trainer("command").reader(load_study(spec).trainer_options)
     metrics = [found for found in map(read, log.replace("\r", "\n").splitlines()) if found]
     losses = tuple(found.loss for found in metrics if found.loss is not None)
-    printed = min(steps, max(len({found.step for found in metrics}), len(losses)))  # a bar is drawn at 0 too
+    printed = min(
+        steps, max(len({found.step for found in metrics}), len(losses))
+    )  # a bar is drawn at 0 too
     if printed < steps:
         raise RuntimeError(f"the exported launch printed {printed} of {steps} steps\n{log[-4000:]}")
     with contextlib.closing(open_store(store)) as database:
-        return Outcome(run=run, result=result_of(database, study), minutes=minutes, steps=printed, losses=losses)
+        return Outcome(
+            run=run,
+            result=result_of(database, study),
+            minutes=minutes,
+            steps=printed,
+            losses=losses,
+        )
 
 
 def _autotune(*arguments: str) -> str:
     """What the command prints; its progress goes to our stderr."""
     done = subprocess.run(["autotune", *arguments], stdout=subprocess.PIPE, text=True)
     if done.returncode:
-        raise RuntimeError(f"autotune {' '.join(arguments)}: exit code {done.returncode}\n{done.stdout[-4000:]}")
+        raise RuntimeError(
+            f"autotune {' '.join(arguments)}: exit code {done.returncode}\n{done.stdout[-4000:]}"
+        )
     return done.stdout
 
 
@@ -189,7 +230,11 @@ def _launched(launch: Path, cluster: RayNodes | None) -> str:
     started = []
     for number, node in enumerate(nodes):
         own = (
-            {"NODE_RANK": str(number), "MASTER_ADDR": cluster.nodes[0].address, "MASTER_PORT": str(PORT)}
+            {
+                "NODE_RANK": str(number),
+                "MASTER_ADDR": cluster.nodes[0].address,
+                "MASTER_PORT": str(PORT),
+            }
             if cluster
             else {}
         )
@@ -229,12 +274,20 @@ def _nodes(run: Run) -> Iterator[RayNodes | None]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Carries out the runs one after the other and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(run.name for run in RUNS))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=", ".join(run.name for run in RUNS)
+    )
     parser.add_argument("--steps", type=int, default=12, help="of an exported launch")
-    parser.add_argument("--keep", type=Path, help="folder for specs, results and launches; default: a temporary one")
+    parser.add_argument(
+        "--keep", type=Path, help="folder for specs, results and launches; default: a temporary one"
+    )
     args = parser.parse_args(arguments)
-    chosen = [run for run in RUNS if not args.names or run.name in args.names or run.script in args.names]
+    chosen = [
+        run for run in RUNS if not args.names or run.name in args.names or run.script in args.names
+    ]
     if not chosen:
         parser.error(f"there is no such run; there are {', '.join(run.name for run in RUNS)}")
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -248,7 +301,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"{run.name}: load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
             try:
                 with _nodes(run) as cluster:
-                    rows.append(carry_out(run, folder.absolute() / run.name, cluster, args.steps).row)
+                    rows.append(
+                        carry_out(run, folder.absolute() / run.name, cluster, args.steps).row
+                    )
             except RuntimeError as error:
                 rows.append(f"{run.name} failed: {error}")
                 failed = True

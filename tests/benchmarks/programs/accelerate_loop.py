@@ -17,16 +17,24 @@ def main():
 
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=args.gradient_accumulation_steps)
-    layers = [nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, batch_first=True) for _ in range(2)]
+    accelerator = Accelerator(
+        cpu=True, gradient_accumulation_steps=args.gradient_accumulation_steps
+    )
+    layers = [
+        nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, batch_first=True) for _ in range(2)
+    ]
     model = nn.Sequential(nn.Embedding(256, 128), *layers, nn.Linear(128, 256))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    data = DataLoader(torch.randint(256, (20000, 33)), batch_size=args.per_device_batch_size, shuffle=True)
+    data = DataLoader(
+        torch.randint(256, (20000, 33)), batch_size=args.per_device_batch_size, shuffle=True
+    )
     model, optimizer, data = accelerator.prepare(model, optimizer, data)
     step = 0
     for batch in data:
         with accelerator.accumulate(model):
-            loss = nn.functional.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+            loss = nn.functional.cross_entropy(
+                model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten()
+            )
             accelerator.backward(loss)
             optimizer.step()
             optimizer.zero_grad()

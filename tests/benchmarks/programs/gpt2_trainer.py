@@ -25,7 +25,9 @@ def main():
             *sys.argv[1:],
         ])  # fmt: skip
         torch.set_num_threads(1)
-        model = GPT2LMHeadModel(GPT2Config(vocab_size=256, n_positions=32, n_embd=96, n_layer=2, n_head=4))
+        model = GPT2LMHeadModel(
+            GPT2Config(vocab_size=256, n_positions=32, n_embd=96, n_layer=2, n_head=4)
+        )
         Trainer(model=model, args=arguments, train_dataset=Tokens()).train()
 
 

@@ -12,11 +12,15 @@ from torch.utils.data import DataLoader
 class Decoder(LightningModule):
     def __init__(self):
         super().__init__()
-        layers = [nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, batch_first=True) for _ in range(2)]
+        layers = [
+            nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, batch_first=True) for _ in range(2)
+        ]
         self.model = nn.Sequential(nn.Embedding(256, 128), *layers, nn.Linear(128, 256))
 
     def training_step(self, batch, batch_idx):
-        loss = nn.functional.cross_entropy(self.model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+        loss = nn.functional.cross_entropy(
+            self.model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten()
+        )
         self.log("loss", loss, prog_bar=True)
         return loss
 
@@ -33,7 +37,9 @@ def main():
     parser.add_argument("--max_steps", type=int, default=200)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    data = DataLoader(torch.randint(256, (20000, 33)), batch_size=args.batch_size, num_workers=args.num_workers)
+    data = DataLoader(
+        torch.randint(256, (20000, 33)), batch_size=args.batch_size, num_workers=args.num_workers
+    )
     trainer = Trainer(
         accelerator="cpu",
         devices=args.devices,

@@ -25,9 +25,15 @@ for it in range(1, args.iters + 1):
     total = 0.0
     for _ in range(args.grad_accum):
         x = torch.randint(256, (args.batch_size, 33))
-        loss = nn.functional.cross_entropy(model(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten()) / args.grad_accum
+        loss = (
+            nn.functional.cross_entropy(model(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten())
+            / args.grad_accum
+        )
         loss.backward()
         total += loss.item()
     optimizer.step()
     optimizer.zero_grad()
-    print(f"iter {it}/{args.iters} | train loss {total:.4f} | {1000 * (time.time() - start):.1f} ms", flush=True)
+    print(
+        f"iter {it}/{args.iters} | train loss {total:.4f} | {1000 * (time.time() - start):.1f} ms",
+        flush=True,
+    )

@@ -21,9 +21,13 @@ def main():
     deepspeed.init_distributed("gloo")
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    layers = [nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, batch_first=True) for _ in range(2)]
+    layers = [
+        nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, batch_first=True) for _ in range(2)
+    ]
     model = nn.Sequential(nn.Embedding(256, 128), *layers, nn.Linear(128, 256))
-    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=settings)
+    engine, *_ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), config=settings
+    )
     for step in range(args.steps):
         start = time.time()
         for _ in range(settings["gradient_accumulation_steps"]):

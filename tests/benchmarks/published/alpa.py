@@ -37,7 +37,12 @@ def alpa() -> list[Block]:
             speed = config.global_batch_size * SEQ_LEN / float(r["step_time_s"]) / config.world_size
         elif not failed:
             layers, h = model.num_layers, model.hidden_size
-            per_token = 96.0 * layers * h**2 * (1 + SEQ_LEN / (6 * h) + model.vocab_size / (16 * layers * h))
+            per_token = (
+                96.0
+                * layers
+                * h**2
+                * (1 + SEQ_LEN / (6 * h) + model.vocab_size / (16 * layers * h))
+            )
             speed = float(r["tflops_per_gpu"]) * 1e12 / per_token
         method = r["notes"].partition("method=")[2].partition(";")[0]
         runs.append(
@@ -99,4 +104,6 @@ def _model(r: dict[str, str], vocab: int) -> ModelSpec:
 def _config(r: dict[str, str], *, recompute: str, precision: str) -> ParallelConfig:
     stage = r["zero_stage_or_fsdp"]
     sharded = whole(r["dp"]) > 1 and stage.startswith("zero")
-    return printed_config(r, precision=precision, recompute=recompute, zero_stage=int(stage[-1]) if sharded else 0)
+    return printed_config(
+        r, precision=precision, recompute=recompute, zero_stage=int(stage[-1]) if sharded else 0
+    )

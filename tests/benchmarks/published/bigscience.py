@@ -37,7 +37,12 @@ def bigscience() -> list[Block]:
     for r in read("bigscience_v100_gpt2"):
         notes = _notes(r["notes"])
         degrees = whole(r["tp"], 0) * whole(r["pp"], 0) * whole(r["dp"], 0)
-        if degrees != whole(r["gpus"]) or "offload" in r["notes"].lower() or not r["hidden"] or not r["micro_batch"]:
+        if (
+            degrees != whole(r["gpus"])
+            or "offload" in r["notes"].lower()
+            or not r["hidden"]
+            or not r["micro_batch"]
+        ):
             continue
         dp, micro = whole(r["dp"]), whole(r["micro_batch"])
         batch = whole(r["global_batch"])
@@ -55,7 +60,10 @@ def bigscience() -> list[Block]:
         )
         failed = r["status"] == "oom"
         model = printed_model(
-            {**r, "heads": str(HEADS)}, vocab_size=50304, tied_embeddings=True, max_positions=whole(r["seq_len"])
+            {**r, "heads": str(HEADS)},
+            vocab_size=50304,
+            tied_embeddings=True,
+            max_positions=whole(r["seq_len"]),
         )
         speed = math.nan
         if not failed:
@@ -67,7 +75,9 @@ def bigscience() -> list[Block]:
                 gpu=r["gpu"].lower(),
                 gpus_per_node=whole(r["gpus_per_node"]),
                 seq_len=whole(r["seq_len"]),
-                trainer="megatron" if notes["section"] == "Megatron" or notes.get("DS") == "N" else "deepspeed",
+                trainer="megatron"
+                if notes["section"] == "Megatron" or notes.get("DS") == "N"
+                else "deepspeed",
                 unfused_attention=True,
                 config=config,
                 tokens_per_s_per_gpu=speed,
@@ -85,7 +95,9 @@ def bigscience() -> list[Block]:
 def _notes(text: str) -> dict[str, str]:
     """The words `name=value` of a row's notes."""
     return {
-        name.strip(): value for name, is_word, value in (part.partition("=") for part in text.split(";")) if is_word
+        name.strip(): value
+        for name, is_word, value in (part.partition("=") for part in text.split(";"))
+        if is_word
     }
 
 

@@ -66,12 +66,18 @@ def _deepseek(gpu: str, release: Release) -> dict[str, Any]:
 
 def _qwen(gpu: str, release: Release) -> dict[str, Any]:
     if release < (25, 11):
-        return _knobs("alltoall", graph="none" if gpu == "H100" else "step")  # token drop: all shapes are fixed
+        return _knobs(
+            "alltoall", graph="none" if gpu == "H100" else "step"
+        )  # token drop: all shapes are fixed
     if release < (26, 2):
         return _knobs("alltoall")
     if gpu == "H100":
         return _knobs("flex")
-    return _knobs("flex", overlap=True, graph="step") if release >= (26, 6) else _knobs("flex", graph="layers")
+    return (
+        _knobs("flex", overlap=True, graph="step")
+        if release >= (26, 6)
+        else _knobs("flex", graph="layers")
+    )
 
 
 def plausible(block: Block) -> list[Block]:
@@ -91,7 +97,9 @@ def plausible(block: Block) -> list[Block]:
         "micro_batch_size": np.where(fsdp, table.micro_batch_size, 1),
         "accumulation_steps": np.where(fsdp, 1, table.micro_batch_size) * table.accumulation_steps,
         "virtual_stages": np.where(fsdp, 1, np.maximum(table.virtual_stages, 5)),
-        "pp_schedule": np.where(fsdp, table.column("pp_schedule"), KNOBS["pp_schedule"].encode("interleaved_1f1b")),
+        "pp_schedule": np.where(
+            fsdp, table.column("pp_schedule"), KNOBS["pp_schedule"].encode("interleaved_1f1b")
+        ),
     }
     return [block, _with(block, recipe)]
 

@@ -50,13 +50,17 @@ def internevo_memory() -> list[Block]:
         if r["source"] != "internevo-memory":
             continue
         sharded = 3 if r["zero_stage_or_fsdp"] == "fsdp" else 1
-        config = printed_config(r, zero_stage=sharded if whole(r["dp"]) > 1 else 0, recompute=r["checkpointing"])
+        config = printed_config(
+            r, zero_stage=sharded if whole(r["dp"]) > 1 else 0, recompute=r["checkpointing"]
+        )
         cell = f"{r['model_name']} {r['gpus']}"
         runs.append(_run(r, config, speed=math.nan, cell=cell, peak=float(r["peak_mem_gib"]) * 1e9))
     return blocks_of(runs)
 
 
-def _run(r: dict[str, str], config: ParallelConfig, *, speed: float, cell: str, peak: float = math.nan) -> Run:
+def _run(
+    r: dict[str, str], config: ParallelConfig, *, speed: float, cell: str, peak: float = math.nan
+) -> Run:
     return Run(
         model=MODELS[r["model_name"]],
         gpu="a100-80gb",
@@ -67,5 +71,7 @@ def _run(r: dict[str, str], config: ParallelConfig, *, speed: float, cell: str, 
         peak_memory_bytes=peak,
         cell=cell,
         where="A100, RoCE; InternEvo 2023",
-        inter_node=LinkSpec(latency_s=10e-6, bytes_per_s=6.25e9, fabric="roce"),  # 4 ports of 100 Gb/s for 8 GPUs
+        inter_node=LinkSpec(
+            latency_s=10e-6, bytes_per_s=6.25e9, fabric="roce"
+        ),  # 4 ports of 100 Gb/s for 8 GPUs
     )

@@ -14,7 +14,12 @@ def megatron_published() -> list[Block]:
     Not checked against a second source: the measured times, and table 1 of arXiv 2104.04473."""
     runs = []
     for r in read("megatron_published"):
-        h, layers, seq, vocab = whole(r["hidden"]), whole(r["layers"]), whole(r["seq_len"]), whole(r["vocab"])
+        h, layers, seq, vocab = (
+            whole(r["hidden"]),
+            whole(r["layers"]),
+            whole(r["seq_len"]),
+            whole(r["vocab"]),
+        )
         model = ModelSpec(
             name=f"gpt-h{h}-l{layers}",
             num_layers=layers,
@@ -25,7 +30,9 @@ def megatron_published() -> list[Block]:
             max_positions=seq,
         )
         batch, dp, pp = whole(r["global_batch"]), whole(r["dp"]), whole(r["pp"])
-        micro = whole(r["micro_batch"]) if r["micro_batch"] else (1 if pp > 8 else 2 if pp > 1 else 4)
+        micro = (
+            whole(r["micro_batch"]) if r["micro_batch"] else (1 if pp > 8 else 2 if pp > 1 else 4)
+        )
         virtual = whole(r["vpp"])
         config = ParallelConfig(
             tp=whole(r["tp"]),
@@ -42,7 +49,9 @@ def megatron_published() -> list[Block]:
         if r["step_time_s"]:
             step = float(r["step_time_s"])
         else:  # the FLOPs of arXiv 2104.04473, equation 3, with full recomputation
-            flops = 96.0 * batch * seq * layers * h**2 * (1 + seq / (6 * h) + vocab / (16 * layers * h))
+            flops = (
+                96.0 * batch * seq * layers * h**2 * (1 + seq / (6 * h) + vocab / (16 * layers * h))
+            )
             step = flops / (float(r["tflops_per_gpu"]) * 1e12 * config.world_size)
         runs.append(
             Run(

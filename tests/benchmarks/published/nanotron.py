@@ -7,7 +7,16 @@ from dataclasses import replace
 
 from autotune.spec import LinkSpec
 from tests.benchmarks.published.nanotron_failures import cause_of
-from tests.benchmarks.published.rows import GIB, Block, Run, blocks_of, printed_config, printed_model, read, whole
+from tests.benchmarks.published.rows import (
+    GIB,
+    Block,
+    Run,
+    blocks_of,
+    printed_config,
+    printed_model,
+    read,
+    whole,
+)
 
 
 def nanotron() -> list[Block]:
@@ -39,7 +48,9 @@ def nanotron() -> list[Block]:
                 config=config,
                 tokens_per_s_per_gpu=math.nan if failed else float(r["tokens_per_s_per_gpu"]),
                 failed=failed,
-                peak_memory_bytes=float(r["peak_mem_gib"]) * GIB if r["peak_mem_gib"] and not failed else math.nan,
+                peak_memory_bytes=float(r["peak_mem_gib"]) * GIB
+                if r["peak_mem_gib"] and not failed
+                else math.nan,
                 cell=f"{r['model_name']} {r['gpus']}",
                 where="H100, EFA; nanotron 2024",
                 inter_node=LinkSpec(latency_s=10e-6, bytes_per_s=50e9, fabric="efa"),

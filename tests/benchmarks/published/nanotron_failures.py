@@ -34,7 +34,9 @@ def cause_of(run: Run, others: Sequence[Run]) -> str:
         return TOO_FEW
     if not all(blocks_by_rank(run.model, run.config.pp)[:-1]):
         return EMPTY_RANK
-    roomy = (o for o in others if o.peak_memory_bytes < ROOMY_BYTES and o.model.name == run.model.name)
+    roomy = (
+        o for o in others if o.peak_memory_bytes < ROOMY_BYTES and o.model.name == run.model.name
+    )
     return ROOM if any(needs_no_more(run.config, o.config) for o in roomy) else ""
 
 

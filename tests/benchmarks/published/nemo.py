@@ -24,7 +24,12 @@ def nemo() -> list[Block]:
     runs, seen = [], set()
     for r in read("nvidia_nemo_perf"):
         wanted = "; pretrain" in r["notes"] or r["source"] == "megatron-lm-llama-readme"
-        if r["model_name"] not in KNOWN or not wanted or not r["tokens_per_s_per_gpu"] or r["gpu"] != "H100":
+        if (
+            r["model_name"] not in KNOWN
+            or not wanted
+            or not r["tokens_per_s_per_gpu"]
+            or r["gpu"] != "H100"
+        ):
             continue
         shape = shapes[KNOWN[r["model_name"]]]
         model = ModelSpec(

@@ -16,11 +16,26 @@ from typing import Any
 
 import numpy as np
 
-from autotune.spec import ClusterSpec, ConfigTable, LinkSpec, ModelSpec, ParallelConfig, Peft, Workload
+from autotune.spec import (
+    ClusterSpec,
+    ConfigTable,
+    LinkSpec,
+    ModelSpec,
+    ParallelConfig,
+    Peft,
+    Workload,
+)
 
 DATA = Path(__file__).parent.parent / "data"
 GIB = 2.0**30
-COLUMNS = ("tokens_per_s_per_gpu", "peak_memory_bytes", "allocated_bytes", "failed", "other_cause", "cell")
+COLUMNS = (
+    "tokens_per_s_per_gpu",
+    "peak_memory_bytes",
+    "allocated_bytes",
+    "failed",
+    "other_cause",
+    "cell",
+)
 """arrays of a `Block` beside its table"""
 
 
@@ -100,7 +115,9 @@ class Block:
 
     def take(self, index: np.ndarray) -> Block:
         """The rows that `index` names."""
-        return replace(self, table=self.table.take(index), **{n: getattr(self, n)[index] for n in COLUMNS})
+        return replace(
+            self, table=self.table.take(index), **{n: getattr(self, n)[index] for n in COLUMNS}
+        )
 
 
 def read(name: str) -> list[dict[str, str]]:
@@ -144,7 +161,9 @@ def blocks_of(runs: Iterable[Run]) -> list[Block]:
     for run in runs:
         key = (run.model.name, run.gpu, run.gpus_per_node, run.seq_len, run.where, run.trainer)
         attention = (run.unfused_attention, run.attention_kernel)
-        groups[*key, *attention, run.peft, run.pure_bf16, run.optimizer, run.document_len].append(run)
+        groups[*key, *attention, run.peft, run.pure_bf16, run.optimizer, run.document_len].append(
+            run
+        )
     return [
         Block(
             workload=Workload(

@@ -47,7 +47,10 @@ def rows_of() -> list[Run]:
                 seq_len=seq_len,
                 trainer="megatron",
                 config=config,
-                tokens_per_s_per_gpu=config.global_batch_size * seq_len / float(r["step_time_s"]) / config.world_size,
+                tokens_per_s_per_gpu=config.global_batch_size
+                * seq_len
+                / float(r["step_time_s"])
+                / config.world_size,
                 peak_memory_bytes=max(rank["max_reserved_mb"] for rank in ranks) * MIB,
                 allocated_bytes=max(rank["max_allocated_mb"] for rank in ranks) * MIB,
                 cell=f"{r['model']} {r['layers']} {seq_len} {r['micro_batches']}",
@@ -59,5 +62,7 @@ def rows_of() -> list[Run]:
 
 def _truncated(name: str, layers: int) -> ModelSpec:
     """The model with its first layers only; of those with experts the first is dense (`--moe-layer-freq` of SimuMax's launch scripts)."""
-    short = replace(catalog_model(MODELS[name]), name=f"{name}-l{layers}", num_layers=layers, source="")
+    short = replace(
+        catalog_model(MODELS[name]), name=f"{name}-l{layers}", num_layers=layers, source=""
+    )
     return replace(short, num_dense_layers=1) if short.num_experts else short

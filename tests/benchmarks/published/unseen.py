@@ -16,11 +16,29 @@ from dataclasses import replace
 
 from autotune.spec import KNOBS, ClusterSpec, LinkSpec, ModelSpec, ParallelConfig, Peft
 from autotune.spec.catalog import model as catalog_model
-from tests.benchmarks.published.rows import GIB, Block, Run, blocks_of, number, printed_model, read, whole
+from tests.benchmarks.published.rows import (
+    GIB,
+    Block,
+    Run,
+    blocks_of,
+    number,
+    printed_model,
+    read,
+    whole,
+)
 
 UNITS = {"GiB": GIB, "GB": 1e9, "MiB": 2.0**20}
 WHOLE = ("tp", "pp", "dp", "cp", "ep", "dp_replicas", "virtual_stages", "zero_stage")
-WORDS = ("pp_schedule", "pp_split", "precision", "recompute", "loss", "cp_style", "dispatcher", "offload")
+WORDS = (
+    "pp_schedule",
+    "pp_split",
+    "precision",
+    "recompute",
+    "loss",
+    "cp_style",
+    "dispatcher",
+    "offload",
+)
 FLAGS = ("sequence_parallel", "async_tp", "compile")
 HARDWARE_FLOPS = 4.0 / 3.0
 BATCHES = {
@@ -59,7 +77,9 @@ def _run(r: dict[str, str]) -> Run:
     allocated = r["mem_kind"] == "allocated"
     library = "peft" if r["source"] in PEFT_PROGRAMS else ""
     adapters = (
-        Peft(method=r["peft"], rank=whole(r["peft_rank"]), targets=r["peft_targets"], library=library)
+        Peft(
+            method=r["peft"], rank=whole(r["peft_rank"]), targets=r["peft_targets"], library=library
+        )
         if r["peft"]
         else None
     )
@@ -90,7 +110,9 @@ def _network(r: dict[str, str]) -> LinkSpec | None:
     """The network between the nodes where the source says its kind: with the bandwidth of the preset."""
     if not r.get("fabric"):
         return None
-    preset = ClusterSpec.of(r["gpu"], num_nodes=2, gpus_per_node=whole(r["gpus_per_node"])).inter_node
+    preset = ClusterSpec.of(
+        r["gpu"], num_nodes=2, gpus_per_node=whole(r["gpus_per_node"])
+    ).inter_node
     return replace(preset, fabric=r["fabric"])
 
 
@@ -113,7 +135,9 @@ def _config(r: dict[str, str]) -> ParallelConfig:
     values: dict[str, object] = {name: whole(r[name], KNOBS[name].default) for name in WHOLE}
     values |= {name: r[name] for name in WORDS if r.get(name)}
     values |= {name: r[name] == "1" for name in FLAGS}
-    return ParallelConfig(micro_batch_size=whole(r["micro_batch"]), accumulation_steps=whole(r["accum"]), **values)  # type: ignore[arg-type]
+    return ParallelConfig(
+        micro_batch_size=whole(r["micro_batch"]), accumulation_steps=whole(r["accum"]), **values
+    )  # type: ignore[arg-type]
 
 
 def _speed(r: dict[str, str], model: ModelSpec, config: ParallelConfig, seq_len: int) -> float:
@@ -124,7 +148,12 @@ def _speed(r: dict[str, str], model: ModelSpec, config: ParallelConfig, seq_len:
         return number(r["tokens_per_s_per_gpu"])
     embedding = model.vocab_size * model.hidden_size * (0 if model.tied_embeddings else 1)
     multiplied = model.num_parameters - embedding
-    per_token = 6.0 * multiplied + 12.0 * model.num_layers * model.num_attention_heads * model.head_dim * seq_len
+    per_token = (
+        6.0 * multiplied
+        + 12.0 * model.num_layers * model.num_attention_heads * model.head_dim * seq_len
+    )
     return (
-        float(r["tflops_per_gpu"]) * 1e12 / (per_token * (HARDWARE_FLOPS if r["flops_counted"] == "hardware" else 1.0))
+        float(r["tflops_per_gpu"])
+        * 1e12
+        / (per_token * (HARDWARE_FLOPS if r["flops_counted"] == "hardware" else 1.0))
     )

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from tests.benchmarks.published.rows import Block, Run, blocks_of, printed_config, printed_model, read, whole
+from tests.benchmarks.published.rows import (
+    Block,
+    Run,
+    blocks_of,
+    printed_config,
+    printed_model,
+    read,
+    whole,
+)
 
 
 def vtrain() -> list[Block]:

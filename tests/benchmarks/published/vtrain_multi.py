@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from autotune.spec import LinkSpec
-from tests.benchmarks.published.rows import Block, Run, blocks_of, printed_config, printed_model, read, whole
+from tests.benchmarks.published.rows import (
+    Block,
+    Run,
+    blocks_of,
+    printed_config,
+    printed_model,
+    read,
+    whole,
+)
 
 NETWORK = LinkSpec(latency_s=5e-6, bytes_per_s=12.5e9, fabric="infiniband-hdr")
 """800 Gbit/s per node (`inter_node_bandwidth` of the runs' own files), shared by its eight GPUs"""
@@ -17,7 +25,9 @@ def vtrain_multi() -> list[Block]:
         tokens = config.global_batch_size * whole(r["seq_len"])
         runs.append(
             Run(
-                model=printed_model(r, vocab_size=51200, tied_embeddings=True, max_positions=whole(r["seq_len"])),
+                model=printed_model(
+                    r, vocab_size=51200, tied_embeddings=True, max_positions=whole(r["seq_len"])
+                ),
                 gpu="a100-80gb",
                 seq_len=whole(r["seq_len"]),
                 trainer="megatron",

@@ -45,7 +45,14 @@ _WITHOUT_CONSEQUENCES = (NoteStarted, KeepSteps)
 class Chapter:
     """One controller that decides again."""
 
-    def __init__(self, record: StudyRecord, begins: Beginning, assembly: Assembly, searcher: Searcher, known: Known):
+    def __init__(
+        self,
+        record: StudyRecord,
+        begins: Beginning,
+        assembly: Assembly,
+        searcher: Searcher,
+        known: Known,
+    ):
         self.begins, self.searcher = begins, searcher
         self.end: EndStudy | None = None
         """how the study came to rest under this controller"""
@@ -69,7 +76,9 @@ class Chapter:
         """Decides again; what does not follow. `known` has taken the decision's lines in."""
         name = str(decided.cause["event"])
         if name in _WISHED and _WISHED[name] not in self._known.wishes:
-            return self._apart(decided, f"{name}", f"no {name}: what people want is to {self._known.wanted}")
+            return self._apart(
+                decided, f"{name}", f"no {name}: what people want is to {self._known.wanted}"
+            )
         event = event_of(self._record.id, decided, self._known.trial)
         unexpected = self._catch_up(decided, event)
         commands = unexpected or self.controller.handle(event)
@@ -79,7 +88,9 @@ class Chapter:
     def _catch_up(self, decided: Decided, event: Event) -> list[Command]:
         """Lets the time pass until just before the event; the first commands that come of that, which nothing kept names."""
         is_start = decided.elapsed_s <= self.begins.elapsed_s
-        if is_start and (isinstance(event, Tick | AttemptAdopted) or str(decided.cause["event"]) in WISHES):
+        if is_start and (
+            isinstance(event, Tick | AttemptAdopted) or str(decided.cause["event"]) in WISHES
+        ):
             return []
         if not self._has_ticked:
             self._has_ticked = True
@@ -105,7 +116,11 @@ class Chapter:
         recorded = [kept(line, self._known) for line in decided.lines]
         here = {(line.data["number"], line.data["attempt"]) for line in decided.of("attempt.ended")}
         again = self._known.closed - here
-        news = [c for c in commands if not (isinstance(c, CloseAttempt) and (c.number, c.attempt) in again)]
+        news = [
+            c
+            for c in commands
+            if not (isinstance(c, CloseAttempt) and (c.number, c.attempt) in again)
+        ]
         wanted = [fact for command in news if (fact := self._expected(command)) is not None]
         if (differs := differ_in_words(recorded, wanted)) is not None:
             return self._apart(decided, *differs)
@@ -121,13 +136,17 @@ class Chapter:
 
     def _expected(self, command: Command) -> Fact | None:
         num_gpus = self._record.study.workload.cluster.num_gpus
-        return expected(command, self._known, num_gpus, lambda late: self.controller.late(late) is not None)
+        return expected(
+            command, self._known, num_gpus, lambda late: self.controller.late(late) is not None
+        )
 
     def _rested(self, decided: Decided, end: EndStudy) -> Unfollowed | None:
         """Whether the study's status is the one that the decision came to. A pause that people took back, or that was left to another controller, has none."""
         line = decided.then
         if line is None or line.data.get("message") != end.message:
-            is_silent = end.status is StudyStatus.PAUSED and (line is None or STATES[line.kind] is StudyStatus.RUNNING)
+            is_silent = end.status is StudyStatus.PAUSED and (
+                line is None or STATES[line.kind] is StudyStatus.RUNNING
+            )
             said = f"{STATES[line.kind]}: {line.data.get('message')}" if line else "no end"
             return None if is_silent else self._apart(decided, said, f"{end.status}: {end.message}")
         status = STATES[line.kind]

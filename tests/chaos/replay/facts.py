@@ -9,10 +9,23 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from autotune.ports import AttemptEnded, CloseAttempt, EndTrial, HistoryEvent, KeepTrial, StartAttempt
+from autotune.ports import (
+    AttemptEnded,
+    CloseAttempt,
+    EndTrial,
+    HistoryEvent,
+    KeepTrial,
+    StartAttempt,
+)
 from autotune.spec import Trial
 from autotune.spec.plain import finite
-from autotune.study.controller import CancelAttempt, Command, KeepLate, NoteMachineChange, NoteQueued
+from autotune.study.controller import (
+    CancelAttempt,
+    Command,
+    KeepLate,
+    NoteMachineChange,
+    NoteQueued,
+)
 from tests.chaos.replay.known import Known
 
 SAME = 1e-9
@@ -35,11 +48,17 @@ def kept(line: HistoryEvent, known: Known) -> Fact:
     return fact
 
 
-def expected(command: Command, known: Known, num_gpus: int, is_late: Callable[[AttemptEnded], bool]) -> Fact | None:
+def expected(
+    command: Command, known: Known, num_gpus: int, is_late: Callable[[AttemptEnded], bool]
+) -> Fact | None:
     """The same of a command of the controller; None where nothing of it is kept in a line. `is_late`: whether such a report is kept."""
     match command:
         case KeepTrial(trial=trial):
-            asked = {"number": trial.number, "config": str(trial.config), "purpose": str(trial.purpose)}
+            asked = {
+                "number": trial.number,
+                "config": str(trial.config),
+                "purpose": str(trial.purpose),
+            }
             stands_for = {"stands_for": str(trial.stands_for.config)} if trial.stands_for else {}
             return {
                 "kind": "trial.asked",
@@ -51,7 +70,12 @@ def expected(command: Command, known: Known, num_gpus: int, is_late: Callable[[A
         case StartAttempt(request=request):
             return {"kind": "trial.started", "number": request.number, "attempt": request.attempt}
         case CloseAttempt(number=number, attempt=attempt, failure=failure):
-            return {"kind": "attempt.ended", "number": number, "attempt": attempt, "failure": failure.to_dict()}
+            return {
+                "kind": "attempt.ended",
+                "number": number,
+                "attempt": attempt,
+                "failure": failure.to_dict(),
+            }
         case EndTrial(trial=trial):
             return _ending(trial, known, num_gpus)
         case KeepLate(event=event) if is_late(event):
@@ -61,7 +85,12 @@ def expected(command: Command, known: Known, num_gpus: int, is_late: Callable[[A
         case NoteQueued(number=number, reason=reason):
             return {"kind": "attempt.queued", "number": number, "reason": reason}
         case CancelAttempt(id=(_, number, attempt), reason=reason):
-            return {"kind": "attempt.cancelled", "number": number, "attempt": attempt, "reason": reason}
+            return {
+                "kind": "attempt.cancelled",
+                "number": number,
+                "attempt": attempt,
+                "reason": reason,
+            }
     return None
 
 
@@ -88,7 +117,10 @@ def _as_asked(trial: Trial) -> dict[str, Any]:
 
 def _as_ended(trial: Trial, known: Known) -> dict[str, Any]:
     values = trial.to_dict()
-    found = {name: values[name] for name in ("status", "attempts", "measurement", "reward", "failure", "config")}
+    found = {
+        name: values[name]
+        for name in ("status", "attempts", "measurement", "reward", "failure", "config")
+    }
     return {**found, "reason": trial.reason or known.reason_of(trial.number)}
 
 
@@ -96,13 +128,21 @@ def difference(recorded: Any, expected: Any, where: str = "") -> tuple[str, Any,
     """The first value that differs: its name, and both; None when there is none."""
     if isinstance(recorded, Mapping) and isinstance(expected, Mapping):
         for name in [*recorded, *(n for n in expected if n not in recorded)]:
-            found = difference(recorded.get(name), expected.get(name), f"{where}.{name}" if where else str(name))
+            found = difference(
+                recorded.get(name), expected.get(name), f"{where}.{name}" if where else str(name)
+            )
             if found is not None:
                 return found
         return None
-    if isinstance(recorded, list | tuple) and isinstance(expected, list | tuple) and len(recorded) == len(expected):
+    if (
+        isinstance(recorded, list | tuple)
+        and isinstance(expected, list | tuple)
+        and len(recorded) == len(expected)
+    ):
         pairs = zip(recorded, expected, strict=True)
-        differ = (difference(ours, theirs, f"{where}[{i}]") for i, (ours, theirs) in enumerate(pairs))
+        differ = (
+            difference(ours, theirs, f"{where}[{i}]") for i, (ours, theirs) in enumerate(pairs)
+        )
         return next((found for found in differ if found is not None), None)
     return None if _same(recorded, expected) else (where, recorded, expected)
 
@@ -110,7 +150,12 @@ def difference(recorded: Any, expected: Any, where: str = "") -> tuple[str, Any,
 def _same(recorded: Any, expected: Any) -> bool:
     recorded, expected = finite(recorded), finite(expected)
     if isinstance(recorded, float) or isinstance(expected, float):
-        if recorded is None or expected is None or isinstance(recorded, str) or isinstance(expected, str):
+        if (
+            recorded is None
+            or expected is None
+            or isinstance(recorded, str)
+            or isinstance(expected, str)
+        ):
             return False
         return math.isclose(recorded, expected, rel_tol=SAME, abs_tol=SAME)
     return bool(recorded == expected)

@@ -27,19 +27,27 @@ def faults_of(store: SqlStore) -> list[str]:
 
 def replay_of(store: SqlStore, study_id: str) -> Replayed:
     """The replay of one study."""
-    return replay_study(store, store.study(study_id), store.trials(study_id), store.events(study_id))
+    return replay_study(
+        store, store.study(study_id), store.trials(study_id), store.events(study_id)
+    )
 
 
 def ranking_faults(store: SqlStore) -> list[str]:
     """Figures that only queries read, and that are not those of the trial's end; records that do not represent their trials."""
     found = []
     for record in store.studies():
-        ends = {e.data["number"]: e.data for e in store.events(record.id) if e.kind == "trial.ended"}
+        ends = {
+            e.data["number"]: e.data for e in store.events(record.id) if e.kind == "trial.ended"
+        }
         with store.database.read() as connection:
             key = select(studies.c.key).where(studies.c.id == record.id).scalar_subquery()
-            rows = connection.execute(select(trials).where(trials.c.study == key).order_by(trials.c.number)).all()
+            rows = connection.execute(
+                select(trials).where(trials.c.study == key).order_by(trials.c.number)
+            ).all()
             stand = connection.execute(
-                select(trials.c.number, records.c.config_key, records.c.throughput, records.c.standing)
+                select(
+                    trials.c.number, records.c.config_key, records.c.throughput, records.c.standing
+                )
                 .join(records, records.c.trial == trials.c.key)
                 .where(trials.c.study == key)
             ).all()
@@ -70,13 +78,22 @@ def _records(store: SqlStore) -> Iterator[str]:
     """Configs whose representative is missing, is not the median of the config's trials, or has another throughput than its trial."""
     simulated = case((studies.c.runner == SIMULATED, 1), else_=0)
     counted = (
-        select(trials.c.workload, trials.c.config_key, trials.c.throughput, simulated.label("simulated"))
+        select(
+            trials.c.workload,
+            trials.c.config_key,
+            trials.c.throughput,
+            simulated.label("simulated"),
+        )
         .join(studies, studies.c.key == trials.c.study)
         .where(trials.c.throughput.is_not(None))
         .subquery()
     )
     config = (counted.c.workload, counted.c.config_key)
-    real = select(*config, func.min(counted.c.simulated).label("simulated")).group_by(*config).subquery()
+    real = (
+        select(*config, func.min(counted.c.simulated).label("simulated"))
+        .group_by(*config)
+        .subquery()
+    )
     matching = [counted.c[name] == real.c[name] for name in ("workload", "config_key", "simulated")]
     measured = (
         select(*config, real.c.simulated, func.count().label("places"))
@@ -85,7 +102,9 @@ def _records(store: SqlStore) -> Iterator[str]:
         .subquery()
     )
     others = counted.alias()
-    joined = (measured.c.workload == records.c.workload) & (measured.c.config_key == records.c.config_key)
+    joined = (measured.c.workload == records.c.workload) & (
+        measured.c.config_key == records.c.config_key
+    )
     slower = (
         select(func.count())
         .select_from(others)
@@ -101,9 +120,9 @@ def _records(store: SqlStore) -> Iterator[str]:
     columns = (measured.c.workload, measured.c.places, records.c.trial, slower.label("slower"))
     query = select(*columns).join(records, joined, isouter=True)
     differs = (trials.c.key == records.c.trial) & (trials.c.throughput != records.c.throughput)
-    copied = select(records.c.workload, records.c.throughput, trials.c.throughput.label("measured")).join(
-        trials, differs
-    )
+    copied = select(
+        records.c.workload, records.c.throughput, trials.c.throughput.label("measured")
+    ).join(trials, differs)
     with store.database.read() as connection:
         for row in connection.execute(query):
             if row.trial is None or row.slower > (row.places - 1) // 2:

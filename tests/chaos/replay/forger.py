@@ -29,9 +29,17 @@ class Forger:
         with store.database.read() as connection:
             self.study = dict(connection.execute(select(studies)).one()._mapping)
             self.result = json.loads(connection.execute(select(specs.c.result)).scalar_one())
-            self.rows = [dict(r._mapping) for r in connection.execute(select(events).order_by(events.c.sequence))]
-            self.trials = [dict(r._mapping) for r in connection.execute(select(trials).order_by(trials.c.number))]
-        self.lines: list[tuple[str, dict[str, Any]]] = [(row["kind"], json.loads(row["data"])) for row in self.rows]
+            self.rows = [
+                dict(r._mapping)
+                for r in connection.execute(select(events).order_by(events.c.sequence))
+            ]
+            self.trials = [
+                dict(r._mapping)
+                for r in connection.execute(select(trials).order_by(trials.c.number))
+            ]
+        self.lines: list[tuple[str, dict[str, Any]]] = [
+            (row["kind"], json.loads(row["data"])) for row in self.rows
+        ]
         for row in self.trials:
             row["document"] = unpack_document(row["document"])
 
@@ -41,14 +49,18 @@ class Forger:
         found = []
         for start in starts:
             end = start + 1
-            while end < len(self.lines) and self.lines[end][0].startswith(("trial.", "attempt.", "machine.")):
+            while end < len(self.lines) and self.lines[end][0].startswith(
+                ("trial.", "attempt.", "machine.")
+            ):
                 end += 1
             found.append((start, end))
         return found
 
     def line(self, kind: str, **data: Any) -> dict[str, Any]:
         """The data of the first line of that kind with these values."""
-        return next(d for k, d in self.lines if k == kind and all(d.get(n) == v for n, v in data.items()))
+        return next(
+            d for k, d in self.lines if k == kind and all(d.get(n) == v for n, v in data.items())
+        )
 
     def put_config(self, number: int, config: dict[str, Any], estimate: dict[str, Any]) -> None:
         """Another config for a trial, wherever it stands."""
@@ -65,13 +77,23 @@ class Forger:
             if kind == "study.decided":
                 decision += 1
                 data["decision"] = decision
-        counts = {"num_events": len(self.lines), "num_trials": len(self.trials), "num_decisions": decision}
+        counts = {
+            "num_events": len(self.lines),
+            "num_trials": len(self.trials),
+            "num_decisions": decision,
+        }
         with self.store.database.write() as connection:
             connection.execute(delete(records))
             connection.execute(delete(events))
             for i, (kind, data) in enumerate(self.lines):
                 at = self.rows[min(i, len(self.rows) - 1)]["at_us"]
-                row = {"study": key, "sequence": i + 1, "at_us": at, "kind": kind, "data": json.dumps(data)}
+                row = {
+                    "study": key,
+                    "sequence": i + 1,
+                    "at_us": at,
+                    "kind": kind,
+                    "data": json.dumps(data),
+                }
                 connection.execute(insert(events).values(row))
             numbers = [row["number"] for row in self.trials]
             for table in (trials, attempts):

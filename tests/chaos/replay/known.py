@@ -53,7 +53,9 @@ class Known:
             case "attempt.ended":
                 failure = data["failure"]
                 self.closed.add((data["number"], data["attempt"]))
-                self._lost[data["number"]] += bool(failure) and failure["message"] != CUT_OFF.message
+                self._lost[data["number"]] += (
+                    bool(failure) and failure["message"] != CUT_OFF.message
+                )
             case "trial.ended":
                 self._trials[data["number"]] = self.trial(data["number"])
                 self._ended.append(data["number"])
@@ -68,7 +70,9 @@ class Known:
     def trial(self, number: int) -> Trial:
         """The trial as it is now. Raises `StoreCorruptError` where there is none."""
         if not 0 <= number < len(self.final):
-            raise StoreCorruptError(f"the history names trial {number}, but the study has {len(self.final)} trials")
+            raise StoreCorruptError(
+                f"the history names trial {number}, but the study has {len(self.final)} trials"
+            )
         return self.final[number]
 
     def asked(self, number: int) -> Trial:
@@ -84,7 +88,9 @@ class Known:
     def told_in_order(self) -> list[Trial]:
         """The trials by then: the terminal ones in the order in which they ended, then the others by number."""
         ended = dict.fromkeys(self._ended)
-        return [self._trials[n] for n in ended] + [t for n, t in sorted(self._trials.items()) if n not in ended]
+        return [self._trials[n] for n in ended] + [
+            t for n, t in sorted(self._trials.items()) if n not in ended
+        ]
 
     @property
     def lost(self) -> dict[int, int]:

@@ -34,7 +34,13 @@ def replay_study(
 class _Run:
     """One pass through the history."""
 
-    def __init__(self, store: Store, record: StudyRecord, trials: Sequence[Trial], events: Sequence[HistoryEvent]):
+    def __init__(
+        self,
+        store: Store,
+        record: StudyRecord,
+        trials: Sequence[Trial],
+        events: Sequence[HistoryEvent],
+    ):
         self._store, self._record, self._events = store, record, events
         self._known = Known(trials)
         self._chapter: Chapter | None = None
@@ -53,7 +59,9 @@ class _Run:
             except (AutotuneError, KeyError, TypeError, ValueError) as error:
                 event = step.event if isinstance(step, Decided) else step.sequence
                 unfollowed = Unfollowed(
-                    event=event, recorded="what cannot be read", expected=f"no {type(error).__name__}: {error}"
+                    event=event,
+                    recorded="what cannot be read",
+                    expected=f"no {type(error).__name__}: {error}",
                 )
             if unfollowed is not None:
                 break
@@ -68,7 +76,9 @@ class _Run:
             return self._outside(step)
         if step.number != self._decisions + 1:
             return Unfollowed(
-                event=step.event, recorded=f"decision {step.number}", expected=f"decision {self._decisions + 1}"
+                event=step.event,
+                recorded=f"decision {step.number}",
+                expected=f"decision {self._decisions + 1}",
             )
         self._decisions += 1
         for line in step.lines:
@@ -76,7 +86,9 @@ class _Run:
         if beginnings := step.of(EventKind.CONTROLLER_BEGAN):
             return self._begin(beginnings[0])
         if self._chapter is None:
-            return Unfollowed(event=step.event, recorded="a decision", expected="that its controller began")
+            return Unfollowed(
+                event=step.event, recorded="a decision", expected="that its controller began"
+            )
         before = self._chapter.end
         unfollowed = self._chapter.decide(step)
         self._known.wishes = {self._known.wanted}
@@ -97,7 +109,9 @@ class _Run:
         record = self._record
         constants = None if begins.constants is None else Calibration.from_dict(begins.constants)
         assembly = assemble_with(record.study, constants)
-        searcher = assembly.searcher(history_of(record.study, self._store, before=record.created_at))
+        searcher = assembly.searcher(
+            history_of(record.study, self._store, before=record.created_at)
+        )
         self._chapter = Chapter(record, begins, assembly, searcher, self._known)
         self._followed += 1
         return None
@@ -112,13 +126,24 @@ class _Run:
         elif line.kind in STATES and line.sequence != self._rested:
             return self._moved(line, STATES[line.kind])
         elif is_fact(line):
-            return Unfollowed(event=line.sequence, recorded=f"{line.kind} outside of any decision", expected="none")
+            return Unfollowed(
+                event=line.sequence,
+                recorded=f"{line.kind} outside of any decision",
+                expected="none",
+            )
         return None
 
     def _moved(self, line: HistoryEvent, status: StudyStatus) -> Unfollowed | None:
         """The status changed without a decision: by people while nobody ran the study, or because its controller fell."""
-        asked = {StudyStatus.CANCELLED: (Wanted.CANCEL, Wanted.STOP), StudyStatus.COMPLETED: (Wanted.STOP,)}
-        if status.is_terminal and status is not StudyStatus.FAILED and self._known.wanted not in asked[status]:
+        asked = {
+            StudyStatus.CANCELLED: (Wanted.CANCEL, Wanted.STOP),
+            StudyStatus.COMPLETED: (Wanted.STOP,),
+        }
+        if (
+            status.is_terminal
+            and status is not StudyStatus.FAILED
+            and self._known.wanted not in asked[status]
+        ):
             return Unfollowed(
                 event=line.sequence,
                 recorded=f"the study is {status}",
@@ -131,7 +156,9 @@ class _Run:
         record, chapter = self._record, self._chapter
         if record.decisions != self._decisions:
             said = f"a study of {record.decisions} decisions"
-            return Unfollowed(event=len(self._events) + 1, recorded=said, expected=f"{self._decisions}")
+            return Unfollowed(
+                event=len(self._events) + 1, recorded=said, expected=f"{self._decisions}"
+            )
         wanted: dict[str, Any]
         if (
             chapter is not None
@@ -145,20 +172,31 @@ class _Run:
             wanted |= {"message": end.message} if end.status.is_terminal else {}
         elif record.status is StudyStatus.COMPLETED:
             winner = decide(self._known.final, record.study)  # people ended it while nobody ran it
-            wanted = {"best": winner.best.number if winner.best else None, "speedup": winner.speedup}
+            wanted = {
+                "best": winner.best.number if winner.best else None,
+                "speedup": winner.speedup,
+            }
         else:
             return None
         names = [name for name in wanted if name != "result"]
         found: dict[str, Any] = {name: getattr(record, name) for name in names}
-        found |= {"result": {n: record.result.get(n) for n in wanted["result"]}} if "result" in wanted else {}
+        found |= (
+            {"result": {n: record.result.get(n) for n in wanted["result"]}}
+            if "result" in wanted
+            else {}
+        )
         if (differs := difference(found, wanted)) is None:
             return None
         where, was, should = differs
         return Unfollowed(
-            event=len(self._events) + 1, recorded=f"{where} {shown(was)} of the study", expected=shown(should)
+            event=len(self._events) + 1,
+            recorded=f"{where} {shown(was)} of the study",
+            expected=shown(should),
         )
 
     def _is_timed(self, unfollowed: Unfollowed) -> bool:
         """Whether it hangs on how long attempts waited for ranks, which is not kept."""
-        is_timed = self._record.study.budget.max_gpu_s is not None or "attempt.cancelled" in str(unfollowed)
+        is_timed = self._record.study.budget.max_gpu_s is not None or "attempt.cancelled" in str(
+            unfollowed
+        )
         return bool(self._known.has_waited) and is_timed

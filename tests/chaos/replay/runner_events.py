@@ -26,12 +26,16 @@ from autotune.study.controller.attempts import UNASKED
 from autotune.study.controller.commands import AttemptAdopted
 from tests.chaos.replay.history import Decided
 
-WISHES: Mapping[str, Event] = {type(e).__name__: e for e in (PauseAsked(), ResumeAsked(), StopAsked(), CancelAsked())}
+WISHES: Mapping[str, Event] = {
+    type(e).__name__: e for e in (PauseAsked(), ResumeAsked(), StopAsked(), CancelAsked())
+}
 """events that people cause, by name"""
 _OF_AN_ATTEMPT: Mapping[str, Callable[[AttemptId], Event]] = {
     "AttemptAdopted": lambda of: AttemptAdopted(id=of),
     "AttemptStarted": lambda of: AttemptStarted(id=of),
-    "StepsReported": lambda of: StepsReported(id=of, first_step=0, step_times_s=(), losses=(), grad_norms=()),
+    "StepsReported": lambda of: StepsReported(
+        id=of, first_step=0, step_times_s=(), losses=(), grad_norms=()
+    ),
 }
 
 
@@ -66,7 +70,11 @@ def _ended(attempt: AttemptId, decided: Decided, trial: Callable[[int], Trial]) 
             return _of_trial(attempt, trial(number))
         if line.kind == "attempt.ended":
             failure = Failure.from_dict(line.data["failure"])
-            return AttemptEnded(id=attempt, cancelled=True) if failure == UNASKED else _failed(attempt, failure)
+            return (
+                AttemptEnded(id=attempt, cancelled=True)
+                if failure == UNASKED
+                else _failed(attempt, failure)
+            )
         if line.kind == "trial.late":
             return _of_trial(attempt, Trial.from_dict(line.data["trial"]))
     return AttemptEnded(id=attempt, cancelled=True)
@@ -82,7 +90,9 @@ def _of_trial(attempt: AttemptId, trial: Trial) -> AttemptEnded:
     return AttemptEnded(id=attempt, measurement=measurement, stopped=stopped)
 
 
-def _failed(attempt: AttemptId, failure: Failure, measurement: Measurement | None = None) -> AttemptEnded:
+def _failed(
+    attempt: AttemptId, failure: Failure, measurement: Measurement | None = None
+) -> AttemptEnded:
     return AttemptEnded(id=attempt, measurement=measurement, failure=failure)
 
 

@@ -15,7 +15,9 @@ from autotune.spec import Estimate, Measurement, ParallelConfig, Trial, TrialSta
 from tests.cost.examples import workload
 
 CONSTANTS = Calibration(time_sigma=0.05, comm_sigma=0.0, level_sigma=0.25)
-CONFIGS = [ParallelConfig(dp=8, micro_batch_size=m, accumulation_steps=32 // m) for m in (1, 2, 4, 8)]
+CONFIGS = [
+    ParallelConfig(dp=8, micro_batch_size=m, accumulation_steps=32 // m) for m in (1, 2, 4, 8)
+]
 FAR = ParallelConfig(dp=1, tp=8, micro_batch_size=1, accumulation_steps=256)
 
 
@@ -52,7 +54,9 @@ def test_trials_move_the_estimate_and_narrow_its_interval() -> None:
     one = given(CONFIGS[3], trial(CONFIGS[0], 1.3))
     three = given(CONFIGS[3], *(trial(c, 1.3) for c in CONFIGS[:3]))
     assert width(three) < width(one) < 0.15
-    assert float(three.step_time_s) == pytest.approx(1.3 * float(predicted(CONFIGS[3]).step_time_s), rel=0.05)
+    assert float(three.step_time_s) == pytest.approx(
+        1.3 * float(predicted(CONFIGS[3]).step_time_s), rel=0.05
+    )
     assert float(three.time_parts_s.total) == pytest.approx(float(three.step_time_s))
     assert float(three.tokens_per_s * three.step_time_s) == pytest.approx(
         float(predicted(CONFIGS[3]).tokens_per_s * predicted(CONFIGS[3]).step_time_s)
@@ -69,18 +73,24 @@ def test_neighbours_of_a_trial_are_known_better_than_configs_of_other_parts() ->
 def test_a_config_that_ran_is_known_best() -> None:
     told = trial(CONFIGS[0], 1.3)
     again = given(CONFIGS[0], told)
-    assert float(again.step_time_s) == pytest.approx(1.3 * float(predicted(CONFIGS[0]).step_time_s), rel=0.03)
+    assert float(again.step_time_s) == pytest.approx(
+        1.3 * float(predicted(CONFIGS[0]).step_time_s), rel=0.03
+    )
     assert width(again) <= min(width(given(config, told)) for config in [*CONFIGS[1:], FAR])
 
 
 def test_after_a_trial_far_off_intervals_stay_wide_until_trials_agree() -> None:
     """The scale of the errors is the study's own: a program that is as fast as predicted is known better than one that takes twice as long, also where it is off."""
-    as_predicted, far_off = (width(given(CONFIGS[3], trial(CONFIGS[0], ratio))) for ratio in (1.0, 2.2))
+    as_predicted, far_off = (
+        width(given(CONFIGS[3], trial(CONFIGS[0], ratio))) for ratio in (1.0, 2.2)
+    )
     assert far_off > 1.5 * as_predicted
     others = [trial(c, 2.2) for c in CONFIGS[:3]]
     assert width(given(CONFIGS[3], *others)) < far_off
     scattered = [trial(c, ratio) for c, ratio in zip(CONFIGS[:3], (1.1, 2.2, 1.5), strict=True)]
-    assert width(given(CONFIGS[3], *scattered)) > 2.0 * width(given(CONFIGS[3], *(trial(c, 1.5) for c in CONFIGS[:3])))
+    assert width(given(CONFIGS[3], *scattered)) > 2.0 * width(
+        given(CONFIGS[3], *(trial(c, 1.5) for c in CONFIGS[:3]))
+    )
 
 
 def test_repeats_of_a_config_count_once() -> None:
@@ -127,7 +137,8 @@ def test_constants_that_are_far_off_are_given_up_and_right_ones_kept() -> None:
     def after(truth: Calibration) -> Estimate:
         ran = [estimate(workload(), c, calibration=truth).step_time_s for c in space[:-1]]
         trials = [
-            trial(c, float(step) / float(predicted(c).step_time_s)) for c, step in zip(space[:-1], ran, strict=True)
+            trial(c, float(step) / float(predicted(c).step_time_s))
+            for c, step in zip(space[:-1], ran, strict=True)
         ]
         return Correction(table, CONSTANTS).applied(space[-1], predicted(space[-1]), trials)
 
@@ -135,4 +146,6 @@ def test_constants_that_are_far_off_are_given_up_and_right_ones_kept() -> None:
     found = after(off)
     assert float(found.step_time_low_s) < measured < float(found.step_time_high_s)
     assert measured > 1.3 * float(predicted(space[-1]).step_time_s)
-    assert float(after(CONSTANTS).step_time_s) == pytest.approx(float(predicted(space[-1]).step_time_s), rel=0.01)
+    assert float(after(CONSTANTS).step_time_s) == pytest.approx(
+        float(predicted(space[-1]).step_time_s), rel=0.01
+    )

@@ -13,7 +13,9 @@ from autotune.cost.learn.uncertainty import Z90
 
 
 @pytest.mark.parametrize(("squares", "trials"), [(0.0, 1), (9.0, 1), (3.0, 3), (40.0, 12)])
-def test_the_interval_holds_nine_tenths_of_normals_whose_variance_is_uncertain(squares: float, trials: int) -> None:
+def test_the_interval_holds_nine_tenths_of_normals_whose_variance_is_uncertain(
+    squares: float, trials: int
+) -> None:
     """A t is a mixture of normals over the factor of their variance: its posterior is summed up here."""
     shares = (np.arange(4000) + 0.5) / 4000
     factors = (SCALE * DEGREES + squares) / chi2.ppf(shares, DEGREES + trials)

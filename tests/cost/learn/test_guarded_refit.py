@@ -22,7 +22,9 @@ WRONG = replace(SHIPPED, matmul_efficiency=0.36, layer_host_s=6e-3, intra_effici
 def error_elsewhere(constants: Calibration, truth: Calibration) -> float:
     """Largest error of configs of another workload on the same cluster."""
     there: Workload = workload(seq_len=4096, batch=512)
-    predicted, measured_s = (np.asarray(estimate(there, TABLE, calibration=c).step_time_s) for c in (constants, truth))
+    predicted, measured_s = (
+        np.asarray(estimate(there, TABLE, calibration=c).step_time_s) for c in (constants, truth)
+    )
     return float(np.abs(np.log(measured_s / predicted)).max())
 
 
@@ -45,13 +47,20 @@ def test_constants_that_are_wrong_by_a_factor_are_refitted_and_predict_another_w
 
 
 @pytest.mark.thorough
-def test_what_costs_every_step_the_same_does_not_grow_twentyfold_to_explain_trials_of_one_batch() -> None:
+def test_what_costs_every_step_the_same_does_not_grow_twentyfold_to_explain_trials_of_one_batch() -> (
+    None
+):
     """Such a time fits configs of one batch that take equally long, and would not fall with more GPUs."""
     clean = measured(replace(SHIPPED, matmul_efficiency=0.3))
-    found = guarded_refit(SHIPPED, [replace(clean, step_time_s=np.full(8, float(clean.step_time_s.mean())))])
+    found = guarded_refit(
+        SHIPPED, [replace(clean, step_time_s=np.full(8, float(clean.step_time_s.mean())))]
+    )
     for believed in found.believed:
         for name in ("straggler", "step_host_s"):
-            assert getattr(believed.known.constants, name) < 5.0 * getattr(SHIPPED, name), (believed.kind, name)
+            assert getattr(believed.known.constants, name) < 5.0 * getattr(SHIPPED, name), (
+                believed.kind,
+                name,
+            )
 
 
 def test_a_common_factor_is_a_level() -> None:

@@ -67,17 +67,28 @@ def test_a_gpu_at_its_limit_of_power_is_as_fast_as_its_large_matmuls() -> None:
 
 def test_ranks_that_slow_each_other_down_count_by_their_total_rate() -> None:
     where = ClusterSpec.of("cpu", num_nodes=1, gpus_per_node=4)
-    shared = [{"ranks": 1, "flops_per_s": 5e10}, {"ranks": 2, "flops_per_s": 5e10}, {"ranks": 4, "flops_per_s": 2.5e10}]
-    assert Calibration.from_measurements({"concurrency": shared}, cluster=where).full_speed_ranks == pytest.approx(2.0)
+    shared = [
+        {"ranks": 1, "flops_per_s": 5e10},
+        {"ranks": 2, "flops_per_s": 5e10},
+        {"ranks": 4, "flops_per_s": 2.5e10},
+    ]
+    assert Calibration.from_measurements(
+        {"concurrency": shared}, cluster=where
+    ).full_speed_ranks == pytest.approx(2.0)
     free = [{"ranks": r, "flops_per_s": 5e10} for r in (1, 2, 4)]
-    assert Calibration.from_measurements({"concurrency": free}, cluster=where).full_speed_ranks == 0.0
+    assert (
+        Calibration.from_measurements({"concurrency": free}, cluster=where).full_speed_ranks == 0.0
+    )
 
 
 def test_the_number_of_cores_bounds_the_total_rate() -> None:
     """A first rate that was disturbed makes the others look faster than the machine is."""
     where = replace(ClusterSpec.of("cpu", num_nodes=1, gpus_per_node=4), cores_per_node=2)
     disturbed = [{"ranks": 1, "flops_per_s": 3e10}, {"ranks": 4, "flops_per_s": 2.5e10}]
-    assert Calibration.from_measurements({"concurrency": disturbed}, cluster=where).full_speed_ranks == 2.0
+    assert (
+        Calibration.from_measurements({"concurrency": disturbed}, cluster=where).full_speed_ranks
+        == 2.0
+    )
 
 
 def test_waiting_for_a_core_is_separated_from_the_link_latency() -> None:
@@ -99,14 +110,19 @@ def test_waiting_for_a_core_is_separated_from_the_link_latency() -> None:
 def test_sixteen_bits_are_compared_by_shape() -> None:
     where = ClusterSpec.of("cpu", num_nodes=1, gpus_per_node=2)
     rates = {("fp32", 256): 4e10, ("fp32", 512): 5e10, ("bf16", 256): 12e10, ("bf16", 512): 15e10}
-    rows = [{"m": n, "n": n, "k": n, "precision": p, "flops_per_s": rate} for (p, n), rate in rates.items()]
+    rows = [
+        {"m": n, "n": n, "k": n, "precision": p, "flops_per_s": rate}
+        for (p, n), rate in rates.items()
+    ]
     c = Calibration.from_measurements({"matmul": rows}, cluster=where)
     peaks = where.gpu.peak_flops_per_s
     assert c.half_factor == pytest.approx(3.0 * peaks["fp32"] / peaks["bf16"])
 
 
 def test_nothing_measured_changes_nothing_but_the_source() -> None:
-    c = Calibration.from_measurements({}, cluster=ClusterSpec.of("cpu", num_nodes=1, gpus_per_node=2))
+    c = Calibration.from_measurements(
+        {}, cluster=ClusterSpec.of("cpu", num_nodes=1, gpus_per_node=2)
+    )
     assert "nothing" in c.source
     assert "run `autotune calibrate`" not in c.source
     with pytest.raises(SpecError, match="must be a mapping of keys"):
@@ -117,12 +133,35 @@ def test_nothing_measured_changes_nothing_but_the_source() -> None:
     ("measured", "message"),
     [
         ({"matmuls": []}, "did you mean matmul"),
-        ({"matmul": [{"m": 1, "n": 1, "k": 1, "precision": "int4", "flops_per_s": 1.0}]}, "precision"),
+        (
+            {"matmul": [{"m": 1, "n": 1, "k": 1, "precision": "int4", "flops_per_s": 1.0}]},
+            "precision",
+        ),
         ({"matmul": [{"m": 1, "n": 1, "precision": "bf16", "flops_per_s": 1.0}]}, "lacks k"),
         ({"matmul": 3}, "must be a list"),
         ({"memory_bytes_per_s": -1.0}, "memory_bytes_per_s"),
-        ({"collectives": [{"kind": "gossip", "ranks": 2, "scope": "intra", "bytes": 1.0, "time_s": 1.0}]}, "kind"),
-        ({"collectives": [{"kind": "all_reduce", "ranks": 1, "scope": "intra", "bytes": 1.0, "time_s": 1.0}]}, "ranks"),
+        (
+            {
+                "collectives": [
+                    {"kind": "gossip", "ranks": 2, "scope": "intra", "bytes": 1.0, "time_s": 1.0}
+                ]
+            },
+            "kind",
+        ),
+        (
+            {
+                "collectives": [
+                    {
+                        "kind": "all_reduce",
+                        "ranks": 1,
+                        "scope": "intra",
+                        "bytes": 1.0,
+                        "time_s": 1.0,
+                    }
+                ]
+            },
+            "ranks",
+        ),
     ],
 )
 def test_nonsense_is_refused(measured: dict[str, Any], message: str) -> None:

@@ -7,13 +7,24 @@ import pytest
 from autotune.cost import calibration_for, estimate
 from autotune.cost.learn.correction import Correction
 from autotune.space import SearchSpace
-from autotune.spec import ClusterSpec, Estimate, Measurement, ParallelConfig, Trial, TrialStatus, Workload, catalog
+from autotune.spec import (
+    ClusterSpec,
+    Estimate,
+    Measurement,
+    ParallelConfig,
+    Trial,
+    TrialStatus,
+    Workload,
+    catalog,
+)
 
 WORKLOAD = Workload(
     model=catalog.model("llama-8b"), cluster=ClusterSpec.of("h100-sxm", num_nodes=2, gpus_per_node=8), seq_len=4096, global_batch_size=256, trainer="nanotron"
 )  # fmt: skip
 OVER = ParallelConfig(pp=2, dp=8, micro_batch_size=1, accumulation_steps=32, zero_stage=1)
-ALSO_OVER = ParallelConfig(tp=2, pp=2, dp=4, micro_batch_size=2, accumulation_steps=32, zero_stage=1)
+ALSO_OVER = ParallelConfig(
+    tp=2, pp=2, dp=4, micro_batch_size=2, accumulation_steps=32, zero_stage=1
+)
 WITHIN = ParallelConfig(tp=4, dp=4, micro_batch_size=4, accumulation_steps=16, zero_stage=1)
 OTHER = ParallelConfig(tp=2, dp=8, micro_batch_size=1, accumulation_steps=32, zero_stage=1)
 
@@ -29,7 +40,11 @@ def given(config: ParallelConfig, *trials: tuple[ParallelConfig, float]) -> Esti
     for number, (tried, times) in enumerate(trials):
         step_s = times * float(predicted(tried).step_time_s)
         measurement = Measurement(step_times_s=(step_s,) * 5, tokens_per_step=1000, num_ranks=16)
-        told.append(Trial(config=tried, number=number, status=TrialStatus.COMPLETED, measurement=measurement))
+        told.append(
+            Trial(
+                config=tried, number=number, status=TrialStatus.COMPLETED, measurement=measurement
+            )
+        )
     space = SearchSpace.of(WORKLOAD, [OVER, ALSO_OVER, WITHIN, OTHER])
     return Correction(space, calibration_for(WORKLOAD)).applied(config, predicted(config), told)
 
@@ -46,7 +61,9 @@ def test_a_first_trial_whose_sends_stalled_moves_nothing() -> None:
     assert slow > 2.0
     assert given(OTHER, (OVER, slow)) == predicted(OTHER)
     # a config that cannot stall is believed at once
-    assert float(given(OTHER, (WITHIN, slow)).step_time_s) > 1.5 * float(predicted(OTHER).step_time_s)
+    assert float(given(OTHER, (WITHIN, slow)).step_time_s) > 1.5 * float(
+        predicted(OTHER).step_time_s
+    )
 
 
 def test_what_other_trials_say_stays() -> None:
@@ -59,9 +76,13 @@ def test_what_other_trials_say_stays() -> None:
 def test_a_trial_as_fast_as_its_kind_is_counted(times: float) -> None:
     found = given(OTHER, (OVER, times))
     assert (float(found.step_time_s) - float(predicted(OTHER).step_time_s)) * (times - 1.0) >= 0.0
-    assert float(found.step_time_high_s) < float(predicted(OTHER).step_time_high_s) * max(times, 1.0)
+    assert float(found.step_time_high_s) < float(predicted(OTHER).step_time_high_s) * max(
+        times, 1.0
+    )
 
 
 def test_trials_that_agree_are_believed() -> None:
     found = given(OTHER, (OVER, 2.0), (ALSO_OVER, 2.0), (WITHIN, 2.0))
-    assert float(found.step_time_s) == pytest.approx(2.0 * float(predicted(OTHER).step_time_s), rel=0.15)
+    assert float(found.step_time_s) == pytest.approx(
+        2.0 * float(predicted(OTHER).step_time_s), rel=0.15
+    )

@@ -41,7 +41,8 @@ def test_trials_mend_wrong_constants_elsewhere_and_narrow_the_interval() -> None
     before = np.abs(np.log(step_s() / step_s(WRONG)))
     assert left.mean() < 0.3 * before.mean()
     assert (
-        transferred_sigma(THERE, LARGER, found) < transferred_sigma(THERE, LARGER, guarded_refit(SHIPPED, []))
+        transferred_sigma(THERE, LARGER, found)
+        < transferred_sigma(THERE, LARGER, guarded_refit(SHIPPED, []))
     ).all()
 
 
@@ -56,7 +57,10 @@ def test_what_is_wrong_about_one_config_is_wrong_about_it_elsewhere() -> None:
 
 def test_what_all_configs_share_is_no_part_of_their_difference() -> None:
     found = guarded_refit(SHIPPED, [])
-    alone, apart = transferred_sigma(THERE, LARGER, found), transferred_difference(THERE, LARGER, found, 1)
+    alone, apart = (
+        transferred_sigma(THERE, LARGER, found),
+        transferred_difference(THERE, LARGER, found, 1),
+    )
     assert apart[1] == 0.0
     assert (np.delete(apart, 1) > 0).all()
     nearest = int(np.argmin(np.where(np.arange(8) == 1, 9.0, apart)))
@@ -88,9 +92,15 @@ def test_a_measurement_tells_most_about_configs_that_do_the_same_work() -> None:
 
 
 def test_what_runs_and_what_is_asked_for_tell_the_same_in_either_order() -> None:
-    found, small = guarded_refit(SHIPPED, [measured(WRONG, rows=slice(0, 3))]), workload(seq_len=2048)
+    found, small = (
+        guarded_refit(SHIPPED, [measured(WRONG, rows=slice(0, 3))]),
+        workload(seq_len=2048),
+    )
     one, other = (small, TABLE[4]), (small, TABLE[6])
-    both, again = (transferred_gain(THERE, LARGER, found, 1, [a], [b])[:, 0] for a, b in ((one, other), (other, one)))
+    both, again = (
+        transferred_gain(THERE, LARGER, found, 1, [a], [b])[:, 0]
+        for a, b in ((one, other), (other, one))
+    )
     assert both == pytest.approx(again)
     alone = transferred_gain(THERE, LARGER, found, 1, [one, other])
     assert (both >= alone.max(axis=1) - 1e-12).all()

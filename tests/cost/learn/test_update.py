@@ -12,7 +12,8 @@ from tests.cost.examples import workload
 
 
 @pytest.mark.parametrize(
-    ("trainer", "moved"), [("hf_trainer", 80), ("accelerate", 80), ("lightning", 80), ("native", 28)]
+    ("trainer", "moved"),
+    [("hf_trainer", 80), ("accelerate", 80), ("lightning", 80), ("native", 28)],
 )
 def test_adamw_of_torch_by_default_is_a_chain_of_kernels(trainer: str, moved: float) -> None:
     """20 reads and writes of every weight where a fused kernel has 7; in host memory there is no such chain."""
@@ -50,7 +51,9 @@ def test_the_step_takes_a_fifth_copy_of_the_weights(
         model=catalog.model(model), cluster=catalog.cluster("a100-80gb-1x8"), seq_len=4096, global_batch_size=4 * dp,
         trainer="hf_trainer", pure_bf16=pure_bf16,
     )  # fmt: skip
-    config = ParallelConfig(dp=dp, micro_batch_size=4, zero_stage=3 if dp > 1 else 0, recompute="full", loss=loss)
+    config = ParallelConfig(
+        dp=dp, micro_batch_size=4, zero_stage=3 if dp > 1 else 0, recompute="full", loss=loss
+    )
     found = estimate(where, config)
     fragments = 1.0 + calibration_for(where).fragmentation
     assert float(found.peak_memory_bytes) / fragments == pytest.approx(allocated, rel=0.02)

@@ -20,7 +20,9 @@ def logits_of(trainer: str, **knobs: object) -> float:
 
 
 def test_the_loss_takes_what_its_kernels_allocate_by_trainer() -> None:
-    assert logits_of("accelerate") == 14  # 16-bit logits, and four tensors in fp32 of which three live at once
+    assert (
+        logits_of("accelerate") == 14
+    )  # 16-bit logits, and four tensors in fp32 of which three live at once
     assert logits_of("accelerate", precision="fp32") == 16
     assert (
         logits_of("hf_trainer") == logits_of("hf_trainer", precision="fp32") == 12
@@ -34,7 +36,9 @@ def test_the_loss_takes_what_its_kernels_allocate_by_trainer() -> None:
 def test_torchs_loss_of_logits_that_nobody_casts_is_in_sixteen_bits() -> None:
     def of(trainer: str) -> float:
         pure = replace(workload(trainer=trainer), pure_bf16=True)
-        return float(parts(pure, ParallelConfig(accumulation_steps=8)).logits) / (2048.0 * MODEL.vocab_size)
+        return float(parts(pure, ParallelConfig(accumulation_steps=8)).logits) / (
+            2048.0 * MODEL.vocab_size
+        )
 
     assert of("command") == 8
     assert of("accelerate") == 14  # transformers' models cast
@@ -42,7 +46,10 @@ def test_torchs_loss_of_logits_that_nobody_casts_is_in_sixteen_bits() -> None:
 
 def test_a_program_of_ones_own_may_cut_its_logits_or_not() -> None:
     """Whole logits count in its peak, and cut ones in its risk."""
-    config, where = ParallelConfig(tp=4, accumulation_steps=8, recompute="full"), workload(trainer="command")
+    config, where = (
+        ParallelConfig(tp=4, accumulation_steps=8, recompute="full"),
+        workload(trainer="command"),
+    )
     command, native = (estimate(replace(where, trainer=t), config) for t in ("command", "native"))
     more = command.memory_parts_bytes.logits - native.memory_parts_bytes.logits
     assert command.memory_parts_bytes.logits == 4 * native.memory_parts_bytes.logits
@@ -57,25 +64,37 @@ def test_gradients_that_a_step_frees_grow_while_activations_and_logits_go(traine
     """One micro-batch: at the loss there are none. Two: those of the first live at the loss of the second. AdamW in 8 bits: its step takes no tensor of its own."""
     where = replace(workload(trainer=trainer), optimizer="adamw_8bit")
     few, many, two = (
-        parts(where, ParallelConfig(micro_batch_size=b, accumulation_steps=a)) for b, a in ((1, 1), (16, 1), (1, 2))
+        parts(where, ParallelConfig(micro_batch_size=b, accumulation_steps=a))
+        for b, a in ((1, 1), (16, 1), (1, 2))
     )
     weights = 4.0 * MODEL.num_parameters
     assert two.gradients == pytest.approx(weights, rel=0.01)
     assert few.gradients + few.activations + few.logits == pytest.approx(weights, rel=0.01)
     assert many.gradients == 0
     assert few.optimizer == many.optimizer == two.optimizer
-    buffer = (parts(workload(trainer="megatron"), ParallelConfig(accumulation_steps=n)).gradients for n in (1, 2))
+    buffer = (
+        parts(workload(trainer="megatron"), ParallelConfig(accumulation_steps=n)).gradients
+        for n in (1, 2)
+    )
     assert next(buffer) == next(buffer) > 0  # stays from step to step
 
 
 def test_fsdp_that_wraps_layers_alone_holds_the_gradients_of_both_ends_whole() -> None:
     config = ParallelConfig(dp=8, zero_stage=3, accumulation_steps=8)
-    native, lightning = (float(parts(workload(trainer=t), config).framework) for t in ("native", "lightning"))
-    assert lightning - native == pytest.approx(1.05 * 2.0 * 2 * MODEL.vocab_size * MODEL.hidden_size, rel=0.01)
+    native, lightning = (
+        float(parts(workload(trainer=t), config).framework) for t in ("native", "lightning")
+    )
+    assert lightning - native == pytest.approx(
+        1.05 * 2.0 * 2 * MODEL.vocab_size * MODEL.hidden_size, rel=0.01
+    )
 
 
-@pytest.mark.parametrize(("model", "micro_batch", "reserved"), [("llama-8b", 32, 174.49), ("qwen3-8b", 16, 112.88)])
-def test_torchtitan_makes_its_logits_in_chunks(model: str, micro_batch: int, reserved: float) -> None:
+@pytest.mark.parametrize(
+    ("model", "micro_batch", "reserved"), [("llama-8b", 32, 174.49), ("qwen3-8b", 16, 112.88)]
+)
+def test_torchtitan_makes_its_logits_in_chunks(
+    model: str, micro_batch: int, reserved: float
+) -> None:
     """Peaks in GiB on four GB200 with 2,048 tokens a sequence; the source is in published_unseen_2.csv. Whole logits would not fit, or take 15% more."""
     where = Workload(
         model=catalog.model(model),
@@ -84,7 +103,11 @@ def test_torchtitan_makes_its_logits_in_chunks(model: str, micro_batch: int, res
         global_batch_size=4 * micro_batch,
         trainer="torchtitan",
     )
-    ran = ParallelConfig(dp=4, zero_stage=3, micro_batch_size=micro_batch, recompute="selective", compile=True)
-    peaks = [estimate(where, replace(ran, loss=loss)).peak_memory_bytes / GIB for loss in ("own", "full")]
+    ran = ParallelConfig(
+        dp=4, zero_stage=3, micro_batch_size=micro_batch, recompute="selective", compile=True
+    )
+    peaks = [
+        estimate(where, replace(ran, loss=loss)).peak_memory_bytes / GIB for loss in ("own", "full")
+    ]
     assert peaks[0] == pytest.approx(reserved, rel=0.1)
     assert peaks[1] > 1.15 * reserved

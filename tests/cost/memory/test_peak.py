@@ -15,7 +15,16 @@ from autotune.cost.memory.constants import MEMORY_CONSTANTS, memory_source
 from autotune.cost.memory.peak import HOLDS, fullest, rank_memories
 from autotune.cost.traits import TRAITS, traits_of
 from autotune.errors import InfeasibleError, SpecError
-from autotune.spec import ClusterSpec, ConfigTable, MemoryParts, ModelSpec, ParallelConfig, Peft, Workload, catalog
+from autotune.spec import (
+    ClusterSpec,
+    ConfigTable,
+    MemoryParts,
+    ModelSpec,
+    ParallelConfig,
+    Peft,
+    Workload,
+    catalog,
+)
 from autotune.spec.workload import LOOPS
 from tests.cost.examples import EXPERTS, MODEL, workload
 
@@ -45,20 +54,24 @@ def test_megatron_bridge_keeps_gradients_in_fp32(config: ParallelConfig, allocat
     found = estimate(where, config)
     weights = float(found.memory_parts_bytes.weights)
     assert float(found.memory_parts_bytes.gradients) == pytest.approx(2.0 * weights)
-    assert float(found.peak_memory_bytes) / (1.0 + calibration_for(where).fragmentation) == pytest.approx(
-        allocated, rel=0.1
-    )
+    assert float(found.peak_memory_bytes) / (
+        1.0 + calibration_for(where).fragmentation
+    ) == pytest.approx(allocated, rel=0.1)
     reduced_in_16_bits = estimate(replace(where, trainer="nvidia_recipes"), config)
     assert float(reduced_in_16_bits.memory_parts_bytes.gradients) == pytest.approx(weights)
 
 
 @pytest.mark.parametrize("virtual", [1, 2, 4])
-def test_one_micro_batch_of_logits_lives_on_the_last_rank_except_under_gpipe_and_zero_bubble(virtual: int) -> None:
+def test_one_micro_batch_of_logits_lives_on_the_last_rank_except_under_gpipe_and_zero_bubble(
+    virtual: int,
+) -> None:
     where = workload(trainer="megatron")
 
     def logits(schedule: str, pp: int, v: int) -> float:
         config = ParallelConfig(pp=pp, accumulation_steps=8, pp_schedule=schedule, virtual_stages=v)
-        wide = replace(where, model=replace(MODEL, vocab_size=4_000_000))  # so that the last rank is the fullest
+        wide = replace(
+            where, model=replace(MODEL, vocab_size=4_000_000)
+        )  # so that the last rank is the fullest
         return float(parts(wide, config).logits)
 
     alone = logits("1f1b", 1, 1)
@@ -69,13 +82,19 @@ def test_one_micro_batch_of_logits_lives_on_the_last_rank_except_under_gpipe_and
         assert alone < logits("interleaved_zero_bubble", 4, virtual) < 3 * alone
 
 
-def test_a_7b_with_eight_virtual_stages_is_not_charged_logits_for_every_micro_batch_in_flight() -> None:
+def test_a_7b_with_eight_virtual_stages_is_not_charged_logits_for_every_micro_batch_in_flight() -> (
+    None
+):
     """56.5 GiB were measured; with a copy of the logits for every micro-batch in flight the estimate is half as much again."""
     model = ModelSpec(
         name="7b", num_layers=32, hidden_size=4096, num_attention_heads=32, ffn_hidden_size=11008, vocab_size=128256, gated_mlp=True
     )  # fmt: skip
     where = Workload(
-        model=model, cluster=catalog.cluster("h100-sxm-1x8"), seq_len=4096, global_batch_size=64, trainer="megatron"
+        model=model,
+        cluster=catalog.cluster("h100-sxm-1x8"),
+        seq_len=4096,
+        global_batch_size=64,
+        trainer="megatron",
     )
     config = ParallelConfig(
         pp=4, dp=2, micro_batch_size=2, accumulation_steps=16, zero_stage=1, pp_schedule="interleaved_1f1b", virtual_stages=8,
@@ -88,13 +107,19 @@ def test_a_7b_with_eight_virtual_stages_is_not_charged_logits_for_every_micro_ba
 def test_every_recomputation_keeps_less_than_the_one_before_it_and_a_budget_lies_between() -> None:
     where = workload(trainer="megatron")
     kept = {
-        word: float(parts(where, ParallelConfig(pp=4, accumulation_steps=8, recompute=word)).activations)
+        word: float(
+            parts(where, ParallelConfig(pp=4, accumulation_steps=8, recompute=word)).activations
+        )
         for word in ("none", "norm", "mlp", "full")
     }
     assert kept["none"] > kept["norm"] > kept["full"]
     assert kept["none"] > kept["mlp"] > kept["full"]
     budgets = [
-        float(parts(where, ParallelConfig(pp=4, accumulation_steps=8, compile=True, activation_budget=b)).activations)
+        float(
+            parts(
+                where, ParallelConfig(pp=4, accumulation_steps=8, compile=True, activation_budget=b)
+            ).activations
+        )
         for b in (100, 80, 60, 40, 20, 0)
     ]
     assert budgets == sorted(budgets, reverse=True)
@@ -114,7 +139,9 @@ def test_offloading_takes_states_or_activations_off_the_device() -> None:
 
 def test_replicas_are_sharded_over_the_ranks_of_one_replica() -> None:
     where = workload(trainer="torchtitan")
-    sharded, hybrid = (parts(where, ParallelConfig(dp=8, zero_stage=3, dp_replicas=r)) for r in (1, 2))
+    sharded, hybrid = (
+        parts(where, ParallelConfig(dp=8, zero_stage=3, dp_replicas=r)) for r in (1, 2)
+    )
     assert hybrid.optimizer == pytest.approx(2 * sharded.optimizer)
 
 
@@ -135,7 +162,8 @@ def test_optimizers_keep_what_their_papers_say() -> None:
 def test_frozen_weights_have_no_gradients_and_four_bits_take_a_quarter() -> None:
     where = workload(trainer="megatron")
     lora, qlora = (
-        parts(replace(where, peft=Peft(method=method, rank=8)), ParallelConfig()) for method in ("lora", "qlora")
+        parts(replace(where, peft=Peft(method=method, rank=8)), ParallelConfig())
+        for method in ("lora", "qlora")
     )
     whole = parts(where, ParallelConfig())
     assert lora.gradients == qlora.gradients == lora.optimizer == 0
@@ -144,7 +172,9 @@ def test_frozen_weights_have_no_gradients_and_four_bits_take_a_quarter() -> None
 
 
 @pytest.mark.parametrize("trainer", ["command", "hf_trainer", "deepspeed"])
-def test_frozen_layers_are_gathered_as_they_are_kept_and_no_gradient_of_theirs_is_reduced(trainer: str) -> None:
+def test_frozen_layers_are_gathered_as_they_are_kept_and_no_gradient_of_theirs_is_reduced(
+    trainer: str,
+) -> None:
     """Two layers at a time under FSDP, at 2 or 0.52 bytes a weight, and the whole embedding and output projection, which no adapter trains."""
     where, config = workload(trainer=trainer), ParallelConfig(dp=4, zero_stage=3)
     edge = (1 if MODEL.tied_embeddings else 2) * MODEL.vocab_size * MODEL.hidden_size
@@ -156,8 +186,12 @@ def test_frozen_layers_are_gathered_as_they_are_kept_and_no_gradient_of_theirs_i
         inside = found.total / (1.0 + constants.fragmentation) - (found.total - found.framework)
         return inside - constants.framework_bytes
 
-    assert gathered(Peft(method="lora", rank=1)) == pytest.approx(2.0 * (edge + 2.0 * layer), rel=0.01)
-    assert gathered(Peft(method="qlora", rank=1)) == pytest.approx(2.0 * edge + 0.516 * 2.0 * layer, rel=0.01)
+    assert gathered(Peft(method="lora", rank=1)) == pytest.approx(
+        2.0 * (edge + 2.0 * layer), rel=0.01
+    )
+    assert gathered(Peft(method="qlora", rank=1)) == pytest.approx(
+        2.0 * edge + 0.516 * 2.0 * layer, rel=0.01
+    )
     assert gathered(None) > gathered(Peft(method="lora", rank=1))
 
 
@@ -165,29 +199,41 @@ def test_adapters_on_four_bits_leave_embedding_and_output_projection_in_sixteen(
     where = replace(workload(trainer="hf_trainer"), peft=Peft(method="qlora", rank=8))
     wider = replace(where, model=replace(MODEL, vocab_size=2 * MODEL.vocab_size))
     more = parts(wider, ParallelConfig()).weights - parts(where, ParallelConfig()).weights
-    assert more == pytest.approx(2.0 * (1 if MODEL.tied_embeddings else 2) * MODEL.vocab_size * MODEL.hidden_size)
+    assert more == pytest.approx(
+        2.0 * (1 if MODEL.tied_embeddings else 2) * MODEL.vocab_size * MODEL.hidden_size
+    )
 
 
 @pytest.mark.parametrize("trainer", ["command", "megatron"])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_a_program_that_keeps_all_in_bf16_needs_eight_bytes_per_weight(trainer: str, stage: int) -> None:
+def test_a_program_that_keeps_all_in_bf16_needs_eight_bytes_per_weight(
+    trainer: str, stage: int
+) -> None:
     """Weights, gradients and two moments of 2 bytes each; FSDP that keeps weights gathered (ZeRO 2 without master weights) has them twice."""
     pure = replace(workload(trainer=trainer, seq_len=128), pure_bf16=True)
     config = ParallelConfig(dp=4, zero_stage=stage) if stage else ParallelConfig()
     found, weights = parts(pure, config), MODEL.num_parameters
     shards = 4 if stage else 1
     assert found.optimizer == pytest.approx(4 * weights / shards, rel=0.01)
-    going = found.activations + found.logits if trainer == "command" else 0.0  # where gradients take their place
-    assert found.gradients + going == pytest.approx(2 * weights / (shards if stage >= 2 else 1), rel=0.01)
+    going = (
+        found.activations + found.logits if trainer == "command" else 0.0
+    )  # where gradients take their place
+    assert found.gradients + going == pytest.approx(
+        2 * weights / (shards if stage >= 2 else 1), rel=0.01
+    )
     gathered = 2 * weights if stage == 2 and trainer == "command" else 0
     whole = stage < 2 or (stage == 2 and trainer == "megatron")
-    assert found.weights == pytest.approx(2 * weights / (1 if whole else shards) + gathered, rel=0.01)
+    assert found.weights == pytest.approx(
+        2 * weights / (1 if whole else shards) + gathered, rel=0.01
+    )
     offloaded = parts(pure, replace(config, offload="optimizer"))
     assert offloaded.optimizer == 0
 
 
 @pytest.mark.parametrize(("casts", "sharded"), [(True, 4), (False, 2)])
-def test_weights_in_bf16_are_kept_in_fp32_where_accelerate_shards_them(casts: bool, sharded: int) -> None:
+def test_weights_in_bf16_are_kept_in_fp32_where_accelerate_shards_them(
+    casts: bool, sharded: int
+) -> None:
     """Under DDP they take 2 bytes each; accelerate's FSDP shards 4 and torch's own what it is given."""
     where = replace(workload(trainer="command"), pure_bf16=True, shards_in_fp32=casts)
     ddp, fsdp = (parts(where, ParallelConfig(dp=4, zero_stage=stage)).weights for stage in (0, 3))
@@ -197,11 +243,13 @@ def test_weights_in_bf16_are_kept_in_fp32_where_accelerate_shards_them(casts: bo
 
 def test_adapters_and_eight_bit_moments_of_a_program_in_bf16() -> None:
     pure = replace(workload(trainer="command"), pure_bf16=True)
-    assert parts(replace(pure, optimizer="adamw_8bit"), ParallelConfig()).optimizer == pytest.approx(
-        2.03 * MODEL.num_parameters, rel=0.01
-    )
+    assert parts(
+        replace(pure, optimizer="adamw_8bit"), ParallelConfig()
+    ).optimizer == pytest.approx(2.03 * MODEL.num_parameters, rel=0.01)
     mixed, half = (
-        parts(replace(workload(trainer="command"), peft=Peft(rank=64), pure_bf16=p), ParallelConfig()).weights
+        parts(
+            replace(workload(trainer="command"), peft=Peft(rank=64), pure_bf16=p), ParallelConfig()
+        ).weights
         for p in (False, True)
     )
     frozen = 2.0 * MODEL.num_parameters
@@ -211,7 +259,9 @@ def test_adapters_and_eight_bit_moments_of_a_program_in_bf16() -> None:
 def test_steps_of_a_program_in_bf16_reduce_and_update_half_as_many_bytes() -> None:
     where = workload(trainer="command")
     config = ParallelConfig(dp=8, micro_batch_size=1, accumulation_steps=1)
-    mixed, pure = (estimate(replace(where, pure_bf16=p), config).time_parts_s for p in (False, True))
+    mixed, pure = (
+        estimate(replace(where, pure_bf16=p), config).time_parts_s for p in (False, True)
+    )
     assert pure.optimizer == pytest.approx(mixed.optimizer / 2)
     assert pure.compute == mixed.compute
     host = replace(config, zero_stage=1, offload="optimizer")
@@ -241,10 +291,15 @@ def test_more_visits_and_experts_need_more_memory_and_expert_parallelism_less() 
     one, two = (estimate(where, ParallelConfig(dp=8, ep=ep)) for ep in (1, 4))
     assert two.peak_memory_bytes < one.peak_memory_bytes
     more = replace(where, model=replace(EXPERTS, experts_per_token=4))
-    assert parts(more, ParallelConfig(dp=8)).activations > parts(where, ParallelConfig(dp=8)).activations
+    assert (
+        parts(more, ParallelConfig(dp=8)).activations
+        > parts(where, ParallelConfig(dp=8)).activations
+    )
 
 
-def test_every_pair_says_which_memory_constants_are_fitted_and_assumed_ones_have_the_wider_error_bar() -> None:
+def test_every_pair_says_which_memory_constants_are_fitted_and_assumed_ones_have_the_wider_error_bar() -> (
+    None
+):
     known, other = memory_source("h100-sxm", "nanotron"), memory_source("h100-sxm", "torchtitan")
     assert "activation_factor" in known.fitted
     assert not other.fitted
@@ -257,7 +312,11 @@ def test_every_pair_says_which_memory_constants_are_fitted_and_assumed_ones_have
         )  # fmt: skip
         return calibration_for(where).memory_sigma
 
-    assert width("h100-sxm", "nanotron") < width("b200-sxm", "nanotron") <= width("h100-sxm", "torchtitan")
+    assert (
+        width("h100-sxm", "nanotron")
+        < width("b200-sxm", "nanotron")
+        <= width("h100-sxm", "torchtitan")
+    )
 
 
 @pytest.mark.parametrize(
@@ -275,7 +334,11 @@ def test_gradients_are_whole_under_fsdp_while_a_trainer_puts_their_reduction_off
     where = workload(trainer=trainer)
 
     def gradients(zero_stage: int, pp: int) -> float:
-        return float(parts(where, ParallelConfig(dp=8, pp=pp, zero_stage=zero_stage, accumulation_steps=4)).gradients)
+        return float(
+            parts(
+                where, ParallelConfig(dp=8, pp=pp, zero_stage=zero_stage, accumulation_steps=4)
+            ).gradients
+        )
 
     for name, pp in (("alone", 1), ("pipeline", 2)):
         whole, many = gradients(1, pp), gradients(3, pp)
@@ -291,14 +354,20 @@ def test_zero_2_reduces_the_gradients_of_each_micro_batch_where_it_keeps_them_cu
     assert traffic("native", 4) < 1.2 * traffic("native", 1)
 
 
-def test_gradients_that_a_program_of_ones_own_may_have_sharded_fill_its_gpu_at_most_and_put_it_at_the_limit() -> None:
+def test_gradients_that_a_program_of_ones_own_may_have_sharded_fill_its_gpu_at_most_and_put_it_at_the_limit() -> (
+    None
+):
     gpu_bytes = catalog.cluster("h100-sxm-4x8").gpu.memory_bytes
     model = catalog.model("llama-70b")
     config = ParallelConfig(dp=32, zero_stage=3, accumulation_steps=4, recompute="full")
 
     def found(trainer: str) -> tuple[float, float]:
         asked = Workload(
-            model=model, cluster=catalog.cluster("h100-sxm-4x8"), trainer=trainer, seq_len=4096, global_batch_size=128
+            model=model,
+            cluster=catalog.cluster("h100-sxm-4x8"),
+            trainer=trainer,
+            seq_len=4096,
+            global_batch_size=128,
         )
         estimated = estimate(asked, config)
         return float(estimated.memory_parts_bytes.total), float(estimated.oom_probability)
@@ -307,7 +376,9 @@ def test_gradients_that_a_program_of_ones_own_may_have_sharded_fill_its_gpu_at_m
     assert native[0] > 2 * gpu_bytes
     assert native[1] > 0.99
     assert 0.9 * gpu_bytes < command[0] <= gpu_bytes
-    assert command[1] == pytest.approx(HOLDS, abs=0.05), "at the limit: nothing says whether the program holds them"
+    assert command[1] == pytest.approx(HOLDS, abs=0.05), (
+        "at the limit: nothing says whether the program holds them"
+    )
 
 
 def test_only_what_comes_and_goes_loses_the_rest_of_its_blocks() -> None:
@@ -333,7 +404,11 @@ def test_a_program_whose_loop_is_known_has_the_memory_of_that_loop() -> None:
     config = ParallelConfig(dp=8, zero_stage=3, accumulation_steps=16)
     own, known, trainer = (
         estimate(where, config)
-        for where in (asked, replace(asked, loop="hf_trainer"), replace(asked, trainer="hf_trainer"))
+        for where in (
+            asked,
+            replace(asked, loop="hf_trainer"),
+            replace(asked, trainer="hf_trainer"),
+        )
     )
     assert known.memory_parts_bytes == trainer.memory_parts_bytes
     assert known.step_time_s == trainer.step_time_s
@@ -351,7 +426,8 @@ def test_each_loop_is_known_and_is_only_of_a_program_of_ones_own(loop: str) -> N
     }  # fmt: skip
     assert load_study(spec).workload.loop == loop
     with pytest.raises(
-        InfeasibleError, match=rf"workload\.loop={loop}: the trainer native has its own training loop"
+        InfeasibleError,
+        match=rf"workload\.loop={loop}: the trainer native has its own training loop",
     ) as refused:
         plan_of(load_study({**spec, "trainer": "native"}), top=1)
     assert "use command with your own program" in f"{refused.value}{refused.value.remedy}"
@@ -364,7 +440,13 @@ def test_the_peak_is_of_the_rank_that_holds_most_and_the_risk_of_the_one_that_ne
         trainer="nanotron",
     )  # fmt: skip
     config = ParallelConfig(
-        tp=4, pp=4, dp=8, accumulation_steps=64, precision="fp32", recompute="full", sequence_parallel=True
+        tp=4,
+        pp=4,
+        dp=8,
+        accumulation_steps=64,
+        precision="fp32",
+        recompute="full",
+        sequence_parallel=True,
     )
     table = ConfigTable.of([replace(config, micro_batch_size=size) for size in range(2, 9)])
     constants, traits = calibration_for(where), traits_of("nanotron")
@@ -380,7 +462,9 @@ def test_the_peak_is_of_the_rank_that_holds_most_and_the_risk_of_the_one_that_ne
 
 @pytest.mark.parametrize("trainer", ["command", "hf_trainer", "native"])
 @pytest.mark.parametrize("name", ["gemma-2-9b", "llama-8b"])
-def test_what_is_expected_to_run_shows_no_more_memory_than_its_gpu_has(trainer: str, name: str) -> None:
+def test_what_is_expected_to_run_shows_no_more_memory_than_its_gpu_has(
+    trainer: str, name: str
+) -> None:
     asked = Workload(
         model=catalog.model(name),
         cluster=catalog.cluster("h100-sxm-1x8"),
@@ -390,7 +474,11 @@ def test_what_is_expected_to_run_shows_no_more_memory_than_its_gpu_has(trainer: 
     )
     table = ConfigTable.of(
         ParallelConfig(
-            dp=8, micro_batch_size=micro, accumulation_steps=8 // micro, recompute=recompute, zero_stage=stage
+            dp=8,
+            micro_batch_size=micro,
+            accumulation_steps=8 // micro,
+            recompute=recompute,
+            zero_stage=stage,
         )
         for micro in (1, 2, 4, 8)
         for recompute in ("none", "full")
@@ -401,4 +489,6 @@ def test_what_is_expected_to_run_shows_no_more_memory_than_its_gpu_has(trainer: 
     assert runs.any()
     assert not runs.all()
     assert (np.asarray(found.peak_memory_bytes)[runs] <= asked.cluster.gpu.memory_bytes).all()
-    assert np.asarray(found.memory_parts_bytes.total) == pytest.approx(np.asarray(found.peak_memory_bytes))
+    assert np.asarray(found.memory_parts_bytes.total) == pytest.approx(
+        np.asarray(found.peak_memory_bytes)
+    )

@@ -8,7 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autotune.cost.rl.packing import Packed, drawn_lengths, of_rank, packed, relative_work, step_lengths
+from autotune.cost.rl.packing import (
+    Packed,
+    drawn_lengths,
+    of_rank,
+    packed,
+    relative_work,
+    step_lengths,
+)
 from autotune.spec.lengths import Lengths
 from autotune.spec.post_training import PostTraining, Rollout
 from autotune.stopping import median_interval
@@ -55,7 +62,10 @@ def test_equal_lengths_wait_for_nobody_and_need_no_balancing() -> None:
 
 
 def test_the_more_is_balanced_the_less_is_waited_for() -> None:
-    waits = {balance: found(step(), balance=balance).waiting for balance in ("none", "in_order", "mini_batch", "batch")}
+    waits = {
+        balance: found(step(), balance=balance).waiting
+        for balance in ("none", "in_order", "mini_batch", "batch")
+    }
     assert waits["none"] > waits["in_order"] > waits["mini_batch"] > waits["batch"]
 
 
@@ -66,7 +76,9 @@ def test_the_published_gain_of_balancing_comes_out() -> None:
 
 
 def test_responses_to_one_prompt_are_alike() -> None:
-    alike, apart = (drawn_lengths(step(same_prompt=share), 8).reshape(8, 64, 8) for share in (0.9, 0.0))
+    alike, apart = (
+        drawn_lengths(step(same_prompt=share), 8).reshape(8, 64, 8) for share in (0.9, 0.0)
+    )
     assert alike.mean(axis=2).std() > 2.0 * apart.mean(axis=2).std()
     assert np.sort(alike.reshape(-1)) == pytest.approx(np.sort(apart.reshape(-1)))
 
@@ -74,13 +86,19 @@ def test_responses_to_one_prompt_are_alike() -> None:
 def test_micro_batches_hold_what_they_may_and_not_much_more() -> None:
     one = found(step(), balance="mini_batch", capacity=20480.0, ranks=2)
     assert one.most_tokens < 1.2 * 20480.0  # three sequences of 8,192 are more than one may hold
-    tight, loose = (found(step(), ranks=2, capacity=c, balance="mini_batch").micro_batches for c in (10240.0, 40960.0))
+    tight, loose = (
+        found(step(), ranks=2, capacity=c, balance="mini_batch").micro_batches
+        for c in (10240.0, 40960.0)
+    )
     assert tight > 2.5 * loose
 
 
 def test_padding_is_what_sequences_of_like_length_spare() -> None:
     asked = step(padded=True)
-    apart, together = (found(asked, capacity=0.0, micro_batch=4, ranks=2, sorted_by_length=s) for s in (False, True))
+    apart, together = (
+        found(asked, capacity=0.0, micro_batch=4, ranks=2, sorted_by_length=s)
+        for s in (False, True)
+    )
     assert apart.padding > 0.3 > 0.15 > together.padding
     assert found(replace(asked, padded=False), capacity=0.0, micro_batch=4, ranks=2).padding == 0.0
 
@@ -96,7 +114,9 @@ def test_a_hundred_thousand_responses_are_packed_in_a_second_of_work() -> None:
     one = found(asked, ranks=8, mini_batches=10, capacity=20480.0, balance="batch")
     spent = time.process_time() - began
     assert one.micro_batches > 10
-    assert spent < 5.0  # about 0.3 s on an idle core; the limit is far beyond what a loaded machine needs
+    assert (
+        spent < 5.0
+    )  # about 0.3 s on an idle core; the limit is far beyond what a loaded machine needs
 
 
 @pytest.mark.parametrize("balance", ["none", "batch", "in_order", "mini_batch"])
@@ -105,22 +125,32 @@ def test_trials_deal_and_pack_as_the_simulation_does(balance: str, capacity: int
     asked = step()
     lengths = step_lengths(asked, 3, seed=5)
     ranks = [
-        of_rank(lengths, r, ranks=8, mini_batches=4, micro_batch=2, capacity=capacity, balance=balance)
+        of_rank(
+            lengths, r, ranks=8, mini_batches=4, micro_batch=2, capacity=capacity, balance=balance
+        )
         for r in range(8)
     ]
-    everything = [row for rank in ranks for mini_batch in rank for part in mini_batch for row in part]
+    everything = [
+        row for rank in ranks for mini_batch in rank for part in mini_batch for row in part
+    ]
     assert sorted(everything) == list(range(512))
     for m in range(4):
         parts = [rank[m] for rank in ranks]
         assert sum(len(part) for rank in parts for part in rank) == 128
-        assert len({len(rank) for rank in parts}) == 1, "collectives want equally many micro-batches of all ranks"
+        assert len({len(rank) for rank in parts}) == 1, (
+            "collectives want equally many micro-batches of all ranks"
+        )
         tokens = [sum(lengths[part].sum() for part in rank) for rank in parts]
         if capacity:
             assert len(parts[0]) == max(np.ceil(np.array(tokens) / capacity))
             assert max(lengths[part].sum() for rank in parts for part in rank) < 1.6 * capacity
     simulated = found(asked, ranks=8, capacity=float(capacity), balance=balance, micro_batch=2)
     drawn = [
-        len(of_rank(row, 0, ranks=8, mini_batches=4, micro_batch=2, capacity=capacity, balance=balance)[m])
+        len(
+            of_rank(
+                row, 0, ranks=8, mini_batches=4, micro_batch=2, capacity=capacity, balance=balance
+            )[m]
+        )
         for row in drawn_lengths(asked, 32)
         for m in range(4)
     ]
@@ -136,10 +166,14 @@ def test_similar_lengths_share_a_micro_batch() -> None:
 
 def test_lengths_of_a_trial_follow_from_the_seed_and_the_step_alone() -> None:
     asked = step()
-    assert np.array_equal(step_lengths(asked, 40, 1), step_lengths(replace(asked, balance="none"), 40, 1))
+    assert np.array_equal(
+        step_lengths(asked, 40, 1), step_lengths(replace(asked, balance="none"), 40, 1)
+    )
     assert not np.array_equal(step_lengths(asked, 40, 1), step_lengths(asked, 40, 2))
     assert not np.array_equal(step_lengths(asked, 40, 1), step_lengths(asked, 8, 1))
-    assert np.mean([relative_work(asked, i, 1, 1e-5) for i in range(64)]) == pytest.approx(1.0, abs=0.01)
+    assert np.mean([relative_work(asked, i, 1, 1e-5) for i in range(64)]) == pytest.approx(
+        1.0, abs=0.01
+    )
 
 
 def test_two_configs_3_percent_apart_are_told_apart_at_15_percent_between_steps() -> None:
@@ -150,7 +184,10 @@ def test_two_configs_3_percent_apart_are_told_apart_at_15_percent_between_steps(
     for seed in range(20):
         work = np.array([relative_work(asked, i, seed, 1e-5) for i in range(60)])
         assert 0.10 < work.std() < 0.20
-        times = [base * (0.1 + 0.9 * work) * (1 + 0.01 * random.standard_normal(60)) for base in (1.0, 1.03)]
+        times = [
+            base * (0.1 + 0.9 * work) * (1 + 0.01 * random.standard_normal(60))
+            for base in (1.0, 1.03)
+        ]
         for how, share in (("as measured", np.ones(60)), ("of a mean step", work)):
             (_, high), (low, _) = (median_interval(list(t / share)) for t in times)
             told_apart[how] += high < low

@@ -57,21 +57,34 @@ def extra(**knobs: Any) -> ParallelConfig:
 
 
 @pytest.mark.parametrize(
-    "knobs", [{}, {"rollout_tp": 2}, {"rollout_gpus": 4, "staleness": 0}, {"rollout_gpus": 4, "staleness": 1}]
+    "knobs",
+    [
+        {},
+        {"rollout_tp": 2},
+        {"rollout_gpus": 4, "staleness": 0},
+        {"rollout_gpus": 4, "staleness": 1},
+    ],
 )
 def test_phases_that_no_trial_runs_are_those_of_the_estimate(knobs: dict[str, Any]) -> None:
     asked, config = workload(step(), nodes=2), replace(CONFIG, extra=knobs)
     whole = phases(asked.rl or step(), config, nodes=2)
     busy = sum(whole[name] for name in TRAINED)
     found = phases_beside(asked, config, calibration_for(asked), busy)
-    assert found == pytest.approx({name: whole[name] for name in ("generation", "waiting", "refit")})
-    assert phases_beside(asked, config, calibration_for(asked), 2 * busy)["generation"] == whole["generation"]
+    assert found == pytest.approx(
+        {name: whole[name] for name in ("generation", "waiting", "refit")}
+    )
+    assert (
+        phases_beside(asked, config, calibration_for(asked), 2 * busy)["generation"]
+        == whole["generation"]
+    )
 
 
 def test_generation_is_what_was_told() -> None:
     tokens = 8192 * 1400.0
     assert phases(step())["generation"] == pytest.approx(tokens / (9000.0 * 8), rel=0.01)
-    assert phases(step(), extra(rollout_tp=2))["generation"] == pytest.approx(tokens / (8000.0 * 8), rel=0.01)
+    assert phases(step(), extra(rollout_tp=2))["generation"] == pytest.approx(
+        tokens / (8000.0 * 8), rel=0.01
+    )
     alone = Rollout(tokens_per_s_per_gpu=((1, 9000.0),), tokens_per_s_per_response=20.0)
     assert phases(step(rollout=alone))["generation"] == pytest.approx(8192 / 20.0)
 
@@ -97,7 +110,10 @@ def test_rope_that_is_not_fused_costs_the_forward_pass_as_much_as_the_backward()
     assert before > 0.0
     assert update == pytest.approx(2.0 * before)
     again = replace(CONFIG, recompute="full")
-    whole = phases(step(fused_rope=False), again)["update"] - phases(step(fused_rope=True), again)["update"]
+    whole = (
+        phases(step(fused_rope=False), again)["update"]
+        - phases(step(fused_rope=True), again)["update"]
+    )
     assert whole == pytest.approx(3.0 * before)
 
 
@@ -117,7 +133,11 @@ def test_the_last_stage_of_a_pipeline_unpacks_most_sequences() -> None:
 
 
 def test_dpo_generates_nothing_and_sft_updates_alone() -> None:
-    dpo = phases(step(algorithm="dpo", reference=True, rollout=None, prompts=512, responses=2, mini_batches=1))
+    dpo = phases(
+        step(
+            algorithm="dpo", reference=True, rollout=None, prompts=512, responses=2, mini_batches=1
+        )
+    )
     assert (dpo["generation"], dpo["log_prob"], dpo["refit"]) == (0.0, 0.0, 0.0)
     assert dpo["reference"] > 0.0
     sft = phases(step(algorithm="sft", rollout=None, prompts=512, responses=1, mini_batches=1))
@@ -129,25 +149,43 @@ def test_sides_of_a_split_wait_and_those_of_async_do_not() -> None:
     split = phases(rl, nodes=2)
     assert split["generation"] > 0.0
     assert split["waiting"] == 0.0
-    stale = {s: phases(replace(rl, placement="async", staleness=s), nodes=2) for s in (0.25, 0.5, 1.0, 2.0)}
-    assert split["step"] > stale[0.25]["step"] > stale[0.5]["step"] > stale[1.0]["step"] == stale[2.0]["step"]
+    stale = {
+        s: phases(replace(rl, placement="async", staleness=s), nodes=2)
+        for s in (0.25, 0.5, 1.0, 2.0)
+    }
+    assert (
+        split["step"]
+        > stale[0.25]["step"]
+        > stale[0.5]["step"]
+        > stale[1.0]["step"]
+        == stale[2.0]["step"]
+    )
     busy = sum(stale[1.0][name] for name in ("log_prob", "update"))
     assert stale[1.0]["step"] == pytest.approx(max(busy, split["generation"]) + stale[1.0]["refit"])
 
 
-@pytest.mark.parametrize(("trainer", "loads"), [("verl", False), ("trl", False), ("openrlhf", True)])
-def test_adapters_have_a_reference_model_of_their_own_in_openrlhf_alone(trainer: str, loads: bool) -> None:
+@pytest.mark.parametrize(
+    ("trainer", "loads"), [("verl", False), ("trl", False), ("openrlhf", True)]
+)
+def test_adapters_have_a_reference_model_of_their_own_in_openrlhf_alone(
+    trainer: str, loads: bool
+) -> None:
     peaks = []
     for reference in (False, True):
         rl = step(engine="deepspeed", micro_batch_tokens=0, reference=reference)
         adapted = replace(workload(rl), trainer=trainer, peft=Peft())
-        peaks.append(float(estimate(adapted, replace(CONFIG, tp=1, zero_stage=2)).peak_memory_bytes))
+        peaks.append(
+            float(estimate(adapted, replace(CONFIG, tp=1, zero_stage=2)).peak_memory_bytes)
+        )
     assert (peaks[1] > peaks[0] + 2**30) is loads
     assert peaks[1] >= peaks[0]
 
 
 def test_an_engine_takes_its_share_until_states_make_room() -> None:
-    tight = step(rollout=Rollout(tokens_per_s_per_gpu=((1, 9000.0),), memory_fraction=0.8), micro_batch_tokens=10240)
+    tight = step(
+        rollout=Rollout(tokens_per_s_per_gpu=((1, 9000.0),), memory_fraction=0.8),
+        micro_batch_tokens=10240,
+    )
     here, away = (phases(tight, extra(phase_offload=word)) for word in ("none", "all"))
     assert here["oom"] > 0.5 > away["oom"]
     assert away["update"] > here["update"]
@@ -157,7 +195,9 @@ def test_an_engine_takes_its_share_until_states_make_room() -> None:
 def test_one_config_and_many_are_estimated_alike() -> None:
     asked = workload(step())
     configs = [
-        extra(micro_batch_tokens=tokens, phase_offload=word) for tokens in (10240, 20480) for word in ("none", "all")
+        extra(micro_batch_tokens=tokens, phase_offload=word)
+        for tokens in (10240, 20480)
+        for word in ("none", "all")
     ]
     together = estimate(asked, ConfigTable.of(configs))
     for i, config in enumerate(configs):
@@ -169,13 +209,19 @@ def test_one_config_and_many_are_estimated_alike() -> None:
 def test_an_estimate_survives_its_document() -> None:
     found = estimate(workload(step()), CONFIG)
     assert Estimate.from_dict(found.to_dict()) == found
-    assert "phases_s" not in estimate(replace(workload(step()), rl=None, trainer="megatron"), CONFIG).to_dict()
+    assert (
+        "phases_s"
+        not in estimate(replace(workload(step()), rl=None, trainer="megatron"), CONFIG).to_dict()
+    )
 
 
 @pytest.fixture(scope="module")
 def published() -> dict[str, dict[str, Any]]:
     rows = post_training.rows()
-    return {sweep: post_training.judge([row for row in rows if row.sweep == sweep]) for sweep in post_training.SWEEPS}
+    return {
+        sweep: post_training.judge([row for row in rows if row.sweep == sweep])
+        for sweep in post_training.SWEEPS
+    }
 
 
 def test_published_phases_come_out_after_one_trial(published: dict[str, dict[str, Any]]) -> None:
@@ -190,7 +236,9 @@ def test_first_picks_of_published_sweeps_are_the_best(published: dict[str, dict[
     assert max(regrets) < 0.05
 
 
-def test_published_runs_out_of_memory_are_called_and_others_are_not(published: dict[str, dict[str, Any]]) -> None:
+def test_published_runs_out_of_memory_are_called_and_others_are_not(
+    published: dict[str, dict[str, Any]],
+) -> None:
     assert [sweep["called"] for sweep in published.values()] == [(0, 0), (4, 4)]
     assert [sweep["false"] for sweep in published.values()] == [(0, 17), (0, 9)]
 

@@ -23,7 +23,9 @@ def attention_s(model: ModelSpec, trainer: str, *, speed: float = 0.0) -> float:
     return float(np.asarray(seconds).reshape(-1)[0])
 
 
-@pytest.mark.parametrize(("head_dim", "kernels"), [(64, 64), (80, 96), (112, 128), (128, 128), (150, 160)])
+@pytest.mark.parametrize(
+    ("head_dim", "kernels"), [(64, 64), (80, 96), (112, 128), (128, 128), (150, 160)]
+)
 def test_a_head_takes_the_next_multiple_of_32(head_dim: int, kernels: int) -> None:
     model = replace(MODEL, attention_head_dim=head_dim)
     assert padded_head(model) * head_dim == pytest.approx(kernels)

@@ -32,24 +32,45 @@ def _sent_s(work: Workload, **knobs: object) -> float:
 def _forward_s(work: Workload, table: ConfigTable, constants: Calibration) -> float:
     """Half of forward and backward pass, which send the same."""
     both = expert_layer_s(
-        work, table, layout_of(work, table), constants, traits_of(work.trainer), np.zeros(1), np.array([2.0])
+        work,
+        table,
+        layout_of(work, table),
+        constants,
+        traits_of(work.trainer),
+        np.zeros(1),
+        np.array([2.0]),
     )
     return float(both[0]) / 2
 
 
 def _deepseek_layer(gpu: str, nodes: int, experts: int) -> Workload:
     """The published benchmark: 4,096 tokens of width 7,168 to 8 of 8 experts per rank."""
-    model = replace(catalog.model("deepseek-v3"), num_experts=experts, num_dense_layers=0, dense_ffn_hidden_size=0)
+    model = replace(
+        catalog.model("deepseek-v3"),
+        num_experts=experts,
+        num_dense_layers=0,
+        dense_ffn_hidden_size=0,
+    )
     cluster = ClusterSpec.of(gpu, num_nodes=nodes)
-    return Workload(model=model, cluster=cluster, seq_len=4096, global_batch_size=experts // 8, trainer="megatron")
+    return Workload(
+        model=model,
+        cluster=cluster,
+        seq_len=4096,
+        global_batch_size=experts // 8,
+        trainer="megatron",
+    )
 
 
-def test_multi_token_prediction_adds_the_weights_and_the_work_of_one_layer_and_one_output_projection() -> None:
+def test_multi_token_prediction_adds_the_weights_and_the_work_of_one_layer_and_one_output_projection() -> (
+    None
+):
     plain = catalog.model("deepseek-v3")
     predicting = replace(plain, mtp_layers=1)
     assert plain.num_parameters == pytest.approx(671e9, rel=0.002)
     # its model card: 14B for the module, of which 1.85B are copies of the embedding and the output projection
-    assert predicting.num_parameters - plain.num_parameters == pytest.approx(14e9 - 1.85e9, rel=0.05)
+    assert predicting.num_parameters - plain.num_parameters == pytest.approx(
+        14e9 - 1.85e9, rel=0.05
+    )
     # NVIDIA prints both TFLOP/s and tokens/s of its recipes: 249.7 GFLOP per token without and 260.3 with the module
     assert model_flops_per_token(plain, 4096) == pytest.approx(249.7e9, rel=0.03)
     assert model_flops_per_token(predicting, 4096) == pytest.approx(260.3e9, rel=0.03)
@@ -66,10 +87,14 @@ def test_multi_token_prediction_adds_the_weights_and_the_work_of_one_layer_and_o
         ("gpt-oss-20b", 20.9e9, 4.2e9),
     ],
 )
-def test_models_with_experts_have_the_weights_that_their_makers_print(name: str, total: float, active: float) -> None:
+def test_models_with_experts_have_the_weights_that_their_makers_print(
+    name: str, total: float, active: float
+) -> None:
     model = catalog.model(name)
     assert model.num_parameters == pytest.approx(total, rel=0.005)
-    assert model.active_parameters == pytest.approx(active, rel=0.2)  # gpt-oss counts one of its two embeddings
+    assert model.active_parameters == pytest.approx(
+        active, rel=0.2
+    )  # gpt-oss counts one of its two embeddings
 
 
 def test_ranks_of_one_layer_hold_all_its_weights_whether_experts_are_cut_or_whole() -> None:
@@ -83,7 +108,9 @@ def test_ranks_of_one_layer_hold_all_its_weights_whether_experts_are_cut_or_whol
         assert layout.expert_shard_group.size[0] == copies
 
 
-def test_whole_experts_get_the_tokens_of_one_rank_and_cut_ones_those_of_its_tensor_parallel_group() -> None:
+def test_whole_experts_get_the_tokens_of_one_rank_and_cut_ones_those_of_its_tensor_parallel_group() -> (
+    None
+):
     table = _table(tp=2, dp=4, ep=4, sequence_parallel=True)
     rows = {
         t: float(rows_per_expert(EXPERTS, layout_of(workload(EXPERTS, trainer=t), table))[0])
@@ -100,7 +127,9 @@ def test_sending_tokens_inside_a_node_takes_about_what_hybrid_ep_prints_for_b200
     """docs/README_Hybrid-EP.md of deepseek-ai/DeepEP: bandwidth counts a token once per rank that it visits."""
     visited = ranks * (1 - (1 - 1 / ranks) ** 8)
     published_s = 4096 * 7168 * 2 * visited / (published_gb_per_s * 1e9)
-    predicted_s = _sent_s(_deepseek_layer("b200-sxm", 1, 64), dp=ranks, ep=ranks, dispatcher="flex") / 2
+    predicted_s = (
+        _sent_s(_deepseek_layer("b200-sxm", 1, 64), dp=ranks, ep=ranks, dispatcher="flex") / 2
+    )
     assert predicted_s == pytest.approx(published_s, rel=0.2)
 
 
@@ -123,7 +152,9 @@ def test_flex_sends_a_token_at_most_once_to_each_rank_and_node() -> None:
     for nodes in (1, 4):
         work = workload(EXPERTS, nodes=nodes, trainer="megatron")
         ranks = min(8, 8 * nodes)
-        assert _sent_s(work, dp=8 * nodes, ep=ranks, dispatcher="flex") < _sent_s(work, dp=8 * nodes, ep=ranks)
+        assert _sent_s(work, dp=8 * nodes, ep=ranks, dispatcher="flex") < _sent_s(
+            work, dp=8 * nodes, ep=ranks
+        )
     # with one visit there is nothing to save
     work = workload(one_visit, nodes=1, trainer="megatron")
     assert _sent_s(work, dp=8, ep=8, dispatcher="flex") == pytest.approx(_sent_s(work, dp=8, ep=8))
@@ -142,7 +173,9 @@ def test_overlap_hides_most_of_the_traffic_and_none_of_the_rest() -> None:
     work = replace(_deepseek_layer("b200-sxm", 1, 64), global_batch_size=64)
     parts = {
         overlap: estimate(
-            work, ParallelConfig(dp=8, ep=8, accumulation_steps=8, ep_overlap=overlap), calibration=Calibration()
+            work,
+            ParallelConfig(dp=8, ep=8, accumulation_steps=8, ep_overlap=overlap),
+            calibration=Calibration(),
         ).time_parts_s
         for overlap in (False, True)
     }
@@ -153,7 +186,9 @@ def test_overlap_hides_most_of_the_traffic_and_none_of_the_rest() -> None:
 def test_every_micro_batch_adds_the_gradients_of_all_experts_however_few_tokens_they_got() -> None:
     few, many = (_table(dp=8, ep=8, micro_batch_size=size) for size in (1, 8))
     work = workload(EXPERTS, trainer="megatron")
-    bytes_of = [gradient_bytes(EXPERTS, layout_of(work, t), traits_of("megatron"))[0] for t in (few, many)]
+    bytes_of = [
+        gradient_bytes(EXPERTS, layout_of(work, t), traits_of("megatron"))[0] for t in (few, many)
+    ]
     assert bytes_of[0] == bytes_of[1] == 6 * EXPERTS.mlp_parameters
 
 
@@ -166,7 +201,9 @@ def _layer_rings_s(trainer: str, model: ModelSpec, recompute: str = "none") -> f
     return float(tensor_layer_s(work, table, layout, constants, again)[0])
 
 
-def test_a_layer_of_whole_experts_has_the_tensor_parallel_collectives_of_its_attention_alone() -> None:
+def test_a_layer_of_whole_experts_has_the_tensor_parallel_collectives_of_its_attention_alone() -> (
+    None
+):
     """Megatron's dispatcher takes each rank's own tokens to the experts and brings them back; shared experts are cut like a dense MLP."""
     shared = replace(EXPERTS, shared_ffn_hidden_size=2048)
     dense = _layer_rings_s("megatron", DENSE)

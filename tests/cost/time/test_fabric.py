@@ -22,7 +22,11 @@ def workload(trainer: str, cluster: str = "h100-sxm-16x8", **link: str | float) 
     where = ClusterSpec.of(cluster)
     where = replace(where, inter_node=replace(where.inter_node, **link))
     return Workload(
-        model=catalog.model("llama-8b"), cluster=where, seq_len=4096, global_batch_size=256, trainer=trainer
+        model=catalog.model("llama-8b"),
+        cluster=where,
+        seq_len=4096,
+        global_batch_size=256,
+        trainer=trainer,
     )
 
 
@@ -50,9 +54,15 @@ def test_on_another_fabric_the_networks_constants_and_no_others_are_replaced() -
         calibration_for(workload("nanotron", fabric="infiniband-ndr")),
     )
     infiniband = NETWORKS["infiniband-ndr"]
-    assert network(other) == (infiniband.efficiency, infiniband.rails, infiniband.decay, infiniband.hop_s)
+    assert network(other) == (
+        infiniband.efficiency,
+        infiniband.rails,
+        infiniband.decay,
+        infiniband.hop_s,
+    )
     kept = {
-        name: getattr(fitted, name) for name in (*NETWORK, "tensor_hop_s", "fabric", "comm_sigma", "attention_limit")
+        name: getattr(fitted, name)
+        for name in (*NETWORK, "tensor_hop_s", "fabric", "comm_sigma", "attention_limit")
     }
     assert replace(other, **kept) == fitted
     assert other.comm_sigma > fitted.comm_sigma
@@ -73,7 +83,9 @@ def test_runs_on_one_node_say_nothing_of_the_network_which_is_then_the_usual_one
     assert network(calibration_for(workload("megatron", "a100-80gb-4x8")))[0] == usual.efficiency
     own = Workload(
         model=catalog.model("llama-8b"),
-        cluster=ClusterSpec.of(replace(catalog.gpu("h100-sxm"), name="own", usual_fabric=""), num_nodes=2),
+        cluster=ClusterSpec.of(
+            replace(catalog.gpu("h100-sxm"), name="own", usual_fabric=""), num_nodes=2
+        ),
         seq_len=4096,
         global_batch_size=256,
     )
@@ -81,15 +93,20 @@ def test_runs_on_one_node_say_nothing_of_the_network_which_is_then_the_usual_one
 
 
 @pytest.mark.parametrize(
-    ("nodes", "measured_gb_per_s"), [(4, 360), (8, 345), (16, 320), (32, 300), (64, 280), (128, 260)]
+    ("nodes", "measured_gb_per_s"),
+    [(4, 360), (8, 345), (16, 320), (32, 300), (64, 280), (128, 260)],
 )
-def test_reduce_scatter_over_infiniband_is_as_fast_as_it_was_measured(nodes: int, measured_gb_per_s: float) -> None:
+def test_reduce_scatter_over_infiniband_is_as_fast_as_it_was_measured(
+    nodes: int, measured_gb_per_s: float
+) -> None:
     where = ClusterSpec.of(f"h100-sxm-{nodes}x8")
     constants = on_fabric(Calibration(intra_efficiency=1.0), where)
     ranks = np.array([8.0 * nodes])
     group = Group(ranks, np.array([8.0]), np.array([8.0]))
     seconds = float(ring_bytes_s(group, np.array([8e9]), where, constants)[0])
-    assert 8.0 * (8 * nodes - 1) / (8 * nodes) / seconds == pytest.approx(measured_gb_per_s, rel=0.04)
+    assert 8.0 * (8 * nodes - 1) / (8 * nodes) / seconds == pytest.approx(
+        measured_gb_per_s, rel=0.04
+    )
 
 
 def test_a_slower_fabric_makes_the_same_step_slower() -> None:

@@ -17,14 +17,17 @@ from autotune.spec import ConfigTable, ParallelConfig, Peft, Workload, catalog
 from autotune.trainers.base.layer_split import cut_layers
 from tests.cost.examples import MODEL, workload
 
-NO_HOST = Calibration(layer_host_s=0.0, micro_batch_host_s=0.0, step_host_s=0.0, straggler=0.0, send_host_s=0.0)
+NO_HOST = Calibration(
+    layer_host_s=0.0, micro_batch_host_s=0.0, step_host_s=0.0, straggler=0.0, send_host_s=0.0
+)
 """a host that never holds a device up"""
 
 
 def gain(where: Workload, base: ParallelConfig, **changes: object) -> float:
     """Predicted speed with these knobs over that without, less 1."""
     before, after = (
-        estimate(where, config, calibration=NO_HOST).step_time_s for config in (base, replace(base, **changes))
+        estimate(where, config, calibration=NO_HOST).step_time_s
+        for config in (base, replace(base, **changes))
     )
     return float(before) / float(after) - 1.0
 
@@ -32,7 +35,10 @@ def gain(where: Workload, base: ParallelConfig, **changes: object) -> float:
 def test_copies_of_shards_keep_the_traffic_inside_a_node() -> None:
     where = workload(nodes=4, per_node=8)
     base = ParallelConfig(dp=32, accumulation_steps=8, zero_stage=3)
-    one, copies = (estimate(where, replace(base, dp_replicas=n), calibration=NO_HOST).time_parts_s for n in (1, 4))
+    one, copies = (
+        estimate(where, replace(base, dp_replicas=n), calibration=NO_HOST).time_parts_s
+        for n in (1, 4)
+    )
     assert copies.dp_comm < 0.8 * one.dp_comm
     assert copies.compute == one.compute
 
@@ -50,7 +56,13 @@ def test_asynchronous_tensor_parallelism_gains_what_torchtitan_reports() -> None
         model=catalog.model("llama-70b"), cluster=catalog.cluster("h100-sxm-32x8"), seq_len=8192, global_batch_size=64, trainer="torchtitan"
     )  # fmt: skip
     base = ParallelConfig(
-        tp=8, dp=32, micro_batch_size=2, zero_stage=3, sequence_parallel=True, recompute="full", compile=True
+        tp=8,
+        dp=32,
+        micro_batch_size=2,
+        zero_stage=3,
+        sequence_parallel=True,
+        recompute="full",
+        compile=True,
     )
     assert 0.05 < gain(where, base, async_tp=True) < 0.20
 
@@ -61,7 +73,11 @@ def test_nanotron_hides_scatters_behind_weight_gradients_where_these_are_long() 
     def tensor_s(efficiency: float, **changes: object) -> float:
         constants = replace(NO_HOST, matmul_efficiency=efficiency)
         config = replace(ParallelConfig(tp=8, dp=4), **changes)
-        return float(estimate(workload(trainer="nanotron"), config, calibration=constants).time_parts_s.tp_comm)
+        return float(
+            estimate(
+                workload(trainer="nanotron"), config, calibration=constants
+            ).time_parts_s.tp_comm
+        )
 
     every_ring = tensor_s(0.5)
     assert tensor_s(0.5, sequence_parallel=True) < every_ring
@@ -76,7 +92,9 @@ def test_the_styles_of_context_parallelism_move_what_they_should() -> None:
     config = ParallelConfig(cp=8, dp=4, accumulation_steps=64, zero_stage=1)
     for where in (few, many):
         ring, heads, gather = (
-            estimate(where, replace(config, cp_style=style), calibration=NO_HOST).time_parts_s.cp_comm
+            estimate(
+                where, replace(config, cp_style=style), calibration=NO_HOST
+            ).time_parts_s.cp_comm
             for style in ("ring", "heads", "gather")
         )
         assert ring < gather, "the same bytes, of which the ring hides a part"
@@ -84,7 +102,9 @@ def test_the_styles_of_context_parallelism_move_what_they_should() -> None:
     assert heads < gather
 
 
-def test_a_smaller_budget_of_activations_repeats_more_and_zero_repeats_all_but_the_last_matmul() -> None:
+def test_a_smaller_budget_of_activations_repeats_more_and_zero_repeats_all_but_the_last_matmul() -> (
+    None
+):
     table = ConfigTable.of([ParallelConfig(compile=True, activation_budget=b) for b in BUDGETS])
     again = repeated(MODEL, table, layout_of(workload(), table), traits_of("torchtitan"), 2048.0)
     for shares in (again.matmuls, again.scores, again.moved):
@@ -101,8 +121,13 @@ def test_the_order_of_recomputation_is_the_order_of_its_cost() -> None:
     assert 0 < losses[0] < losses[1] < losses[2]
 
 
-def test_an_offloaded_optimizer_costs_a_multiple_of_a_short_step_and_less_over_a_link_of_grace() -> None:
-    assert host_link(catalog.gpu("gb200-nvl72")).bytes_per_s > 3 * host_link(catalog.gpu("b200-sxm")).bytes_per_s
+def test_an_offloaded_optimizer_costs_a_multiple_of_a_short_step_and_less_over_a_link_of_grace() -> (
+    None
+):
+    assert (
+        host_link(catalog.gpu("gb200-nvl72")).bytes_per_s
+        > 3 * host_link(catalog.gpu("b200-sxm")).bytes_per_s
+    )
     assert isinstance(host_link(catalog.gpu("h100-sxm")), HostLink)
     base = ParallelConfig(dp=8, zero_stage=1, accumulation_steps=4)
     assert gain(workload(), base, offload="optimizer") < -0.1
@@ -126,11 +151,18 @@ def test_a_fused_loss_is_faster_and_a_chunked_one_costs_next_to_nothing() -> Non
 
 
 def test_the_loss_moves_what_its_kernels_read_and_write() -> None:
-    table = ConfigTable.of([ParallelConfig(), ParallelConfig(precision="fp32"), ParallelConfig(loss="fused")])
+    table = ConfigTable.of(
+        [ParallelConfig(), ParallelConfig(precision="fp32"), ParallelConfig(loss="fused")]
+    )
     moved = {
-        trainer: loss_moved_bytes(table, traits_of(trainer)).tolist() for trainer in ("nanotron", "native", "composer")
+        trainer: loss_moved_bytes(table, traits_of(trainer)).tolist()
+        for trainer in ("nanotron", "native", "composer")
     }
-    assert moved == {"nanotron": [52.0, 56.0, 8.0], "native": [36.0, 40.0, 8.0], "composer": [34.0, 44.0, 36.0]}
+    assert moved == {
+        "nanotron": [52.0, 56.0, 8.0],
+        "native": [36.0, 40.0, 8.0],
+        "composer": [34.0, 44.0, 36.0],
+    }
 
 
 def test_packed_documents_attend_to_less() -> None:
@@ -171,7 +203,9 @@ def test_qlora_gathers_embeddings_in_16_bits() -> None:
         )
         return float(wide - narrow)
 
-    assert more("qlora", 4 * MODEL.vocab_size) == pytest.approx(more("lora", 4 * MODEL.vocab_size), rel=1e-6)
+    assert more("qlora", 4 * MODEL.vocab_size) == pytest.approx(
+        more("lora", 4 * MODEL.vocab_size), rel=1e-6
+    )
 
 
 def test_torchtitan_reduces_in_fp32_what_programs_with_everything_in_bf16_reduce_in_bf16() -> None:
@@ -179,7 +213,9 @@ def test_torchtitan_reduces_in_fp32_what_programs_with_everything_in_bf16_reduce
     exposed = replace(NO_HOST, data_overlap=0.0)
     mixed, pure = (
         [
-            estimate(replace(workload(trainer=name), pure_bf16=everything), config, calibration=exposed).time_parts_s
+            estimate(
+                replace(workload(trainer=name), pure_bf16=everything), config, calibration=exposed
+            ).time_parts_s
             for name in ("torchtitan", "lightning")
         ]
         for everything in (False, True)

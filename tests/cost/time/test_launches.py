@@ -27,7 +27,11 @@ def step_s(
     table = ConfigTable.of([ParallelConfig.parse(config)])
     asked = replace(workload(seq_len=seq_len, trainer=trainer, nodes=1), peft=peft)
     return float(
-        np.asarray(estimate(asked, table, calibration=replace(CONSTANTS, layer_host_s=layer_host_s)).step_time_s)[0]
+        np.asarray(
+            estimate(
+                asked, table, calibration=replace(CONSTANTS, layer_host_s=layer_host_s)
+            ).step_time_s
+        )[0]
     )
 
 
@@ -45,7 +49,9 @@ def step_s(
         ("deepspeed", None, ",zero_stage=2", 20.0),
     ],
 )
-def test_the_host_takes_that_long_for_a_layer(trainer: str, peft: Peft | None, more: str, layer_ms: float) -> None:
+def test_the_host_takes_that_long_for_a_layer(
+    trainer: str, peft: Peft | None, more: str, layer_ms: float
+) -> None:
     """A layer of 128 tokens is the host's time; the output projection and the update are the rest."""
     found = step_s(f"dp=8,accumulation_steps=8{more}", trainer=trainer, peft=peft)
     host = 8 * LAYERS * layer_ms * 1e-3

@@ -26,7 +26,9 @@ Work = tuple[str, int, int]
 def torch_table(schedule: str, p: int, m: int, v: int) -> list[list[Work]]:
     """(kind, stage, micro-batch) in order, for each rank; idle slots and reductions left out."""
     visualizer = pytest.importorskip("torch.distributed.pipelining._schedule_visualizer")
-    rows = visualizer.get_schedule_ops(TORCH[schedule], p, m, num_stages_per_rank=v if v > 1 else None)
+    rows = visualizer.get_schedule_ops(
+        TORCH[schedule], p, m, num_stages_per_rank=v if v > 1 else None
+    )
     ranks = []
     for rank, row in enumerate(rows):
         seen: dict[tuple[str, int], int] = defaultdict(int)
@@ -54,7 +56,9 @@ def run(ranks: list[list[Work]], stages: int, seconds: dict[str, float]) -> tupl
                 kind, stage, batch = work[at[r]]
                 needs: list[Work] = [("F", stage - 1, batch)] if kind == "F" and stage else []
                 if kind in "BI":
-                    needs = [("F", stage, batch)] + ([("B", stage + 1, batch)] if stage < stages - 1 else [])
+                    needs = [("F", stage, batch)] + (
+                        [("B", stage + 1, batch)] if stage < stages - 1 else []
+                    )
                 if any(need not in done for need in needs):
                     break
                 clock[r] = max([clock[r], *(done[need] for need in needs)]) + seconds[kind]
@@ -80,16 +84,22 @@ def run(ranks: list[list[Work]], stages: int, seconds: dict[str, float]) -> tupl
         ("interleaved_zero_bubble", 3),
     ],
 )
-def test_step_time_and_micro_batches_in_flight_agree_with_torch(schedule: str, v: int, p: int, rounds: int) -> None:
+def test_step_time_and_micro_batches_in_flight_agree_with_torch(
+    schedule: str, v: int, p: int, rounds: int
+) -> None:
     m = p * rounds
     seconds = {"F": 1.0 / v, "B": 2.0 / v, "I": 1.0 / v, "W": 1.0 / v}
     wanted, peaks = run(torch_table(schedule, p, m, v), p * v, seconds)
-    table = ConfigTable.of([ParallelConfig(pp=p, accumulation_steps=m, pp_schedule=schedule, virtual_stages=v)])
+    table = ConfigTable.of(
+        [ParallelConfig(pp=p, accumulation_steps=m, pp_schedule=schedule, virtual_stages=v)]
+    )
     layout = layout_of(workload(), table)
     bubble = float(bubble_time_s(table, layout, np.array([3.0 * (p - 1)]))[0])
     assert 3.0 * m + bubble == pytest.approx(wanted)
     for rank in range(p):
-        assert float(in_flight(table, layout, np.array([float(rank)]))[0]) * v == pytest.approx(peaks[rank])
+        assert float(in_flight(table, layout, np.array([float(rank)]))[0]) * v == pytest.approx(
+            peaks[rank]
+        )
 
 
 def test_layers_are_cut_evenly_or_by_cost() -> None:

@@ -16,7 +16,9 @@ TABLE = ConfigTable.of([ParallelConfig.parse("dp=8")])
 
 def step_s(gpu: GpuSpec) -> float:
     cluster = replace(catalog.cluster("h100-sxm-1x8"), gpu=gpu)
-    asked = Workload(model=catalog.model("llama-8b"), cluster=cluster, seq_len=8192, global_batch_size=8)
+    asked = Workload(
+        model=catalog.model("llama-8b"), cluster=cluster, seq_len=8192, global_batch_size=8
+    )
     return float(np.asarray(estimate(asked, TABLE).step_time_s)[0])
 
 
@@ -31,11 +33,15 @@ def test_matmuls_and_attention_are_slower_and_memory_is_not() -> None:
     limited = replace(catalog.gpu("h100-sxm"), power_watts=350.0, rated_watts=700.0)
     found = bounded(constants, limited)
     assert found.matmul_efficiency == pytest.approx(constants.matmul_efficiency * limited.clock)
-    assert found.attention_efficiency == pytest.approx(constants.attention_efficiency * limited.clock)
+    assert found.attention_efficiency == pytest.approx(
+        constants.attention_efficiency * limited.clock
+    )
     assert found.memory_efficiency == constants.memory_efficiency
 
 
-@pytest.mark.parametrize("stated", [{}, {"power_watts": 500.0}, {"power_watts": 800.0, "rated_watts": 700.0}])
+@pytest.mark.parametrize(
+    "stated", [{}, {"power_watts": 500.0}, {"power_watts": 800.0, "rated_watts": 700.0}]
+)
 def test_a_gpu_without_a_lower_limit_keeps_its_clock(stated: dict[str, float]) -> None:
     gpu = replace(catalog.gpu("h100-sxm"), **{"power_watts": None, **stated})
     assert gpu.clock == 1.0
@@ -50,4 +56,7 @@ def test_a_gpu_whose_matmuls_reach_the_datasheet_has_the_share_of_others_of_that
     """An RTX 4090 was measured at its datasheet's peak; of a GPU without a measurement the pooled efficiency stays."""
     measured, unknown = catalog.gpu("rtx-4090"), catalog.gpu("rtx-a6000")
     assert bounded(Calibration(), measured, share=0.87).matmul_efficiency == pytest.approx(0.87)
-    assert bounded(Calibration(), unknown, share=0.87).matmul_efficiency == Calibration().matmul_efficiency
+    assert (
+        bounded(Calibration(), unknown, share=0.87).matmul_efficiency
+        == Calibration().matmul_efficiency
+    )

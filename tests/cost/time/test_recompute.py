@@ -15,7 +15,9 @@ from autotune.cost.traits import TRAITS, traits_of
 from autotune.spec import ConfigTable, ModelSpec, ParallelConfig, Workload, catalog
 from tests.cost.examples import EXPERTS, MODEL, workload
 
-GPT = ModelSpec(name="gpt", num_layers=16, hidden_size=2048, num_attention_heads=16, vocab_size=51200)
+GPT = ModelSpec(
+    name="gpt", num_layers=16, hidden_size=2048, num_attention_heads=16, vocab_size=51200
+)
 NO_HOST = Calibration(layer_host_s=0.0, micro_batch_host_s=0.0, step_host_s=0.0, straggler=0.0)
 """a host that never holds a device up"""
 
@@ -36,7 +38,9 @@ def test_activations_are_those_of_the_paper(tp: int) -> None:
         table = ConfigTable.of([ParallelConfig(tp=tp, sequence_parallel=sequence_parallel)])
         layer = activations(GPT, table)
         assert layer.everything[0] / GPT.hidden_size == pytest.approx(whole + 24.0 / tp)
-        assert layer.boundary[0] / GPT.hidden_size == pytest.approx(2.0 / (tp if sequence_parallel else 1))
+        assert layer.boundary[0] / GPT.hidden_size == pytest.approx(
+            2.0 / (tp if sequence_parallel else 1)
+        )
 
 
 @pytest.mark.parametrize("trainer", sorted(TRAITS))
@@ -61,13 +65,19 @@ def test_an_early_stop_does_not_repeat_the_down_projection() -> None:
         shares[trainer] = again.matmuls[1]
     assert shares["megatron"] == 1.0
     assert shares["torchtitan"] == pytest.approx(8 / 12)  # 4 h*h of a layer's 12
-    weighed = repeated(EXPERTS, table, layout_of(workload(EXPERTS), table), traits_of("torchtitan"), 2048.0)
+    weighed = repeated(
+        EXPERTS, table, layout_of(workload(EXPERTS), table), traits_of("torchtitan"), 2048.0
+    )
     assert weighed.matmuls[1] == 1.0
 
 
-def test_torchtitan_computes_grouped_products_of_experts_again_and_keeps_what_all_to_alls_bring() -> None:
+def test_torchtitan_computes_grouped_products_of_experts_again_and_keeps_what_all_to_alls_bring() -> (
+    None
+):
     """Its list of operators whose outputs are kept has `aten.mm` and `all_to_all_single`, but no grouped product."""
-    table = ConfigTable.of([ParallelConfig(recompute="selective"), ParallelConfig(recompute="selective", dp=4, ep=4)])
+    table = ConfigTable.of(
+        [ParallelConfig(recompute="selective"), ParallelConfig(recompute="selective", dp=4, ep=4)]
+    )
     where, traits = workload(EXPERTS, trainer="torchtitan"), traits_of("torchtitan")
     layout = layout_of(where, table)
     again = repeated(EXPERTS, table, layout, traits, 2048.0)
@@ -78,7 +88,9 @@ def test_torchtitan_computes_grouped_products_of_experts_again_and_keeps_what_al
     )
     of_experts = EXPERTS.experts_per_token * 3 * h * EXPERTS.ffn_hidden_size
     repeated_products = h * kv + q * h + of_experts
-    assert again.matmuls == pytest.approx(repeated_products / (h * (q + 2 * kv) + q * h + of_experts))
+    assert again.matmuls == pytest.approx(
+        repeated_products / (h * (q + 2 * kv) + q * h + of_experts)
+    )
     assert not again.dispatches.any()
     layer = layer_activations(where, table, layout, Calibration(), traits, experts=True)
     kept, _ = kept_bytes(where, table, layout, traits, layer, experts=True)
@@ -87,7 +99,8 @@ def test_torchtitan_computes_grouped_products_of_experts_again_and_keeps_what_al
 
 
 @pytest.mark.parametrize(
-    ("model", "gpus", "seq_len", "reserved"), [("qwen3-30b-a3b", 8, 8192, 152.2), ("qwen3-8b", 4, 2048, 121.2)]
+    ("model", "gpus", "seq_len", "reserved"),
+    [("qwen3-30b-a3b", 8, 8192, 152.2), ("qwen3-8b", 4, 2048, 121.2)],
 )
 def test_peaks_of_torchtitan_on_blackwell_are_those_that_it_prints(
     model: str, gpus: int, seq_len: int, reserved: float
@@ -96,13 +109,22 @@ def test_peaks_of_torchtitan_on_blackwell_are_those_that_it_prints(
     gpu = {8: "b200-sxm", 4: "gb200-nvl72"}[gpus]
     cluster = replace(catalog.cluster("h100-sxm-1x8"), gpu=catalog.gpu(gpu), gpus_per_node=gpus)
     asked = Workload(
-        model=catalog.model(model), cluster=cluster, seq_len=seq_len, global_batch_size=64, trainer="torchtitan"
+        model=catalog.model(model),
+        cluster=cluster,
+        seq_len=seq_len,
+        global_batch_size=64,
+        trainer="torchtitan",
     )
     micro_batch = 64 // gpus
     found = estimate(
         asked,
         ParallelConfig(
-            dp=gpus, micro_batch_size=micro_batch, zero_stage=3, recompute="selective", compile=True, loss="chunked"
+            dp=gpus,
+            micro_batch_size=micro_batch,
+            zero_stage=3,
+            recompute="selective",
+            compile=True,
+            loss="chunked",
         ),
     )
     assert found.peak_memory_bytes / 1e9 == pytest.approx(reserved, rel=0.1)
@@ -110,7 +132,9 @@ def test_peaks_of_torchtitan_on_blackwell_are_those_that_it_prints(
 
 def test_experts_keep_their_inputs() -> None:
     table = ConfigTable.of([ParallelConfig()])
-    one, many = (activations(replace(EXPERTS, experts_per_token=n), table).everything for n in (2, 4))
+    one, many = (
+        activations(replace(EXPERTS, experts_per_token=n), table).everything for n in (2, 4)
+    )
     mlp = 3.0 * EXPERTS.ffn_hidden_size
     np.testing.assert_allclose(many - one, 2 * 2 * (mlp + EXPERTS.hidden_size))
 

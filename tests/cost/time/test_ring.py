@@ -18,10 +18,14 @@ MODEL = catalog.model("llama-8b")
 
 def where(gpu: str = "h100-sxm", seq_len: int = 65536) -> Workload:
     cluster = catalog.cluster(f"{gpu}-1x8")
-    return Workload(model=MODEL, cluster=cluster, seq_len=seq_len, global_batch_size=8, trainer="torchtitan")
+    return Workload(
+        model=MODEL, cluster=cluster, seq_len=seq_len, global_batch_size=8, trainer="torchtitan"
+    )
 
 
-@pytest.mark.parametrize(("gpu", "kernels_per_s", "measured"), [("h100-sxm", 19.3, 17.4), ("a100-80gb", 11.8, 10.6)])
+@pytest.mark.parametrize(
+    ("gpu", "kernels_per_s", "measured"), [("h100-sxm", 19.3, 17.4), ("a100-80gb", 11.8, 10.6)]
+)
 def test_a_balanced_ring_is_slower_than_one_kernel_by_no_more_than_was_measured(
     gpu: str, kernels_per_s: float, measured: float
 ) -> None:
@@ -47,7 +51,8 @@ def test_short_sequences_lose_more_than_long_ones_and_many_ranks_more_than_few()
 def test_only_a_ring_pays_for_it() -> None:
     config = ParallelConfig(cp=4, dp=2, zero_stage=1, accumulation_steps=4)
     ring, heads = (
-        estimate(where(), replace(config, cp_style=style)).time_parts_s.compute for style in ("ring", "heads")
+        estimate(where(), replace(config, cp_style=style)).time_parts_s.compute
+        for style in ("ring", "heads")
     )
     assert ring > heads
 
@@ -66,7 +71,9 @@ def test_keys_that_are_gathered_at_once_hide_behind_the_first_kernel_alone() -> 
     """torch's `context_parallel` gathers before the second kernel; a ring that passes them on hides them behind all of attention."""
     gathers = replace(Traits(), ring_gathers=True)
     traffic = context_traffic_s(Traits(), 1e-6)
-    assert context_traffic_s(gathers, 2.0 * traffic) > 5.0 * context_traffic_s(Traits(), 2.0 * traffic)
+    assert context_traffic_s(gathers, 2.0 * traffic) > 5.0 * context_traffic_s(
+        Traits(), 2.0 * traffic
+    )
     assert context_traffic_s(gathers, 100.0 * traffic) < 0.01 * traffic
 
 

@@ -44,10 +44,14 @@ def test_the_published_sweep_is_what_was_fitted() -> None:
 
 @pytest.mark.parametrize("chance", [0.01, 0.05, 0.12, 0.4])
 @pytest.mark.parametrize("stalled", [1.2, 3.0, 20.0])
-def test_the_upper_end_is_exceeded_by_a_twentieth_of_the_mixture(chance: float, stalled: float) -> None:
+def test_the_upper_end_is_exceeded_by_a_twentieth_of_the_mixture(
+    chance: float, stalled: float
+) -> None:
     sigma = 0.15
     high = upper_end(np.ones(1), np.full(1, sigma), np.full(1, stalled), np.full(1, chance))
-    above = (1 - chance) * norm.sf(np.log(high) / sigma) + chance * norm.sf(np.log(high / stalled) / sigma)
+    above = (1 - chance) * norm.sf(np.log(high) / sigma) + chance * norm.sf(
+        np.log(high / stalled) / sigma
+    )
     assert float(above[0]) == pytest.approx(0.05, abs=0.002)
 
 

@@ -113,7 +113,11 @@ for step in range(args.steps):
         if args.shapes:
             shapes += 1
             tokens = tokens[:, : args.seq_len - shapes % 40]
-        held = [torch.ones(1 << 24) for _ in range(args.churn_mb // 64)] if args.churn_mb and hit else []
+        held = (
+            [torch.ones(1 << 24) for _ in range(args.churn_mb // 64)]
+            if args.churn_mb and hit
+            else []
+        )
         loss = loss_of(model, tokens)
         loss.backward()
         del held
@@ -126,7 +130,9 @@ for step in range(args.steps):
     if args.evaluate_every and step % args.evaluate_every == args.evaluate_every - 1:
         evaluate(model)
     if args.save_every and step % args.save_every == args.save_every - 1:
-        torch.save([p.detach().flatten().repeat(8) for p in model.parameters()], f"checkpoint-{rank}.pt")
+        torch.save(
+            [p.detach().flatten().repeat(8) for p in model.parameters()], f"checkpoint-{rank}.pt"
+        )
     if rank == 0:
         print(f"step {step} loss {loss.item():.4f}", flush=True)
 if ranks > 1:

@@ -28,7 +28,9 @@ class Tokens(Dataset):
 class Module(lightning.LightningModule):
     def __init__(self) -> None:
         super().__init__()
-        wide = [nn.Sequential(nn.Linear(128, 512), nn.GELU(), nn.Linear(512, 128)) for _ in range(4)]
+        wide = [
+            nn.Sequential(nn.Linear(128, 512), nn.GELU(), nn.Linear(512, 128)) for _ in range(4)
+        ]
         self.net = nn.Sequential(nn.Embedding(256, 128), *wide, nn.Linear(128, 256))
 
     def training_step(self, tokens: torch.Tensor, index: int) -> torch.Tensor:

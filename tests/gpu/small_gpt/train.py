@@ -23,7 +23,11 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, _ = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.qkv(self.norm1(x))
+            .view(batch, length, 3, HEADS, WIDTH // HEADS)
+            .permute(2, 0, 3, 1, 4)
+        )
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, WIDTH))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
@@ -66,7 +70,9 @@ def main() -> None:
             model.require_backward_grad_sync = micro == args.grad_accum - 1
             with torch.autocast("cuda", dtype=torch.bfloat16, enabled=args.dtype == "bfloat16"):
                 logits = model(tokens[:, :-1])
-                loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()) / args.grad_accum
+                loss = (
+                    F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()) / args.grad_accum
+                )
             loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

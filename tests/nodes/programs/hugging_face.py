@@ -25,7 +25,9 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--steps", type=int, default=20)
     arguments = parser.parse_args()
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=256, n_positions=32, n_embd=32, n_layer=2, n_head=4))
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=256, n_positions=32, n_embd=32, n_layer=2, n_head=4)
+    )
     with tempfile.TemporaryDirectory() as folder:
         settings = TrainingArguments(
             output_dir=folder,

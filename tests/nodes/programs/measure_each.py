@@ -12,7 +12,9 @@ from autotune_workers.calibrate import QUICK, each_rank
 from autotune_workers.training.parallel.mesh import RankContext
 
 dist.init_process_group("gloo")
-context = RankContext(rank=dist.get_rank(), world_size=dist.get_world_size(), device=torch.device("cpu"))
+context = RankContext(
+    rank=dist.get_rank(), world_size=dist.get_world_size(), device=torch.device("cpu")
+)
 told: list[object] = [None] * context.world_size
 dist.all_gather_object(told, each_rank(context, QUICK))
 if context.rank == 0:

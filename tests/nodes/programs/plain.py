@@ -17,7 +17,9 @@ def main() -> None:
     arguments = parser.parse_args()
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Embedding(256, 64), torch.nn.Linear(64, 256)))
+    model = DistributedDataParallel(
+        torch.nn.Sequential(torch.nn.Embedding(256, 64), torch.nn.Linear(64, 256))
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for step in range(arguments.steps):
         began_s = time.perf_counter()
@@ -28,7 +30,10 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         if dist.get_rank() == 0:
-            print(f"step {step} loss: {loss.item():.4f} step time: {time.perf_counter() - began_s:.6f} s", flush=True)
+            print(
+                f"step {step} loss: {loss.item():.4f} step time: {time.perf_counter() - began_s:.6f} s",
+                flush=True,
+            )
     dist.destroy_process_group()
 
 

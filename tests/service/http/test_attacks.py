@@ -35,7 +35,10 @@ CHANGES = [
     ("POST", f"{API}/plan"),
     ("POST", f"{API}/studies/any/cancel"),
 ]
-READS = [("GET", f"{API}/{path}") for path in ("studies", "best", "metrics", "studies/any", "studies/any/events")]
+READS = [
+    ("GET", f"{API}/{path}")
+    for path in ("studies", "best", "metrics", "studies/any", "studies/any/events")
+]
 
 
 def kind(answer: Any) -> tuple[int, str]:
@@ -45,15 +48,21 @@ def kind(answer: Any) -> tuple[int, str]:
 @pytest.mark.parametrize(("method", "path"), CHANGES + READS)
 def test_without_a_token_nothing_is_told_or_done(guarded: Service, method: str, path: str) -> None:
     assert kind(guarded.http.request(method, path)) == (401, "unauthorized")
-    assert guarded.http.request(method, path, headers=bearer("at_000000000000_" + "x" * 43)).status_code in (401, 429)
+    assert guarded.http.request(
+        method, path, headers=bearer("at_000000000000_" + "x" * 43)
+    ).status_code in (401, 429)
 
 
 def test_health_tells_strangers_no_more_than_that_it_lives(guarded: Service) -> None:
     assert set(guarded.http.get(f"{API}/health").json()) == {"status", "version"}
-    assert "checks" in guarded.http.get(f"{API}/health", headers=bearer(guarded.token("read"))).json()
+    assert (
+        "checks" in guarded.http.get(f"{API}/health", headers=bearer(guarded.token("read"))).json()
+    )
 
 
-@pytest.mark.parametrize("text", ["at__", "at_x_", "Bearer", "at_\x7f_y", "a" * 5000, "at_%00_x", "at_../../_x"])
+@pytest.mark.parametrize(
+    "text", ["at__", "at_x_", "Bearer", "at_\x7f_y", "a" * 5000, "at_%00_x", "at_../../_x"]
+)
 def test_malformed_tokens_are_wrong_tokens(guarded: Service, text: str) -> None:
     assert guarded.http.get(f"{API}/studies", headers=bearer(text)).status_code in (401, 429)
 
@@ -66,11 +75,17 @@ def test_revoked_and_expired_tokens_are_dead_at_once(guarded: Service) -> None:
 
 
 def test_one_owner_cannot_act_on_anothers_study(guarded: Service) -> None:
-    ann, bob, root = (bearer(guarded.token(*who)) for who in (("submit", "ann"), ("submit", "bob"), ("admin", "root")))
+    ann, bob, root = (
+        bearer(guarded.token(*who))
+        for who in (("submit", "ann"), ("submit", "bob"), ("admin", "root"))
+    )
     made = guarded.http.post(f"{API}/studies", json=spec(), headers=ann).json()["study"]
     assert made["owner"] == "ann"
     for action in ("pause", "resume", "stop", "cancel"):
-        assert kind(guarded.http.post(f"{API}/studies/{made['id']}/{action}", headers=bob)) == (403, "forbidden")
+        assert kind(guarded.http.post(f"{API}/studies/{made['id']}/{action}", headers=bob)) == (
+            403,
+            "forbidden",
+        )
     assert (
         guarded.http.get(f"{API}/studies/{made['id']}", headers=bob).status_code == 200
     )  # a team shares what it supports
@@ -79,10 +94,17 @@ def test_one_owner_cannot_act_on_anothers_study(guarded: Service) -> None:
 
 def test_a_spec_cannot_name_its_owner_and_keys_are_ones_own(guarded: Service) -> None:
     ann, bob = bearer(guarded.token("submit", "ann")), bearer(guarded.token("submit", "bob"))
-    assert guarded.http.post(f"{API}/studies", json=spec(owner="bob"), headers=ann).status_code == 422
+    assert (
+        guarded.http.post(f"{API}/studies", json=spec(owner="bob"), headers=ann).status_code == 422
+    )
     key = {"Idempotency-Key": "same"}
-    first = guarded.http.post(f"{API}/studies", json=spec(), headers=ann | key).json()["study"]["id"]
-    assert guarded.http.post(f"{API}/studies", json=spec(), headers=bob | key).json()["study"]["id"] != first
+    first = guarded.http.post(f"{API}/studies", json=spec(), headers=ann | key).json()["study"][
+        "id"
+    ]
+    assert (
+        guarded.http.post(f"{API}/studies", json=spec(), headers=bob | key).json()["study"]["id"]
+        != first
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,13 +134,16 @@ def test_other_names_are_not_answered(service: Service, host: str) -> None:
     ],
 )
 @pytest.mark.parametrize(("method", "path"), CHANGES)
-def test_pages_of_other_sites_change_nothing(service: Service, headers: dict[str, str], method: str, path: str) -> None:
+def test_pages_of_other_sites_change_nothing(
+    service: Service, headers: dict[str, str], method: str, path: str
+) -> None:
     assert kind(service.http.request(method, path, headers=headers)) == (403, "csrf")
 
 
 def test_no_answer_lets_other_sites_read_it(service: Service) -> None:
     answer = service.http.options(
-        f"{API}/studies", headers={"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
+        f"{API}/studies",
+        headers={"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"},
     )
     assert answer.status_code == 405
     found = service.http.get(f"{API}/studies", headers={"Origin": "https://evil.example"}).headers
@@ -132,13 +157,18 @@ def test_a_cookie_alone_changes_nothing(guarded: Service) -> None:
     cookie = {"Cookie": f"autotune_token={token}"}
     assert guarded.http.get("/studies", headers=cookie).status_code == 200
     assert kind(guarded.http.post(f"{API}/studies", json=spec(), headers=cookie)) == (403, "csrf")
-    made = guarded.http.post(f"{API}/studies", json=spec(), headers=bearer(token)).json()["study"]["id"]
+    made = guarded.http.post(f"{API}/studies", json=spec(), headers=bearer(token)).json()["study"][
+        "id"
+    ]
     form = {"action": "cancel", "form_token": "0" * 64}
     assert guarded.http.post(f"/studies/{made}/act", data=form, headers=cookie).status_code == 403
     assert str(guarded.store.study(made).status) == "QUEUED"
     # an empty header must not pass for a token of a program, which needs no form token
     empty = cookie | {"Authorization": ""}
-    assert kind(guarded.http.post(f"{API}/studies", json=spec(), headers=empty)) == (401, "unauthorized")
+    assert kind(guarded.http.post(f"{API}/studies", json=spec(), headers=empty)) == (
+        401,
+        "unauthorized",
+    )
 
 
 def test_tokens_stand_in_no_log_answer_or_address(
@@ -148,14 +178,22 @@ def test_tokens_stand_in_no_log_answer_or_address(
     token = guarded.token("admin")
     texts = [
         guarded.http.get(path, headers=bearer(token)).text
-        for path in (f"{API}/studies", f"{API}/nothing", f"{API}/metrics", f"{API}/health", "/studies")
+        for path in (
+            f"{API}/studies",
+            f"{API}/nothing",
+            f"{API}/metrics",
+            f"{API}/health",
+            "/studies",
+        )
     ]
     texts += [guarded.http.get(f"{API}/studies", headers=bearer(token + "x")).text]
     captured = capfd.readouterr()
     ours = [r.getMessage() for r in caplog.records if r.name.startswith(("autotune", "uvicorn"))]
     secret = token.split("_", 2)[2]  # the secret may hold underscores itself
     assert secret not in "".join([*texts, captured.out, captured.err, *ours])
-    assert secret not in str([vars(t) if hasattr(t, "__dict__") else t for t in guarded.store.tokens.list()])
+    assert secret not in str(
+        [vars(t) if hasattr(t, "__dict__") else t for t in guarded.store.tokens.list()]
+    )
     assert secret.encode() not in guarded.path.read_bytes()
 
 
@@ -173,7 +211,9 @@ def test_tokens_stand_in_no_log_answer_or_address(
     ],
 )
 def test_addresses_lead_to_no_files(service: Service, path: str) -> None:
-    with socket.create_connection(service.address, timeout=DEADLINE_S) as raw:  # a client library would tidy the path
+    with socket.create_connection(
+        service.address, timeout=DEADLINE_S
+    ) as raw:  # a client library would tidy the path
         raw.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
         head = raw.makefile("rb").read()
     assert head.split()[1] in (b"404", b"422")
@@ -198,7 +238,16 @@ def test_addresses_lead_to_no_files(service: Service, path: str) -> None:
         ("runner.clock", {"runner": {"kind": "simulated", "clock": "time.time"}}),
         ("runner.runtime_env", {"runner": {"kind": "ray", "runtime_env": {"pip": ["evil"]}}}),
         ("runner.capacity", {"runner": {"kind": "simulated", "capacity": "$(id)"}}),
-        ("trainer", {"trainer": {"kind": "command", "argv": ["sh", "-c", "id"], "metrics": {"step": "s (\\d+)"}}}),
+        (
+            "trainer",
+            {
+                "trainer": {
+                    "kind": "command",
+                    "argv": ["sh", "-c", "id"],
+                    "metrics": {"step": "s (\\d+)"},
+                }
+            },
+        ),
         ("searcher", {"searcher": "os.system"}),
         ("searcher", {"searcher": "optuna:../../x"}),
         ("name", {"name": "../../etc/cron.d/x"}),
@@ -210,7 +259,9 @@ def test_addresses_lead_to_no_files(service: Service, path: str) -> None:
         ("enqueue", {"enqueue": ["tp=1"] * 5000}),
     ],
 )
-def test_specs_reach_no_file_program_or_address(service: Service, field: str, changes: dict[str, Any]) -> None:
+def test_specs_reach_no_file_program_or_address(
+    service: Service, field: str, changes: dict[str, Any]
+) -> None:
     answer = service.http.post(f"{API}/studies", json=spec(**changes))
     assert answer.status_code == 422
     error = answer.json()["error"]
@@ -235,7 +286,11 @@ ONE_OF_EACH_REACH = {
         ("script_args", ["id"]),
         ("settings", {"main_process_ip": "evil.example"}),
     ],
-    "hf_trainer": [("settings", {"output_dir": "/etc"}), ("data", "../../etc/passwd"), ("python", "/bin")],
+    "hf_trainer": [
+        ("settings", {"output_dir": "/etc"}),
+        ("data", "../../etc/passwd"),
+        ("python", "/bin"),
+    ],
     "lightning": [
         ("script", "file:///bin/sh"),
         ("layer_class", "os.system"),
@@ -249,8 +304,16 @@ ONE_OF_EACH_REACH = {
         ("tokenizer_model", "https://evil.example/model"),
         ("settings", {"load": "/etc"}),
     ],
-    "megatron_bridge": [("recipe", "posix.system"), ("python", "/usr"), ("settings", {"checkpoint": {"save": "/etc"}})],
-    "nanotron": [("entrypoint", "/bin/sh"), ("dataset", "evil/dataset"), ("tokenizer", "/etc/passwd")],
+    "megatron_bridge": [
+        ("recipe", "posix.system"),
+        ("python", "/usr"),
+        ("settings", {"checkpoint": {"save": "/etc"}}),
+    ],
+    "nanotron": [
+        ("entrypoint", "/bin/sh"),
+        ("dataset", "evil/dataset"),
+        ("tokenizer", "/etc/passwd"),
+    ],
     "torchtitan": [
         ("hf_assets_path", "/etc"),
         ("dataset_path", "/root/.ssh/id_rsa"),
@@ -273,7 +336,11 @@ def running_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servi
     (folder / "venv" / "bin").mkdir(parents=True)
     (folder / "venv" / "bin" / "python").symlink_to("/usr/bin/python3")
     options = ServiceOptions(
-        port=0, require_token=True, program_roots=(folder,), data_roots=(folder / "data",), write_rate=MANY
+        port=0,
+        require_token=True,
+        program_roots=(folder,),
+        data_roots=(folder / "data",),
+        write_rate=MANY,
     )
     with Service(tmp_path_factory.mktemp("running"), options=options) as running:
         yield running
@@ -299,9 +366,12 @@ def test_options_of_a_trainer_reach_no_program_file_or_address(
 
 
 @pytest.mark.parametrize(
-    "text", ["/bin/sh", "../../../bin/sh", "link.py", "absent.py", "venv/bin/python/../../../../x", "a\0b"]
+    "text",
+    ["/bin/sh", "../../../bin/sh", "link.py", "absent.py", "venv/bin/python/../../../../x", "a\0b"],
 )
-def test_a_token_of_scope_run_names_programs_of_the_programs_folder_only(running_programs: Service, text: str) -> None:
+def test_a_token_of_scope_run_names_programs_of_the_programs_folder_only(
+    running_programs: Service, text: str
+) -> None:
     run = bearer(running_programs.token("run"))
     asked = spec(trainer={"kind": "deepspeed", "script": text})
     answer = running_programs.http.post(f"{API}/studies", json=asked, headers=run)
@@ -309,16 +379,27 @@ def test_a_token_of_scope_run_names_programs_of_the_programs_folder_only(running
     for refused in ({"python": "/usr/bin/python3"}, {"cwd": "/"}, {"data": "/etc/passwd"}):
         asked = spec(trainer={"kind": "deepspeed", "script": "train.py", **refused})
         answer = running_programs.http.post(f"{API}/studies", json=asked, headers=run)
-        assert (answer.status_code, answer.json()["error"]["field"]) == (422, f"trainer.{next(iter(refused))}")
+        assert (answer.status_code, answer.json()["error"]["field"]) == (
+            422,
+            f"trainer.{next(iter(refused))}",
+        )
 
 
-def test_a_program_needs_the_scope_run_and_is_stored_by_its_resolved_path(running_programs: Service) -> None:
+def test_a_program_needs_the_scope_run_and_is_stored_by_its_resolved_path(
+    running_programs: Service,
+) -> None:
     (folder,) = running_programs.options.program_roots
     options = {"script": "train.py", "script_args": ["--flag"], "python": "venv", "data": "corpus"}
     asked = spec(trainer={"kind": "deepspeed", **options})
     submit, run = (bearer(running_programs.token(scope)) for scope in ("submit", "run"))
-    assert kind(running_programs.http.post(f"{API}/studies", json=asked, headers=submit)) == (403, "forbidden")
-    assert kind(running_programs.http.post(f"{API}/plan", json=asked, headers=submit)) == (403, "forbidden")
+    assert kind(running_programs.http.post(f"{API}/studies", json=asked, headers=submit)) == (
+        403,
+        "forbidden",
+    )
+    assert kind(running_programs.http.post(f"{API}/plan", json=asked, headers=submit)) == (
+        403,
+        "forbidden",
+    )
     made = running_programs.http.post(f"{API}/studies", json=asked, headers=run)
     assert made.status_code == 201, made.text
     stored = running_programs.store.study(made.json()["study"]["id"]).study.trainer_options
@@ -333,11 +414,18 @@ def test_a_program_needs_the_scope_run_and_is_stored_by_its_resolved_path(runnin
 
 
 def test_every_option_of_every_trainer_says_what_it_names() -> None:
-    silent = [f"{name}.{o.name}" for name in trainer_names() for o in trainer_of(name).options if o.reach is None]
+    silent = [
+        f"{name}.{o.name}"
+        for name in trainer_names()
+        for o in trainer_of(name).options
+        if o.reach is None
+    ]
     assert silent == []
 
 
-def test_an_option_that_does_not_say_what_it_names_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_option_that_does_not_say_what_it_names_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from autotune.service.http.specs import confined
 
     deepspeed = trainer_of("deepspeed")
@@ -358,13 +446,26 @@ def test_data_lies_in_its_folder_whatever_the_way_there(tmp_path: Path) -> None:
     os.mkfifo(root / "pipe")
     options = ServiceOptions(port=0, data_roots=(root,))
     with Service(tmp_path / "service", options=options) as service:
-        for text in ("link.txt", "../secret.txt", str(secret), "loop", "pipe", ".", "", "x" * 900, "~/secret.txt"):
+        for text in (
+            "link.txt",
+            "../secret.txt",
+            str(secret),
+            "loop",
+            "pipe",
+            ".",
+            "",
+            "x" * 900,
+            "~/secret.txt",
+        ):
             answer = service.http.post(f"{API}/studies", json=spec(data=text))
             assert (answer.status_code, answer.json()["error"]["field"]) == (422, "data")
             assert "secret.txt" not in answer.text
         made = service.http.post(f"{API}/studies", json=spec(data="good.txt")).json()["study"]["id"]
         assert service.store.study(made).study.data == str((root / "good.txt").resolve())
-        assert service.http.post(f"{API}/studies", json=spec(data=str(root / "good.txt"))).status_code == 201
+        assert (
+            service.http.post(f"{API}/studies", json=spec(data=str(root / "good.txt"))).status_code
+            == 201
+        )
 
 
 def test_large_bodies_are_cut_off(guarded: Service) -> None:
@@ -381,7 +482,9 @@ def test_large_bodies_are_cut_off(guarded: Service) -> None:
 
 
 @pytest.mark.thorough
-def test_a_slow_client_is_cut_off_and_holds_nothing(guarded: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_client_is_cut_off_and_holds_nothing(
+    guarded: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from autotune.service import server
 
     monkeypatch.setattr(server, "HEAD_TIMEOUT_S", 3.0)
@@ -391,7 +494,9 @@ def test_a_slow_client_is_cut_off_and_holds_nothing(guarded: Service, monkeypatc
     try:
         for number, raw in enumerate(raws):
             raw.sendall(half_head if number % 2 else half_body)
-        assert guarded.http.get(f"{API}/health").status_code == 200  # the others are served meanwhile
+        assert (
+            guarded.http.get(f"{API}/health").status_code == 200
+        )  # the others are served meanwhile
         heads = [raw.makefile("rb").read() for raw in raws]  # returns when the service closes
     finally:
         for raw in raws:
@@ -407,26 +512,37 @@ def test_a_long_head_is_refused(service: Service) -> None:
 
 
 def test_who_asks_too_often_waits(tmp_path: Path) -> None:
-    options = ServiceOptions(port=0, rate=Rate(per_s=0.01, burst=5), write_rate=Rate(per_s=0.01, burst=2))
+    options = ServiceOptions(
+        port=0, rate=Rate(per_s=0.01, burst=5), write_rate=Rate(per_s=0.01, burst=2)
+    )
     with Service(tmp_path, options=options) as service:
         answers = [service.http.get(f"{API}/studies") for _ in range(6)]
         assert [a.status_code for a in answers] == [200] * 5 + [429]
         assert int(answers[-1].headers["retry-after"]) >= 1
         other = bearer(service.token("read"))
-        assert service.http.get(f"{API}/studies", headers=other).status_code == 200  # each caller has its own
+        assert (
+            service.http.get(f"{API}/studies", headers=other).status_code == 200
+        )  # each caller has its own
 
 
 @pytest.mark.thorough
 def test_guessing_tokens_is_slowed_but_locks_nobody_out(tmp_path: Path) -> None:
     options = ServiceOptions(port=0, require_token=True, refusal_rate=Rate(per_s=0.001, burst=3))
     with Service(tmp_path, options=options) as service:
-        good = [bearer(service.token(scope)) for scope in ("read", "submit", "run", "admin")]  # never seen before
-        codes = [service.http.get(f"{API}/studies", headers=bearer(f"at_{n:012x}_guess")).status_code for n in range(6)]
+        good = [
+            bearer(service.token(scope)) for scope in ("read", "submit", "run", "admin")
+        ]  # never seen before
+        codes = [
+            service.http.get(f"{API}/studies", headers=bearer(f"at_{n:012x}_guess")).status_code
+            for n in range(6)
+        ]
         assert codes == [401] * 3 + [429] * 3
         login = {"data": {"token": "at_0_guess"}, "headers": {"Sec-Fetch-Site": "same-origin"}}
         assert service.http.post("/login", **login).status_code == 429
         for _ in range(3):
-            assert [service.http.get(f"{API}/studies", headers=g).status_code for g in good] == [200] * 4
+            assert [service.http.get(f"{API}/studies", headers=g).status_code for g in good] == [
+                200
+            ] * 4
         cookie = {"Cookie": f"{COOKIE}={service.token('read')}"}
         assert service.http.get("/studies", headers=cookie).status_code == 200
         assert service.http.post("/login", data={"token": service.token("read")}).status_code == 303
@@ -444,7 +560,10 @@ def test_valid_tokens_are_answered_after_a_restart_while_strangers_guess(tmp_pat
         connection.execute(tokens.update().where(tokens.c.id == name).values(hash=old))
     store.close()
     done = threading.Event()
-    with served(tmp_path, "--require-token") as (_, url), httpx.Client(base_url=url, timeout=DEADLINE_S) as http:
+    with (
+        served(tmp_path, "--require-token") as (_, url),
+        httpx.Client(base_url=url, timeout=DEADLINE_S) as http,
+    ):
         refused: list[int] = []
 
         def guess() -> None:
@@ -460,7 +579,9 @@ def test_valid_tokens_are_answered_after_a_restart_while_strangers_guess(tmp_pat
         try:
             until(lambda: 429 in refused)
             for _ in range(5):
-                codes = [http.get(f"{API}/studies", headers=bearer(token)).status_code for token in good]
+                codes = [
+                    http.get(f"{API}/studies", headers=bearer(token)).status_code for token in good
+                ]
                 assert codes == [200] * 4
         finally:
             done.set()
@@ -477,9 +598,14 @@ def test_others_are_not_let_in_without_a_token(host: str, tmp_path: Path) -> Non
 
 def test_a_bomb_of_aliases_costs_nothing(service: Service) -> None:
     lines = ["a: &a [x, x, x, x, x, x, x, x, x]"]
-    lines += [f"{b}: &{b} [{', '.join(['*' + a] * 9)}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True)]
+    lines += [
+        f"{b}: &{b} [{', '.join(['*' + a] * 9)}]"
+        for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+    ]
     began = time.monotonic()
-    answer = service.http.post(f"{API}/studies", content="\n".join(lines), headers={"Content-Type": "application/yaml"})
+    answer = service.http.post(
+        f"{API}/studies", content="\n".join(lines), headers={"Content-Type": "application/yaml"}
+    )
     assert answer.status_code == 422
     assert time.monotonic() - began < 60  # followed to its end it would take years
 
@@ -494,7 +620,9 @@ def test_a_bomb_of_aliases_costs_nothing(service: Service) -> None:
     ],
 )
 def test_documents_build_no_objects(service: Service, text: str) -> None:
-    answer = service.http.post(f"{API}/studies", content=text, headers={"Content-Type": "application/yaml"})
+    answer = service.http.post(
+        f"{API}/studies", content=text, headers={"Content-Type": "application/yaml"}
+    )
     assert answer.status_code == 422
     assert "uid=" not in answer.text
 
@@ -502,8 +630,15 @@ def test_documents_build_no_objects(service: Service, text: str) -> None:
 def test_pickles_are_no_specs(service: Service) -> None:
     import pickle
 
-    for media in ("application/json", "application/yaml", "application/octet-stream", "application/x-python-pickle"):
+    for media in (
+        "application/json",
+        "application/yaml",
+        "application/octet-stream",
+        "application/x-python-pickle",
+    ):
         answer = service.http.post(
-            f"{API}/studies", content=pickle.dumps(spec(), protocol=4), headers={"Content-Type": media}
+            f"{API}/studies",
+            content=pickle.dumps(spec(), protocol=4),
+            headers={"Content-Type": media},
         )
         assert answer.status_code in (415, 422)

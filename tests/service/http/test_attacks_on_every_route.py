@@ -64,7 +64,9 @@ def routes() -> list[Route]:
 @pytest.fixture(scope="module")
 def study(guarded: Service) -> str:
     """Ann's, and it waits for ever."""
-    made = guarded.http.post(f"{API}/studies", json=spec(), headers=bearer(guarded.token("submit", "ann")))
+    made = guarded.http.post(
+        f"{API}/studies", json=spec(), headers=bearer(guarded.token("submit", "ann"))
+    )
     return str(made.json()["study"]["id"])
 
 
@@ -95,17 +97,27 @@ def ask(service: Service, route: Route, study: str, **more: Any) -> httpx.Respon
     body: dict[str, Any] = {}
     if method != "GET":
         is_form = not path.startswith(API)
-        body = {"data": {"action": "cancel", "text": "t", "form_token": "0" * 64}} if is_form else {"json": spec()}
+        body = (
+            {"data": {"action": "cancel", "text": "t", "form_token": "0" * 64}}
+            if is_form
+            else {"json": spec()}
+        )
     return service.http.request(method, at(path, study), **body, **more)
 
 
 def untouched(service: Service, study: str) -> bool:
     """Whether the study is as it was submitted."""
     record = service.store.study(study)
-    return str(record.status) == "QUEUED" and not record.tags and not service.store.annotations.notes(study)
+    return (
+        str(record.status) == "QUEUED"
+        and not record.tags
+        and not service.store.annotations.notes(study)
+    )
 
 
-def test_strangers_are_told_and_can_do_nothing(guarded: Service, routes: list[Route], study: str) -> None:
+def test_strangers_are_told_and_can_do_nothing(
+    guarded: Service, routes: list[Route], study: str
+) -> None:
     for route in routes:
         if route[1] in OPEN:
             continue
@@ -113,27 +125,43 @@ def test_strangers_are_told_and_can_do_nothing(guarded: Service, routes: list[Ro
         if route[1].startswith(API):
             assert answer.status_code == 401, route
         else:
-            assert (answer.status_code, answer.headers["location"].partition("?")[0]) == (303, "/login"), route
+            assert (answer.status_code, answer.headers["location"].partition("?")[0]) == (
+                303,
+                "/login",
+            ), route
         assert study not in answer.text, route
     assert untouched(guarded, study)
 
 
-def test_pages_of_other_sites_change_nothing(guarded: Service, routes: list[Route], study: str) -> None:
+def test_pages_of_other_sites_change_nothing(
+    guarded: Service, routes: list[Route], study: str
+) -> None:
     admin = guarded.token("admin", "root")
     for route in changing(routes):
-        for head in ({"Origin": "https://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}):
+        for head in (
+            {"Origin": "https://evil.example"},
+            {"Origin": "null"},
+            {"Sec-Fetch-Site": "cross-site"},
+        ):
             for who in (bearer(admin), {"Cookie": f"{COOKIE}={admin}"}):
-                assert ask(guarded, route, study, headers={**who, **head}).status_code == 403, (route, head)
+                assert ask(guarded, route, study, headers={**who, **head}).status_code == 403, (
+                    route,
+                    head,
+                )
     assert untouched(guarded, study)
 
 
-def test_other_names_of_the_host_are_not_answered(guarded: Service, routes: list[Route], study: str) -> None:
+def test_other_names_of_the_host_are_not_answered(
+    guarded: Service, routes: list[Route], study: str
+) -> None:
     head = bearer(guarded.token("admin", "root")) | {"Host": "evil.example"}
     assert {ask(guarded, route, study, headers=head).status_code for route in routes} == {421}
     assert untouched(guarded, study)
 
 
-def test_a_token_that_may_read_changes_nothing(guarded: Service, routes: list[Route], study: str) -> None:
+def test_a_token_that_may_read_changes_nothing(
+    guarded: Service, routes: list[Route], study: str
+) -> None:
     read = guarded.token("read", "bob")
     for route in changing(routes):
         if route[1] in FOR_READERS | OPEN:
@@ -143,7 +171,9 @@ def test_a_token_that_may_read_changes_nothing(guarded: Service, routes: list[Ro
     assert untouched(guarded, study)
 
 
-def test_a_cookie_without_the_forms_token_changes_nothing(guarded: Service, routes: list[Route], study: str) -> None:
+def test_a_cookie_without_the_forms_token_changes_nothing(
+    guarded: Service, routes: list[Route], study: str
+) -> None:
     cookie = {"Cookie": f"{COOKIE}={guarded.token('admin', 'root')}"}
     for route in changing(routes):
         if route[1] not in FOR_READERS | OPEN:
@@ -155,11 +185,11 @@ def test_ids_lead_to_no_file_and_break_nothing(guarded: Service, routes: list[Ro
     admin = guarded.token("admin", "root")
     for method, path in routes:
         for evil in EVIL_IDS if "{study_id}" in path else ():
-            line = (
-                f"{method} {at(path, evil)} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: 0\r\n"
-            )
+            line = f"{method} {at(path, evil)} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: 0\r\n"
             who = f"Authorization: Bearer {admin}\r\n"
-            with socket.create_connection(guarded.address, timeout=DEADLINE_S) as raw:  # a library would tidy the path
+            with socket.create_connection(
+                guarded.address, timeout=DEADLINE_S
+            ) as raw:  # a library would tidy the path
                 raw.sendall(f"{line}{who}\r\n".encode())
                 answer = raw.makefile("rb").read()
             assert answer.split()[1] in (b"404", b"405", b"422"), (method, path, evil, answer[:200])

@@ -29,10 +29,12 @@ def let_expire(store: Any, token: str) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("end", [revoke, let_expire])
 @pytest.mark.parametrize("scope", ["read", "admin"])
-def test_an_event_stream_ends_with_its_token_and_others_go_on(guarded: Service, end: Any, scope: str) -> None:
-    study = guarded.http.post(f"{API}/studies", json=spec(), headers=bearer(guarded.token("submit"))).json()["study"][
-        "id"
-    ]
+def test_an_event_stream_ends_with_its_token_and_others_go_on(
+    guarded: Service, end: Any, scope: str
+) -> None:
+    study = guarded.http.post(
+        f"{API}/studies", json=spec(), headers=bearer(guarded.token("submit"))
+    ).json()["study"]["id"]
     token, text = guarded.store.tokens.create("leaver", scope)
     accept, path = {"Accept": "text/event-stream"}, f"{API}/studies/{study}/events"
     stays, cookie = bearer(guarded.token("read", "stays")), {"Cookie": f"autotune_token={text}"}
@@ -47,7 +49,9 @@ def test_an_event_stream_ends_with_its_token_and_others_go_on(guarded: Service, 
             assert [next(lines) for lines in streams] == [": open"] * 2
             end(guarded.store, token.id)
             for lines in streams:
-                assert "event: end" not in list(lines)  # the study waits for ever: only the token can end them
+                assert "event: end" not in list(
+                    lines
+                )  # the study waits for ever: only the token can end them
         assert guarded.http.get(path, headers=accept | bearer(text)).status_code == 401
         until(lambda: guarded.service.streams == 1)
         guarded.http.post(f"{API}/studies/{study}/cancel", headers=bearer(guarded.token("admin")))

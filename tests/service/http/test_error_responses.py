@@ -24,7 +24,14 @@ JSON = {"Content-Type": "application/json"}
         ("GET", f"{API}/studies?modle=gpt2-medium", {}, 422, "spec", "modle"),
         ("GET", f"{API}/health?deep=1", {}, 422, "spec", "deep"),
         ("GET", f"{API}/studies/absent", {}, 404, "not_found", ""),
-        ("GET", f"{API}/studies/absent/events", {"headers": {"Accept": "text/event-stream"}}, 404, "not_found", ""),
+        (
+            "GET",
+            f"{API}/studies/absent/events",
+            {"headers": {"Accept": "text/event-stream"}},
+            404,
+            "not_found",
+            "",
+        ),
         ("POST", f"{API}/studies/absent/explode", {}, 422, "spec", "action"),
         (
             "POST",
@@ -45,7 +52,13 @@ JSON = {"Content-Type": "application/json"}
     ],
 )
 def test_errors(
-    service: Service, method: str, path: str, request_: dict[str, Any], status: int, kind: str, field: str
+    service: Service,
+    method: str,
+    path: str,
+    request_: dict[str, Any],
+    status: int,
+    kind: str,
+    field: str,
 ) -> None:
     answer = service.http.request(method, path, **request_)
     assert answer.status_code == status
@@ -59,12 +72,32 @@ def test_errors(
 @pytest.mark.parametrize(
     ("method", "path", "request_", "message"),
     [
-        ("GET", "/studies?limit=x", {}, "must be a valid integer, unable to parse string as an integer, but is 'x'"),
-        ("GET", "/studies/-x", {}, "must match pattern '^[A-Za-z0-9_][A-Za-z0-9_ .:+-]{0,99}$', but is '-x'"),
-        ("POST", "/review", {"content": b"{,}", "headers": JSON}, "the request is not valid JSON: Expecting property"),
+        (
+            "GET",
+            "/studies?limit=x",
+            {},
+            "must be a valid integer, unable to parse string as an integer, but is 'x'",
+        ),
+        (
+            "GET",
+            "/studies/-x",
+            {},
+            "must match pattern '^[A-Za-z0-9_][A-Za-z0-9_ .:+-]{0,99}$', but is '-x'",
+        ),
+        (
+            "POST",
+            "/review",
+            {"content": b"{,}", "headers": JSON},
+            "the request is not valid JSON: Expecting property",
+        ),
         ("POST", "/review", {"json": [1]}, "must be a JSON object"),
         ("POST", "/review", {"json": {}}, "this is required, but is missing"),
-        ("POST", "/plan", {"json": [1]}, "a spec must be a mapping of keys to values, but this is [1]"),
+        (
+            "POST",
+            "/plan",
+            {"json": [1]},
+            "a spec must be a mapping of keys to values, but this is [1]",
+        ),
     ],
 )
 def test_parameters_and_bodies_are_refused_in_words_that_have_the_value(
@@ -78,7 +111,9 @@ def test_parameters_and_bodies_are_refused_in_words_that_have_the_value(
 def test_a_mistake_in_a_spec_comes_with_its_line_and_column(service: Service) -> None:
     text = "name: mine\nmodel: gpt2-medium\nbudget:\n  max_trails: 4\n"
     for path in ("studies", "plan"):
-        answer = service.http.post(f"{API}/{path}", content=text, headers={"Content-Type": "application/yaml"})
+        answer = service.http.post(
+            f"{API}/{path}", content=text, headers={"Content-Type": "application/yaml"}
+        )
         error = answer.json()["error"]
         first, *missing = error["problems"]
         assert (first["line"], first["column"], first["field"]) == (4, 3, "budget.max_trails")
@@ -87,10 +122,15 @@ def test_a_mistake_in_a_spec_comes_with_its_line_and_column(service: Service) ->
         assert (error["message"], error["field"]) == (first["message"], first["field"])
 
 
-def test_a_unit_of_a_query_that_may_mean_two_sizes_is_answered_with_what_to_write(service: Service) -> None:
+def test_a_unit_of_a_query_that_may_mean_two_sizes_is_answered_with_what_to_write(
+    service: Service,
+) -> None:
     assert service.http.get(f"{API}/best?seq_len=8Ki").status_code == 200
     error = service.http.get(f"{API}/best?seq_len=8k").json()["error"]
-    assert (error["field"], error["remedy"]) == ("seq_len", "write 8Ki for 8 x 1024, or the whole number")
+    assert (error["field"], error["remedy"]) == (
+        "seq_len",
+        "write 8Ki for 8 x 1024, or the whole number",
+    )
 
 
 def test_a_store_that_is_away_is_503_and_a_fault_of_ours_500(
@@ -109,7 +149,9 @@ def test_a_store_that_is_away_is_503_and_a_fault_of_ours_500(
     monkeypatch.setattr(service.store, "ping", away)
     service.service.last_health = (None, 0.0)
     assert service.http.get(f"{API}/health/ready").status_code == 503
-    assert service.http.get(f"{API}/health/live").status_code == 200  # a restart would not bring the store back
+    assert (
+        service.http.get(f"{API}/health/live").status_code == 200
+    )  # a restart would not bring the store back
     monkeypatch.setattr(service.store, "studies", broken)
     answer = service.http.get(f"{API}/studies")
     assert (answer.status_code, answer.json()["error"]["kind"]) == (500, "internal")

@@ -70,16 +70,24 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, s
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TAKEN_TOKEN", "SECRET-taken-345")
         patch.setenv("AUTOTUNE_DATA_DIR", str(folder / "data"))
-        with Service(folder / "service", options=ServiceOptions(port=0, require_token=True)) as service:
+        with Service(
+            folder / "service", options=ServiceOptions(port=0, require_token=True)
+        ) as service:
             told: list[str] = []
             result = api.tune(
-                spec(folder), store=service.store, on_event=lambda event: told.append(getattr(event, "message", ""))
+                spec(folder),
+                store=service.store,
+                on_event=lambda event: told.append(getattr(event, "message", "")),
             )
             yield service, result.record.id, told
 
 
 def leaks(text: str) -> list[str]:
-    return [value for value in (*VALUES, "SECRET-taken-345") if value in text or value.replace("-", "%2D") in text]
+    return [
+        value
+        for value in (*VALUES, "SECRET-taken-345")
+        if value in text or value.replace("-", "%2D") in text
+    ]
 
 
 def token(service: Service, scope: str) -> dict[str, str]:
@@ -97,7 +105,10 @@ ADDRESSES = (
 def test_others_see_no_secret(shown: tuple[Service, str, list[str]], address: str) -> None:
     service, study, _ = shown
     with httpx.Client(
-        base_url=service.url, headers=token(service, "submit"), follow_redirects=True, timeout=DEADLINE_S
+        base_url=service.url,
+        headers=token(service, "submit"),
+        follow_redirects=True,
+        timeout=DEADLINE_S,
     ) as client:
         answer = client.get(address.format(id=study))
     assert answer.status_code == 200
@@ -125,11 +136,18 @@ def test_reports_tools_and_messages_hold_none(shown: tuple[Service, str, list[st
     assert leaks(markdown_report(result.record, result.trials)) == []
     assert leaks("\n".join(told)) == []
     (said,) = [line for line in told if "secrets" in line]
-    assert all(word in said for word in ("WANDB_API_KEY", "token", "api-key", "env: {WANDB_API_KEY: from-environment}"))
+    assert all(
+        word in said
+        for word in ("WANDB_API_KEY", "token", "api-key", "env: {WANDB_API_KEY: from-environment}")
+    )
 
     async def export() -> str:
-        async with Client(make_server(LocalSource(service.store), store=None, may_submit=False)) as client:
-            return str(await client.call_tool("export_launch", {"study": study, "trainer": "command"}))
+        async with Client(
+            make_server(LocalSource(service.store), store=None, may_submit=False)
+        ) as client:
+            return str(
+                await client.call_tool("export_launch", {"study": study, "trainer": "command"})
+            )
 
     assert leaks(asyncio.run(export())) == []
 
@@ -144,7 +162,10 @@ COMMANDS = (
 @pytest.mark.parametrize("line", COMMANDS)
 @pytest.mark.parametrize("form", [(), ("--json",)], ids=["text", "json"])
 def test_no_command_prints_them_but_the_export_as_json(
-    shown: tuple[Service, str, list[str]], line: str, form: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    shown: tuple[Service, str, list[str]],
+    line: str,
+    form: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     service, study, _ = shown
     code = cli.run([*line.format(id=study).split(), "--store", str(service.path), *form])
@@ -164,21 +185,36 @@ def test_an_export_into_a_folder_has_them_for_its_owner_alone(
     shown: tuple[Service, str, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     service, study, _ = shown
-    line = ["export", study, "--to", "command", "--store", str(service.path), "-o", str(tmp_path / "launch")]
+    line = [
+        "export",
+        study,
+        "--to",
+        "command",
+        "--store",
+        str(service.path),
+        "-o",
+        str(tmp_path / "launch"),
+    ]
     assert cli.run(line) == 0
     written = [path for path in (tmp_path / "launch").iterdir() if leaks(path.read_text())]
     assert written
     assert all(path.stat().st_mode & 0o077 == 0 for path in written)
 
 
-def test_what_the_program_printed_is_kept_without_them(shown: tuple[Service, str, list[str]]) -> None:
+def test_what_the_program_printed_is_kept_without_them(
+    shown: tuple[Service, str, list[str]],
+) -> None:
     service, study, _ = shown
     failures = [trial.failure for trial in service.store.trials(study) if trial.failure is not None]
     assert failures
     kept = str([(failure.message, failure.exception, failure.log_tail) for failure in failures])
     assert "lost with" in kept
     assert leaks(kept) == []
-    folder = next(line for line in failures[0].log_tail if "keeps the logs" in line).split(" in ")[-1].rstrip("]")
+    folder = (
+        next(line for line in failures[0].log_tail if "keeps the logs" in line)
+        .split(" in ")[-1]
+        .rstrip("]")
+    )
     (log,) = Path(folder).glob("node-*.log")
     assert "key *** taken ***" in log.read_text()
     assert leaks(log.read_text()) == []
@@ -187,7 +223,10 @@ def test_what_the_program_printed_is_kept_without_them(shown: tuple[Service, str
 def test_the_answer_to_a_submission_says_that_the_spec_holds_secrets(tmp_path: Path) -> None:
     options = ServiceOptions(port=0, require_token=True, program_roots=(tmp_path,))
     settings = {"wandb": {"enabled": True, "api_key": "SECRET-env-456"}}
-    asked = spec(tmp_path) | {"runner": "simulated", "trainer": {"kind": "deepspeed", "settings": settings}}
+    asked = spec(tmp_path) | {
+        "runner": "simulated",
+        "trainer": {"kind": "deepspeed", "settings": settings},
+    }
     with (
         Service(tmp_path / "service", options=options) as service,
         httpx.Client(base_url=service.url, timeout=DEADLINE_S) as client,

@@ -68,11 +68,18 @@ def conforms(service: Service, cases: int) -> dict[int, int]:
     for found in schema.get_all_operations():
         operation = found.ok()
         strategies = [operation.as_strategy(mode) for mode in GenerationMode]
-        if "{study_id}" in operation.path:  # made-up ids end in 404; half of the requests ask for a study that is there
-            strategies += [operation.as_strategy(mode, path_parameters={"study_id": study}) for mode in GenerationMode]
+        if (
+            "{study_id}" in operation.path
+        ):  # made-up ids end in 404; half of the requests ask for a study that is there
+            strategies += [
+                operation.as_strategy(mode, path_parameters={"study_id": study})
+                for mode in GenerationMode
+            ]
 
         @given(st.one_of(strategies))
-        @settings(max_examples=cases, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+        @settings(
+            max_examples=cases, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+        )
         def ask(case: Any) -> None:
             answer = case.call(session=session, timeout=DEADLINE_S)
             seen[answer.status_code] += 1

@@ -36,7 +36,9 @@ NAME = "tune.example.com"
 HOW = "nginx is not installed; run `bash .ci/install-services` (as root) to run these tests"
 PLAIN = "server { listen 443 ssl; ssl_certificate x; ssl_certificate_key x; location / { proxy_pass http://127.0.0.1:8600; } }"
 """what people write first: nginx adds no header, and the host that it asks for is the service's address"""
-(DOCUMENTED,) = (block.text for block in blocks(ROOT / "docs/operations.md") if block.language == "nginx")
+(DOCUMENTED,) = (
+    block.text for block in blocks(ROOT / "docs/operations.md") if block.language == "nginx"
+)
 WAYS = ("nginx", "stand-in")
 
 
@@ -80,18 +82,23 @@ def nginx(configuration: str, folder: Path, backend: str) -> Iterator[Front]:
         check=True,
         capture_output=True,
     )
-    text = configuration.replace("http://127.0.0.1:8600", backend).replace("listen 443", f"listen 127.0.0.1:{port}")
+    text = configuration.replace("http://127.0.0.1:8600", backend).replace(
+        "listen 443", f"listen 127.0.0.1:{port}"
+    )
     text = re.sub(r"(ssl_certificate) [^;]+;", rf"\1 {certificate};", text)
     text = re.sub(r"(ssl_certificate_key) [^;]+;", rf"\1 {key};", text)
     temporary = " ".join(
-        f"{kind}_temp_path {folder / kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        f"{kind}_temp_path {folder / kind};"
+        for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
     (folder / "nginx.conf").write_text(
         f"daemon off; pid {folder / 'pid'}; error_log {folder / 'log'};\n"
         f"events {{}}\nhttp {{ access_log off; {temporary}\n{text}\n}}\n",
         encoding="utf-8",
     )
-    process = subprocess.Popen([program, "-e", str(folder / "log"), "-c", str(folder / "nginx.conf")])
+    process = subprocess.Popen(
+        [program, "-e", str(folder / "log"), "-c", str(folder / "nginx.conf")]
+    )
     try:
         until(lambda: process.poll() is not None or is_listening(port))
         assert process.poll() is None, (folder / "log").read_text()
@@ -115,14 +122,22 @@ class StandIn(socketserver.StreamRequestHandler):
         if self.documented:
             own = {
                 "Host": given["host"].partition(":")[0],
-                "X-Forwarded-For": ", ".join(filter(None, [given.get("x-forwarded-for", ""), "127.0.0.1"])),
+                "X-Forwarded-For": ", ".join(
+                    filter(None, [given.get("x-forwarded-for", ""), "127.0.0.1"])
+                ),
                 "X-Forwarded-Proto": "https",
             }
         method, path, _ = line.decode("latin-1").split()
-        kept = {n: v for n, v in headers if n.lower() not in {"connection", *(name.lower() for name in own)}}
+        kept = {
+            n: v
+            for n, v in headers
+            if n.lower() not in {"connection", *(name.lower() for name in own)}
+        }
         version = "1.1" if self.documented else "1.0"
         lines = [f"{method} {path} HTTP/{version}"]
-        lines += [f"{name}: {value}" for name, value in {**own, "Connection": "close", **kept}.items()]
+        lines += [
+            f"{name}: {value}" for name, value in {**own, "Connection": "close", **kept}.items()
+        ]
         body = self.rfile.read(int(given.get("content-length", "0")))
         with socket.create_connection(self.backend, timeout=DEADLINE_S) as raw:
             raw.sendall("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
@@ -150,14 +165,23 @@ def stand_in(configuration: str, folder: Path, backend: str) -> Iterator[Front]:
             thread.join()
 
 
-def front(way: str, configuration: str, folder: Path, backend: str) -> contextlib.AbstractContextManager[Front]:
+def front(
+    way: str, configuration: str, folder: Path, backend: str
+) -> contextlib.AbstractContextManager[Front]:
     return (nginx if way == "nginx" else stand_in)(configuration, folder, backend)
 
 
 def documented_options() -> list[str]:
     """The options of the page's `serve` behind a proxy."""
-    lines = [c.line for b in blocks(ROOT / "docs/operations.md") if b.language == "console" for c in commands(b)]
-    (line,) = (line for line in lines if line.startswith("autotune serve") and "--allowed-host" in line)
+    lines = [
+        c.line
+        for b in blocks(ROOT / "docs/operations.md")
+        if b.language == "console"
+        for c in commands(b)
+    ]
+    (line,) = (
+        line for line in lines if line.startswith("autotune serve") and "--allowed-host" in line
+    )
     options = shlex.split(line.removeprefix("autotune serve"))
     assert options[:2] == ["--runner", "local"]  # `served` gives this itself
     return options[2:]
@@ -179,25 +203,39 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     store.close()
     (folder / "programs").mkdir()
     (folder / "programs" / "train.py").write_text("print('hello')\n", encoding="utf-8")
-    with serving(folder, *documented_options(), "--program-root", str(folder / "programs")) as (_, said):
+    with serving(folder, *documented_options(), "--program-root", str(folder / "programs")) as (
+        _,
+        said,
+    ):
         yield said | {"token": token}
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("way", WAYS)
-def test_a_plain_proxy_pass_lets_no_stranger_in(unaware: dict[str, str], way: str, tmp_path: Path) -> None:
+def test_a_plain_proxy_pass_lets_no_stranger_in(
+    unaware: dict[str, str], way: str, tmp_path: Path
+) -> None:
     url = unaware["url"]
-    assert httpx.get(f"{url}{API}/studies", timeout=DEADLINE_S, trust_env=False).status_code == 200  # of this machine
+    assert (
+        httpx.get(f"{url}{API}/studies", timeout=DEADLINE_S, trust_env=False).status_code == 200
+    )  # of this machine
     with front(way, PLAIN, tmp_path, url) as proxy:
         strangers_are_refused(proxy)
-        assert httpx.get(f"{url}{API}/studies", timeout=DEADLINE_S, trust_env=False).json()["studies"] == []
+        assert (
+            httpx.get(f"{url}{API}/studies", timeout=DEADLINE_S, trust_env=False).json()["studies"]
+            == []
+        )
 
 
 @pytest.mark.thorough
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's nginx has workers of another user")
-def test_a_proxy_that_shows_nothing_of_itself_is_another_users_program(unaware: dict[str, str], tmp_path: Path) -> None:
+def test_a_proxy_that_shows_nothing_of_itself_is_another_users_program(
+    unaware: dict[str, str], tmp_path: Path
+) -> None:
     """HTTP/1.1 and no header of its own: nothing in the request tells it from a client of this machine."""
-    silent = PLAIN.replace("proxy_pass", 'proxy_http_version 1.1; proxy_set_header Connection ""; proxy_pass')
+    silent = PLAIN.replace(
+        "proxy_pass", 'proxy_http_version 1.1; proxy_set_header Connection ""; proxy_pass'
+    )
     with front("nginx", silent, tmp_path, unaware["url"]) as proxy:
         strangers_are_refused(proxy)
 
@@ -215,7 +253,9 @@ except urllib.error.HTTPError as error:
     print(error.status, error.read().decode())
 """
     said = [
-        subprocess.run([sys.executable, "-c", ask, user], capture_output=True, text=True, check=True).stdout
+        subprocess.run(
+            [sys.executable, "-c", ask, user], capture_output=True, text=True, check=True
+        ).stdout
         for user in ("0", "65534")
     ]
     assert said[0].strip() == "200"
@@ -236,11 +276,18 @@ def test_the_documented_service_lets_in_tokens_only(
         made = proxy.ask("POST", f"{API}/studies", token=token, json=spec(name=way))
         assert made.status_code == 201, made.text
         study = made.json()["study"]["id"]
-        answer = proxy.ask("GET", f"{API}/studies/{study}/events", token=token, headers={"Accept": "text/event-stream"})
+        answer = proxy.ask(
+            "GET",
+            f"{API}/studies/{study}/events",
+            token=token,
+            headers={"Accept": "text/event-stream"},
+        )
         assert "\nevent: end\n" in answer.text  # the stream reaches its end through the proxy
         assert proxy.ask("POST", f"{API}/studies/{study}/cancel").status_code == 401
         if configuration == DOCUMENTED:
-            login = proxy.ask("POST", "/login", data={"token": token}, headers={"Origin": f"https://{NAME}"})
+            login = proxy.ask(
+                "POST", "/login", data={"token": token}, headers={"Origin": f"https://{NAME}"}
+            )
             assert (login.status_code, login.headers["location"]) == (303, "/studies")
             assert "; Secure" in login.headers["set-cookie"]
 
@@ -248,15 +295,23 @@ def test_the_documented_service_lets_in_tokens_only(
 def strangers_are_refused(proxy: Front) -> None:
     """At reading, submitting, also a program, and at the pages; also where they say who they are."""
     program = spec(trainer={"kind": "hf_trainer", "script": "train.py"})
-    lies: list[dict[str, str]] = [{}, {"X-Forwarded-For": "127.0.0.1"}, {"Connection": "x-forwarded-for, via, host"}]
+    lies: list[dict[str, str]] = [
+        {},
+        {"X-Forwarded-For": "127.0.0.1"},
+        {"Connection": "x-forwarded-for, via, host"},
+    ]
     for headers in lies:
         assert proxy.ask("GET", f"{API}/studies", headers=headers).status_code == 401, headers
         for body in (spec(), program):
-            assert proxy.ask("POST", f"{API}/studies", json=body, headers=headers).status_code == 401, headers
+            assert (
+                proxy.ask("POST", f"{API}/studies", json=body, headers=headers).status_code == 401
+            ), headers
         assert proxy.ask("GET", f"{API}/metrics", headers=headers).status_code == 401
         assert "checks" not in proxy.ask("GET", f"{API}/health", headers=headers).json()
         page = proxy.ask("GET", "/studies", headers=headers)
-        assert (page.status_code, urlsplit(page.headers["location"]).path) == (303, "/login"), headers
+        assert (page.status_code, urlsplit(page.headers["location"]).path) == (303, "/login"), (
+            headers
+        )
 
 
 @pytest.mark.thorough
@@ -268,7 +323,9 @@ def test_the_stand_in_sends_what_nginx_sends(configuration: str, tmp_path: Path)
             port = listener.getsockname()[1]
             with front(way, configuration, tmp_path / way, f"http://127.0.0.1:{port}") as proxy:
                 asking = threading.Thread(
-                    target=lambda proxy=proxy: proxy.ask("GET", "/x?y=1", headers={"X-Forwarded-For": "192.0.2.1"})
+                    target=lambda proxy=proxy: proxy.ask(
+                        "GET", "/x?y=1", headers={"X-Forwarded-For": "192.0.2.1"}
+                    )
                 )
                 asking.start()
                 raw, _ = listener.accept()
@@ -298,7 +355,21 @@ def test_the_stand_in_sends_what_nginx_sends(configuration: str, tmp_path: Path)
 def test_what_tells_of_an_outside_asks_for_a_token(
     options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.run(["serve", "--runner", "local", "--port", "0", "--store", str(tmp_path / "s.db"), *options]) == 2
+    assert (
+        cli.run(
+            [
+                "serve",
+                "--runner",
+                "local",
+                "--port",
+                "0",
+                "--store",
+                str(tmp_path / "s.db"),
+                *options,
+            ]
+        )
+        == 2
+    )
     said = capsys.readouterr().err
     assert f"a service with {options[0]}" in said
     assert "autotune token create" in said
@@ -306,7 +377,11 @@ def test_what_tells_of_an_outside_asks_for_a_token(
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"allowed_hosts": frozenset({"localhost", "127.0.0.1"})}, {"public_url": "http://localhost:8600"}],
+    [
+        {},
+        {"allowed_hosts": frozenset({"localhost", "127.0.0.1"})},
+        {"public_url": "http://localhost:8600"},
+    ],
 )
 def test_a_service_of_this_machine_alone_asks_nobody_for_a_token(options: dict[str, Any]) -> None:
     of_here = ServiceOptions(**options)
@@ -317,7 +392,10 @@ def test_a_service_of_this_machine_alone_asks_nobody_for_a_token(options: dict[s
 @pytest.mark.thorough
 def test_the_start_says_who_may_do_what(unaware: dict[str, str], told: dict[str, str]) -> None:
     assert "without a token" in unaware["access"]
-    assert f"every caller needs a token, even on this machine (--allowed-host {NAME})" in told["access"]
+    assert (
+        f"every caller needs a token, even on this machine (--allowed-host {NAME})"
+        in told["access"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -364,9 +442,13 @@ def test_hosts_of_this_machine_are_trusted(service: Service, host: str, status: 
 
 
 def test_an_allowed_host_without_a_proxys_header_is_not_trusted(tmp_path: Path) -> None:
-    with Service(tmp_path, options=ServiceOptions(port=0, allowed_hosts=frozenset({NAME}))) as service:
+    with Service(
+        tmp_path, options=ServiceOptions(port=0, allowed_hosts=frozenset({NAME}))
+    ) as service:
         for host in (NAME, "localhost"):
-            assert service.http.get(f"{API}/studies", headers={"Host": host}).status_code == 401, host
+            assert service.http.get(f"{API}/studies", headers={"Host": host}).status_code == 401, (
+                host
+            )
 
 
 def test_old_http_is_not_trusted(service: Service) -> None:
@@ -379,5 +461,15 @@ def test_old_http_is_not_trusted(service: Service) -> None:
 
 
 def test_only_addresses_of_loopback_are_of_this_machine() -> None:
-    assert all(map(is_loopback, ("localhost", "127.0.0.1", "::1", "[::1]", "::ffff:127.0.0.1", "localhost.")))
-    assert not any(map(is_loopback, ("", "172.17.0.1", "0.0.0.0", "::", "::ffff:10.0.0.1", "unix:/x", "example.com")))
+    assert all(
+        map(
+            is_loopback,
+            ("localhost", "127.0.0.1", "::1", "[::1]", "::ffff:127.0.0.1", "localhost."),
+        )
+    )
+    assert not any(
+        map(
+            is_loopback,
+            ("", "172.17.0.1", "0.0.0.0", "::", "::ffff:10.0.0.1", "unix:/x", "example.com"),
+        )
+    )

@@ -46,7 +46,12 @@ def test_strangers_cannot_fill_the_disk(tmp_path: Path, capsys: pytest.CaptureFi
         return None
 
     middleware = Refusals(refuse, store=store, monotonic=lambda: now_s)
-    scope = {"type": "http", "method": "GET", "path": "/" + "x" * 100_000, "client": ("10.0.0.1", 1)}
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/" + "x" * 100_000,
+        "client": ("10.0.0.1", 1),
+    }
 
     async def flood(times: int) -> None:
         for _ in range(times):

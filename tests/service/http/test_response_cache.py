@@ -107,10 +107,14 @@ def test_who_has_the_answer_already_is_told_so(service: Service) -> None:
         client.act(study, "cancel")  # nothing of it changes any more
     for address in (f"{API}/studies/{study}", f"{API}/studies/{study}/trials"):
         first = service.http.get(address)
-        again = service.http.get(address, headers={"If-None-Match": f'"other", W/{first.headers["etag"]}'})
+        again = service.http.get(
+            address, headers={"If-None-Match": f'"other", W/{first.headers["etag"]}'}
+        )
         assert (again.status_code, again.content) == (304, b"")
         assert again.headers["etag"] == first.headers["etag"]
-        assert service.http.get(address, headers={"If-None-Match": '"other"'}).content == first.content
+        assert (
+            service.http.get(address, headers={"If-None-Match": '"other"'}).content == first.content
+        )
 
 
 def test_head_and_body_do_not_wait_for_each_other(service: Service) -> None:

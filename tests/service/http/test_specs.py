@@ -53,7 +53,10 @@ values = st.recursive(
     | st.floats()
     | st.text(max_size=20)
     | st.sampled_from(NASTY),
-    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=8) | st.sampled_from(NASTY), inner),
+    lambda inner: (
+        st.lists(inner, max_size=5)
+        | st.dictionaries(st.text(max_size=8) | st.sampled_from(NASTY), inner)
+    ),
     max_leaves=12,
 )
 KEYS = [
@@ -117,7 +120,10 @@ def test_any_value_anywhere(key: tuple[str, ...], value: Any) -> None:
 
 
 @settings(max_examples=examples(150))
-@given(st.binary(max_size=300) | st.text(max_size=200).map(lambda t: t.encode("utf-8", "surrogatepass")))
+@given(
+    st.binary(max_size=300)
+    | st.text(max_size=200).map(lambda t: t.encode("utf-8", "surrogatepass"))
+)
 def test_any_bytes(body: bytes) -> None:
     for media in (JSON, YAML):
         with contextlib.suppress(AutotuneError, RefusalError):
@@ -160,7 +166,9 @@ def test_a_key_that_is_given_twice_is_named(media: str) -> None:
 @pytest.mark.parametrize("folder", [None, ".", "/tmp"])
 def test_no_code_of_a_model_is_run_for_a_request(folder: str | None) -> None:
     model = {"module": "os:getcwd", **({"folder": folder} if folder else {})}
-    with pytest.raises(SpecError, match="only allowed if the spec is a file on your own machine") as refused:
+    with pytest.raises(
+        SpecError, match="only allowed if the spec is a file on your own machine"
+    ) as refused:
         confined(changed(("model",), model), ServiceOptions())
     assert refused.value.field == "model.module"
     assert "shape inline" in refused.value.remedy
@@ -171,12 +179,18 @@ def test_the_service_has_no_route_that_runs_a_model_dry() -> None:
     from autotune.service.http.app import create_app
     from autotune.store.in_memory import MemoryStore
 
-    assert not [path for path in create_app(MemoryStore(), ServiceOptions()).openapi()["paths"] if "fit" in path]
+    assert not [
+        path
+        for path in create_app(MemoryStore(), ServiceOptions()).openapi()["paths"]
+        if "fit" in path
+    ]
 
 
 def test_a_submitted_spec_carries_the_config_json_of_a_class_of_transformers() -> None:
     sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 256}
     source = json.dumps({"model_type": "llama", "intermediate_size": 96, **sizes})
-    model = confined(changed(("model",), {"hf": "mine", "source": source}), ServiceOptions()).workload.model
+    model = confined(
+        changed(("model",), {"hf": "mine", "source": source}), ServiceOptions()
+    ).workload.model
     assert model.name == "mine"
     assert model.code.module == ""

@@ -14,27 +14,40 @@ from tests.service.running import API, Service, bearer, spec
 @pytest.fixture
 def crowded(tmp_path: Path) -> Service:
     """Runs no studies, and lets an owner have three that wait."""
-    return Service(tmp_path, options=ServiceOptions(port=0, require_token=True, max_queued_per_owner=3))
+    return Service(
+        tmp_path, options=ServiceOptions(port=0, require_token=True, max_queued_per_owner=3)
+    )
 
 
-def test_an_owner_has_so_many_waiting_studies_and_others_are_not_turned_away(crowded: Service) -> None:
+def test_an_owner_has_so_many_waiting_studies_and_others_are_not_turned_away(
+    crowded: Service,
+) -> None:
     with crowded as service:
         hog, other = (bearer(service.token("submit", name)) for name in ("hog", "other"))
         answers = [
-            service.http.post(f"{API}/studies", json=spec(name=f"h{i}"), headers=hog, timeout=600) for i in range(4)
+            service.http.post(f"{API}/studies", json=spec(name=f"h{i}"), headers=hog, timeout=600)
+            for i in range(4)
         ]
         assert [answer.status_code for answer in answers] == [201] * 3 + [429]
         error = answers[-1].json()["error"]
         assert error["message"].startswith("3 studies of this owner are already waiting")
         assert "autotune cancel" in error["remedy"]
         assert int(answers[-1].headers["retry-after"]) > 0
-        assert service.http.post(f"{API}/studies", json=spec(name="o"), headers=other).status_code == 201
+        assert (
+            service.http.post(f"{API}/studies", json=spec(name="o"), headers=other).status_code
+            == 201
+        )
         first = answers[0].json()["study"]["id"]
         assert service.http.post(f"{API}/studies/{first}/cancel", headers=hog).status_code == 200
-        assert service.http.post(f"{API}/studies", json=spec(name="h4"), headers=hog).status_code == 201
+        assert (
+            service.http.post(f"{API}/studies", json=spec(name="h4"), headers=hog).status_code
+            == 201
+        )
 
 
-def test_a_study_says_behind_what_it_waits(crowded: Service, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_study_says_behind_what_it_waits(
+    crowded: Service, capsys: pytest.CaptureFixture[str]
+) -> None:
     with crowded as service:
         hog, other = (bearer(service.token("submit", name)) for name in ("hog", "other"))
 
@@ -43,7 +56,9 @@ def test_a_study_says_behind_what_it_waits(crowded: Service, capsys: pytest.Capt
             return str(answer.json()["study"]["id"])
 
         def behind(study: str) -> object:
-            return service.http.get(f"{API}/studies/{study}", headers=other).json()["study"]["waits_behind"]
+            return service.http.get(f"{API}/studies/{study}", headers=other).json()["study"][
+                "waits_behind"
+            ]
 
         first, second, third = (submitted(f"h{i}", hog) for i in range(3))
         mine = submitted("mine", other)
@@ -55,7 +70,10 @@ def test_a_study_says_behind_what_it_waits(crowded: Service, capsys: pytest.Capt
             {"studies": 3, "owners": 2},
         ]
         cookie = {"Cookie": f"autotune_token={service.token('read')}"}
-        assert "It waits behind 2 studies of 2 owners" in service.http.get(f"/studies/{second}", headers=cookie).text
+        assert (
+            "It waits behind 2 studies of 2 owners"
+            in service.http.get(f"/studies/{second}", headers=cookie).text
+        )
         assert cli.run(["status", third, "--store", str(service.path)]) == 0
         assert "it waits behind 3 studies of 2 owners" in " ".join(capsys.readouterr().out.split())
         service.http.post(f"{API}/studies/{first}/cancel", headers=hog)

@@ -36,7 +36,9 @@ def keys(of: dict[str, Any], place: str = "") -> Callable[[int], str]:
 
     def text(count: int) -> str:
         unknown = {f"k{i}": 1 for i in range(count)}
-        return json.dumps({**of, **({place: {**of.get(place, {}), **unknown}} if place else unknown)})
+        return json.dumps(
+            {**of, **({place: {**of.get(place, {}), **unknown}} if place else unknown)}
+        )
 
     return text
 
@@ -55,7 +57,9 @@ JSON_BODIES: dict[str, Callable[[int], str]] = {
     "keys of a trainer": keys(spec(trainer={"kind": "megatron"}), "trainer"),
     "keys of a model": keys(spec(model={}), "model"),
     "knobs": keys(spec(knobs={}), "knobs"),
-    "the last key twice": lambda count: "{" + ",".join(f'"k{i}":1' for i in [*range(count), count - 1]) + "}",
+    "the last key twice": lambda count: (
+        "{" + ",".join(f'"k{i}":1' for i in [*range(count), count - 1]) + "}"
+    ),
     "configs with an unknown key": listed("enqueue", {"tp": 1, "x": 1}),
     "sizes that are none": lambda count: json.dumps(spec(space={"tp": ["a"] * count})),
     "sizes": lambda count: json.dumps(spec(space={"tp": list(range(1, count + 1))})),
@@ -96,12 +100,16 @@ def bodies() -> dict[str, bytes]:
 def taking_a_body() -> list[tuple[str, str]]:
     """All addresses that take one."""
     store = MemoryStore()
-    found = sorted({route for route in routes_of(create_app(store, ServiceOptions())) if route[0] != "GET"})
+    found = sorted(
+        {route for route in routes_of(create_app(store, ServiceOptions())) if route[0] != "GET"}
+    )
     store.close()
     return found
 
 
-def cheapest(service: Service, method: str, path: str, body: bytes, media: str) -> tuple[float, int]:
+def cheapest(
+    service: Service, method: str, path: str, body: bytes, media: str
+) -> tuple[float, int]:
     """Processor time and status of the cheapest of a few requests."""
     spent_s, status = math.inf, 0
     for _ in range(4):
@@ -112,7 +120,9 @@ def cheapest(service: Service, method: str, path: str, body: bytes, media: str) 
 
 
 def most_s(bodies: dict[str, bytes]) -> float:
-    return MOST * max(cost_s(lambda: [json.loads(bodies["unknown keys"]) for _ in range(10)]) for _ in range(3))
+    return MOST * max(
+        cost_s(lambda: [json.loads(bodies["unknown keys"]) for _ in range(10)]) for _ in range(3)
+    )
 
 
 @pytest.mark.thorough
@@ -130,8 +140,13 @@ def test_twenty_thousand_unknown_keys_are_refused_at_the_cost_of_reading_them(
 
 
 @pytest.mark.slow
-def test_no_body_costs_much_more_than_reading_it(service: Service, bodies: dict[str, bytes]) -> None:
-    study, most = service.http.post(f"{API}/studies", json=spec()).json()["study"]["id"], most_s(bodies)
+def test_no_body_costs_much_more_than_reading_it(
+    service: Service, bodies: dict[str, bytes]
+) -> None:
+    study, most = (
+        service.http.post(f"{API}/studies", json=spec()).json()["study"]["id"],
+        most_s(bodies),
+    )
     form_token = service.service.gate._form_token("loopback")
     routes = taking_a_body()
     assert {path for _, path in routes} > SPECS
@@ -144,7 +159,12 @@ def test_no_body_costs_much_more_than_reading_it(service: Service, bodies: dict[
                 media = "application/x-www-form-urlencoded"
             spent_s, status = cheapest(service, method, at(path, study), body, media)
             assert status < 500, (method, path, name)
-            assert spent_s < most, (method, path, name, f"{spent_s:.2f} s, and {most:.2f} s are allowed")
+            assert spent_s < most, (
+                method,
+                path,
+                name,
+                f"{spent_s:.2f} s, and {most:.2f} s are allowed",
+            )
 
 
 def test_an_unknown_key_of_a_note_is_told_with_those_that_there_are(service: Service) -> None:

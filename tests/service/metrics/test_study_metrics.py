@@ -28,7 +28,9 @@ class Board:
         self.told: list[tuple[str, float, dict[str, str]]] = []
 
     def kind(self, kind: str) -> Any:
-        def make(name: str, *, description: str, tag_keys: tuple[str, ...], boundaries: Any = None) -> Any:
+        def make(
+            name: str, *, description: str, tag_keys: tuple[str, ...], boundaries: Any = None
+        ) -> Any:
             self.made[name] = (kind, tag_keys)
             assert description == LISTED[name]["help"]
 
@@ -42,7 +44,9 @@ class Board:
 
     @property
     def kinds(self) -> Any:
-        return SimpleNamespace(Counter=self.kind("counter"), Gauge=self.kind("gauge"), Histogram=self.kind("histogram"))
+        return SimpleNamespace(
+            Counter=self.kind("counter"), Gauge=self.kind("gauge"), Histogram=self.kind("histogram")
+        )
 
 
 def test_a_study_tells_all_of_the_list_and_no_more(tmp_path: Path) -> None:
@@ -58,11 +62,19 @@ def test_a_study_tells_all_of_the_list_and_no_more(tmp_path: Path) -> None:
     assert board.made == {name: (m["kind"], tuple(m["labels"])) for name, m in LISTED.items()}
     assert {tags["study"] for _, _, tags in board.told} == {"some-study"}
     ended = [e for e in events if isinstance(e, TrialEnded)]
-    assert len([t for t in board.told if t[0] == "autotune_trials"]) == len(ended) == len(result.trials)
-    best = [value for name, value, _ in board.told if name == "autotune_best_tokens_per_second_per_gpu"]
+    assert (
+        len([t for t in board.told if t[0] == "autotune_trials"])
+        == len(ended)
+        == len(result.trials)
+    )
+    best = [
+        value for name, value, _ in board.told if name == "autotune_best_tokens_per_second_per_gpu"
+    ]
     assert best[-1] == result.best.measurement.tokens_per_s_per_gpu
     steps = [t for t in board.told if t[0] == "autotune_step_time_seconds"]
-    assert len(steps) == sum(len(t.measurement.step_times_s) for t in result.trials if t.measurement)
+    assert len(steps) == sum(
+        len(t.measurement.step_times_s) for t in result.trials if t.measurement
+    )
 
 
 def test_gauges_are_set_again_since_ray_forgets_them(tmp_path: Path) -> None:
@@ -77,7 +89,9 @@ def test_gauges_are_set_again_since_ray_forgets_them(tmp_path: Path) -> None:
     assert set(last) == gauges
 
 
-def test_a_thread_sets_them_while_the_study_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_sets_them_while_the_study_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(study_metrics, "REPEAT_S", 0.01)
     board = Board()
     with StudyMetrics("some-study", connected=lambda: True, kinds=board.kinds) as metrics:

@@ -50,7 +50,9 @@ def rows(heading: str) -> list[list[str]]:
     """The rows of the table with that heading, without the quotes of code."""
     body = TEXT.partition(heading)[2].partition("\n\n")[0]
     return [
-        [cell.strip() for cell in row.strip("|").split(" | ")] for row in body.splitlines() if row.startswith("| `")
+        [cell.strip() for cell in row.strip("|").split(" | ")]
+        for row in body.splitlines()
+        if row.startswith("| `")
     ]
 
 
@@ -67,7 +69,9 @@ def run(line: str, store: str, *more: str, code: int = 0) -> str:
 
 def ask(url: str, method: str, path: str, token: str = "", **more: Any) -> httpx.Response:
     headers = bearer(token) if token else {}
-    return httpx.request(method, url + path, headers=headers, timeout=DEADLINE_S, trust_env=False, **more)
+    return httpx.request(
+        method, url + path, headers=headers, timeout=DEADLINE_S, trust_env=False, **more
+    )
 
 
 @pytest.mark.thorough
@@ -77,7 +81,9 @@ def test_the_tokens_of_the_page_allow_what_its_scopes_say(tmp_path: Path) -> Non
     scopes = [row[0].strip("`") for row in rows("| scope | allows |")]
     assert named[1] in scopes
     made = {
-        scope: json.loads(run(create.replace(named[0], f"--scope {scope}"), store, "--owner", scope, "--json"))
+        scope: json.loads(
+            run(create.replace(named[0], f"--scope {scope}"), store, "--owner", scope, "--json")
+        )
         for scope in scopes
     }
     program = tmp_path / "programs" / "train.py"
@@ -85,11 +91,16 @@ def test_the_tokens_of_the_page_allow_what_its_scopes_say(tmp_path: Path) -> Non
     program.write_text("print('hello')\n", encoding="utf-8")
     theirs = spec(trainer={"kind": "accelerate", "script": str(program)}, runner="local", cluster="cpu-1x1", model="nano-gpt",
                   space={"world_sizes": [1], "micro_batch_size": [1], "precision": ["fp32"]})  # fmt: skip
-    with serving(tmp_path, "--program-root", str(program.parent), "--max-studies", "1") as (_, answer):
+    with serving(tmp_path, "--program-root", str(program.parent), "--max-studies", "1") as (
+        _,
+        answer,
+    ):
         url = answer["url"]
         assert ask(url, "GET", f"{API}/studies").status_code == 401
         allowed: dict[str, list[bool]] = {}
-        running = ask(url, "POST", f"{API}/studies", made["submit"]["token"], json=slow_spec()).json()["study"]["id"]
+        running = ask(
+            url, "POST", f"{API}/studies", made["submit"]["token"], json=slow_spec()
+        ).json()["study"]["id"]
         for scope, of in made.items():
             token = of["token"]
             tried = [
@@ -97,7 +108,9 @@ def test_the_tokens_of_the_page_allow_what_its_scopes_say(tmp_path: Path) -> Non
                 ask(url, "POST", f"{API}/plan", token, json=spec()),
                 ask(url, "POST", f"{API}/studies", token, json=spec(name=scope)),
                 ask(url, "POST", f"{API}/studies", token, json=theirs),
-                ask(url, "POST", f"{API}/studies/{running}/pause", token) if scope != "submit" else None,
+                ask(url, "POST", f"{API}/studies/{running}/pause", token)
+                if scope != "submit"
+                else None,
             ]
             allowed[scope] = [one is not None and one.is_success for one in tried]
             assert all(one is None or one.status_code in (200, 201, 202, 403) for one in tried), [
@@ -114,7 +127,9 @@ def test_the_tokens_of_the_page_allow_what_its_scopes_say(tmp_path: Path) -> Non
         assert not any(of["token"] in listed for of in made.values())
         revoke = said("token revoke").replace("ID", made["admin"]["id"])
         run(revoke, store)
-        assert ask(url, "GET", f"{API}/studies", made["admin"]["token"]).status_code == 401  # at once
+        assert (
+            ask(url, "GET", f"{API}/studies", made["admin"]["token"]).status_code == 401
+        )  # at once
         assert "submit" in run(typed("token audit"), store)
 
 
@@ -140,14 +155,21 @@ def followed(folder: Path, line: str) -> None:
     store = shlex.split(line)[shlex.split(line).index("--store") + 1]
     with serving(folder, "--store", store) as (_, answer):
         study = ask(answer["url"], "POST", f"{API}/studies", json=spec()).json()["study"]["id"]
-        until(lambda: ask(answer["url"], "GET", f"{API}/studies/{study}").json()["study"]["status"] == "COMPLETED")
+        until(
+            lambda: (
+                ask(answer["url"], "GET", f"{API}/studies/{study}").json()["study"]["status"]
+                == "COMPLETED"
+            )
+        )
     run(next(line for line in TYPED if line == "autotune store check"), store)
     assert study in run("autotune list", store)
 
 
 @pytest.mark.thorough
 def test_the_service_of_the_page_on_postgresql_with_its_backup(tmp_path: Path) -> None:
-    line = next(line for line in TYPED if "postgresql://" in line and "target_session_attrs" not in line)
+    line = next(
+        line for line in TYPED if "postgresql://" in line and "target_session_attrs" not in line
+    )
     (address,) = re.findall(r"postgresql://\S+", line)
     with postgres_server() as server:
         database = server.new_database()
@@ -162,7 +184,10 @@ def test_the_service_of_the_page_on_postgresql_with_its_backup(tmp_path: Path) -
 def copy(server: PostgresServer, database: str, into: str) -> None:
     """By the two programs that the page names."""
     dump = subprocess.run(
-        [server.programs / "pg_dump", "--format=custom", database], capture_output=True, check=True, timeout=DEADLINE_S
+        [server.programs / "pg_dump", "--format=custom", database],
+        capture_output=True,
+        check=True,
+        timeout=DEADLINE_S,
     )
     subprocess.run(
         [server.programs / "pg_restore", "--no-owner", f"--dbname={into}"],
@@ -189,11 +214,23 @@ def test_a_backup_of_the_page_is_restored_once_the_service_is_stopped(tmp_path: 
     assert set(at.values()) != {backup, restore}
     with serving(tmp_path) as (_, answer):
         study = ask(answer["url"], "POST", f"{API}/studies", json=spec()).json()["study"]["id"]
-        until(lambda: ask(answer["url"], "GET", f"{API}/studies/{study}").json()["study"]["status"] == "COMPLETED")
+        until(
+            lambda: (
+                ask(answer["url"], "GET", f"{API}/studies/{study}").json()["study"]["status"]
+                == "COMPLETED"
+            )
+        )
         run(at[backup], store)
         run(at[backup], store, code=2)  # the target must not exist
-        later = ask(answer["url"], "POST", f"{API}/studies", json=spec(name="later")).json()["study"]["id"]
-        until(lambda: ask(answer["url"], "GET", f"{API}/studies/{later}").json()["study"]["status"] == "COMPLETED")
+        later = ask(answer["url"], "POST", f"{API}/studies", json=spec(name="later")).json()[
+            "study"
+        ]["id"]
+        until(
+            lambda: (
+                ask(answer["url"], "GET", f"{API}/studies/{later}").json()["study"]["status"]
+                == "COMPLETED"
+            )
+        )
         assert "open" in run(at[restore], store, code=1)  # it is in use
     before = json.loads(run(at[restore], store, "--json"))["kept"]
     listed = run("autotune list", store)
@@ -210,15 +247,26 @@ def test_the_options_and_variables_of_the_page_are_those_of_the_program() -> Non
     found = rows("| option of `serve` | meaning |")
     options = {name: row[1] for row in found for name in re.findall(r"--[\w-]+", row[0])}
     serve = typer.main.get_command(cli.application()).commands["serve"]  # type: ignore[attr-defined]
-    known = {name: parameter.default for parameter in serve.params for name in parameter.opts if name.startswith("--")}
+    known = {
+        name: parameter.default
+        for parameter in serve.params
+        for name in parameter.opts
+        if name.startswith("--")
+    }
     assert options
     assert set(options) <= set(known)
-    assert set(known) - set(options) <= {"--store", "--json", "--print-monitoring"}  # of other pages
+    assert set(known) - set(options) <= {
+        "--store",
+        "--json",
+        "--print-monitoring",
+    }  # of other pages
     assert known["--max-waiting"] == int(re.findall(r"\d+", options["--max-waiting"])[0])
     assert known["--port"] == int(re.findall(r"\d+", options["--port"])[0])
     variables = {row[0].strip("`") for row in rows("| variable | meaning |")}
     assert {"AUTOTUNE_DATA", "AUTOTUNE_STORE"} < variables
-    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "autotune").rglob("*.py"))
+    sources = "".join(
+        path.read_text(encoding="utf-8") for path in (ROOT / "autotune").rglob("*.py")
+    )
     assert {name for name in variables if name not in sources} == set()
 
 
@@ -229,14 +277,18 @@ def test_the_limits_of_the_page_are_those_of_the_service(service: Service) -> No
     assert (of_bodies * 1024, mistakes) == (service.options.max_body_bytes, "ten")
 
     def status(content: str, kind: str) -> int:
-        return service.http.post(f"{API}/studies", content=content, headers={"Content-Type": kind}).status_code
+        return service.http.post(
+            f"{API}/studies", content=content, headers={"Content-Type": kind}
+        ).status_code
 
     assert status(json.dumps(spec()) + " " * (of_bodies << 10), "application/json") == 413
     assert status(json.dumps(spec()) + " " * ((of_bodies - 2) << 10), "application/json") == 201
     padding = "#" * ((of_texts << 10) - 1) + "\n"
     assert status(padding + json.dumps(spec()), "application/yaml") in (413, 422)
     assert status(padding[2048:] + json.dumps(spec()), "application/yaml") == 201
-    wrong = service.http.post(f"{API}/studies", json=spec() | {f"unknown_{i}": i for i in range(30)})
+    wrong = service.http.post(
+        f"{API}/studies", json=spec() | {f"unknown_{i}": i for i in range(30)}
+    )
     assert wrong.status_code == 422
     assert len(wrong.json()["error"]["problems"]) == 10
     of_one, of_all = map(int, re.findall(r"may have (\d+) of (\d+) event streams", TEXT)[0])

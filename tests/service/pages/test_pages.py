@@ -28,13 +28,18 @@ def test_a_study_from_queue_to_report(tuning: Service) -> None:
     listed = tuning.http.get("/", follow_redirects=True)
     assert f'href="/studies/{study}"' in listed.text
     page = tuning.http.get("/studies/seen").text
-    runs = sum(done["study"]["trials"].values())  # one truth: the list and the study's table count the same runs
+    runs = sum(
+        done["study"]["trials"].values()
+    )  # one truth: the list and the study's table count the same runs
     assert f'<td class="n wide">{runs}</td>' in listed.text
     assert f", in {runs} runs; speeds in" in page
     assert f"of {runs} runs; speeds in" in tuning.http.get("/studies/seen?runs=each").text
     assert "<h2>Best</h2>" in page
     assert "autotune export" in page
-    assert format_speedup(done["speedup"], done["speedup_low"], done["speedup_high"], times="×") in page
+    assert (
+        format_speedup(done["speedup"], done["speedup_low"], done["speedup_high"], times="×")
+        in page
+    )
     assert "http-equiv" not in page  # it has ended: nothing to load again
     report = tuning.http.get(f"/studies/{study}/report")
     assert "<svg" in report.text
@@ -43,12 +48,16 @@ def test_a_study_from_queue_to_report(tuning: Service) -> None:
     assert f'href="/studies/{study}"' in best
     assert tuning.http.get("/best", params={"model": "absent"}).text.count("<tr>") == 0
     asked = {"model": "gpt2-medium", "cluster": "h100-sxm-1x8"}
-    judged = tuning.http.get("/best", params={**asked, "runner": "simulated", "metric": "cost"}).text
+    judged = tuning.http.get(
+        "/best", params={**asked, "runner": "simulated", "metric": "cost"}
+    ).text
     assert "ranked by cost" in judged
     assert "Predicted by the cost model" in tuning.http.get("/best", params=asked).text
     assert (
         "gpt2-medium on h100-sxm-1x8"
-        in tuning.http.get("/best", params={**asked, "model": "gpt2-large", "runner": "simulated"}).text
+        in tuning.http.get(
+            "/best", params={**asked, "model": "gpt2-large", "runner": "simulated"}
+        ).text
     )
     wrong = tuning.http.get("/best", params={"metric": "SPEED"})
     assert (wrong.status_code, "&#39;SPEED&#39;" in wrong.text) == (422, True)
@@ -61,21 +70,33 @@ def test_a_button_acts_with_the_forms_token_only(tuning: Service) -> None:
         until(lambda: client.status(study)["study"]["status"] == "RUNNING")
         page = tuning.http.get(f"/studies/{study}").text
         assert 'http-equiv="refresh"' in page
-        wrong = tuning.http.post(f"/studies/{study}/act", data={"action": "cancel", "form_token": "x"})
+        wrong = tuning.http.post(
+            f"/studies/{study}/act", data={"action": "cancel", "form_token": "x"}
+        )
         assert wrong.status_code == 403
         assert "did not come from this page" in wrong.text
-        done = tuning.http.post(f"/studies/{study}/act", data={"action": "cancel", "form_token": form_token(page)})
-        assert (done.status_code, done.headers["location"]) == (303, f"/studies/{study}?done=cancel")
+        done = tuning.http.post(
+            f"/studies/{study}/act", data={"action": "cancel", "form_token": form_token(page)}
+        )
+        assert (done.status_code, done.headers["location"]) == (
+            303,
+            f"/studies/{study}?done=cancel",
+        )
         assert "running trials are killed" in tuning.http.get(done.headers["location"]).text
         until(lambda: client.status(study)["study"]["status"] == "CANCELLED")
-        again = tuning.http.post(f"/studies/{study}/act", data={"action": "cancel", "form_token": form_token(page)})
+        again = tuning.http.post(
+            f"/studies/{study}/act", data={"action": "cancel", "form_token": form_token(page)}
+        )
         assert again.status_code == 409
 
 
 def test_strangers_are_led_to_the_login_and_back(guarded: Service) -> None:
     answer = guarded.http.get("/studies?status=RUNNING")
     assert (answer.status_code, answer.headers["location"]) == (303, "/login?next=/studies")
-    assert guarded.http.post("/login", data={"token": "at_0_0", "next": "/best"}).status_code in (401, 429)
+    assert guarded.http.post("/login", data={"token": "at_0_0", "next": "/best"}).status_code in (
+        401,
+        429,
+    )
     token = guarded.token("submit")
     entered = guarded.http.post("/login", data={"token": token, "next": "/best"})
     assert (entered.status_code, entered.headers["location"]) == (303, "/best")
@@ -83,7 +104,9 @@ def test_strangers_are_led_to_the_login_and_back(guarded: Service) -> None:
     assert "httponly" in cookie
     assert "samesite=strict" in cookie
     guarded.http.cookies.clear()
-    made = guarded.http.post("/api/v1/studies", json=spec(), headers={"Authorization": f"Bearer {token}"})
+    made = guarded.http.post(
+        "/api/v1/studies", json=spec(), headers={"Authorization": f"Bearer {token}"}
+    )
     study, mine = made.json()["study"]["id"], {"Cookie": f"{COOKIE}={token}"}
     page = guarded.http.get(f"/studies/{study}", headers=mine).text
     data = {"action": "pause", "form_token": form_token(page)}
@@ -97,7 +120,8 @@ def test_strangers_are_led_to_the_login_and_back(guarded: Service) -> None:
 
 
 @pytest.mark.parametrize(
-    "back", ["//evil.example", "https://evil.example", "/\\evil.example", "javascript:alert(1)", "/a\nb"]
+    "back",
+    ["//evil.example", "https://evil.example", "/\\evil.example", "javascript:alert(1)", "/a\nb"],
 )
 def test_the_login_leads_to_no_other_site(guarded: Service, back: str) -> None:
     entered = guarded.http.post("/login", data={"token": guarded.token("read"), "next": back})
@@ -117,7 +141,9 @@ def test_text_of_studies_is_text(service: Service) -> None:
     study = service.submitted(spec(name="plain"))
     lease = service.store.claim(study, "tester:1:1", lease_s=60)
     record = service.store.study(study)
-    service.store.set_status(study, record.status, expect=[record.status], message=evil, lease=lease)
+    service.store.set_status(
+        study, record.status, expect=[record.status], message=evil, lease=lease
+    )
     for path in (
         f"/studies/{study}",
         f"/studies?model={evil}",
@@ -133,8 +159,14 @@ def test_the_page_leads_to_the_ray_job(service: Service) -> None:
     study = service.http.post("/api/v1/studies", json=spec()).json()["study"]["id"]
     url = f"http://127.0.0.1:8265/#/jobs/{study}"
     api.run_study(service.store, study, about={"ray": {"job": study, "url": url}})
-    assert f'<a href="{url}" rel="noreferrer">{study}</a>' in service.http.get(f"/studies/{study}").text
-    assert service.http.get(f"/api/v1/studies/{study}").json()["study"]["ray"] == {"job": study, "url": url}
+    assert (
+        f'<a href="{url}" rel="noreferrer">{study}</a>'
+        in service.http.get(f"/studies/{study}").text
+    )
+    assert service.http.get(f"/api/v1/studies/{study}").json()["study"]["ray"] == {
+        "job": study,
+        "url": url,
+    }
 
 
 def test_the_page_of_a_long_study_shows_its_newest_events(service: Service) -> None:
@@ -148,7 +180,9 @@ def test_the_page_of_a_long_study_shows_its_newest_events(service: Service) -> N
 
 def test_studies_are_found_by_status_in_capitals_or_small_letters(service: Service) -> None:
     with service.client() as client:
-        ended, waiting = (client.submit(spec(name=name))["study"]["id"] for name in ("ended", "waiting"))
+        ended, waiting = (
+            client.submit(spec(name=name))["study"]["id"] for name in ("ended", "waiting")
+        )
         client.cancel(ended)
         for word in ("cancelled", "CANCELLED", "Cancelled"):
             page = service.http.get("/studies", params={"status": word}).text
@@ -169,20 +203,31 @@ def test_pages_write_counts_in_groups_of_three_digits(service: Service) -> None:
         "wanted": None,
         "statuses": [],
     }
-    assert b">12,345</td>" in render("studies.html", studies=[listed], more=False, page=1, **values).body
+    assert (
+        b">12,345</td>"
+        in render("studies.html", studies=[listed], more=False, page=1, **values).body
+    )
     for template in (assets.dashboards() / "web").glob("*.html"):
-        assert "format(" not in template.read_text().replace("|format(", ""), "there is one filter for it: thousands"
+        assert "format(" not in template.read_text().replace("|format(", ""), (
+            "there is one filter for it: thousands"
+        )
 
 
-def test_the_page_of_a_study_that_ended_without_trials_leads_nowhere_in_vain(service: Service) -> None:
+def test_the_page_of_a_study_that_ended_without_trials_leads_nowhere_in_vain(
+    service: Service,
+) -> None:
     study = service.submitted(spec(name="vain"))
     assert f'href="/studies/{study}/export"' in service.http.get(f"/studies/{study}").text
     message = "no GPU is visible; name what is here (`cluster: local`, not `<b>`)"
-    service.store.set_status(study, StudyStatus.FAILED, expect=[StudyStatus.QUEUED], message=message)
+    service.store.set_status(
+        study, StudyStatus.FAILED, expect=[StudyStatus.QUEUED], message=message
+    )
     page = service.http.get(f"/studies/{study}").text
     assert "(<code>cluster: local</code>, not <code>&lt;b&gt;</code>)." in page
     assert "No config was measured." in page
-    assert not any(f'href="/studies/{study}/{part}"' in page for part in ("export", "ranking", "compare"))
+    assert not any(
+        f'href="/studies/{study}/{part}"' in page for part in ("export", "ranking", "compare")
+    )
     assert f'href="/compare?study={study}"' in page
 
 
@@ -203,14 +248,26 @@ def test_a_plan_says_what_it_assumes_and_which_command_repeats_it(service: Servi
 
 
 def test_a_plan_shows_all_mistakes_of_its_form_at_once(service: Service) -> None:
-    asked = {"model": "llama-9b", "cluster": "h100", "seq_len": "long", "batch": "-3", "trainer": "megatrn"}
+    asked = {
+        "model": "llama-9b",
+        "cluster": "h100",
+        "seq_len": "long",
+        "batch": "-3",
+        "trainer": "megatrn",
+    }
     page = service.http.get("/plan", params=asked).text
     assert page.count('<p class="bad" role="alert">') == 5
     for word in ("llama-9b", "h100", "long", "-3", "megatrn"):
         assert word in page.partition("</form>")[2]
     right = service.http.get(
         "/plan",
-        params={"model": "llama-8b", "cluster": "h100-sxm-1x8", "seq_len": "4096", "batch": "64", "trainer": ""},
+        params={
+            "model": "llama-8b",
+            "cluster": "h100-sxm-1x8",
+            "seq_len": "4096",
+            "batch": "64",
+            "trainer": "",
+        },
     ).text
     assert "<h2>Try first</h2>" in right
     assert "All speeds are predicted." in right

@@ -36,7 +36,9 @@ def study(guarded: Service) -> str:
     decide(store, lease, KeepTrial(trial=pending(0)))
     decide(store, lease, launch(lease, 0, 1))
     store.add_steps(lease, [reported((found, 0, 1), 0, [0.9, 0.5, 0.55, 0.45])])
-    store.record_event(found, "trial.remark", {"number": 0, "message": "left out of its log: 9 lines"})
+    store.record_event(
+        found, "trial.remark", {"number": 0, "message": "left out of its log: 9 lines"}
+    )
     decide(store, lease, EndTrial(trial=measured(pending(0))))
     run_trial(store, lease, failed(pending(1)))
     store.set_status(found, StudyStatus.COMPLETED, expect=[StudyStatus.RUNNING], lease=lease)
@@ -57,7 +59,9 @@ def rae(guarded: Service) -> dict[str, str]:
 
 def token_of(service: Service, path: str, headers: dict[str, str]) -> str:
     """The form token of the page."""
-    found = re.search(r'name="form_token" value="([0-9a-f]{64})"', service.http.get(path, headers=headers).text)
+    found = re.search(
+        r'name="form_token" value="([0-9a-f]{64})"', service.http.get(path, headers=headers).text
+    )
     assert found, path
     return found[1]
 
@@ -66,7 +70,14 @@ def test_the_page_of_a_trial_shows_its_steps_its_config_and_its_launch(
     guarded: Service, study: str, rae: dict[str, str]
 ) -> None:
     page = guarded.http.get(f"/studies/{study}/trials/0", headers=rae).text
-    for figure in ("step_times", "loss", "gradient_norm", "time_by_parts", "memory_by_parts", "memory_over_time"):
+    for figure in (
+        "step_times",
+        "loss",
+        "gradient_norm",
+        "time_by_parts",
+        "memory_by_parts",
+        "memory_over_time",
+    ):
         assert f'id="{figure}"' in page
     for words in (
         "Why it was tried: proposed by the searcher; because.",
@@ -81,21 +92,38 @@ def test_the_page_of_a_trial_shows_its_steps_its_config_and_its_launch(
     assert guarded.http.get(f"/studies/{study}/trials/7", headers=rae).status_code == 404
 
 
-def test_the_page_of_a_failed_trial_shows_the_evidence(guarded: Service, study: str, rae: dict[str, str]) -> None:
+def test_the_page_of_a_failed_trial_shows_the_evidence(
+    guarded: Service, study: str, rae: dict[str, str]
+) -> None:
     page = guarded.http.get(f"/studies/{study}/trials/1", headers=rae).text
-    for words in ("Out of memory.", "First on rank 3. In step 2.", '<pre tabindex="0">a\nb \u2028</pre>'):
+    for words in (
+        "Out of memory.",
+        "First on rank 3. In step 2.",
+        '<pre tabindex="0">a\nb \u2028</pre>',
+    ):
         assert words in page
 
 
-def test_comparisons_show_first_what_differs(guarded: Service, study: str, rae: dict[str, str]) -> None:
+def test_comparisons_show_first_what_differs(
+    guarded: Service, study: str, rae: dict[str, str]
+) -> None:
     page = guarded.http.get(f"/studies/{study}/compare?trial=0+1", headers=rae).text
     differing, _, same = page.partition("Identical")
     assert "micro_batch_size" in differing
     assert "pp_schedule" in same
-    assert "Choose two or more trials" in guarded.http.get(f"/studies/{study}/compare?trial=0", headers=rae).text
+    assert (
+        "Choose two or more trials"
+        in guarded.http.get(f"/studies/{study}/compare?trial=0", headers=rae).text
+    )
     assert guarded.http.get(f"/studies/{study}/compare?trial=x", headers=rae).status_code == 422
-    assert guarded.http.get(f"/studies/{study}/compare?trial=1 2 3 4 5 6 7", headers=rae).status_code == 422
-    assert "Choose two or more studies" in guarded.http.get("/compare", params={"study": [study]}, headers=rae).text
+    assert (
+        guarded.http.get(f"/studies/{study}/compare?trial=1 2 3 4 5 6 7", headers=rae).status_code
+        == 422
+    )
+    assert (
+        "Choose two or more studies"
+        in guarded.http.get("/compare", params={"study": [study]}, headers=rae).text
+    )
     assert guarded.http.get("/compare?study=absent", headers=rae).status_code == 404
 
 
@@ -106,7 +134,12 @@ def test_an_export_is_shown_and_downloaded_and_says_what_it_needs(
     first = guarded.http.get(url, headers=rae).text
     assert "torchrun" in first
     assert "for the full run export again with" in first
-    asked: dict[str, Any] = {"trainer": "megatron", "on": "slurm", "options": "steps=7", "trial": "1"}
+    asked: dict[str, Any] = {
+        "trainer": "megatron",
+        "on": "slurm",
+        "options": "steps=7",
+        "trial": "1",
+    }
     assert "sbatch job.sbatch" in guarded.http.get(url, params=asked, headers=rae).text
     archive = guarded.http.get(f"{url}.zip", params=asked, headers=rae)
     with zipfile.ZipFile(io.BytesIO(archive.content)) as file:
@@ -120,13 +153,20 @@ def test_an_export_is_shown_and_downloaded_and_says_what_it_needs(
     assert "Give it under Options: <code>argv=VALUE</code>" in lacking
 
 
-def test_a_ranking_follows_the_objective_that_was_asked_for(guarded: Service, study: str, rae: dict[str, str]) -> None:
-    page = guarded.http.get(f"/studies/{study}/ranking?metric=cost&stability_weight=0.5&pareto=1", headers=rae).text
+def test_a_ranking_follows_the_objective_that_was_asked_for(
+    guarded: Service, study: str, rae: dict[str, str]
+) -> None:
+    page = guarded.http.get(
+        f"/studies/{study}/ranking?metric=cost&stability_weight=0.5&pareto=1", headers=rae
+    ).text
     assert "Per million tokens" in page
     again = guarded.http.get(f"/studies/{study}/ranking?metric=cost", headers=rae)
     assert again.status_code == 200
     assert '<tr class="won">' in again.text
-    assert guarded.http.get(f"/studies/{study}/ranking?stability_weight=2", headers=rae).status_code == 422
+    assert (
+        guarded.http.get(f"/studies/{study}/ranking?stability_weight=2", headers=rae).status_code
+        == 422
+    )
     assert guarded.http.get(f"/studies/{study}/ranking?metric=odd", headers=rae).status_code == 422
 
 
@@ -161,7 +201,9 @@ def test_a_new_study_is_checked_with_lines_and_columns_and_previewed_and_submitt
     assert "name: looked-at" in guarded.http.get(f"/submit?from={study}", headers=ann).text
 
 
-@pytest.mark.parametrize("trainer", ["{kind: command, argv: [sh]}", "{kind: deepspeed, script: /bin/sh}"])
+@pytest.mark.parametrize(
+    "trainer", ["{kind: command, argv: [sh]}", "{kind: deepspeed, script: /bin/sh}"]
+)
 def test_programs_are_refused_in_a_preview_as_in_a_submission(
     guarded: Service, ann: dict[str, str], trainer: str
 ) -> None:
@@ -202,7 +244,9 @@ def test_forms_are_refused_without_their_token_and_to_those_who_may_not(
     assert guarded.store.study(study).tags == ()
 
 
-def test_a_study_is_tagged_noted_and_deleted_from_its_pages(guarded: Service, ann: dict[str, str]) -> None:
+def test_a_study_is_tagged_noted_and_deleted_from_its_pages(
+    guarded: Service, ann: dict[str, str]
+) -> None:
     mine = guarded.submitted(spec(name="short-lived"), guarded.token("submit", "ann"))
     url = f"/studies/{mine}"
     data = {"form_token": token_of(guarded, url, ann)}

@@ -32,7 +32,9 @@ def small() -> Result:
 @pytest.fixture(scope="module")
 def many() -> Result:
     """Trials 0 to 124, each slower than the one before."""
-    return result_from(record(), [trial(n, step_time_s=1.0 + n, micro_batch_size=n + 1) for n in range(125)])
+    return result_from(
+        record(), [trial(n, step_time_s=1.0 + n, micro_batch_size=n + 1) for n in range(125)]
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,7 +61,10 @@ def test_trials_are_sorted_and_filtered_by_status_knobs_and_words(
 
 
 def test_the_heads_of_the_table_say_and_change_its_order(small: Result) -> None:
-    heads = {head["name"]: head for head in trial_table(small, TrialQuery.of({"sort": "-measured"}))["heads"]}
+    heads = {
+        head["name"]: head
+        for head in trial_table(small, TrialQuery.of({"sort": "-measured"}))["heads"]
+    }
     assert heads["Measured"]["sorting"] == "descending"
     assert heads["Measured"]["address"] == "?sort=measured#trials"
     assert heads["Memory"]["address"] == "?sort=-memory#trials"
@@ -67,7 +72,10 @@ def test_the_heads_of_the_table_say_and_change_its_order(small: Result) -> None:
 
 def test_a_config_has_one_row_unless_every_run_is_asked_for() -> None:
     runs = [trial(0, step_time_s=1.0), trial(1, step_time_s=0.5, micro_batch_size=2)]
-    finals = [replace(t, number=n, purpose=TrialPurpose.FINAL) for n, t in enumerate([*runs, *runs], start=2)]
+    finals = [
+        replace(t, number=n, purpose=TrialPurpose.FINAL)
+        for n, t in enumerate([*runs, *runs], start=2)
+    ]
     result = result_from(record(), [*runs, *finals])
     table = trial_table(result, TrialQuery.of({}))
     assert [(row["number"], row["runs"]) for row in table["rows"]] == [(0, 3), (1, 3)]
@@ -76,17 +84,29 @@ def test_a_config_has_one_row_unless_every_run_is_asked_for() -> None:
     each = trial_table(result, TrialQuery.of({"runs": "each", "sort": "-number"}))
     assert [row["number"] for row in each["rows"]] == [5, 4, 3, 2, 1, 0]
     assert each["other_runs"] == "?sort=-number#trials"
-    assert {head["name"] for head in table["heads"] if not head["is_wide"]} == {"#", "Config", "Status", "Measured"}
+    assert {head["name"] for head in table["heads"] if not head["is_wide"]} == {
+        "#",
+        "Config",
+        "Status",
+        "Measured",
+    }
 
 
-def test_a_filter_stands_in_the_addresses_and_a_wrong_one_is_refused(small: Result, service: Service) -> None:
-    table = trial_table(small, TrialQuery.of({"status": "COMPLETED", "where": "dp=8", "sort": "-step"}))
+def test_a_filter_stands_in_the_addresses_and_a_wrong_one_is_refused(
+    small: Result, service: Service
+) -> None:
+    table = trial_table(
+        small, TrialQuery.of({"status": "COMPLETED", "where": "dp=8", "sort": "-step"})
+    )
     assert (table["found"], table["all"]) == (4, 5)
     assert table["heads"][0]["address"] == "?status=COMPLETED&where=dp%3D8#trials"
     study = service.submitted(spec(name="filtered"))
     for query in ("sort=speed", "status=odd", "where=tpp%3D2"):
         assert service.http.get(f"/studies/{study}?{query}").status_code == 422
-    assert service.http.get(f"/studies/{study}?page=9999999&sort=-step&where=tp%3D2").status_code == 200
+    assert (
+        service.http.get(f"/studies/{study}?page=9999999&sort=-step&where=tp%3D2").status_code
+        == 200
+    )
 
 
 def test_pages_hold_each_trial_once_and_keep_what_was_asked(many: Result) -> None:
@@ -107,7 +127,12 @@ def test_the_winner_has_one_figure_wherever_it_is_shown(tuning: Service) -> None
     runner = {"kind": "simulated", "noise": 0.05, "outlier_every": 0}
     with tuning.client() as client:
         study = client.submit(
-            spec(name="raced", runner=runner, measure={"finalists": 2}, budget={"max_trials": 4, "min_gain": 0})
+            spec(
+                name="raced",
+                runner=runner,
+                measure={"finalists": 2},
+                budget={"max_trials": 4, "min_gain": 0},
+            )
         )["study"]["id"]
         client.wait(study)
     stored = tuning.store.trials(study)
@@ -115,8 +140,13 @@ def test_the_winner_has_one_figure_wherever_it_is_shown(tuning: Service) -> None
     status = tuning.http.get(f"{API}/studies/{study}").json()["best"]
     speed, number = status["measurement"]["tokens_per_s"], status["number"]
     searched = next(t for t in stored if t.number == number).measurement
-    assert searched.tokens_per_s != pytest.approx(speed, rel=1e-6)  # the finals measured another one
-    assert tuning.http.get(f"{API}/studies/{study}/best").json()["best"]["measurement"]["tokens_per_s"] == speed
+    assert searched.tokens_per_s != pytest.approx(
+        speed, rel=1e-6
+    )  # the finals measured another one
+    assert (
+        tuning.http.get(f"{API}/studies/{study}/best").json()["best"]["measurement"]["tokens_per_s"]
+        == speed
+    )
     page = tuning.http.get(f"/studies/{study}").text
     word = format_count(speed)
     assert f"<dt>Tokens per second</dt><dd>{word}</dd>" in page

@@ -85,7 +85,9 @@ def test_a_page_reads_no_trial_and_after_a_change_only_those_that_changed(counte
     assert f'data-from="{page}/figures"' in part
     assert "<svg" not in part
     assert http.get(f"/api/v1{page}/figures/best_so_far.csv").text.startswith("trial,")
-    assert not counted.service.views.has_figures(counted.service.views.result(lease.study)), "one is drawn alone"
+    assert not counted.service.views.has_figures(counted.service.views.result(lease.study)), (
+        "one is drawn alone"
+    )
     assert http.get(f"{page}/figures").text.count("<figure") >= 5
     assert store.since()[0] == []
     whole = http.get(page).text  # all is at hand now
@@ -97,8 +99,17 @@ def test_a_page_reads_no_trial_and_after_a_change_only_those_that_changed(counte
     run_trial(store, lease, replace(measured(pending(SMALL + 1), step_time_s=1e-3), reward=won))
     assert results in http.get(page).text
     assert store.since()[0] == []
-    assert f'<tr class="won">\n  <td class="n"><a href="{page}/trials/{SMALL + 1}">' in http.get(results).text
-    for path in ("/ranking", "/compare?trial=0+3", "/trials/3", "/export?trainer=torchtitan", "/report"):
+    assert (
+        f'<tr class="won">\n  <td class="n"><a href="{page}/trials/{SMALL + 1}">'
+        in http.get(results).text
+    )
+    for path in (
+        "/ranking",
+        "/compare?trial=0+3",
+        "/trials/3",
+        "/export?trainer=torchtitan",
+        "/report",
+    ):
         http.get(f"{page}{path}")
     http.get(f"/api/v1{page}")
     http.get(f"/api/v1{page}/best")
@@ -109,10 +120,14 @@ def test_a_page_reads_no_trial_and_after_a_change_only_those_that_changed(counte
 
 
 @pytest.mark.thorough
-def test_the_report_shows_the_figures_that_are_drawn_already(counted: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_shows_the_figures_that_are_drawn_already(
+    counted: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
     study, drawn = study_of(counted.store, SMALL + 1, "reported").study, list[str]()
     for name, draw in list(FIGURES.items()):
-        monkeypatch.setitem(FIGURES, name, lambda source, name=name, draw=draw: drawn.append(name) or draw(source))  # type: ignore[arg-type]
+        monkeypatch.setitem(
+            FIGURES, name, lambda source, name=name, draw=draw: drawn.append(name) or draw(source)
+        )  # type: ignore[arg-type]
     page = counted.http.get(f"/studies/{study}/figures").text
     assert drawn == list(FIGURES)
     assert counted.http.get(f"/studies/{study}/report").text.count("<svg") == page.count("<svg")
@@ -122,7 +137,9 @@ def test_the_report_shows_the_figures_that_are_drawn_already(counted: Service, m
 def test_a_browser_without_scripts_gets_the_whole_page(counted: Service) -> None:
     lease = study_of(counted.store, SMALL + 1, "plain")
     page = f"/studies/{lease.study}"
-    assert '<a href="?sort=-measured&amp;whole=1">' in counted.http.get(f"{page}?sort=-measured").text
+    assert (
+        '<a href="?sort=-measured&amp;whole=1">' in counted.http.get(f"{page}?sort=-measured").text
+    )
     whole = counted.http.get(f"{page}?sort=-measured&whole=1").text
     assert f'<a href="{page}/trials/0">' in whole
     assert 'aria-sort="descending"' in whole
@@ -133,7 +150,12 @@ def test_the_parts_of_a_large_study_come_after_its_page(tmp_path: Path) -> None:
     with Service(tmp_path) as service:
         study = large_study(service.store, MOST_WAITED_FOR + 100)
         assert f'data-from="/studies/{study}/results?' in service.http.get(f"/studies/{study}").text
-        assert service.http.get(f"/studies/{study}/results").text.count(f'<a href="/studies/{study}/trials/') == PAGE
+        assert (
+            service.http.get(f"/studies/{study}/results").text.count(
+                f'<a href="/studies/{study}/trials/'
+            )
+            == PAGE
+        )
         figures = service.http.get(f"/studies/{study}/figures").text
         assert figures.count("<figure") >= 10
         again = service.http.get(f"/studies/{study}").text  # they are drawn now

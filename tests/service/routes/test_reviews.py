@@ -21,16 +21,28 @@ def test_a_launch_is_reviewed_from_texts_alone(service: Service, tmp_path: Path)
     secret.write_text(
         "import argparse\np = argparse.ArgumentParser()\np.add_argument('--only-known-here', default=3)\n"
     )
-    spelled = [str(secret), str(secret).replace("/", '/""', 1), f"$'{str(secret).replace('/', chr(92) + 'x2f')}'"]
+    spelled = [
+        str(secret),
+        str(secret).replace("/", '/""', 1),
+        f"$'{str(secret).replace('/', chr(92) + 'x2f')}'",
+    ]
     for path in spelled:
-        answer = service.http.post(f"{API}/review", json={**asked, "files": {"run.sh": launch.format(path)}})
+        answer = service.http.post(
+            f"{API}/review", json={**asked, "files": {"run.sh": launch.format(path)}}
+        )
         assert answer.status_code < 500
         assert "only-known-here" not in answer.text.replace("_", "-")
-    spec_text = (
-        'model: {hf: "\\x2fetc\\x2fhostname"}\ncluster: h100-sxm-1x8\nworkload: {seq_len: 128, global_batch_size: 8}\n'
+    spec_text = 'model: {hf: "\\x2fetc\\x2fhostname"}\ncluster: h100-sxm-1x8\nworkload: {seq_len: 128, global_batch_size: 8}\n'
+    assert (
+        service.http.post(f"{API}/review", json={"files": {"study.yaml": spec_text}}).status_code
+        == 422
     )
-    assert service.http.post(f"{API}/review", json={"files": {"study.yaml": spec_text}}).status_code == 422
-    for body in ({"files": {}}, {"files": {"../a.sh": "x"}}, {"files": {"a.sh": "echo"}}, {"filez": {}}):
+    for body in (
+        {"files": {}},
+        {"files": {"../a.sh": "x"}},
+        {"files": {"a.sh": "echo"}},
+        {"filez": {}},
+    ):
         answer = service.http.post(f"{API}/review", json=body)
         assert answer.status_code == 422
         assert answer.json()["error"]["message"]
@@ -42,7 +54,9 @@ torchrun --nproc_per_node=8 run_clm.py --model_name_or_path meta-llama/Llama-3.1
 """
 
 
-def test_a_new_study_begins_with_the_review_of_a_launch_and_its_button_makes_the_spec(service: Service) -> None:
+def test_a_new_study_begins_with_the_review_of_a_launch_and_its_button_makes_the_spec(
+    service: Service,
+) -> None:
     page = service.http.get("/submit").text
     fields = {
         name: found[1]
@@ -67,7 +81,9 @@ def test_a_new_study_begins_with_the_review_of_a_launch_and_its_button_makes_the
     ):
         assert part in text
     assert "my-first-study" in text, "the spec below stays until its button is pressed"
-    tuned = re.search(r'<textarea id="spec"[^>]*>\n(.*?)</textarea>', sent(**said, tune="1"), re.DOTALL)
+    tuned = re.search(
+        r'<textarea id="spec"[^>]*>\n(.*?)</textarea>', sent(**said, tune="1"), re.DOTALL
+    )
     assert tuned
     spec = yaml.safe_load(tuned[1])
     assert (spec["model"], spec["cluster"]) == ("meta-llama/Llama-3.1-8B", "h200-sxm-1x8")
@@ -93,7 +109,10 @@ def test_a_spec_that_the_service_would_refuse_says_where_to_run_it(service: Serv
         return html.unescape(answer.text)
 
     own_program = tuned(LAUNCH)
-    assert "does not run trials of the trainer <code>command</code>, which starts your own program" in own_program
+    assert (
+        "does not run trials of the trainer <code>command</code>, which starts your own program"
+        in own_program
+    )
     assert "run it where your program is: <code>autotune tune study.yaml</code>" in own_program
     torchtitan = tuned(
         '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\n'

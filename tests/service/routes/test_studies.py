@@ -31,22 +31,32 @@ def test_a_study_is_submitted_run_and_answered(tuning: Service) -> None:
         assert client.best(study["id"], top=3)["configs"][0]["config"] == done["best"]["config"]
         assert client.best(study["id"], pareto=True)["configs"][0]["merits"]["stability"] > 0
         again = client.best(study["id"], metric="cost", stability_weight=0.0)
-        assert again == json.loads(json.dumps(local.best(study["id"], metric="cost", stability_weight=0.0)))
+        assert again == json.loads(
+            json.dumps(local.best(study["id"], metric="cost", stability_weight=0.0))
+        )
         assert client.explain(study["id"]) == json.loads(json.dumps(local.explain(study["id"])))
         assert client.explain(study["id"], 0)["trial"]["number"] == 0
         assert client.best_across(model="gpt2-medium", top=2)["best"] is None
         found = client.best_across(model="gpt2-medium", runner="simulated", top=2)
         assert found["configs"][0]["study"]["id"] == study["id"]
         assert client.best_across(model="nothing")["best"] is None
-        asked: dict[str, Any] = {"model": "gpt2-medium", "cluster": "h100-sxm-1x8", "runner": "simulated"}
+        asked: dict[str, Any] = {
+            "model": "gpt2-medium",
+            "cluster": "h100-sxm-1x8",
+            "runner": "simulated",
+        }
         asked["metric"] = "cost"
         judged = client.best_across(**asked, stability_weight=1.0)
         assert judged["objective"] == {"metric": "cost", "stability_weight": 1.0}
-        assert judged["configs"] == json.loads(json.dumps(local.best_across(**asked, stability_weight=1.0)["configs"]))
+        assert judged["configs"] == json.loads(
+            json.dumps(local.best_across(**asked, stability_weight=1.0)["configs"])
+        )
         with pytest.raises(SpecError, match="one model and one cluster"):
             client.best_across(metric="cost")
         launch = client.export(study["id"], "megatron", {"steps": 7})
-        job = client.export(study["id"], "megatron", {"steps": 7, "account": "team"}, on="slurm")["job"]
+        job = client.export(study["id"], "megatron", {"steps": 7, "account": "team"}, on="slurm")[
+            "job"
+        ]
         assert "#SBATCH --account=team" in job["files"]["job.sbatch"]
         assert job["start"] == "sbatch job.sbatch"
         assert launch["config"] == done["best"]["config"]
@@ -118,7 +128,10 @@ def test_one_key_makes_one_study(service: Service) -> None:
 
 def test_lists_are_filtered_and_paged(service: Service) -> None:
     with service.client() as client:
-        made = [client.submit(spec(name=f"page-{i}", model="gpt2-large"))["study"]["id"] for i in range(5)]
+        made = [
+            client.submit(spec(name=f"page-{i}", model="gpt2-large"))["study"]["id"]
+            for i in range(5)
+        ]
         first = client.studies(model="gpt2-large", limit=3)
         assert [s["id"] for s in first["studies"]] == made[:1:-1]
         assert first["next_offset"] == 3
@@ -154,7 +167,10 @@ def test_a_plan_needs_no_hardware_and_keeps_nothing(service: Service) -> None:
 def test_a_plan_compares_the_clusters_that_it_is_asked_about(service: Service) -> None:
     with service.client() as client:
         plan = client.plan(spec(), top=1, clusters=["h100-sxm-1x8", "a100-80gb-1x8"], tokens=1e9)
-        assert [choice["cluster"] for choice in plan["clusters"]] == ["h100-sxm-1x8", "a100-80gb-1x8"]
+        assert [choice["cluster"] for choice in plan["clusters"]] == [
+            "h100-sxm-1x8",
+            "a100-80gb-1x8",
+        ]
         assert all(choice["bill"] for choice in plan["clusters"])
         assert "clusters" not in client.plan(spec(), top=1)
         with pytest.raises(SpecError, match="tokens works only with clusters"):
@@ -178,7 +194,9 @@ def test_yaml_is_taken_too(service: Service) -> None:
     import yaml
 
     answer = service.http.post(
-        f"{API}/studies", content=yaml.safe_dump(spec()), headers={"Content-Type": "application/yaml"}
+        f"{API}/studies",
+        content=yaml.safe_dump(spec()),
+        headers={"Content-Type": "application/yaml"},
     )
     assert answer.status_code == 201
     assert answer.headers["location"] == f"{API}/studies/{answer.json()['study']['id']}"
@@ -195,11 +213,16 @@ def test_health_and_metrics_say_how_it_is(tuning: Service) -> None:
 
 
 @pytest.mark.thorough
-def test_a_study_that_runs_is_reported_and_compared_over_the_service(service: Service, tmp_path: Path) -> None:
+def test_a_study_that_runs_is_reported_and_compared_over_the_service(
+    service: Service, tmp_path: Path
+) -> None:
     lease = running_study(service.store, api.load_study(spec(name="runs")))
     page = tmp_path / "report.html"
     assert cli.run(["report", lease.study, "--url", service.url, "-o", str(page)]) == 0
     assert "runs" in page.read_text()
-    assert cli.run(["report", lease.study, "--url", service.url, "-o", str(page.with_suffix(".md"))]) == 0
+    assert (
+        cli.run(["report", lease.study, "--url", service.url, "-o", str(page.with_suffix(".md"))])
+        == 0
+    )
     assert f"]({service.url}/studies/{lease.study})" in page.with_suffix(".md").read_text()
     assert cli.run(["compare", lease.study, "runs", "--url", service.url]) == 0

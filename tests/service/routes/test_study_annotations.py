@@ -19,7 +19,9 @@ def ended(service: Service, token: str, name: str) -> str:
     study = service.submitted(spec(name=name), token)
     lease = started(service, study)
     run_trial(service.store, lease, measured(pending(0)))
-    service.store.set_status(study, StudyStatus.COMPLETED, expect=[StudyStatus.RUNNING], lease=lease)
+    service.store.set_status(
+        study, StudyStatus.COMPLETED, expect=[StudyStatus.RUNNING], lease=lease
+    )
     return study
 
 
@@ -29,7 +31,9 @@ def started(service: Service, study: str) -> Lease:
     return lease
 
 
-def test_everybody_who_submits_writes_notes_and_their_author_or_the_owner_removes_them(guarded: Service) -> None:
+def test_everybody_who_submits_writes_notes_and_their_author_or_the_owner_removes_them(
+    guarded: Service,
+) -> None:
     ann, bob, eve = (guarded.token("submit", name) for name in ("ann", "bob", "eve"))
     reader = guarded.token("read", "rae")
     with guarded.client(ann) as client:
@@ -41,7 +45,10 @@ def test_everybody_who_submits_writes_notes_and_their_author_or_the_owner_remove
         third = client.add_note(study, "third")["note"]["number"]
         assert [note["author"] for note in client.notes(study)] == ["ann", "bob", "bob"]
         assert len(client.remove_note(study, second["number"])["notes"]) == 2
-    with guarded.client(eve) as client, pytest.raises(ServiceError, match="only its owner or an admin"):
+    with (
+        guarded.client(eve) as client,
+        pytest.raises(ServiceError, match="only its owner or an admin"),
+    ):
         client.remove_note(study, third)
     with guarded.client(reader) as client:
         assert [note["text"] for note in client.notes(study)] == ["first", "third"]
@@ -61,17 +68,29 @@ def test_tags_are_the_owners_and_select_studies(guarded: Service) -> None:
         study = client.submit(spec(name="tagged"))["study"]["id"]
         assert client.status(study)["study"]["tags"] == []
         assert client.tag(study, add=["sweep", "h100"])["study"]["tags"] == ["h100", "sweep"]
-        assert client.status(study)["study"]["tags"] == ["h100", "sweep"], "no older response is sent"
+        assert client.status(study)["study"]["tags"] == ["h100", "sweep"], (
+            "no older response is sent"
+        )
         assert [found["id"] for found in client.studies(tag="sweep")["studies"]] == [study]
         assert client.tag(study, remove=["h100"])["study"]["tags"] == ["sweep"]
         with pytest.raises(SpecError, match="two words"):
             client.tag(study, add=["two words"])
-    with guarded.client(bob) as client, pytest.raises(ServiceError, match="only its owner or an admin"):
+    with (
+        guarded.client(bob) as client,
+        pytest.raises(ServiceError, match="only its owner or an admin"),
+    ):
         client.tag(study, add=["mine"])
-    assert guarded.http.patch(f"{API}/studies/{study}/tags", json={"ad": []}, headers=bearer(ann)).status_code == 422
+    assert (
+        guarded.http.patch(
+            f"{API}/studies/{study}/tags", json={"ad": []}, headers=bearer(ann)
+        ).status_code
+        == 422
+    )
 
 
-def test_a_study_is_deleted_by_its_owner_once_it_and_those_that_learnt_from_it_have_ended(guarded: Service) -> None:
+def test_a_study_is_deleted_by_its_owner_once_it_and_those_that_learnt_from_it_have_ended(
+    guarded: Service,
+) -> None:
     ann, bob = guarded.token("submit", "ann"), guarded.token("submit", "bob")
     first = ended(guarded, ann, "first")
     with guarded.client(ann) as client:
@@ -79,24 +98,37 @@ def test_a_study_is_deleted_by_its_owner_once_it_and_those_that_learnt_from_it_h
         with pytest.raises(ConflictError, match="has ended"):
             client.delete(second)
     lease = started(guarded, second)
-    with guarded.client(bob) as client, pytest.raises(ServiceError, match="only its owner or an admin"):
+    with (
+        guarded.client(bob) as client,
+        pytest.raises(ServiceError, match="only its owner or an admin"),
+    ):
         client.delete(first)
     with guarded.client(ann) as client:
         assert client.deletion(first)["deletion"]["held_by"] == [{"id": second, "name": "second"}]
         with pytest.raises(ConflictError, match="second"):
             client.delete(first)
-        guarded.store.set_status(second, StudyStatus.COMPLETED, expect=[StudyStatus.RUNNING], lease=lease)
+        guarded.store.set_status(
+            second, StudyStatus.COMPLETED, expect=[StudyStatus.RUNNING], lease=lease
+        )
         gone = client.delete(first)["deletion"]
-        assert (gone["trials"], gone["measured"], gone["learners"]) == (1, 1, [{"id": second, "name": "second"}])
+        assert (gone["trials"], gone["measured"], gone["learners"]) == (
+            1,
+            1,
+            [{"id": second, "name": "second"}],
+        )
         with pytest.raises(NotFoundError):
             client.status(first)
         assert client.events(second)[-1]["kind"] == "history.deleted"
         assert client.best_across(model="gpt2-medium", runner="simulated")["best"] is None
-    assert [line.action for line in guarded.store.audit_events() if line.subject == first][-1] == "study.delete"
+    assert [line.action for line in guarded.store.audit_events() if line.subject == first][
+        -1
+    ] == "study.delete"
 
 
 @pytest.mark.thorough
-def test_the_commands_note_tag_and_delete(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_note_tag_and_delete(
+    service: Service, capsys: pytest.CaptureFixture[str]
+) -> None:
     study = ended(service, "", "by hand")
     store = ["--store", str(service.path)]
 
@@ -111,7 +143,9 @@ def test_the_commands_note_tag_and_delete(service: Service, capsys: pytest.Captu
     assert "this machine" in listed
     assert "night, quiet" in said("tag", study, "quiet", "night")
     assert study in said("list", "--tag", "quiet")
-    assert json.loads(said("tag", study, "--remove", "night", "--json"))["study"]["tags"] == ["quiet"]
+    assert json.loads(said("tag", study, "--remove", "night", "--json"))["study"]["tags"] == [
+        "quiet"
+    ]
     number = json.loads(said("note", study, "--json"))["notes"][0]["number"]
     assert "is removed" in said("note", study, "--remove", str(number))
     assert "is deleted" in said("delete", study, "--yes")

@@ -23,10 +23,14 @@ def finished(tuning: Service) -> str:
 
 
 @pytest.mark.thorough
-def test_each_figure_is_on_the_page_with_its_data_and_its_drawing(tuning: Service, finished: str) -> None:
+def test_each_figure_is_on_the_page_with_its_data_and_its_drawing(
+    tuning: Service, finished: str
+) -> None:
     listed = tuning.http.get(f"{API}/studies/{finished}/figures").json()
     names = [figure["name"] for figure in listed["figures"]]
-    assert {*names, *(absent["name"] for absent in listed["missing"])} == set(FIGURES) - {"running_steps"}
+    assert {*names, *(absent["name"] for absent in listed["missing"])} == set(FIGURES) - {
+        "running_steps"
+    }
     assert len(names) >= 10
     page = tuning.http.get(f"/studies/{finished}").text
     for figure in listed["figures"]:
@@ -45,7 +49,9 @@ def test_each_figure_is_on_the_page_with_its_data_and_its_drawing(tuning: Servic
         assert f"{absent['title']}: it needs {absent['needs']}" in html.unescape(page)
 
 
-def test_a_figure_that_cannot_be_drawn_says_what_it_needs(service: Service, guarded: Service) -> None:
+def test_a_figure_that_cannot_be_drawn_says_what_it_needs(
+    service: Service, guarded: Service
+) -> None:
     study = service.submitted(spec(name="waiting"))
     answer = service.http.get(f"{API}/studies/{study}/figures/best_so_far.csv")
     assert answer.status_code == 404
@@ -55,7 +61,9 @@ def test_a_figure_that_cannot_be_drawn_says_what_it_needs(service: Service, guar
     assert "Best so far over trials: it needs a measured trial" in page
     assert guarded.http.get(f"{API}/studies/{study}/figures").status_code == 401
     reader = bearer(guarded.token("read"))
-    assert guarded.http.get(f"{API}/studies/{study}/figures", headers=reader).status_code == 404  # of another store
+    assert (
+        guarded.http.get(f"{API}/studies/{study}/figures", headers=reader).status_code == 404
+    )  # of another store
 
 
 @pytest.mark.thorough
@@ -75,12 +83,18 @@ def test_the_running_trials_are_followed_between_events(tuning: Service) -> None
     budget = {"max_trials": 6, "min_gain": 0}  # far longer than a busy machine takes to look at it
     with tuning.client() as client:
         study = client.submit(spec(name="stepping", runner=runner, budget=budget))["study"]["id"]
-        part = until(lambda: "of at most" in (text := tuning.http.get(f"/studies/{study}/running").text) and text)
+        part = until(
+            lambda: (
+                "of at most" in (text := tuning.http.get(f"/studies/{study}/running").text) and text
+            )
+        )
         assert "<progress" in part
         until(lambda: "left" in tuning.http.get(f"/studies/{study}/running").text)
         assert 'data-from="/studies/' in tuning.http.get(f"/studies/{study}").text
         data = f"{API}/studies/{study}/figures/running_steps.csv"
-        until(lambda: tuning.http.get(data).text.startswith("trial,config,step"))  # a trial may end in between
+        until(
+            lambda: tuning.http.get(data).text.startswith("trial,config,step")
+        )  # a trial may end in between
         client.act(study, "cancel")
         client.wait(study)
     assert "<li>" not in tuning.http.get(f"/studies/{study}/running").text

@@ -10,7 +10,9 @@ from autotune.service.supervise.presence import FOLDER, announced, is_served
 from autotune.settings import data_folder
 
 
-def test_a_store_is_served_as_long_as_its_service_runs_whatever_way_it_is_named(tmp_path: Path) -> None:
+def test_a_store_is_served_as_long_as_its_service_runs_whatever_way_it_is_named(
+    tmp_path: Path,
+) -> None:
     path = str(tmp_path / "results.db")
     with announced(path):
         assert is_served(path)

@@ -56,7 +56,11 @@ class PaperRay:
                     if job["submission_id"] in ray.jobs:
                         self.answer(500, "submission_id is taken")
                     else:
-                        ray.jobs[job["submission_id"]] = {**job, "status": "RUNNING", "driver_exit_code": None}
+                        ray.jobs[job["submission_id"]] = {
+                            **job,
+                            "status": "RUNNING",
+                            "driver_exit_code": None,
+                        }
                         self.answer(200, {"submission_id": job["submission_id"]})
                 elif self.command == "POST":
                     ray.jobs[name.removesuffix("/stop")]["status"] = "STOPPED"
@@ -73,7 +77,9 @@ class PaperRay:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        threading.Thread(
+            target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        ).start()
 
 
 @pytest.fixture
@@ -118,9 +124,14 @@ def test_a_job_says_what_it_is_and_nothing_secret(ray: PaperRay, store: SqlStore
 def test_a_job_tells_its_process_which_job_it_is(ray: PaperRay, store: SqlStore) -> None:
     record = submit(store)
     joined(ray).start(record)
-    given = {**ray.jobs[record.id]["metadata"], "job_submission_id": f"{record.id}-2"}  # as Ray adds it
+    given = {
+        **ray.jobs[record.id]["metadata"],
+        "job_submission_id": f"{record.id}-2",
+    }  # as Ray adds it
     variable = {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": {}, "metadata": given})}
-    assert ray_job(variable) == {"ray": {"job": f"{record.id}-2", "url": f"{ray.url}/#/jobs/{record.id}-2"}}
+    assert ray_job(variable) == {
+        "ray": {"job": f"{record.id}-2", "url": f"{ray.url}/#/jobs/{record.id}-2"}
+    }
     assert ray_job({}) == {}
 
 
@@ -158,7 +169,10 @@ def test_a_later_service_watches_the_jobs_of_the_earlier(ray: PaperRay, store: S
     first.start(running)
     first.start(stopped)
     first.close(1.0)
-    assert [job["status"] for job in ray.jobs.values()] == ["RUNNING", "RUNNING"]  # a joined cluster keeps its jobs
+    assert [job["status"] for job in ray.jobs.values()] == [
+        "RUNNING",
+        "RUNNING",
+    ]  # a joined cluster keeps its jobs
     ray.jobs[stopped.id]["status"] = "STOPPED"
     watch = Supervisor(store, joined(ray), max_studies=2, poll_s=0.02)
     with watching(watch):
@@ -193,7 +207,9 @@ def test_an_end_is_told_also_when_ray_goes_away_while_a_later_job_is_looked_at(
     assert [e.study for e in launcher.ended()] == [first.id]
     assert "cannot be reached" in launcher.health()
     ray.breaks_off = False
-    assert [e.study for e in launcher.ended()] == [second.id], "it was stopped: it had been PENDING for too long"
+    assert [e.study for e in launcher.ended()] == [second.id], (
+        "it was stopped: it had been PENDING for too long"
+    )
     assert launcher.studies == frozenset()
 
 
@@ -214,7 +230,9 @@ def test_a_job_that_begins_in_time_is_left_alone(
 
 def test_a_launcher_that_is_closed_names_no_nodes_to_scrape(ray: PaperRay, store: SqlStore) -> None:
     launcher = joined(ray)
-    launcher.close(1.0)  # as when a cluster has died, while the thread that keeps the list of nodes asks
+    launcher.close(
+        1.0
+    )  # as when a cluster has died, while the thread that keeps the list of nodes asks
     with pytest.raises(RunnerError, match="no nodes"):
         launcher.scrape_targets()
 
@@ -254,7 +272,9 @@ def test_on_ray_itself(store: SqlStore, tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setenv("AUTOTUNE_DATA", str(tmp_path))
     store_url = str(tmp_path / "results.db")
-    document = spec(runner={"kind": "simulated", "noise": 0.0, "outlier_every": 0, "time_scale": 0.5})
+    document = spec(
+        runner={"kind": "simulated", "noise": 0.0, "outlier_every": 0, "time_scale": 0.5}
+    )
     studies = [
         api.submit_study(store, api.load_study(document | {"seed": i}), document, owner=owner).id
         for i, owner in enumerate(["ann", "bob", "eve"] * 2)
@@ -263,22 +283,35 @@ def test_on_ray_itself(store: SqlStore, tmp_path: Path, monkeypatch: pytest.Monk
     launcher = RayLauncher.open(options, store_url=store_url, url="http://here")
     watch = Supervisor(store, launcher, max_studies=3, poll_s=0.2)
     with watching(watch):
-        assert httpx.get(f"{launcher.dashboard}/api/jobs/", timeout=DEADLINE_S, trust_env=False).status_code == 401
+        assert (
+            httpx.get(
+                f"{launcher.dashboard}/api/jobs/", timeout=DEADLINE_S, trust_env=False
+            ).status_code
+            == 401
+        )
         until(lambda: store.study(studies[0]).status is StudyStatus.RUNNING)
         headers = {"Authorization": f"Bearer {own_token()[1]}"}
-        jobs = httpx.get(f"{launcher.dashboard}/api/jobs/", headers=headers, timeout=DEADLINE_S, trust_env=False).json()
+        jobs = httpx.get(
+            f"{launcher.dashboard}/api/jobs/", headers=headers, timeout=DEADLINE_S, trust_env=False
+        ).json()
         ours = [job for job in jobs if job["submission_id"]]
         assert {job["metadata"]["autotune_study"] for job in ours} <= set(studies)
         assert {job["metadata"]["model"] for job in ours} == {"gpt2-medium"}
         httpx.post(
-            f"{launcher.dashboard}/api/jobs/{studies[0]}/stop", headers=headers, timeout=DEADLINE_S, trust_env=False
+            f"{launcher.dashboard}/api/jobs/{studies[0]}/stop",
+            headers=headers,
+            timeout=DEADLINE_S,
+            trust_env=False,
         )
         until(lambda: store.study(studies[0]).status is StudyStatus.CANCELLED)
         until(lambda: store.study(studies[1]).status is StudyStatus.COMPLETED)
         told = api.document(api.result_of(store, studies[1]))["study"]["ray"]
         assert told == {"job": studies[1], "url": f"{launcher.dashboard}/#/jobs/{studies[1]}"}
         detail = httpx.get(
-            f"{launcher.dashboard}/api/jobs/{told['job']}", headers=headers, timeout=DEADLINE_S, trust_env=False
+            f"{launcher.dashboard}/api/jobs/{told['job']}",
+            headers=headers,
+            timeout=DEADLINE_S,
+            trust_env=False,
         ).json()
         assert detail["metadata"]["url"] == f"http://here/studies/{studies[1]}"  # and back
     launcher = RayLauncher.open(options, store_url=store_url, url="http://here")

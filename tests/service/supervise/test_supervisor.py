@@ -104,7 +104,9 @@ def supervisor(store: SqlStore, launcher: PaperLauncher, clock: Clock, most: int
     return Supervisor(store, launcher, max_studies=most, monotonic=clock)
 
 
-def test_the_oldest_go_first_and_no_more_than_fit(store: SqlStore, launcher: PaperLauncher, watch: Supervisor) -> None:
+def test_the_oldest_go_first_and_no_more_than_fit(
+    store: SqlStore, launcher: PaperLauncher, watch: Supervisor
+) -> None:
     made = [submit(store, seed=i) for i in range(5)]
     watch.round()
     watch.round()
@@ -123,7 +125,9 @@ def test_a_study_of_another_owner_gets_the_next_free_place(
     document = spec()
 
     def of(owner: str, seed: int) -> str:
-        return api.submit_study(store, api.load_study(document | {"seed": seed}), document, owner=owner).id
+        return api.submit_study(
+            store, api.load_study(document | {"seed": seed}), document, owner=owner
+        ).id
 
     hog = [of("hog", seed) for seed in range(40)]
     watch = supervisor(store, launcher, clock, most=most)
@@ -155,7 +159,10 @@ def test_what_is_in_the_way_of_studies_is_logged_once_and_so_is_its_end(
         time.sleep(0.1)
         launcher.away = ""
         until(lambda: len(caplog.messages) > 1)
-    assert caplog.messages == ["Ray's dashboard cannot be reached", "studies continue: the problem is resolved"]
+    assert caplog.messages == [
+        "Ray's dashboard cannot be reached",
+        "studies continue: the problem is resolved",
+    ]
 
 
 def test_a_study_of_another_runner_is_left_waiting_and_says_for_what(
@@ -163,18 +170,26 @@ def test_a_study_of_another_runner_is_left_waiting_and_says_for_what(
 ) -> None:
     others = [submit(store, seed=i, runner={"kind": "ray"}) for i in range(5)]
     own = [submit(store, seed=i) for i in range(2)]
-    watch = Supervisor(store, launcher, max_studies=2, runners=frozenset({"local", "simulated"}), monotonic=clock)
+    watch = Supervisor(
+        store, launcher, max_studies=2, runners=frozenset({"local", "simulated"}), monotonic=clock
+    )
     for _ in range(4):
         watch.round()
     assert launcher.started == own
     for study in others:
         record = store.study(study)
         assert (record.status, "runner 'ray'" in record.message) == (StudyStatus.QUEUED, True)
-        said = [event for event in store.events(study) if "waits for a service" in str(event.data.get("message"))]
+        said = [
+            event
+            for event in store.events(study)
+            if "waits for a service" in str(event.data.get("message"))
+        ]
         assert len(said) == 1
 
 
-def test_what_rests_or_is_held_elsewhere_is_left_alone(store: SqlStore, launcher: PaperLauncher, clock: Clock) -> None:
+def test_what_rests_or_is_held_elsewhere_is_left_alone(
+    store: SqlStore, launcher: PaperLauncher, clock: Clock
+) -> None:
     paused, held, free = (submit(store, seed=i) for i in range(3))
     api.act(store, paused, "pause")
     assert store.claim(held, "other-host:1:1", lease_s=60)
@@ -241,7 +256,9 @@ def test_being_too_late_or_without_a_store_is_no_crash(
     assert store.study(study).status is StudyStatus.QUEUED
 
 
-def test_a_job_that_a_person_stopped_is_cancelled(store: SqlStore, launcher: PaperLauncher, watch: Supervisor) -> None:
+def test_a_job_that_a_person_stopped_is_cancelled(
+    store: SqlStore, launcher: PaperLauncher, watch: Supervisor
+) -> None:
     study = submit(store)
     watch.round()
     launcher.over = [Ended(study=study, code=1, by_hand=True)]
@@ -250,7 +267,9 @@ def test_a_job_that_a_person_stopped_is_cancelled(store: SqlStore, launcher: Pap
     assert launcher.started == [study]
 
 
-def test_what_cannot_be_started_now_is_tried_again(store: SqlStore, launcher: PaperLauncher) -> None:
+def test_what_cannot_be_started_now_is_tried_again(
+    store: SqlStore, launcher: PaperLauncher
+) -> None:
     study = submit(store)
     launcher.broken = "Ray is away"
     watch = Supervisor(store, launcher, max_studies=1, poll_s=0.02)
@@ -262,7 +281,11 @@ def test_what_cannot_be_started_now_is_tried_again(store: SqlStore, launcher: Pa
 
 
 def test_a_process_that_does_not_end_with_its_study_is_killed(
-    store: SqlStore, monkeypatch: pytest.MonkeyPatch, launcher: PaperLauncher, clock: Clock, watch: Supervisor
+    store: SqlStore,
+    monkeypatch: pytest.MonkeyPatch,
+    launcher: PaperLauncher,
+    clock: Clock,
+    watch: Supervisor,
 ) -> None:
     from autotune.service.supervise import supervisor as module
 
@@ -344,7 +367,9 @@ def test_a_frozen_process_of_an_earlier_service_takes_no_place(
 
 
 @pytest.mark.slow
-def test_a_frozen_process_of_the_only_supervisor_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frozen_process_of_the_only_supervisor_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from autotune.service.supervise import supervisor as module
 
     monkeypatch.setattr(module, "HUNG_CHECKS", 3)
@@ -366,7 +391,10 @@ def test_two_supervisors_on_one_store_run_each_study_once(store: SqlStore, tmp_p
     second = open_store(tmp_path / "results.db")
     pair = [
         Supervisor(
-            s, ProcessLauncher(tmp_path / f"logs{i}", store_url=str(tmp_path / "results.db")), max_studies=3, poll_s=0.1
+            s,
+            ProcessLauncher(tmp_path / f"logs{i}", store_url=str(tmp_path / "results.db")),
+            max_studies=3,
+            poll_s=0.1,
         )
         for i, s in enumerate((store, second))
     ]
@@ -397,7 +425,11 @@ def test_of_two_services_on_one_store_each_steers_what_the_other_runs(tmp_path: 
             done = other.wait(study)
             assert done["study"]["status"] == "COMPLETED"
             assert one.status(study)["best"] == done["best"]
-        fences = [event.data["fence"] for event in first.store.events(study) if event.kind == "study.claimed"]
+        fences = [
+            event.data["fence"]
+            for event in first.store.events(study)
+            if event.kind == "study.claimed"
+        ]
         assert fences == [1, 2], "one controller at a time, one before the pause and one after"
         assert maintenance.check(first.store) == []
 
@@ -420,7 +452,10 @@ def test_killed_controllers_are_replaced_and_change_nothing_in_the_result(tmp_pa
         done = client.wait(study)
     assert done["study"]["status"] == "COMPLETED"
     assert done["best"]["config"] == undisturbed["best"]["config"]
-    assert done["best"]["measurement"]["step_times_s"] == undisturbed["best"]["measurement"]["step_times_s"]
+    assert (
+        done["best"]["measurement"]["step_times_s"]
+        == undisturbed["best"]["measurement"]["step_times_s"]
+    )
 
 
 @pytest.mark.thorough
@@ -460,13 +495,22 @@ def test_a_fork_server_that_is_killed_is_replaced(tmp_path: Path) -> None:
         child = until(lambda: controller_pid(service.store, study))
         os.kill(service.launcher._fork_server.pid, signal.SIGKILL)
         assert client.wait(client.submit(spec())["study"]["id"])["study"]["status"] == "COMPLETED"
-        assert client.status(study)["study"]["status"] == "RUNNING"  # its process lives, and keeps its lease
+        assert (
+            client.status(study)["study"]["status"] == "RUNNING"
+        )  # its process lives, and keeps its lease
         client.act(study, "cancel")
-        until(lambda: not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2])
+        until(
+            lambda: (
+                not Path(f"/proc/{child}").exists()
+                or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2]
+            )
+        )
 
 
 @pytest.mark.thorough
-def test_a_fork_server_that_dies_between_two_looks_takes_no_study_along(store: SqlStore, tmp_path: Path) -> None:
+def test_a_fork_server_that_dies_between_two_looks_takes_no_study_along(
+    store: SqlStore, tmp_path: Path
+) -> None:
     """Where another study were started on a new server before anybody noticed, the children of the old one would count as running for ever."""
     study = api.load_study(spec())
     running, waiting = store.submit(study, {}), store.submit(study, {})

@@ -38,7 +38,13 @@ def real(owner: str) -> dict[str, Any]:
         workload={"seq_len": 32, "global_batch_size": 4},
         space={"tp": [1, 2], "micro_batch_size": [1, 2], "precision": ["fp32"]},
         budget={"max_trials": 2, "min_gain": 0},
-        measure={"finalists": 0, "min_steps": 3, "max_steps": 4, "start_timeout_s": 300, "trial_timeout_s": 600},
+        measure={
+            "finalists": 0,
+            "min_steps": 3,
+            "max_steps": 4,
+            "start_timeout_s": 300,
+            "trial_timeout_s": 600,
+        },
         runner="ray",
     )
 
@@ -46,30 +52,48 @@ def real(owner: str) -> dict[str, Any]:
 def simulated(owner: str) -> dict[str, Any]:
     """Runs for some twenty seconds."""
     runner = {"kind": "simulated", "noise": 0.0, "outlier_every": 0, "time_scale": 0.5}
-    return spec(name=f"simulated-of-{owner}", runner=runner, budget={"max_trials": 4, "min_gain": 0})
+    return spec(
+        name=f"simulated-of-{owner}", runner=runner, budget={"max_trials": 4, "min_gain": 0}
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_three_people_six_studies_two_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_three_people_six_studies_two_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AUTOTUNE_DATA", str(tmp_path))
-    monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    monkeypatch.setenv(
+        "PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    )
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     path = tmp_path / "results.db"
     store = open_store(path)
     tokens = {owner: store.tokens.create(owner, "submit")[1] for owner in OWNERS}
-    decoy, head = RayHead.start(str(path)), RayHead.start(str(path))  # the machine has another cluster, too
+    decoy, head = (
+        RayHead.start(str(path)),
+        RayHead.start(str(path)),
+    )  # the machine has another cluster, too
     monkeypatch.setenv("RAY_AUTH_TOKEN", head.token)
     options = ("--runner", "ray", "--ray", head.dashboard, "--require-token", "--max-studies", "4")
     ask = httpx.Client(
-        base_url=head.dashboard, headers={"Authorization": f"Bearer {head.token}"}, timeout=60, trust_env=False
+        base_url=head.dashboard,
+        headers={"Authorization": f"Bearer {head.token}"},
+        timeout=60,
+        trust_env=False,
     )
     try:
         with played_node(head.address, num_cpus=4):
             until(lambda: _living_nodes(ask) == 2)
             with served(tmp_path, *options) as (service, url):
                 with ThreadPoolExecutor(len(OWNERS)) as people:
-                    made = dict(zip(OWNERS, people.map(lambda o: _submit(url, tokens[o], o), OWNERS), strict=True))
+                    made = dict(
+                        zip(
+                            OWNERS,
+                            people.map(lambda o: _submit(url, tokens[o], o), OWNERS),
+                            strict=True,
+                        )
+                    )
                 studies = [study for pair in made.values() for study in pair]
                 assert len(set(studies)) == 6
                 jobs = until(lambda: _jobs(ask, studies))
@@ -84,7 +108,9 @@ def test_three_people_six_studies_two_nodes(tmp_path: Path, monkeypatch: pytest.
                     "dashboard": "",
                 }
                 assert job["metadata"]["url"].endswith(f"/studies/{study}")
-                assert not any(token in json.dumps(jobs) for token in (*tokens.values(), head.token))
+                assert not any(
+                    token in json.dumps(jobs) for token in (*tokens.values(), head.token)
+                )
                 victim = made["eve"][1]
                 until(lambda: victim in _jobs(ask, studies), LONG_S)
                 ask.post(f"/api/jobs/{victim}/stop").raise_for_status()
@@ -93,8 +119,16 @@ def test_three_people_six_studies_two_nodes(tmp_path: Path, monkeypatch: pytest.
                 service.wait(DEADLINE_S)
             with served(tmp_path, *options) as (_, url):
                 with ThreadPoolExecutor(len(OWNERS) + 1) as people:
-                    metrics = people.submit(until, lambda: _metrics(head), LONG_S)  # Ray forgets those of ended jobs
-                    ends = dict(zip(OWNERS, people.map(lambda o: _watch(url, tokens[o], made[o]), OWNERS), strict=True))
+                    metrics = people.submit(
+                        until, lambda: _metrics(head), LONG_S
+                    )  # Ray forgets those of ended jobs
+                    ends = dict(
+                        zip(
+                            OWNERS,
+                            people.map(lambda o: _watch(url, tokens[o], made[o]), OWNERS),
+                            strict=True,
+                        )
+                    )
                 assert ends["ann"] == ends["bob"] == ["COMPLETED", "COMPLETED"]
                 assert ends["eve"] == ["COMPLETED", "CANCELLED"]
                 told = api.document(api.result_of(store, made["ann"][0]))["study"]
@@ -133,7 +167,9 @@ def _living_nodes(ask: httpx.Client) -> int:
 def _jobs(ask: httpx.Client, studies: list[str]) -> dict[str, dict[str, Any]]:
     """Ray's jobs of those studies, as its dashboard tells them."""
     found = ask.get("/api/jobs/").json()
-    return {job["metadata"]["autotune_study"]: job for job in found if job["submission_id"] in studies}
+    return {
+        job["metadata"]["autotune_study"]: job for job in found if job["submission_id"] in studies
+    }
 
 
 def _metrics(head: RayHead) -> str:
@@ -141,7 +177,9 @@ def _metrics(head: RayHead) -> str:
     targets = json.loads((Path(head.folder) / "prom_metrics_service_discovery.json").read_text())
     texts = []
     for target in (target for group in targets for target in group["targets"]):
-        with contextlib.suppress(httpx.HTTPError):  # an agent that starts is listed before it listens
+        with contextlib.suppress(
+            httpx.HTTPError
+        ):  # an agent that starts is listed before it listens
             texts.append(httpx.get(f"http://{target}/metrics", trust_env=False, timeout=60).text)
     text = "\n".join(line for text in texts for line in text.splitlines() if "autotune_" in line)
     names = (

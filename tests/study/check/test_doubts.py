@@ -11,15 +11,25 @@ from autotune.trainers.logs.printed_rates import printed_rate
 from tests.shortcuts import present
 from tests.small_studies import spec
 
-CONFIG = ParallelConfig(dp=2, micro_batch_size=4, accumulation_steps=2, precision="fp32")  # 16 sequences
+CONFIG = ParallelConfig(
+    dp=2, micro_batch_size=4, accumulation_steps=2, precision="fp32"
+)  # 16 sequences
 TIMES = (1.0, 0.5, 0.5, 0.5)
 
 
 def study() -> Study:
-    command = {"kind": "command", "argv": ["train", "--batch={micro_batch_size}", "--accum={accumulation_steps * dp}"]}
+    command = {
+        "kind": "command",
+        "argv": ["train", "--batch={micro_batch_size}", "--accum={accumulation_steps * dp}"],
+    }
     space = {"world_sizes": [2], "micro_batch_size": [4], "precision": ["fp32"]}
     return api.load_study(
-        spec(trainer=command, runner="local", space=space, workload={"seq_len": 128, "global_batch_size": 16})
+        spec(
+            trainer=command,
+            runner="local",
+            space=space,
+            workload={"seq_len": 128, "global_batch_size": 16},
+        )
     )
 
 
@@ -47,7 +57,13 @@ def test_rates_are_read_as_programs_print_them(line: str, per_s: float, unit: st
 @pytest.mark.parametrize(
     "line",
     [
-        *("loss 2.31 tokens/s: nan", "3.1 it/s", "'train_samples_per_second': 12.5", "tokens: 4096", "0 tokens/s"),
+        *(
+            "loss 2.31 tokens/s: nan",
+            "3.1 it/s",
+            "'train_samples_per_second': 12.5",
+            "tokens: 4096",
+            "0 tokens/s",
+        ),
         "tokenizing 12 examples",
     ],
 )
@@ -56,7 +72,15 @@ def test_other_figures_are_no_rates(line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "rate", ["4,096 tokens/s", "2.05k tok/s/gpu", "32 samples/s", "2048 tokens/s", "16 samples/s", "4.9k tok/s"]
+    "rate",
+    [
+        "4,096 tokens/s",
+        "2.05k tok/s/gpu",
+        "32 samples/s",
+        "2048 tokens/s",
+        "16 samples/s",
+        "4.9k tok/s",
+    ],
 )
 def test_rates_that_agree_or_are_those_of_one_rank_are_not_doubted(rate: str) -> None:
     assert doubts(rate, rate) == []
@@ -71,12 +95,22 @@ def test_a_batch_that_the_spec_does_not_know_is_doubted() -> None:
 @pytest.mark.parametrize(
     ("pace_s", "time_from", "words"),
     [
-        (1.5, "log", "says 500 ms per step, but its steps arrive every 1.5 s: the timer may leave out part"),
-        (0.05, "log", "arrive every 50 ms: the time may cover several steps, or be in a different unit"),
+        (
+            1.5,
+            "log",
+            "says 500 ms per step, but its steps arrive every 1.5 s: the timer may leave out part",
+        ),
+        (
+            0.05,
+            "log",
+            "arrive every 50 ms: the time may cover several steps, or be in a different unit",
+        ),
         (1.5, "rate", "Correct workload"),
     ],
 )
-def test_a_time_that_the_clock_does_not_confirm_is_doubted(pace_s: float, time_from: str, words: str) -> None:
+def test_a_time_that_the_clock_does_not_confirm_is_doubted(
+    pace_s: float, time_from: str, words: str
+) -> None:
     (found,) = doubts(pace_s=pace_s, time_from=time_from)
     assert words in found
 
@@ -86,7 +120,12 @@ def test_a_time_that_the_clock_confirms_or_tells_is_not_doubted() -> None:
 
 
 def test_few_steps_that_are_over_at_once_are_not_doubted() -> None:
-    assert list(doubts_of(study(), CONFIG, (), (0.1, 0.01, 0.01), [(1.0, 0), (1.2, 1), (1.3, 2)], "log")) == []
+    assert (
+        list(
+            doubts_of(study(), CONFIG, (), (0.1, 0.01, 0.01), [(1.0, 0), (1.2, 1), (1.3, 2)], "log")
+        )
+        == []
+    )
     assert list(doubts_of(study(), CONFIG, (), (0.1,), [], "log")) == []
 
 

@@ -17,7 +17,12 @@ BLOCK = "workload:\n  # a comment\n  seq_len: 64   # tokens\n  optimizer: adamw\
 
 @pytest.mark.parametrize(
     ("text", "key", "value"),
-    [(FLOW, "seq_len", 128), (FLOW, "optimizer", "sgd"), (BLOCK, "seq_len", 128), (BLOCK, "optimizer", "sgd")],
+    [
+        (FLOW, "seq_len", 128),
+        (FLOW, "optimizer", "sgd"),
+        (BLOCK, "seq_len", 128),
+        (BLOCK, "optimizer", "sgd"),
+    ],
 )
 def test_one_key_changes_and_nothing_else(text: str, key: str, value: Any) -> None:
     found = present(mended(text, f"workload.{key}", value))
@@ -27,7 +32,8 @@ def test_one_key_changes_and_nothing_else(text: str, key: str, value: Any) -> No
 
 
 @pytest.mark.parametrize(
-    "text", ["name: a\n", "workload: {a: {seq_len: 1}, seq_len: 2}\n", '{"workload": {"seq_len": 1}}']
+    "text",
+    ["name: a\n", "workload: {a: {seq_len: 1}, seq_len: 2}\n", '{"workload": {"seq_len": 1}}'],
 )
 def test_a_text_of_another_form_is_left_alone(text: str) -> None:
     assert mended(text, "workload.seq_len", 2) is None

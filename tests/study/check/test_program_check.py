@@ -20,7 +20,13 @@ from autotune.ports import (
     TrialRequest,
 )
 from autotune.spec import Failure, FailureKind, Measurement, ParallelConfig, Study
-from autotune.study.check.program_check import KEPT_LINES, LogLine, ProgramCheck, check_program, request_of
+from autotune.study.check.program_check import (
+    KEPT_LINES,
+    LogLine,
+    ProgramCheck,
+    check_program,
+    request_of,
+)
 from autotune.study.check.verdict import in_one_line, verdict_of
 from tests.small_studies import spec
 
@@ -76,7 +82,10 @@ def failed(kind: FailureKind, message: str = "it failed", **evidence: Any) -> At
 
 
 def study(**options: Any) -> Study:
-    command = {"kind": "command", "argv": ["train", "--batch={micro_batch_size}", "--accum={accumulation_steps}"]}
+    command = {
+        "kind": "command",
+        "argv": ["train", "--batch={micro_batch_size}", "--accum={accumulation_steps}"],
+    }
     space = {"world_sizes": [1], "micro_batch_size": [1, 2], "precision": ["fp32"]}
     return api.load_study(spec(trainer=command | options, runner="local", space=space))
 
@@ -88,11 +97,21 @@ def check(runner: PlayedLog, **options: Any) -> ProgramCheck:
 def test_five_steps_are_asked_for_and_the_program_is_told_as_many_as_in_a_trial() -> None:
     asked = study()
     request = request_of(asked, CONFIG)
-    assert (request.measure.warmup_steps, request.measure.min_steps, request.measure.max_steps) == (1, 4, 4)
-    assert request.trainer_options["steps"] == asked.measure.warmup_steps + asked.measure.max_steps == 32
+    assert (request.measure.warmup_steps, request.measure.min_steps, request.measure.max_steps) == (
+        1,
+        4,
+        4,
+    )
+    assert (
+        request.trainer_options["steps"]
+        == asked.measure.warmup_steps + asked.measure.max_steps
+        == 32
+    )
     assert request.with_log
     assert request.attempt == 0, "no trial's: they count from 1"
-    assert request_of(study(steps=7), CONFIG).trainer_options["steps"] == 7, "the study's own choice"
+    assert request_of(study(steps=7), CONFIG).trainer_options["steps"] == 7, (
+        "the study's own choice"
+    )
 
 
 def test_a_log_that_is_understood_is_ready_and_says_what_was_read() -> None:
@@ -107,7 +126,11 @@ def test_a_log_that_is_understood_is_ready_and_says_what_was_read() -> None:
     )
     waited: list[str] = []
     found = check_program(
-        study(metrics=PATTERNS, counts="steps"), runner, CONFIG, on_line=heard.append, on_wait=waited.append
+        study(metrics=PATTERNS, counts="steps"),
+        runner,
+        CONFIG,
+        on_line=heard.append,
+        on_wait=waited.append,
     )
     assert [dict(line.metrics) for line in heard] == [
         {},
@@ -121,10 +144,18 @@ def test_a_log_that_is_understood_is_ready_and_says_what_was_read() -> None:
     assert not found.proposal
     verdict = verdict_of(found)
     assert verdict.ready
-    assert verdict.message == "ready: read 5 steps, 100 ms each by its log, with losses, peak memory 1 GiB"
+    assert (
+        verdict.message
+        == "ready: read 5 steps, 100 ms each by its log, with losses, peak memory 1 GiB"
+    )
     silent = verdict_of(check(PlayedLog(steps(5, math.nan), ended(time_from="arrival"))))
-    assert "by arrival of its lines, without losses, so stability is judged only by time and memory" in silent.message
-    before = verdict_of(check(PlayedLog(steps(5, math.nan), ended(losses=(math.nan, 4.7, 4.3, 3.8)))))
+    assert (
+        "by arrival of its lines, without losses, so stability is judged only by time and memory"
+        in silent.message
+    )
+    before = verdict_of(
+        check(PlayedLog(steps(5, math.nan), ended(losses=(math.nan, 4.7, 4.3, 3.8))))
+    )
     assert "with losses" in before.message, "each was printed before its step ended"
 
 
@@ -136,15 +167,25 @@ def test_a_program_whose_steps_are_plainly_printed_but_not_understood_is_ended_a
     assert found.is_programs_fault
     verdict = verdict_of(found)
     assert not verdict.ready
-    assert verdict.message == "none of the 21 lines that the program printed was understood as a step"
-    assert verdict.remedy == "write the proposed patterns, which read these lines, into the spec under `trainer`"
+    assert (
+        verdict.message == "none of the 21 lines that the program printed was understood as a step"
+    )
+    assert (
+        verdict.remedy
+        == "write the proposed patterns, which read these lines, into the spec under `trainer`"
+    )
     assert r"metrics: {step: '\biter ([0-9]+)', step_time_ms: '" in in_one_line(found.proposal)
 
 
 def test_what_a_program_prints_while_it_is_ended_is_left_out() -> None:
     """torchrun answers the signal with a traceback of its own on every node, which is no fault of the program."""
-    traceback = log("Traceback (most recent call last):", "SignalException: Process 183 got signal: 15", node=1)
-    found = check(PlayedLog(log(PRINTED[0]), steps(4), log(PRINTED[1]), steps(1), traceback, ended()), metrics=PATTERNS)
+    traceback = log(
+        "Traceback (most recent call last):", "SignalException: Process 183 got signal: 15", node=1
+    )
+    found = check(
+        PlayedLog(log(PRINTED[0]), steps(4), log(PRINTED[1]), steps(1), traceback, ended()),
+        metrics=PATTERNS,
+    )
     assert [line.text for line in found.lines] == PRINTED[:2]
 
     class WithLastWords(PlayedLog):
@@ -158,15 +199,21 @@ def test_what_a_program_prints_while_it_is_ended_is_left_out() -> None:
 
 def test_patterns_that_read_nothing_of_a_log_that_needs_none() -> None:
     lines = [f'{{"step": {i}, "step_time_s": 0.1, "loss": 2.0}}' for i in range(3)]
-    verdict = verdict_of(check(PlayedLog(log(*lines), failed(FailureKind.METRICS_MISSING)), metrics=PATTERNS))
+    verdict = verdict_of(
+        check(PlayedLog(log(*lines), failed(FailureKind.METRICS_MISSING)), metrics=PATTERNS)
+    )
     assert verdict.remedy == "remove trainer.metrics: these lines are understood without it"
 
 
 def test_a_trainer_that_takes_no_patterns_is_named_another_way() -> None:
     other = api.load_study(
-        spec(trainer={"kind": "torchtitan"}, runner="local", space={"tp": [1], "precision": ["bf16"]})
+        spec(
+            trainer={"kind": "torchtitan"}, runner="local", space={"tp": [1], "precision": ["bf16"]}
+        )
     )
-    found = check_program(other, PlayedLog(log(*PRINTED), failed(FailureKind.METRICS_MISSING)), CONFIG)
+    found = check_program(
+        other, PlayedLog(log(*PRINTED), failed(FailureKind.METRICS_MISSING)), CONFIG
+    )
     assert "use `kind: command` with the proposed patterns" in verdict_of(found).remedy
     assert set(found.proposal) == {"step", "step_time_ms", "loss"}
 
@@ -191,7 +238,9 @@ def test_a_trainer_that_takes_no_patterns_is_named_another_way() -> None:
         ([failed(FailureKind.WORKER_LOST)], "before its first step", False),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said_with_the_remedy(played: list[RunnerEvent], words: str, is_programs_fault: bool) -> None:
+def test_what_is_wrong_is_said_with_the_remedy(
+    played: list[RunnerEvent], words: str, is_programs_fault: bool
+) -> None:
     found = check(PlayedLog(*played))
     verdict = verdict_of(found)
     assert not verdict.ready
@@ -207,7 +256,9 @@ def test_the_log_of_a_failure_stands_in_where_the_runner_reports_no_lines() -> N
 
 def test_each_node_has_a_reader_of_its_own_and_long_logs_are_cut() -> None:
     bars = [f"{i * 10}%|#| {i}/10 [00:01<00:09, 1.0it/s]" for i in range(1, 4)]
-    found = check(PlayedLog(*(log(bar, node=node) for node in range(2) for bar in bars), steps(5), ended()))
+    found = check(
+        PlayedLog(*(log(bar, node=node) for node in range(2) for bar in bars), steps(5), ended())
+    )
     assert [(line.node, line.metrics["step"]) for line in found.lines] == [
         (n, i) for n in range(2) for i in range(1, 4)
     ]
@@ -232,7 +283,9 @@ def test_the_native_trainers_steps_need_no_log() -> None:
     assert "steps" not in request_of(native, CONFIG).trainer_options
 
 
-def test_what_torchrun_prints_of_a_failure_is_neither_a_pattern_nor_a_variable_that_is_missing() -> None:
+def test_what_torchrun_prints_of_a_failure_is_neither_a_pattern_nor_a_variable_that_is_missing() -> (
+    None
+):
     banner = "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default"
     trailer = "  time      : 2026-11-22_19:18:01"
     message = "rank 0 during start raised RuntimeError: [enforce fail] ifa != nullptr. Unable to find address for: ib7"
@@ -240,7 +293,17 @@ def test_what_torchrun_prints_of_a_failure_is_neither_a_pattern_nor_a_variable_t
     found = check(PlayedLog(log(banner, trailer), failure))
     assert not found.proposal
     assert "to one of the node's network interfaces" in verdict_of(found).remedy
-    other = check(PlayedLog(log(banner, trailer), failed(FailureKind.ERROR, "it crashed", log_tail=(banner, trailer))))
+    other = check(
+        PlayedLog(
+            log(banner, trailer),
+            failed(FailureKind.ERROR, "it crashed", log_tail=(banner, trailer)),
+        )
+    )
     assert verdict_of(other).remedy == "see the last lines of its log"
-    missing = failed(FailureKind.ERROR, "rank 0 raised KeyError: 'WANDB_PROJECT'", log_tail=(banner,))
-    assert verdict_of(check(PlayedLog(log(banner), missing))).remedy == "set the variable under trainer.env"
+    missing = failed(
+        FailureKind.ERROR, "rank 0 raised KeyError: 'WANDB_PROJECT'", log_tail=(banner,)
+    )
+    assert (
+        verdict_of(check(PlayedLog(log(banner), missing))).remedy
+        == "set the variable under trainer.env"
+    )

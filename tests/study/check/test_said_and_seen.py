@@ -19,7 +19,10 @@ from tests.shortcuts import present
 from tests.small_studies import spec
 
 CONFIG = ParallelConfig(dp=2, micro_batch_size=4, accumulation_steps=8, precision="bf16")
-COMMAND = {"kind": "command", "argv": ["python", "t.py", "{micro_batch_size}", "{accumulation_steps}", "{precision}"]}
+COMMAND = {
+    "kind": "command",
+    "argv": ["python", "t.py", "{micro_batch_size}", "{accumulation_steps}", "{precision}"],
+}
 
 
 def study(**changes: Any) -> Study:
@@ -43,9 +46,15 @@ def facts(of: Study, **changes: Any) -> dict[str, Any]:
     }
 
 
-def seen(of: Study, *, config: ParallelConfig = CONFIG, sequences: int | None = None, **changes: Any) -> ProgramSeen:
+def seen(
+    of: Study, *, config: ParallelConfig = CONFIG, sequences: int | None = None, **changes: Any
+) -> ProgramSeen:
     count = config.micro_batch_size * config.accumulation_steps if sequences is None else sequences
-    told = {name: changes.pop(name) for name in ("disagreement", "files", "witness", "troubles") if name in changes}
+    told = {
+        name: changes.pop(name)
+        for name in ("disagreement", "files", "witness", "troubles")
+        if name in changes
+    }
     return ProgramSeen(
         id=("check", 0, 0),
         facts=facts(of, **changes),
@@ -58,7 +67,12 @@ def seen(of: Study, *, config: ParallelConfig = CONFIG, sequences: int | None = 
 
 
 def check(
-    of: Study, *, config: ParallelConfig = CONFIG, time_from: str = "probe", each_s: float = 0.1, **more: Any
+    of: Study,
+    *,
+    config: ParallelConfig = CONFIG,
+    time_from: str = "probe",
+    each_s: float = 0.1,
+    **more: Any,
 ) -> ProgramCheck:
     return ProgramCheck(
         study=of,
@@ -108,7 +122,9 @@ def test_a_program_that_does_what_the_spec_says_has_no_difference() -> None:
         ({"parameters": 7_000_000_000}, "parameters", "7,000,000,000"),
     ],
 )
-def test_each_difference_is_an_error_that_says_what_to_change(changes: dict[str, Any], name: str, words: str) -> None:
+def test_each_difference_is_an_error_that_says_what_to_change(
+    changes: dict[str, Any], name: str, words: str
+) -> None:
     of = study()
     found = check(of, seen=seen(of, **changes))
     (told,) = [d for d in found.differences if d.startswith(f"{name}:")]
@@ -119,7 +135,8 @@ def test_each_difference_is_an_error_that_says_what_to_change(changes: dict[str,
 
 
 @pytest.mark.parametrize(
-    "changes", [{"parameters": None}, {"zero_stage": None}, {"autocast": "", "types": {}, "sharded_type": ""}]
+    "changes",
+    [{"parameters": None}, {"zero_stage": None}, {"autocast": "", "types": {}, "sharded_type": ""}],
 )
 def test_what_is_not_seen_is_no_difference(changes: dict[str, Any]) -> None:
     of = study()
@@ -140,7 +157,9 @@ def test_a_program_that_is_given_no_tokens_is_told_by_its_number_of_weights() ->
 
 def test_a_decoder_of_another_size_is_not_replaced_by_a_number() -> None:
     of = study()
-    (row,) = [row for row in rows_of(of, CONFIG, seen(of, parameters=7)) if row.name == "parameters"]
+    (row,) = [
+        row for row in rows_of(of, CONFIG, seen(of, parameters=7)) if row.name == "parameters"
+    ]
     assert (row.agrees, row.fix) == (False, None)
     assert "correct `model`" in row.remedy
 
@@ -153,7 +172,12 @@ def test_a_decoder_of_another_size_is_not_replaced_by_a_number() -> None:
         ("adamw", ["torch.optim.sgd.SGD"], False, "sgd"),
         ("muon", ["muon.Muon", "torch.optim.AdamW"], True, "muon"),
         ("adamw", ["muon.Muon", "torch.optim.AdamW"], False, "muon"),
-        ("adamw", ["lion_pytorch.Lion"], None, None),  # no word of the spec means it, so it stops nobody
+        (
+            "adamw",
+            ["lion_pytorch.Lion"],
+            None,
+            None,
+        ),  # no word of the spec means it, so it stops nobody
         ("sgd", [], None, None),
     ],
 )
@@ -161,14 +185,20 @@ def test_optimizers_are_told_by_their_classes(
     said: str, optimizers: list[str], agrees: bool | None, written: str | None
 ) -> None:
     of = study(workload={"seq_len": 1024, "global_batch_size": 64, "optimizer": said})
-    row = next(r for r in rows_of(of, CONFIG, seen(of, optimizers=optimizers)) if r.name == "optimizer")
+    row = next(
+        r for r in rows_of(of, CONFIG, seen(of, optimizers=optimizers)) if r.name == "optimizer"
+    )
     assert (row.agrees, row.fix[1] if row.fix else None) == (agrees, written)
 
 
 def test_a_length_that_differs_is_seen_and_one_that_is_a_token_short_is_not() -> None:
     of = study()
     length = of.workload.seq_len
-    for tokens, differs in ((32 * length // 2, True), (32 * (length - 1), False), (32 * length, False)):
+    for tokens, differs in (
+        (32 * length // 2, True),
+        (32 * (length - 1), False),
+        (32 * length, False),
+    ):
         rows = rows_of(of, CONFIG, replace(seen(of), tokens=tokens))
         assert next(row for row in rows if row.name == "seq_len").agrees is not differs
 
@@ -176,11 +206,15 @@ def test_a_length_that_differs_is_seen_and_one_that_is_a_token_short_is_not() ->
 def test_a_knob_whose_values_look_the_same_has_no_effect() -> None:
     """`--amp-dtype` without `--amp`."""
     of, other = study(), replace(CONFIG, precision="fp16")
-    first, second = (rows_of(of, config, seen(of, config=config, autocast="")) for config in (CONFIG, other))
+    first, second = (
+        rows_of(of, config, seen(of, config=config, autocast="")) for config in (CONFIG, other)
+    )
     (told,) = without_effect((CONFIG, first), (other, second))
     assert told.startswith("precision has no effect: with bf16 and fp16")
     found = check(
-        of, seen=seen(of, autocast=""), second=check(of, config=other, seen=seen(of, config=other, autocast=""))
+        of,
+        seen=seen(of, autocast=""),
+        second=check(of, config=other, seen=seen(of, config=other, autocast="")),
     )
     assert told in verdict_of(found).remedy
 
@@ -215,7 +249,10 @@ def test_files_that_were_there_stop_it_until_the_spec_says_that_they_may_be_repl
     fresh = verdict_of(check(of, seen=seen(of, files={"/w/new": files["/w/new"]})))
     assert fresh.ready
     assert "/w/new; these files stay there" in fresh.remedy
-    assert "`tune` stops if a trial would overwrite them: set its output folder to {trial_dir}" in fresh.remedy
+    assert (
+        "`tune` stops if a trial would overwrite them: set its output folder to {trial_dir}"
+        in fresh.remedy
+    )
 
 
 def test_a_log_that_counts_micro_batches_is_told_by_two_configs_where_no_probe_sees_them() -> None:
@@ -237,10 +274,18 @@ def test_a_log_that_counts_micro_batches_is_told_by_two_configs_where_no_probe_s
 
 
 def two(
-    of: Study, *, micro: tuple[int, int], steps: tuple[int, int], each_s: tuple[float, float], **more: Any
+    of: Study,
+    *,
+    micro: tuple[int, int],
+    steps: tuple[int, int],
+    each_s: tuple[float, float],
+    **more: Any,
 ) -> ProgramCheck:
     """Checks of two configs of a program that the probe does not see."""
-    configs = [replace(CONFIG, micro_batch_size=m, accumulation_steps=a) for m, a in zip(micro, steps, strict=True)]
+    configs = [
+        replace(CONFIG, micro_batch_size=m, accumulation_steps=a)
+        for m, a in zip(micro, steps, strict=True)
+    ]
     first, second = (
         check(of, config=config, time_from="arrival", each_s=time_s, **more)
         for config, time_s in zip(configs, each_s, strict=True)
@@ -253,14 +298,17 @@ def test_where_nothing_proves_what_a_line_counts_nothing_begins() -> None:
     of = study()
     alike = two(of, micro=(8, 2), steps=(4, 16), each_s=(0.32, 0.34))
     noisy = replace(
-        two(of, micro=(8, 2), steps=(4, 16), each_s=(0.08, 0.02)), step_times_s=(0.08, 0.08, 0.01, 0.3, 0.08)
+        two(of, micro=(8, 2), steps=(4, 16), each_s=(0.08, 0.02)),
+        step_times_s=(0.08, 0.08, 0.01, 0.3, 0.08),
     )
     for found in (alike, noisy, replace(alike, second=None)):
         assert "nothing proves" in uncounted(found)
         assert not verdict_of(found).ready
 
 
-@pytest.mark.parametrize(("times", "proven"), [((0.1, 0.39), True), ((0.1, 0.1), False), ((0.1, 0.11), False)])
+@pytest.mark.parametrize(
+    ("times", "proven"), [((0.1, 0.39), True), ((0.1, 0.1), False), ((0.1, 0.11), False)]
+)
 def test_two_configs_that_differ_in_accumulation_alone_prove_it_by_their_times(
     times: tuple[float, float], proven: bool
 ) -> None:
@@ -277,15 +325,29 @@ def test_a_rate_in_the_log_that_covers_the_whole_batch_proves_it(rate: int, prov
     assert (uncounted(found) == "") is proven
 
 
-def test_a_log_of_a_known_form_proves_it_and_so_do_rates_of_tokens_and_an_accumulation_that_stays() -> None:
+def test_a_log_of_a_known_form_proves_it_and_so_do_rates_of_tokens_and_an_accumulation_that_stays() -> (
+    None
+):
     of = study()
-    plain = replace(check(of, time_from="arrival"), lines=(LogLine(node=0, text="3", metrics={"step": 3}),))
+    plain = replace(
+        check(of, time_from="arrival"), lines=(LogLine(node=0, text="3", metrics={"step": 3}),)
+    )
     assert uncounted(plain)
     known = replace(plain, lines=(LogLine(node=0, text="3", metrics={"step": 3}, counts="steps"),))
-    by_tokens = replace(plain, time_from="rate", lines=(LogLine(node=0, text="3", metrics={"tokens_per_s": 3.0}),))
-    by_steps = replace(plain, time_from="rate", lines=(LogLine(node=0, text="3", metrics={"steps_per_s": 3.0}),))
-    assert [bool(uncounted(found)) for found in (known, by_tokens, by_steps)] == [False, False, True]
-    alone = study(space={"micro_batch_size": [4], "accumulation_steps": [8], "dp": [2], "precision": ["bf16"]})
+    by_tokens = replace(
+        plain, time_from="rate", lines=(LogLine(node=0, text="3", metrics={"tokens_per_s": 3.0}),)
+    )
+    by_steps = replace(
+        plain, time_from="rate", lines=(LogLine(node=0, text="3", metrics={"steps_per_s": 3.0}),)
+    )
+    assert [bool(uncounted(found)) for found in (known, by_tokens, by_steps)] == [
+        False,
+        False,
+        True,
+    ]
+    alone = study(
+        space={"micro_batch_size": [4], "accumulation_steps": [8], "dp": [2], "precision": ["bf16"]}
+    )
     assert uncounted(replace(plain, study=alone)) == ""
 
 

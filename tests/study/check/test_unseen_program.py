@@ -20,7 +20,9 @@ def history(store: Store, study_id: str) -> list[str]:
 
 
 @pytest.mark.thorough
-def test_a_program_is_tried_once_for_all_studies_and_not_as_a_trial(store: Store, tmp_path: Path) -> None:
+def test_a_program_is_tried_once_for_all_studies_and_not_as_a_trial(
+    store: Store, tmp_path: Path
+) -> None:
     asked, said = program_spec(tmp_path), list[str]()
     hear = lambda event: said.append(event.message) if isinstance(event, Notice) else None  # noqa: E731
     first = api.tune(asked, store=store, on_event=hear)
@@ -28,15 +30,21 @@ def test_a_program_is_tried_once_for_all_studies_and_not_as_a_trial(store: Store
     assert [trial.number for trial in first.trials] == [0, 1]
     assert history(store, first.record.id).count(EventKind.PROGRAM_CHECKED) == 1
     assert said[0].startswith("first run of this program: testing 5 steps: ")
-    assert "train.py --steps=4 --batch=1 --accum=4" in said[0], "the baseline, told a trial's number of steps"
+    assert "train.py --steps=4 --batch=1 --accum=4" in said[0], (
+        "the baseline, told a trial's number of steps"
+    )
     assert said[1].startswith("ready: read 4 steps"), "a trial of this study has no more"
     second = api.tune(asked, store=store)
     assert EventKind.PROGRAM_CHECKED not in history(store, second.record.id)
 
 
-def test_a_program_that_does_not_work_ends_the_study_before_anything_is_searched(store: Store, tmp_path: Path) -> None:
+def test_a_program_that_does_not_work_ends_the_study_before_anything_is_searched(
+    store: Store, tmp_path: Path
+) -> None:
     broken = PROGRAM.replace("import sys, time", "import sys, time, no_such_module")
-    with pytest.raises(ProgramError, match="the study has not started, because its program does not work") as raised:
+    with pytest.raises(
+        ProgramError, match="the study has not started, because its program does not work"
+    ) as raised:
         api.tune(program_spec(tmp_path, broken), store=store)
     assert "--no-check" in raised.value.remedy
     record = store.studies()[0]
@@ -49,7 +57,9 @@ def test_a_program_that_does_not_work_ends_the_study_before_anything_is_searched
 def test_without_the_check_the_study_begins(store: Store, tmp_path: Path) -> None:
     unread = program_spec(tmp_path, metrics={"loss": "no such line ([0-9]+)"}) | {"check": False}
     result = api.tune(unread, store=store)
-    assert [str(trial.failure.kind) for trial in result.failed if trial.failure] == ["METRICS_MISSING"] * 2
+    assert [str(trial.failure.kind) for trial in result.failed if trial.failure] == [
+        "METRICS_MISSING"
+    ] * 2
     assert EventKind.PROGRAM_CHECKED not in history(store, result.record.id)
 
 
@@ -62,7 +72,9 @@ def test_whoever_runs_a_submitted_study_tries_its_program(store: Store, tmp_path
 
 
 @pytest.mark.thorough
-def test_a_study_that_is_stopped_meanwhile_is_tried_again_when_it_goes_on(store: Store, tmp_path: Path) -> None:
+def test_a_study_that_is_stopped_meanwhile_is_tried_again_when_it_goes_on(
+    store: Store, tmp_path: Path
+) -> None:
     asked = program_spec(tmp_path, PROGRAM.replace("time.sleep(0.01)", "time.sleep(0.3)"))
     record = api.submit_study(store, api.load_study(asked))
     paused = api.run_study(store, record.id, interrupted=lambda: True)

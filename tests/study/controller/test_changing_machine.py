@@ -28,7 +28,9 @@ BEST = max(SPEEDS, key=lambda c: SPEEDS[c])
 class Runs:
     """Measures every config at its own speed, times what the machine is slower by in the n-th run."""
 
-    def __init__(self, slowness: Callable[[int], float], *, predicted: bool = True, **budget: Any) -> None:
+    def __init__(
+        self, slowness: Callable[[int], float], *, predicted: bool = True, **budget: Any
+    ) -> None:
         self.slowness = slowness
         self.measure_s = 0.1
         options: dict[str, Any] = {"predict": self.predict} if predicted else {}
@@ -44,7 +46,9 @@ class Runs:
         request = world.request(min(r.number for r in world.running.values()))
         time_s = 0.1 / SPEEDS[request.config] * self.slowness(len(world.order))
         times, stopped = [time_s], ""
-        while not (decision := trial_decision(times, request.measure, request.beat_step_time_s)).stop:
+        while not (
+            decision := trial_decision(times, request.measure, request.beat_step_time_s)
+        ).stop:
             times.append(time_s)
         stopped = decision.reason if decision.stopped_early else ""
         found = replace(measured(request.config), step_times_s=tuple(times), setup_s=1.0)
@@ -81,7 +85,9 @@ def seen_speeds(world: World) -> dict[ParallelConfig, float]:
     first = [index.seen(t) for t in world.trials.values() if t.purpose is TrialPurpose.SEARCH]
     base = present(index.baseline)
     return {
-        t.config: t.measurement.tokens_per_s / present(base.measurement).tokens_per_s for t in first if t.measurement
+        t.config: t.measurement.tokens_per_s / present(base.measurement).tokens_per_s
+        for t in first
+        if t.measurement
     }
 
 
@@ -108,7 +114,9 @@ def test_a_quiet_long_study_spends_a_tenth_of_its_time_on_the_default_config_and
     assert all(quiet.controller.index.seen(t) is t for t in quiet.trials.values())
 
 
-def test_a_machine_that_slows_down_midway_and_comes_back_changes_no_winner(slow_midway: World) -> None:
+def test_a_machine_that_slows_down_midway_and_comes_back_changes_no_winner(
+    slow_midway: World,
+) -> None:
     world = slow_midway
     assert world.winner == BEST
     assert world.end.speedup == pytest.approx(SPEEDS[BEST], rel=0.01)
@@ -130,10 +138,14 @@ def test_the_searcher_is_told_figures_of_one_level(slow_midway: World) -> None:
         assert present(trial.measurement).tokens_per_s / base.tokens_per_s == pytest.approx(
             SPEEDS[trial.config], rel=0.01
         )
-    assert len({t.config for t in told.values()}) == len(told), "a config that was re-measured counts once"
+    assert len({t.config for t in told.values()}) == len(told), (
+        "a config that was re-measured counts once"
+    )
 
 
-def test_configs_that_were_stopped_in_a_slow_time_and_may_win_are_asked_for_again_within_the_budget() -> None:
+def test_configs_that_were_stopped_in_a_slow_time_and_may_win_are_asked_for_again_within_the_budget() -> (
+    None
+):
     world = Runs(slower_between(5, 10, 3.9), max_trials=20).all()
     (first, *_) = notes_of(world)
     searched = [world.trials[n] for n in asked(world, TrialPurpose.SEARCH)]
@@ -172,7 +184,9 @@ def test_a_surprise_just_before_the_finals_asks_for_the_default_config() -> None
     world = Runs(slower_between(8, 999, 0.5), max_trials=8).all()
     (again,) = asked(world, TrialPurpose.BASELINE)[1:2]
     assert again == 9
-    assert world.end.speedup == pytest.approx(max(SPEEDS[world.trials[n].config] for n in range(9)), rel=0.01)
+    assert world.end.speedup == pytest.approx(
+        max(SPEEDS[world.trials[n].config] for n in range(9)), rel=0.01
+    )
 
 
 def test_one_wild_trial_is_no_change_of_the_machine() -> None:
@@ -185,12 +199,18 @@ def test_one_wild_run_of_the_default_config_is_no_change_of_the_machine(quiet: W
     at = asked(quiet, TrialPurpose.BASELINE)[1]
     world = Runs(slower_between(at, at + 1, 4.0)).all()
     assert not notes_of(world)
-    assert asked(world, TrialPurpose.BASELINE)[1:3] == [at, at + 1], "it is measured once more at once"
+    assert asked(world, TrialPurpose.BASELINE)[1:3] == [at, at + 1], (
+        "it is measured once more at once"
+    )
     assert world.controller.index.levels.at(at + 2).slow == pytest.approx(0.0, abs=0.01)
 
 
 @pytest.mark.parametrize(
-    "slowness", [slower_between(5, 13, 3.9), pytest.param(lambda n: 1.0 + 0.05 * n, marks=pytest.mark.thorough)]
+    "slowness",
+    [
+        slower_between(5, 13, 3.9),
+        pytest.param(lambda n: 1.0 + 0.05 * n, marks=pytest.mark.thorough),
+    ],
 )
 def test_a_restart_at_any_time_decides_the_same(slowness: Callable[[int], float]) -> None:
     def story(world: World) -> list[Any]:
@@ -216,7 +236,9 @@ def test_no_more_than_three_runs_of_the_default_config_follow_each_other() -> No
     assert not any({n, n + 1, n + 2, n + 3} <= set(numbers) for n in numbers)
 
 
-def test_a_default_config_that_fails_when_it_is_measured_again_does_not_hold_the_search_up() -> None:
+def test_a_default_config_that_fails_when_it_is_measured_again_does_not_hold_the_search_up() -> (
+    None
+):
     runs = Runs(slower_between(5, 99, 3.9))
     while not runs.world.ends:
         request = runs.world.request(runs.world.only)
@@ -246,9 +268,15 @@ def test_the_change_and_the_plan_are_said_in_words() -> None:
     found = decide(list(timed.values()), world.study)
     assert found.notes[0] == said
     shown = f"{present(present(found.baseline).measurement).tokens_per_s:,.0f} tokens/s"
-    assert f"Speeds are corrected to the machine's speed in the final rounds (baseline: {shown})." in found.notes
+    assert (
+        f"Speeds are corrected to the machine's speed in the final rounds (baseline: {shown})."
+        in found.notes
+    )
     early = [t for t in timed.values() if t.purpose is not TrialPurpose.FINAL]
-    assert any("when the baseline was first measured (baseline: 2,560" in n for n in decide(early, world.study).notes)
+    assert any(
+        "when the baseline was first measured (baseline: 2,560" in n
+        for n in decide(early, world.study).notes
+    )
 
 
 def test_where_nothing_tells_when_it_changed_the_lower_speed_counts() -> None:

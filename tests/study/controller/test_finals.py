@@ -16,7 +16,13 @@ from autotune.spec import (
     TrialPurpose,
     TrialStatus,
 )
-from autotune.study.controller.finals.finalists import contenders, first_finalists, most_runs, next_final, participants
+from autotune.study.controller.finals.finalists import (
+    contenders,
+    first_finalists,
+    most_runs,
+    next_final,
+    participants,
+)
 from autotune.study.controller.finals.winner import decide
 from autotune.study.controller.trial_index import TrialIndex
 from tests.shortcuts import present
@@ -48,10 +54,17 @@ def failed(trial: Trial) -> Trial:
 STUDY = study(measure=MeasureSpec(finalists=2, final_rounds=2))
 
 
-def scored(number: int, config: ParallelConfig, step_time_s: float, default_s: float = 0.3) -> Trial:
+def scored(
+    number: int, config: ParallelConfig, step_time_s: float, default_s: float = 0.3
+) -> Trial:
     """A measured trial with the reward of its speed against the baseline's."""
     found = run(number, config, step_time_s)
-    reward = score(found, reference=measured(BASELINE, default_s), objective=STUDY.objective, workload=STUDY.workload)
+    reward = score(
+        found,
+        reference=measured(BASELINE, default_s),
+        objective=STUDY.objective,
+        workload=STUDY.workload,
+    )
     return replace(found, reward=reward)
 
 
@@ -73,7 +86,9 @@ def test_the_best_others_meet_the_baseline_and_a_stopped_one_may_come_back() -> 
 def test_a_reference_competes_only_where_the_space_has_it() -> None:
     fp32 = replace(BASELINE, accumulation_steps=1, micro_batch_size=2)
     reference = run(4, fp32, 0.05, purpose=TrialPurpose.REFERENCE)
-    low, both = ({"precision": words, "micro_batch_size": (1, 2)} for words in (("bf16",), ("bf16", "fp32")))
+    low, both = (
+        {"precision": words, "micro_batch_size": (1, 2)} for words in (("bf16",), ("bf16", "fp32"))
+    )
     outside, inside = (replace(STUDY, space=SpaceSpec(knobs=knobs)) for knobs in (low, both))
     trials = [*FIRST, reference]
     assert participants(trials, outside) == (BASELINE, A, C)
@@ -110,7 +125,9 @@ def test_rounds_are_played_to_and_fro() -> None:
 
 
 def test_a_cancelled_measurement_is_made_again() -> None:
-    upcoming = present(next_final((BASELINE, A), [*FIRST, cancelled(final(4, BASELINE, 0.1))], STUDY))
+    upcoming = present(
+        next_final((BASELINE, A), [*FIRST, cancelled(final(4, BASELINE, 0.1))], STUDY)
+    )
     assert (upcoming.round, upcoming.config) == (0, BASELINE)
 
 
@@ -126,7 +143,14 @@ TWICE = [*ONCE, final(7, BASELINE, 0.3), final(8, A, 0.2), final(9, C, 0.1)]
     ("again", "best", "speedup", "rounds", "note"),
     [
         pytest.param(TWICE, C, 3.0, 2, "", id="two rounds"),
-        pytest.param([*ONCE, final(7, C, 9.0)], C, 3.0, 1, "", id="a round that not everyone finished counts nothing"),
+        pytest.param(
+            [*ONCE, final(7, C, 9.0)],
+            C,
+            3.0,
+            1,
+            "",
+            id="a round that not everyone finished counts nothing",
+        ),
         pytest.param(
             [*ONCE[:2], cancelled(ONCE[2])],
             A,
@@ -164,7 +188,10 @@ def test_who_won_has_its_trial_of_the_search_with_the_times_of_the_finals() -> N
 
 
 def test_without_the_baseline_in_the_finals_first_measurements_are_compared() -> None:
-    again = [failed(final(4, BASELINE, 0.3)), *(final(n, c, 0.1) for n, c in enumerate([A, C, C, A], start=5))]
+    again = [
+        failed(final(4, BASELINE, 0.3)),
+        *(final(n, c, 0.1) for n, c in enumerate([A, C, C, A], start=5)),
+    ]
     winner = decide([*FIRST, *again], STUDY)
     assert winner.rounds == 2
     assert winner.speedup is not None
@@ -185,26 +212,34 @@ def test_each_round_gives_equally_many_steps() -> None:
 
 
 @pytest.mark.parametrize("times_s", [(0.1, 0.2, 0.3), (0.3, 0.2, 0.1)])
-def test_a_machine_that_changes_between_rounds_makes_no_config_unstable(times_s: tuple[float, ...]) -> None:
+def test_a_machine_that_changes_between_rounds_makes_no_config_unstable(
+    times_s: tuple[float, ...],
+) -> None:
     rounds = [
         final(10 + 2 * r + n, c, f * t)
         for r, t in enumerate(times_s)
         for n, (c, f) in enumerate([(BASELINE, 1.0), (A, 0.9)])
     ]
-    winner = decide([*FIRST, *rounds], study(measure=MeasureSpec(finalists=1, final_rounds=3)), (BASELINE, A))
+    winner = decide(
+        [*FIRST, *rounds], study(measure=MeasureSpec(finalists=1, final_rounds=3)), (BASELINE, A)
+    )
     assert winner.too_noisy is not None, "no two runs of the baseline agree"
     assert len(winner.confirmed) == 2
     for trial in winner.confirmed:
         assert present(trial.reward).parts["slowing"] == 1.0
 
 
-def test_a_machine_that_changes_between_pairs_of_rounds_costs_neither_stability_nor_a_figure() -> None:
+def test_a_machine_that_changes_between_pairs_of_rounds_costs_neither_stability_nor_a_figure() -> (
+    None
+):
     rounds = [
         final(10 + 2 * r + n, c, f * t)
         for r, t in enumerate((0.1, 0.1, 0.25, 0.25))
         for n, (c, f) in enumerate([(BASELINE, 1.0), (A, 0.8)])
     ]
-    winner = decide([*FIRST, *rounds], study(measure=MeasureSpec(finalists=1, final_rounds=4)), (BASELINE, A))
+    winner = decide(
+        [*FIRST, *rounds], study(measure=MeasureSpec(finalists=1, final_rounds=4)), (BASELINE, A)
+    )
     assert winner.rounds == 4
     assert winner.speedup == pytest.approx(1.25)
     for trial in winner.confirmed:
@@ -212,12 +247,20 @@ def test_a_machine_that_changes_between_pairs_of_rounds_costs_neither_stability_
         assert present(trial.reward).stability == 1.0
 
 
-def test_without_finals_the_interval_reaches_over_the_levels_that_the_machine_may_have_had() -> None:
+def test_without_finals_the_interval_reaches_over_the_levels_that_the_machine_may_have_had() -> (
+    None
+):
     """The baseline became twice as slow before or after the only other trial: that is 2 or 4 times as fast."""
-    default = [run(n, BASELINE, t, purpose=TrialPurpose.BASELINE) for n, t in ((0, 0.1), (2, 0.2), (3, 0.2))]
+    default = [
+        run(n, BASELINE, t, purpose=TrialPurpose.BASELINE)
+        for n, t in ((0, 0.1), (2, 0.2), (3, 0.2))
+    ]
     other = run(1, A, 0.05, reward=Reward(total=0.7, throughput=0.7, stability=1.0))
     once = study(measure=MeasureSpec(finalists=0, final_rounds=0))
-    winner, steady = decide([default[0], other, *default[1:]], once), decide([default[0], other], once)
+    winner, steady = (
+        decide([default[0], other, *default[1:]], once),
+        decide([default[0], other], once),
+    )
     assert winner.speedup == steady.speedup == pytest.approx(2.0)
     assert winner.speedup_low is not None
     assert winner.speedup_high is not None
@@ -238,7 +281,10 @@ def test_nothing_measured_has_no_winner() -> None:
 
 
 def test_the_claim_has_an_interval_and_names_who_cannot_be_told_from_the_winner() -> None:
-    again = [final(n, c, t) for n, (c, t) in enumerate([(BASELINE, 0.3), (A, 0.2), (C, 0.2004)] * 2, start=4)]
+    again = [
+        final(n, c, t)
+        for n, (c, t) in enumerate([(BASELINE, 0.3), (A, 0.2), (C, 0.2004)] * 2, start=4)
+    ]
     winner = decide([*FIRST, *again], STUDY)
     assert present(winner.best).config == A
     assert winner.tied_with == (3,)
@@ -249,7 +295,10 @@ def test_the_claim_has_an_interval_and_names_who_cannot_be_told_from_the_winner(
 
 
 def test_nothing_is_claimed_that_the_noise_between_runs_explains() -> None:
-    again = [final(n, c, t) for n, (c, t) in enumerate([(BASELINE, 0.3), (A, 0.299), (C, 0.4)] * 2, start=4)]
+    again = [
+        final(n, c, t)
+        for n, (c, t) in enumerate([(BASELINE, 0.3), (A, 0.299), (C, 0.4)] * 2, start=4)
+    ]
     winner = decide([*FIRST, *again], STUDY)
     assert present(winner.best).config == BASELINE
     assert (winner.speedup_low, winner.speedup, winner.speedup_high) == (1.0, 1.0, 1.0)
@@ -270,7 +319,14 @@ def busy(number: int, config: ParallelConfig, step_time_s: float, slow: int) -> 
 
 
 def test_where_no_round_is_undisturbed_for_both_each_has_its_own_undisturbed_runs() -> None:
-    played = [(BASELINE, 0.4, 2), (A, 0.1, 1), (A, 0.1, 1), (BASELINE, 0.4, 0), (BASELINE, 0.4, 1), (A, 0.1, 0)]
+    played = [
+        (BASELINE, 0.4, 2),
+        (A, 0.1, 1),
+        (A, 0.1, 1),
+        (BASELINE, 0.4, 0),
+        (BASELINE, 0.4, 1),
+        (A, 0.1, 0),
+    ]
     trials = [*FIRST[:2], *(busy(n, *what) for n, what in enumerate(played, start=4))]
     winner = decide(trials, study(measure=MeasureSpec(finalists=1, final_rounds=3)), (BASELINE, A))
     assert present(winner.best).config == A
@@ -281,7 +337,9 @@ def test_slow_steps_of_the_default_config_alone_widen_the_interval() -> None:
     order = [(BASELINE, 0.4, 1), (A, 0.1, 0), (B, 0.2, 0)]
     played = [*order, *order[::-1], *order]
     trials = [*FIRST[:3], *(busy(n, *what) for n, what in enumerate(played, start=4))]
-    winner = decide(trials, study(measure=MeasureSpec(finalists=2, final_rounds=3)), (BASELINE, A, B))
+    winner = decide(
+        trials, study(measure=MeasureSpec(finalists=2, final_rounds=3)), (BASELINE, A, B)
+    )
     assert winner.speedup is not None
     assert winner.speedup_low is not None
     assert winner.speedup > 4.5
@@ -316,7 +374,9 @@ def test_one_quiet_run_among_busy_ones_has_an_interval_that_knows_of_the_others(
 
 
 @pytest.mark.parametrize("last", [0.3, 1.0])
-def test_a_round_that_the_default_config_opened_in_a_burst_and_did_not_close_counts_for_nothing(last: float) -> None:
+def test_a_round_that_the_default_config_opened_in_a_burst_and_did_not_close_counts_for_nothing(
+    last: float,
+) -> None:
     """The burst began in the second round and ended after the baseline's run of the third: A, its equal, would look 3.3 times as fast."""
     played = [(BASELINE, 0.3), (A, 0.3), (A, 0.3), (BASELINE, 1.0), (BASELINE, 1.0), (A, 0.3)]
     trials = [
@@ -331,7 +391,10 @@ def test_a_round_that_the_default_config_opened_in_a_burst_and_did_not_close_cou
 
 
 def played_out(
-    true_s: dict[ParallelConfig, float], searched: list[Trial], slowness: float = 1.0, finalists: int = 1
+    true_s: dict[ParallelConfig, float],
+    searched: list[Trial],
+    slowness: float = 1.0,
+    finalists: int = 1,
 ) -> tuple[list[Trial], list[ParallelConfig]]:
     """The finals of configs with these true step times, on a machine that is so many times slower than in the search; and who ran, in order."""
     asked = study(measure=MeasureSpec(finalists=finalists, final_rounds=2))
@@ -359,7 +422,10 @@ def test_who_stands_above_the_finalists_once_they_raced_is_measured_again() -> N
 
 def test_the_finals_are_bounded_however_many_stand_above() -> None:
     """All looked twice as fast as the baseline and none is: each race shows that others stand above."""
-    searched = [DEFAULT, *(scored(n, c, 0.15 + 0.001 * n) for n, c in enumerate(CONFIGS[:14], start=1))]
+    searched = [
+        DEFAULT,
+        *(scored(n, c, 0.15 + 0.001 * n) for n, c in enumerate(CONFIGS[:14], start=1)),
+    ]
     trials, order = played_out(dict.fromkeys((BASELINE, *CONFIGS), 0.3), searched)
     repeated = 2 * len(first_finalists(searched, ONE))
     assert most_runs(ONE) < len(order) <= 2 * most_runs(ONE) + repeated

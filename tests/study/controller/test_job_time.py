@@ -14,7 +14,10 @@ SETUP_S = 9.5
 
 def world(*, goes_on: bool = False) -> World:
     """A study whose first four trials have been measured, in a job without an end so far."""
-    found = begun(study(max_trials=16, min_gain=0.0, measure=MeasureSpec(finalists=1, final_rounds=1)), goes_on=goes_on)
+    found = begun(
+        study(max_trials=16, min_gain=0.0, measure=MeasureSpec(finalists=1, final_rounds=1)),
+        goes_on=goes_on,
+    )
     for _ in range(4):
         found.finish(found.only, setup_s=SETUP_S)
         found.tick()
@@ -89,13 +92,17 @@ def test_a_long_job_changes_nothing(left_s: float | None) -> None:
     assert purposes.count(TrialPurpose.SEARCH) == 3
 
 
-@pytest.mark.parametrize(("finals", "status"), [(1, StudyStatus.PAUSED), (12, StudyStatus.COMPLETED)])
+@pytest.mark.parametrize(
+    ("finals", "status"), [(1, StudyStatus.PAUSED), (12, StudyStatus.COMPLETED)]
+)
 def test_further_rounds_that_a_tie_asks_for_are_left_out_in_time_but_not_the_first(
     finals: int, status: StudyStatus
 ) -> None:
     job = begun(study(max_trials=2, min_gain=0.0, measure=MeasureSpec(finalists=2, final_rounds=2)))
     while not job.ends:
-        measured = [t for t in job.trials.values() if t.purpose is TrialPurpose.FINAL and t.is_measured]
+        measured = [
+            t for t in job.trials.values() if t.purpose is TrialPurpose.FINAL and t.is_measured
+        ]
         job.left_s = 5.0 if len(measured) >= finals - 1 else 1e6
         job.tick()
         job.finish(job.only, setup_s=SETUP_S)

@@ -11,7 +11,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from autotune.ports import AttemptEnded, AttemptQueued, AttemptStarted, StepsReported
 from autotune.spec import Failure, FailureKind, MeasureSpec, StudyStatus, TrialPurpose, TrialStatus
-from autotune.study.controller import CancelAsked, InterruptAsked, PauseAsked, ResumeAsked, StopAsked
+from autotune.study.controller import (
+    CancelAsked,
+    InterruptAsked,
+    PauseAsked,
+    ResumeAsked,
+    StopAsked,
+)
 from autotune.study.controller.finals.finalists import contenders
 from autotune.study.controller.finals.rounds import baseline_of
 from tests.matrix import examples
@@ -55,7 +61,9 @@ class AnyOrder(RuleBasedStateMachine):
         options: dict[str, Any] = {} if with_baseline else {"baseline": None}
         if lower:
             low = [replace(config, precision="bf16") for config in (BASELINE, *CONFIGS)]
-            options = {"baseline": low[0]} | options | {"configs": low[1:], "references": {8: BASELINE}}
+            options = (
+                {"baseline": low[0]} | options | {"configs": low[1:], "references": {8: BASELINE}}
+            )
         self.world = World(study(**budget), **options)
         self.world.tick()
 
@@ -97,7 +105,9 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(data=st.data(), steps=st.booleans())
     def shows_life(self, data: st.DataObject, steps: bool) -> None:
         at = self.pick(data).id
-        report = StepsReported(id=at, first_step=0, step_times_s=(0.1,), losses=(1.0,), grad_norms=(1.0,))
+        report = StepsReported(
+            id=at, first_step=0, step_times_s=(0.1,), losses=(1.0,), grad_norms=(1.0,)
+        )
         self.world.do(report if steps else AttemptStarted(id=at))
 
     @precondition(lambda self: self.world.running)
@@ -111,7 +121,9 @@ class AnyOrder(RuleBasedStateMachine):
         if at in self.world.running:
             return
         lost = Failure(kind=FailureKind.WORKER_LOST, message="late") if fails else None
-        event = AttemptEnded(id=at, failure=lost, measurement=None if fails else measured(CONFIGS[0]))
+        event = AttemptEnded(
+            id=at, failure=lost, measurement=None if fails else measured(CONFIGS[0])
+        )
         before = dict(self.world.trials)
         late = len(self.world.late)
         self.world.do(event)
@@ -119,7 +131,11 @@ class AnyOrder(RuleBasedStateMachine):
         assert all(self.world.trials[n] == before[n] for n in ended)
         assert len(self.world.late) == late + 1
 
-    @rule(asked=st.sampled_from([PauseAsked(), ResumeAsked(), StopAsked(), CancelAsked(), InterruptAsked()]))
+    @rule(
+        asked=st.sampled_from(
+            [PauseAsked(), ResumeAsked(), StopAsked(), CancelAsked(), InterruptAsked()]
+        )
+    )
     def people_ask(self, asked: Any) -> None:
         self.world.do(asked)
 
@@ -139,18 +155,26 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def budget_holds(self) -> None:
         trials = self.world.trials.values()
-        searched = [t for t in trials if t.purpose is TrialPurpose.SEARCH and t.status is not TrialStatus.CANCELLED]
+        searched = [
+            t
+            for t in trials
+            if t.purpose is TrialPurpose.SEARCH and t.status is not TrialStatus.CANCELLED
+        ]
         assert len(searched) <= self.world.study.budget.max_trials
         assert sum(t.status is TrialStatus.FAILED for t in searched) <= (
             self.world.study.budget.max_failed_trials + self.world.study.budget.parallel_trials
         )
-        assert len(self.world.controller.attempts.live) <= max(1, self.world.study.budget.parallel_trials)
+        assert len(self.world.controller.attempts.live) <= max(
+            1, self.world.study.budget.parallel_trials
+        )
 
     @invariant()
     def nothing_goes_on_when_time_is_spent(self) -> None:
         controller, budget = self.world.controller, self.world.study.budget
         spent = controller.spent
-        over = spent.wall_s >= budget.max_wall_s or (budget.max_gpu_s is not None and spent.gpu_s >= budget.max_gpu_s)
+        over = spent.wall_s >= budget.max_wall_s or (
+            budget.max_gpu_s is not None and spent.gpu_s >= budget.max_gpu_s
+        )
         if over:
             assert all(attempt.cancelled for attempt in controller.attempts.live.values())
 
@@ -162,7 +186,9 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def everything_that_ended_was_told_once(self) -> None:
         searched = {
-            n for n, t in self.world.trials.items() if t.purpose is TrialPurpose.SEARCH and t.status.is_terminal
+            n
+            for n, t in self.world.trials.items()
+            if t.purpose is TrialPurpose.SEARCH and t.status.is_terminal
         }
         assert set(self.world.searcher.told) == searched
         assert set(self.world.searcher.told.values()) <= {1}
@@ -170,7 +196,11 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def the_index_is_right(self) -> None:
         index, trials = self.world.controller.index, list(self.world.trials.values())
-        searched = [t for t in trials if t.purpose is TrialPurpose.SEARCH and t.status is not TrialStatus.CANCELLED]
+        searched = [
+            t
+            for t in trials
+            if t.purpose is TrialPurpose.SEARCH and t.status is not TrialStatus.CANCELLED
+        ]
         assert index.asked == len(searched)
         assert all(t.status is not TrialStatus.INFEASIBLE for t in trials)
         assert index.failed == sum(t.status is TrialStatus.FAILED for t in trials)
@@ -201,10 +231,16 @@ class AnyOrder(RuleBasedStateMachine):
                     world.finish(request.number)
             world.tick(1.0)
         assert len(world.ends) == 1
-        assert world.end.status in (StudyStatus.COMPLETED, StudyStatus.CANCELLED, StudyStatus.FAILED)
+        assert world.end.status in (
+            StudyStatus.COMPLETED,
+            StudyStatus.CANCELLED,
+            StudyStatus.FAILED,
+        )
         if world.end.best is not None:
             assert world.trials[world.end.best].is_measured
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(deadline=None, derandomize=True, max_examples=examples(80), stateful_step_count=40)
+TestAnyOrder.settings = settings(
+    deadline=None, derandomize=True, max_examples=examples(80), stateful_step_count=40
+)

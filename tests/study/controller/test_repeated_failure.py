@@ -8,24 +8,38 @@ import pytest
 
 from autotune import api
 from autotune.ports import Store
-from autotune.spec import Failure, FailureKind, Measurement, ParallelConfig, StudyStatus, Trial, TrialStatus
+from autotune.spec import (
+    Failure,
+    FailureKind,
+    Measurement,
+    ParallelConfig,
+    StudyStatus,
+    Trial,
+    TrialStatus,
+)
 from autotune.study.controller.repeated_failure import SAME_FAILURES, repeated_failure
 from tests.small_studies import spec
 
 MISSING = Failure(
-    kind=FailureKind.ERROR, message="ModuleNotFoundError: no data", exception="ModuleNotFoundError", step=None
+    kind=FailureKind.ERROR,
+    message="ModuleNotFoundError: no data",
+    exception="ModuleNotFoundError",
+    step=None,
 )
 
 
 def failed(number: int, **changes: object) -> Trial:
     config = ParallelConfig(dp=8, micro_batch_size=number + 1)
-    return Trial(config=config, number=number, status=TrialStatus.FAILED, failure=replace(MISSING, **changes))
+    return Trial(
+        config=config, number=number, status=TrialStatus.FAILED, failure=replace(MISSING, **changes)
+    )
 
 
 def test_three_configs_that_fail_alike_are_the_programs_fault() -> None:
     trials = [failed(number) for number in range(SAME_FAILURES)]
-    assert "in the same way before their first step, with ERROR: ModuleNotFoundError: no data" in repeated_failure(
-        trials
+    assert (
+        "in the same way before their first step, with ERROR: ModuleNotFoundError: no data"
+        in repeated_failure(trials)
     )
     assert not repeated_failure(trials[:-1])
 
@@ -49,7 +63,8 @@ def test_anything_else_among_them_keeps_the_search_going(other: Trial) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [FailureKind.OUT_OF_MEMORY, FailureKind.DIVERGED, FailureKind.HANG, FailureKind.WORKER_LOST]
+    "kind",
+    [FailureKind.OUT_OF_MEMORY, FailureKind.DIVERGED, FailureKind.HANG, FailureKind.WORKER_LOST],
 )
 def test_failures_that_depend_on_the_config_never_count(kind: FailureKind) -> None:
     assert not repeated_failure([failed(number, kind=kind) for number in range(9)])
@@ -64,13 +79,19 @@ def test_failures_that_depend_on_the_config_never_count(kind: FailureKind) -> No
         "RuntimeError: [127.0.0.1]:2971{n}: address already in use",
     ],
 )
-def test_values_of_options_that_the_program_does_not_know_folders_and_ports_make_no_other_cause(exception: str) -> None:
-    assert repeated_failure([failed(n, exception=exception.format(n=n)) for n in range(SAME_FAILURES)])
+def test_values_of_options_that_the_program_does_not_know_folders_and_ports_make_no_other_cause(
+    exception: str,
+) -> None:
+    assert repeated_failure(
+        [failed(n, exception=exception.format(n=n)) for n in range(SAME_FAILURES)]
+    )
 
 
 def test_figures_that_are_the_configs_make_another_cause() -> None:
     heads = "ValueError: tp={n} must divide 12 heads"
-    assert not repeated_failure([failed(n, exception=heads.format(n=n)) for n in range(SAME_FAILURES)])
+    assert not repeated_failure(
+        [failed(n, exception=heads.format(n=n)) for n in range(SAME_FAILURES)]
+    )
 
 
 def test_the_same_config_again_is_no_other_config() -> None:
@@ -80,9 +101,12 @@ def test_the_same_config_again_is_no_other_config() -> None:
 
 def test_a_study_ends_with_the_cause_and_keeps_its_budget(store: Store) -> None:
     broken = {"kind": "simulated", "faults": [{"kind": "invalid", "probability": 1.0}]}
-    result = api.tune(spec(runner=broken, budget={"max_trials": 20, "max_failed_trials": 20}), store=store)
+    result = api.tune(
+        spec(runner=broken, budget={"max_trials": 20, "max_failed_trials": 20}), store=store
+    )
     assert result.record.status is StudyStatus.FAILED
     assert sum(trial.status is TrialStatus.FAILED for trial in result.trials) == SAME_FAILURES
     assert (
-        "failed in the same way before their first step, with INVALID: injected fault: invalid" in result.record.message
+        "failed in the same way before their first step, with INVALID: injected fault: invalid"
+        in result.record.message
     )

@@ -72,7 +72,9 @@ def test_a_guess_that_cannot_fit_is_not_launched() -> None:
     world = World(replace(study(max_trials=7), enqueue=(FAST, CONFIGS[4])), predict=predict)
     world.run(speed)
     assert FAST not in [t.config for t in world.trials.values()]
-    assert world.controller.infeasible == {"a guess in the spec is predicted to run out of memory": 1}
+    assert world.controller.infeasible == {
+        "a guess in the spec is predicted to run out of memory": 1
+    }
     assert next(t for t in world.trials.values() if t.config == CONFIGS[4]).is_measured
 
 
@@ -87,7 +89,11 @@ def test_finals_go_in_turn_and_backwards_in_every_other_round() -> None:
 def test_only_the_last_final_round_is_profiled() -> None:
     world = World(study(max_trials=3))
     world.run()
-    profiled = [c.request.number for c in world.commands if isinstance(c, StartAttempt) and c.request.profile]
+    profiled = [
+        c.request.number
+        for c in world.commands
+        if isinstance(c, StartAttempt) and c.request.profile
+    ]
     finals = [n for n, t in sorted(world.trials.items()) if t.purpose is TrialPurpose.FINAL]
     configs = {world.trials[n].config for n in finals}
     assert profiled == finals[len(configs) : 2 * len(configs)]
@@ -106,7 +112,9 @@ def test_a_finalist_that_fails_when_measured_again_cannot_win() -> None:
 
 
 def test_the_last_final_round_is_long_and_who_diverges_in_it_cannot_win() -> None:
-    world = World(study(max_trials=7, measure=MeasureSpec(finalists=2, final_rounds=2, stability_steps=200)))
+    world = World(
+        study(max_trials=7, measure=MeasureSpec(finalists=2, final_rounds=2, stability_steps=200))
+    )
     steps = []
     world.tick()
     while not world.ends:
@@ -166,7 +174,9 @@ def test_a_baseline_that_surely_does_not_fit_is_not_tried() -> None:
     assert BASELINE not in [t.config for t in world.trials.values()]
     assert world.controller.infeasible == {"the baseline is predicted to run out of memory": 1}
     told = next(c.message for c in world.commands if isinstance(c, EnterPhase))
-    assert told.startswith("the baseline is not measured (the baseline is predicted to run out of memory)")
+    assert told.startswith(
+        "the baseline is not measured (the baseline is predicted to run out of memory)"
+    )
 
 
 def test_a_lost_worker_is_tried_again_twice_and_then_is_final() -> None:
@@ -204,10 +214,15 @@ def test_configs_that_need_too_many_ranks_are_counted_and_never_asked() -> None:
     assert not {t.config for t in world.trials.values()} & set(too_large)
     assert world.controller.infeasible == {"more ranks than the runner's 2": len(too_large)}
     assert end.status is StudyStatus.COMPLETED
-    assert end.message == f"all {len(CONFIGS) - len(too_large)} configs in the space that can run here were tried"
+    assert (
+        end.message
+        == f"all {len(CONFIGS) - len(too_large)} configs in the space that can run here were tried"
+    )
 
 
-def test_a_default_config_with_too_many_ranks_is_counted_once_and_a_restart_counts_the_same() -> None:
+def test_a_default_config_with_too_many_ranks_is_counted_once_and_a_restart_counts_the_same() -> (
+    None
+):
     world = begun(study(max_trials=2), capacity=2)
     before = world.controller.infeasible
     assert world.trials[world.only].purpose is TrialPurpose.SEARCH
@@ -220,11 +235,17 @@ def test_a_study_that_can_run_nothing_says_why() -> None:
     end = world.run()
     assert world.trials == {}
     assert end.status is StudyStatus.FAILED
-    assert "16 cannot run here, 16 of them for this reason: the trainer has no pipelines" in end.message
+    assert (
+        "16 cannot run here, 16 of them for this reason: the trainer has no pipelines"
+        in end.message
+    )
 
 
 def test_what_the_trainer_refuses_is_not_run_for_ever() -> None:
-    world = World(study(max_trials=1), refuse=lambda config: "" if config == BASELINE else "not with this trainer")
+    world = World(
+        study(max_trials=1),
+        refuse=lambda config: "" if config == BASELINE else "not with this trainer",
+    )
     end = world.run()
     assert end.best == end.baseline
     assert {t.config for t in world.trials.values()} == {BASELINE}
@@ -262,7 +283,9 @@ def test_a_study_in_which_nothing_could_be_measured_fails_and_says_why() -> None
             "the next trial would take about 500 ms and is expected to save 193 ms of a training run of 19.5 s",
             id="a step of 256 tokens takes 0.1 s: 20 s of training do not pay for a trial of 0.5 s",
         ),
-        pytest.param({"min_gain": 0.0, "train_tokens": 150_000}, 0.01, "", id="a minute of training does"),
+        pytest.param(
+            {"min_gain": 0.0, "train_tokens": 150_000}, 0.01, "", id="a minute of training does"
+        ),
         pytest.param(
             {"min_gain": None},
             0.005,
@@ -354,7 +377,9 @@ def test_rank_seconds_go_on_from_the_checkpoint_whatever_the_clock_on_the_wall_d
     world.tick(20.0)
     world.finish(0)
     day = datetime(2026, 1, 1, tzinfo=UTC)
-    world.trials[0] = replace(world.trials[0], started_at=day, ended_at=day + timedelta(days=1))  # an outage in between
+    world.trials[0] = replace(
+        world.trials[0], started_at=day, ended_at=day + timedelta(days=1)
+    )  # an outage in between
     world.restart()
     assert world.controller.spent.gpu_s == pytest.approx(80.0)
     world.gpu_s = None
@@ -363,7 +388,9 @@ def test_rank_seconds_go_on_from_the_checkpoint_whatever_the_clock_on_the_wall_d
 
 
 def test_a_silent_runner_is_cancelled_then_given_up_on_and_its_ranks_stay_taken() -> None:
-    world = begun(study(max_trials=3, measure=MeasureSpec(trial_timeout_s=100.0, start_timeout_s=10.0)))
+    world = begun(
+        study(max_trials=3, measure=MeasureSpec(trial_timeout_s=100.0, start_timeout_s=10.0))
+    )
     assert world.tick(110.0 + DEADLINE_GRACE_S - 1.0) == []
     assert [type(c) for c in world.tick(1.0)] == [CancelAttempt]
     world.tick(CANCEL_GRACE_S)
@@ -441,7 +468,9 @@ def test_an_interrupted_trial_counts_for_nothing_and_is_asked_again() -> None:
     assert world.trials[1].status is TrialStatus.CANCELLED
     assert world.trials[2].config == config
     world.run()
-    assert sum(t.purpose is TrialPurpose.SEARCH and t.is_measured for t in world.trials.values()) == 3
+    assert (
+        sum(t.purpose is TrialPurpose.SEARCH and t.is_measured for t in world.trials.values()) == 3
+    )
 
 
 def test_what_was_measured_before_the_interrupt_reached_it_is_kept() -> None:
@@ -472,7 +501,9 @@ def test_a_stored_trial_that_the_runner_has_too_few_ranks_for_by_now_ends_infeas
     assert (end.status, end.speedup) == (expected.status, expected.speedup)
 
 
-def test_a_trial_that_was_cut_off_on_more_ranks_than_there_are_now_is_cancelled_and_the_search_goes_on() -> None:
+def test_a_trial_that_was_cut_off_on_more_ranks_than_there_are_now_is_cancelled_and_the_search_goes_on() -> (
+    None
+):
     world = begun(study(max_trials=30))
     while world.trials[world.only].config.world_size < 4 or world.only == 0:
         world.finish(world.only)
@@ -480,7 +511,10 @@ def test_a_trial_that_was_cut_off_on_more_ranks_than_there_are_now_is_cancelled_
     world.capacity = 2
     world.restart()
     end = world.run()
-    assert (world.trials[cut_off].status, world.trials[cut_off].attempts) == (TrialStatus.CANCELLED, 1)
+    assert (world.trials[cut_off].status, world.trials[cut_off].attempts) == (
+        TrialStatus.CANCELLED,
+        1,
+    )
     assert world.trials[cut_off].reason == "more ranks than the runner's 2"
     small = {c for c in CONFIGS if c.world_size <= 2}
     assert small <= {t.config for t in world.trials.values() if t.is_measured}
@@ -508,8 +542,15 @@ def test_finals_that_need_more_ranks_than_there_are_now_end(finals: int) -> None
 def test_a_pause_on_request_takes_nothing_back_of_an_interrupt() -> None:
     world = begun(study(max_trials=3))
     assert any(isinstance(c, NoteRest) for c in world.do(PauseAsked()))
-    assert [c.reason for c in world.do(InterruptAsked()) if isinstance(c, NoteRest)] == ["interrupted"]
-    for asked in (PauseAsked(), InterruptAsked(), ResumeAsked(), InterruptAsked(reason="shut down")):
+    assert [c.reason for c in world.do(InterruptAsked()) if isinstance(c, NoteRest)] == [
+        "interrupted"
+    ]
+    for asked in (
+        PauseAsked(),
+        InterruptAsked(),
+        ResumeAsked(),
+        InterruptAsked(reason="shut down"),
+    ):
         assert world.do(asked) == []
     world.cancel_confirmed(world.only)
     assert (world.end.status, world.end.message) == (StudyStatus.PAUSED, "interrupted")
@@ -561,7 +602,9 @@ def test_what_the_runner_adopts_goes_on_and_is_not_launched_again(at: int) -> No
     world.run(speed)
     assert world.trials[number].attempts == 1
     assert world.end == replace(undisturbed.end, result=world.end.result)
-    assert [t.config for t in world.trials.values()] == [t.config for t in undisturbed.trials.values()]
+    assert [t.config for t in world.trials.values()] == [
+        t.config for t in undisturbed.trials.values()
+    ]
 
 
 def test_only_what_was_cut_off_can_be_adopted() -> None:
@@ -635,9 +678,19 @@ def test_every_batch_has_a_reference_of_its_own_when_it_is_first_tried(restarts:
         for request in list(world.running.values()):
             batch = request.config.global_batch_size
             world.finish(request.number, losses=tuple(8 / batch * x for x in LOSSES))
-    assert purposes(world)[:7] == ["baseline", "reference", "search", "search", "reference", "search", "search"]
+    assert purposes(world)[:7] == [
+        "baseline",
+        "reference",
+        "search",
+        "search",
+        "reference",
+        "search",
+        "search",
+    ]
     assert [world.trials[n].config.global_batch_size for n in (1, 4)] == [8, 16]
-    held = [t for t in world.trials.values() if t.purpose in (TrialPurpose.SEARCH, TrialPurpose.FINAL)]
+    held = [
+        t for t in world.trials.values() if t.purpose in (TrialPurpose.SEARCH, TrialPurpose.FINAL)
+    ]
     assert all(t.reward is not None and t.reward.parts["fidelity"] == 1.0 for t in held)
 
 
@@ -678,7 +731,10 @@ def test_trials_are_told_what_they_must_beat_even_at_perfect_stability() -> None
     world = begun(replace(base, objective=Objective(stability_weight=0.5)))
     jittery = measured(BASELINE)
     world.report(
-        AttemptEnded(id=world.request(0).id, measurement=replace(jittery, step_times_s=(0.05, 0.1, 0.2, 0.1, 0.02)))
+        AttemptEnded(
+            id=world.request(0).id,
+            measurement=replace(jittery, step_times_s=(0.05, 0.1, 0.2, 0.1, 0.02)),
+        )
     )
     best = present(world.trials[0].reward)
     assert best.stability < 1.0
@@ -689,7 +745,9 @@ def test_trials_are_told_what_they_must_beat_even_at_perfect_stability() -> None
 def test_a_trial_that_was_stopped_early_is_told_as_measured() -> None:
     world = begun(study(max_trials=3), after=1)
     request = world.request(1)
-    world.report(AttemptEnded(id=request.id, measurement=measured(request.config), stopped="it cannot win"))
+    world.report(
+        AttemptEnded(id=request.id, measurement=measured(request.config), stopped="it cannot win")
+    )
     assert world.trials[1].status is TrialStatus.STOPPED
     assert world.trials[1].reason == "it cannot win"
 

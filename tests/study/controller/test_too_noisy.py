@@ -21,7 +21,12 @@ TOKENS = 256
 def defaults(speeds: Sequence[float], searched: int = 1) -> list[Trial]:
     """Runs of the baseline at these tokens/s, the first ones during the search."""
     return [
-        run(n, BASELINE, TOKENS / v, purpose=TrialPurpose.BASELINE if n < searched else TrialPurpose.FINAL)
+        run(
+            n,
+            BASELINE,
+            TOKENS / v,
+            purpose=TrialPurpose.BASELINE if n < searched else TrialPurpose.FINAL,
+        )
         for n, v in enumerate(speeds)
     ]
 
@@ -56,7 +61,9 @@ def test_runs_that_agree_with_nobody_are_noise(speeds: tuple[float, ...]) -> Non
         ((1_000, 1_010, 400, 1_000, 990), "one run in five was disturbed"),
     ],
 )
-def test_a_steady_machine_and_one_that_changed_are_not_noisy(speeds: tuple[float, ...], why: str) -> None:
+def test_a_steady_machine_and_one_that_changed_are_not_noisy(
+    speeds: tuple[float, ...], why: str
+) -> None:
     trials = defaults(speeds)
     assert too_noisy(trials, trials[0]) is None, why
 
@@ -65,13 +72,20 @@ def test_nothing_is_claimed_and_the_default_config_stays() -> None:
     first = [run(0, BASELINE, TOKENS / 10_500, purpose=TrialPurpose.BASELINE), run(1, A, 0.01)]
     again = [
         final(n, config, TOKENS / v)
-        for n, (config, v) in enumerate([(BASELINE, 5_190), (A, 12_100), (A, 11_900), (BASELINE, 4_120)], start=2)
+        for n, (config, v) in enumerate(
+            [(BASELINE, 5_190), (A, 12_100), (A, 11_900), (BASELINE, 4_120)], start=2
+        )
     ]
     winner = decide([*first, *again], study(measure=MeasureSpec(finalists=1, final_rounds=2)))
     assert present(winner.best).config == BASELINE
     assert (winner.speedup, winner.speedup_low, winner.speedup_high) == (None, None, None)
-    assert winner.too_noisy == TooNoisy(slowest=pytest.approx(4_120), fastest=pytest.approx(10_500), runs=3)
-    assert str(winner.too_noisy) == "too noisy to tell: the baseline ran between 4.1k and 10.5k tokens/s"
+    assert winner.too_noisy == TooNoisy(
+        slowest=pytest.approx(4_120), fastest=pytest.approx(10_500), runs=3
+    )
+    assert (
+        str(winner.too_noisy)
+        == "too noisy to tell: the baseline ran between 4.1k and 10.5k tokens/s"
+    )
     assert "stop other jobs" in winner.notes[-1]
     assert present(winner.too_noisy).to_dict()["factor"] == pytest.approx(2.55, abs=0.01)
 

@@ -55,8 +55,15 @@ CAPACITY = 4
 
 
 def workload() -> Workload:
-    gpu = GpuSpec(name="cpu", memory_bytes=4e9, peak_flops_per_s={"fp32": 1e11, "bf16": 1e11}, memory_bytes_per_s=1e10)
-    model = ModelSpec(name="tiny", num_layers=4, hidden_size=64, num_attention_heads=4, vocab_size=256)
+    gpu = GpuSpec(
+        name="cpu",
+        memory_bytes=4e9,
+        peak_flops_per_s={"fp32": 1e11, "bf16": 1e11},
+        memory_bytes_per_s=1e10,
+    )
+    model = ModelSpec(
+        name="tiny", num_layers=4, hidden_size=64, num_attention_heads=4, vocab_size=256
+    )
     return Workload(
         model=model,
         cluster=ClusterSpec(name="cpu-1x4", gpu=gpu, num_nodes=1, gpus_per_node=4),
@@ -66,8 +73,19 @@ def workload() -> Workload:
 
 
 CONFIGS = tuple(
-    ParallelConfig(tp=tp, pp=pp, dp=dp, micro_batch_size=m, accumulation_steps=8 // (m * dp), precision="fp32")
-    for tp, pp, dp in ((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1), (2, 1, 2), (1, 2, 2), (1, 1, 4))
+    ParallelConfig(
+        tp=tp, pp=pp, dp=dp, micro_batch_size=m, accumulation_steps=8 // (m * dp), precision="fp32"
+    )
+    for tp, pp, dp in (
+        (1, 1, 1),
+        (2, 1, 1),
+        (1, 2, 1),
+        (1, 1, 2),
+        (2, 2, 1),
+        (2, 1, 2),
+        (1, 2, 2),
+        (1, 1, 4),
+    )
     for m in (1, 2)
 )
 BASELINE = ParallelConfig(dp=4, accumulation_steps=2, precision="fp32")
@@ -76,7 +94,12 @@ BASELINE = ParallelConfig(dp=4, accumulation_steps=2, precision="fp32")
 def study(**budget: Any) -> Study:
     measure = budget.pop("measure", MeasureSpec(finalists=2, final_rounds=2))
     return Study(
-        name="world", workload=workload(), space=SpaceSpec(), budget=Budget(**budget), measure=measure, searcher="grid"
+        name="world",
+        workload=workload(),
+        space=SpaceSpec(),
+        budget=Budget(**budget),
+        measure=measure,
+        searcher="grid",
     )
 
 
@@ -105,7 +128,9 @@ class RecordingSearcher(GridSearcher):
 
     def tell(self, trials: Iterable[Trial]) -> None:
         trials = list(trials)
-        self.told.update(t.number for t in trials if t.status.is_terminal and t.purpose is TrialPurpose.SEARCH)
+        self.told.update(
+            t.number for t in trials if t.status.is_terminal and t.purpose is TrialPurpose.SEARCH
+        )
         super().tell(trials)
 
     def expected_gain(self, trials: int = Searcher.LOOKAHEAD) -> float | None:
@@ -116,7 +141,12 @@ class World:
     """A controller with the store that it writes and the attempts that a runner would be running."""
 
     def __init__(
-        self, study: Study, *, capacity: int = CAPACITY, configs: Sequence[ParallelConfig] = CONFIGS, **options: Any
+        self,
+        study: Study,
+        *,
+        capacity: int = CAPACITY,
+        configs: Sequence[ParallelConfig] = CONFIGS,
+        **options: Any,
     ) -> None:
         self.study, self.capacity, self.configs, self.options = study, capacity, configs, options
         self.trials: dict[int, Trial] = {}
@@ -142,7 +172,9 @@ class World:
     def restart(self, adopted: Collection[AttemptId] = ()) -> None:
         """What the death of the controller leaves: the store, and those attempts that its successor's runner adopts."""
         self.forgotten_s += CHECKPOINT_S
-        self.running = {attempt: request for attempt, request in self.running.items() if attempt in adopted}
+        self.running = {
+            attempt: request for attempt, request in self.running.items() if attempt in adopted
+        }
         self.cancelled.clear()
         self.ends = [e for e in self.ends if e.status.is_terminal]
         space = SearchSpace.of(self.study.workload, self.configs)
@@ -174,7 +206,9 @@ class World:
         self.commands += commands
         for command in commands:
             self._carry_out(command)
-        if self.now_s - self.kept_s >= CHECKPOINT_S or any(isinstance(c, EndTrial | EndStudy) for c in commands):
+        if self.now_s - self.kept_s >= CHECKPOINT_S or any(
+            isinstance(c, EndTrial | EndStudy) for c in commands
+        ):
             self.checkpoint()
         return commands
 
@@ -191,11 +225,15 @@ class World:
     def finish(self, number: int, step_time_s: float = 0.1, **fields: Any) -> list[Command]:
         """The runner measured this trial."""
         request = self.request(number)
-        return self.report(AttemptEnded(id=request.id, measurement=measured(request.config, step_time_s, **fields)))
+        return self.report(
+            AttemptEnded(id=request.id, measurement=measured(request.config, step_time_s, **fields))
+        )
 
     def fail(self, number: int, kind: FailureKind) -> list[Command]:
         request = self.request(number)
-        return self.report(AttemptEnded(id=request.id, failure=Failure(kind=kind, message="as the test wants it")))
+        return self.report(
+            AttemptEnded(id=request.id, failure=Failure(kind=kind, message="as the test wants it"))
+        )
 
     def cancel_confirmed(self, number: int) -> list[Command]:
         return self.report(AttemptEnded(id=self.request(number).id, cancelled=True))
@@ -246,7 +284,9 @@ class World:
                 assert not trial.status.is_terminal
                 assert request.attempt == trial.attempts + 1
                 assert not any(r.number == request.number for r in self.running.values())
-                self.trials[request.number] = replace(trial, status=TrialStatus.RUNNING, attempts=request.attempt)
+                self.trials[request.number] = replace(
+                    trial, status=TrialStatus.RUNNING, attempts=request.attempt
+                )
                 self.running[request.id] = request
                 assert sum(r.config.world_size for r in self.running.values()) <= self.capacity
             case CloseAttempt(number=number, attempt=attempt):

@@ -12,12 +12,19 @@ from autotune.testing.trainers import WORKLOAD
 from autotune.trainers import Limit, trainer
 from autotune.trainers.base.workload_limits import DEEPSPEED_NODES, MACHINES
 
-SCRIPT = ("train.py", "--ranks={dp}", "--batch={micro_batch_size}", "--accumulate={accumulation_steps}")
+SCRIPT = (
+    "train.py",
+    "--ranks={dp}",
+    "--batch={micro_batch_size}",
+    "--accumulate={accumulation_steps}",
+)
 
 
 def limits(dp: int, *argv: str, cluster: ClusterSpec = WORKLOAD.cluster) -> tuple[Limit, ...]:
     workload = replace(WORKLOAD, cluster=cluster)
-    return trainer("command").limits(workload, ParallelConfig(dp=dp, micro_batch_size=4), {"argv": [*argv, *SCRIPT]})
+    return trainer("command").limits(
+        workload, ParallelConfig(dp=dp, micro_batch_size=4), {"argv": [*argv, *SCRIPT]}
+    )
 
 
 @pytest.mark.parametrize(
@@ -32,7 +39,9 @@ def limits(dp: int, *argv: str, cluster: ClusterSpec = WORKLOAD.cluster) -> tupl
         (["deepspeed", "--no_ssh", "--node_rank={node_rank}"], "--hostfile=hostfile"),
     ],
 )
-def test_a_launcher_that_would_train_on_each_node_alone_is_refused_on_several(argv: list[str], says: str) -> None:
+def test_a_launcher_that_would_train_on_each_node_alone_is_refused_on_several(
+    argv: list[str], says: str
+) -> None:
     assert limits(8, *argv) == ()
     (limit,) = limits(16, *argv)
     assert limit.knob == "nnodes"

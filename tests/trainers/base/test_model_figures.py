@@ -84,15 +84,21 @@ def test_a_trainer_with_flags_of_its_own_is_told_the_figures(tmp_path: Path) -> 
         assert flag in flags
     plain = study(tmp_path, {**LLAMA_31, "rope_theta": 10000.0, "rope_scaling": None})
     assert "--add-qkv-bias" not in " ".join(launch("megatron", plain).argv)
-    assert "rope_theta: 10000.0" in next(iter(launch("nanotron", plain, entrypoint="run_train.py").files.values()))
-    job = launch("torchtitan", plain, hf_assets_path="assets", version=0.2).files["autotune_model.py"]
+    assert "rope_theta: 10000.0" in next(
+        iter(launch("nanotron", plain, entrypoint="run_train.py").files.values())
+    )
+    job = launch("torchtitan", plain, hf_assets_path="assets", version=0.2).files[
+        "autotune_model.py"
+    ]
     assert "rope_theta=10000.0" in job
     assert "scaling_factor=1.0" in job  # release 0.2 scales a model that it is not told about
     written = launch("torchtitan", plain, hf_assets_path="assets").files["autotune_config.py"]
     assert "'theta': 10000.0, 'scaling': 'none'" in written
 
 
-def test_the_rotary_scaling_of_llama_31_is_carried_over_where_the_trainer_knows_it(tmp_path: Path) -> None:
+def test_the_rotary_scaling_of_llama_31_is_carried_over_where_the_trainer_knows_it(
+    tmp_path: Path,
+) -> None:
     scaled = study(tmp_path, {**LLAMA_31, "rope_scaling": {"rope_type": "llama3", "factor": 32.0}})
     for version, expected in ((0.2, "scaling_factor=32.0"), (0.3, "'scaling_factor': 32.0")):
         found = launch("torchtitan", scaled, hf_assets_path="assets", version=version)
@@ -104,8 +110,13 @@ def test_the_rotary_scaling_of_llama_31_is_carried_over_where_the_trainer_knows_
 
 
 @pytest.mark.parametrize("name", ["megatron", "nanotron", "torchtitan"])
-def test_another_model_than_the_file_means_is_refused_by_its_family(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"model\.family=gemma2.*would train a different model.*it supports .*llama"):
+def test_another_model_than_the_file_means_is_refused_by_its_family(
+    name: str, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        ExportError,
+        match=r"model\.family=gemma2.*would train a different model.*it supports .*llama",
+    ):
         launch(name, study(tmp_path, GEMMA))
 
 
@@ -114,7 +125,9 @@ def test_what_is_not_carried_over_is_named_in_a_note(tmp_path: Path) -> None:
     assert any("rotary scaling 'llama3'" in note for note in notes)
     other = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 2.0}
     notes = launch("megatron", study(tmp_path, {**LLAMA_31, "rope_scaling": other})).notes
-    assert any("only the factor of the model's rotary scaling is carried over" in note for note in notes)
+    assert any(
+        "only the factor of the model's rotary scaling is carried over" in note for note in notes
+    )
 
 
 def of_catalog(model: str, seq_len: int = 4096) -> Study:
@@ -128,26 +141,41 @@ def of_catalog(model: str, seq_len: int = 4096) -> Study:
     )
 
 
-@pytest.mark.parametrize("name", ["deepspeed", "accelerate", "hf_trainer", "lightning", "megatron_bridge"])
+@pytest.mark.parametrize(
+    "name", ["deepspeed", "accelerate", "hf_trainer", "lightning", "megatron_bridge"]
+)
 def test_a_model_of_the_catalog_is_exported_with_its_published_config_json(name: str) -> None:
     for model, expected in (
         ("llama-8b", {"rope_theta": 500000.0, "rms_norm_eps": 1e-5, "model_type": "llama"}),
-        ("Qwen/Qwen2.5-14B", {"rope_theta": 1000000.0, "rms_norm_eps": 1e-5, "model_type": "qwen2"}),
-        ("gemma-2-9b", {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "tie_word_embeddings": True}),
+        (
+            "Qwen/Qwen2.5-14B",
+            {"rope_theta": 1000000.0, "rms_norm_eps": 1e-5, "model_type": "qwen2"},
+        ),
+        (
+            "gemma-2-9b",
+            {
+                "attn_logit_softcapping": 50.0,
+                "final_logit_softcapping": 30.0,
+                "tie_word_embeddings": True,
+            },
+        ),
     ):
         found = launch(name, of_catalog(model))
         document = json.loads(found.files["model/config.json"])
         assert document.items() >= expected.items()
         assert not [note for note in found.notes if "shape" in note or "rotary" in note]
-    scaling = json.loads(launch(name, of_catalog("llama-1b")).files["model/config.json"])["rope_scaling"]
+    scaling = json.loads(launch(name, of_catalog("llama-1b")).files["model/config.json"])[
+        "rope_scaling"
+    ]
     assert scaling["factor"] == 32.0
 
 
 def test_a_trainer_with_flags_of_its_own_is_told_the_figures_of_a_model_of_the_catalog() -> None:
     llama, qwen = of_catalog("llama-8b"), of_catalog("qwen2.5-7b")
     found = launch("megatron", llama)
-    assert "--rotary-base 500000 --norm-epsilon 1e-05 --use-rope-scaling --rope-scaling-factor 8.0" in " ".join(
-        found.argv
+    assert (
+        "--rotary-base 500000 --norm-epsilon 1e-05 --use-rope-scaling --rope-scaling-factor 8.0"
+        in " ".join(found.argv)
     )
     assert not [note for note in found.notes if "shape" in note or "rotary" in note]
     flags = " ".join(launch("megatron", qwen).argv)
@@ -161,7 +189,9 @@ def test_a_trainer_with_flags_of_its_own_is_told_the_figures_of_a_model_of_the_c
 
 
 def test_a_model_that_a_trainer_cannot_tie_keeps_its_figures() -> None:
-    found = launch("torchtitan", of_catalog("llama-1b"), hf_assets_path="assets", version=0.2, nearest=True)
+    found = launch(
+        "torchtitan", of_catalog("llama-1b"), hf_assets_path="assets", version=0.2, nearest=True
+    )
     assert any("model.tied_embeddings=False" in note for note in found.notes)
     assert "scaling_factor=32.0" in found.files["autotune_model.py"]
 
@@ -178,17 +208,25 @@ QWEN_EXPERTS = {
 
 
 @pytest.mark.parametrize("normalized", [True, False])
-def test_experts_of_qwen_are_routed_in_megatron_as_their_file_says(normalized: bool, tmp_path: Path) -> None:
+def test_experts_of_qwen_are_routed_in_megatron_as_their_file_says(
+    normalized: bool, tmp_path: Path
+) -> None:
     asked = study(tmp_path, {**QWEN_EXPERTS, "norm_topk_prob": normalized})
     argv = launch("megatron", asked).argv
-    for name, value in (("num-experts", "128"), ("moe-router-topk", "8"), ("moe-ffn-hidden-size", "768")):
+    for name, value in (
+        ("num-experts", "128"),
+        ("moe-router-topk", "8"),
+        ("moe-ffn-hidden-size", "768"),
+    ):
         assert argv[argv.index(f"--{name}") + 1] == value
     assert argv[argv.index("--moe-aux-loss-coeff") + 1] == "0.001"
     assert "--qk-layernorm" in argv
     assert ("--moe-router-pre-softmax" in argv) == (not normalized)
 
 
-def test_what_sets_a_family_of_the_catalog_apart_is_named_where_the_trainer_does_not_know_it() -> None:
+def test_what_sets_a_family_of_the_catalog_apart_is_named_where_the_trainer_does_not_know_it() -> (
+    None
+):
     notes = launch("torchtitan", of_catalog("qwen2.5-7b"), hf_assets_path="assets").notes
     assert any("without other features of qwen2; it supports deepseek_v2" in note for note in notes)
 
@@ -200,7 +238,9 @@ def test_a_model_without_published_figures_is_exported_by_its_shape_with_a_note(
         assert any("only by its shape" in note for note in launch("deepspeed", asked).notes)
 
 
-def test_a_shape_that_only_has_the_name_of_a_model_of_the_catalog_gets_none_of_its_figures() -> None:
+def test_a_shape_that_only_has_the_name_of_a_model_of_the_catalog_gets_none_of_its_figures() -> (
+    None
+):
     model = catalog.model("llama-8b")
     assert figures_of(model) is not None
     assert figures_of(replace(model, num_layers=16)) is None
@@ -208,7 +248,9 @@ def test_a_shape_that_only_has_the_name_of_a_model_of_the_catalog_gets_none_of_i
 
 
 def test_longer_sequences_than_the_published_positions_fit_the_exported_model() -> None:
-    document = json.loads(launch("deepspeed", of_catalog("gpt2-small", seq_len=2048)).files["model/config.json"])
+    document = json.loads(
+        launch("deepspeed", of_catalog("gpt2-small", seq_len=2048)).files["model/config.json"]
+    )
     assert document["n_positions"] == 2048
     assert document["layer_norm_epsilon"] == 1e-5
     assert document["resid_pdrop"] == 0.0
@@ -230,18 +272,39 @@ def test_transformers_builds_the_model_of_the_catalog_from_its_config(name: str)
     config = AutoConfig.for_model(**document)
     with torch.device("meta"):
         built = AutoModelForCausalLM.from_config(config)
-    assert sum(p.numel() for p in built.parameters()) == pytest.approx(model.num_parameters, rel=0.005)
+    assert sum(p.numel() for p in built.parameters()) == pytest.approx(
+        model.num_parameters, rel=0.005
+    )
     assert type(built).__name__ == document["architectures"][0]
     assert hf_layer_class(model) in {type(module).__name__ for module in built.modules()}
     rope = getattr(config, "rope_parameters", None)
     if rope and figures.rotary_base is not None:
         assert rope.get("full_attention", rope)["rope_theta"] == figures.rotary_base
-        assert rope.get("full_attention", rope)["rope_type"] == (figures.rotary_scaling or "default")
+        assert rope.get("full_attention", rope)["rope_type"] == (
+            figures.rotary_scaling or "default"
+        )
 
 
-SIZES = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 92544}
-INTERNLM2 = {"model_type": "internlm2", **SIZES, "intermediate_size": 14336, "num_key_value_heads": 8, "bias": False}
-QWEN_1 = {"model_type": "qwen", **SIZES, "intermediate_size": 22016, "kv_channels": 128, "rotary_emb_base": 20000}
+SIZES = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "vocab_size": 92544,
+}
+INTERNLM2 = {
+    "model_type": "internlm2",
+    **SIZES,
+    "intermediate_size": 14336,
+    "num_key_value_heads": 8,
+    "bias": False,
+}
+QWEN_1 = {
+    "model_type": "qwen",
+    **SIZES,
+    "intermediate_size": 22016,
+    "kv_channels": 128,
+    "rotary_emb_base": 20000,
+}
 BAICHUAN = {"model_type": "baichuan", **SIZES, "intermediate_size": 11008}
 
 
@@ -255,7 +318,10 @@ BAICHUAN = {"model_type": "baichuan", **SIZES, "intermediate_size": 11008}
 def test_a_family_that_is_another_one_under_other_names_is_launched_as_that_one(
     document: dict[str, Any], family: str, key: str, value: Any, flags: str, tmp_path: Path
 ) -> None:
-    remote = {"auto_map": {"AutoConfig": "configuration.Config"}, "architectures": ["TheirForCausalLM"]}
+    remote = {
+        "auto_map": {"AutoConfig": "configuration.Config"},
+        "architectures": ["TheirForCausalLM"],
+    }
     asked = study(tmp_path, {**document, **remote})
     exported = json.loads(launch("hf_trainer", asked).files["model/config.json"])
     assert (exported["model_type"], exported[key]) == (family, value)
@@ -265,9 +331,13 @@ def test_a_family_that_is_another_one_under_other_names_is_launched_as_that_one(
 
 @pytest.mark.parametrize("name", ["hf_trainer", "deepspeed", "megatron_bridge", "megatron"])
 def test_a_family_without_a_class_is_refused_with_who_can(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"model\.family=baichuan: .*native.*command with your own program"):
+    with pytest.raises(
+        ExportError, match=r"model\.family=baichuan: .*native.*command with your own program"
+    ):
         launch(name, study(tmp_path, BAICHUAN))
-    with pytest.raises(SpecError, match=r"transformers has no class for the family 'baichuan'.*`model: PATH`"):
+    with pytest.raises(
+        SpecError, match=r"transformers has no class for the family 'baichuan'.*`model: PATH`"
+    ):
         api.load_study({**SPEC, "model": {"hf": str(tmp_path / "config.json")}}, base=tmp_path)
 
 
@@ -284,7 +354,10 @@ def test_a_family_without_a_class_is_refused_with_who_can(name: str, tmp_path: P
 def test_a_family_that_is_refused_names_the_trainers_that_train_it(
     name: str, family: str, who: str, tmp_path: Path
 ) -> None:
-    asked = study(tmp_path, {**QWEN, "model_type": family, "moe_intermediate_size": 1408, "num_experts_per_tok": 2})
+    asked = study(
+        tmp_path,
+        {**QWEN, "model_type": family, "moe_intermediate_size": 1408, "num_experts_per_tok": 2},
+    )
     with pytest.raises(ExportError) as refused:
         launch(name, asked)
     assert f"model.family={family}" in str(refused.value)
@@ -297,19 +370,30 @@ def test_layers_that_predict_further_tokens_are_no_models_of_transformers(tmp_pa
     for name in ("hf_trainer", "torchtitan"):
         limits = trainer(name).limits(predicting, ParallelConfig(dp=8, accumulation_steps=8))
         assert "model.mtp_layers" in {limit.knob for limit in limits}
-    bridge = trainer("megatron_bridge").launch(predicting, ParallelConfig(dp=8, accumulation_steps=8))
+    bridge = trainer("megatron_bridge").launch(
+        predicting, ParallelConfig(dp=8, accumulation_steps=8)
+    )
     assert bridge.files["bridge.yaml"].count("mtp_num_layers: 1") == 1
 
 
 def test_a_multimodal_file_is_its_language_model(tmp_path: Path) -> None:
-    asked = study(tmp_path, {"model_type": "gemma3", "text_config": {**GEMMA, "model_type": "gemma3_text"}})
-    assert json.loads(launch("deepspeed", asked).files["model/config.json"])["model_type"] == "gemma3_text"
+    asked = study(
+        tmp_path, {"model_type": "gemma3", "text_config": {**GEMMA, "model_type": "gemma3_text"}}
+    )
+    assert (
+        json.loads(launch("deepspeed", asked).files["model/config.json"])["model_type"]
+        == "gemma3_text"
+    )
     assert hf_layer_class(asked.workload.model) == "Gemma3DecoderLayer"
 
 
-def test_a_multimodal_file_that_leaves_out_the_inner_family_is_not_taken_for_a_llama(tmp_path: Path) -> None:
+def test_a_multimodal_file_that_leaves_out_the_inner_family_is_not_taken_for_a_llama(
+    tmp_path: Path,
+) -> None:
     inner = {key: value for key, value in GEMMA.items() if key != "model_type"}
-    asked = study(tmp_path, {"model_type": "gemma3", "tie_word_embeddings": False, "text_config": inner})
+    asked = study(
+        tmp_path, {"model_type": "gemma3", "tie_word_embeddings": False, "text_config": inner}
+    )
     exported = json.loads(launch("deepspeed", asked).files["model/config.json"])
     assert exported == {**inner, "model_type": "gemma3_text", "tie_word_embeddings": False}
     with pytest.raises(ExportError, match=r"model\.family=gemma3_text"):
@@ -320,5 +404,7 @@ def test_a_multimodal_file_that_leaves_out_the_inner_family_is_not_taken_for_a_l
     ("document", "layer"),
     [(LLAMA_31, "LlamaDecoderLayer"), (QWEN, "Qwen2DecoderLayer"), (GEMMA, "Gemma2DecoderLayer")],
 )
-def test_the_layer_that_fsdp_wraps_is_that_of_the_family(document: dict[str, Any], layer: str, tmp_path: Path) -> None:
+def test_the_layer_that_fsdp_wraps_is_that_of_the_family(
+    document: dict[str, Any], layer: str, tmp_path: Path
+) -> None:
     assert hf_layer_class(study(tmp_path, document).workload.model) == layer

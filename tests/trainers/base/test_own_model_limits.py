@@ -20,9 +20,17 @@ def workload(**code: Any) -> Workload:
     built = replace(CODE, **code)
     source = "" if built.module else '{"model_type": "llama"}'  # a class of transformers
     model = ModelSpec(
-        name="mine", num_layers=8, hidden_size=64, num_attention_heads=4, vocab_size=256, code=built, source=source
+        name="mine",
+        num_layers=8,
+        hidden_size=64,
+        num_attention_heads=4,
+        vocab_size=256,
+        code=built,
+        source=source,
     )
-    return Workload(model=model, cluster=catalog.cluster("h100-sxm-1x8"), seq_len=128, global_batch_size=8)
+    return Workload(
+        model=model, cluster=catalog.cluster("h100-sxm-1x8"), seq_len=128, global_batch_size=8
+    )
 
 
 def refusal(name: str, config: str, **code: Any) -> str:
@@ -38,7 +46,10 @@ def refusal(name: str, config: str, **code: Any) -> str:
             "tp=2,dp=1",
             r"tp=2: mine has no tensor-parallel plan.*use tp=1, or return one from the builder \(`tp_plan`\)",
         ),
-        ("pp=2,accumulation_steps=8", r"pp=2: mine defines no split points for a pipeline.*`pp_split`"),
+        (
+            "pp=2,accumulation_steps=8",
+            r"pp=2: mine defines no split points for a pipeline.*`pp_split`",
+        ),
         ("cp=2", r"cp=2: context parallelism replaces the attention"),
         ("recompute=mlp", r"recompute=mlp: .*; nearest: recompute=full"),
         ("precision=fp8", r"fp8 replaces the projections.*nearest: precision=bf16"),
@@ -60,7 +71,9 @@ def test_what_a_model_brings_is_allowed() -> None:
 
 def test_a_chunked_loss_is_for_classes_of_transformers_whose_projection_is_whole() -> None:
     assert refusal("native", "loss=chunked", module="") == ""
-    assert "gathers the logits" in refusal("native", "tp=2,loss=chunked", module="", has_tensor_plan=True)
+    assert "gathers the logits" in refusal(
+        "native", "tp=2,loss=chunked", module="", has_tensor_plan=True
+    )
 
 
 def test_heads_that_nobody_told_leave_tp_at_1() -> None:
@@ -70,9 +83,15 @@ def test_heads_that_nobody_told_leave_tp_at_1() -> None:
     assert reason is not None
     assert "return `shapes: {num_attention_heads: ...}` from its builder, or use tp=1" in reason
     assert why_not(given, ParallelConfig.parse("micro_batch_size=8")) is None
-    told = replace(given, model=replace(given.model, num_attention_heads=4, num_kv_heads=4, ffn_hidden_size=7))
-    told = replace(told, model=replace(told.model, code=replace(CODE, guessed=("ffn_hidden_size",))))
-    assert why_not(told, ParallelConfig.parse("tp=2,micro_batch_size=8")) is None  # the guessed width is no law
+    told = replace(
+        given, model=replace(given.model, num_attention_heads=4, num_kv_heads=4, ffn_hidden_size=7)
+    )
+    told = replace(
+        told, model=replace(told.model, code=replace(CODE, guessed=("ffn_hidden_size",)))
+    )
+    assert (
+        why_not(told, ParallelConfig.parse("tp=2,micro_batch_size=8")) is None
+    )  # the guessed width is no law
 
 
 def test_trainers_that_build_from_shapes_refuse_modules_alone() -> None:

@@ -61,8 +61,15 @@ def test_options_are_read_from_a_command_line_too(default: Any, given: Any, valu
         ("master_port", "65536", "must be 0 to 65535, but is 65536"),
     ],
 )
-def test_a_number_that_no_launch_can_have_is_refused_by_every_trainer(name: str, given: Any, words: str) -> None:
-    options = [option for each in trainer_names() for option in trainer(each).options if option.name == name]
+def test_a_number_that_no_launch_can_have_is_refused_by_every_trainer(
+    name: str, given: Any, words: str
+) -> None:
+    options = [
+        option
+        for each in trainer_names()
+        for option in trainer(each).options
+        if option.name == name
+    ]
     assert len(options) > 2
     for option in options:
         with pytest.raises(SpecError, match=f"{name} {words}"):
@@ -92,25 +99,39 @@ def test_wrong_options_name_their_field(default: Any, given: Any) -> None:
 
 
 def test_knobs_without_effect_are_neutral() -> None:
-    config = ParallelConfig(zero_stage=3, sequence_parallel=True, pp_schedule="gpipe", virtual_stages=4)
+    config = ParallelConfig(
+        zero_stage=3, sequence_parallel=True, pp_schedule="gpipe", virtual_stages=4
+    )
     assert effective(config) == ParallelConfig()
-    used = ParallelConfig(tp=2, dp=2, pp=2, zero_stage=3, sequence_parallel=True, pp_schedule="gpipe")
+    used = ParallelConfig(
+        tp=2, dp=2, pp=2, zero_stage=3, sequence_parallel=True, pp_schedule="gpipe"
+    )
     assert effective(used) == used
 
 
 def test_nearest_values_are_applied_until_no_limit_is_left() -> None:
     # Beside pipeline stages Megatron-FSDP gives way to the distributed optimizer, and torch.compile is dropped.
     config = ParallelConfig(
-        pp=2, dp=4, micro_batch_size=2, accumulation_steps=8, zero_stage=3, compile=True, pp_schedule="gpipe"
+        pp=2,
+        dp=4,
+        micro_batch_size=2,
+        accumulation_steps=8,
+        zero_stage=3,
+        compile=True,
+        pp_schedule="gpipe",
     )
     launch = trainer("megatron").launch(WORKLOAD, config, {"nearest": "true"})
     assert "--use-distributed-optimizer" in launch.argv
     assert sum(note.startswith("changed to") for note in launch.notes) == 3
 
 
-@pytest.mark.parametrize("name", [name for name in trainer_names() if "lora" not in trainer(name).peft_methods])
+@pytest.mark.parametrize(
+    "name", [name for name in trainer_names() if "lora" not in trainer(name).peft_methods]
+)
 def test_a_trainer_without_adapters_says_why(name: str) -> None:
-    limits = trainer(name).limits(replace(WORKLOAD, peft=Peft()), ParallelConfig(dp=8, accumulation_steps=8))
+    limits = trainer(name).limits(
+        replace(WORKLOAD, peft=Peft()), ParallelConfig(dp=8, accumulation_steps=8)
+    )
     said = next(str(limit) for limit in limits if limit.knob == "workload.peft")
     assert trainer(name).no_adapters in said
     assert "native for lora" in said
@@ -119,7 +140,12 @@ def test_a_trainer_without_adapters_says_why(name: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "launched_by", "remedy"),
     [
-        ("pure_bf16", True, OWN_PROGRAMS | {"torchtitan", "lightning"}, "command with your own program"),
+        (
+            "pure_bf16",
+            True,
+            OWN_PROGRAMS | {"torchtitan", "lightning"},
+            "command with your own program",
+        ),
         ("unfused_attention", True, OWN_PROGRAMS | {"megatron"}, "remove unfused_attention"),
         ("attention_kernel", "flash3", {*trainer_names()} - CHOOSE_THE_KERNEL, ""),
     ],
@@ -144,7 +170,10 @@ def test_lines_are_cut_and_without_colours() -> None:
 
 @pytest.mark.parametrize("given", ["0.3", 0.3])
 def test_an_option_with_choices_takes_a_number_as_it_is_written(given: Any) -> None:
-    assert Option(name="version", meaning="", default="0.2", choices=("0.2", "0.3")).check(given) == "0.3"
+    assert (
+        Option(name="version", meaning="", default="0.2", choices=("0.2", "0.3")).check(given)
+        == "0.3"
+    )
 
 
 @pytest.mark.parametrize("given", ["0.4", True, None, ["0.3"]])
@@ -153,6 +182,10 @@ def test_an_option_with_choices_names_them(given: Any) -> None:
         Option(name="version", meaning="", default="0.2", choices=("0.2", "0.3")).check(given)
 
 
-@pytest.mark.parametrize("name", [n for n in trainer_names() if n != "native" and not trainer(n).runs_own_program])
-def test_a_trainer_of_another_package_says_the_releases_that_it_was_checked_against(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", [n for n in trainer_names() if n != "native" and not trainer(n).runs_own_program]
+)
+def test_a_trainer_of_another_package_says_the_releases_that_it_was_checked_against(
+    name: str,
+) -> None:
     assert re.search(r"\d\.\d", trainer(name).checked_against)

@@ -62,7 +62,10 @@ def test_one_place_has_the_value(place: str, value: Any, changed: str) -> None:
     [
         ("missing", "nothing sets missing"),
         ("Missing.bf16", "nothing sets Missing.bf16"),
-        ("DataLoader.batch_size", "DataLoader(...) is in lines 5, 6: write DataLoader:5.batch_size for the first"),
+        (
+            "DataLoader.batch_size",
+            "DataLoader(...) is in lines 5, 6: write DataLoader:5.batch_size for the first",
+        ),
         ("DataLoader:7.batch_size", "nothing sets DataLoader:7.batch_size"),
         ("steps", "steps is set 2 times, in lines 7, 8"),
         ("a", "line 9 does more than set a"),
@@ -103,7 +106,9 @@ def _launched(folder: Path, overrides: Any, argv: list[str] | None = None, **con
         "fixed": {"dp": 8},
     }
     trainer("command").check_options(trainer("command").checked(options), ())
-    return trainer("command").launch(WORKLOAD, ParallelConfig(dp=8, **{"micro_batch_size": 8, **config}), options)
+    return trainer("command").launch(
+        WORKLOAD, ParallelConfig(dp=8, **{"micro_batch_size": 8, **config}), options
+    )
 
 
 def _run(launch: Launch, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -137,7 +142,9 @@ def test_the_program_runs_as_itself_with_the_values_of_the_trial(tmp_path: Path)
     assert said["argv"] == ["train.py", "--x"]
     assert said["folder"] == str(tmp_path)
     assert (said["beside"], said["name"], said["pickled"]) == (7, "__main__", True)
-    assert not {"ast", "PROGRAM", "VALUES"} & set(said["names"]), "nothing of the file that starts it"
+    assert not {"ast", "PROGRAM", "VALUES"} & set(said["names"]), (
+        "nothing of the file that starts it"
+    )
     assert (tmp_path / "train.py").read_text() == PROGRAM
 
 
@@ -147,7 +154,9 @@ def test_a_module_runs_as_python_starts_it(tmp_path: Path) -> None:
     program = PROGRAM.replace("import beside\n", "from . import near as beside\n")
     (tmp_path / "pkg" / "train.py").write_text(program)
     launch = _launched(
-        tmp_path, {"pkg.train": {"BATCH": "{micro_batch_size}"}}, [sys.executable, "-m", "pkg.train", "--x"]
+        tmp_path,
+        {"pkg.train": {"BATCH": "{micro_batch_size}"}},
+        [sys.executable, "-m", "pkg.train", "--x"],
     )
     assert launch.argv[1:] == ("@launch-folder@/train.py", "--x")
     ran = _run(launch, tmp_path)
@@ -160,7 +169,9 @@ def test_an_error_names_the_lines_of_the_program_and_a_file_that_changed_meanwhi
     tmp_path: Path,
 ) -> None:
     launch = _launched(
-        _program(tmp_path), {"train.py": {"BATCH": "{micro_batch_size}"}}, [sys.executable, "train.py", "fail"]
+        _program(tmp_path),
+        {"train.py": {"BATCH": "{micro_batch_size}"}},
+        [sys.executable, "train.py", "fail"],
     )
     failed = _run(launch, tmp_path)
     assert f'File "{tmp_path}/train.py", line 15' in failed.stderr
@@ -176,28 +187,54 @@ def test_an_error_names_the_lines_of_the_program_and_a_file_that_changed_meanwhi
         ({"other.py": {"BATCH": 1}}, ["python", "train.py"], "other.py", "as in argv: train.py"),
         ({"train.py": {"BATCH": 1}}, ["torchrun", "-m", "train"], "train.py", "file or module"),
         ({"train.py": ["BATCH"]}, ["python", "train.py"], "train.py", "CALL.KEYWORD"),
-        ({"train.py": {"BATCH": "{micro_batch}"}}, ["python", "train.py"], "train.py.BATCH", "micro_batch_size"),
+        (
+            {"train.py": {"BATCH": "{micro_batch}"}},
+            ["python", "train.py"],
+            "train.py.BATCH",
+            "micro_batch_size",
+        ),
         ({"python": {"BATCH": 1}}, ["python", "train.py"], "python", "file or module that trains"),
         ({1: {"BATCH": 1}}, ["python", "train.py"], "1", "as in argv: train.py"),
-        ({"train.py": {"BATCH": float("nan")}}, ["python", "train.py"], "train.py.BATCH", "in quotes"),
-        ({"train.py": {"BATCH": {"a": 1, "b": 2}}}, ["python", "train.py"], "train.py.BATCH", "precision: {bf16: true"),
+        (
+            {"train.py": {"BATCH": float("nan")}},
+            ["python", "train.py"],
+            "train.py.BATCH",
+            "in quotes",
+        ),
+        (
+            {"train.py": {"BATCH": {"a": 1, "b": 2}}},
+            ["python", "train.py"],
+            "train.py.BATCH",
+            "precision: {bf16: true",
+        ),
     ],
 )
-def test_a_wrong_override_is_refused_with_its_remedy(overrides: Any, argv: list[str], field: str, remedy: str) -> None:
+def test_a_wrong_override_is_refused_with_its_remedy(
+    overrides: Any, argv: list[str], field: str, remedy: str
+) -> None:
     with pytest.raises(SpecError) as told:
-        trainer("command").check_options(trainer("command").checked({"argv": argv, "overrides": overrides}), ())
+        trainer("command").check_options(
+            trainer("command").checked({"argv": argv, "overrides": overrides}), ()
+        )
     assert told.value.field == f"trainer.overrides.{field}"
     assert remedy in told.value.remedy
 
 
 def test_two_programs_of_one_name_are_refused() -> None:
-    options = {"argv": ["a", "x/train.py", "y/train.py"], "overrides": {"x/train.py": {"A": 1}, "y/train.py": {"A": 2}}}
+    options = {
+        "argv": ["a", "x/train.py", "y/train.py"],
+        "overrides": {"x/train.py": {"A": 1}, "y/train.py": {"A": 2}},
+    }
     with pytest.raises(SpecError, match=r"two programs with overrides are both named train\.py"):
         trainer("command").check_options(trainer("command").checked(options), ())
 
 
 def test_a_spec_names_a_place_that_the_file_has(tmp_path: Path) -> None:
-    asked = {"kind": "command", "argv": ["python", "train.py"], "overrides": {"train.py": {"BATCHES": 1}}}
+    asked = {
+        "kind": "command",
+        "argv": ["python", "train.py"],
+        "overrides": {"train.py": {"BATCHES": 1}},
+    }
     _program(tmp_path)
     with pytest.raises(SpecError, match=r"train.py: nothing sets BATCHES"):
         with_program_files(asked, tmp_path)
@@ -210,7 +247,10 @@ def test_a_spec_names_a_place_that_the_file_has(tmp_path: Path) -> None:
 
 
 def test_a_knob_without_a_place_or_value_is_a_limit() -> None:
-    options = {"argv": ["python", "train.py"], "overrides": {"train.py": {"bf16": {"precision": {"bf16": True}}}}}
+    options = {
+        "argv": ["python", "train.py"],
+        "overrides": {"train.py": {"bf16": {"precision": {"bf16": True}}}},
+    }
     config = ParallelConfig(dp=1, micro_batch_size=8, precision="fp32")
     limits = trainer("command").limits(WORKLOAD, config, options)
     said = {limit.knob: limit.message for limit in limits}
@@ -219,7 +259,12 @@ def test_a_knob_without_a_place_or_value_is_a_limit() -> None:
 
 
 def test_a_training_has_what_names_a_knob() -> None:
-    places = {"BATCH": "{micro_batch_size}", "steps": "{steps}", "saves": False, "out": "{trial_dir}"}
+    places = {
+        "BATCH": "{micro_batch_size}",
+        "steps": "{steps}",
+        "saves": False,
+        "out": "{trial_dir}",
+    }
     options = {"argv": ["python", "train.py"], "overrides": {"train.py": places}}
     kept = trainer("command").in_training(options)["overrides"]
     assert kept == {"train.py": {"BATCH": "{micro_batch_size}"}}

@@ -18,7 +18,11 @@ def tokenizer():
     made = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
+        tokenizer_object=made,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        padding_side="left",
     )
 
 
@@ -44,7 +48,9 @@ def main():
         )
     )
     data = Dataset.from_dict({"prompt": [f"{i % 10} + {i % 7} =" for i in range(256)]})
-    GRPOTrainer(model=model, reward_funcs=reward, args=config, train_dataset=data, processing_class=tokens).train()
+    GRPOTrainer(
+        model=model, reward_funcs=reward, args=config, train_dataset=data, processing_class=tokens
+    ).train()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,9 @@ from autotune.trainers.present_configuration import KeyReader, dotted, merged, w
 
 KEYS = st.text(alphabet="abc", min_size=1, max_size=2)
 DOCUMENTS = st.recursive(
-    st.dictionaries(KEYS, st.integers() | st.booleans() | st.text(max_size=3), min_size=1, max_size=3),
+    st.dictionaries(
+        KEYS, st.integers() | st.booleans() | st.text(max_size=3), min_size=1, max_size=3
+    ),
     lambda inner: st.dictionaries(KEYS, inner, min_size=1, max_size=3),
     max_leaves=6,
 )
@@ -20,7 +22,11 @@ DOCUMENTS = st.recursive(
 
 def test_what_is_not_read_is_left_over() -> None:
     keys = KeyReader({"zero": {"stage": 2, "overlap": True}, "batch": 8, "other": [1]}, "f.json")
-    assert (keys.count("zero.stage"), keys.count("batch"), keys.count("missing.key")) == (2, 8, None)
+    assert (keys.count("zero.stage"), keys.count("batch"), keys.count("missing.key")) == (
+        2,
+        8,
+        None,
+    )
     assert keys.left == {"zero": {"overlap": True}, "other": [1]}
     assert not keys.remarks
 
@@ -43,7 +49,12 @@ def test_a_value_that_is_not_understood_is_named(value: str, remark: str) -> Non
 
 def test_numbers_and_flags_may_be_text() -> None:
     keys = KeyReader({"lr": "1e-4", "on": "True", "off": False, "count": "3"}, "f.yaml")
-    assert (keys.number("lr"), keys.flag("on"), keys.flag("off"), keys.count("count")) == (1e-4, True, False, 3)
+    assert (keys.number("lr"), keys.flag("on"), keys.flag("off"), keys.count("count")) == (
+        1e-4,
+        True,
+        False,
+        3,
+    )
 
 
 def test_a_flag_is_no_count() -> None:

@@ -13,7 +13,10 @@ from autotune.trainers.present_configuration import parse_document
     ("argv", "expected"),
     [
         (["t.py", "--output_dir", "out"], ["t.py", "--output_dir", f"{TRIAL_DIR}/output_dir"]),
-        (["t.py", "--out-dir=/abs/out", "--lr=1"], ["t.py", f"--out-dir={TRIAL_DIR}/out_dir", "--lr=1"]),
+        (
+            ["t.py", "--out-dir=/abs/out", "--lr=1"],
+            ["t.py", f"--out-dir={TRIAL_DIR}/out_dir", "--lr=1"],
+        ),
         (["t.py", "--save", "ckpt/7b"], ["t.py", "--save", f"{TRIAL_DIR}/save"]),
         (["t.py", "--save", "--lr", "1"], ["t.py", "--save", "--lr", "1"]),  # a flag
         (["t.py", "--save"], ["t.py", "--save"]),
@@ -22,18 +25,33 @@ from autotune.trainers.present_configuration import parse_document
             ["t.py", "--trainer.default_root_dir=logs"],
             ["t.py", f"--trainer.default_root_dir={TRIAL_DIR}/trainer.default_root_dir"],
         ),
-        (["t.py", "training.output_dir=x"], ["t.py", f"training.output_dir={TRIAL_DIR}/training.output_dir"]),
-        (["t.py", "--output", "./out", "--logs=None"], ["t.py", "--output", f"{TRIAL_DIR}/output", "--logs=None"]),
+        (
+            ["t.py", "training.output_dir=x"],
+            ["t.py", f"training.output_dir={TRIAL_DIR}/training.output_dir"],
+        ),
+        (
+            ["t.py", "--output", "./out", "--logs=None"],
+            ["t.py", "--output", f"{TRIAL_DIR}/output", "--logs=None"],
+        ),
         (["t.py", "--output", "json"], ["t.py", "--output", "json"]),  # a format
         (["t.py", "--logs", "runs/clip"], ["t.py", "--logs", f"{TRIAL_DIR}/logs"]),
         (
             ["t.py", "-save_model", "run/model", "--save_model=true"],
             ["t.py", "-save_model", f"{TRIAL_DIR}/save_model", "--save_model=true"],
         ),
-        (["t.py", "--checkpoint-save-path=c"], ["t.py", f"--checkpoint-save-path={TRIAL_DIR}/checkpoint_save_path"]),
-        (["t.py", "--save", "1", "--output=false"], ["t.py", "--save", "1", "--output=false"]),  # whether, and when
+        (
+            ["t.py", "--checkpoint-save-path=c"],
+            ["t.py", f"--checkpoint-save-path={TRIAL_DIR}/checkpoint_save_path"],
+        ),
+        (
+            ["t.py", "--save", "1", "--output=false"],
+            ["t.py", "--save", "1", "--output=false"],
+        ),  # whether, and when
         (["t.py", "OUTPUT_DIR=out"], ["t.py", f"OUTPUT_DIR={TRIAL_DIR}/OUTPUT_DIR"]),
-        (["t.py", "--checkpoint_dir", "old"], ["t.py", "--checkpoint_dir", "old"]),  # may be what is loaded
+        (
+            ["t.py", "--checkpoint_dir", "old"],
+            ["t.py", "--checkpoint_dir", "old"],
+        ),  # may be what is loaded
         (
             ["t.py", "fit", "--trainer.max_steps=9"],
             ["t.py", "fit", "--trainer.max_steps=9", f"--trainer.default_root_dir={TRIAL_DIR}"],
@@ -64,7 +82,12 @@ def test_settings_in_rendered_files_are_told_too_at_any_depth() -> None:
         "lr": 0.1,
         "trainer": {
             "callbacks": [
-                {"init_args": {"dirpath": f"{TRIAL_DIR}/trainer.callbacks.init_args.dirpath", "monitor": "loss"}}
+                {
+                    "init_args": {
+                        "dirpath": f"{TRIAL_DIR}/trainer.callbacks.init_args.dirpath",
+                        "monitor": "loss",
+                    }
+                }
             ]
         },
     }
@@ -96,7 +119,9 @@ def test_files_that_name_no_output_stay_as_they_are_written(files: dict[str, str
 
 
 def test_variables_that_name_an_output() -> None:
-    found = with_own_outputs(Launch(argv=("t.py",), env={"OUTPUT_DIR": "out", "DATA_DIR": "data", "WANDB_DIR": "w"}))
+    found = with_own_outputs(
+        Launch(argv=("t.py",), env={"OUTPUT_DIR": "out", "DATA_DIR": "data", "WANDB_DIR": "w"})
+    )
     assert found.env == {
         "OUTPUT_DIR": f"{TRIAL_DIR}/OUTPUT_DIR",
         "DATA_DIR": "data",

@@ -81,7 +81,9 @@ KEYS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
 @pytest.mark.thorough
 @given(
     st.recursive(
-        st.dictionaries(KEYS, st.one_of(SCALARS, st.lists(st.one_of(SCALARS, st.dictionaries(KEYS, SCALARS))))),
+        st.dictionaries(
+            KEYS, st.one_of(SCALARS, st.lists(st.one_of(SCALARS, st.dictionaries(KEYS, SCALARS))))
+        ),
         lambda inner: st.dictionaries(KEYS, inner, max_size=3),
         max_leaves=6,
     )
@@ -113,7 +115,9 @@ CONFIG = ParallelConfig(dp=8, micro_batch_size=2, accumulation_steps=4)
 
 
 def test_files_carry_knobs_and_the_program_is_told_where_they_are(tmp_path: Path) -> None:
-    launch = trainer("command").launch(WORKLOAD, CONFIG, {"argv": ARGV, "files": FILES, "cwd": "/srv/code"})
+    launch = trainer("command").launch(
+        WORKLOAD, CONFIG, {"argv": ARGV, "files": FILES, "cwd": "/srv/code"}
+    )
     assert json.loads(launch.files["conf/train.json"]) == {"batch": 2, "steps": 4}
     assert launch.cwd == "/srv/code"
     assert launch.placed(str(tmp_path)).argv[2] == f"--config={tmp_path}/conf/train.json"
@@ -148,7 +152,13 @@ def test_an_exported_launch_finds_its_files_and_its_folder(tmp_path: Path, cwd: 
     }
     folder = tmp_path / "my launch"
     write_launch(trainer("command").launch(WORKLOAD, CONFIG, options), folder)
-    done = subprocess.run(["sh", str(folder / "launch.sh")], capture_output=True, cwd=tmp_path, timeout=600, check=True)
+    done = subprocess.run(
+        ["sh", str(folder / "launch.sh")],
+        capture_output=True,
+        cwd=tmp_path,
+        timeout=600,
+        check=True,
+    )
     expected = {"": tmp_path, "{files}": folder}.get(cwd, code)
     assert json.loads(done.stdout) == [str(expected), {"batch": 2, "steps": 4}, f"{folder}/conf"]
 
@@ -179,7 +189,9 @@ def spec_of(folder: Path, **trainer_options: Any) -> Path:
         ("t.toml", 'batch = "{micro_batch_size}"\nsteps = "{accumulation_steps}"\n'),
     ],
 )
-def test_folder_and_templates_are_relative_to_the_spec(tmp_path: Path, name: str, text: str) -> None:
+def test_folder_and_templates_are_relative_to_the_spec(
+    tmp_path: Path, name: str, text: str
+) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / name).write_text(text)
     document = read_spec(spec_of(tmp_path, cwd="code", files={"conf/train.json": name}))
@@ -194,7 +206,11 @@ def test_folder_and_templates_are_relative_to_the_spec(tmp_path: Path, name: str
         ({"cwd": "nowhere"}, "trainer.cwd", "does not exist"),
         ({"files": {"a.json": "nowhere.json"}}, "trainer.files.a.json", "does not exist"),
         ({"files": {"a.toml": "bare.toml"}}, "trainer.files.a.toml", "is not TOML"),
-        ({"files": {"conf/train.json": "bare.json"}}, "trainer.files.conf/train.json", "has no quotes"),
+        (
+            {"files": {"conf/train.json": "bare.json"}},
+            "trainer.files.conf/train.json",
+            "has no quotes",
+        ),
     ],
 )
 def test_a_folder_or_template_that_is_not_there_or_not_valid_is_named(
@@ -213,8 +229,15 @@ def test_a_command_that_names_a_file_beside_its_spec_runs_there_wherever_it_is_s
     (tmp_path / "train.py").write_text("")
     spec = tmp_path / "spec.yaml"
     monkeypatch.chdir("/")
-    for argv, cwd in (["torchrun", "train.py"], str(tmp_path)), (["torchrun", "-m", "mine.train"], None):
+    for argv, cwd in (
+        (["torchrun", "train.py"], str(tmp_path)),
+        (["torchrun", "-m", "mine.train"], None),
+    ):
         spec.write_text(json.dumps({"trainer": {"kind": "command", "argv": argv}}))
         assert read_spec(spec)["trainer"].get("cwd") == cwd
-    spec.write_text(json.dumps({"trainer": {"kind": "command", "argv": ["python", "train.py"], "cwd": "{files}"}}))
+    spec.write_text(
+        json.dumps(
+            {"trainer": {"kind": "command", "argv": ["python", "train.py"], "cwd": "{files}"}}
+        )
+    )
     assert read_spec(spec)["trainer"]["cwd"] == "{files}"

@@ -43,8 +43,12 @@ LAUNCH = """srun --kill-on-bad-exit=1 torchrun --nproc_per_node 8 --nnodes $SLUR
 
 
 def test_a_script_of_slurm_is_read_as_the_shell_would() -> None:
-    reading = trainer("megatron").read_config(PresentConfiguration(files={"train.sbatch": SBATCH + LAUNCH}))
-    degrees = {name: reading.knobs[name] for name in ("tp", "pp", "dp", "accumulation_steps", "precision")}
+    reading = trainer("megatron").read_config(
+        PresentConfiguration(files={"train.sbatch": SBATCH + LAUNCH})
+    )
+    degrees = {
+        name: reading.knobs[name] for name in ("tp", "pp", "dp", "accumulation_steps", "precision")
+    }
     assert degrees == {"tp": 4, "pp": 2, "dp": 4, "accumulation_steps": 64, "precision": "fp16"}
     assert (reading.seq_len, reading.global_batch_size) == (8192, 256)
     assert {name: reading.model[name] for name in ("num_layers", "hidden_size")} == {
@@ -72,14 +76,23 @@ def test_a_number_of_nodes_that_only_the_job_knows_is_not_taken_for_one() -> Non
     [
         ("A=1 B='x y' python train.py --lr 1e-4 > log 2>&1 &\n", "python train.py --lr 1e-4"),
         ("cd x && python train.py --lr=$LR && echo --done", "python train.py --lr=$LR"),
-        ('CMD="python train.py --lr 1"\nsrun -l sh -c "cd x; $CMD | tee log"\n', "python train.py --lr 1"),
+        (
+            'CMD="python train.py --lr 1"\nsrun -l sh -c "cd x; $CMD | tee log"\n',
+            "python train.py --lr 1",
+        ),
         ('bash -lc "python train.py --lr 1 --bf16 2>&1"', "python train.py --lr 1 --bf16"),
         ("run() {\n  python train.py --lr 1; }\nrun", "python train.py --lr 1"),
         ("(cd x; python train.py --lr 1)", "python train.py --lr 1"),
         ("python train.py --lr 1 # --commented\n#--out 3", "python train.py --lr 1"),
         ("if true; then python train.py --lr 1; fi", "python train.py --lr 1"),
-        ("if [[ a == b* ]]; then\n python x.py --a --b\nelse\n python train.py --lr 1\nfi", "python train.py --lr 1"),
-        ("python train.py --data <path to data> --lr 1", "python train.py --data <path to data> --lr 1"),
+        (
+            "if [[ a == b* ]]; then\n python x.py --a --b\nelse\n python train.py --lr 1\nfi",
+            "python train.py --lr 1",
+        ),
+        (
+            "python train.py --data <path to data> --lr 1",
+            "python train.py --data <path to data> --lr 1",
+        ),
         ("python train.py --lr `cat lr` --steps 1", "python train.py --lr `cat lr` --steps 1"),
         (
             "GBS=64 MBS=2 NODES=2\nGAS=$((GBS / (MBS * (NODES * 8))))\nrun --gas $GAS --left $(( (GBS - 4) % 7 ))",
@@ -104,7 +117,19 @@ def test_the_command_of(text: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "esac\n)\n;;\nfi", "case x in", "case", "'", '"' * 9, "${" * 99, "<<", "((((", "cat <<E\n--a --b"]
+    "text",
+    [
+        "",
+        "esac\n)\n;;\nfi",
+        "case x in",
+        "case",
+        "'",
+        '"' * 9,
+        "${" * 99,
+        "<<",
+        "((((",
+        "cat <<E\n--a --b",
+    ],
 )
 def test_what_is_no_script_is_refused_in_words(text: str) -> None:
     with pytest.raises(SpecError, match="no command with options"):
@@ -112,7 +137,9 @@ def test_what_is_no_script_is_refused_in_words(text: str) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("piece", ['"', "'", "${", "$((", "<<a\n", "<a ", "([[", "`", "\\", "case x in "])
+@pytest.mark.parametrize(
+    "piece", ['"', "'", "${", "$((", "<<a\n", "<a ", "([[", "`", "\\", "case x in "]
+)
 def test_the_longest_file_is_split_in_linear_time(piece: str) -> None:
     def seconds(length: int) -> float:
         began = time.process_time()

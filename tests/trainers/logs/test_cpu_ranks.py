@@ -18,13 +18,24 @@ from autotune.trainers import trainer, write_launch
 
 pytestmark = pytest.mark.slow
 
-MODEL = ModelSpec(name="tiny", num_layers=2, hidden_size=64, num_attention_heads=4, vocab_size=256, ffn_hidden_size=128)
-WORKLOAD = Workload(model=MODEL, cluster=catalog.cluster("cpu-1x2"), seq_len=32, global_batch_size=8)
+MODEL = ModelSpec(
+    name="tiny",
+    num_layers=2,
+    hidden_size=64,
+    num_attention_heads=4,
+    vocab_size=256,
+    ffn_hidden_size=128,
+)
+WORKLOAD = Workload(
+    model=MODEL, cluster=catalog.cluster("cpu-1x2"), seq_len=32, global_batch_size=8
+)
 CONFIG = ParallelConfig(dp=2, micro_batch_size=2, accumulation_steps=2, precision="fp32")
 
 
 def test_ranks_of_accelerate_exchange_their_gradients(tmp_path: Path) -> None:
-    steps = [json.loads(line) for line in output_of("accelerate", tmp_path) if line.startswith('{"step"')]
+    steps = [
+        json.loads(line) for line in output_of("accelerate", tmp_path) if line.startswith('{"step"')
+    ]
     assert [step["step"] for step in steps] == [0, 1]
     assert steps[0]["grad_norm"] == pytest.approx(gradient_norm(tmp_path, seed=7), rel=1e-4)
 
@@ -67,7 +78,9 @@ def gradient_norm(folder: Path, *, seed: int) -> float:
         )
         for _ in range(CONFIG.accumulation_steps):
             ids = batches.next("cpu")
-            (model(input_ids=ids, labels=ids).loss / (CONFIG.dp * CONFIG.accumulation_steps)).backward()
+            (
+                model(input_ids=ids, labels=ids).loss / (CONFIG.dp * CONFIG.accumulation_steps)
+            ).backward()
     return float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
 
 

@@ -40,7 +40,10 @@ from autotune.trainers.logs.pattern_proposals import is_known_log, propose_patte
             "Steps:  3%|▎ | 3/100 [00:01<00:40,  2.41it/s, lr=0.001, step_loss=0.482]",
             StepMetrics(step=3, loss=0.482, ends_step=True),
         ),
-        ("  3%|▎         | 3/100 [00:01<00:40,  2.41it/s, val_loss=2.5]", StepMetrics(step=3, ends_step=True)),
+        (
+            "  3%|▎         | 3/100 [00:01<00:40,  2.41it/s, val_loss=2.5]",
+            StepMetrics(step=3, ends_step=True),
+        ),
         (
             "Epoch 0:  12%|█▏  | 12/100 [00:24<02:56,  2.00s/it, loss=2.3]",
             StepMetrics(step=12, loss=2.3, ends_step=True),
@@ -55,8 +58,17 @@ def test_lines_of_stock_programs(line: str, expected: StepMetrics | None) -> Non
 
 def test_bars_of_further_epochs_go_on_counting_and_late_ranks_do_not_count() -> None:
     bars = ProgressBars()
-    shown = [("Epoch 0", 0), ("Epoch 0", 2), ("Epoch 0", 1), ("Epoch 0", 4), ("Epoch 1", 0), ("Epoch 1", 3)]
-    assert [bars.step_of(f"{what}: 10%|#   | {n}/4 [00:01<00:01, 2.0it/s]") for what, n in shown] == [
+    shown = [
+        ("Epoch 0", 0),
+        ("Epoch 0", 2),
+        ("Epoch 0", 1),
+        ("Epoch 0", 4),
+        ("Epoch 1", 0),
+        ("Epoch 1", 3),
+    ]
+    assert [
+        bars.step_of(f"{what}: 10%|#   | {n}/4 [00:01<00:01, 2.0it/s]") for what, n in shown
+    ] == [
         0,
         2,
         None,
@@ -65,7 +77,13 @@ def test_bars_of_further_epochs_go_on_counting_and_late_ranks_do_not_count() -> 
         7,
     ]
     again = ProgressBars()
-    assert [again.step_of(f"10%|# | {n}/3 [00:01<00:01, 2.0s/it]") for n in (1, 2, 3, 0, 2)] == [1, 2, 3, 3, 5]
+    assert [again.step_of(f"10%|# | {n}/3 [00:01<00:01, 2.0s/it]") for n in (1, 2, 3, 0, 2)] == [
+        1,
+        2,
+        3,
+        3,
+        5,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -79,14 +97,20 @@ def test_bars_of_further_epochs_go_on_counting_and_late_ranks_do_not_count() -> 
         ({"step_time_s": r"([\d.]+)s/it"}, " 3%|# | 3/100 [00:01<00:40,  4.00s/it]", 4.0),
     ],
 )
-def test_times_and_rates_in_the_units_that_programs_print(metrics: dict[str, str], line: str, time_s: float) -> None:
+def test_times_and_rates_in_the_units_that_programs_print(
+    metrics: dict[str, str], line: str, time_s: float
+) -> None:
     found = pattern_reader(metrics)(line)
     assert found is not None
     assert not found.ends_step
-    assert found.time_of(tokens_per_step=8000, sequences_per_step=4, num_ranks=2) == pytest.approx(time_s)
+    assert found.time_of(tokens_per_step=8000, sequences_per_step=4, num_ranks=2) == pytest.approx(
+        time_s
+    )
 
 
-@pytest.mark.parametrize(("word", "resolution_s"), [("0.41", 0.01), ("12", 1.0), ("1,024.5", 0.1), ("4e-3", 0.0)])
+@pytest.mark.parametrize(
+    ("word", "resolution_s"), [("0.41", 0.01), ("12", 1.0), ("1,024.5", 0.1), ("4e-3", 0.0)]
+)
 def test_a_printed_time_is_as_exact_as_its_last_digit(word: str, resolution_s: float) -> None:
     found = pattern_reader({"step_time_s": r"time ([-\d.,e]+)"})(f"time {word}")
     assert found is not None
@@ -118,7 +142,9 @@ def test_without_a_time_the_lines_that_number_steps_or_name_a_loss_end_them(
         ({"grad_norm": r"norm ([\d.]+)"}, "must identify steps"),
     ],
 )
-def test_unknown_metrics_and_those_that_end_no_step_are_refused(metrics: dict[str, str], said: str) -> None:
+def test_unknown_metrics_and_those_that_end_no_step_are_refused(
+    metrics: dict[str, str], said: str
+) -> None:
     with pytest.raises(SpecError, match=said):
         pattern_reader(metrics)
 
@@ -133,18 +159,33 @@ def test_a_bar_whose_text_changes_is_one_bar() -> None:
     assert told == [1, 2, 3, 4, 5, 6]
     epochs = ProgressBars()
     shown = [(epoch, i) for epoch in (1, 2, 3) for i in range(5)]
-    told = [epochs.step_of(bar(f"epoch {e} iter {i}: train loss {5 - i / 9:.3f}. lr 6e-4: ", i, 4)) for e, i in shown]
+    told = [
+        epochs.step_of(bar(f"epoch {e} iter {i}: train loss {5 - i / 9:.3f}. lr 6e-4: ", i, 4))
+        for e, i in shown
+    ]
     assert told == [0, 1, 2, 3, 4, 4, 5, 6, 7, 8, 8, 9, 10, 11, 12]
 
 
 def test_a_bar_inside_an_unfinished_one_counts_nothing() -> None:
     bars = ProgressBars()
     shown = [(1, 10), (2, 10), (1, 5), (5, 5), (3, 10), (9, 10), (10, 10), (1, 10), (2, 10)]
-    assert [bars.step_of(bar("", done, total)) for done, total in shown] == [1, 2, None, None, 3, 9, 10, 11, 12]
+    assert [bars.step_of(bar("", done, total)) for done, total in shown] == [
+        1,
+        2,
+        None,
+        None,
+        3,
+        9,
+        10,
+        11,
+        12,
+    ]
 
 
 def test_a_line_with_only_a_step_number_is_kept_beside_patterns_of_times() -> None:
-    read = pattern_reader({"step": r"\bbatch=([0-9]+)", "steps_per_s": r"t/batches_per_sec: ([0-9.]+)"})
+    read = pattern_reader(
+        {"step": r"\bbatch=([0-9]+)", "steps_per_s": r"t/batches_per_sec: ([0-9.]+)"}
+    )
     assert read("[batch=3/90]:") == StepMetrics(step=3)
     assert read("    Train throughput/batches_per_sec: 7.69") == StepMetrics(steps_per_s=7.69)
     assert read("    Train throughput/device/batches_per_sec: 0.96") is None
@@ -178,23 +219,47 @@ FAIRSEQ_SIMPLE = "epoch 001:     {n} / 100 loss={loss}, nll_loss=9.9, ups=2.1, n
 
 TIMM = "Train: 0 [{n:>4d}/16 ({n:>3d}%)]  Loss: {loss} (6.9)  Time: 0.540s,  250.11/s  (0.8s, 150.22/s)  LR: 1.0e-05  grad_norm: 1.{n}"
 LITGPT = "Epoch 1 | iter {n}0 step {n} | loss train: {loss}, val: n/a | iter time: 81.12 ms (step) grad_norm 1.{n}"
-LITGPT_FIRST = "iter {n}0 step {n}: loss {loss}, iter time: 81.12ms (optimizer.step) grad_norm 1.{n}"
+LITGPT_FIRST = (
+    "iter {n}0 step {n}: loss {loss}, iter time: 81.12ms (optimizer.step) grad_norm 1.{n}"
+)
 
 
 @pytest.mark.parametrize(
-    "form", [TIMM, LITGPT, LITGPT_FIRST, COMPOSER, OLMO, OLMO_FIRST, OLMO_CORE, FAIRSEQ, FAIRSEQ_LINES, FAIRSEQ_SIMPLE]
+    "form",
+    [
+        TIMM,
+        LITGPT,
+        LITGPT_FIRST,
+        COMPOSER,
+        OLMO,
+        OLMO_FIRST,
+        OLMO_CORE,
+        FAIRSEQ,
+        FAIRSEQ_LINES,
+        FAIRSEQ_SIMPLE,
+    ],
 )
-def test_logs_of_trainers_are_known_by_their_form_and_no_other_row_is_a_loss_or_a_step(form: str) -> None:
+def test_logs_of_trainers_are_known_by_their_form_and_no_other_row_is_a_loss_or_a_step(
+    form: str,
+) -> None:
     read = stock_reader()
-    lines = [line for n in (1, 2, 3) for line in form.format(n=n, i=n - 1, loss=f"5.{n}").splitlines()]
+    lines = [
+        line for n in (1, 2, 3) for line in form.format(n=n, i=n - 1, loss=f"5.{n}").splitlines()
+    ]
     found = [told for line in lines if (told := read(line)) is not None]
     assert [told.step for told in found if told.ends_step] == [1, 2, 3]
     assert [told.loss for told in found if told.loss is not None] == [5.1, 5.2, 5.3]
     assert [told.grad_norm for told in found if told.grad_norm is not None] == [1.1, 1.2, 1.3]
     assert {told.counts for told in found} == {"steps"}
-    assert all(told.time_of(tokens_per_step=1, sequences_per_step=1, num_ranks=1) is None for told in found)
+    assert all(
+        told.time_of(tokens_per_step=1, sequences_per_step=1, num_ranks=1) is None for told in found
+    )
     assert all(STOCK_LINES.may_tell(line) for line in lines if stock_reader()(line) is not None)
-    assert all(any(mark in line for mark in STOCK_LINES.marks) for line in lines if stock_reader()(line) is not None)
+    assert all(
+        any(mark in line for mark in STOCK_LINES.marks)
+        for line in lines
+        if stock_reader()(line) is not None
+    )
 
 
 @pytest.mark.parametrize(
@@ -214,7 +279,9 @@ def test_numbers_of_loaded_batches_are_micro_batches_and_go_on_over_epochs(form:
     assert propose_patterns(lines) == {}
     found = [told for line in lines if (told := read(line)) is not None]
     assert [told.step for told in found] == list(range(10))
-    assert [told.loss for told in found] == [pytest.approx(6.01 + n / 10) for _ in (0, 1) for n in range(5)]
+    assert [told.loss for told in found] == [
+        pytest.approx(6.01 + n / 10) for _ in (0, 1) for n in range(5)
+    ]
     assert {told.counts for told in found} == {"micro-batches"}
     late = read(lines[2])
     assert late is not None

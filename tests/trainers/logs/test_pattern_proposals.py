@@ -94,7 +94,12 @@ update 4 | 1,250 tok/s | gnorm 1.4 | loss 2.4
     ("log", "last"),
     [
         (NANO_GPT, StepMetrics(step=3, loss=10.6021, step_time_s=0.1211)),
-        (TORCHTITAN, StepMetrics(step=3, loss=7.9934, tokens_per_s_per_gpu=25731, peak_memory_bytes=1.66 * 2**30)),
+        (
+            TORCHTITAN,
+            StepMetrics(
+                step=3, loss=7.9934, tokens_per_s_per_gpu=25731, peak_memory_bytes=1.66 * 2**30
+            ),
+        ),
         (MEGATRON, StepMetrics(step=3, loss=9.640043, step_time_s=0.3109, grad_norm=12.003)),
         (LIGHTNING, StepMetrics(step=12, loss=2.25, steps_per_s=9.91)),
         (HF_TRAINER, StepMetrics(loss=10.42, grad_norm=1.89)),
@@ -111,15 +116,27 @@ update 4 | 1,250 tok/s | gnorm 1.4 | loss 2.4
         (RATES, StepMetrics(step=4, loss=2.4, tokens_per_s=1250, grad_norm=1.4)),
     ],
 )
-def test_what_programs_print_is_read_by_the_patterns_that_are_proposed(log: str, last: StepMetrics) -> None:
+def test_what_programs_print_is_read_by_the_patterns_that_are_proposed(
+    log: str, last: StepMetrics
+) -> None:
     lines = log.splitlines()
     read = pattern_reader(propose_patterns(lines))(lines[-1])
     assert read is not None
-    for name in ("step", "loss", "grad_norm", "steps_per_s", "tokens_per_s", "tokens_per_s_per_gpu", "step_time_s"):
-        assert getattr(read, name) == (None if getattr(last, name) is None else pytest.approx(getattr(last, name))), (
-            name
-        )
-    assert read.peak_memory_bytes == (last.peak_memory_bytes and pytest.approx(last.peak_memory_bytes))
+    for name in (
+        "step",
+        "loss",
+        "grad_norm",
+        "steps_per_s",
+        "tokens_per_s",
+        "tokens_per_s_per_gpu",
+        "step_time_s",
+    ):
+        assert getattr(read, name) == (
+            None if getattr(last, name) is None else pytest.approx(getattr(last, name))
+        ), name
+    assert read.peak_memory_bytes == (
+        last.peak_memory_bytes and pytest.approx(last.peak_memory_bytes)
+    )
 
 
 @pytest.mark.parametrize(
@@ -132,7 +149,9 @@ def test_what_programs_print_is_read_by_the_patterns_that_are_proposed(log: str,
         ("samples/sec: 1{n}.5", "samples_per_s"),
     ],
 )
-def test_a_unit_that_names_the_number_behind_it_does_not_measure_the_loss_before_it(said: str, metric: str) -> None:
+def test_a_unit_that_names_the_number_behind_it_does_not_measure_the_loss_before_it(
+    said: str, metric: str
+) -> None:
     lines = [f"step {n} loss 2.{90 - n} {said.format(n=n)}" for n in range(1, 6)]
     found = propose_patterns(lines)
     assert set(found) == {"step", metric, "loss"}
@@ -153,7 +172,9 @@ def test_a_loss_that_stands_before_a_bare_unit_is_no_rate() -> None:
     lines = [f"step {n} loss 2.{90 - n} it/s 1.{n}" for n in range(1, 6)]
     assert (
         "2.8"
-        not in str(pattern_reader(propose_patterns(lines))(lines[0])).partition("steps_per_s")[2].partition(",")[0]
+        not in str(pattern_reader(propose_patterns(lines))(lines[0]))
+        .partition("steps_per_s")[2]
+        .partition(",")[0]
     )
 
 
@@ -166,20 +187,27 @@ def test_the_patterns_are_such_as_a_person_would_write() -> None:
 
 
 def test_a_validation_loss_is_no_training_loss() -> None:
-    assert ": loss" in propose_patterns(NANO_GPT.splitlines())["loss"], "told from `train loss` and `val loss`"
-    assert propose_patterns(["val loss 3.1", "val loss 3.0", "eval_loss=2.9", "eval_loss=2.8"]) == {}
+    assert ": loss" in propose_patterns(NANO_GPT.splitlines())["loss"], (
+        "told from `train loss` and `val loss`"
+    )
+    assert (
+        propose_patterns(["val loss 3.1", "val loss 3.0", "eval_loss=2.9", "eval_loss=2.8"]) == {}
+    )
 
 
 def test_steps_that_begin_anew_in_each_epoch_and_clocks_are_left_out() -> None:
     lines = [
-        f"epoch {e} step {s} loss {4 - e - s / 10} elapsed {10 * e + 3 * s:.1f}s" for e in range(2) for s in range(3)
+        f"epoch {e} step {s} loss {4 - e - s / 10} elapsed {10 * e + 3 * s:.1f}s"
+        for e in range(2)
+        for s in range(3)
     ]
     assert set(propose_patterns(lines)) == {"loss"}
 
 
 def test_a_batch_of_an_epochs_batches_is_a_step_and_the_epochs_own_time_is_not_its_time() -> None:
     lines = [
-        f"| epoch   1 | {b:5d}/{171:5d} batches | ms/batch {b + 40:5.2f} | loss {7 - b / 9:5.2f}" for b in (2, 3, 4)
+        f"| epoch   1 | {b:5d}/{171:5d} batches | ms/batch {b + 40:5.2f} | loss {7 - b / 9:5.2f}"
+        for b in (2, 3, 4)
     ]
     ends = [
         "| end of epoch   1 | time: 75.31s | valid loss  6.10",
@@ -189,7 +217,10 @@ def test_a_batch_of_an_epochs_batches_is_a_step_and_the_epochs_own_time_is_not_i
     found = pattern_reader(proposal)(lines[-1])
     assert found is not None
     assert (found.step, found.step_time_s, found.loss) == (4, pytest.approx(0.044), 6.56)
-    assert pattern_reader(proposal)("| epoch   1 |  1200/29831 batches | ms/batch 4.00 | loss  6.60") is not None
+    assert (
+        pattern_reader(proposal)("| epoch   1 |  1200/29831 batches | ms/batch 4.00 | loss  6.60")
+        is not None
+    )
     assert propose_patterns(ends) == {}
     assert propose_patterns(["epoch 3 took 12.1 s", "epoch 4 took 12.3 s"]) == {}
 
@@ -199,7 +230,9 @@ def test_bars_that_prepare_the_data_are_no_steps() -> None:
         f"Tokenizing train dataset:  {p}%|███  | {p}0/1000 [00:0{s}<00:01, 3234.65 examples/s]"
         for s, p in enumerate((10, 40, 90))
     ]
-    loading = [f"Loading weights:  {p}%|███  | {p}/100 [00:00<00:00, 8167.75it/s]" for p in (10, 40, 90)]
+    loading = [
+        f"Loading weights:  {p}%|███  | {p}/100 [00:00<00:00, 8167.75it/s]" for p in (10, 40, 90)
+    ]
     assert propose_patterns([*bars, *loading]) == {}
     training = [f"{p}%|███  | {p}/100 [00:00<00:00, 3.75it/s]" for p in (10, 40, 90)]
     assert "steps_per_s" in propose_patterns([*bars, *training])
@@ -244,7 +277,9 @@ WORDS = st.sampled_from(
     ]
 )
 NUMBERS = st.one_of(st.integers(-5, 99999).map(str), st.floats(-10, 1e6).map(str))
-LINES = st.lists(st.lists(st.one_of(WORDS, NUMBERS, st.text(max_size=5)), max_size=12).map(" ".join), max_size=12)
+LINES = st.lists(
+    st.lists(st.one_of(WORDS, NUMBERS, st.text(max_size=5)), max_size=12).map(" ".join), max_size=12
+)
 
 
 @given(LINES)
@@ -272,7 +307,9 @@ ROWS: list[tuple[str, Callable[[int], str], dict[str, float]]] = [
 
 
 @pytest.mark.parametrize(("write", "last"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
-def test_each_step_is_read_once_and_by_its_own_figures(write: Callable[[int], str], last: dict[str, float]) -> None:
+def test_each_step_is_read_once_and_by_its_own_figures(
+    write: Callable[[int], str], last: dict[str, float]
+) -> None:
     lines = log(write)
     proposal = propose_patterns(lines)
     assert steps_read(proposal, lines) == 8
@@ -280,7 +317,9 @@ def test_each_step_is_read_once_and_by_its_own_figures(write: Callable[[int], st
     for line in write(8).splitlines():
         if (found := read(line)) is not None:
             held |= {
-                f.name: getattr(found, f.name) for f in fields(found) if type(getattr(found, f.name)) in (int, float)
+                f.name: getattr(found, f.name)
+                for f in fields(found)
+                if type(getattr(found, f.name)) in (int, float)
             }
     held = {name: value for name, value in held.items() if name != "resolution_s"}
     assert held == pytest.approx(last)

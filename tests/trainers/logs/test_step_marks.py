@@ -27,7 +27,10 @@ def test_each_line_that_is_read_has_a_mark_and_passes_the_test(name: str) -> Non
     found = [line for line in LINES if read(line) is not None]
     assert found
     assert all(test.may_tell(line) for line in found)
-    assert not test.marks or [line for line in found if not any(mark in line for mark in test.marks)] == []
+    assert (
+        not test.marks
+        or [line for line in found if not any(mark in line for mark in test.marks)] == []
+    )
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,9 @@ class FillsMemory(nn.Module):
 
 
 def fills_memory_in_a_module_of_a_library() -> nn.Module:
-    FillsMemory.forward.__code__ = FillsMemory.forward.__code__.replace(co_filename="/x/site-packages/library.py")
+    FillsMemory.forward.__code__ = FillsMemory.forward.__code__.replace(
+        co_filename="/x/site-packages/library.py"
+    )
     model = plain()
     model.head = nn.Sequential(FillsMemory())
     return model

@@ -24,8 +24,12 @@ HERE = r"bad_models\.py:\d+"
 
 
 def workload(function: str) -> Workload:
-    code = ModelCode(module=f"tests.workers.dryrun.bad_models:{function}", folder=str(Path(__file__).parents[3]))
-    model = ModelSpec(name=function, num_layers=1, hidden_size=8, num_attention_heads=1, vocab_size=32, code=code)
+    code = ModelCode(
+        module=f"tests.workers.dryrun.bad_models:{function}", folder=str(Path(__file__).parents[3])
+    )
+    model = ModelSpec(
+        name=function, num_layers=1, hidden_size=8, num_attention_heads=1, vocab_size=32, code=code
+    )
     return Workload(model=model, cluster=CPU, seq_len=8, global_batch_size=2)
 
 
@@ -39,7 +43,9 @@ def run_here(function: str) -> DryRun:
 
 
 def run_apart(function: str, **limits: float) -> DryRun:
-    return LocalDryRunner().run(workload(function), CONFIG, pp_rank=0, limits=DryRunLimits(**limits))
+    return LocalDryRunner().run(
+        workload(function), CONFIG, pp_rank=0, limits=DryRunLimits(**limits)
+    )
 
 
 def test_model_of_ones_own_is_run_dry() -> None:
@@ -53,7 +59,11 @@ def test_model_of_ones_own_is_run_dry() -> None:
     ("function", "message", "remedy"),
     [
         ("frozen", "trainable weights, but none on this rank requires a gradient", "unfrozen"),
-        ("is_fed_words", "`input` must return .* tensors .* but returned a str without any", "tensors with one entry"),
+        (
+            "is_fed_words",
+            "`input` must return .* tensors .* but returned a str without any",
+            "tensors with one entry",
+        ),
         (
             "branches_on_values",
             rf"as a number \(`if`, .*_local_scalar_dense.*\), which depends on values.*{HERE}",
@@ -72,12 +82,18 @@ def test_model_of_ones_own_is_run_dry() -> None:
         ),
         ("needs_a_gpu", rf"cuda.*{HERE}", "instead of cuda"),
         ("needs_a_gpu_when_it_runs", rf"needs a GPU.*{HERE}\)$", "instead of cuda"),
-        ("reads_its_weights", rf"with `\.numpy\(\)`, which a dry run does not have.*{HERE}", "compute it with torch"),
+        (
+            "reads_its_weights",
+            rf"with `\.numpy\(\)`, which a dry run does not have.*{HERE}",
+            "compute it with torch",
+        ),
         ("reads_a_bad_file", rf"raised JSONDecodeError.*{HERE}\) when", "correct it"),
         ("multiplies_what_does_not_fit", rf"{HERE}\)$", "correct that line"),
     ],
 )
-def test_reason_is_named_with_its_line_and_a_remedy(function: str, message: str, remedy: str) -> None:
+def test_reason_is_named_with_its_line_and_a_remedy(
+    function: str, message: str, remedy: str
+) -> None:
     with pytest.raises(DryRunError) as caught:
         run_here(function)
     assert re.search(message, caught.value.message), caught.value.message
@@ -86,7 +102,9 @@ def test_reason_is_named_with_its_line_and_a_remedy(function: str, message: str,
 
 
 def test_error_without_a_line_of_the_users_points_to_input_and_loss() -> None:
-    told = error_of(ValueError("Expected input batch_size (2) to match target batch_size (512)."), 1.0)
+    told = error_of(
+        ValueError("Expected input batch_size (2) to match target batch_size (512)."), 1.0
+    )
     assert told.message.endswith("target batch_size (512).")
     assert "your own `input` and `loss`" in told.remedy
 
@@ -98,7 +116,9 @@ def test_law_that_a_config_breaks_is_told() -> None:
 
 def test_number_that_a_model_asks_for_is_assumed_and_told() -> None:
     (guess,) = run_here("logs_a_number").guesses
-    assert re.search(rf"reads as a number is 1 \(in the outermost module at .*{HERE}\)$", guess), guess
+    assert re.search(rf"reads as a number is 1 \(in the outermost module at .*{HERE}\)$", guess), (
+        guess
+    )
 
 
 def test_values_of_tokens_that_select_are_assumed_and_told() -> None:
@@ -136,7 +156,8 @@ def test_process_that_dies_is_told_with_its_signal_and_its_line() -> None:
 @pytest.mark.slow
 def test_model_that_never_ends_is_stopped_where_it_stands() -> None:
     with pytest.raises(
-        DryRunError, match=rf"stopped after 30 s; it got as far as: step 1, forward, micro-batch 1, at .*{HERE}"
+        DryRunError,
+        match=rf"stopped after 30 s; it got as far as: step 1, forward, micro-batch 1, at .*{HERE}",
     ):
         run_apart("never_ends", wall_s=30)
 
@@ -157,7 +178,9 @@ def test_process_that_passes_its_limit_of_memory_is_stopped_at_once() -> None:
     ],
 )
 def test_model_that_fills_memory_is_stopped_at_the_limit(function: str, reached: str) -> None:
-    place = rf"needed more memory than the limit of 1 GiB; it got as far as: {reached}, at .*{HERE}$"
+    place = (
+        rf"needed more memory than the limit of 1 GiB; it got as far as: {reached}, at .*{HERE}$"
+    )
     with pytest.raises(DryRunError) as caught:
         run_apart(function, memory_bytes=2**30)
     assert re.search(place, caught.value.message), caught.value.message
@@ -181,7 +204,12 @@ def test_a_config_that_transformers_does_not_know_is_told_in_a_sentence(
     document: dict[str, object], message: str
 ) -> None:
     model = ModelSpec(
-        name="other", num_layers=1, hidden_size=8, num_attention_heads=1, vocab_size=32, source=json.dumps(document)
+        name="other",
+        num_layers=1,
+        hidden_size=8,
+        num_attention_heads=1,
+        vocab_size=32,
+        source=json.dumps(document),
     )
     with pytest.raises(ConfigError, match=message):
         build_class(model)

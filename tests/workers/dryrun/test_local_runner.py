@@ -22,7 +22,10 @@ def test_rank_of_a_large_job_is_played_in_one_process() -> None:
     run = load(DRY_RUNNERS, "local")().run(asked.workload, asked.config, pp_rank=0, limits=LIMITS)
     assert run.world_size == 1024
     assert run.num_parameters == asked.workload.model.num_parameters
-    assert {(c.kind, c.axis) for c in run.collectives} >= {("all_gather", "dp_cp"), ("all_reduce", "tp")}
+    assert {(c.kind, c.axis) for c in run.collectives} >= {
+        ("all_gather", "dp_cp"),
+        ("all_reduce", "tp"),
+    }
     assert run.peak.total_bytes == max(s.total_bytes for s in run.phase_peaks if s.moment.step == 1)
     assert run.peak.parts_bytes["optimizer"] > 0
     assert DryRun.from_dict(to_plain(run)) == run, "it crosses processes as plain values"
@@ -30,5 +33,10 @@ def test_rank_of_a_large_job_is_played_in_one_process() -> None:
 
 def test_run_that_takes_too_long_is_stopped_and_says_how_far_it_came() -> None:
     asked = request("llama", "dp=2")
-    with pytest.raises(DryRunError, match=r"stopped after 0\.5 s; it got as far as: (starting Python|importing torch)"):
-        LocalDryRunner().run(asked.workload, asked.config, pp_rank=0, limits=DryRunLimits(wall_s=0.5))
+    with pytest.raises(
+        DryRunError,
+        match=r"stopped after 0\.5 s; it got as far as: (starting Python|importing torch)",
+    ):
+        LocalDryRunner().run(
+            asked.workload, asked.config, pp_rank=0, limits=DryRunLimits(wall_s=0.5)
+        )

@@ -20,14 +20,21 @@ PIPELINE = "pp=2,accumulation_steps=4"
 LOOPED = f"{PIPELINE},virtual_stages=2"
 
 SAMPLE = (
-    Job(model="llama", config="tp=2,zero_stage=3,sequence_parallel=true,recompute=full,micro_batch_size=2"),
+    Job(
+        model="llama",
+        config="tp=2,zero_stage=3,sequence_parallel=true,recompute=full,micro_batch_size=2",
+    ),
     Job(model="llama", config=f"{LOOPED},pp_schedule=interleaved_1f1b"),
 )
 """what every run of the tests looks at"""
 
 ALL = (
     # one rank
-    *(Job(model=m, config=c) for m in ("gpt", "llama", "moe") for c in ("precision=fp32", "micro_batch_size=2")),
+    *(
+        Job(model=m, config=c)
+        for m in ("gpt", "llama", "moe")
+        for c in ("precision=fp32", "micro_batch_size=2")
+    ),
     *(Job(model="llama", config=f"recompute={r}") for r in ("norm", "mlp", "selective", "full")),
     *(
         Job(model="llama", config="accumulation_steps=3", workload={"optimizer": o})
@@ -45,7 +52,11 @@ ALL = (
     ),
     *(Job(model="llama", config=f"dp=4,dp_replicas=2,zero_stage={z}") for z in (1, 2, 3)),
     Job(model="llama", config="dp=2,zero_stage=3,recompute=selective,loss=chunked"),
-    Job(model="llama", config="dp=2,zero_stage=2", workload={"peft": {"rank": 4, "targets": "attention"}}),
+    Job(
+        model="llama",
+        config="dp=2,zero_stage=2",
+        workload={"peft": {"rank": 4, "targets": "attention"}},
+    ),
     # tensor and sequence parallelism
     *(
         Job(model=m, config=f"tp=2,dp={d},zero_stage={z},sequence_parallel={s}")
@@ -56,7 +67,11 @@ ALL = (
     Job(model="llama", config="tp=2,loss=chunked,sequence_parallel=true,recompute=full"),
     Job(model="llama", config="tp=2,dp=2,zero_stage=3", workload={"peft": {"rank": 4}}),
     # context parallelism
-    *(Job(model="llama", config=f"cp=2,dp={d},cp_style={s}") for s in ("ring", "gather", "heads") for d in (1, 2)),
+    *(
+        Job(model="llama", config=f"cp=2,dp={d},cp_style={s}")
+        for s in ("ring", "gather", "heads")
+        for d in (1, 2)
+    ),
     Job(model="llama", config="cp=2,zero_stage=3,cp_style=ring,recompute=full"),
     Job(model="llama", config="cp=2,tp=2,cp_style=ring,sequence_parallel=true"),
     Job(model="llama", config="cp=2,cp_style=gather", workload={"document_len": 10}),
@@ -69,7 +84,11 @@ ALL = (
     Job(model="moe", config="dp=2,ep=2,tp=2,zero_stage=1,recompute=full"),
     Job(model="moe", config="dp=2,cp=2,ep=4,zero_stage=2,cp_style=gather"),
     # pipelines
-    *(Job(model=m, config=f"{PIPELINE},pp_schedule={s}") for m in ("gpt", "llama") for s in ("gpipe", "1f1b")),
+    *(
+        Job(model=m, config=f"{PIPELINE},pp_schedule={s}")
+        for m in ("gpt", "llama")
+        for s in ("gpipe", "1f1b")
+    ),
     *(Job(model="llama", config=f"{PIPELINE},dp=2,zero_stage={z}") for z in range(4)),
     Job(model="uneven", config="pp=3,accumulation_steps=3,pp_split=edges"),
     Job(model="llama", config="pp=4,accumulation_steps=4,recompute=full"),
@@ -84,9 +103,19 @@ ALL = (
 """everything that the native trainer can do, in turn"""
 
 OWN = (
-    *(Job(model=m, config=f"dp=2,zero_stage={z}") for m in ("encoder_decoder", "u_net") for z in (0, 1, 3)),
-    *(Job(model=m, config="dp=2,accumulation_steps=2,recompute=full") for m in ("encoder_decoder", "u_net")),
-    *(Job(model="capacity_experts", config=f"dp=2,micro_batch_size=2,zero_stage={z}") for z in (0, 2, 3)),
+    *(
+        Job(model=m, config=f"dp=2,zero_stage={z}")
+        for m in ("encoder_decoder", "u_net")
+        for z in (0, 1, 3)
+    ),
+    *(
+        Job(model=m, config="dp=2,accumulation_steps=2,recompute=full")
+        for m in ("encoder_decoder", "u_net")
+    ),
+    *(
+        Job(model="capacity_experts", config=f"dp=2,micro_batch_size=2,zero_stage={z}")
+        for z in (0, 2, 3)
+    ),
     *(Job(model="capacity_experts", config=f"{PIPELINE},precision={p}") for p in ("fp32", "bf16")),
     Job(model="recommender", config="dp=2,zero_stage=3"),
     Job(model="hf", config="dp=2,zero_stage=3,recompute=full"),
@@ -133,15 +162,18 @@ def check(pairs: Sequence[Pair]) -> None:
         assert dry.rank_parameters == real.rank_parameters, where
         for name, size in real.peak.parts_bytes.items():
             assert abs(dry.peak.parts_bytes[name] - size) <= WORST_BYTES, f"{where}: {name}"
-        assert (dry.peak.moment.phase, dry.peak.moment.module) == (real.peak.moment.phase, real.peak.moment.module), (
-            where
-        )
+        assert (dry.peak.moment.phase, dry.peak.moment.module) == (
+            real.peak.moment.phase,
+            real.peak.moment.module,
+        ), where
 
 
 def run_of(total_bytes: int, temporaries: int = 0) -> DryRun:
     """A run of which only the peak is told."""
     parts = {"activations": total_bytes - temporaries, "temporaries": temporaries}
-    peak = MemorySample(moment=Moment(step=1, phase="backward", micro_batch=0, module=""), parts_bytes=parts)
+    peak = MemorySample(
+        moment=Moment(step=1, phase="backward", micro_batch=0, module=""), parts_bytes=parts
+    )
     return DryRun(
         rank=0, pp_rank=0, world_size=1, num_parameters=0, rank_parameters=0, peak=peak, phase_peaks=(), timeline=(),
         modules=(), flops=0, products=(), collectives=(),

@@ -18,20 +18,31 @@ def test_flops_of_a_layer_are_those_of_its_matrices_and_its_scores(model: str, r
     asked = request(model, "micro_batch_size=2")
     spec = asked.workload.model
     run = dry_run(asked, rank=0)
-    layer = [module for module in run.modules if module.name.startswith("layers.1.") or module.name == "layers.1"]
+    layer = [
+        module
+        for module in run.modules
+        if module.name.startswith("layers.1.") or module.name == "layers.1"
+    ]
     width, heads = spec.hidden_size, spec.num_attention_heads * spec.head_dim
-    matrices = width * (2 * heads + 2 * spec.num_kv_heads * spec.head_dim) + 3 * routed * width * spec.ffn_hidden_size
+    matrices = (
+        width * (2 * heads + 2 * spec.num_kv_heads * spec.head_dim)
+        + 3 * routed * width * spec.ffn_hidden_size
+    )
     matrices += width * spec.num_experts
     products, scores = 2 * TOKENS * matrices, 4 * TOKENS * SEQ_LEN * heads
     assert sum(module.forward_flops for module in layer) == products + scores
-    assert sum(module.backward_flops for module in layer) == 2 * products + 5 * scores // 2, "scores are made again"
+    assert sum(module.backward_flops for module in layer) == 2 * products + 5 * scores // 2, (
+        "scores are made again"
+    )
     head = 6 * TOKENS * width * spec.vocab_size
     assert run.flops == spec.num_layers * (3 * products + 7 * scores // 2) + head
 
 
 @pytest.mark.thorough
 def test_products_are_those_of_the_flops() -> None:
-    run = dry_run(request("llama", "micro_batch_size=2,accumulation_steps=2,recompute=full"), rank=0)
+    run = dry_run(
+        request("llama", "micro_batch_size=2,accumulation_steps=2,recompute=full"), rank=0
+    )
     in_products = sum(2 * p.m * p.n * p.k * p.count for p in run.products)
     spec = request("llama", "micro_batch_size=2").workload.model
     scores = 4 * TOKENS * SEQ_LEN * spec.num_attention_heads * spec.head_dim

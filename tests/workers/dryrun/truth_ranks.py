@@ -43,11 +43,16 @@ class Job:
 
     @property
     def request(self) -> TrialRequest:
-        return request(self.model, self.config, workload=self.workload, trainer_options=dict(self.options))
+        return request(
+            self.model, self.config, workload=self.workload, trainer_options=dict(self.options)
+        )
 
     def __str__(self) -> str:
         return " ".join(
-            filter(None, (self.model, self.config, json.dumps(dict(self.workload)) if self.workload else ""))
+            filter(
+                None,
+                (self.model, self.config, json.dumps(dict(self.workload)) if self.workload else ""),
+            )
         )
 
 
@@ -115,10 +120,17 @@ def _real_rank(size: int, rank: int, jobs: Sequence[tuple[int, Job]], directory:
 
     from autotune_workers.dryrun.played_rank import axis_names, watched_run
     from autotune_workers.dryrun.rank_watch import RankWatch
-    from autotune_workers.training.parallel.mesh import RankContext, build_mesh, destroy_groups, living_groups
+    from autotune_workers.training.parallel.mesh import (
+        RankContext,
+        build_mesh,
+        destroy_groups,
+        living_groups,
+    )
 
     store = dist.FileStore(str(directory / f"store-{size}"), size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=300))
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=300)
+    )
     context = RankContext(rank=rank, world_size=size, device=torch.device("cpu"))
     for number, job in jobs:
         groups = living_groups()
@@ -126,7 +138,9 @@ def _real_rank(size: int, rank: int, jobs: Sequence[tuple[int, Job]], directory:
         mesh = build_mesh(asked.config, context)
         runs: list[DryRun] = []
         while len(runs) < MOST_RUNS and not _all_agree(settled(runs) is not None):
-            runs.append(watched_run(asked, context, mesh, RankWatch(axis_names(mesh), _routed_evenly)))
+            runs.append(
+                watched_run(asked, context, mesh, RankWatch(axis_names(mesh), _routed_evenly))
+            )
         run = settled(runs) or min(runs, key=lambda run: run.peak.total_bytes)
         (directory / f"real-{number}-{rank}.json").write_text(json.dumps(to_plain(run)))
         destroy_groups(groups)
@@ -137,7 +151,9 @@ def settled(runs: Sequence[DryRun]) -> DryRun | None:
     """A run with the smallest peak, whose account of it (bytes by category, moment) another run gives too; None while there is none."""
     least = min((run.peak.total_bytes for run in runs), default=0)
     leanest = [run for run in runs if run.peak.total_bytes == least]
-    return next((a for n, a in enumerate(leanest) if any(a.peak == b.peak for b in leanest[:n])), None)
+    return next(
+        (a for n, a in enumerate(leanest) if any(a.peak == b.peak for b in leanest[:n])), None
+    )
 
 
 def _all_agree(here: bool) -> bool:

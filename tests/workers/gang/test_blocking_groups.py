@@ -34,7 +34,10 @@ FAULTS = (
     Fault(kind="kill", rank=1, step=2, trial=KILLED),
     Fault(kind="sleep", rank=1, step=2, trial=CANCELLED),
     Fault(kind="spike", rank=1, step=2, trial=NAN, factor=math.nan),
-    *(Fault(kind="sleep", rank=1, step=2, trial=ASLEEP + n, in_forward=True) for n in range(len(CUTS))),
+    *(
+        Fault(kind="sleep", rank=1, step=2, trial=ASLEEP + n, in_forward=True)
+        for n in range(len(CUTS))
+    ),
 )
 TOLD_S = PATIENT.step_timeout_s / 4
 """from the fault to the end of the attempt, at the most: a peer that was not told would wait for all of the deadline of a step"""
@@ -43,7 +46,9 @@ TOLD_S = PATIENT.step_timeout_s / 4
 @pytest.fixture(scope="module")
 def runner() -> Iterator[LocalRunner]:
     patience = Patience(stop_s=0.5, abort_s=2.0)
-    with LocalRunner(max_ranks=2, device="cpu", faults=FAULTS, patience=patience, collectives=COLLECTIVES) as runner:
+    with LocalRunner(
+        max_ranks=2, device="cpu", faults=FAULTS, patience=patience, collectives=COLLECTIVES
+    ) as runner:
         yield runner
 
 
@@ -63,7 +68,13 @@ def failed(runner: LocalRunner, asked: TrialRequest) -> tuple[Failure, float]:
     ("asked", "kind", "rank", "says"),
     [
         (replace(with_small_memory(OOM), measure=ENDLESS), FailureKind.OUT_OF_MEMORY, 1, "memory"),
-        pytest.param(request(RAISED, measure=ENDLESS), FailureKind.ERROR, 1, "ValueError", marks=pytest.mark.thorough),
+        pytest.param(
+            request(RAISED, measure=ENDLESS),
+            FailureKind.ERROR,
+            1,
+            "ValueError",
+            marks=pytest.mark.thorough,
+        ),
         (request(KILLED, measure=ENDLESS), FailureKind.WORKER_LOST, 1, "SIGKILL"),
     ],
     ids=["memory exhausted", "an exception", "killed"],
@@ -81,7 +92,9 @@ def test_a_failure_is_told_at_once_by_the_rank_that_failed_and_its_peer_stays_wa
 
 
 @pytest.mark.thorough
-def test_numbers_that_are_none_are_told_at_once_and_the_ranks_stay_warm(runner: LocalRunner) -> None:
+def test_numbers_that_are_none_are_told_at_once_and_the_ranks_stay_warm(
+    runner: LocalRunner,
+) -> None:
     before = set(rank_pids(runner))
     failure, told_s = failed(runner, request(NAN, measure=ENDLESS))
     assert failure.kind is FailureKind.DIVERGED, failure

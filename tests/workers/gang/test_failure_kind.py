@@ -11,18 +11,36 @@ from autotune_workers.gang.failure_kind import Evidence, of_death, of_exception,
 
 EXCEPTIONS = [
     ({"type": "MemoryError", "text": ""}, FailureKind.OUT_OF_MEMORY),
-    ({"type": "OutOfMemoryError", "text": "CUDA out of memory. Tried to allocate 2 GiB"}, FailureKind.OUT_OF_MEMORY),
-    ({"type": "RuntimeError", "text": "DefaultCPUAllocator: can't allocate memory"}, FailureKind.OUT_OF_MEMORY),
-    ({"type": "RuntimeError", "text": "CUBLAS_STATUS_ALLOC_FAILED when calling"}, FailureKind.OUT_OF_MEMORY),
+    (
+        {"type": "OutOfMemoryError", "text": "CUDA out of memory. Tried to allocate 2 GiB"},
+        FailureKind.OUT_OF_MEMORY,
+    ),
+    (
+        {"type": "RuntimeError", "text": "DefaultCPUAllocator: can't allocate memory"},
+        FailureKind.OUT_OF_MEMORY,
+    ),
+    (
+        {"type": "RuntimeError", "text": "CUBLAS_STATUS_ALLOC_FAILED when calling"},
+        FailureKind.OUT_OF_MEMORY,
+    ),
     ({"type": "OSError", "text": "fork", "errno": errno.ENOMEM}, FailureKind.OUT_OF_MEMORY),
-    ({"type": "OSError", "text": "No space left on device", "errno": errno.ENOSPC}, FailureKind.ERROR),
+    (
+        {"type": "OSError", "text": "No space left on device", "errno": errno.ENOSPC},
+        FailureKind.ERROR,
+    ),
     (
         {"type": "RuntimeError", "text": "[gloo/transport/tcp/pair.cc] Connection closed by peer"},
         FailureKind.WORKER_LOST,
     ),
     ({"type": "DistNetworkError", "text": "Connection reset by peer"}, FailureKind.WORKER_LOST),
-    ({"type": "DistBackendError", "text": "NCCL communicator was aborted on rank 0"}, FailureKind.WORKER_LOST),
-    ({"type": "RuntimeError", "text": "Timed out waiting 5000ms for recv operation"}, FailureKind.HANG),
+    (
+        {"type": "DistBackendError", "text": "NCCL communicator was aborted on rank 0"},
+        FailureKind.WORKER_LOST,
+    ),
+    (
+        {"type": "RuntimeError", "text": "Timed out waiting 5000ms for recv operation"},
+        FailureKind.HANG,
+    ),
     ({"type": "ValueError", "text": "Connection closed by peer"}, FailureKind.ERROR),
     ({"type": "RuntimeError", "text": "shape mismatch"}, FailureKind.ERROR),
 ]
@@ -39,7 +57,9 @@ def test_an_exception_speaks_for_its_class(said: dict, kind: FailureKind) -> Non
 
 def test_a_trainer_judges_itself() -> None:
     own = Failure(kind=FailureKind.DIVERGED, message="loss is nan")
-    evidence = of_exception({"type": "TrialFailed", "text": "", "failure": own.to_dict(), "step": 2}, rank=0)
+    evidence = of_exception(
+        {"type": "TrialFailed", "text": "", "failure": own.to_dict(), "step": 2}, rank=0
+    )
     assert (evidence.weight, evidence.kind, evidence.step) == ("verdict", FailureKind.DIVERGED, 2)
 
 
@@ -47,7 +67,12 @@ DEATHS = [
     (-9, False, (), FailureKind.WORKER_LOST),
     (-9, True, (), FailureKind.OUT_OF_MEMORY),
     (-15, False, (), FailureKind.WORKER_LOST),
-    (-6, False, ("terminate called after throwing an instance of 'std::bad_alloc'",), FailureKind.OUT_OF_MEMORY),
+    (
+        -6,
+        False,
+        ("terminate called after throwing an instance of 'std::bad_alloc'",),
+        FailureKind.OUT_OF_MEMORY,
+    ),
     (-6, False, ("assertion failed",), FailureKind.ERROR),
     (-11, False, (), FailureKind.ERROR),
     (3, False, (), FailureKind.ERROR),
@@ -57,7 +82,9 @@ DEATHS = [
 
 
 @pytest.mark.parametrize(("code", "kernel_oom", "log", "kind"), DEATHS)
-def test_a_death_speaks_for_its_class(code: int | None, kernel_oom: bool, log: tuple, kind: FailureKind) -> None:
+def test_a_death_speaks_for_its_class(
+    code: int | None, kernel_oom: bool, log: tuple, kind: FailureKind
+) -> None:
     assert of_death(rank=0, code=code, kernel_oom=kernel_oom, log_tail=log).kind is kind
 
 
@@ -73,5 +100,8 @@ def test_the_cause_outweighs_its_echoes() -> None:
 def test_what_was_lost_is_said_with_when_and_why() -> None:
     why = "node 1 (10.0.0.8): was silent for 15 s"
     program, rank = of_death(rank=None, code=None, why=why), of_death(rank=3, code=None, step=5)
-    assert (program.kind, program.message) == (FailureKind.WORKER_LOST, f"the program was lost during start: {why}")
+    assert (program.kind, program.message) == (
+        FailureKind.WORKER_LOST,
+        f"the program was lost during start: {why}",
+    )
     assert rank.message == "rank 3 was lost in step 5: its host is lost"

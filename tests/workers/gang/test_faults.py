@@ -32,7 +32,9 @@ def runner() -> Iterator[LocalRunner]:
 
 
 @pytest.mark.parametrize("name", sampled(ROWS, ["memory exhausted in a step", "stopped"]))
-def test_each_fault_gets_its_verdict_and_the_next_trial_runs(runner: LocalRunner, name: str) -> None:
+def test_each_fault_gets_its_verdict_and_the_next_trial_runs(
+    runner: LocalRunner, name: str
+) -> None:
     before = set(rank_pids(runner))
     play(runner, name, ranks_after=RANKS)  # every place can be used again
     gone = before - set(rank_pids(runner))
@@ -48,7 +50,9 @@ def test_only_the_rank_that_failed_is_replaced(runner: LocalRunner) -> None:
 
 
 @pytest.mark.thorough
-def test_a_rank_whose_group_could_not_be_formed_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_whose_group_could_not_be_formed_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else it names its next group otherwise than its peers do, and they would look for one another for ever."""
     file = tmp_path / "unformed"
     file.touch()

@@ -29,7 +29,14 @@ def running() -> Gang:
 
 
 def step(it: Gang, number: int, now_s: float) -> None:
-    said = {"event": "step", "run": RUN, "step": number, "time_s": 0.1, "loss": 1.0, "grad_norm": 1.0}
+    said = {
+        "event": "step",
+        "run": RUN,
+        "step": number,
+        "time_s": 0.1,
+        "loss": 1.0,
+        "grad_norm": 1.0,
+    }
     for rank in range(2):
         it.hear(rank, said, now_s)
 
@@ -60,7 +67,9 @@ def idle(it: Gang, *ranks: int, now_s: float = 5.0, leaks: bool = False) -> None
 def done(it: Gang, now_s: float) -> None:
     measurement = Measurement(step_times_s=(0.1,) * 4, tokens_per_step=32, num_ranks=2).to_dict()
     for rank in range(2):
-        it.hear(rank, {"event": "done", "run": RUN, "measurement": measurement, "stopped": ""}, now_s)
+        it.hear(
+            rank, {"event": "done", "run": RUN, "measurement": measurement, "stopped": ""}, now_s
+        )
 
 
 def end(it: Gang) -> AttemptEnded:
@@ -279,7 +288,9 @@ def test_a_failed_trial_keeps_what_it_measured(late: float) -> None:
     assert len(measured(it).step_times_s) == 2
 
 
-@pytest.mark.parametrize("host_lost", [True, False], ids=["its node was lost", "its actor was ended by us"])
+@pytest.mark.parametrize(
+    "host_lost", [True, False], ids=["its node was lost", "its actor was ended by us"]
+)
 def test_a_lost_node_is_the_cause_of_a_hang_that_was_noticed_first(host_lost: bool) -> None:
     it = running()
     step(it, 0, 2.0)
@@ -293,7 +304,9 @@ def test_a_lost_node_is_the_cause_of_a_hang_that_was_noticed_first(host_lost: bo
 
 
 def raised(it: Gang, rank: int, name: str, text: str, now_s: float, **more: object) -> None:
-    it.hear(rank, {"event": "failed", "run": RUN, "type": name, "text": text, "step": 1, **more}, now_s)
+    it.hear(
+        rank, {"event": "failed", "run": RUN, "type": name, "text": text, "step": 1, **more}, now_s
+    )
 
 
 def test_what_our_own_abort_provokes_never_fails_a_cancelled_trial() -> None:
@@ -301,7 +314,13 @@ def test_what_our_own_abort_provokes_never_fails_a_cancelled_trial() -> None:
     it.cancel(3.0)
     it.tick(8.5)
     assert (0, "abort") in doings(it)
-    raised(it, 0, "ValueError", "Default process group has not been initialized, please make sure to call", 8.6)
+    raised(
+        it,
+        0,
+        "ValueError",
+        "Default process group has not been initialized, please make sure to call",
+        8.6,
+    )
     it.lose(1, 8.7, code=-6)
     idle(it, 0, now_s=8.8)
     assert end(it).cancelled

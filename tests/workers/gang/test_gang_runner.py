@@ -64,14 +64,19 @@ class Elsewhere:
 
     def wait(self, timeout_s: float) -> list[tuple[Any, Message]]:
         time.sleep(min(timeout_s, 0.005))
-        unready = [r for pool in self._pools for r in pool.handles if not r.ready] if self.free else []
+        unready = (
+            [r for pool in self._pools for r in pool.handles if not r.ready] if self.free else []
+        )
         for rank in unready:
             rank.ready = True
         gone = [r for pool in self._pools for r in pool.handles if r.ended and not r.reported]
         for rank in gone:
             rank.reported = True
         death: Message = {"event": "gone", "code": -15, "kernel_oom": False, "why": ""}
-        return [*((rank, {"event": "ready"}) for rank in unready), *((rank, death) for rank in gone)]
+        return [
+            *((rank, {"event": "ready"}) for rank in unready),
+            *((rank, death) for rank in gone),
+        ]
 
     def is_placed(self, pool: Place) -> bool:
         self.asked += 1
@@ -128,7 +133,9 @@ def test_waiting_for_others_outlasts_every_deadline_and_is_reported() -> None:
 @pytest.mark.parametrize(
     ("dp", "measure", "patience", "kind", "says"),
     [
-        pytest.param(8, HASTY, Patience(), FailureKind.INVALID, "too large", id="more than the cluster has"),
+        pytest.param(
+            8, HASTY, Patience(), FailureKind.INVALID, "too large", id="more than the cluster has"
+        ),
         pytest.param(
             16,
             PATIENT,

@@ -9,11 +9,18 @@ import pytest
 from autotune_workers.gang.members import Member, culprit, waits
 
 COMPUTES = '  File "/home/me/model.py", line 7, in forward\n    time.sleep(3600)'
-WAITS = '  File "/lib/torch/distributed/distributed_c10d.py", line 9, in all_reduce\n    work.wait()'
+WAITS = (
+    '  File "/lib/torch/distributed/distributed_c10d.py", line 9, in all_reduce\n    work.wait()'
+)
 
 
 def member(stack: str = "", micro_batch: int = 0, **collectives: int) -> Member:
-    return Member(heard_s=10.0, micro_batch=micro_batch, collectives=collectives, stack=(stack,) if stack else ())
+    return Member(
+        heard_s=10.0,
+        micro_batch=micro_batch,
+        collectives=collectives,
+        stack=(stack,) if stack else (),
+    )
 
 
 def blamed(*members: Member, now_s: float = 11.0) -> int:
@@ -40,7 +47,12 @@ def test_of_ranks_that_wait_for_one_another_the_one_that_waits_for_nobody_is_bla
 
 def test_between_two_that_are_awaited_the_one_that_does_not_wait_itself_is_blamed() -> None:
     """A pipeline of two stages, twice: rank 1 sleeps in its stage, rank 0 waits for its gradients, ranks 2 and 3 have come to the sum of gradients."""
-    ranks = [member(WAITS, dp_a=1), member(COMPUTES, dp_b=1), member(WAITS, dp_a=2), member(WAITS, dp_b=2)]
+    ranks = [
+        member(WAITS, dp_a=1),
+        member(COMPUTES, dp_b=1),
+        member(WAITS, dp_a=2),
+        member(WAITS, dp_b=2),
+    ]
     assert blamed(*ranks) == 1
 
 
@@ -60,7 +72,9 @@ def test_a_rank_that_sends_no_heartbeat_is_blamed_before_all_others() -> None:
     assert blamed(member(world=3), frozen) == 1
 
 
-@pytest.mark.parametrize("line", ["torch.cuda.synchronize(device)", "return loss.item()", "work.wait()"])
+@pytest.mark.parametrize(
+    "line", ["torch.cuda.synchronize(device)", "return loss.item()", "work.wait()"]
+)
 def test_waiting_for_the_device_is_waiting(line: str) -> None:
     assert waits("/home/me/train.py", line)
     assert not waits("/home/me/train.py", "x = self.layer(x)")

@@ -27,7 +27,11 @@ def driver(tmp_path: Path) -> Driver:
     def make(*options: str) -> tuple[str, Callable[..., None]]:
         path = tmp_path / f"libnvidia-ml-{'-'.join(options).strip('-') or 'new'}.so"
         source = Path(__file__).with_name("nvml.c")
-        subprocess.run(["cc", "-shared", "-fPIC", *options, "-o", str(path), str(source)], check=True, timeout=600)
+        subprocess.run(
+            ["cc", "-shared", "-fPIC", *options, "-o", str(path), str(source)],
+            check=True,
+            timeout=600,
+        )
         library = ctypes.CDLL(str(path))
 
         def set_values(**values: int) -> None:
@@ -45,14 +49,27 @@ def test_each_reading_comes_in_its_unit(driver: Driver) -> None:
     gpu = Gpu(UUID, library=path)
     first = gpu.read()
     assert "nvlink_bytes_per_s" not in first, "of a counter one reading tells no rate"
-    assert first | {"sm": 0.97, "power_watts": 650.0, "power_limit_watts": 700.0, "pcie_bytes_per_s": 1.5e6} == first
     assert (
-        first | {"sm_clock_mhz": 1980.0, "max_clock_mhz": 1980.0, "temperature_c": 60.0, "held by heat": 0.0} == first
+        first
+        | {"sm": 0.97, "power_watts": 650.0, "power_limit_watts": 700.0, "pcie_bytes_per_s": 1.5e6}
+        == first
+    )
+    assert (
+        first
+        | {
+            "sm_clock_mhz": 1980.0,
+            "max_clock_mhz": 1980.0,
+            "temperature_c": 60.0,
+            "held by heat": 0.0,
+        }
+        == first
     )
     set_values(nvlink_kib=1000 + (1 << 20), sm_clock=1200, temperature=90)
     second = gpu.read()
     assert second["nvlink_bytes_per_s"] > 0
-    assert (second["sm_clock_mhz"], second["temperature_c"]) == (1590.0, 75.0), "means of both readings"
+    assert (second["sm_clock_mhz"], second["temperature_c"]) == (1590.0, 75.0), (
+        "means of both readings"
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,11 +87,20 @@ def test_each_reading_comes_in_its_unit(driver: Driver) -> None:
         (0x100, []),
     ],
 )
-def test_what_holds_the_clocks_down_is_a_finding_with_its_rank(driver: Driver, bits: int, held: list[str]) -> None:
+def test_what_holds_the_clocks_down_is_a_finding_with_its_rank(
+    driver: Driver, bits: int, held: list[str]
+) -> None:
     path, set_values = driver()
     set_values(reasons=bits, sm_clock=1200, temperature=91)
     gpu = Gpu(UUID, library=path).read()
-    assert sorted(name.removeprefix("held by ") for name, share in gpu.items() if name[:5] == "held " and share) == held
+    assert (
+        sorted(
+            name.removeprefix("held by ")
+            for name, share in gpu.items()
+            if name[:5] == "held " and share
+        )
+        == held
+    )
     step = {
         "s": 0.1,
         "phases": {"forward": [0.04, 0.04, 0], "backward": [0.06, 0.06, 0]},
@@ -90,7 +116,9 @@ def test_what_holds_the_clocks_down_is_a_finding_with_its_rank(driver: Driver, b
     found = [f for f in diagnose(evidence).findings if f.cause == "clocks"]
     assert [(f.rank, f.node) for f in found] == ([(3, "n1")] if held else [])
     for finding in found:
-        assert finding.what.startswith(f"{' and '.join(held)} limit the clock of rank 3's GPU to 1200 of 1980 MHz")
+        assert finding.what.startswith(
+            f"{' and '.join(held)} limit the clock of rank 3's GPU to 1200 of 1980 MHz"
+        )
         assert "91 degrees, 650 of 700 watts" in finding.evidence[-1]
 
 

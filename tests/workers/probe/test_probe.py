@@ -55,7 +55,13 @@ class Seen:
 
 def of_ranks(wrapper: str, stage: int) -> dict[str, Any]:
     """Facts of two ranks under torchrun."""
-    return {"world": 2, "backend": "gloo", "wrappers": [wrapper], "zero_stage": stage, "parameters": PARAMETERS}
+    return {
+        "world": 2,
+        "backend": "gloo",
+        "wrappers": [wrapper],
+        "zero_stage": stage,
+        "parameters": PARAMETERS,
+    }
 
 
 SIX = [{"micro": 1}] * 6
@@ -87,7 +93,10 @@ PROGRAMS_SEEN = {
         facts={"compiled": True},
     ),
     "a compiled module within DDP refuses its length": Seen(
-        command=torchrun("decoder.py", "--wrap=ddp", "--compile=eager"), ranks=2, steps=SIX, facts=of_ranks("DDP", 0)
+        command=torchrun("decoder.py", "--wrap=ddp", "--compile=eager"),
+        ranks=2,
+        steps=SIX,
+        facts=of_ranks("DDP", 0),
     ),
     "inner optimizers are one step": Seen(
         command=python("inner_optimizers.py"), steps=[{"micro": 2, "sequences": [6]}] * 5
@@ -135,8 +144,12 @@ PROGRAMS_SEEN = {
     "a program that trains in another process": Seen(
         command=[*python("starts_another.py"), *python("decoder.py")[1:]], steps=SIX
     ),
-    "a program that ends itself": Seen(command=python("decoder.py", "--end=os._exit"), code=3, steps=SIX),
-    "a program that is killed": Seen(command=python("decoder.py", "--end=SIGKILL"), code=-9, steps=SIX),
+    "a program that ends itself": Seen(
+        command=python("decoder.py", "--end=os._exit"), code=3, steps=SIX
+    ),
+    "a program that is killed": Seen(
+        command=python("decoder.py", "--end=SIGKILL"), code=-9, steps=SIX
+    ),
 }
 SLOWLY_SEEN = {
     "parameters sharded by FSDP1 are counted whole": Seen(
@@ -170,7 +183,9 @@ def test_ranks_that_keep_all_parameters_are_told_from_their_launcher(replicated:
 
 
 def test_a_plain_program_is_seen_step_by_step(tmp_path: Path) -> None:
-    command = python("decoder.py", "--accumulate=3", "--dtype=bfloat16", "--checkpoint", "--steps=14")
+    command = python(
+        "decoder.py", "--accumulate=3", "--dtype=bfloat16", "--checkpoint", "--steps=14"
+    )
     seen = watched(command, cwd=tmp_path)
     assert seen.code == 0, seen.text
     assert not seen.of("profile"), "nobody asked for it"
@@ -204,14 +219,22 @@ def test_torchs_warning_of_the_probes_own_hooks_is_not_shown(tmp_path: Path) -> 
         pytest.param("in place", True, marks=pytest.mark.slow),
     ],
 )
-def test_programs_compile_the_same_graphs_with_it_and_without(tmp_path: Path, how: str, keywords: bool) -> None:
+def test_programs_compile_the_same_graphs_with_it_and_without(
+    tmp_path: Path, how: str, keywords: bool
+) -> None:
     """Graphs, captured calls and breaks, over a training with evaluations, in which more than one graph is made. The hooks themselves are a few frames without a
     graph: of each the call before and the one after a compiled module, in training and in evaluation, and the step's."""
     command = python(
-        "decoder.py", f"--compile={how}", "--accumulate=2", "--steps=16", *(["--keywords"] if keywords else [])
+        "decoder.py",
+        f"--compile={how}",
+        "--accumulate=2",
+        "--steps=16",
+        *(["--keywords"] if keywords else []),
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    without = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+    without = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT_S
+    )
     plain, seen = (
         next(line for line in text.splitlines() if line.startswith("graphs")).split("; frames")
         for text in (without.stdout, watched(command, cwd=tmp_path).text)
@@ -233,7 +256,9 @@ def test_two_optimizers_that_take_turns_make_one_step_of_both(tmp_path: Path) ->
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_scaler_that_leaves_a_step_out_and_a_loader_that_is_waited_for(tmp_path: Path, workers: int) -> None:
+def test_a_scaler_that_leaves_a_step_out_and_a_loader_that_is_waited_for(
+    tmp_path: Path, workers: int
+) -> None:
     seen = watched(python("scaled.py", str(workers)), cwd=tmp_path)
     assert [step["skipped"] for step in seen.steps()] == [False, False, True, False, False, False]
     assert len(seen.trainers) == 1
@@ -244,7 +269,9 @@ def test_a_scaler_that_leaves_a_step_out_and_a_loader_that_is_waited_for(tmp_pat
 
 
 @pytest.mark.thorough
-def test_the_users_own_sitecustomize_still_runs_and_modules_are_found_where_they_were(tmp_path: Path) -> None:
+def test_the_users_own_sitecustomize_still_runs_and_modules_are_found_where_they_were(
+    tmp_path: Path,
+) -> None:
     own = tmp_path / "own"
     own.mkdir()
     (own / "sitecustomize.py").write_text("import os; os.environ['OWN'] = __file__")
@@ -254,7 +281,10 @@ def test_the_users_own_sitecustomize_still_runs_and_modules_are_found_where_they
 
 
 def test_a_program_without_torch_runs_as_it_is(tmp_path: Path) -> None:
-    seen = watched([sys.executable, "-c", "import sys; print('torch' in sys.modules); sys.exit(7)"], cwd=tmp_path)
+    seen = watched(
+        [sys.executable, "-c", "import sys; print('torch' in sys.modules); sys.exit(7)"],
+        cwd=tmp_path,
+    )
     assert (seen.code, seen.text.strip(), seen.reports) == (7, "False", [])
 
 
@@ -273,19 +303,24 @@ def test_a_torch_without_the_hooks_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "first", ["import importlib.util as u; u.find_spec('torch'); u.find_spec('torch')", "import torch"]
+    "first",
+    ["import importlib.util as u; u.find_spec('torch'); u.find_spec('torch')", "import torch"],
 )
 def test_torch_is_heard_of_after_it_was_only_looked_up(tmp_path: Path, first: str) -> None:
     own = tmp_path / "own"
     own.mkdir()
-    (own / "torch.py").write_text("__version__ = '0'\n")  # without the hooks, so that the probe says so
+    (own / "torch.py").write_text(
+        "__version__ = '0'\n"
+    )  # without the hooks, so that the probe says so
     code = f"{first}; import torch"
     seen = watched([sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(own)})
     assert seen.code == 0, seen.text
     assert len(seen.of("trouble")) == 1
 
 
-@pytest.mark.parametrize(("update", "said"), sampled([(OWN_UPDATE, 1), ("pass", 0)], [(OWN_UPDATE, 1)]))
+@pytest.mark.parametrize(
+    ("update", "said"), sampled([(OWN_UPDATE, 1), ("pass", 0)], [(OWN_UPDATE, 1)])
+)
 def test_a_program_that_updates_its_weights_without_an_optimizer_of_torch_is_told(
     tmp_path: Path, update: str, said: int
 ) -> None:
@@ -338,7 +373,9 @@ def test_files_are_told_and_what_was_there_before_is_put_back(tmp_path: Path) ->
     assert {name: (tmp_path / name).read_text() for name in before} == before
     assert not list(tmp_path.rglob("*.before-autotune"))
     told = {str(Path(path).relative_to(tmp_path)): rest for path, rest in seen.files.items()}
-    assert {name for name, (_, existed, _) in told.items() if existed} == before.keys() - {"read.txt"}
+    assert {name for name, (_, existed, _) in told.items() if existed} == before.keys() - {
+        "read.txt"
+    }
     assert all(kept for _, existed, kept in told.values() if existed)
     assert "new.txt" in told
     assert not any("mine.txt" in name for name in told)
@@ -380,4 +417,6 @@ def test_the_programs_own_path_comes_after_the_probes() -> None:
 
 
 def test_programs_here_import_nothing_of_autotune() -> None:
-    assert not any("autotune" in file.read_text().replace("AUTOTUNE", "") for file in PROGRAMS.glob("*.py"))
+    assert not any(
+        "autotune" in file.read_text().replace("AUTOTUNE", "") for file in PROGRAMS.glob("*.py")
+    )

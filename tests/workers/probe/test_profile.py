@@ -29,7 +29,9 @@ from tests.workers.probe.watching import Watched, python, watched
 LOOPS = Path(__file__).parents[2] / "diagnosing" / "programs"
 
 
-def event(name: str, start: float, end: float, *, gpu: bool = False, mark: bool = False, number: int = 0) -> object:
+def event(
+    name: str, start: float, end: float, *, gpu: bool = False, mark: bool = False, number: int = 0
+) -> object:
     """As the profiler tells it; microseconds."""
     return SimpleNamespace(
         name=name,
@@ -63,7 +65,14 @@ def micros(seen: Breakdown) -> dict[str, Any]:
 
 def test_a_gpu_is_judged_by_its_kernels_and_not_by_marks_of_regions() -> None:
     seen = breakdown(GPU_STEP, on_gpu=True, pipelined=True)
-    assert micros(seen) == {"optimizer": 15, "compute": 30, "bubble": 10, "communication": 20, "input": 0, "host": 25}
+    assert micros(seen) == {
+        "optimizer": 15,
+        "compute": 30,
+        "bubble": 10,
+        "communication": 20,
+        "input": 0,
+        "host": 25,
+    }
     assert seen.overlapped_s == pytest.approx(10e-6)
     assert sum(seen.parts_s.values()) == pytest.approx(100e-6)
 
@@ -80,7 +89,14 @@ def test_kernels_start_some_time_after_their_launch() -> None:
 
 def test_of_a_gpu_only_the_time_in_which_it_has_nothing_to_do_is_input() -> None:
     seen = breakdown([*GPU_STEP, event(INPUT, 40, 75, mark=True)], on_gpu=True, pipelined=True)
-    assert micros(seen) == {"optimizer": 15, "compute": 30, "bubble": 10, "communication": 20, "input": 5, "host": 20}
+    assert micros(seen) == {
+        "optimizer": 15,
+        "compute": 30,
+        "bubble": 10,
+        "communication": 20,
+        "input": 5,
+        "host": 20,
+    }
     assert list(seen.longest_s or {})[:2] == ["ncclDevKernel_AllReduce_Sum_f32", "sm90_gemm"]
 
 
@@ -96,7 +112,14 @@ def test_a_cpu_is_judged_by_operators_and_gloos_threads() -> None:
         on_gpu=False,
         pipelined=True,
     )
-    assert micros(seen) == {"optimizer": 10, "compute": 30, "bubble": 5, "communication": 20, "input": 0, "host": 35}
+    assert micros(seen) == {
+        "optimizer": 10,
+        "compute": 30,
+        "bubble": 5,
+        "communication": 20,
+        "input": 0,
+        "host": 35,
+    }
     assert seen.launch_delay_s is None
 
 
@@ -135,7 +158,9 @@ def test_rounding_makes_no_time_below_zero() -> None:
         assert min(found.parts_s.values()) >= 0.0
 
 
-def test_a_program_that_asks_for_nothing_is_profiled_where_the_probe_is_asked_to(replicated: Watched) -> None:
+def test_a_program_that_asks_for_nothing_is_profiled_where_the_probe_is_asked_to(
+    replicated: Watched,
+) -> None:
     """On both ranks, in the same two steps; the steps that it slows are marked."""
     seen = replicated
     assert seen.code == 0, seen.text
@@ -154,10 +179,14 @@ def test_a_program_that_asks_for_nothing_is_profiled_where_the_probe_is_asked_to
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("name", "sleep"), [("train_hf.py", "0.005"), ("train_lightning.py", "0.005")])
+@pytest.mark.parametrize(
+    ("name", "sleep"), [("train_hf.py", "0.005"), ("train_lightning.py", "0.005")]
+)
 def test_regions_of_other_loops(tmp_path: Path, name: str, sleep: str) -> None:
     """A loader that is waited for is input; Lightning's passes within the optimizer's step are no part of it."""
-    seen = watched([sys.executable, str(LOOPS / name), f"--sleep={sleep}"], cwd=tmp_path, env={ASKED: "1"})
+    seen = watched(
+        [sys.executable, str(LOOPS / name), f"--sleep={sleep}"], cwd=tmp_path, env={ASKED: "1"}
+    )
     (report,) = seen.of("profile")
     parts = report["parts_s"]
     assert parts["input"] >= 8 * 0.005
@@ -168,7 +197,9 @@ def test_regions_of_other_loops(tmp_path: Path, name: str, sleep: str) -> None:
 def test_the_programs_own_profiler_is_left_alone(tmp_path: Path) -> None:
     argv = [*python("decoder.py")[:1], str(file_with(tmp_path / "own.py", OWN))]
     seen = watched(argv, cwd=tmp_path, env={ASKED: "2"})
-    assert [report["failed"] for report in seen.of("profile")] == ["the program's own profiler was running"]
+    assert [report["failed"] for report in seen.of("profile")] == [
+        "the program's own profiler was running"
+    ]
     assert "20 of 20 steps in its profile" in seen.text
 
 
@@ -188,7 +219,11 @@ print(sum(event.name == "aten::addmm" for event in own.events()), "of 20 steps i
 @pytest.mark.thorough
 def test_another_thread_that_loads_disturbs_no_mark(tmp_path: Path) -> None:
     """Its draws begin and end in any order beside the training's own regions."""
-    seen = watched([sys.executable, str(file_with(tmp_path / "threads.py", THREADS))], cwd=tmp_path, env={ASKED: "2"})
+    seen = watched(
+        [sys.executable, str(file_with(tmp_path / "threads.py", THREADS))],
+        cwd=tmp_path,
+        env={ASKED: "2"},
+    )
     assert seen.code == 0, seen.text
     assert not seen.of("trouble")
     (report,) = seen.of("profile")

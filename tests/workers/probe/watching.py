@@ -35,7 +35,9 @@ class Watched:
         return list(dict.fromkeys(r["pid"] for r in self.of("step")))
 
     def steps(self, rank: int = 0) -> list[dict[str, Any]]:
-        return [step for report in self.of("step") if report["rank"] == rank for step in report["steps"]]
+        return [
+            step for report in self.of("step") if report["rank"] == rank for step in report["steps"]
+        ]
 
     def facts(self, rank: int = 0) -> dict[str, Any]:
         return [r for r in self.of("facts") if r["rank"] == rank][-1]
@@ -46,16 +48,27 @@ class Watched:
 
 
 def watched(
-    argv: Sequence[str], *, cwd: Path, env: Mapping[str, str] | None = None, keeps_files: bool = True
+    argv: Sequence[str],
+    *,
+    cwd: Path,
+    env: Mapping[str, str] | None = None,
+    keeps_files: bool = True,
 ) -> Watched:
     """Runs the command to its end."""
     probe = ProbeFolder()
     try:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **(env or {})}
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            **(env or {}),
+        }
         trial = cwd / ".trial"
         trial.mkdir(exist_ok=True)
         variables = probe.variables(environment, trial_folder=str(trial), keeps_files=keeps_files)
-        own = {name: text for name, text in (env or {}).items() if name != "PYTHONPATH"}  # that one is joined
+        own = {
+            name: text for name, text in (env or {}).items() if name != "PYTHONPATH"
+        }  # that one is joined
         done = subprocess.run(
             list(argv),
             cwd=cwd,
@@ -67,7 +80,12 @@ def watched(
         reports = []
         while more := probe.read():
             reports += more
-        return Watched(code=done.returncode, text=done.stdout + done.stderr, reports=reports, lost=probe.put_back())
+        return Watched(
+            code=done.returncode,
+            text=done.stdout + done.stderr,
+            reports=reports,
+            lost=probe.put_back(),
+        )
     finally:
         probe.remove()
 

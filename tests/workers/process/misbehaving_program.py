@@ -77,7 +77,9 @@ def children(node: int) -> None:
     """The same, and leaves two children that hold the log: one in a session of its own and deaf to SIGTERM, and one of that."""
     deaf = "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     deaf += "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3600)', sys.argv[1]], start_new_session=True)\n"
-    subprocess.Popen([sys.executable, "-c", deaf + "time.sleep(3600)", __file__], start_new_session=True)
+    subprocess.Popen(
+        [sys.executable, "-c", deaf + "time.sleep(3600)", __file__], start_new_session=True
+    )
     early(node)
 
 
@@ -104,7 +106,19 @@ def torch(node: int) -> None:
 
 def main() -> None:
     """Does as it is told."""
-    kinds = (nothing, garbage, noise, silence, stubborn, untrained, early, children, flood, variable, torch)
+    kinds = (
+        nothing,
+        garbage,
+        noise,
+        silence,
+        stubborn,
+        untrained,
+        early,
+        children,
+        flood,
+        variable,
+        torch,
+    )
     parser = argparse.ArgumentParser()
     parser.add_argument("--node", type=int, default=0)
     parser.add_argument("--micro-batch", type=int, required=True)

@@ -48,7 +48,11 @@ def main() -> None:
     arguments = parser.parse_args()
     kind, _, where = arguments.fault.partition("@")
     is_mine = bool(kind) and arguments.node == int(where)
-    told = sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith(("PET_", "MASTER_", "NODE_", "GLOO_")))
+    told = sorted(
+        f"{k}={v}"
+        for k, v in os.environ.items()
+        if k.startswith(("PET_", "MASTER_", "NODE_", "GLOO_"))
+    )
     print(f"told {told}", flush=True)
     meet(arguments.node)
     for step in range(STEPS):

@@ -32,7 +32,9 @@ def fall(kind: str) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(3600)
     elif kind == "orphan":
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=True)
+        child = subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=True
+        )
         print(f"orphan {child.pid}", flush=True)
     elif kind == "hold":
         HELD.append(b"x" * (200 << 20))
@@ -58,7 +60,8 @@ def main() -> None:
     told = (
         name
         for name in os.environ
-        if name.startswith("AUTOTUNE_") and not name.startswith(("AUTOTUNE_PROBE_", "AUTOTUNE_TRIAL_"))
+        if name.startswith("AUTOTUNE_")
+        and not name.startswith(("AUTOTUNE_PROBE_", "AUTOTUNE_TRIAL_"))
     )
     print(f"settings {sorted(told)}", flush=True)
     for step in range(arguments.steps):
@@ -66,7 +69,9 @@ def main() -> None:
             fall(kind)
         loss = float("nan") if kind == "nan" and step == int(at) else 5.0 - 0.01 * step
         time.sleep(arguments.step_s)
-        seconds = arguments.accumulation * (0.008 + 0.002 * arguments.micro_batch)  # few large micro-batches win
+        seconds = arguments.accumulation * (
+            0.008 + 0.002 * arguments.micro_batch
+        )  # few large micro-batches win
         seconds *= 1 + arguments.jitter * (step % 5)
         if kind != "silent":
             print(f"iteration {step}: loss = {loss:.4f}", flush=True)

@@ -34,43 +34,125 @@ def cause(lines: Sequence[str], steps_done: int = 0) -> Evidence | None:
 
 def failure(*logs: Sequence[str], code: int = 1) -> Failure:
     """Of an attempt whose nodes wrote these logs and ended with this exit code."""
-    trial = ProgramTrial(request(0, dp=2 * len(logs), trainer="command"), [stock_reader() for _ in logs], 0.0)
+    trial = ProgramTrial(
+        request(0, dp=2 * len(logs), trainer="command"), [stock_reader() for _ in logs], 0.0
+    )
     for node, lines in enumerate(logs):
         for line in lines:
             trial.hear([(0.0, line)], 0.0, node)
-    ends = [NodeEnd(node=node, code=code, log_tail=tuple(lines[-30:])) for node, lines in enumerate(logs)]
+    ends = [
+        NodeEnd(node=node, code=code, log_tail=tuple(lines[-30:]))
+        for node, lines in enumerate(logs)
+    ]
     return failure_of(trial.end(ends))
 
 
 RECORDED = [
-    ("rank_raises", ERROR, 1, "rank 1 during start raised ValueError: the batch has 7 sequences, but 8 were expected"),
-    ("rank_raises_tee", ERROR, 1, "rank 1 during start raised ValueError: the batch has 7 sequences, but 8 were"),
-    ("direct_cause", ERROR, 1, "raised RuntimeError: the dataset has no column tokens; first KeyError: 'tokens'"),
-    ("raised_while_handling", ERROR, 1, "raised FileNotFoundError: [Errno 2] No such file or directory: '/data/train"),
-    ("missing_variable", ERROR, 0, "raised KeyError: 'TRAIN_DATA': the environment variable TRAIN_DATA is not set"),
-    ("missing_module", ERROR, 0, "raised ModuleNotFoundError: No module named 'nosuchmodule_flash'"),
+    (
+        "rank_raises",
+        ERROR,
+        1,
+        "rank 1 during start raised ValueError: the batch has 7 sequences, but 8 were expected",
+    ),
+    (
+        "rank_raises_tee",
+        ERROR,
+        1,
+        "rank 1 during start raised ValueError: the batch has 7 sequences, but 8 were",
+    ),
+    (
+        "direct_cause",
+        ERROR,
+        1,
+        "raised RuntimeError: the dataset has no column tokens; first KeyError: 'tokens'",
+    ),
+    (
+        "raised_while_handling",
+        ERROR,
+        1,
+        "raised FileNotFoundError: [Errno 2] No such file or directory: '/data/train",
+    ),
+    (
+        "missing_variable",
+        ERROR,
+        0,
+        "raised KeyError: 'TRAIN_DATA': the environment variable TRAIN_DATA is not set",
+    ),
+    (
+        "missing_module",
+        ERROR,
+        0,
+        "raised ModuleNotFoundError: No module named 'nosuchmodule_flash'",
+    ),
     ("wrong_python", ERROR, None, "raised ModuleNotFoundError: No module named 'torch'"),
     ("missing_script", ERROR, None, "Python found no file /home/user/nofile.py"),
     ("exit_code_3", ERROR, 1, "rank 1 during start ended with exit code 3"),
     ("rank_aborts", ERROR, 1, "rank 1 during start crashed with SIGABRT"),
     ("rank_killed", FailureKind.WORKER_LOST, 1, "rank 1 during start was killed by SIGKILL"),
-    ("out_of_memory", FailureKind.OUT_OF_MEMORY, 1, "rank 1 during start ran out of memory: [enforce fail"),
-    ("spawn", ERROR, 1, "rank 1 during start raised ValueError: hidden size 65 must be divisible by 4 heads"),
-    ("accelerate", ERROR, None, "raised ValueError: Default process group has not been initialized"),
+    (
+        "out_of_memory",
+        FailureKind.OUT_OF_MEMORY,
+        1,
+        "rank 1 during start ran out of memory: [enforce fail",
+    ),
+    (
+        "spawn",
+        ERROR,
+        1,
+        "rank 1 during start raised ValueError: hidden size 65 must be divisible by 4 heads",
+    ),
+    (
+        "accelerate",
+        ERROR,
+        None,
+        "raised ValueError: Default process group has not been initialized",
+    ),
     ("hugging_face_trainer", ERROR, None, "raised IndexError: index out of range in self"),
-    ("lightning", ERROR, None, "raised RuntimeError: grad can be implicitly created only for scalar outputs"),
+    (
+        "lightning",
+        ERROR,
+        None,
+        "raised RuntimeError: grad can be implicitly created only for scalar outputs",
+    ),
     ("typer_box", ERROR, None, "raised ValueError: learning rate 1.0 is too high"),
-    ("unknown_flag", INVALID, None, "rejected its command line: unrecognized arguments: --micro-batch 4"),
-    ("wrong_value", INVALID, None, "rejected its command line: argument --dtype: invalid choice: 'fp8'"),
-    ("hugging_face_flag", INVALID, None, "not used by the HfArgumentParser: ['--per_device_batch_size', '4']"),
-    ("hugging_face_flag_tee", INVALID, None, "not used by the HfArgumentParser: ['--per_device_batch_size', '3']"),
-    ("hugging_face_value", INVALID, None, "argument --max_steps/--max-steps: invalid int value: 'many'"),
+    (
+        "unknown_flag",
+        INVALID,
+        None,
+        "rejected its command line: unrecognized arguments: --micro-batch 4",
+    ),
+    (
+        "wrong_value",
+        INVALID,
+        None,
+        "rejected its command line: argument --dtype: invalid choice: 'fp8'",
+    ),
+    (
+        "hugging_face_flag",
+        INVALID,
+        None,
+        "not used by the HfArgumentParser: ['--per_device_batch_size', '4']",
+    ),
+    (
+        "hugging_face_flag_tee",
+        INVALID,
+        None,
+        "not used by the HfArgumentParser: ['--per_device_batch_size', '3']",
+    ),
+    (
+        "hugging_face_value",
+        INVALID,
+        None,
+        "argument --max_steps/--max-steps: invalid int value: 'many'",
+    ),
     ("click_flag", INVALID, None, "rejected its command line: No such option '--learning'"),
     ("typer_flag", INVALID, None, "rejected its command line: No such option: --learning"),
 ]
 
 
-@pytest.mark.parametrize(("name", "kind", "rank", "words"), RECORDED, ids=[name for name, *_ in RECORDED])
+@pytest.mark.parametrize(
+    ("name", "kind", "rank", "words"), RECORDED, ids=[name for name, *_ in RECORDED]
+)
 def test_the_cause_is_the_first_failing_ranks_and_not_the_launchers(
     name: str, kind: FailureKind, rank: int | None, words: str
 ) -> None:
@@ -80,7 +162,9 @@ def test_the_cause_is_the_first_failing_ranks_and_not_the_launchers(
     assert found.exception
     assert found.log_tail
     assert len(found.message.splitlines()) == 1
-    assert not any("ChildFailedError" in line or "elastic_launch" in line for line in found.log_tail)
+    assert not any(
+        "ChildFailedError" in line or "elastic_launch" in line for line in found.log_tail
+    )
 
 
 def test_every_recorded_log_is_tested() -> None:
@@ -104,7 +188,11 @@ def test_of_a_long_traceback_the_begin_and_the_end_are_kept() -> None:
 
 
 def test_of_two_nodes_the_one_that_raised_counts_whichever_ended_first() -> None:
-    echo = [line.replace("[rank0]", "[rank2]") for line in lines_of("rank_raises") if line.startswith("[rank0]")]
+    echo = [
+        line.replace("[rank0]", "[rank2]")
+        for line in lines_of("rank_raises")
+        if line.startswith("[rank0]")
+    ]
     for logs in ((lines_of("rank_raises"), echo), (echo, lines_of("rank_raises"))):
         found = failure(*logs)
         assert found.kind is ERROR
@@ -115,7 +203,11 @@ def test_of_two_nodes_the_one_that_raised_counts_whichever_ended_first() -> None
 
 def test_a_local_rank_is_told_as_the_rank_of_the_job() -> None:
     reader = CauseReader(first_rank=8)
-    for line in ("[default3]:Traceback (most recent call last):", '[default3]:  File "t.py"', "[default3]:OSError: no"):
+    for line in (
+        "[default3]:Traceback (most recent call last):",
+        '[default3]:  File "t.py"',
+        "[default3]:OSError: no",
+    ):
         reader.hear(line)
     (found,) = reader.evidence()
     assert found.rank == 11
@@ -123,7 +215,11 @@ def test_a_local_rank_is_told_as_the_rank_of_the_job() -> None:
 
 def test_a_traceback_that_training_went_on_after_is_no_cause() -> None:
     reader = CauseReader()
-    for line in ("Traceback (most recent call last):", '  File "t.py"', "ImportError: no flash attention"):
+    for line in (
+        "Traceback (most recent call last):",
+        '  File "t.py"',
+        "ImportError: no flash attention",
+    ):
         reader.hear(line, steps_done=0)
     assert [e.exception for e in reader.evidence(1)] == ["ImportError: no flash attention"]
     assert reader.evidence(2) == []
@@ -152,11 +248,16 @@ def test_what_the_cpp_runtime_says_before_it_aborts_is_an_exception() -> None:
     assert found is not None
     assert (found.weight, found.kind) == ("timeout", FailureKind.HANG)
     thrown = cause(
-        [lines[0].replace("c10::DistBackendError", "std::out_of_range"), "  what():  vector::_M_range_check"]
+        [
+            lines[0].replace("c10::DistBackendError", "std::out_of_range"),
+            "  what():  vector::_M_range_check",
+        ]
     )
     assert thrown is not None
     assert thrown.message.endswith("raised std::out_of_range: vector::_M_range_check")
-    assert cause(["terminate called without an active exception"]) is None, "it says nothing of the cause"
+    assert cause(["terminate called without an active exception"]) is None, (
+        "it says nothing of the cause"
+    )
 
 
 @pytest.mark.parametrize(
@@ -177,7 +278,13 @@ def test_other_parsers_refusals_are_invalid_configs(line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["kernel.cpp:12:3: error: expected ';'", "step 3: error: 0.5", "Error: Invalid value", "loss 2"]
+    "line",
+    [
+        "kernel.cpp:12:3: error: expected ';'",
+        "step 3: error: 0.5",
+        "Error: Invalid value",
+        "loss 2",
+    ],
 )
 def test_other_lines_are_no_refusals(line: str) -> None:
     assert cause([line]) is None
@@ -209,9 +316,15 @@ def test_memory_is_bounded_however_long_the_log_is() -> None:
 
 def test_steps_of_a_peer_after_the_last_words_of_a_node_do_not_mean_that_it_survived() -> None:
     trial = ProgramTrial(request(0, dp=2, trainer="command"), [stock_reader(), stock_reader()], 0.0)
-    for line in ("Traceback (most recent call last):", '  File "train.py", line 3, in <module>', "ValueError: no data"):
+    for line in (
+        "Traceback (most recent call last):",
+        '  File "train.py", line 3, in <module>',
+        "ValueError: no data",
+    ):
         trial.hear([(0.0, line)], 0.0, 1)
     for step in range(4):
         trial.hear([(0.1 * step, f'{{"step": {step}, "step_time_s": 0.1}}')], 0.1 * step, 0)
-    failure = failure_of(trial.end([NodeEnd(node=1, code=1), NodeEnd(node=0, code=-15, was_told=True)]))
+    failure = failure_of(
+        trial.end([NodeEnd(node=1, code=1), NodeEnd(node=0, code=-15, was_told=True)])
+    )
     assert "raised ValueError: no data" in failure.message

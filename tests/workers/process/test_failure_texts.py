@@ -16,7 +16,12 @@ from autotune_workers.process.program.state import ProgramTrial
 from tests.workers.requests import failure_of, request
 
 OOM, DIVERGED, HANG = FailureKind.OUT_OF_MEMORY, FailureKind.DIVERGED, FailureKind.HANG
-INVALID, LOST, ERROR, TIMEOUT = FailureKind.INVALID, FailureKind.WORKER_LOST, FailureKind.ERROR, FailureKind.TIMEOUT
+INVALID, LOST, ERROR, TIMEOUT = (
+    FailureKind.INVALID,
+    FailureKind.WORKER_LOST,
+    FailureKind.ERROR,
+    FailureKind.TIMEOUT,
+)
 
 
 class Text(NamedTuple):
@@ -50,7 +55,9 @@ def verdict(text: Text) -> Failure:
 ENGINE = "(EngineCore_DP0 pid=7) ERROR 10-25 13:08:43 [core.py:708] "
 """what vLLM's logger has before each line"""
 CACHE = "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine."
-INITIALIZED = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+INITIALIZED = (
+    "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+)
 CREATED = "ray.exceptions.ActorDiedError: The actor died because of an error raised in its creation task, ray::WorkerDict.__init__() (pid=9, ip=10.0.0.1, actor_id=a1)"
 
 
@@ -222,7 +229,10 @@ def test_a_text_means_its_kind(text: Text) -> None:
 
 
 def test_the_exception_of_a_rank_counts_and_not_what_its_launcher_did_to_the_others() -> None:
-    log = raised("ValueError: bad record") + "\n[launch.py:325:sigkill_handler] ['python'] exits with return code = -9"
+    log = (
+        raised("ValueError: bad record")
+        + "\n[launch.py:325:sigkill_handler] ['python'] exits with return code = -9"
+    )
     assert "bad record" in verdict(Text(ERROR, "", log)).message
 
 
@@ -236,11 +246,15 @@ def test_memory_that_the_kernel_took_counts_more_than_the_exception_of_a_peer() 
 def silent(*lines: str, compile_: bool = False) -> Failure:
     """Of an attempt whose log has no step within its first deadline, and whose launcher answers our SIGTERM with a traceback."""
     asked = request(0, dp=2, trainer="command")
-    trial = ProgramTrial(replace(asked, config=replace(asked.config, compile=compile_)), [stock_reader()], 0.0)
+    trial = ProgramTrial(
+        replace(asked, config=replace(asked.config, compile=compile_)), [stock_reader()], 0.0
+    )
     for line in lines:
         trial.hear([(0.0, line)], 0.0)
     trial.tick(asked.measure.start_timeout_s)
-    answer = raised("torch.distributed.elastic.multiprocessing.api.SignalException: Process 71 got signal: 15")
+    answer = raised(
+        "torch.distributed.elastic.multiprocessing.api.SignalException: Process 71 got signal: 15"
+    )
     for line in answer.splitlines():
         trial.hear([(0.0, line)], 0.0)
     tail = (*lines, *answer.splitlines())

@@ -21,7 +21,12 @@ from autotune_workers.process.program.evidence import NodeEnd, rank_behind
 
 def entry(group: str, number: int, name: str = "nccl:all_reduce", **fields: Any) -> dict[str, Any]:
     """As torch records a collective."""
-    return {"process_group": (group, "desc"), "collective_seq_id": number, "profiling_name": name, **fields}
+    return {
+        "process_group": (group, "desc"),
+        "collective_seq_id": number,
+        "profiling_name": name,
+        **fields,
+    }
 
 
 def rank(folder: Path, number: int, dump: bytes) -> None:
@@ -46,7 +51,9 @@ def dumped(*entries: dict[str, Any]) -> bytes:
 
 
 def test_each_rank_tells_the_last_collective_of_each_group(tmp_path: Path) -> None:
-    one = dumped(entry("0", 4), entry("0", 5, "nccl:all_gather"), entry("1", 2), entry("1", 9, is_p2p=True))
+    one = dumped(
+        entry("0", 4), entry("0", 5, "nccl:all_gather"), entry("1", 2), entry("1", 9, is_p2p=True)
+    )
     rank(tmp_path, 0, one)
     rank(tmp_path, 3, dumped(entry("0", 4)))
     assert collectives_begun(str(tmp_path)) == {
@@ -61,7 +68,9 @@ def test_groups_of_one_name_that_share_no_rank_are_told_apart(tmp_path: Path) ->
     for number, count in counts.items():
         members = "[0, 1]" if number < 2 else "[2, 3]"
         config = {"1": {"name": "1", "desc": "mesh_tp", "ranks": members}}
-        dump = pickle.dumps({"version": "2.10", "pg_config": config, "entries": [entry("1", count)]})
+        dump = pickle.dumps(
+            {"version": "2.10", "pg_config": config, "entries": [entry("1", count)]}
+        )
         rank(tmp_path, number, dump)
     begun = collectives_begun(str(tmp_path))
     assert begun["2"] == {"1 (ranks 2, 3)": [12, "nccl:all_reduce"]}
@@ -88,9 +97,13 @@ def test_the_record_of_the_installed_torch_is_read(tmp_path: Path) -> None:
     """Gloo records as NCCL does; only nobody asks it through a pipe."""
     file = tmp_path / "recorded"
     environment = {**os.environ, **variables(str(tmp_path), {})}
-    subprocess.run([sys.executable, "-c", TORCH_PROGRAM, str(file)], env=environment, check=True, timeout=120)
+    subprocess.run(
+        [sys.executable, "-c", TORCH_PROGRAM, str(file)], env=environment, check=True, timeout=120
+    )
     rank(tmp_path, 0, file.read_bytes())
-    assert collectives_begun(str(tmp_path)) == {"0": {"0": [3, "gloo:all_reduce"], "1": [1, "gloo:barrier"]}}
+    assert collectives_begun(str(tmp_path)) == {
+        "0": {"0": [3, "gloo:all_reduce"], "1": [1, "gloo:barrier"]}
+    }
 
 
 def test_the_variables_are_those_that_the_installed_torch_reads() -> None:
@@ -141,8 +154,12 @@ def test_who_has_set_up_the_recorder_keeps_it() -> None:
 
 
 def test_the_rank_that_has_not_come_to_the_others_collective_is_named_whatever_its_node() -> None:
-    here = NodeEnd(node=0, collectives={"0": {"0": [7, "nccl:all_reduce"]}, "1": {"0": [7, "nccl:all_reduce"]}})
-    there = NodeEnd(node=1, collectives={"2": {"0": [6, "nccl:broadcast"]}, "3": {"0": [7, "nccl:all_reduce"]}})
+    here = NodeEnd(
+        node=0, collectives={"0": {"0": [7, "nccl:all_reduce"]}, "1": {"0": [7, "nccl:all_reduce"]}}
+    )
+    there = NodeEnd(
+        node=1, collectives={"2": {"0": [6, "nccl:broadcast"]}, "3": {"0": [7, "nccl:all_reduce"]}}
+    )
     assert rank_behind([here, there]) == (
         2,
         "rank 2 has not reached nccl:all_reduce (collective 7 of process group 0), where 3 other(s) wait",

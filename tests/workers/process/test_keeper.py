@@ -42,7 +42,10 @@ def keeper() -> Iterator[KeeperProcess]:
 
 
 def heard_to(
-    keeper: KeeperProcess, event: str, timeout_s: float = 30.0, every: Callable[[], None] = lambda: None
+    keeper: KeeperProcess,
+    event: str,
+    timeout_s: float = 30.0,
+    every: Callable[[], None] = lambda: None,
 ) -> list[Message]:
     """Messages up to the first one of this event."""
     heard: list[Message] = []
@@ -55,9 +58,13 @@ def heard_to(
     return heard
 
 
-def begin(keeper: KeeperProcess, code: str, *arguments: str, lease_s: float | None = None, **order: Any) -> None:
+def begin(
+    keeper: KeeperProcess, code: str, *arguments: str, lease_s: float | None = None, **order: Any
+) -> None:
     keeper.begin(
-        ProgramOrder(argv=(sys.executable, "-c", code, *arguments), **order), address="127.0.0.1", lease_s=lease_s
+        ProgramOrder(argv=(sys.executable, "-c", code, *arguments), **order),
+        address="127.0.0.1",
+        lease_s=lease_s,
     )
 
 
@@ -159,12 +166,18 @@ def test_files_are_put_back_though_the_keeper_is_killed(tmp_path: Path) -> None:
     keeper.close(1.0)
 
 
-def test_files_of_an_attempt_of_which_everything_was_killed_are_put_back_by_the_next_one(tmp_path: Path) -> None:
+def test_files_of_an_attempt_of_which_everything_was_killed_are_put_back_by_the_next_one(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "mine.txt").write_text("weeks of work")
     probe = ProbeFolder()
-    variables = probe.variables(dict(os.environ), trial_folder=str(tmp_path / "trial"), keeps_files=True)
+    variables = probe.variables(
+        dict(os.environ), trial_folder=str(tmp_path / "trial"), keeps_files=True
+    )
     code = "open('mine.txt', 'w').write('the trial')"
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, **variables}, check=True)
+    subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, **variables}, check=True
+    )
     assert put_back_abandoned() == []
     assert (tmp_path / "mine.txt").read_text() == "the trial", "its keeper lives"
     assert probe._lock is not None
@@ -177,13 +190,17 @@ def test_files_of_an_attempt_of_which_everything_was_killed_are_put_back_by_the_
     assert not probe.path.exists()
 
 
-def test_a_file_that_is_too_long_to_be_kept_is_not_changed(keeper: KeeperProcess, tmp_path: Path) -> None:
+def test_a_file_that_is_too_long_to_be_kept_is_not_changed(
+    keeper: KeeperProcess, tmp_path: Path
+) -> None:
     with (tmp_path / "big.bin").open("wb") as file:
         file.truncate(COPY_BYTES + 1)
     code = "f = open('big.bin', 'r+b'); f.write(b'X'); f.close(); print('written', flush=True)"
     begin(keeper, code, cwd=str(tmp_path))
     heard: list[Message] = []
-    while not any(r["kind"] == "unkept" for m in heard if m["event"] == "probe" for r in m["reports"]):
+    while not any(
+        r["kind"] == "unkept" for m in heard if m["event"] == "probe" for r in m["reports"]
+    ):
         heard += heard_to(keeper, "probe")
     keeper.end()
     heard += heard_to(keeper, "ended")
@@ -205,7 +222,9 @@ def test_what_is_not_on_the_node_is_refused_with_what_to_do(
     assert socket.gethostname() in reason
 
 
-def test_of_files_that_cannot_be_written_nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_files_that_cannot_be_written_nothing_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     keeper = KeeperProcess(detached=False)
     try:
@@ -221,7 +240,12 @@ def test_files_are_utf8_in_any_locale(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
     keeper = KeeperProcess(detached=False)
     try:
-        begin(keeper, "import sys; print(open(sys.argv[1], 'rb').read())", f"{FOLDER}/a", files={"a": "größer"})
+        begin(
+            keeper,
+            "import sys; print(open(sys.argv[1], 'rb').read())",
+            f"{FOLDER}/a",
+            files={"a": "größer"},
+        )
         heard = heard_to(keeper, "ended")
     finally:
         keeper.close(30.0)
@@ -243,14 +267,21 @@ TRACEBACK = b"Traceback (most recent call last):\n  File 'train.py', line 7, in 
 @pytest.mark.thorough
 @pytest.mark.parametrize("lines", [10_000, 300_000])
 def test_the_last_words_reach_an_owner_that_is_far_behind(lines: int) -> None:
-    first = {"event": "lines", "lines": [[0.0, "x" * (keeper_log.BACKLOG_BYTES + MORE_THAN_A_SOCKET_HOLDS)]]}
+    first = {
+        "event": "lines",
+        "lines": [[0.0, "x" * (keeper_log.BACKLOG_BYTES + MORE_THAN_A_SOCKET_HOLDS)]],
+    }
     arrived = lines_in(heard_late(b"a line of the program\n" * lines + TRACEBACK, first))
     assert arrived[-3:] == TRACEBACK.decode().splitlines()
 
 
-def test_a_traceback_that_begins_while_lines_are_left_out_arrives_whole(limit: Callable[..., None]) -> None:
+def test_a_traceback_that_begins_while_lines_are_left_out_arrives_whole(
+    limit: Callable[..., None],
+) -> None:
     limit(burst_bytes=1000, rate_bytes_per_s=10_000)
-    messages = sent(b"a line of the program\n" * 10_000 + TRACEBACK[:40], TRACEBACK[40:], pause_s=0.02)
+    messages = sent(
+        b"a line of the program\n" * 10_000 + TRACEBACK[:40], TRACEBACK[40:], pause_s=0.02
+    )
     assert left_out_of(messages).lines > 0
     assert lines_in(messages)[-3:] == TRACEBACK.decode().splitlines()
 
@@ -279,7 +310,9 @@ def left_out_of(messages: list[Message]) -> LeftOut:
     return sum(map(LeftOut.of, messages), LeftOut())
 
 
-def sent(*pieces: bytes, pause_s: float = 0.0, test: Callable[[], StepTest] = steps_are) -> list[Message]:
+def sent(
+    *pieces: bytes, pause_s: float = 0.0, test: Callable[[], StepTest] = steps_are
+) -> list[Message]:
     """What a log reader sends of a log that is written piece by piece, with a pause after each."""
     ours, theirs = socket.socketpair()
     reading, writing = os.pipe()
@@ -365,14 +398,18 @@ def flood(steps: int, junk: bytes, times: int) -> bytes:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("test", [steps_are, marked_steps_are])
-@pytest.mark.parametrize("junk", [b"a line of the program\n", b"x" * 200_000 + b"\n"], ids=["short", "long"])
+@pytest.mark.parametrize(
+    "junk", [b"a line of the program\n", b"x" * 200_000 + b"\n"], ids=["short", "long"]
+)
 def test_of_the_lines_that_cannot_pass_the_step_lines_do(
     limit: Callable[..., None], junk: bytes, test: Callable[[], StepTest]
 ) -> None:
     limit(burst_bytes=1000, rate_bytes_per_s=0, last_bytes=200)
     messages = sent(flood(300, junk, 1_000_000 // 300 // len(junk) + 1), test=test)
     lines = lines_in(messages)
-    assert [line for line in lines if line.startswith("step ")] == [f"step {number}" for number in range(300)]
+    assert [line for line in lines if line.startswith("step ")] == [
+        f"step {number}" for number in range(300)
+    ]
     left_out = left_out_of(messages)
     assert left_out.lines > 250
     assert left_out.step_lines == 0
@@ -390,10 +427,14 @@ def test_of_a_flood_only_lines_with_a_mark_are_looked_at(limit: Callable[..., No
         looked.append(line)
         return line.startswith("step ")
 
-    log = flood(300, b"a line of the program\r\n", 1000).replace(b"step 7\n", b"step 7\rno step\n\n")
+    log = flood(300, b"a line of the program\r\n", 1000).replace(
+        b"step 7\n", b"step 7\rno step\n\n"
+    )
     messages = sent(log, test=lambda: StepTest.of(may_tell, ("step",)))
     lines = lines_in(messages)
-    assert [line for line in lines if line.startswith("step ")] == [f"step {number}" for number in range(300)]
+    assert [line for line in lines if line.startswith("step ")] == [
+        f"step {number}" for number in range(300)
+    ]
     assert set(looked) <= {"no step", *(f"step {number}" for number in range(300))}
     assert len(lines) + left_out_of(messages).lines >= 300_000
 
@@ -407,20 +448,28 @@ for step in range(200):
 """
     begin(keeper, code, trainer="command")
     lines = lines_in(heard_to(keeper, "ended", 120.0))
-    assert [line for line in lines if "loss" in line] == [f"{{'loss': 2.5, 'learning_rate': {n}}}" for n in range(200)]
+    assert [line for line in lines if "loss" in line] == [
+        f"{{'loss': 2.5, 'learning_rate': {n}}}" for n in range(200)
+    ]
     assert len(lines) < 200 * 700
 
 
-def test_step_lines_that_a_busy_owner_cannot_take_are_bounded_and_counted(limit: Callable[..., None]) -> None:
+def test_step_lines_that_a_busy_owner_cannot_take_are_bounded_and_counted(
+    limit: Callable[..., None],
+) -> None:
     limit(backlog_bytes=0, step_bytes=1000, burst_bytes=0)
-    heard = heard_late(flood(20_000, b"", 0), {"event": "started", "why": "x" * MORE_THAN_A_SOCKET_HOLDS})
+    heard = heard_late(
+        flood(20_000, b"", 0), {"event": "started", "why": "x" * MORE_THAN_A_SOCKET_HOLDS}
+    )
     left_out = left_out_of(heard)
     assert left_out.step_lines == left_out.lines > 0
     assert len(lines_in(heard)) + left_out.lines == 20_000
     assert "step lines among them" in left_out.text
 
 
-def test_without_the_trainer_nothing_is_taken_for_a_step_and_that_is_said(limit: Callable[..., None]) -> None:
+def test_without_the_trainer_nothing_is_taken_for_a_step_and_that_is_said(
+    limit: Callable[..., None],
+) -> None:
     def missing() -> StepTest:
         raise LookupError("there is no trainer 'ours'")
 
@@ -428,7 +477,9 @@ def test_without_the_trainer_nothing_is_taken_for_a_step_and_that_is_said(limit:
     messages = sent(flood(300, b"a line of the program\n", 100), test=missing)
     left_out = left_out_of(messages)
     assert left_out.lines > 20_000
-    assert left_out.text.endswith("perhaps with step lines among them (LookupError: there is no trainer 'ours')")
+    assert left_out.text.endswith(
+        "perhaps with step lines among them (LookupError: there is no trainer 'ours')"
+    )
 
 
 def test_output_without_lines_is_told_at_least_every_second(limit: Callable[..., None]) -> None:
@@ -463,10 +514,15 @@ class FakeNvml:
         return SimpleNamespace(used=self.used[gpu])
 
     def nvmlDeviceGetComputeRunningProcesses(self, gpu: int) -> list[Any]:  # noqa: N802
-        return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in self.processes[gpu].items()]
+        return [
+            SimpleNamespace(pid=pid, usedGpuMemory=size)
+            for pid, size in self.processes[gpu].items()
+        ]
 
 
-def test_gpu_memory_is_that_of_the_programs_processes_on_the_fullest_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_memory_is_that_of_the_programs_processes_on_the_fullest_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(machine, "SAMPLE_S", 0.0)
     nvml = FakeNvml(used=[100, 0], processes=[{}, {}])
     memory = GpuMemory(nvml)
@@ -479,7 +535,9 @@ def test_gpu_memory_is_that_of_the_programs_processes_on_the_fullest_gpu(monkeyp
     assert memory.peak_bytes == 35
 
 
-def test_where_the_driver_names_no_process_what_was_added_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_driver_names_no_process_what_was_added_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(machine, "SAMPLE_S", 0.0)
     nvml = FakeNvml(used=[100, 400], processes=[{}, {4_000_000: None}])
     memory = GpuMemory(nvml)
@@ -516,4 +574,6 @@ def test_a_hung_program_is_asked_for_its_collectives_before_it_ends(keeper: Keep
     begin(keeper, RECORDS)
     heard_to(keeper, "lines")
     keeper.end(hung=True)
-    assert heard_to(keeper, "ended", 15.0)[-1]["collectives"] == {"0": {"0": [8, "nccl:all_reduce"]}}
+    assert heard_to(keeper, "ended", 15.0)[-1]["collectives"] == {
+        "0": {"0": [8, "nccl:all_reduce"]}
+    }

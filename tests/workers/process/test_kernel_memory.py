@@ -70,7 +70,9 @@ def small_group() -> Iterator[Path]:
     pytest.skip("no memory group can be made here: not root, or the system does not let us")
 
 
-def test_a_rank_that_the_kernel_kills_is_out_of_memory(runner: LocalRunner, small_group: Path) -> None:
+def test_a_rank_that_the_kernel_kills_is_out_of_memory(
+    runner: LocalRunner, small_group: Path
+) -> None:
     assert one(runner, request(0)).failure is None
     (small_group / "cgroup.procs").write_text(str(rank_pids(runner)[1]))
     failure = failure_of(one(runner, request(1)))
@@ -79,9 +81,13 @@ def test_a_rank_that_the_kernel_kills_is_out_of_memory(runner: LocalRunner, smal
     assert one(runner, request(2)).failure is None
 
 
-def test_a_program_that_the_kernel_kills_is_out_of_memory(runner: LocalRunner, small_group: Path) -> None:
+def test_a_program_that_the_kernel_kills_is_out_of_memory(
+    runner: LocalRunner, small_group: Path
+) -> None:
     arguments = ("--fault=hold@2", f"--group={small_group / 'cgroup.procs'}")
-    failure = failure_of(one(runner, program(3, *arguments, measure=replace(PATIENT, precision=0.0))))
+    failure = failure_of(
+        one(runner, program(3, *arguments, measure=replace(PATIENT, precision=0.0)))
+    )
     assert failure.kind is FailureKind.OUT_OF_MEMORY, failure
     assert "killed by the kernel" in failure.message
     assert one(runner, program(4)).failure is None
@@ -127,4 +133,6 @@ def test_running_out_of_memory_waits_for_no_deadline(runner: LocalRunner) -> Non
     failure = failure_of(ended(events_until_ended(runner, [asked.id], every=note)))
     cost_s = time.monotonic() - stepped_s[-1]
     assert failure.kind is FailureKind.OUT_OF_MEMORY
-    assert cost_s < PATIENT.step_timeout_s / 2, "under a second on an idle machine, the failing step included"
+    assert cost_s < PATIENT.step_timeout_s / 2, (
+        "under a second on an idle machine, the failing step included"
+    )

@@ -32,7 +32,10 @@ class OtherProcess:
 
     def __init__(self, study: str, gpus: tuple[str, ...]) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _OTHER, study, *gpus], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", _OTHER, study, *gpus],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     def ask(self, what: str) -> str:
@@ -89,7 +92,11 @@ def test_the_turn_of_a_process_that_is_killed_is_free_at_once(turn: MachineTurn)
 
 
 def test_different_gpus_are_used_at_the_same_time_and_the_cpu_by_either(turn: MachineTurn) -> None:
-    with other("first", ("0", "1")) as first, other("second", ("2",)) as second, other("third", ("1", "2")) as third:
+    with (
+        other("first", ("0", "1")) as first,
+        other("second", ("2",)) as second,
+        other("third", ("1", "2")) as third,
+    ):
         assert first.ask("take") == "held"
         assert second.ask("take") == "held"
         assert "GPU 1 of this machine" in third.ask("take")
@@ -98,7 +105,9 @@ def test_different_gpus_are_used_at_the_same_time_and_the_cpu_by_either(turn: Ma
         assert "GPU 2 of this machine" in third.ask("take")
         second.ask("give back")
         assert turn.take("mine") == ""
-        assert "the CPU of this machine" in third.ask("take"), "it has both GPUs, but ranks on the CPU measure"
+        assert "the CPU of this machine" in third.ask("take"), (
+            "it has both GPUs, but ranks on the CPU measure"
+        )
         turn.give_back()
         assert third.ask("take") == "held"
 

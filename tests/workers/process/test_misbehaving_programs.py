@@ -137,14 +137,21 @@ def of_cases(nodes: int) -> list[Any]:
         return [] if (nodes, case.does) == (1, "children") else [pytest.mark.thorough]
 
     return [
-        pytest.param(nodes, case, id=f"{nodes}-{case.does}{''.join(case.arguments)}", marks=marks(case))
+        pytest.param(
+            nodes, case, id=f"{nodes}-{case.does}{''.join(case.arguments)}", marks=marks(case)
+        )
         for case in CASES
     ]
 
 
 @pytest.mark.parametrize(("nodes", "case"), [*of_cases(1), *of_cases(2)])
 def test_a_program_that_misbehaves_fails_with_its_kind_and_cause_and_leaves_nothing(
-    runner: LocalRunner, own_house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: int, case: Case
+    runner: LocalRunner,
+    own_house: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    nodes: int,
+    case: Case,
 ) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
@@ -163,9 +170,13 @@ def test_garbage_between_good_steps_does_no_harm(runner: LocalRunner, nodes: int
 
 
 @pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_python_without_the_module_is_the_cause(runner: LocalRunner, tmp_path: Path, nodes: int) -> None:
+def test_a_python_without_the_module_is_the_cause(
+    runner: LocalRunner, tmp_path: Path, nodes: int
+) -> None:
     venv.create(tmp_path / "bare", symlinks=True)
-    failure = failure_of(one(runner, asked(1, "torch", nodes=nodes, program="python", python=str(tmp_path / "bare"))))
+    failure = failure_of(
+        one(runner, asked(1, "torch", nodes=nodes, program="python", python=str(tmp_path / "bare")))
+    )
     assert failure.kind is FailureKind.ERROR
     assert "ModuleNotFoundError: No module named 'torch'" in failure.message
 

@@ -20,7 +20,9 @@ from autotune_workers.process.program.state import ProgramTrial
 from tests.workers.requests import failure_of, measurement_of, request
 
 
-def told(read: LineReader, lines: Iterable[tuple[float, str]]) -> tuple[ProgramTrial, list[StepsReported]]:
+def told(
+    read: LineReader, lines: Iterable[tuple[float, str]]
+) -> tuple[ProgramTrial, list[StepsReported]]:
     trial = ProgramTrial(request(0, dp=1, trainer="command"), [read], 0.0)
     return trial, [step for at_s, line in lines for step in trial.hear([(at_s, line)], at_s)]
 
@@ -39,13 +41,20 @@ def numbered(step: int) -> str:
 def patient(**fields: Any) -> ProgramTrial:
     """One that is not measured after a few steps."""
     measure = MeasureSpec(warmup_steps=0, min_steps=100, max_steps=1000)
-    return ProgramTrial(request(0, dp=1, trainer="command", measure=measure, **fields), [stock_reader()], 0.0)
+    return ProgramTrial(
+        request(0, dp=1, trainer="command", measure=measure, **fields), [stock_reader()], 0.0
+    )
 
 
-def in_bursts(sizes: Iterable[int], every_s: float, line: Callable[[int], str]) -> list[list[tuple[float, str]]]:
+def in_bursts(
+    sizes: Iterable[int], every_s: float, line: Callable[[int], str]
+) -> list[list[tuple[float, str]]]:
     """Lines of consecutive steps, so many at once every so many seconds."""
     numbers = itertools.count()
-    return [[(burst * every_s, line(next(numbers))) for _ in range(size)] for burst, size in enumerate(sizes)]
+    return [
+        [(burst * every_s, line(next(numbers))) for _ in range(size)]
+        for burst, size in enumerate(sizes)
+    ]
 
 
 def test_the_first_line_starts_the_clock_and_each_next_one_ends_a_step() -> None:
@@ -54,18 +63,28 @@ def test_the_first_line_starts_the_clock_and_each_next_one_ends_a_step() -> None
 
 
 def test_numbers_say_how_many_steps_lie_between_two_lines() -> None:
-    lines = [(1.0, numbered(10)), (6.0, numbered(20)), (6.5, numbered(15)), (6.7, LOSS), (7.0, numbered(21))]
+    lines = [
+        (1.0, numbered(10)),
+        (6.0, numbered(20)),
+        (6.5, numbered(15)),
+        (6.7, LOSS),
+        (7.0, numbered(21)),
+    ]
     _, steps = told(stock_reader(), lines)
     assert [step.step_times_s for step in steps] == [(0.5,), (1.0,)]
 
 
 @pytest.mark.parametrize("line", [lambda _: LOSS, numbered], ids=["plain", "numbered"])
 @pytest.mark.parametrize("sizes", [(4, 4, 4, 4), (1, 7, 4, 2), (12, 3)], ids=str)
-def test_steps_that_arrive_at_once_each_have_their_mean(line: Callable[[int], str], sizes: tuple[int, ...]) -> None:
+def test_steps_that_arrive_at_once_each_have_their_mean(
+    line: Callable[[int], str], sizes: tuple[int, ...]
+) -> None:
     trial = patient()
     bursts = in_bursts(sizes, 2.0, line)
     steps = [step for burst in bursts for step in trial.hear(burst, burst[0][0])]
-    assert [step.step_times_s[0] for step in steps] == [2.0 / size for size in sizes[1:] for _ in range(size)]
+    assert [step.step_times_s[0] for step in steps] == [
+        2.0 / size for size in sizes[1:] for _ in range(size)
+    ]
     assert all(math.isfinite(step.losses[0]) for step in steps)
     assert trial.seen().together == max(sizes[1:])
 
@@ -83,13 +102,17 @@ def test_a_burst_that_comes_in_several_messages_loses_no_step() -> None:
 def test_a_message_with_lines_of_several_times_has_the_steps_of_each() -> None:
     """As when the owner was busy for a while."""
     trial = patient()
-    steps = trial.hear([line for burst in in_bursts((1, 1, 2, 1), 2.0, numbered) for line in burst], 9.0)
+    steps = trial.hear(
+        [line for burst in in_bursts((1, 1, 2, 1), 2.0, numbered) for line in burst], 9.0
+    )
     assert [step.step_times_s[0] for step in steps] == [2.0, 1.0, 1.0, 2.0]
 
 
 def test_steps_that_share_a_time_count_as_one_for_what_is_known_of_the_median() -> None:
     measure = MeasureSpec(warmup_steps=0, min_steps=8, max_steps=100, precision=0.02)
-    trial = ProgramTrial(request(0, dp=1, trainer="command", measure=measure), [stock_reader()], 0.0)
+    trial = ProgramTrial(
+        request(0, dp=1, trainer="command", measure=measure), [stock_reader()], 0.0
+    )
     bursts = in_bursts([10] * 11, 2.0, numbered)
     for number, burst in enumerate(bursts):
         assert not trial.ending, number
@@ -104,7 +127,9 @@ def test_steps_that_share_a_time_count_as_one_for_what_is_known_of_the_median() 
 
 def test_micro_batches_that_arrive_at_once_make_whole_steps() -> None:
     per_step = 2
-    trial = patient(trainer_options={"counts": "micro-batches"}, config={"accumulation_steps": per_step})
+    trial = patient(
+        trainer_options={"counts": "micro-batches"}, config={"accumulation_steps": per_step}
+    )
     bursts = in_bursts([3 * per_step] * 3, 2.0, lambda _: LOSS)
     steps = [step for burst in bursts for step in trial.hear(burst, burst[0][0])]
     assert [step.step_times_s[0] for step in steps] == pytest.approx([2.0 / 3] * 6)
@@ -125,7 +150,9 @@ def test_the_stock_trainers_bar_and_dictionaries_make_a_measurement() -> None:
     lines = []
     for step in range(40):
         lines.append((10.0 + 0.25 * step, f"  1%|# | {step}/40 [00:01<00:01,  4.0it/s]"))
-        lines.append((10.1 + 0.25 * step, f"{{'loss': {3.0 - step / 100}, 'grad_norm': 1.0, 'epoch': 0.1}}"))
+        lines.append(
+            (10.1 + 0.25 * step, f"{{'loss': {3.0 - step / 100}, 'grad_norm': 1.0, 'epoch': 0.1}}")
+        )
     trial, steps = told(stock_reader(), lines)
     assert all(step.step_times_s == pytest.approx((0.25,)) for step in steps)
     assert all(math.isfinite(step.losses[0]) for step in steps)
@@ -139,7 +166,12 @@ def test_steps_whose_loss_the_log_does_not_say_are_no_divergence() -> None:
     for step in range(40):
         lines.append((10.0 + 0.25 * step, f"  1%|# | {step}/40 [00:01<00:01,  4.0it/s]"))
         if step % 3 == 0:
-            lines.append((10.1 + 0.25 * step, f"{{'loss': {3.0 - step / 100}, 'grad_norm': 1.0, 'epoch': 0.1}}"))
+            lines.append(
+                (
+                    10.1 + 0.25 * step,
+                    f"{{'loss': {3.0 - step / 100}, 'grad_norm': 1.0, 'epoch': 0.1}}",
+                )
+            )
     trial, _ = told(stock_reader(), lines)
     found = measured(trial)
     assert any(map(math.isnan, found.losses))
@@ -158,7 +190,9 @@ def test_a_time_in_the_log_is_taken_and_arrivals_beside_it_are_not() -> None:
 
 def test_the_speed_of_the_whole_run_does_not_join_steps_that_were_timed_by_arrival() -> None:
     lines = [(0.5 * step, "{'loss': 2.0}") for step in range(4)]
-    _, steps = told(stock_reader(), [*lines, (9.0, "{'train_runtime': 9.0, 'train_samples_per_second': 0.001}")])
+    _, steps = told(
+        stock_reader(), [*lines, (9.0, "{'train_runtime': 9.0, 'train_samples_per_second': 0.001}")]
+    )
     assert [step.step_times_s for step in steps] == [(0.5,)] * 3
 
 
@@ -181,8 +215,14 @@ def test_another_row_of_a_step_is_no_step() -> None:
 
     def read(line: str) -> StepMetrics | None:
         name, _, value = line.partition(" ")
-        return StepMetrics(step=int(value)) if name == "batch" else StepMetrics(steps_per_s=float(value))
+        return (
+            StepMetrics(step=int(value))
+            if name == "batch"
+            else StepMetrics(steps_per_s=float(value))
+        )
 
-    lines = [(1.0 * step, text) for step in range(12) for text in (f"batch {step}", "rate 8", "device 1")]
+    lines = [
+        (1.0 * step, text) for step in range(12) for text in (f"batch {step}", "rate 8", "device 1")
+    ]
     _, steps = told(read, lines)
     assert {step.step_times_s for step in steps} == {(0.125,)}

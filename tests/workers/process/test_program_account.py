@@ -45,7 +45,9 @@ def told_by_a_program() -> dict[str, str]:
                 if message["event"] == "refused":
                     return {"refused": message["reason"]}
                 if message["event"] == "lines":
-                    lines += [line[-1] if isinstance(line, list) else line for line in message["lines"]]
+                    lines += [
+                        line[-1] if isinstance(line, list) else line for line in message["lines"]
+                    ]
                 if message["event"] == "ended":
                     assert message["code"] == 0, lines
                     return dict(line.split("=", 1) for line in lines if "=" in line)
@@ -65,8 +67,12 @@ def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_program_of_a_service_sees_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     monkeypatch.setenv("MY_SETTING", "1")
-    assert "AWS_SECRET_ACCESS_KEY" in program_environment()  # without a service the environment is the user's own
-    assert not {"AUTOTUNE_STORE", "AUTOTUNE_TOKEN", "PGPASSWORD", "RAY_AUTH_TOKEN"} & set(program_environment())
+    assert (
+        "AWS_SECRET_ACCESS_KEY" in program_environment()
+    )  # without a service the environment is the user's own
+    assert not {"AUTOTUNE_STORE", "AUTOTUNE_TOKEN", "PGPASSWORD", "RAY_AUTH_TOKEN"} & set(
+        program_environment()
+    )
     monkeypatch.setenv(PROGRAM_ENVIRONMENT, "")
     assert not set(SECRETS) & set(program_environment())
     assert not {PROGRAM_ENVIRONMENT, "MY_SETTING"} & set(program_environment())
@@ -78,7 +84,13 @@ def test_a_program_of_a_service_sees_no_secret(monkeypatch: pytest.MonkeyPatch) 
 def test_a_program_is_told_nothing_of_the_job_that_autotune_runs_in_but_launchers_of_its_tasks_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    job = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", "PMI_RANK": "0", "PMIX_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
+    job = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_NTASKS": "2",
+        "PMI_RANK": "0",
+        "PMIX_RANK": "0",
+        "OMPI_COMM_WORLD_SIZE": "2",
+    }
     for name, value in {**job, "SLURMISH": "1"}.items():
         monkeypatch.setenv(name, value)
     assert not job.keys() & program_environment(("python", "train.py")).keys()
@@ -91,7 +103,13 @@ def test_a_program_is_told_nothing_of_the_job_that_autotune_runs_in_but_launcher
 def test_what_a_launcher_told_this_process_is_left_out_and_names_that_begin_alike_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    given = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "host", "RANKING_FILE": "a.csv", "MASTER_ADDRESS_BOOK": "b"}
+    given = {
+        "RANK": "3",
+        "WORLD_SIZE": "4",
+        "MASTER_ADDR": "host",
+        "RANKING_FILE": "a.csv",
+        "MASTER_ADDRESS_BOOK": "b",
+    }
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     assert given.keys() & program_environment().keys() == {"RANKING_FILE", "MASTER_ADDRESS_BOOK"}

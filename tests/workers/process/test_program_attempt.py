@@ -14,7 +14,14 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from autotune.errors import AutotuneError, RunnerError
-from autotune.ports import AttemptEnded, AttemptQueued, AttemptStarted, NodePlace, RunnerEvent, TrialRequest
+from autotune.ports import (
+    AttemptEnded,
+    AttemptQueued,
+    AttemptStarted,
+    NodePlace,
+    RunnerEvent,
+    TrialRequest,
+)
 from autotune.spec import Failure, FailureKind
 from autotune.testing.runners import ended
 from autotune.trainers.base.torchrun import Placement
@@ -86,7 +93,13 @@ class Two:
         self.say(node, "lines", lines=[[1000.0 * node, line] for line in lines])
 
     def ended(self, node: int, code: int | None, **fields: Any) -> None:
-        readings = {"peak_bytes": 10 * (node + 1), "gpu_peak_bytes": None, "kernel_oom": False, "left": [], **fields}
+        readings = {
+            "peak_bytes": 10 * (node + 1),
+            "gpu_peak_bytes": None,
+            "kernel_oom": False,
+            "left": [],
+            **fields,
+        }
         self.say(node, "ended", code=code, **readings)
 
     def both_ended(self, code: int) -> None:
@@ -130,11 +143,16 @@ def test_all_start_when_all_are_ready_and_meet_at_node_0() -> None:
     assert two.attempt.events() == []
     two.say(1, "started", pid=1, program="/p", hostname="b", gpus=["4", "5"])
     (start,) = two.attempt.events()
-    places = (NodePlace(node="a", ranks=(0, 1), gpus=("0", "1")), NodePlace(node="b", ranks=(2, 3), gpus=("4", "5")))
+    places = (
+        NodePlace(node="a", ranks=(0, 1), gpus=("0", "1")),
+        NodePlace(node="b", ranks=(2, 3), gpus=("4", "5")),
+    )
     assert start == AttemptStarted(id=two.attempt.job.request.id, places=places)
 
 
-def test_torchrun_takes_these_variables_and_an_argument_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchrun_takes_these_variables_and_an_argument_wins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     order = prepare(asked(), is_local=True).order(1, master_addr="10.0.0.1", master_port=4000)
     for name, value in order.env.items():
         monkeypatch.setenv(name, value)
@@ -219,7 +237,9 @@ def test_left_out_lines_show_in_the_log() -> None:
         "[node 0] [autotune left out 7 lines (3.0 MiB), with no step lines among them: more than it can read]",
         "[node 0] the end",
     )
-    assert failure.message.endswith("; left out of its log: 8 lines (4.0 MiB), with 1 step line among them")
+    assert failure.message.endswith(
+        "; left out of its log: 8 lines (4.0 MiB), with 1 step line among them"
+    )
 
 
 def test_output_of_any_node_is_life_until_the_trial_is_over() -> None:
@@ -249,7 +269,10 @@ def test_a_program_that_prints_nothing_more_hangs() -> None:
     two.both_ended(-15)
     failure = two.failure
     assert failure.kind is FailureKind.HANG
-    assert failure.message == "the log has no step after step 0, and nothing else, within step_timeout_s=10"
+    assert (
+        failure.message
+        == "the log has no step after step 0, and nothing else, within step_timeout_s=10"
+    )
 
 
 def test_the_logs_of_a_failed_attempt_are_kept_and_the_failure_says_where(tmp_path: Path) -> None:
@@ -259,7 +282,8 @@ def test_the_logs_of_a_failed_attempt_are_kept_and_the_failure_says_where(tmp_pa
     with ProgramRunner(places, logs=tmp_path) as runner:
         runner.start(asked())
         assert (
-            failure_at_end(runner).log_tail[-1] == f"[autotune keeps the logs of all nodes in {tmp_path / 's' / '0-1'}]"
+            failure_at_end(runner).log_tail[-1]
+            == f"[autotune keeps the logs of all nodes in {tmp_path / 's' / '0-1'}]"
         )
     kept = [(tmp_path / "s" / "0-1" / f"node-{node}.log").read_text() for node in (0, 1)]
     assert kept[0] == "step 0 time 1.0 loss 2.0\nthe last words\n"
@@ -274,26 +298,37 @@ def test_a_log_keeps_its_beginning_and_its_end(monkeypatch: pytest.MonkeyPatch) 
     assert log.text == "line0\n[autotune left out 6 lines here]\nline7\nline8\n"
 
 
-def test_only_the_newest_attempts_keep_their_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_newest_attempts_keep_their_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(attempt_logs, "KEPT", 2)
     for number, study in enumerate(("old", "new", "new")):
         place = keep_logs(tmp_path, (study, number, 1), [NodeLog()])
         os.utime(place, (number, number))
     keep_logs(tmp_path, ("new", 3, 1), [NodeLog()])
-    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*")) == ["new/2-1", "new/3-1"]
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*")) == [
+        "new/2-1",
+        "new/3-1",
+    ]
     assert not (tmp_path / "old").exists()
     (tmp_path / "file").write_text("")
-    assert keep_logs(tmp_path / "file", ("s", 0, 1), [NodeLog()]) == "", "a failure is told without its logs"
+    assert keep_logs(tmp_path / "file", ("s", 0, 1), [NodeLog()]) == "", (
+        "a failure is told without its logs"
+    )
 
 
-def test_a_program_is_looked_for_in_the_environment_that_is_named_and_nowhere_else_later(tmp_path: Path) -> None:
+def test_a_program_is_looked_for_in_the_environment_that_is_named_and_nowhere_else_later(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "bin").mkdir()
     for name in ("python3", "mytrain"):
         (tmp_path / "bin" / name).write_text("#!/bin/sh\n")
         (tmp_path / "bin" / name).chmod(0o755)
     argv = ["mytrain", "{micro_batch_size}", "{dp}"]
     for python in (tmp_path, tmp_path / "bin" / "python3"):
-        order = prepare(asked(argv=argv, python=str(python)), is_local=True).order(0, master_addr="a", master_port=1)
+        order = prepare(asked(argv=argv, python=str(python)), is_local=True).order(
+            0, master_addr="a", master_port=1
+        )
         assert order.argv[0] == str(tmp_path / "bin" / "mytrain")
         assert order.env["PATH"].startswith(f"{tmp_path / 'bin'}:")
     with pytest.raises(AutotuneError, match="python must be an absolute path"):
@@ -321,7 +356,11 @@ def test_an_uploaded_folder_is_named_once_and_the_program_runs_in_its_copy(tmp_p
     order = job.order(0, master_addr="a", master_port=1)
     assert (job.upload, order.cwd, order.argv[0]) == (str(tmp_path), ".", "./train.sh")
     shared = prepare(asked(argv=argv, cwd=str(tmp_path)), is_local=False)
-    assert (shared.upload, shared.launch.cwd, shared.launch.argv[0]) == ("", str(tmp_path), str(tmp_path / "train.sh"))
+    assert (shared.upload, shared.launch.cwd, shared.launch.argv[0]) == (
+        "",
+        str(tmp_path),
+        str(tmp_path / "train.sh"),
+    )
     with pytest.raises(RunnerError, match="no such folder here"):
         prepare(asked(argv=argv, cwd="/no/such", working_dir="upload"), is_local=False)
 
@@ -344,10 +383,16 @@ class Elsewhere:
     def wait(self, timeout_s: float) -> list[tuple[Any, Message]]:
         time.sleep(min(timeout_s, 0.005))
         said: list[tuple[Any, Message]] = []
-        for node in (node for place in self.places for node in place.handles if self.free and not node.ready):
+        for node in (
+            node for place in self.places for node in place.handles if self.free and not node.ready
+        ):
             node.ready = True
             lines = {"event": "lines", "lines": [[0.0, line] for line in self.last_words]}
-            said += [(node, {"event": "ready"}), (node, lines), (node, {"event": "gone", "why": "the test is over"})]
+            said += [
+                (node, {"event": "ready"}),
+                (node, lines),
+                (node, {"event": "gone", "why": "the test is over"}),
+            ]
         return said
 
     def is_placed(self, place: Place) -> bool:
@@ -366,7 +411,9 @@ class Elsewhere:
         pass
 
 
-def poll_until(runner: ProgramRunner, done: Callable[[list[RunnerEvent]], bool]) -> list[RunnerEvent]:
+def poll_until(
+    runner: ProgramRunner, done: Callable[[list[RunnerEvent]], bool]
+) -> list[RunnerEvent]:
     events: list[RunnerEvent] = []
     end_s = time.monotonic() + 300
     while not done(events):
@@ -385,13 +432,18 @@ def failure_at_end(runner: ProgramRunner) -> Failure:
 HASTY = replace(PATIENT, start_timeout_s=0.05, trial_timeout_s=0.1)
 
 
-def test_waiting_for_a_place_outlasts_every_deadline_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_a_place_outlasts_every_deadline_and_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(attempt_runner, "QUEUED_EVERY_S", 0.02)
     places = Elsewhere()
     runner = ProgramRunner(places)
     runner.start(asked(measure=HASTY))
     events = poll_until(runner, lambda events: len(events) > 10)
-    assert all(isinstance(event, AttemptQueued) and "2 nodes with 2 ranks each" in event.reason for event in events)
+    assert all(
+        isinstance(event, AttemptQueued) and "2 nodes with 2 ranks each" in event.reason
+        for event in events
+    )
     places.free = True
     assert failure_at_end(runner).kind is FailureKind.WORKER_LOST
     assert places.disbanded == [(places.places[0], False)]
@@ -405,7 +457,9 @@ def test_waiting_for_a_place_outlasts_every_deadline_and_is_reported(monkeypatch
         ("", Patience(placement_s=0.1), FailureKind.WORKER_LOST, "must be placed within 0.1 s"),
     ],
 )
-def test_a_place_that_cannot_be_had_is_an_end(short: str, patience: Patience, kind: FailureKind, says: str) -> None:
+def test_a_place_that_cannot_be_had_is_an_end(
+    short: str, patience: Patience, kind: FailureKind, says: str
+) -> None:
     places = Elsewhere()
     places.short = short
     runner = ProgramRunner(places, patience=patience)
@@ -417,7 +471,9 @@ def test_a_place_that_cannot_be_had_is_an_end(short: str, patience: Patience, ki
     runner.close()
 
 
-def test_a_program_that_falls_silent_is_asked_for_its_collectives_and_the_rank_behind_is_named() -> None:
+def test_a_program_that_falls_silent_is_asked_for_its_collectives_and_the_rank_behind_is_named() -> (
+    None
+):
     it = begun(measure=replace(PATIENT, start_timeout_s=5.0))
     it.wait(5.1)
     assert all(node.hung for node in it.nodes)

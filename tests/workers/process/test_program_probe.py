@@ -22,13 +22,22 @@ TORCH = {"kind": "torch", "pid": 7, "version": "2", "rank": 0}
 
 def trial(mb: int = 2, acc: int = 4, dp: int = 1, nodes: int = 1, **more: Any) -> ProgramTrial:
     asked = request(
-        0, dp=dp, trainer="command", config={"micro_batch_size": mb, "accumulation_steps": acc}, measure=PATIENT
+        0,
+        dp=dp,
+        trainer="command",
+        config={"micro_batch_size": mb, "accumulation_steps": acc},
+        measure=PATIENT,
     )
     return ProgramTrial(replace(asked, **more), [stock_reader() for _ in range(nodes)], 0.0)
 
 
 def step(
-    at_s: float, *, time_s: float = 0.4, micro: int = 4, sequences: Sequence[int] = (8,), **more: Any
+    at_s: float,
+    *,
+    time_s: float = 0.4,
+    micro: int = 4,
+    sequences: Sequence[int] = (8,),
+    **more: Any,
 ) -> dict[str, Any]:
     told = {"at": at_s, "s": time_s, "micro": micro, "sequences": list(sequences), "tokens": None}
     return {**told, "backwards": micro, "wait_s": 0.1, "skipped": False, **more}
@@ -103,21 +112,28 @@ def test_a_log_counts_at_the_end_where_it_was_too_short_to_wait_for_the_probe() 
     of = trial()
     of.see([TORCH], 0.0)
     assert not [
-        r for n in range(1, 9) for r in of.hear([(1.0 + 0.01 * n, f'{{"step": {n}, "step_time_s": 0.01}}')], 1.0)
+        r
+        for n in range(1, 9)
+        for r in of.hear([(1.0 + 0.01 * n, f'{{"step": {n}, "step_time_s": 0.01}}')], 1.0)
     ]
     assert len(of.settle(2.0)) >= 5
     assert of.end([NodeEnd(node=0, code=0)]).measurement.time_from == "log"
 
 
 @pytest.mark.parametrize(("moving", "kind"), [(False, FailureKind.HANG), (True, None)])
-def test_a_process_that_stays_at_one_place_shows_no_life(moving: bool, kind: FailureKind | None) -> None:
+def test_a_process_that_stays_at_one_place_shows_no_life(
+    moving: bool, kind: FailureKind | None
+) -> None:
     """The watch reports from a thread of its own, while a rank waits for another for good. One that evaluates is seen at several places."""
     of = trial()
     see_steps(of, 3)
     for second in range(4, 4 + round(PATIENT.step_timeout_s) + 4):
         elsewhere = [["forward", "own", "train.py", 9, second]] if moving else []
         lines = [["backward", "wait", "train.py", 7, 10 * second], *elsewhere]
-        of.see([{"kind": "watch", "pid": pid, "rank": pid - 7, "lines": lines} for pid in (7, 8)], float(second))
+        of.see(
+            [{"kind": "watch", "pid": pid, "rank": pid - 7, "lines": lines} for pid in (7, 8)],
+            float(second),
+        )
         of.tick(float(second))
     assert of.ending == (kind is not None)
     if kind is not None:
@@ -147,7 +163,9 @@ def test_a_step_that_is_not_the_configs_is_no_measurement(seen: dict[str, Any], 
     assert "trainer.argv" in failure.message
 
 
-@pytest.mark.parametrize(("counts", "is_refused"), [((61, 57, 66, 59), False), ((61, 61, 66, 61), True)])
+@pytest.mark.parametrize(
+    ("counts", "is_refused"), [((61, 57, 66, 59), False), ((61, 61, 66, 61), True)]
+)
 def test_micro_batches_that_are_filled_by_tokens_have_any_number_of_sequences(
     counts: tuple[int, ...], is_refused: bool
 ) -> None:
@@ -155,7 +173,12 @@ def test_micro_batches_that_are_filled_by_tokens_have_any_number_of_sequences(
     of.see([report(*(step(1.0 + n, sequences=[count]) for n, count in enumerate(counts)))], 5.0)
     assert of.ending == is_refused
     assert of.seen().fills_by_tokens != is_refused
-    assert any("filled up to a token limit" in said for said in remarks(of.seen(), keeps_outputs=False)) != is_refused
+    assert (
+        any(
+            "filled up to a token limit" in said for said in remarks(of.seen(), keeps_outputs=False)
+        )
+        != is_refused
+    )
 
 
 @pytest.mark.parametrize(
@@ -171,7 +194,10 @@ def test_sequences_of_other_lengths_are_counted_on_average(
 ) -> None:
     of = trial()
     told = enumerate(zip(tokens, sequences, strict=True))
-    of.see([report(*(step(1.0 + n, sequences=[count], tokens=total) for n, (total, count) in told))], 5.0)
+    of.see(
+        [report(*(step(1.0 + n, sequences=[count], tokens=total) for n, (total, count) in told))],
+        5.0,
+    )
     assert not of.seen().disagreement
     assert of.seen().lengths_vary == (average is not None)
     said = [each for each in remarks(of.seen(), keeps_outputs=False) if "differ in length" in each]
@@ -182,7 +208,9 @@ def test_sequences_of_other_lengths_are_counted_on_average(
         assert "13 tokens on average" in said[0]
 
 
-def test_packed_steps_that_have_the_configs_tokens_are_its_batch_however_many_sequences_they_have() -> None:
+def test_packed_steps_that_have_the_configs_tokens_are_its_batch_however_many_sequences_they_have() -> (
+    None
+):
     of = trial()
     counts = enumerate((3, 5, 4, 6))
     of.see([report(*(step(1.0 + n, sequences=[count], tokens=8 * 16) for n, count in counts))], 5.0)
@@ -195,7 +223,11 @@ def test_packed_steps_that_have_the_configs_tokens_are_its_batch_however_many_se
     [
         {"micro": 4, "sequences": [8]},
         {"micro": 1, "sequences": [8], "backwards": 4},
-        {"micro": 8, "sequences": [16, 8], "backwards": 4},  # two forward passes for each backward pass
+        {
+            "micro": 8,
+            "sequences": [16, 8],
+            "backwards": 4,
+        },  # two forward passes for each backward pass
         {"micro": 4, "sequences": [4], "tokens": 8 * 16 - 8},  # packed, and a token short
         {"micro": 4, "sequences": []},
     ],
@@ -251,7 +283,10 @@ def test_a_loss_that_is_not_finite_is_divergence_though_the_probe_counts() -> No
 
 
 def test_a_program_that_may_end_by_itself_is_given_time_once_it_is_measured() -> None:
-    of = trial(ends_itself=True, measure=replace(PATIENT, warmup_steps=1, min_steps=2, max_steps=2, first_look=0))
+    of = trial(
+        ends_itself=True,
+        measure=replace(PATIENT, warmup_steps=1, min_steps=2, max_steps=2, first_look=0),
+    )
     see_steps(of, 5)
     assert not of.ending
     assert len(of._steps) == 3

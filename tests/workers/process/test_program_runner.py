@@ -37,13 +37,25 @@ METRICS = {
 
 def options(*arguments: str, metrics: Mapping[str, str] = METRICS) -> dict[str, Any]:
     """The trainer's options for the program with these arguments."""
-    argv = [sys.executable, str(PROGRAM), "--micro-batch={micro_batch_size}", "--steps={steps}", *arguments]
+    argv = [
+        sys.executable,
+        str(PROGRAM),
+        "--micro-batch={micro_batch_size}",
+        "--steps={steps}",
+        *arguments,
+    ]
     return {"argv": argv, "metrics": dict(metrics)}
 
 
-def request(number: int, *arguments: str, metrics: Mapping[str, str] = METRICS, **fields: Any) -> TrialRequest:
+def request(
+    number: int, *arguments: str, metrics: Mapping[str, str] = METRICS, **fields: Any
+) -> TrialRequest:
     """A trial of the program on one rank."""
-    chosen = {"trainer_options": options(*arguments, metrics=metrics), "config": {"precision": "bf16"}, **fields}
+    chosen = {
+        "trainer_options": options(*arguments, metrics=metrics),
+        "config": {"precision": "bf16"},
+        **fields,
+    }
     return asking(number, dp=1, trainer="command", **chosen)
 
 
@@ -83,7 +95,9 @@ def test_a_program_is_measured_by_its_log(runner: LocalRunner) -> None:
 @pytest.mark.thorough
 def test_without_a_word_of_memory_the_fullest_process_counts(runner: LocalRunner) -> None:
     metrics = {name: pattern for name, pattern in METRICS.items() if name != "peak_memory_gib"}
-    seen = measurement_of(one(runner, request(0, "--fault=hold@1", "--step-s=0.3", metrics=metrics)))
+    seen = measurement_of(
+        one(runner, request(0, "--fault=hold@1", "--step-s=0.3", metrics=metrics))
+    )
     assert 200 * 2**20 < (seen.peak_memory_bytes or 0) < 2**30
 
 
@@ -97,14 +111,21 @@ BURSTY = {
 
 
 @pytest.mark.parametrize("kind", sampled(BURSTY, ["buffered"]))
-def test_steps_whose_lines_come_in_bursts_all_count(runner: LocalRunner, kind: str, tmp_path: Path) -> None:
+def test_steps_whose_lines_come_in_bursts_all_count(
+    runner: LocalRunner, kind: str, tmp_path: Path
+) -> None:
     program = tmp_path / "train.py"
     program.write_text(f"import os, time\n{BURSTY[kind]}\n")
     line = {"behind tee": "PYTHONUNBUFFERED= {} {} | tee /dev/null"}.get(kind, "exec {} {}")
     argv = ["sh", "-c", line.format(sys.executable, program), "train", "{micro_batch_size}"]
     measure = replace(PATIENT, warmup_steps=1, min_steps=60, max_steps=80, precision=1e-6)
     asked = asking(
-        0, dp=1, trainer="command", trainer_options={"argv": argv}, config={"precision": "bf16"}, measure=measure
+        0,
+        dp=1,
+        trainer="command",
+        trainer_options={"argv": argv},
+        config={"precision": "bf16"},
+        measure=measure,
     )
     events = events_of(runner, asked)
     found = ended(events).measurement
@@ -134,13 +155,19 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", sampled(FAULTS, ["raise@3", "kill@3"]))
-def test_each_fault_gets_its_verdict_and_the_next_trial_runs(runner: LocalRunner, fault: str) -> None:
+def test_each_fault_gets_its_verdict_and_the_next_trial_runs(
+    runner: LocalRunner, fault: str
+) -> None:
     kind, says, step = FAULTS[fault]
     measure = HASTY if kind is FailureKind.HANG else PATIENT
-    failure = failure_of(one(runner, request(1, f"--fault={fault}", measure=replace(measure, precision=0.0))))
+    failure = failure_of(
+        one(runner, request(1, f"--fault={fault}", measure=replace(measure, precision=0.0)))
+    )
     assert (failure.kind, failure.step) == (kind, step), failure
     assert says in failure.message
-    assert "settings []" in failure.log_tail, "the log is the evidence, and no setting of the service is in it"
+    assert "settings []" in failure.log_tail, (
+        "the log is the evidence, and no setting of the service is in it"
+    )
     assert running(PROGRAM) == [], "nothing of the program is left"
     assert one(runner, request(2)).failure is None
 
@@ -148,7 +175,9 @@ def test_each_fault_gets_its_verdict_and_the_next_trial_runs(runner: LocalRunner
 @pytest.mark.thorough
 def test_a_trial_that_takes_too_long_ends_in_time(runner: LocalRunner) -> None:
     slow = replace(PATIENT, min_steps=8, max_steps=1000, precision=0.0, trial_timeout_s=3.0)
-    failure = failure_of(one(runner, request(0, "--step-s=0.5", measure=replace(slow, warmup_steps=100))))
+    failure = failure_of(
+        one(runner, request(0, "--step-s=0.5", measure=replace(slow, warmup_steps=100)))
+    )
     assert failure.kind is FailureKind.TIMEOUT
 
 
@@ -170,7 +199,9 @@ def test_what_a_program_started_elsewhere_ends_with_it(runner: LocalRunner) -> N
 @pytest.mark.thorough
 def test_a_loser_ends_early(runner: LocalRunner) -> None:
     endless = replace(PATIENT, min_steps=5, max_steps=500, precision=0.0)
-    end = one(runner, request(0, "--step-s=0.01", "--jitter=0.1", measure=endless, beat_step_time_s=0.001))
+    end = one(
+        runner, request(0, "--step-s=0.01", "--jitter=0.1", measure=endless, beat_step_time_s=0.001)
+    )
     assert "cannot win" in end.stopped
     assert end.failure is None
 
@@ -183,7 +214,9 @@ def test_a_knob_that_the_program_would_not_hear_of_is_refused(runner: LocalRunne
 
 def test_a_program_that_is_not_there_stops_the_study(runner: LocalRunner) -> None:
     with pytest.raises(RunnerError, match="no such program"):
-        runner.start(request(0, trainer_options={"argv": ["trainer-of-nobody", "{micro_batch_size}"]}))
+        runner.start(
+            request(0, trainer_options={"argv": ["trainer-of-nobody", "{micro_batch_size}"]})
+        )
 
 
 READS_ITS_CONFIG = """
@@ -196,7 +229,9 @@ for step in range(40):
 """
 
 
-def test_a_program_reads_its_rendered_files_in_its_own_folder(runner: LocalRunner, tmp_path: Path) -> None:
+def test_a_program_reads_its_rendered_files_in_its_own_folder(
+    runner: LocalRunner, tmp_path: Path
+) -> None:
     (tmp_path / "train.py").write_text(READS_ITS_CONFIG)
     rendered = {
         "argv": [sys.executable, "train.py", "{files}/train.json", str(tmp_path)],
@@ -209,7 +244,13 @@ def test_a_program_reads_its_rendered_files_in_its_own_folder(runner: LocalRunne
 def test_a_folder_that_is_not_there_stops_the_study(runner: LocalRunner) -> None:
     with pytest.raises(RunnerError, match="no such folder"):
         runner.start(
-            request(0, trainer_options={"argv": [sys.executable, "{micro_batch_size}"], "cwd": "/nowhere-at-all"})
+            request(
+                0,
+                trainer_options={
+                    "argv": [sys.executable, "{micro_batch_size}"],
+                    "cwd": "/nowhere-at-all",
+                },
+            )
         )
 
 
@@ -253,7 +294,13 @@ def test_a_study_finds_the_best_config_of_somebodys_program() -> None:
         "workload": {"seq_len": 64, "global_batch_size": 8},
         "space": {"micro_batch_size": [1, 2, 4, 8], "precision": ["fp32"]},
         "budget": {"max_trials": 6, "max_wall_s": 600},
-        "measure": {"warmup_steps": 1, "min_steps": 5, "max_steps": 6, "finalists": 1, "final_rounds": 1},
+        "measure": {
+            "warmup_steps": 1,
+            "min_steps": 5,
+            "max_steps": 6,
+            "finalists": 1,
+            "final_rounds": 1,
+        },
         "searcher": "grid",
         "trainer": {
             "kind": "command",

@@ -34,13 +34,23 @@ def runner() -> Iterator[LocalRunner]:
 
 def on_two_nodes(number: int, argv: list[str], **fields: Any) -> TrialRequest:
     """A trial of two nodes with one rank each."""
-    options = {"argv": argv, "metrics": METRICS, "fixed": {"dp": 2}, "env": {"OMP_NUM_THREADS": "1"}}
+    options = {
+        "argv": argv,
+        "metrics": METRICS,
+        "fixed": {"dp": 2},
+        "env": {"OMP_NUM_THREADS": "1"},
+    }
     fixed = {"config": {"precision": "bf16"}, "cluster": {"num_nodes": 2, "gpus_per_node": 1}}
     return asking(number, dp=2, trainer="command", trainer_options=options, **fixed, **fields)
 
 
 def program(number: int, *arguments: str, **fields: Any) -> TrialRequest:
-    argv = [sys.executable, str(HERE / "node_program.py"), "--node={node_rank}", "--micro-batch={micro_batch_size}"]
+    argv = [
+        sys.executable,
+        str(HERE / "node_program.py"),
+        "--node={node_rank}",
+        "--micro-batch={micro_batch_size}",
+    ]
     return on_two_nodes(number, [*argv, *arguments], measure=BRIEF, **fields)
 
 
@@ -49,7 +59,9 @@ def left() -> list[int]:
     return running(HERE / "node_program.py")
 
 
-def test_each_node_is_told_its_number_and_where_all_meet_and_one_is_measured(runner: LocalRunner) -> None:
+def test_each_node_is_told_its_number_and_where_all_meet_and_one_is_measured(
+    runner: LocalRunner,
+) -> None:
     asked = replace(program(0), with_log=True)
     events = events_of(runner, asked)
     seen = measurement_of(ended(events))
@@ -60,14 +72,23 @@ def test_each_node_is_told_its_number_and_where_all_meet_and_one_is_measured(run
     for node in (0, 1):
         assert f"'PET_NODE_RANK={node}'" in told[node]
         assert f"'NODE_RANK={node}'" in told[node]
-        for words in ("PET_NNODES=2", "PET_NPROC_PER_NODE=1", "MASTER_ADDR=127.0.0.1", "GLOO_SOCKET_IFNAME=lo"):
+        for words in (
+            "PET_NNODES=2",
+            "PET_NPROC_PER_NODE=1",
+            "MASTER_ADDR=127.0.0.1",
+            "GLOO_SOCKET_IFNAME=lo",
+        ):
             assert words in told[node]
 
 
 FAULTS = {
     "exit@1": (FailureKind.ERROR, "on node 1 (127.0.0.1)", "[node 1] ValueError: the cause"),
     "exit@0": (FailureKind.ERROR, "on node 0 (127.0.0.1)", "[node 0] ValueError: the cause"),
-    "kill@1": (FailureKind.WORKER_LOST, "node 1 (127.0.0.1): its keeper was lost", "[node 1] iteration 0"),
+    "kill@1": (
+        FailureKind.WORKER_LOST,
+        "node 1 (127.0.0.1): its keeper was lost",
+        "[node 1] iteration 0",
+    ),
 }
 """faults that only several nodes have; the others, on one node and on two, are in `test_misbehaving_programs`"""
 
@@ -88,7 +109,9 @@ def test_each_fault_gets_the_kind_of_the_node_that_failed(runner: LocalRunner, f
 
 
 @pytest.mark.thorough
-def test_a_program_that_one_node_lacks_is_refused_there(runner: LocalRunner, tmp_path: Path) -> None:
+def test_a_program_that_one_node_lacks_is_refused_there(
+    runner: LocalRunner, tmp_path: Path
+) -> None:
     script = tmp_path / "train"
     script.write_text("#!/no/such/interpreter\n")
     script.chmod(0o755)
@@ -99,7 +122,9 @@ def test_a_program_that_one_node_lacks_is_refused_there(runner: LocalRunner, tmp
 
 @pytest.mark.thorough
 def test_standalone_would_stay_on_one_node(runner: LocalRunner) -> None:
-    failure = failure_of(one(runner, on_two_nodes(0, ["torchrun", "--standalone", "x.py", "{micro_batch_size}"])))
+    failure = failure_of(
+        one(runner, on_two_nodes(0, ["torchrun", "--standalone", "x.py", "{micro_batch_size}"]))
+    )
     assert failure.kind is FailureKind.INVALID
     assert "leave --standalone out" in failure.message
 

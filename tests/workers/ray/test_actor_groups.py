@@ -62,7 +62,9 @@ def removed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def place(*addresses: str) -> Callable[[str], Any]:
-    return lambda name: SimpleNamespace(handles=[Handle(address) for address in addresses], token=name)
+    return lambda name: SimpleNamespace(
+        handles=[Handle(address) for address in addresses], token=name
+    )
 
 
 def groups_on(cluster: Any) -> ActorGroups:
@@ -77,7 +79,9 @@ def test_an_idle_place_on_living_nodes_is_used_again(removed: list[str]) -> None
     assert not removed
 
 
-def test_an_idle_place_with_a_node_that_died_while_nobody_listened_is_removed(removed: list[str]) -> None:
+def test_an_idle_place_with_a_node_that_died_while_nobody_listened_is_removed(
+    removed: list[str],
+) -> None:
     cluster = Cluster("a", "b", "c")
     groups = groups_on(cluster)
     first = groups.form(PAIR, "", place("a", "b"))
@@ -110,13 +114,17 @@ class BeatingHandle(Handle):
         self.is_inside = False
 
 
-def test_no_heartbeat_is_on_its_way_once_they_are_closed(removed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_heartbeat_is_on_its_way_once_they_are_closed(
+    removed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "HEARTBEAT_S", 0.01)
     monkeypatch.setattr(Cluster, "outlives_us", True)
     groups = groups_on(Cluster("a"))
     handle = BeatingHandle("a")
     groups.form(
-        Shape(kind="gang", nodes=1, ranks_per_node=1), "", lambda name: SimpleNamespace(handles=[handle], token=name)
+        Shape(kind="gang", nodes=1, ranks_per_node=1),
+        "",
+        lambda name: SimpleNamespace(handles=[handle], token=name),
     )
     assert handle.began.wait(300.0)
     groups.close()

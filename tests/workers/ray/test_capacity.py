@@ -51,7 +51,9 @@ def test_ranks_of_one_node_may_lie_on_several_and_those_of_several_need_whole_on
 def test_a_program_on_one_node_needs_that_node_whole() -> None:
     capacity = seen(Cluster(0, 2, 3))
     assert capacity.shortage(FOUR) == ""
-    assert "they need one node with 4 CPU, but the cluster has no such node" in capacity.shortage(FOUR, whole=True)
+    assert "they need one node with 4 CPU, but the cluster has no such node" in capacity.shortage(
+        FOUR, whole=True
+    )
     assert capacity.shortage(Placement(nnodes=1, nproc_per_node=3), whole=True) == ""
 
 
@@ -61,7 +63,9 @@ def test_a_part_of_a_processor_is_no_place_for_a_rank() -> None:
 
 
 @pytest.mark.parametrize("placement", [FOUR, TWO_BY_TWO])
-def test_what_the_cluster_was_large_enough_for_is_absent_and_never_short(placement: Placement) -> None:
+def test_what_the_cluster_was_large_enough_for_is_absent_and_never_short(
+    placement: Placement,
+) -> None:
     cluster = Cluster(0, 2, 2)
     capacity = seen(cluster)
     assert capacity.absence(placement) == ""
@@ -80,14 +84,20 @@ class Named(Cluster):
     left_out: frozenset[str] = frozenset()
 
     def nodes(self) -> list[dict[str, float]]:
-        return [{"CPU": float(count)} for at, count in enumerate(self.cpus) if f"n{at}" not in self.left_out]
+        return [
+            {"CPU": float(count)}
+            for at, count in enumerate(self.cpus)
+            if f"n{at}" not in self.left_out
+        ]
 
 
 def test_a_node_is_done_without_where_the_others_have_room_as_well() -> None:
     cluster = Named(2, 2, 2)
     capacity = seen(cluster)
     assert capacity.has_room_without("n1", TWO_BY_TWO)
-    assert (capacity.ranks, capacity.absence(TWO_BY_TWO)) == (4, ""), "it is not away, it is left out"
+    assert (capacity.ranks, capacity.absence(TWO_BY_TWO)) == (4, ""), (
+        "it is not away, it is left out"
+    )
     assert not capacity.has_room_without("n0", TWO_BY_TWO)
     assert (cluster.left_out, capacity.ranks) == ({"n1"}, 4)
 

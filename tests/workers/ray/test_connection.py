@@ -42,7 +42,9 @@ class Subscriber:
 def hear_a_report() -> None:
     """Runs Ray's own reading of reports once."""
     stop = threading.Event()
-    driver = SimpleNamespace(gcs_error_subscriber=Subscriber(stop), current_job_id=of_ray.JobID.from_int(1))
+    driver = SimpleNamespace(
+        gcs_error_subscriber=Subscriber(stop), current_job_id=of_ray.JobID.from_int(1)
+    )
     of_ray.listen_error_messages(driver, stop)  # type: ignore[arg-type]
 
 
@@ -55,14 +57,18 @@ def test_reports_of_nodes_are_logged_and_not_printed(
     assert "the node has been marked dead" in caplog.text
 
 
-def test_another_connection_of_this_process_prints_them_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_connection_of_this_process_prints_them_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with reports_are_logged():
         pass
     hear_a_report()
     assert "the node has been marked dead" in capsys.readouterr().out
 
 
-def test_a_runner_whose_cluster_does_not_answer_ends_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_runner_whose_cluster_does_not_answer_ends_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Headless:
         closed = False
 
@@ -100,7 +106,9 @@ def test_an_answer_is_not_waited_for_once_the_head_is_gone(monkeypatch: pytest.M
     host, port = head.getsockname()
     cluster, never = Unconnected(f"{host}:{port}"), threading.Event()
     try:
-        assert cluster.ask(lambda: never.wait(0.5) or 7) == 7, "a head that accepts connections has its time"
+        assert cluster.ask(lambda: never.wait(0.5) or 7) == 7, (
+            "a head that accepts connections has its time"
+        )
         head.close()
         with pytest.raises(RunnerError, match=r"it accepted no connection for 0\.3 s"):
             cluster.ask(never.wait)
@@ -131,9 +139,13 @@ def test_whoever_asks_after_the_end_of_the_job_is_told_of_it_each_time() -> None
 
 
 def run_without_rays_variables(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | variables
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("RAY_")
+    } | variables
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
 
 
 STARTED = """
@@ -149,7 +161,9 @@ print(os.path.exists(path), [name for name in os.environ if name.startswith("RAY
 
 @pytest.mark.alone
 @pytest.mark.thorough
-def test_a_cluster_that_is_started_here_has_a_token_of_its_own_and_leaves_none_in_the_home(tmp_path: Path) -> None:
+def test_a_cluster_that_is_started_here_has_a_token_of_its_own_and_leaves_none_in_the_home(
+    tmp_path: Path,
+) -> None:
     done = run_without_rays_variables(STARTED, HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-2:] == ["0o600 token 1.0", "False []"]
@@ -184,4 +198,6 @@ cluster.close()
 @pytest.mark.thorough
 def test_a_signal_while_ray_starts_is_heard_as_at_any_other_time() -> None:
     done = run_without_rays_variables(ENDED_AS_IT_CONNECTS)
-    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["heard heard heard 1.0"]), done.stderr
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["heard heard heard 1.0"]), (
+        done.stderr
+    )

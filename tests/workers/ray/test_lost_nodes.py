@@ -23,7 +23,15 @@ from tests.nodes.ray_nodes import RayNodes
 from tests.ray_roles import played
 from tests.workers.processes import until
 from tests.workers.ray.test_ray import heard
-from tests.workers.ray.two_node_trials import ALONE, ENDLESS, LADDER_S, RANKS, measured, ranks, spread
+from tests.workers.ray.two_node_trials import (
+    ALONE,
+    ENDLESS,
+    LADDER_S,
+    RANKS,
+    measured,
+    ranks,
+    spread,
+)
 from tests.workers.requests import PATIENT, failure_of, request, until_it_steps, until_steps
 
 pytestmark = ALONE
@@ -64,10 +72,18 @@ FAULTS = {
     "without power": Fault(lambda _, node: node.lose_power(), boot, LOST_S + LADDER_S),
     "raylet killed": Fault(kill_raylet, boot, LOST_S + LADDER_S),
     "cut off": Fault(
-        lambda _, node: node.cut(), lambda _, node: node.heal(), LOST_S + LADDER_S, lasts_s=40.0, returns=True
+        lambda _, node: node.cut(),
+        lambda _, node: node.heal(),
+        LOST_S + LADDER_S,
+        lasts_s=40.0,
+        returns=True,
     ),
     "frozen": Fault(
-        lambda _, node: node.freeze(), lambda _, node: node.thaw(), LOST_S + LADDER_S, lasts_s=40.0, returns=True
+        lambda _, node: node.freeze(),
+        lambda _, node: node.thaw(),
+        LOST_S + LADDER_S,
+        lasts_s=40.0,
+        returns=True,
     ),
 }
 
@@ -80,7 +96,9 @@ def runner(two_nodes: RayNodes) -> Iterator[RayRunner]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_lost_node_is_a_lost_worker_and_no_rank_lives_on(two_nodes: RayNodes, runner: RayRunner, name: str) -> None:
+def test_a_lost_node_is_a_lost_worker_and_no_rank_lives_on(
+    two_nodes: RayNodes, runner: RayRunner, name: str
+) -> None:
     from ray.util.placement_group import placement_group_table
 
     fault, node = FAULTS[name], two_nodes.nodes[1]
@@ -91,24 +109,34 @@ def test_a_lost_node_is_a_lost_worker_and_no_rank_lives_on(two_nodes: RayNodes, 
     fault.strike(two_nodes, node)
     failure = failure_of(ended(events_until_ended(runner, [asked.id], deadline_s=900.0)))
     verdict_s = time.monotonic() - began_s
-    elsewhere_s = until(lambda: not two_nodes.nodes[0].processes(RANKS), 30.0) + time.monotonic() - began_s
-    print(f"\n{name}: verdict after {verdict_s:.1f} s, ranks elsewhere gone after {elsewhere_s:.1f} s; {failure}")
+    elsewhere_s = (
+        until(lambda: not two_nodes.nodes[0].processes(RANKS), 30.0) + time.monotonic() - began_s
+    )
+    print(
+        f"\n{name}: verdict after {verdict_s:.1f} s, ranks elsewhere gone after {elsewhere_s:.1f} s; {failure}"
+    )
     assert failure.kind is FailureKind.WORKER_LOST
     assert verdict_s < fault.within_s
     groups = placement_group_table().values()
-    assert {group["state"] for group in groups} == {"REMOVED"}, "a group that lost a node would be rescheduled for ever"
+    assert {group["state"] for group in groups} == {"REMOVED"}, (
+        "a group that lost a node would be rescheduled for ever"
+    )
     if fault.returns:
         while time.monotonic() - began_s < fault.lasts_s:
             runner.poll(0.5)
         before = ranks(two_nodes)
         fault.repair(two_nodes, node)
-        print(f"{name}: repaired {time.monotonic() - began_s:.1f} s after it, with {before} processes of ranks")
+        print(
+            f"{name}: repaired {time.monotonic() - began_s:.1f} s after it, with {before} processes of ranks"
+        )
     until(lambda: not ranks(two_nodes), ABANDONED_S)
     print(f"{name}: no rank anywhere {time.monotonic() - began_s:.1f} s after it")
     began_s = time.monotonic()
     events = measured(runner, request(number + 1, dp=2))
     waits = sum(isinstance(event, AttemptQueued) for event in events)
-    print(f"{name}: the next trial, on one node, took {time.monotonic() - began_s:.1f} s and was queued {waits} times")
+    print(
+        f"{name}: the next trial, on one node, took {time.monotonic() - began_s:.1f} s and was queued {waits} times"
+    )
     if not fault.returns:
         fault.repair(two_nodes, node)
     else:  # a link that is up again may be silent for as long again: whether Ray keeps the node shows then
@@ -140,7 +168,9 @@ def test_a_short_cut_is_no_loss(two_nodes: RayNodes, runner: RayRunner) -> None:
 
 
 @pytest.mark.slow
-def test_a_living_controller_keeps_what_it_waits_for_through_a_cut(two_nodes: RayNodes, runner: RayRunner) -> None:
+def test_a_living_controller_keeps_what_it_waits_for_through_a_cut(
+    two_nodes: RayNodes, runner: RayRunner
+) -> None:
     """The nodes are away for longer than the groups of a dead controller are kept."""
     from ray.util.placement_group import placement_group, remove_placement_group
 
@@ -168,7 +198,9 @@ def test_a_config_waits_for_a_node_that_is_away_and_runs_when_it_is_back(
     measured(runner, spread(130))
     node = two_nodes.nodes[1]
     node.kill()
-    until(lambda: not runner.poll(0.5) and len(two_nodes.living()) == 1, RAY_SAYS_S + 60)  # the warm gang is given up
+    until(
+        lambda: not runner.poll(0.5) and len(two_nodes.living()) == 1, RAY_SAYS_S + 60
+    )  # the warm gang is given up
     start_timeout_s = 40.0  # the new node's first ranks import torch
     asked = spread(131, measure=replace(PATIENT, start_timeout_s=start_timeout_s))
     runner.start(asked)
@@ -178,7 +210,9 @@ def test_a_config_waits_for_a_node_that_is_away_and_runs_when_it_is_back(
         events += runner.poll(0.5)
     assert all(isinstance(event, AttemptQueued) for event in events), events
     assert any(
-        "one of its 2 nodes is unavailable" in event.reason for event in events if isinstance(event, AttemptQueued)
+        "one of its 2 nodes is unavailable" in event.reason
+        for event in events
+        if isinstance(event, AttemptQueued)
     )
     node.boot()
     two_nodes.join(node)
@@ -187,7 +221,9 @@ def test_a_config_waits_for_a_node_that_is_away_and_runs_when_it_is_back(
 
 
 @pytest.mark.slow
-def test_a_driver_that_is_cut_off_from_all_nodes_loses_its_trial(two_nodes: RayNodes, runner: RayRunner) -> None:
+def test_a_driver_that_is_cut_off_from_all_nodes_loses_its_trial(
+    two_nodes: RayNodes, runner: RayRunner
+) -> None:
     asked = spread(110, measure=ENDLESS)
     until_it_steps(runner, asked)
     began_s = time.monotonic()
@@ -197,6 +233,8 @@ def test_a_driver_that_is_cut_off_from_all_nodes_loses_its_trial(two_nodes: RayN
     print(f"\ndriver cut off: verdict after {time.monotonic() - began_s:.1f} s; {failure}")
     assert failure.kind is FailureKind.WORKER_LOST
     until(lambda: not ranks(two_nodes), ABANDONED_S + 10.0)
-    print(f"driver cut off: no rank anywhere {time.monotonic() - began_s:.1f} s after it, without a link")
+    print(
+        f"driver cut off: no rank anywhere {time.monotonic() - began_s:.1f} s after it, without a link"
+    )
     for node in two_nodes.nodes:
         node.heal()

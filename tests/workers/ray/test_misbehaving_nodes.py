@@ -30,5 +30,7 @@ def runner() -> Iterator[RayRunner]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.does + "".join(case.arguments) for case in CASES])
-def test_a_program_that_misbehaves_on_a_ray_node_fails_with_its_kind_and_cause(runner: RayRunner, case: Case) -> None:
+def test_a_program_that_misbehaves_on_a_ray_node_fails_with_its_kind_and_cause(
+    runner: RayRunner, case: Case
+) -> None:
     check_failure(runner, case, 2, within_s=BRIEF.step_timeout_s)

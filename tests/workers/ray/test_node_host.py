@@ -29,7 +29,12 @@ def order(code: str) -> ProgramOrder:
 @pytest.fixture
 def host() -> Iterator[Any]:
     host: Any = object.__new__(NodeHost)
-    host._address, host._environment, host._package, host._lease_s = "127.0.0.1", {"COLOUR": "red"}, [], None
+    host._address, host._environment, host._package, host._lease_s = (
+        "127.0.0.1",
+        {"COLOUR": "red"},
+        [],
+        None,
+    )
     host._prepare("owner")
     try:
         yield host
@@ -92,7 +97,9 @@ def test_each_attempt_has_its_own_port_and_messages(host: Any) -> None:
     assert host.listen("owner", owner.heard) == [], "an order of an earlier attempt is late"
 
 
-def test_a_long_log_comes_in_few_messages_without_a_gap(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_log_comes_in_few_messages_without_a_gap(
+    host: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "MOST_UNHEARD", 2)
     owner = Owner(host)
     begin(host, order(COUNT))
@@ -149,6 +156,10 @@ def test_the_program_ends_when_its_owner_wants_it_or_is_gone(host: Any, how: str
     host.end("stranger")
     host.prepare("stranger", 2)
     assert is_alive(pid), "a stranger is not obeyed"
-    {"end": lambda: host.end("owner"), "prepare": lambda: host.prepare("owner", 2), "abandon": host._abandon}[how]()
+    {
+        "end": lambda: host.end("owner"),
+        "prepare": lambda: host.prepare("owner", 2),
+        "abandon": host._abandon,
+    }[how]()
     assert owner.until("ended")[-1]["left"] == []
     assert not is_alive(pid)

@@ -11,7 +11,11 @@ from autotune_workers.ray.placement import DOMAIN, avoiding, domain_of, is_among
 
 def node(domain: str = "", *, cpus: float = 8.0, alive: bool = True) -> dict[str, Any]:
     """As `ray.nodes()` lists it."""
-    return {"Alive": alive, "Labels": {DOMAIN: domain} if domain else {}, "Resources": {"CPU": cpus} if alive else {}}
+    return {
+        "Alive": alive,
+        "Labels": {DOMAIN: domain} if domain else {},
+        "Resources": {"CPU": cpus} if alive else {},
+    }
 
 
 def test_one_node_is_asked_for_as_one_bundle() -> None:
@@ -36,7 +40,9 @@ def test_several_nodes_are_different_nodes_with_or_without_a_domain() -> None:
         ([], ""),
     ],
 )
-def test_a_domain_counts_its_living_nodes_that_are_large_enough(nodes: list[dict[str, Any]], expected: str) -> None:
+def test_a_domain_counts_its_living_nodes_that_are_large_enough(
+    nodes: list[dict[str, Any]], expected: str
+) -> None:
     assert domain_of(nodes, 2, {"CPU": 2.0}) == expected
 
 
@@ -45,7 +51,9 @@ def test_ray_spells_the_strategies_so() -> None:
     from ray.util.placement_group import validate_placement_group
 
     for in_domain in (False, True):
-        validate_placement_group(bundles=[{"CPU": 1}] * 2, **strategy(2, in_domain=in_domain))  # raises ValueError
+        validate_placement_group(
+            bundles=[{"CPU": 1}] * 2, **strategy(2, in_domain=in_domain)
+        )  # raises ValueError
 
 
 def test_nodes_that_are_left_out_are_avoided_by_their_number_now() -> None:
@@ -53,13 +61,24 @@ def test_nodes_that_are_left_out_are_avoided_by_their_number_now() -> None:
     from ray.util.placement_group import validate_placement_group
 
     named = [
-        {**node(), "NodeID": number, "NodeManagerHostname": f"{name}.cluster", "NodeManagerAddress": address}
-        for number, name, address in (("aa", "n1", "10.0.0.1"), ("bb", "n2", "10.0.0.2"), ("cc", "n3", "10.0.0.3"))
+        {
+            **node(),
+            "NodeID": number,
+            "NodeManagerHostname": f"{name}.cluster",
+            "NodeManagerAddress": address,
+        }
+        for number, name, address in (
+            ("aa", "n1", "10.0.0.1"),
+            ("bb", "n2", "10.0.0.2"),
+            ("cc", "n3", "10.0.0.3"),
+        )
     ]
     assert avoiding(named, (), 2) == {}
     for names in (["n2", "10.0.0.3"], ["n2.cluster", "n3"]):
         where = avoiding(named, names, 2)
         assert where == {"bundle_label_selector": [{"ray.io/node-id": "!in(bb, cc)"}] * 2}
         for in_domain in (False, True):
-            validate_placement_group(bundles=[{"CPU": 1}] * 2, **strategy(2, in_domain=in_domain), **where)
+            validate_placement_group(
+                bundles=[{"CPU": 1}] * 2, **strategy(2, in_domain=in_domain), **where
+            )
     assert not is_among(named[0], ["10", "n", "n11"])

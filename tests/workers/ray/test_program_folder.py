@@ -38,7 +38,10 @@ def sent(folder: Path, to: Path) -> list[str]:
 
 
 def test_a_folder_arrives_as_it_was(tmp_path: Path) -> None:
-    source, there = write(tmp_path / "here", train_py="print(1)", data__small="abc"), tmp_path / "there"
+    source, there = (
+        write(tmp_path / "here", train_py="print(1)", data__small="abc"),
+        tmp_path / "there",
+    )
     (source / "run.sh").write_text("#!/bin/sh\n")
     (source / "run.sh").chmod(0o755)
     assert sent(source, there) == ["data/small", "run.sh", "train.py"]
@@ -48,11 +51,24 @@ def test_a_folder_arrives_as_it_was(tmp_path: Path) -> None:
 
 
 def test_what_ignore_files_name_is_left_out_at_every_depth(tmp_path: Path) -> None:
-    source = write(tmp_path / "here", train_py="", runs__1__log="", src__a_py="", src__cache__x="", checkpoint="")
+    source = write(
+        tmp_path / "here",
+        train_py="",
+        runs__1__log="",
+        src__a_py="",
+        src__cache__x="",
+        checkpoint="",
+    )
     (source / ".gitignore").write_text("runs/\n*.log\n")
     (source / ".rayignore").write_text("/checkpoint\n")
     (source / "src" / ".gitignore").write_text("cache\n")
-    assert sent(source, tmp_path / "there") == [".gitignore", ".rayignore", "src/.gitignore", "src/a.py", "train.py"]
+    assert sent(source, tmp_path / "there") == [
+        ".gitignore",
+        ".rayignore",
+        "src/.gitignore",
+        "src/a.py",
+        "train.py",
+    ]
 
 
 def test_versions_environments_and_caches_are_left_out(tmp_path: Path) -> None:

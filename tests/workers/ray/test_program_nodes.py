@@ -69,7 +69,13 @@ def measured(runner: RayRunner, asked: TrialRequest) -> list[RunnerEvent]:
 
 def said(events: list[RunnerEvent], beginning: str) -> dict[int, str]:
     """The first line of each node that begins so."""
-    lines = [(e.node, line) for e in events if isinstance(e, LogRead) for line in e.lines if line.startswith(beginning)]
+    lines = [
+        (e.node, line)
+        for e in events
+        if isinstance(e, LogRead)
+        for line in e.lines
+        if line.startswith(beginning)
+    ]
     return dict(reversed(lines))
 
 
@@ -82,7 +88,9 @@ def node_actors() -> set[str]:
 @pytest.mark.thorough
 class TestProgramsOnRayKeepTheRunnersContract(RunnerContract):
     @pytest.fixture
-    def runner(self, request: pytest.FixtureRequest, cluster: str, shared: RayRunner) -> Iterator[RayRunner]:
+    def runner(
+        self, request: pytest.FixtureRequest, cluster: str, shared: RayRunner
+    ) -> Iterator[RayRunner]:
         if "clos" not in request.node.name:
             yield shared
             return
@@ -94,7 +102,9 @@ class TestProgramsOnRayKeepTheRunnersContract(RunnerContract):
         return lambda number: on_one_node(number, "--step-s=0.01")
 
 
-def test_a_torchrun_script_trains_on_two_nodes_and_the_next_trial_finds_them_warm(shared: RayRunner) -> None:
+def test_a_torchrun_script_trains_on_two_nodes_and_the_next_trial_finds_them_warm(
+    shared: RayRunner,
+) -> None:
     remove_idle(shared)
     events = measured(shared, on_two_nodes(0))
     lines = said(events, "rank ")
@@ -119,12 +129,18 @@ def test_a_folder_that_was_sent_along_is_needed_no_more(shared: RayRunner, tmp_p
     assert len(folders) == 2, "a folder for each node"
     (here / GLOO.name).unlink()
     measured(shared, on_two_nodes(1, cwd=here, working_dir="upload"))
-    until(lambda: set(Path(tempfile.gettempdir()).glob("autotune-folder-*")) <= before, SOON_S, "unpacked folders")
+    until(
+        lambda: set(Path(tempfile.gettempdir()).glob("autotune-folder-*")) <= before,
+        SOON_S,
+        "unpacked folders",
+    )
 
 
 @pytest.mark.thorough
 def test_a_node_without_the_program_refuses_it_with_its_path(shared: RayRunner) -> None:
-    asked = on_two_nodes(0, argv=["/nowhere/bin/torchrun", "x", "--b={micro_batch_size}", "--r={dp}"])
+    asked = on_two_nodes(
+        0, argv=["/nowhere/bin/torchrun", "x", "--b={micro_batch_size}", "--r={dp}"]
+    )
     failure = failure_of(one(shared, asked))
     assert "node 127.0.0." in failure.message
     assert "no program '/nowhere/bin/torchrun'" in failure.message
@@ -159,7 +175,9 @@ def test_a_killed_driver_leaves_nothing_running(cluster: str, shared: RayRunner)
 
 
 @pytest.mark.thorough
-def test_the_next_controller_of_the_study_ends_what_an_earlier_one_left(cluster: str, shared: RayRunner) -> None:
+def test_the_next_controller_of_the_study_ends_what_an_earlier_one_left(
+    cluster: str, shared: RayRunner
+) -> None:
     remove_idle(shared)
     with played("program", cluster, "600") as driver:
         heard(driver, "StepsReported")

@@ -84,7 +84,12 @@ def test_a_new_owner_learns_the_state_of_the_rank() -> None:
         host._rank.begin = lambda: orders.append("begin")
         host.send("first", {"command": "run", "rank": 1, "run": 3})
         state = host.adopt("second")
-        assert (state.trial["run"], state.knows_store, state.is_ending, state.is_idle) == (3, False, False, False)
+        assert (state.trial["run"], state.knows_store, state.is_ending, state.is_idle) == (
+            3,
+            False,
+            False,
+            False,
+        )
         host.send("second", {"command": "store"})
         host._note({"event": "idle", "run": 2}, 0)
         assert not host.adopt("second").is_idle, "that was the trial before"
@@ -109,13 +114,17 @@ def test_an_actor_obeys_one_owner_at_a_time() -> None:
         host.replace("first", 1)
         assert (host._trial, host._generation) == (None, 0)
         assert not host.release("first")
-        assert [m["event"] for m in host.listen("second")] == ["step", "step"], "the new owner gets all messages again"
+        assert [m["event"] for m in host.listen("second")] == ["step", "step"], (
+            "the new owner gets all messages again"
+        )
         assert host.release("second")
         assert host.adopt("third") is None, "an actor that was released cannot be adopted"
 
 
 @pytest.mark.parametrize("lost", [{0}, {1}, {0, 1}, {2, 3}, set()])
-def test_an_answer_that_ray_loses_is_given_again(monkeypatch: pytest.MonkeyPatch, lost: set[int]) -> None:
+def test_an_answer_that_ray_loses_is_given_again(
+    monkeypatch: pytest.MonkeyPatch, lost: set[int]
+) -> None:
     import ray
 
     asked: list[Callable[[], list[Message]]] = []
@@ -133,7 +142,10 @@ def test_an_answer_that_ray_loses_is_given_again(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ray, "get", get)
     monkeypatch.setattr(owned_actor, "LISTEN_S", 0.1)
     rank = RayRank(
-        "rank-0", SimpleNamespace(listen=SimpleNamespace(remote=remote)), "first", SentFolders(limit_bytes=0)
+        "rank-0",
+        SimpleNamespace(listen=SimpleNamespace(remote=remote)),
+        "first",
+        SentFolders(limit_bytes=0),
     )
     heard: list[str] = []
     with a_host("store", "step", "step", "done", "idle") as host:

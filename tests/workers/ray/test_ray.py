@@ -97,7 +97,9 @@ def test_it_listens_on_loopback_only(cluster: str) -> None:
 
 @pytest.mark.thorough
 def test_a_group_that_can_never_be_placed_fails_within_its_deadline(shared: RayRunner) -> None:
-    failure = failure_of(one(shared, request(0, dp=8, measure=replace(PATIENT, start_timeout_s=3.0))))
+    failure = failure_of(
+        one(shared, request(0, dp=8, measure=replace(PATIENT, start_timeout_s=3.0)))
+    )
     assert failure.kind is FailureKind.INVALID
     assert "8 CPU" in failure.message
     assert "5 CPU" in failure.message
@@ -105,7 +107,9 @@ def test_a_group_that_can_never_be_placed_fails_within_its_deadline(shared: RayR
 
 
 @pytest.mark.slow
-def test_a_runner_that_others_wait_for_gives_its_gang_back(cluster: str, free_cluster: None) -> None:
+def test_a_runner_that_others_wait_for_gives_its_gang_back(
+    cluster: str, free_cluster: None
+) -> None:
     with RayRunner(trial=DOUBLE) as first, RayRunner(trial=DOUBLE) as second:
         told: list[RunnerEvent] = []
         rounds = 0
@@ -139,7 +143,9 @@ def test_actors_have_names_that_people_can_read_and_resources_come_back(shared: 
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.thorough if name in SOME else pytest.mark.slow) if name != ALWAYS else name
+        pytest.param(name, marks=pytest.mark.thorough if name in SOME else pytest.mark.slow)
+        if name != ALWAYS
+        else name
         for name in ROWS
     ],
 )
@@ -172,14 +178,22 @@ def rank_actors() -> list[dict[str, str]]:
     """All that there are."""
     import ray
 
-    return [actor for actor in ray.util.list_named_actors(all_namespaces=True) if "-rank-" in actor["name"]]
+    return [
+        actor
+        for actor in ray.util.list_named_actors(all_namespaces=True)
+        if "-rank-" in actor["name"]
+    ]
 
 
 def pids_of(actors: list[dict[str, str]]) -> list[int]:
     """Of the actors and of their ranks."""
     import ray
 
-    return [pid for actor in actors for pid in ray.get(ray.get_actor(**actor).pids.remote(), timeout=300)]
+    return [
+        pid
+        for actor in actors
+        for pid in ray.get(ray.get_actor(**actor).pids.remote(), timeout=300)
+    ]
 
 
 def until_all_gone(pids: list[int], deadline_s: float) -> float:
@@ -203,7 +217,9 @@ def heard(process: subprocess.Popen[str], beginning: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_killed_driver_leaves_nothing_on_a_cluster_that_goes_on(cluster: str, free_cluster: None) -> None:
+def test_a_killed_driver_leaves_nothing_on_a_cluster_that_goes_on(
+    cluster: str, free_cluster: None
+) -> None:
     all_free()
     known = rank_actors()
     with played("study", cluster) as study:
@@ -212,7 +228,9 @@ def test_a_killed_driver_leaves_nothing_on_a_cluster_that_goes_on(cluster: str, 
         assert len(pids) == 4
         assert free_cpus() == 3
         os.kill(study.pid, signal.SIGKILL)
-        print(f"free {until_all_gone(pids, 60):.1f} s after the driver was killed; its gang waits 3 s for another")
+        print(
+            f"free {until_all_gone(pids, 60):.1f} s after the driver was killed; its gang waits 3 s for another"
+        )
 
 
 @pytest.mark.thorough
@@ -226,7 +244,9 @@ def test_the_next_driver_adopts_the_gang_with_its_trial(cluster: str, free_clust
         os.kill(study.pid, signal.SIGKILL)
         with played("study", cluster, "20", "30", "1") as heir:
             heard(heir, "adopted")
-            assert heard(heir, "StepsReported").startswith("StepsReported 0 to "), "all steps are told again"
+            assert heard(heir, "StepsReported").startswith("StepsReported 0 to "), (
+                "all steps are told again"
+            )
             assert pids_of(actors) == pids
             assert heard(heir, "AttemptEnded") == "AttemptEnded measured"
             heard(heir, "closed")
@@ -235,7 +255,9 @@ def test_the_next_driver_adopts_the_gang_with_its_trial(cluster: str, free_clust
 
 @pytest.mark.slow
 @pytest.mark.parametrize("heir", [False, True], ids=["nobody comes", "another comes"])
-def test_a_placement_group_without_actors_is_removed(cluster: str, free_cluster: None, heir: bool) -> None:
+def test_a_placement_group_without_actors_is_removed(
+    cluster: str, free_cluster: None, heir: bool
+) -> None:
     """What a driver leaves that is killed between asking for the place and asking for the actors."""
     from ray.util.placement_group import placement_group, placement_group_table
 
@@ -252,7 +274,9 @@ def test_a_placement_group_without_actors_is_removed(cluster: str, free_cluster:
         with played("janitor", cluster, label, "2") as driver:
             heard(driver, "started")
             time.sleep(8.0)
-            assert placement_group_table(group)["state"] == "CREATED", "its driver lives, however silent"
+            assert placement_group_table(group)["state"] == "CREATED", (
+                "its driver lives, however silent"
+            )
     until(lambda: placement_group_table(group)["state"] == "REMOVED")
     until_all_gone([], 60)
 
@@ -263,7 +287,11 @@ def test_a_gang_that_still_waits_for_its_placement_ends_with_its_driver(
     cluster: str, free_cluster: None, heir: bool
 ) -> None:
     """The driver is killed while others use what its gang needs; its successor waits in its turn and is not confused by it."""
-    from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+    from ray.util.placement_group import (
+        placement_group,
+        placement_group_table,
+        remove_placement_group,
+    )
 
     all_free()
     others = placement_group([{"CPU": 1.0}] * 4, name="others")
@@ -286,7 +314,9 @@ def test_a_gang_that_still_waits_for_its_placement_ends_with_its_driver(
 
 
 @pytest.mark.slow
-def test_a_driver_that_wakes_up_after_another_adopted_its_gang_lets_go(cluster: str, free_cluster: None) -> None:
+def test_a_driver_that_wakes_up_after_another_adopted_its_gang_lets_go(
+    cluster: str, free_cluster: None
+) -> None:
     all_free()
     known = rank_actors()
     with played("study", cluster, "40", "60", "1") as study:
@@ -306,7 +336,9 @@ def test_a_driver_that_wakes_up_after_another_adopted_its_gang_lets_go(cluster: 
 
 
 @pytest.mark.slow
-def test_a_node_that_goes_away_takes_its_trial_as_a_lost_worker(cluster: str, free_cluster: None) -> None:
+def test_a_node_that_goes_away_takes_its_trial_as_a_lost_worker(
+    cluster: str, free_cluster: None
+) -> None:
     with RayRunner(trial=DOUBLE) as runner, played_node(cluster, num_cpus=4) as node:
         until(lambda: runner.capacity == 9, 900)
         endless = replace(PATIENT, min_steps=500, max_steps=500, trial_timeout_s=1500.0)
@@ -333,12 +365,14 @@ def test_a_head_that_goes_away_ends_the_study_with_a_clear_error() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("_", range(5))
 def test_a_driver_exits_well_though_ray_reports_its_metrics_all_the_time(_: int) -> None:
-    program = (
-        "from autotune_workers.runners.ray import RayRunner\nfor _ in range(2):\n    RayRunner(num_cpus=2).close()"
-    )
+    program = "from autotune_workers.runners.ray import RayRunner\nfor _ in range(2):\n    RayRunner(num_cpus=2).close()"
     environment = {**os.environ, **AUTH, "RAY_metrics_report_interval_ms": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, timeout=900, check=False
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        timeout=900,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
 
@@ -358,6 +392,8 @@ def test_the_numbers_of_the_rows_are_those_of_their_faults() -> None:
 
 @pytest.mark.thorough
 def test_a_study_of_gpus_does_not_train_on_a_cluster_without_any(shared: RayRunner) -> None:
-    with pytest.raises(RunnerError, match=r"no GPU is visible in the Ray cluster.*gpus_per_rank: 0"):
+    with pytest.raises(
+        RunnerError, match=r"no GPU is visible in the Ray cluster.*gpus_per_rank: 0"
+    ):
         shared.check_study(load_study(spec(runner="ray")))
     shared.check_study(load_study(spec(runner="ray", cluster={"gpu": "cpu", "gpus_per_node": 8})))

@@ -44,7 +44,9 @@ SPEC = {
 def commands() -> list[str]:
     """The page's own `ray start` recipe: lines of the first machine, and those of the second."""
     blocks = re.findall(r"```console\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    return ["\n".join(line.removeprefix("$ ") for line in block.splitlines()) for block in blocks[:2]]
+    return [
+        "\n".join(line.removeprefix("$ ") for line in block.splitlines()) for block in blocks[:2]
+    ]
 
 
 @pytest.fixture
@@ -65,7 +67,12 @@ def test_the_page_works_as_it_is_written(nodes: tuple[Node, Node], tmp_path: Pat
 
     def run(node: Node, text: str, **more: str) -> str:
         text = text.replace("10.0.0.1", first.address).replace("10.0.0.2", second.address)
-        environment = {"HOME": str(node.folder), "RAY_TMPDIR": str(node.folder), "OMP_NUM_THREADS": "1", **more}
+        environment = {
+            "HOME": str(node.folder),
+            "RAY_TMPDIR": str(node.folder),
+            "OMP_NUM_THREADS": "1",
+            **more,
+        }
         started = node.start("sh", "-ec", text, environment=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
         said, _ = started.communicate(timeout=WAIT_S)
         assert started.returncode == 0, said
@@ -82,7 +89,10 @@ def test_the_page_works_as_it_is_written(nodes: tuple[Node, Node], tmp_path: Pat
     said = run(first, "autotune tune two-machines.yaml --json", **token, AUTOTUNE_STORE=store)
     document = json.loads(said[said.index("{") :])
     assert document["study"]["status"] == "COMPLETED", said
-    assert {row["node"] for row in document["study"]["result"]["placed"]} == {first.name, second.name}
+    assert {row["node"] for row in document["study"]["result"]["placed"]} == {
+        first.name,
+        second.name,
+    }
     run(first, "autotune export two-machines -o launch", AUTOTUNE_STORE=store)
     others = second.start(
         "sh", "launch/launch.sh",

@@ -39,11 +39,19 @@ def unseen(nodes: RayNodes, tmp_path: Path, file: str | Path, name: str = "") ->
 
 
 @pytest.mark.slow
-def test_nodes_that_do_not_see_the_folder_are_sent_it(two_nodes: RayNodes, runner: RayRunner, tmp_path: Path) -> None:
+def test_nodes_that_do_not_see_the_folder_are_sent_it(
+    two_nodes: RayNodes, runner: RayRunner, tmp_path: Path
+) -> None:
     folder = unseen(two_nodes, tmp_path, GLOO)
     events = events_of(runner, on_two_nodes(0, cwd=folder, working_dir="upload"))
     measurement_of(ended(events))
-    lines = [line for e in events if isinstance(e, LogRead) for line in e.lines if line.startswith("rank ")]
+    lines = [
+        line
+        for e in events
+        if isinstance(e, LogRead)
+        for line in e.lines
+        if line.startswith("rank ")
+    ]
     assert {line.split()[3] for line in lines} == {node.name for node in two_nodes.nodes}
     assert not any(str(folder) in line for line in lines)
     assert one(runner, on_two_nodes(1, cwd=folder)).failure is not None
@@ -55,7 +63,12 @@ def test_ranks_that_do_not_see_the_folder_of_a_module_are_sent_it(
 ) -> None:
     folder = unseen(two_nodes, tmp_path, own_models.__file__, "mine.py")
     asked = spread(2, trainer_options={"working_dir": "upload"})
-    code = ModelCode(module="mine:language_model", args='{"depth": 2}', folder=str(folder), num_parameters=100_000)
+    code = ModelCode(
+        module="mine:language_model",
+        args='{"depth": 2}',
+        folder=str(folder),
+        num_parameters=100_000,
+    )
     model = replace(asked.workload.model, vocab_size=256, code=code)
     asked = replace(asked, workload=replace(asked.workload, model=model))
     measured(runner, asked)

@@ -16,7 +16,10 @@ def test_an_actor_is_lost_so_long_after_its_last_sign_of_life() -> None:
     silence.end(114.0)
     assert not silence.lasts_too_long(128.9)
     assert silence.lasts_too_long(129.0)
-    assert silence.reason("10.0.0.7") == "node 10.0.0.7 was silent for 15 s: it is down, frozen or cut off"
+    assert (
+        silence.reason("10.0.0.7")
+        == "node 10.0.0.7 was silent for 15 s: it is down, frozen or cut off"
+    )
 
 
 def test_an_owner_that_did_not_listen_takes_nobody_for_lost() -> None:

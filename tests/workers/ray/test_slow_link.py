@@ -20,7 +20,13 @@ from tests.workers.ray.two_node_trials import ALONE
 pytestmark = [*ALONE, pytest.mark.slow]
 
 RATE = "50mbit"
-MODEL = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 256, "max_positions": 256}
+MODEL = {
+    "num_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "vocab_size": 256,
+    "max_positions": 256,
+}
 
 
 def spec(address: str) -> dict[str, Any]:
@@ -32,7 +38,13 @@ def spec(address: str) -> dict[str, Any]:
         "space": {"tp": [1, 2, 4], "micro_batch_size": [4], "precision": ["fp32"]},
         "searcher": "grid",
         "budget": {"max_trials": 3, "min_gain": 0},
-        "measure": {"finalists": 0, "min_steps": 4, "max_steps": 6, "start_timeout_s": 120, "trial_timeout_s": 300},
+        "measure": {
+            "finalists": 0,
+            "min_steps": 4,
+            "max_steps": 6,
+            "start_timeout_s": 120,
+            "trial_timeout_s": 300,
+        },
         "runner": {"kind": "ray", "address": address},
     }
 
@@ -53,7 +65,10 @@ def step_times_s(address: str) -> dict[int, float]:
 def test_tensor_parallelism_across_a_slow_link_loses(two_nodes: RayNodes, rate: str | None) -> None:
     with limited(two_nodes.nodes, rate) if rate else contextlib.nullcontext():
         times = step_times_s(two_nodes.address)
-    print(f"\n{rate or 'unlimited'}: " + ", ".join(f"tp={tp} {1e3 * times[tp]:.0f} ms" for tp in sorted(times)))
+    print(
+        f"\n{rate or 'unlimited'}: "
+        + ", ".join(f"tp={tp} {1e3 * times[tp]:.0f} ms" for tp in sorted(times))
+    )
     if rate:
         assert min(times, key=lambda tp: times[tp]) != 4
         assert times[4] > 3 * min(times[1], times[2])

@@ -15,9 +15,13 @@ def test_a_step_is_complete_once_all_ranks_have_reported_it() -> None:
     recorder = Recorder(2)
     assert not recorder.report(0, 0, {})  # the first report begins the first step
     assert not recorder.report(1, 0, {})
-    recorder.report(0, 1, {"step_time_s": 0.1, "loss": 2.0, "peak_memory_bytes": 5.0, "grad_norm": 1.0})
+    recorder.report(
+        0, 1, {"step_time_s": 0.1, "loss": 2.0, "peak_memory_bytes": 5.0, "grad_norm": 1.0}
+    )
     assert recorder.news()["steps"] == []
-    recorder.report(1, 1, {"step_time_s": 0.3, "loss": 4.0, "peak_memory_bytes": 4.0, "grad_norm": 9.0})
+    recorder.report(
+        1, 1, {"step_time_s": 0.3, "loss": 4.0, "peak_memory_bytes": 4.0, "grad_norm": 9.0}
+    )
     (step,) = recorder.news()["steps"]
     assert step == {"step_time_s": 0.3, "loss": 3.0, "peak_memory_bytes": 5.0, "grad_norm": 1.0}
     assert recorder.news()["steps"] == []
@@ -56,7 +60,9 @@ class WorkerGroupError(Exception):
     """As Ray Train raises it: the exception of each rank that failed."""
 
     def __init__(self, **failures: Exception) -> None:
-        self.worker_failures = {int(name.removeprefix("rank")): error for name, error in failures.items()}
+        self.worker_failures = {
+            int(name.removeprefix("rank")): error for name, error in failures.items()
+        }
 
 
 class ActorDiedError(Exception):
@@ -66,14 +72,24 @@ class ActorDiedError(Exception):
 @pytest.mark.parametrize(
     ("error", "kind", "rank"),
     [
-        (WorkerGroupError(rank0=RuntimeError("Connection reset by peer"), rank1=MemoryError()), "OUT_OF_MEMORY", 1),
-        (WorkerGroupError(rank0=RuntimeError("CUDA out of memory. Tried to allocate")), "OUT_OF_MEMORY", 0),
+        (
+            WorkerGroupError(rank0=RuntimeError("Connection reset by peer"), rank1=MemoryError()),
+            "OUT_OF_MEMORY",
+            1,
+        ),
+        (
+            WorkerGroupError(rank0=RuntimeError("CUDA out of memory. Tried to allocate")),
+            "OUT_OF_MEMORY",
+            0,
+        ),
         (WorkerGroupError(rank1=ValueError("no such dtype")), "ERROR", 1),
         (WorkerGroupError(rank1=ActorDiedError("the node is gone")), "WORKER_LOST", 1),
         (ValueError("datasets must be ..."), "ERROR", None),
     ],
 )
-def test_a_failed_run_is_judged_by_the_strongest_evidence(error: Exception, kind: str, rank: int | None) -> None:
+def test_a_failed_run_is_judged_by_the_strongest_evidence(
+    error: Exception, kind: str, rank: int | None
+) -> None:
     found = evidence_of(error)
     assert (found.kind, found.rank) == (FailureKind(kind), rank)
 

@@ -24,7 +24,13 @@ LOST_S = 8.0
 """shorter than usual"""
 LINE = {"step": "^step ([0-9]+)", "loss": "loss: ([0-9.]+)", "step_time_s": "step time: ([0-9.]+)"}
 TORCHRUN = (
-    *(sys.executable, "-m", "torch.distributed.run", "--nnodes={nnodes}", "--nproc-per-node={nproc_per_node}"),
+    *(
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nnodes={nnodes}",
+        "--nproc-per-node={nproc_per_node}",
+    ),
     *("--node-rank={node_rank}", "--master-addr={master_addr}", "--master-port={master_port}"),
 )
 SCRIPTS = {"plain": LINE, "accelerated": {}, "hugging_face": {}}
@@ -63,7 +69,9 @@ def test_a_node_that_is_cut_off_is_lost(two_nodes: RayNodes, runner: RayRunner) 
 
 
 @pytest.mark.slow
-def test_a_cluster_that_is_described_as_one_node_may_consist_of_two(two_nodes: RayNodes, runner: RayRunner) -> None:
+def test_a_cluster_that_is_described_as_one_node_may_consist_of_two(
+    two_nodes: RayNodes, runner: RayRunner
+) -> None:
     measured(runner, request(2, dp=4))
     assert [len(node.processes(RANKS)) for node in two_nodes.nodes] == [4, 4]
 

@@ -20,7 +20,9 @@ ALONE = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-ENDLESS = replace(PATIENT, min_steps=100_000, max_steps=100_000, trial_timeout_s=1500.0, step_timeout_s=300.0)
+ENDLESS = replace(
+    PATIENT, min_steps=100_000, max_steps=100_000, trial_timeout_s=1500.0, step_timeout_s=300.0
+)
 RANKS = "process.fork_server"
 """part of the command line of a rank, and of the fork server that each rank has for itself"""
 LADDER_S = 10.0

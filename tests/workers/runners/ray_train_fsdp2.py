@@ -21,7 +21,8 @@ class Model(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, WIDTH)
         self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.0, batch_first=True) for _ in range(LAYERS)
+            nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.0, batch_first=True)
+            for _ in range(LAYERS)
         )
         self.head = nn.Linear(WIDTH, VOCABULARY)
 
@@ -55,7 +56,10 @@ def train_func(config):
             model.set_requires_gradient_sync(last)
             tokens = torch.randint(VOCABULARY, (micro_batch, SEQ_LEN + 1), generator=batches)
             logits = model(tokens[:, :-1]).float()
-            loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()) / accumulation
+            loss = (
+                nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+                / accumulation
+            )
             loss.backward()
             total += loss.item()
         optimizer.step()
@@ -66,13 +70,23 @@ def train_func(config):
 def make_trainer(steps=1000):
     return TorchTrainer(
         train_func,
-        train_loop_config={"steps": steps, "micro_batch_size": 1, "zero_stage": 3, "precision": "fp32"},
+        train_loop_config={
+            "steps": steps,
+            "micro_batch_size": 1,
+            "zero_stage": 3,
+            "precision": "fp32",
+        },
         scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1}),
     )
 
 
 SPACE = {"micro_batch_size": [1, 2, 4, 8], "zero_stage": [2, 3], "precision": ["fp32", "bf16"]}
-MODEL = {"num_layers": LAYERS, "hidden_size": WIDTH, "num_attention_heads": 4, "vocab_size": VOCABULARY}
+MODEL = {
+    "num_layers": LAYERS,
+    "hidden_size": WIDTH,
+    "num_attention_heads": 4,
+    "vocab_size": VOCABULARY,
+}
 SIZES = {"seq_len": SEQ_LEN, "global_batch_size": BATCH}
 
 

@@ -68,7 +68,9 @@ def test_trials_run_at_once_on_disjoint_ranks(warm: LocalRunner) -> None:
     assert len(started) == 2
     assert max(started) < first_end
     here = (NodePlace(node=socket.gethostname(), ranks=(0, 1)),)
-    assert [e.places for e in events if isinstance(e, AttemptStarted)] == [here, here], "also on warm ranks"
+    assert [e.places for e in events if isinstance(e, AttemptStarted)] == [here, here], (
+        "also on warm ranks"
+    )
 
 
 @pytest.mark.thorough
@@ -82,17 +84,23 @@ def test_a_trial_waits_while_another_process_measures_and_says_so_again_and_agai
         warm.start(asked)
         waits = [*warm.poll(5.0), *warm.poll(5.0)]
         assert len(waits) == 2
-        assert all(isinstance(event, AttemptQueued) and "study theirs" in event.reason for event in waits)
+        assert all(
+            isinstance(event, AttemptQueued) and "study theirs" in event.reason for event in waits
+        )
         theirs.ask("give back")
         events = events_until_ended(warm, [asked.id])
         started = next(i for i, event in enumerate(events) if isinstance(event, AttemptStarted))
-        assert isinstance(events[started - 1], AttemptQueued), "the deadlines of the trial begin when its turn begins"
+        assert isinstance(events[started - 1], AttemptQueued), (
+            "the deadlines of the trial begin when its turn begins"
+        )
         assert ended(events).failure is None
         assert theirs.ask("take") == "held", "the trial gave its turn back"
 
 
 @pytest.mark.thorough
-def test_a_trial_that_is_cancelled_while_it_waits_leaves_the_turn_to_others(warm: LocalRunner) -> None:
+def test_a_trial_that_is_cancelled_while_it_waits_leaves_the_turn_to_others(
+    warm: LocalRunner,
+) -> None:
     asked = request(dp=2)
     with other() as theirs:
         assert theirs.ask("take") == "held"
@@ -111,11 +119,17 @@ def test_a_study_with_several_trials_at_once_lets_others_have_their_turn(warm: L
         warm.start(first)
         assert "study s " in theirs.ask("take")
         warm.start(second)
-        assert ended([e for e in events_until_ended(warm, [first.id]) if e.id == first.id]).failure is None
+        assert (
+            ended([e for e in events_until_ended(warm, [first.id]) if e.id == first.id]).failure
+            is None
+        )
         assert theirs.ask("take") == "held"
         assert all(isinstance(event, AttemptQueued) for event in warm.poll(0.3))
         theirs.ask("give back")
-        assert ended([e for e in events_until_ended(warm, [second.id]) if e.id == second.id]).failure is None
+        assert (
+            ended([e for e in events_until_ended(warm, [second.id]) if e.id == second.id]).failure
+            is None
+        )
 
 
 @pytest.mark.thorough
@@ -194,7 +208,9 @@ def test_a_fork_server_that_is_killed_while_ranks_start_is_a_lost_worker() -> No
         asked = request(0, dp=2)
         runner.start(asked)
         end = time.monotonic() + 600
-        while not (server := [p for p in set(descendants(os.getpid())) - before if is_fork_server(p)]):
+        while not (
+            server := [p for p in set(descendants(os.getpid())) - before if is_fork_server(p)]
+        ):
             assert time.monotonic() < end
             runner.poll(0.01)
         os.kill(server[0], signal.SIGKILL)

@@ -73,7 +73,13 @@ def test_a_torch_trainer_is_tuned() -> None:
         seq_len=16,
         global_batch_size=8,
         budget={"max_trials": 3, "min_gain": 0},
-        measure={"warmup_steps": 1, "min_steps": 4, "max_steps": 8, "precision": 0.5, "final_rounds": 0},
+        measure={
+            "warmup_steps": 1,
+            "min_steps": 4,
+            "max_steps": 8,
+            "precision": 0.5,
+            "final_rounds": 0,
+        },
         store=store,
     )
     by_size = {trial.config.micro_batch_size: trial for trial in result.trials}
@@ -101,7 +107,10 @@ def test_a_torch_trainer_is_tuned() -> None:
 
 def test_the_page_shows_the_five_lines_of_the_template_that_are_autotunes() -> None:
     root = Path(__file__).resolve().parents[3]
-    page, program = (root / "docs/how-to/ray-train.md").read_text(), Path(__file__).with_name("ray_train_fsdp2.py")
+    page, program = (
+        (root / "docs/how-to/ray-train.md").read_text(),
+        Path(__file__).with_name("ray_train_fsdp2.py"),
+    )
     diff = page.partition("```diff\n")[2].partition("```")[0].splitlines()
     added = [line[1:].strip() for line in diff if line.startswith("+")]
     assert len(added) == 5
@@ -125,7 +134,9 @@ class TestRayTrainRunner(RunnerContract):
         assert (runner.capacity, tuple(runner.trainers)) == (2, ("ray_train",))
 
     def test_a_loop_that_diverges_or_never_leaves_ends(self, runner: TrialRunner) -> None:
-        failure = failure_of(one(runner, asking(0, trainer="ray_train", config={"micro_batch_size": 8})))
+        failure = failure_of(
+            one(runner, asking(0, trainer="ray_train", config={"micro_batch_size": 8}))
+        )
         assert failure.kind is FailureKind.DIVERGED
 
 

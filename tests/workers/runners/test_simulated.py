@@ -41,7 +41,9 @@ def test_the_same_seed_gives_the_same_trials_in_any_order() -> None:
 
 
 def test_a_repeat_has_other_noise_but_the_same_truth() -> None:
-    one, two = outcome(SimulatedRunner(noise=0.01, outlier_every=0), request(0), request(1, repeat=1))
+    one, two = outcome(
+        SimulatedRunner(noise=0.01, outlier_every=0), request(0), request(1, repeat=1)
+    )
     assert one.measurement.step_times_s != two.measurement.step_times_s
     assert one.measurement.step_time_s == pytest.approx(two.measurement.step_time_s, rel=0.1)
     assert one.measurement.peak_memory_bytes == two.measurement.peak_memory_bytes
@@ -55,7 +57,10 @@ def test_another_attempt_comes_to_the_same() -> None:
 def test_a_lost_worker_is_drawn_for_each_attempt_and_other_faults_are_not() -> None:
     def failed(kind: str) -> set[bool]:
         runner = SimulatedRunner(faults={kind: 0.5})
-        return {end.failure is None for end in outcome(runner, *(request(0, attempt=a) for a in range(1, 20)))}
+        return {
+            end.failure is None
+            for end in outcome(runner, *(request(0, attempt=a) for a in range(1, 20)))
+        }
 
     assert failed("worker_lost") == {True, False}
     assert len(failed("hang")) == 1
@@ -68,7 +73,17 @@ def test_a_config_that_needs_more_than_the_gpu_has_runs_out_of_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["out_of_memory", "diverged", "hang", "timeout", "invalid", "metrics_missing", "worker_lost", "error"]
+    "name",
+    [
+        "out_of_memory",
+        "diverged",
+        "hang",
+        "timeout",
+        "invalid",
+        "metrics_missing",
+        "worker_lost",
+        "error",
+    ],
 )
 def test_every_kind_of_failure_can_be_played(name: str) -> None:
     (end,) = outcome(SimulatedRunner(faults={name: 1.0}), request(0))
@@ -78,7 +93,11 @@ def test_every_kind_of_failure_can_be_played(name: str) -> None:
 def test_a_fault_meets_only_the_attempt_that_it_names() -> None:
     runner = SimulatedRunner(faults=[{"kind": "worker_lost", "trial": 1, "attempt": 1}])
     ends = outcome(runner, request(0), request(1), request(1, attempt=2))
-    assert [e.failure.kind if e.failure else None for e in ends] == [None, FailureKind.WORKER_LOST, None]
+    assert [e.failure.kind if e.failure else None for e in ends] == [
+        None,
+        FailureKind.WORKER_LOST,
+        None,
+    ]
 
 
 def test_duplicate_and_late_reports_follow_the_end() -> None:
@@ -117,7 +136,11 @@ def test_every_value_of_every_knob_changes_the_truth_and_a_neutral_one_does_not(
         return end.measurement.step_time_s
 
     seen = set()
-    for base in (config for config in base_configs(plain.workload) if config.zero_stage == 0 or config.dp == 4):
+    for base in (
+        config
+        for config in base_configs(plain.workload)
+        if config.zero_stage == 0 or config.dp == 4
+    ):
         here = truth(base)
         for knob, value, config in variations(plain.workload, base):
             seen.add(knob.name)
@@ -125,7 +148,9 @@ def test_every_value_of_every_knob_changes_the_truth_and_a_neutral_one_does_not(
                 with pytest.raises(ConfigError, match=f"cannot do {knob.name}="):
                     truth(config)
                 continue
-            assert (truth(config) == here) == (knob.name in SIMULATED_RUNNER.neutral), f"{knob.name}={value} of {base}"
+            assert (truth(config) == here) == (knob.name in SIMULATED_RUNNER.neutral), (
+                f"{knob.name}={value} of {base}"
+            )
     assert seen >= set(FIELDS) - set(EXPERT_KNOBS), "a dense model has no experts to spread"
 
 
@@ -138,4 +163,8 @@ def test_a_knob_of_the_study_makes_no_difference_that_does_not_exist() -> None:
     one = request(0, config={"extra": {"num_workers": 0}})
     two = request(1, config={"extra": {"num_workers": 4}})
     first, second = outcome(SimulatedRunner(), one, two)
-    assert first.measurement == second.measurement == outcome(SimulatedRunner(), request(2))[0].measurement
+    assert (
+        first.measurement
+        == second.measurement
+        == outcome(SimulatedRunner(), request(2))[0].measurement
+    )

@@ -55,7 +55,11 @@ dist.destroy_process_group()
 @pytest.mark.slow
 def test_ranks_wait_for_their_turn_also_where_one_fails(tmp_path: Path) -> None:
     ranks = [
-        subprocess.Popen([sys.executable, "-c", RANK, str(rank), str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(rank), str(tmp_path)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         for rank in range(3)
     ]
     said = [json.loads(rank.communicate(timeout=900)[0]) for rank in ranks]

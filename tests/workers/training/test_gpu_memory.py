@@ -34,8 +34,20 @@ def request(number: int) -> TrialRequest:
 
 def used_bytes() -> int:
     """Memory of the first visible GPU that is in use, by the driver; makes no context."""
-    command = ["nvidia-smi", f"--id={visible_gpus()[0]}", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    return int(subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.split()[0]) << 20
+    command = [
+        "nvidia-smi",
+        f"--id={visible_gpus()[0]}",
+        "--query-gpu=memory.used",
+        "--format=csv,noheader,nounits",
+    ]
+    return (
+        int(
+            subprocess.run(
+                command, check=True, capture_output=True, text=True, timeout=60
+            ).stdout.split()[0]
+        )
+        << 20
+    )
 
 
 def until_it_falls_to(level_bytes: int) -> None:

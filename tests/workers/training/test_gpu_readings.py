@@ -38,17 +38,24 @@ def test_allocations_that_were_tried_again_are_those_of_the_trial() -> None:
 
 
 def test_the_setting_of_the_allocator_is_known_by_both_of_its_names() -> None:
-    assert allocator_settings({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}) == "expandable_segments:True"
+    assert (
+        allocator_settings({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
+        == "expandable_segments:True"
+    )
     assert allocator_settings({}) == ""
 
 
 def test_headroom_counts_what_the_allocator_reserved() -> None:
     known = {"step_times_s": (1.0,) * 8, "peak_memory_bytes": 50.0, "memory_capacity_bytes": 100.0}
     assert stability_parts(Measurement(**known))["headroom"] == 1.0
-    reserved = Measurement(**known, utilization={"reserved_memory_bytes": 99.0}, allocator="expandable_segments:True")
+    reserved = Measurement(
+        **known, utilization={"reserved_memory_bytes": 99.0}, allocator="expandable_segments:True"
+    )
     assert stability_parts(reserved)["headroom"] < 0.2
     assert Measurement.from_dict(reserved.to_dict()) == reserved
-    assert Measurement.from_dict({"step_times_s": [1.0]}).allocator == "", "stored before the setting was known"
+    assert Measurement.from_dict({"step_times_s": [1.0]}).allocator == "", (
+        "stored before the setting was known"
+    )
 
 
 class Clock:
@@ -62,10 +69,19 @@ class Clock:
 
 @pytest.mark.parametrize(
     ("violation_s", "reasons", "throttled"),
-    [(0.0, 0x0, 0.0), (0.0, 0x4, 0.0), (0.05, 0x0, 0.0), (2.0, 0x0, 1.0), (0.0, 0x20, 1.0), (0.0, 0x80, 1.0)],
+    [
+        (0.0, 0x0, 0.0),
+        (0.0, 0x4, 0.0),
+        (0.05, 0x0, 0.0),
+        (2.0, 0x0, 1.0),
+        (0.0, 0x20, 1.0),
+        (0.0, 0x80, 1.0),
+    ],
     ids=["cool", "at its power limit", "a moment of heat", "hot", "hot at the end", "power brake"],
 )
-def test_a_trial_on_a_gpu_that_heat_held_down_is_marked(violation_s: float, reasons: int, throttled: float) -> None:
+def test_a_trial_on_a_gpu_that_heat_held_down_is_marked(
+    violation_s: float, reasons: int, throttled: float
+) -> None:
     nvml, clock = FakeGpuDriver(thermal_violation_s=100.0), Clock()
     gpu = GpuState(nvml, "GPU-0", clock)
     gpu.start()
@@ -80,10 +96,14 @@ def test_a_trial_on_a_gpu_that_heat_held_down_is_marked(violation_s: float, reas
     assert Measurement(step_times_s=(1.0,), utilization=found).is_throttled == bool(throttled)
 
 
-def test_the_reading_of_a_trial_is_that_of_its_worst_rank_and_unknown_where_one_does_not_tell() -> None:
+def test_the_reading_of_a_trial_is_that_of_its_worst_rank_and_unknown_where_one_does_not_tell() -> (
+    None
+):
     cool, hot = (
         FakeGpuDriver(),
-        FakeGpuDriver(temperature_c=88.0, sm_clock_mhz=1200.0, unsupported=frozenset({"violation"})),
+        FakeGpuDriver(
+            temperature_c=88.0, sm_clock_mhz=1200.0, unsupported=frozenset({"violation"})
+        ),
     )
     ranks = [GpuState(nvml, "GPU-0") for nvml in (cool, hot)]
     found = worst_of([rank.as_integers() for rank in ranks])
@@ -110,7 +130,9 @@ def test_a_rank_is_bound_to_the_cpus_near_its_gpu(own_affinity: set[int]) -> Non
 
 
 @pytest.mark.parametrize("words", [[0], [(1 << 64) - 1] * 64], ids=["none", "all"])
-def test_where_no_cpu_is_nearer_than_another_a_rank_stays_where_it_is(own_affinity: set[int], words: list[int]) -> None:
+def test_where_no_cpu_is_nearer_than_another_a_rank_stays_where_it_is(
+    own_affinity: set[int], words: list[int]
+) -> None:
     assert bind_near_gpu("0", FakeGpuDriver(affinity=words)) == frozenset()
     assert os.sched_getaffinity(0) == own_affinity
 

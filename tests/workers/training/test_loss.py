@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from autotune_workers.training.model.loss import CHUNKS, IGNORED, VocabularySlice, chunked_token_losses, token_losses
+from autotune_workers.training.model.loss import (
+    CHUNKS,
+    IGNORED,
+    VocabularySlice,
+    chunked_token_losses,
+    token_losses,
+)
 
 WIDTH = 16
 
@@ -51,7 +57,9 @@ def test_losses_and_gradients_are_those_of_whole_logits(tokens: int, vocab_size:
     assert not chunked[::5].any(), "what does not count has no loss"
     wanted = torch.linspace(0.5, 1.5, tokens)
     seen = torch.autograd.grad((chunked * wanted).sum(), (hidden, weight))
-    for gradient, expected in zip(seen, torch.autograd.grad((whole * wanted).sum(), (hidden, weight)), strict=True):
+    for gradient, expected in zip(
+        seen, torch.autograd.grad((whole * wanted).sum(), (hidden, weight)), strict=True
+    ):
         torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
 
 

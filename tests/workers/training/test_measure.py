@@ -30,7 +30,9 @@ def test_program_code_that_a_fresh_rank_runs_for_the_first_time_is_no_memory_of_
     assert memory.bytes() == peak * MIB
 
 
-def test_where_the_mark_cannot_be_reset_the_peak_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_mark_cannot_be_reset_the_peak_is_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(measure, "_reset_high_water", lambda: False)
     memory = PeakMemory(torch.device("cpu"))
     memory.start()

@@ -36,7 +36,10 @@ MATRIX: dict[int, list[tuple[str, str]]] = {
         ("llama", "dp=2,micro_batch_size=2,precision=fp32,zero_stage=1"),
         ("llama", "dp=2,micro_batch_size=1,accumulation_steps=2,precision=fp32,zero_stage=3"),
         ("llama", "dp=2,micro_batch_size=2,precision=fp16,zero_stage=0"),
-        ("llama", "dp=2,micro_batch_size=1,accumulation_steps=2,precision=bf16,zero_stage=1,recompute=selective"),
+        (
+            "llama",
+            "dp=2,micro_batch_size=1,accumulation_steps=2,precision=bf16,zero_stage=1,recompute=selective",
+        ),
         ("gpt", "dp=2,micro_batch_size=2,precision=fp16,zero_stage=3,recompute=full"),
         ("gpt", "pp=2,micro_batch_size=1,accumulation_steps=4,precision=fp32,pp_schedule=gpipe"),
         ("gpt", f"{PP},zero_stage=1"),
@@ -63,7 +66,10 @@ MATRIX: dict[int, list[tuple[str, str]]] = {
         ("moe", f"cp=2,ep=2,{BATCH},precision=fp32"),
     ],
     4: [
-        ("gpt", "tp=2,pp=2,micro_batch_size=2,accumulation_steps=2,precision=fp32,sequence_parallel=true"),
+        (
+            "gpt",
+            "tp=2,pp=2,micro_batch_size=2,accumulation_steps=2,precision=fp32,sequence_parallel=true",
+        ),
         (
             "llama",
             "tp=2,pp=2,micro_batch_size=2,accumulation_steps=2,precision=bf16,pp_schedule=interleaved_1f1b,virtual_stages=2",
@@ -73,12 +79,20 @@ MATRIX: dict[int, list[tuple[str, str]]] = {
         ("gpt", "pp=2,dp=2,micro_batch_size=1,accumulation_steps=2,precision=fp32,zero_stage=1"),
         ("uneven", "pp=4,micro_batch_size=1,accumulation_steps=4,precision=fp32"),
         ("llama", "tp=2,cp=2,micro_batch_size=4,precision=fp32,sequence_parallel=true"),
-        ("moe", "pp=2,dp=2,ep=2,micro_batch_size=1,accumulation_steps=2,precision=fp32,zero_stage=2"),
+        (
+            "moe",
+            "pp=2,dp=2,ep=2,micro_batch_size=1,accumulation_steps=2,precision=fp32,zero_stage=2",
+        ),
         ("moe", "dp=4,ep=2,micro_batch_size=1,precision=fp32"),
         ("gpt", "dp=4,dp_replicas=2,micro_batch_size=1,precision=fp32,zero_stage=3"),
         ("moe", "dp=4,ep=2,dp_replicas=2,micro_batch_size=1,precision=fp32,zero_stage=1"),
     ],
-    8: [("llama", "tp=2,pp=2,dp=2,micro_batch_size=1,accumulation_steps=2,precision=fp32,zero_stage=3")],
+    8: [
+        (
+            "llama",
+            "tp=2,pp=2,dp=2,micro_batch_size=1,accumulation_steps=2,precision=fp32,zero_stage=3",
+        )
+    ],
 }
 
 
@@ -101,19 +115,27 @@ def results(
     asked = {
         (item.callspec.params["model"], item.callspec.params["config"])
         for item in request.session.items
-        if isinstance(item, pytest.Function) and "results" in item.fixturenames and item.path == request.path
+        if isinstance(item, pytest.Function)
+        and "results" in item.fixturenames
+        and item.path == request.path
     }
     asked |= {(model, f"{BATCH},precision=fp32") for model, _ in asked}
     jobs = {
-        size: [{"model": model, "config": config} for model, config in rows if (model, config) in asked]
+        size: [
+            {"model": model, "config": config} for model, config in rows if (model, config) in asked
+        ]
         for size, rows in MATRIX.items()
     }
     jobs = {size: some for size, some in jobs.items() if some}
     return {(r["model"], r["config"]): r for r in run_jobs(jobs, tmp_path_factory.mktemp("ranks"))}
 
 
-@pytest.mark.parametrize(("model", "config"), sampled([row for rows in MATRIX.values() for row in rows], ALWAYS))
-def test_losses_are_those_of_one_fp32_rank(results: dict[Any, Any], model: str, config: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "config"), sampled([row for rows in MATRIX.values() for row in rows], ALWAYS)
+)
+def test_losses_are_those_of_one_fp32_rank(
+    results: dict[Any, Any], model: str, config: str
+) -> None:
     check_losses(results, model, config)
 
 
@@ -127,7 +149,9 @@ def check_losses(results: dict[Any, Any], model: str, config: str) -> None:
     tolerance = TOLERANCES[config.partition("precision=")[2].partition(",")[0]]
     np.testing.assert_allclose(seen.losses, wanted.losses, rtol=tolerance)
     np.testing.assert_allclose(seen.grad_norms, wanted.grad_norms, rtol=10 * tolerance)
-    assert wanted.losses[-1] < wanted.losses[0] - 0.2, "training must get somewhere for the comparison to mean anything"
+    assert wanted.losses[-1] < wanted.losses[0] - 0.2, (
+        "training must get somewhere for the comparison to mean anything"
+    )
     assert result["groups_left"] == 0
     assert seen.peak_memory_bytes is None or 0 < seen.peak_memory_bytes < 1e9
 

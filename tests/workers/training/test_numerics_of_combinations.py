@@ -39,7 +39,10 @@ MATRIX: dict[int, list[tuple[str, str]]] = {
         ("llama", f"{PP},loss=chunked,pp_schedule=interleaved_1f1b,virtual_stages=2"),
         ("uneven", f"{PP},pp_split=edges,zero_stage=3"),
         ("gpt", f"{PP},pp_split=edges,pp_schedule=interleaved_zero_bubble,virtual_stages=3"),
-        ("llama", f"{PP},pp_split=edges,pp_schedule=interleaved_1f1b,virtual_stages=3,zero_stage=1,loss=chunked"),
+        (
+            "llama",
+            f"{PP},pp_split=edges,pp_schedule=interleaved_1f1b,virtual_stages=3,zero_stage=1,loss=chunked",
+        ),
         ("gpt", f"tp=2,{BATCH},precision=fp32,recompute=norm,sequence_parallel=true"),
         ("moe", "dp=2,ep=2,micro_batch_size=2,precision=fp32,recompute=mlp"),
         ("moe", "dp=2,ep=2,micro_batch_size=2,precision=fp32,recompute=norm"),
@@ -50,11 +53,20 @@ MATRIX: dict[int, list[tuple[str, str]]] = {
     ],
     4: [
         *(("gpt", f"{HYBRID},zero_stage={stage}") for stage in (1, 2)),
-        ("llama", "dp=2,cp=2,dp_replicas=2,micro_batch_size=1,accumulation_steps=2,precision=fp32,zero_stage=3"),
+        (
+            "llama",
+            "dp=2,cp=2,dp_replicas=2,micro_batch_size=1,accumulation_steps=2,precision=fp32,zero_stage=3",
+        ),
         ("moe", f"{HYBRID},ep=2,zero_stage=3"),
-        *(("gpt", f"cp=4,{BATCH},precision=fp32,cp_style={style}") for style in ("ring", "heads", "gather")),
         *(
-            ("gpt", f"pp=2,cp=2,micro_batch_size=1,accumulation_steps=4,precision=fp32,cp_style={style}")
+            ("gpt", f"cp=4,{BATCH},precision=fp32,cp_style={style}")
+            for style in ("ring", "heads", "gather")
+        ),
+        *(
+            (
+                "gpt",
+                f"pp=2,cp=2,micro_batch_size=1,accumulation_steps=4,precision=fp32,cp_style={style}",
+            )
             for style in ("ring", "heads")
         ),
         ("moe", "tp=2,dp=2,ep=2,micro_batch_size=2,precision=fp32,dispatcher=allgather"),
@@ -63,13 +75,21 @@ MATRIX: dict[int, list[tuple[str, str]]] = {
     ],
     8: [
         ("llama", "tp=2,dp=4,dp_replicas=2,micro_batch_size=1,precision=fp32,zero_stage=3"),
-        ("gpt", "pp=2,dp=4,dp_replicas=2,micro_batch_size=1,precision=fp32,zero_stage=1,pp_schedule=gpipe"),
+        (
+            "gpt",
+            "pp=2,dp=4,dp_replicas=2,micro_batch_size=1,precision=fp32,zero_stage=1,pp_schedule=gpipe",
+        ),
     ],
 }
 
 
-def test_losses_of_combinations_are_those_of_one_fp32_rank(tmp_path_factory: pytest.TempPathFactory) -> None:
-    jobs = {size: [{"model": model, "config": config} for model, config in rows] for size, rows in MATRIX.items()}
+def test_losses_of_combinations_are_those_of_one_fp32_rank(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    jobs = {
+        size: [{"model": model, "config": config} for model, config in rows]
+        for size, rows in MATRIX.items()
+    }
     found = run_jobs(jobs, tmp_path_factory.mktemp("ranks"))
     results: dict[tuple[str, str], dict[str, Any]] = {(r["model"], r["config"]): r for r in found}
     for rows in MATRIX.values():

@@ -24,7 +24,10 @@ Job = tuple[str, str, dict[str, Any]]
 
 FAILING = ("no_module", "raises", "failing_forward")
 SAMPLE: dict[int, list[Job]] = {
-    1: [(model, f"{WHOLE},precision=fp32", {}) for model in ("hf_tied", "plain", "recommender", *FAILING)],
+    1: [
+        (model, f"{WHOLE},precision=fp32", {})
+        for model in ("hf_tied", "plain", "recommender", *FAILING)
+    ],
     2: [
         ("hf_tied", f"tp=2,{WHOLE},precision=fp32", {}),
         ("hf_tied", f"{PP},precision=fp32,loss=chunked", {}),
@@ -36,7 +39,10 @@ SAMPLE: dict[int, list[Job]] = {
 """what every run of the tests tries"""
 ALL: dict[int, list[Job]] = {
     1: [
-        *((m, f"{WHOLE},precision=fp32", {}) for m in ("hf", "hf_tied", "plain", "plain_tied", "recommender")),
+        *(
+            (m, f"{WHOLE},precision=fp32", {})
+            for m in ("hf", "hf_tied", "plain", "plain_tied", "recommender")
+        ),
         ("split_by_function", f"{WHOLE},precision=fp32", {}),
         *((m, f"{WHOLE},precision=fp32", LORA) for m in ("hf", "plain")),
         ("convolutional", f"{WHOLE},precision=fp32", {}),
@@ -55,7 +61,10 @@ ALL: dict[int, list[Job]] = {
         ("plain", f"tp=2,{WHOLE},precision=fp32", LORA),
         ("hf", f"{PP},precision=bf16", {}),
         ("hf", f"{PP},precision=fp32,loss=chunked", {}),
-        *(("hf_tied", f"dp=2,micro_batch_size=2,precision={p},zero_stage={z},loss=chunked", {}) for p, z in CHUNKED),
+        *(
+            ("hf_tied", f"dp=2,micro_batch_size=2,precision={p},zero_stage={z},loss=chunked", {})
+            for p, z in CHUNKED
+        ),
         ("plain", "dp=2,micro_batch_size=2,precision=bf16,zero_stage=2", {}),
         ("plain_tied", f"tp=2,{HALF},precision=fp32,recompute=full", {}),
         ("plain_tied", f"{PP},precision=fp32,zero_stage=0", {}),
@@ -71,7 +80,11 @@ ALL: dict[int, list[Job]] = {
         ("hf", "pp=2,dp=2,micro_batch_size=1,accumulation_steps=2,precision=fp32,zero_stage=1", {}),
         ("hf", "tp=2,dp=2,micro_batch_size=2,precision=fp32,zero_stage=3", LORA),
         *(
-            (m, f"pp=2,dp=2,micro_batch_size=1,accumulation_steps=2,precision={p},zero_stage={z}", {})
+            (
+                m,
+                f"pp=2,dp=2,micro_batch_size=1,accumulation_steps=2,precision={p},zero_stage={z}",
+                {},
+            )
             for m in ("hf", "hf_tied", "plain")
             for p, z in (("fp32", 2), ("fp32", 3), ("bf16", 3))
         ),
@@ -105,12 +118,17 @@ def test_every_kind_of_parallelism_gives_the_losses_of_one_rank(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_every_class_of_transformers_with_a_plan_gives_the_losses_of_one_rank(tmp_path: Path) -> None:
+def test_every_class_of_transformers_with_a_plan_gives_the_losses_of_one_rank(
+    tmp_path: Path,
+) -> None:
     families = sorted(TENSOR_PLANS | PIPELINE_SPLITS)
     jobs: dict[int, list[Job]] = {
         1: [(f"hf_{family}", f"{WHOLE},precision=fp32", {}) for family in families],
         2: [
-            *((f"hf_{family}", f"tp=2,{WHOLE},precision=fp32", {}) for family in sorted(TENSOR_PLANS)),
+            *(
+                (f"hf_{family}", f"tp=2,{WHOLE},precision=fp32", {})
+                for family in sorted(TENSOR_PLANS)
+            ),
             *((f"hf_{family}", f"{PP},precision=fp32", {}) for family in sorted(PIPELINE_SPLITS)),
         ],
     }
@@ -122,16 +140,25 @@ def test_the_table_of_plans_is_what_the_classes_bring() -> None:
     import transformers
 
     known = {
-        family: transformers.CONFIG_MAPPING[family] for family in FAMILIES if family in transformers.CONFIG_MAPPING
+        family: transformers.CONFIG_MAPPING[family]
+        for family in FAMILIES
+        if family in transformers.CONFIG_MAPPING
     }
-    tensor = {f for f, kind in known.items() if kind.base_model_tp_plan and is_supported(kind.base_model_tp_plan)}
+    tensor = {
+        f
+        for f, kind in known.items()
+        if kind.base_model_tp_plan and is_supported(kind.base_model_tp_plan)
+    }
     assert tensor - {"apertus"} == TENSOR_PLANS
     assert {family for family, kind in known.items() if kind.base_model_pp_plan} == PIPELINE_SPLITS
 
 
 def results_of(jobs: dict[int, list[Job]], directory: Path) -> list[dict[str, Any]]:
     """What the jobs gave, in their order."""
-    asked = {n: [{"model": m, "config": c, "changes": w} for m, c, w in group] for n, group in jobs.items()}
+    asked = {
+        n: [{"model": m, "config": c, "changes": w} for m, c, w in group]
+        for n, group in jobs.items()
+    }
     results = run_jobs(asked, directory)
     assert len(results) == sum(map(len, jobs.values())), (directory / "log").read_text()[-4000:]
     return results

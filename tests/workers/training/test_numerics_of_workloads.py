@@ -64,7 +64,9 @@ MORE: dict[int, list[Row]] = {
 }
 
 
-@pytest.mark.parametrize("matrix", [SOME, pytest.param(MORE, marks=pytest.mark.slow)], ids=["some", "more"])
+@pytest.mark.parametrize(
+    "matrix", [SOME, pytest.param(MORE, marks=pytest.mark.slow)], ids=["some", "more"]
+)
 def test_losses_are_those_of_one_fp32_rank_with_the_same_workload(
     matrix: dict[int, list[Row]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -74,12 +76,21 @@ def test_losses_are_those_of_one_fp32_rank_with_the_same_workload(
     jobs[1] = [*(_job(row) for row in plain.values()), *jobs[1]]
     results = run_jobs(jobs, tmp_path_factory.mktemp("ranks"))
     assert len(results) == sum(map(len, jobs.values())), results[-1].get("error")
-    wanted = {str((r["model"], r["changes"]["workload"])): _measured(r) for r in results[: len(plain)]}
+    wanted = {
+        str((r["model"], r["changes"]["workload"])): _measured(r) for r in results[: len(plain)]
+    }
     for result in results[len(plain) :]:
-        seen, whole = _measured(result), wanted[str((result["model"], result["changes"]["workload"]))]
+        seen, whole = (
+            _measured(result),
+            wanted[str((result["model"], result["changes"]["workload"]))],
+        )
         tolerance = TOLERANCES[result["config"].partition("precision=")[2].partition(",")[0]]
-        np.testing.assert_allclose(seen.losses, whole.losses, rtol=tolerance, err_msg=str(result["config"]))
-        np.testing.assert_allclose(seen.grad_norms, whole.grad_norms, rtol=10 * tolerance, err_msg=result["config"])
+        np.testing.assert_allclose(
+            seen.losses, whole.losses, rtol=tolerance, err_msg=str(result["config"])
+        )
+        np.testing.assert_allclose(
+            seen.grad_norms, whole.grad_norms, rtol=10 * tolerance, err_msg=result["config"]
+        )
         assert whole.losses[-1] < whole.losses[0] - 0.004, (
             "training must get somewhere for the comparison to mean anything"
         )

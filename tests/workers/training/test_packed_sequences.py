@@ -35,7 +35,9 @@ def test_packed_documents_give_the_logits_of_documents_alone(name: str) -> None:
         torch.testing.assert_close(packed[:, start:end], alone, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("seq_len", "document_len"), [(28, 12), (24, 12), (24, 1), (24, 24), (24, 0)])
+@pytest.mark.parametrize(
+    ("seq_len", "document_len"), [(28, 12), (24, 12), (24, 1), (24, 24), (24, 0)]
+)
 def test_nothing_is_predicted_across_the_end_of_a_document(seq_len: int, document_len: int) -> None:
     targets = torch.arange(1, seq_len + 1).expand(3, -1)
     kept = without_document_ends(targets, torch.arange(seq_len), document_len)

@@ -16,7 +16,14 @@ from autotune.trainers.base.layer_split import cut_layers
 from autotune_workers.probe.injected.profile import partition
 from autotune_workers.training.data import TokenStream, rows_of
 from autotune_workers.training.measuring.measure import MeanPower
-from autotune_workers.training.model.decoder import DecoderStage, RMSNorm, global_names, rotary, rotate, split_layers
+from autotune_workers.training.model.decoder import (
+    DecoderStage,
+    RMSNorm,
+    global_names,
+    rotary,
+    rotate,
+    split_layers,
+)
 from autotune_workers.training.model.initialization import initial_value
 from autotune_workers.training.parallel.context_parallel import positions_of
 from autotune_workers.training.precision import LossScaler
@@ -25,7 +32,9 @@ from tests.workers.trial_ranks import MODELS
 
 def whole(spec: ModelSpec, positions: torch.Tensor | None = None) -> DecoderStage:
     """The model; `positions`: of the tokens that it is given, by default 16 in their order."""
-    stage = DecoderStage(spec, range(spec.num_layers), is_first=True, is_last=True, dtype=torch.float32)
+    stage = DecoderStage(
+        spec, range(spec.num_layers), is_first=True, is_last=True, dtype=torch.float32
+    )
     for name, parameter in global_names(stage):
         parameter.data.copy_(initial_value(name, parameter.shape, spec, 0, torch.device("cpu")))
     where = torch.arange(16) if positions is None else positions
@@ -59,7 +68,9 @@ def test_stages_hold_the_numbers_of_the_whole() -> None:
     ]
     names = [name for stage in stages for name, _ in global_names(stage)]
     assert set(names) == set(all_names)
-    assert names.count("embed.weight") == 2, "a tied weight lives on the first and on the last stage"
+    assert names.count("embed.weight") == 2, (
+        "a tied weight lives on the first and on the last stage"
+    )
 
 
 def test_rotation_depends_on_distance_alone() -> None:
@@ -93,9 +104,13 @@ def test_embedding_and_loss_count_as_a_layer_each(layers: int, stages: int) -> N
     stages = min(stages, layers + 2)
     parts = split_layers(layers, stages, by_edges=True)
     assert [i for part in parts for i in part] == list(range(layers))
-    counted = [len(part) + (number == 0) + (number == stages - 1) for number, part in enumerate(parts)]
+    counted = [
+        len(part) + (number == 0) + (number == stages - 1) for number, part in enumerate(parts)
+    ]
     assert max(counted) - min(counted) <= 1
-    assert counted[-1] == min(counted), "the loss costs more than a layer: nothing that is left over goes there"
+    assert counted[-1] == min(counted), (
+        "the loss costs more than a layer: nothing that is left over goes there"
+    )
     assert [float(len(part)) for part in parts] == cut_layers(
         replace(MODELS["llama"], num_layers=layers), stages, "edges"
     )
@@ -103,10 +118,13 @@ def test_embedding_and_loss_count_as_a_layer_each(layers: int, stages: int) -> N
 
 @given(st.integers(0, 9), st.integers(1, 6), st.integers(1, 5), st.integers(1, 4))
 @settings(deadline=None, derandomize=True)
-def test_ranks_share_out_the_sequences_of_a_step(step: int, dp: int, size: int, accumulation: int) -> None:
+def test_ranks_share_out_the_sequences_of_a_step(
+    step: int, dp: int, size: int, accumulation: int
+) -> None:
     batch = dp * size * accumulation
     rows = [
-        rows_of(step, dp=dp, dp_rank=rank, micro_batch_size=size, accumulation_steps=accumulation) for rank in range(dp)
+        rows_of(step, dp=dp, dp_rank=rank, micro_batch_size=size, accumulation_steps=accumulation)
+        for rank in range(dp)
     ]
     assert sorted(np.concatenate(rows).tolist()) == list(range(step * batch, (step + 1) * batch))
 
@@ -130,7 +148,9 @@ def test_context_ranks_hold_all_positions_and_equal_work(cp: int, size: int) -> 
     held = [positions_of(seq_len, cp, rank) for rank in range(cp)]
     assert sorted(torch.cat(held).tolist()) == list(range(seq_len))
     work = [int((positions + 1).sum()) for positions in held]
-    assert max(work) == min(work), "causal attention costs a position as many keys as come before it"
+    assert max(work) == min(work), (
+        "causal attention costs a position as many keys as come before it"
+    )
 
 
 def test_loss_scale_halves_on_overflow_and_doubles_after_a_clean_run() -> None:
@@ -173,7 +193,9 @@ def test_breakdown_gives_each_instant_to_one_cause() -> None:
     assert seen.overlapped_s == 1.0
 
 
-intervals = st.lists(st.tuples(st.floats(-2, 12), st.floats(0, 5)).map(lambda x: (x[0], x[0] + x[1])), max_size=8)
+intervals = st.lists(
+    st.tuples(st.floats(-2, 12), st.floats(0, 5)).map(lambda x: (x[0], x[0] + x[1])), max_size=8
+)
 
 
 @given(intervals, intervals, intervals, intervals)

@@ -24,7 +24,11 @@ ROWS: dict[int, list[tuple[str, str, dict[str, Any]]]] = {
         ("llama", ALONE, {}),
         ("llama", ALONE, PACKED),
         ("llama", ALONE, PACKED | {"log_prob_micro_batch_tokens": 96}),
-        ("llama", "micro_batch_size=2,accumulation_steps=2,precision=fp32", PADDED | {"group_by_length": True}),
+        (
+            "llama",
+            "micro_batch_size=2,accumulation_steps=2,precision=fp32",
+            PADDED | {"group_by_length": True},
+        ),
         ("llama", f"{ALONE},loss=chunked,recompute=full", PACKED),
         ("gpt", ALONE, {}),
         ("gpt", ALONE, PACKED),
@@ -58,7 +62,17 @@ def test_losses_are_those_of_each_sequence_alone(tmp_path: Path) -> None:
         told = (result["model"], result["config"], result["changes"])
         np.testing.assert_allclose(found.losses, one.losses, rtol=2e-5, err_msg=str(told))
         np.testing.assert_allclose(found.grad_norms, one.grad_norms, rtol=2e-3, err_msg=str(told))
-        assert set(found.phases_s) == {"log_prob", "reference", "update", "generation", "waiting", "refit"}
-        assert min(found.phases_s[name] for name in ("log_prob", "reference", "update", "generation")) > 0
+        assert set(found.phases_s) == {
+            "log_prob",
+            "reference",
+            "update",
+            "generation",
+            "waiting",
+            "refit",
+        }
+        assert (
+            min(found.phases_s[name] for name in ("log_prob", "reference", "update", "generation"))
+            > 0
+        )
         assert found.mean_step_time_s == pytest.approx(sum(found.phases_s.values()), rel=0.2)
     assert alone["llama"].losses[-1] < alone["llama"].losses[0]

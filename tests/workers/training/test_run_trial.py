@@ -27,7 +27,9 @@ PLAIN = "micro_batch_size=2,precision=fp32"
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[RankContext]:
     """A gang of one in this process."""
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
+    )
     try:
         yield RankContext(rank=0, world_size=1, device=torch.device("cpu"))
     finally:
@@ -37,9 +39,15 @@ def alone(tmp_path: Path) -> Iterator[RankContext]:
 def reference_losses(asked: TrialRequest, context: RankContext, steps: int) -> tuple[float, ...]:
     """Losses of the first optimizer steps when one fp32 rank trains on the same data from the same weights, without any knob."""
     batch, size = asked.config.global_batch_size, asked.config.micro_batch_size
-    config = ParallelConfig(micro_batch_size=size, accumulation_steps=batch // size, precision="fp32")
-    measure = replace(asked.measure, warmup_steps=0, min_steps=steps, max_steps=steps, precision=0.0)
-    return run_trial(replace(asked, config=config, measure=measure), context, go_on).measurement.losses
+    config = ParallelConfig(
+        micro_batch_size=size, accumulation_steps=batch // size, precision="fp32"
+    )
+    measure = replace(
+        asked.measure, warmup_steps=0, min_steps=steps, max_steps=steps, precision=0.0
+    )
+    return run_trial(
+        replace(asked, config=config, measure=measure), context, go_on
+    ).measurement.losses
 
 
 def go_on(_: StepReport) -> bool:
@@ -82,7 +90,9 @@ def test_batches_are_the_same_for_every_cut_of_a_step(alone: RankContext) -> Non
     """Losses before any update: the same sequences, whatever the micro-batch."""
     losses = [
         run_trial(
-            request("gpt", f"precision=fp32,{cut}", trainer_options={"learning_rate": 0.0}), alone, go_on
+            request("gpt", f"precision=fp32,{cut}", trainer_options={"learning_rate": 0.0}),
+            alone,
+            go_on,
         ).measurement.losses
         for cut in ("micro_batch_size=4", "micro_batch_size=1,accumulation_steps=4")
     ]
@@ -92,16 +102,22 @@ def test_batches_are_the_same_for_every_cut_of_a_step(alone: RankContext) -> Non
 
 @pytest.mark.thorough
 def test_seed_moves_weights_and_data(alone: RankContext) -> None:
-    first, again, other = (run_trial(request("gpt", PLAIN, seed=s), alone, go_on).measurement.losses for s in (1, 1, 2))
+    first, again, other = (
+        run_trial(request("gpt", PLAIN, seed=s), alone, go_on).measurement.losses for s in (1, 1, 2)
+    )
     assert first == again
     assert first != other
 
 
 @pytest.mark.thorough
 def test_reference_is_one_fp32_rank_without_knobs(alone: RankContext) -> None:
-    asked = request("llama", "dp=2,micro_batch_size=1,accumulation_steps=2,precision=bf16,zero_stage=3")
+    asked = request(
+        "llama", "dp=2,micro_batch_size=1,accumulation_steps=2,precision=bf16,zero_stage=3"
+    )
     plain = run_trial(request("llama", "micro_batch_size=4,precision=fp32"), alone, go_on)
-    np.testing.assert_allclose(reference_losses(asked, alone, 2), plain.measurement.losses, rtol=1e-5)
+    np.testing.assert_allclose(
+        reference_losses(asked, alone, 2), plain.measurement.losses, rtol=1e-5
+    )
 
 
 def test_diverging_training_fails_with_what_it_saw(alone: RankContext) -> None:
@@ -135,7 +151,9 @@ def test_not_a_number_fails_at_once(alone: RankContext) -> None:
         ("llama", "dp=2,precision=fp32", "number of ranks"),
     ],
 )
-def test_what_cannot_run_is_refused_by_name(alone: RankContext, model: str, config: str, law: str) -> None:
+def test_what_cannot_run_is_refused_by_name(
+    alone: RankContext, model: str, config: str, law: str
+) -> None:
     with pytest.raises(TrialFailed, match=law) as caught:
         run_trial(request(model, config), alone, go_on)
     assert caught.value.failure.kind is FailureKind.INVALID
@@ -215,7 +233,8 @@ def test_text_and_token_files_are_read(alone: RankContext, tmp_path: Path) -> No
     text.write_bytes(b"a rose is a rose is a rose; " * 40)
     np.frombuffer(text.read_bytes(), dtype=np.uint8).astype("<u2").tofile(ids)
     losses = [
-        run_trial(request("llama", PLAIN, data=str(path)), alone, go_on).measurement.losses for path in (text, ids)
+        run_trial(request("llama", PLAIN, data=str(path)), alone, go_on).measurement.losses
+        for path in (text, ids)
     ]
     assert losses[0] == losses[1]
 
@@ -251,21 +270,38 @@ def test_trial_leaves_the_rank_as_it_was(alone: RankContext) -> None:
 @pytest.mark.slow
 def test_compiled_layers_train_alike(tmp_path: Path) -> None:
     base = "dp=2,micro_batch_size=2,precision=fp32"
-    ways = ("compile=true", "compile=true,zero_stage=3,recompute=full", "compile=true,activation_budget=20")
+    ways = (
+        "compile=true",
+        "compile=true,zero_stage=3,recompute=full",
+        "compile=true,activation_budget=20",
+    )
     configs = [base, *(f"{base},{way}" for way in ways)]
     plain, *compiled = run_jobs({2: [{"model": "llama", "config": c} for c in configs]}, tmp_path)
     for result in compiled:
-        np.testing.assert_allclose(result["measurement"]["losses"], plain["measurement"]["losses"], rtol=2e-5)
+        np.testing.assert_allclose(
+            result["measurement"]["losses"], plain["measurement"]["losses"], rtol=2e-5
+        )
 
 
 @pytest.mark.thorough
-def test_gang_reports_every_rank_and_ranks_and_accumulation_tell_the_same_gradient_noise(tmp_path: Path) -> None:
-    still = {"steps": 60, "trainer_options": {"learning_rate": 0.0}}  # one noise scale for all steps
+def test_gang_reports_every_rank_and_ranks_and_accumulation_tell_the_same_gradient_noise(
+    tmp_path: Path,
+) -> None:
+    still = {
+        "steps": 60,
+        "trainer_options": {"learning_rate": 0.0},
+    }  # one noise scale for all steps
 
     def job(config: str, **changes: Any) -> dict[str, Any]:
-        return {"model": "llama", "config": f"{config},micro_batch_size=4,precision=fp32", "changes": still | changes}
+        return {
+            "model": "llama",
+            "config": f"{config},micro_batch_size=4,precision=fp32",
+            "changes": still | changes,
+        }
 
-    accumulated, ranks = run_jobs({1: [job("accumulation_steps=2")], 2: [job("dp=2", profile=True)]}, tmp_path)
+    accumulated, ranks = run_jobs(
+        {1: [job("accumulation_steps=2")], 2: [job("dp=2", profile=True)]}, tmp_path
+    )
     assert ranks["measurement"]["num_ranks"] == 2
     assert len(ranks["measurement"]["rank_peak_memory_bytes"]) in (0, 2)
     peaks = ranks["measurement"]["step_peak_memory_bytes"]
@@ -284,12 +320,20 @@ def test_gang_reports_every_rank_and_ranks_and_accumulation_tell_the_same_gradie
 def test_every_way_to_cut_the_weights_tells_the_same_gradient_noise(tmp_path: Path) -> None:
     def job(model: str, config: str) -> dict[str, Any]:
         changes = {"steps": 6, "trainer_options": {"learning_rate": 0.0}}
-        return {"model": model, "config": f"micro_batch_size=2,precision=fp32,{config}", "changes": changes}
+        return {
+            "model": model,
+            "config": f"micro_batch_size=2,precision=fp32,{config}",
+            "changes": changes,
+        }
 
-    ranks = [job("gpt", f"dp=2,zero_stage={stage}") for stage in range(4)]  # 257 words: one rank's shard is padded
+    ranks = [
+        job("gpt", f"dp=2,zero_stage={stage}") for stage in range(4)
+    ]  # 257 words: one rank's shard is padded
     ranks.append(job("gpt", "dp=2,zero_stage=3,accumulation_steps=2"))
     ranks.append(job("gpt", "dp=2,accumulation_steps=2"))
-    cut = [job("llama", f"tp=2,accumulation_steps=2{more}") for more in ("", ",sequence_parallel=true")]
+    cut = [
+        job("llama", f"tp=2,accumulation_steps=2{more}") for more in ("", ",sequence_parallel=true")
+    ]
     results = run_jobs({1: [job("llama", "accumulation_steps=2")], 2: [*ranks, *cut]}, tmp_path)
     one, replicated, *others = (r["measurement"]["gradient_noise_scale"] for r in results)
     assert one > 0

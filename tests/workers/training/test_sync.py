@@ -14,7 +14,9 @@ from tests.workers.trial_ranks import request
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[LocalRunner]:
-    with LocalRunner(max_ranks=4, device="cpu", trial="tests.workers.counting_trial:run_trial") as runner:
+    with LocalRunner(
+        max_ranks=4, device="cpu", trial="tests.workers.counting_trial:run_trial"
+    ) as runner:
         yield runner
 
 

@@ -51,7 +51,9 @@ def test_without_torch_the_message_says_so(monkeypatch: pytest.MonkeyPatch) -> N
         check_torch_version()
 
 
-def test_the_internals_are_not_imported_under_another_release(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_internals_are_not_imported_under_another_release(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch_version, "FIRST_UNTESTED", (2, 0))
     with pytest.raises(RunnerError, match="is installed"):
         importlib.reload(torch_internals)
@@ -66,9 +68,15 @@ def private_uses(source: str) -> list[str]:
     used = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
-            used += [name for alias in node.names if is_private(name := f"{node.module}.{alias.name}")]
+            used += [
+                name for alias in node.names if is_private(name := f"{node.module}.{alias.name}")
+            ]
         elif isinstance(node, ast.Import):
-            used += [alias.name for alias in node.names if alias.name.startswith("torch.") and is_private(alias.name)]
+            used += [
+                alias.name
+                for alias in node.names
+                if alias.name.startswith("torch.") and is_private(alias.name)
+            ]
         elif isinstance(node, ast.Attribute):
             name = ast.unparse(node)
             if is_private(name) and name.startswith(("torch.", "dist.")):
@@ -87,7 +95,10 @@ def test_private_names_of_torch_are_found() -> None:
 
 def test_only_one_module_of_training_and_two_of_dry_runs_name_private_parts_of_torch() -> None:
     workers = PYPROJECT.parent / "workers" / "autotune_workers"
-    uses = {str(path.relative_to(workers)): private_uses(path.read_text()) for path in workers.rglob("*.py")}
+    uses = {
+        str(path.relative_to(workers)): private_uses(path.read_text())
+        for path in workers.rglob("*.py")
+    }
     assert uses.pop("training/torch_internals.py")
     assert uses.pop("dryrun/torch_private.py")
     assert uses.pop("dryrun/torch_patches.py")

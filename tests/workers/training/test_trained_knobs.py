@@ -29,7 +29,9 @@ from autotune_workers.training.parallel.mesh import RankContext
 from autotune_workers.training.step import Training
 from tests.workers.trial_ranks import CPU, MODELS, request
 
-ALL_PRECISIONS = replace(CPU, gpu=replace(CPU.gpu, peak_flops_per_s=dict.fromkeys(KNOBS["precision"].values, 1e11)))
+ALL_PRECISIONS = replace(
+    CPU, gpu=replace(CPU.gpu, peak_flops_per_s=dict.fromkeys(KNOBS["precision"].values, 1e11))
+)
 PLAIN = "dp=2,micro_batch_size=2,accumulation_steps=4,precision=bf16"
 DEEP = replace(MODELS["llama"], name="deep", num_layers=8)
 WIDE = replace(MODELS["llama"], name="wide", hidden_size=512, ffn_hidden_size=2048)
@@ -38,7 +40,10 @@ BASES = (
     ("llama", PLAIN),
     ("llama", "tp=2,micro_batch_size=2,accumulation_steps=4,precision=fp32"),
     ("llama", "pp=2,micro_batch_size=2,accumulation_steps=4,precision=fp32"),
-    ("deep", "pp=2,accumulation_steps=4,precision=fp32,pp_schedule=interleaved_1f1b,virtual_stages=2"),
+    (
+        "deep",
+        "pp=2,accumulation_steps=4,precision=fp32,pp_schedule=interleaved_1f1b,virtual_stages=2",
+    ),
     ("moe", PLAIN),
     ("moe", PLAIN + ",ep=2"),
     ("llama", PLAIN + ",compile=true"),
@@ -107,7 +112,8 @@ def rank_zero(trial: TrialRequest, read: set[str]) -> tuple[Any, ...]:
     try:
         with Operations() as building:
             training = Training(
-                replace(trial, config=config), RankContext(rank=0, world_size=ranks, device=torch.device("cpu"))
+                replace(trial, config=config),
+                RankContext(rank=0, world_size=ranks, device=torch.device("cpu")),
             )
         modules = [m for stage in training._model.stages.values() for m in stage.modules()]
         compiled = any(hasattr(m.forward, "_torchdynamo_orig_callable") for m in modules)
@@ -119,7 +125,15 @@ def rank_zero(trial: TrialRequest, read: set[str]) -> tuple[Any, ...]:
         schedule = type(training._pipeline._schedule).__name__ if training._pipeline else ""
         text = [repr(stage) for stage in training._model.stages.values()]
         budget = training.activation_budget
-        return building.done, text, compiled, budget, [x.shape for x in batch], schedule, stepping.done
+        return (
+            building.done,
+            text,
+            compiled,
+            budget,
+            [x.shape for x in batch],
+            schedule,
+            stepping.done,
+        )
     finally:
         dist.destroy_process_group()
 
@@ -137,7 +151,9 @@ def test_every_knob_is_read_or_declared_neutral_or_impossible() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # by torch.compile
+@pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
+)  # by torch.compile
 @pytest.mark.usefixtures("one_thread")
 def test_every_value_of_every_knob_changes_what_a_rank_does_or_is_refused_by_name() -> None:
     read: set[str] = set()
@@ -155,10 +171,16 @@ def test_every_value_of_every_knob_changes_what_a_rank_does_or_is_refused_by_nam
             except ConfigError as refusal:
                 differs[key] = refusal.field == knob.name
     assert {name for name, _ in differs} == set(FIELDS)
-    wrong = {key for key, differ in differs.items() if differ == (key[0] in NATIVE.knob_use.neutral)}
-    assert not wrong, "a value of a knob that the loop reads changes nothing, or one of a neutral knob does"
+    wrong = {
+        key for key, differ in differs.items() if differ == (key[0] in NATIVE.knob_use.neutral)
+    }
+    assert not wrong, (
+        "a value of a knob that the loop reads changes nothing, or one of a neutral knob does"
+    )
     only_to_refuse = NATIVE.knob_use.cannot.keys()
-    assert read - only_to_refuse == NATIVE.knob_use.reads, "what the loop reads is not what its trainer declares"
+    assert read - only_to_refuse == NATIVE.knob_use.reads, (
+        "what the loop reads is not what its trainer declares"
+    )
 
 
 def test_a_knob_that_the_loop_does_not_know_is_refused_before_anything_is_built() -> None:

@@ -53,9 +53,13 @@ def test_what_the_loop_refuses_its_trainer_refuses_too(
         ("moe", {}, "dp=4,ep=2,dp_replicas=2,precision=fp32,zero_stage=1"),
     ],
 )
-def test_what_the_loop_trains_its_trainer_launches(model: str, workload: dict[str, Any], config: str) -> None:
+def test_what_the_loop_trains_its_trainer_launches(
+    model: str, workload: dict[str, Any], config: str
+) -> None:
     trial = request(model, config, workload=workload)
-    validate(trial, RankContext(rank=0, world_size=trial.config.world_size, device=torch.device("cpu")))
+    validate(
+        trial, RankContext(rank=0, world_size=trial.config.world_size, device=torch.device("cpu"))
+    )
     assert not trainer("native").limits(trial.workload, trial.config)
 
 

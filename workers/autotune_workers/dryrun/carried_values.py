@@ -45,7 +45,11 @@ class CarriedValues:
     def constant(self, tensor: Tensor) -> Tensor | None:
         """The one value of all elements, however many; None where it is not known or there are several."""
         known = self._known.get(storage_id(tensor)) if isinstance(tensor, FakeTensor) else None
-        return known if known is not None and known.dim() == 0 and known.dtype == tensor.dtype else None
+        return (
+            known
+            if known is not None and known.dim() == 0 and known.dtype == tensor.dtype
+            else None
+        )
 
     def set_constant(self, tensor: Tensor, value: Any) -> None:
         """All elements of a tensor that has just been made are this."""

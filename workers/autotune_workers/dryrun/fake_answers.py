@@ -43,7 +43,14 @@ FILLS: dict[str, Any] = {
 """operations whose result is one value, whatever the values of their arguments"""
 FILLS_WITH = {"scalar_tensor": 0, "full": 1, "full_like": 1, "new_full": 2}
 """operations whose result is the argument at that place"""
-SIZED_BY_VALUES = ("nonzero", "bincount", "masked_select", "_unique2", "unique_dim", "unique_consecutive")
+SIZED_BY_VALUES = (
+    "nonzero",
+    "bincount",
+    "masked_select",
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+)
 """operations whose result has a shape that values decide"""
 UNFILLED = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided")
 """operations whose result has no values yet"""
@@ -79,7 +86,9 @@ class FakeAnswers:
             with real_tensors():
                 return func(*args, **kwargs)
         if func is WAIT:
-            return args[0]  # as it does with real ones; its shape function would make another tensor
+            return args[
+                0
+            ]  # as it does with real ones; its shape function would make another tensor
         if func is NUMBER:
             return self._number(args[0])
         name = func._opname
@@ -124,7 +133,11 @@ class FakeAnswers:
     def _by_values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         known = self._known((args, kwargs))
         if known is None:
-            kind = DataDependentOutputException if func._opname == "equal" else DynamicOutputShapeException
+            kind = (
+                DataDependentOutputException
+                if func._opname == "equal"
+                else DynamicOutputShapeException
+            )
             raise kind(func)
         of_inputs = self._decides(tensors_in((args, tuple(kwargs.values()))))
         with real_tensors():
@@ -144,7 +157,9 @@ class FakeAnswers:
             self._guess(INPUTS_DECIDE, _at(module))
         return of_inputs
 
-    def _mark_computed(self, made: Iterable[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _mark_computed(
+        self, made: Iterable[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         """What was made of these arguments follows from the inputs where one of them does."""
         if any(map(self._values.is_of_inputs, tensors_in((args, tuple(kwargs.values()))))):
             self.know_inputs(made)
@@ -185,17 +200,29 @@ class FakeAnswers:
             self._choose(name, args, kwargs, outs[-1])
         elif name in ("any", "all") and (constant := self._values.constant(args[0])) is not None:
             self._values.set_constant(out, bool(constant))
-        elif name in UNFILLED or torch.Tag.nondeterministic_seeded in func.tags or out in self._values:
+        elif (
+            name in UNFILLED
+            or torch.Tag.nondeterministic_seeded in func.tags
+            or out in self._values
+        ):
             return  # the last: it is a view
-        elif (tensors_in(args) or name == "arange") and (known := self._known((args, kwargs))) is not None:
+        elif (tensors_in(args) or name == "arange") and (
+            known := self._known((args, kwargs))
+        ) is not None:
             with real_tensors():
                 results = func(*known[0], **known[1])
-            for made, values in zip(outs, [results] if isinstance(results, Tensor) else results, strict=True):
-                if isinstance(made, Tensor) and not values.is_meta:  # a shape that is asked on the meta device
+            for made, values in zip(
+                outs, [results] if isinstance(results, Tensor) else results, strict=True
+            ):
+                if (
+                    isinstance(made, Tensor) and not values.is_meta
+                ):  # a shape that is asked on the meta device
                     self._values.set(made, values)
         self._mark_computed(outs, args, kwargs)
 
-    def _choose(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> None:
+    def _choose(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor
+    ) -> None:
         """The choices of a router: expert after expert, token after token."""
         scores = args[0]
         place = 1 if name == "argmax" else 2
@@ -204,7 +231,9 @@ class FakeAnswers:
             return
         with real_tensors():
             self._values.set(out, balanced_choices(out.shape, scores.shape[-1]))
-        self._guess("routing is balanced: every expert gets the same number of tokens", self._where())
+        self._guess(
+            "routing is balanced: every expert gets the same number of tokens", self._where()
+        )
 
     def _written(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operation that writes into its arguments."""
@@ -212,7 +241,9 @@ class FakeAnswers:
         changed = [
             args[i]
             for i, argument in enumerate(func._schema.arguments[: len(args)])
-            if argument.alias_info is not None and argument.alias_info.is_write and isinstance(args[i], FakeTensor)
+            if argument.alias_info is not None
+            and argument.alias_info.is_write
+            and isinstance(args[i], FakeTensor)
         ]
         changed = [tensor for tensor in changed if tensor in self._values]
         if not changed:
@@ -238,7 +269,9 @@ class FakeAnswers:
             for result in results:
                 self._values.set_constant(result, 1)
         elif func._opname in ("alltoall_base_", "_allgather_base_"):
-            self._gathered(results[0], args[1], group_of(args[2]), swapped=operation.kind == "all_to_all")
+            self._gathered(
+                results[0], args[1], group_of(args[2]), swapped=operation.kind == "all_to_all"
+            )
         else:
             for result in results:
                 self._values.forget(result)
@@ -262,12 +295,18 @@ class FakeAnswers:
             parts = [self._known(part) for part in value]
             return (
                 None
-                if any(new is None and old is not None for new, old in zip(parts, value, strict=True))
+                if any(
+                    new is None and old is not None for new, old in zip(parts, value, strict=True)
+                )
                 else type(value)(parts)
             )
         if isinstance(value, dict):
             found = {key: self._known(part) for key, part in value.items()}
-            return None if any(found[key] is None and part is not None for key, part in value.items()) else found
+            return (
+                None
+                if any(found[key] is None and part is not None for key, part in value.items())
+                else found
+            )
         return value
 
     def _guess(self, what: str, where: str) -> None:
@@ -280,7 +319,11 @@ def balanced_choices(shape: torch.Size, experts: int) -> Tensor:
 
 
 def grouped_product(
-    a: Tensor, b: Tensor, ends: Tensor | None = None, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
+    a: Tensor,
+    b: Tensor,
+    ends: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """The result of `_grouped_mm`, whose shape function takes bfloat16 alone, while its kernel for the CPU takes every format."""
     if a.dim() == 2 and b.dim() == 2:
@@ -305,4 +348,8 @@ def _at(module: str) -> str:
 
 
 def _some(names: list[str], most: int = 3) -> str:
-    return "in " + ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return (
+        "in "
+        + ", ".join(names[:most])
+        + (f" and {len(names) - most} more" if len(names) > most else "")
+    )

@@ -41,21 +41,41 @@ class LocalDryRunner:
         """See `DryRunner.inspect`."""
         return ModelSpec.from_dict(_ask({"task": "inspect", "model": to_plain(model)}, limits))
 
-    def run(self, workload: Workload, config: ParallelConfig, *, pp_rank: int, limits: DryRunLimits) -> DryRun:
+    def run(
+        self, workload: Workload, config: ParallelConfig, *, pp_rank: int, limits: DryRunLimits
+    ) -> DryRun:
         """See `DryRunner.run`."""
         if not 0 <= pp_rank < config.pp:
-            raise DryRunError(f"pp_rank must be in [0, pp), but pp_rank={pp_rank} and pp={config.pp}", field="pp_rank")
-        task = {"task": "run", "workload": to_plain(workload), "config": config.to_dict(), "pp_rank": pp_rank}
+            raise DryRunError(
+                f"pp_rank must be in [0, pp), but pp_rank={pp_rank} and pp={config.pp}",
+                field="pp_rank",
+            )
+        task = {
+            "task": "run",
+            "workload": to_plain(workload),
+            "config": config.to_dict(),
+            "pp_rank": pp_rank,
+        }
         return DryRun.from_dict(_ask(task, limits))
 
 
 def _ask(task: Mapping[str, Any], limits: DryRunLimits) -> dict[str, Any]:
     """What the process answers. Raises `DryRunError`."""
-    with tempfile.TemporaryFile() as log, tempfile.TemporaryFile() as asked, tempfile.TemporaryFile() as answers:
+    with (
+        tempfile.TemporaryFile() as log,
+        tempfile.TemporaryFile() as asked,
+        tempfile.TemporaryFile() as answers,
+    ):
         asked.write(json.dumps({**task, "memory_bytes": limits.memory_bytes}).encode())
         asked.seek(0)
         process = subprocess.Popen(
-            [sys.executable, "-m", "autotune_workers.dryrun.process", str(answers.fileno()), str(os.getpid())],
+            [
+                sys.executable,
+                "-m",
+                "autotune_workers.dryrun.process",
+                str(answers.fileno()),
+                str(os.getpid()),
+            ],
             stdin=asked,
             stdout=log,
             stderr=log,
@@ -88,13 +108,17 @@ def _ended_in_time(process: subprocess.Popen[bytes], wall_s: float) -> bool:
         process.wait()
 
 
-def _error(told: Mapping[str, Any], in_time: bool, code: int | None, output: str, limits: DryRunLimits) -> DryRunError:
+def _error(
+    told: Mapping[str, Any], in_time: bool, code: int | None, output: str, limits: DryRunLimits
+) -> DryRunError:
     """Why there is no result. `told`: how far the process came, and its own error."""
     if "error" in told:
         return DryRunError(**told["error"])
     reached = f"; it got as far as: {told.get('reached', 'starting Python')}"
     if not in_time:
-        return DryRunError(f"the dry run was stopped after {limits.wall_s:g} s{reached}", remedy=FEWER)
+        return DryRunError(
+            f"the dry run was stopped after {limits.wall_s:g} s{reached}", remedy=FEWER
+        )
     if line := dumped_line(output):
         reached += f", at {line}"
     tail = " ".join(output.partition(DUMP_BEGINS)[0].split())[-LOG_TAIL:]
@@ -102,9 +126,13 @@ def _error(told: Mapping[str, Any], in_time: bool, code: int | None, output: str
         return beyond_memory(limits.memory_bytes, reached)
     said = f"; its last output: {tail}" if tail else ""
     name = (
-        f"was ended by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with status {code}"
+        f"was ended by {signal.Signals(-code).name}"
+        if code is not None and code < 0
+        else f"ended with status {code}"
     )
-    return DryRunError(f"the dry-run process {name} without a result{reached}{said}", remedy=_remedy(code))
+    return DryRunError(
+        f"the dry-run process {name} without a result{reached}{said}", remedy=_remedy(code)
+    )
 
 
 def _remedy(code: int | None) -> str:

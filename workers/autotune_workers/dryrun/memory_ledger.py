@@ -18,7 +18,9 @@ from autotune_workers.dryrun.position import Position
 from autotune_workers.dryrun.torch_private import has_memory, parts_of, storage_id
 
 INDEX = {name: index for index, name in enumerate(MEMORY_CATEGORIES)}
-KEPT = frozenset(INDEX[name] for name in ("parameters", "buffers", "gradients", "optimizer", "inputs"))
+KEPT = frozenset(
+    INDEX[name] for name in ("parameters", "buffers", "gradients", "optimizer", "inputs")
+)
 """categories that tell what a storage is for good; the others say how it came about"""
 
 
@@ -205,4 +207,6 @@ class MemoryLedger:
                 self.step_peak_modules = dict(self.module_bytes)
 
     def _sample(self, moment: Moment) -> MemorySample:
-        return MemorySample(moment=moment, parts_bytes=dict(zip(MEMORY_CATEGORIES, self.parts_bytes, strict=True)))
+        return MemorySample(
+            moment=moment, parts_bytes=dict(zip(MEMORY_CATEGORIES, self.parts_bytes, strict=True))
+        )

@@ -50,7 +50,11 @@ from autotune_workers.training.torch_internals import pytree
 def kernels_of_gpus() -> Iterator[None]:
     """A block on CPU tensors that keeps what a GPU would keep."""
     has_fused_norm = hasattr(torch.ops.aten, "_fused_rms_norm_backward")
-    norm = torch_patches.replaced(F, "rms_norm", _rms_norm) if has_fused_norm else contextlib.nullcontext()
+    norm = (
+        torch_patches.replaced(F, "rms_norm", _rms_norm)
+        if has_fused_norm
+        else contextlib.nullcontext()
+    )
     with torch_patches.attention_of_gpus(), norm:
         yield
 
@@ -65,7 +69,9 @@ def _rms_norm(original: Any) -> Any:
         if weight is not None and weight.dtype != input.dtype:  # torch has no fused kernel for this
             result: Tensor = original(input, normalized_shape, weight, eps)
             return result
-        return F.layer_norm(input, list(normalized_shape), weight, None, eps or torch.finfo(input.dtype).eps)
+        return F.layer_norm(
+            input, list(normalized_shape), weight, None, eps or torch.finfo(input.dtype).eps
+        )
 
     return rms_norm
 
@@ -89,13 +95,17 @@ STRETCHES = 200
 """into which a step is cut"""
 
 
-def thinned(samples: Sequence[MemorySample], stretches: int = STRETCHES) -> tuple[MemorySample, ...]:
+def thinned(
+    samples: Sequence[MemorySample], stretches: int = STRETCHES
+) -> tuple[MemorySample, ...]:
     """The first and the last sample, and two of each stretch, in order."""
     if len(samples) <= 2 * stretches:
         return tuple(samples)
     kept = {0, len(samples) - 1}
     for stretch in range(stretches):
-        places = range(stretch * len(samples) // stretches, (stretch + 1) * len(samples) // stretches)
+        places = range(
+            stretch * len(samples) // stretches, (stretch + 1) * len(samples) // stretches
+        )
         kept |= {
             max(places, key=lambda i: samples[i].total_bytes),
             min(places, key=lambda i: samples[i].total_bytes),
@@ -138,7 +148,9 @@ def dry_run(
 
     `notes`: stand among its guesses.  `watched`: is told what watches, before anything is built.
     """
-    context = RankContext(rank=rank, world_size=request.config.world_size, device=torch.device("cpu"))
+    context = RankContext(
+        rank=rank, world_size=request.config.world_size, device=torch.device("cpu")
+    )
     with torch_private.fake_process_group(rank, context.world_size):
         mesh = build_mesh(request.config, context)
         answers = FakeAnswers(lambda: watch.position.place)
@@ -172,7 +184,9 @@ def watched_run(
     """
     began_s = time.perf_counter()
     with watch.watching(), _one_thread():
-        training = Training(request, context, mesh=mesh, stream=FakeTokens(request.workload.seq_len))
+        training = Training(
+            request, context, mesh=mesh, stream=FakeTokens(request.workload.seq_len)
+        )
         watch.know_model(training.stages, training.updated)
         for step in range(STEPS):
             watch.begin_step(step)
@@ -197,14 +211,18 @@ def _result(
     took_s: float,
 ) -> DryRun:
     peaks, micro_batches = watch.memory.phase_peaks, request.config.accumulation_steps
-    flops = sum(count for (_, phase), count in watch.work.flops.items() if phase in ("forward", "backward"))
+    flops = sum(
+        count for (_, phase), count in watch.work.flops.items() if phase in ("forward", "backward")
+    )
     return DryRun(
         rank=context.rank,
         pp_rank=mesh.pp,
         world_size=context.world_size,
         num_parameters=request.workload.model.num_parameters,
         rank_parameters=sum(local(p).numel() for p in _parameters(stages)),
-        peak=max((s for (step, _), s in peaks.items() if step == STEPS - 1), key=lambda s: s.total_bytes),
+        peak=max(
+            (s for (step, _), s in peaks.items() if step == STEPS - 1), key=lambda s: s.total_bytes
+        ),
         phase_peaks=tuple(peaks.values()),
         timeline=thinned(watch.memory.timeline),
         modules=_modules(stages, watch, micro_batches),
@@ -212,7 +230,8 @@ def _result(
         products=watch.work.products(micro_batches),
         collectives=watch.collectives.told(watch.axes),
         took_s=took_s,
-        process_peak_bytes=status_bytes("VmHWM") or 0,  # ru_maxrss would count the process that started this one
+        process_peak_bytes=status_bytes("VmHWM")
+        or 0,  # ru_maxrss would count the process that started this one
         versions={name: metadata.version(name) for name in VERSIONS if name in sys.modules},
     )
 
@@ -246,7 +265,9 @@ def _parameters(stages: Sequence[nn.Module]) -> list[Tensor]:
     return list({id(p): p for stage in stages for p in stage.parameters()}.values())
 
 
-def _modules(stages: Sequence[nn.Module], watch: RankWatch, micro_batches: int) -> tuple[ModuleCost, ...]:
+def _modules(
+    stages: Sequence[nn.Module], watch: RankWatch, micro_batches: int
+) -> tuple[ModuleCost, ...]:
     """All modules of the rank; the outermost ones of several stages count as one."""
     flops, at_peak = watch.work.flops, watch.memory.step_peak_modules
     modules = {name: module for stage in stages for name, module in stage.named_modules()}

@@ -52,7 +52,11 @@ class Position:
     @property
     def micro_batch(self) -> int:
         """The micro-batch under way, -1 where there is none."""
-        if self._phase == "backward" and not self._pipelined and torch_private.backward_pass() == -1:
+        if (
+            self._phase == "backward"
+            and not self._pipelined
+            and torch_private.backward_pass() == -1
+        ):
             return -1
         return self._micro_batch
 
@@ -93,7 +97,9 @@ class Position:
             return "building the model"
         batch = f", micro-batch {moment.micro_batch + 1}" if moment.micro_batch >= 0 else ""
         module = self._failed_in or moment.module
-        return f"step {moment.step + 1}, {moment.phase}{batch}" + (f", in {module}" if module else "")
+        return f"step {moment.step + 1}, {moment.phase}{batch}" + (
+            f", in {module}" if module else ""
+        )
 
     def begin_step(self, step: int) -> None:
         """An optimizer step begins."""
@@ -133,9 +139,15 @@ class Position:
     def _left(self, name: str) -> Callable[..., None]:
         def leave(*_: Any) -> None:
             passing = sys.exc_info()[1]  # torch calls this also while an error passes by
-            if self._running and passing is not None and not isinstance(passing, torch_private.EndOfRecomputation):
+            if (
+                self._running
+                and passing is not None
+                and not isinstance(passing, torch_private.EndOfRecomputation)
+            ):
                 self._failed_in = self._failed_in or self._running[-1]
-            while self._running and self._running[-1] != name:  # an early end of recomputation leaves several at once
+            while (
+                self._running and self._running[-1] != name
+            ):  # an early end of recomputation leaves several at once
                 self.leaving(self._running.pop())
             if self._running:
                 self.leaving(self._running.pop())

@@ -79,7 +79,9 @@ def error_of(error: BaseException, memory_bytes: float, reached: str = "") -> Dr
         return known
     if isinstance(error, MemoryError) or was_refused_memory(str(error)):
         parts = [part for part in (reached, f"at {place}" if place else "") if part]
-        return beyond_memory(memory_bytes, f"; it got as far as: {', '.join(parts)}" if parts else "")
+        return beyond_memory(
+            memory_bytes, f"; it got as far as: {', '.join(parts)}" if parts else ""
+        )
     needs_gpu = any(words in str(error) for words in GPU_WORDS)
     if isinstance(error, AutotuneError):
         remedy = f"a dry run has no GPU: {NO_GPU}" if needs_gpu else error.remedy
@@ -92,13 +94,17 @@ def error_of(error: BaseException, memory_bytes: float, reached: str = "") -> Dr
     if reached and not place:
         text += f" ({reached})"
     remedy = "correct that line, or the `input` and `loss` of the builder" if place else NO_LINE
-    return DryRunError(f"the model's code failed, and may fail in real training too: {text}", remedy=remedy)
+    return DryRunError(
+        f"the model's code failed, and may fail in real training too: {text}", remedy=remedy
+    )
 
 
 def _peculiar_to_dry_runs(error: BaseException, where: str) -> DryRunError | None:
     """The reason, where real tensors would not have raised it. `where`: the user's line."""
     if isinstance(error, UnsupportedOperatorException):
-        return _without_kernel(str(error.func).removesuffix(".default").replace(".", "::", 1), where)
+        return _without_kernel(
+            str(error.func).removesuffix(".default").replace(".", "::", 1), where
+        )
     for words in WITHOUT_KERNEL:
         if found := re.search(words, str(error)):
             return _without_kernel(found[1], where)
@@ -140,10 +146,14 @@ def stand_in(workload: Workload, config: ParallelConfig) -> tuple[TrialRequest, 
     """The request of that config, without what needs a compiler or kernels of a GPU; what was replaced, in words."""
     notes = []
     if config.compile:
-        notes.append("torch.compile is skipped: layers run in eager mode, which needs at least as much memory")
+        notes.append(
+            "torch.compile is skipped: layers run in eager mode, which needs at least as much memory"
+        )
         config = replace(config, compile=False, activation_budget=100)
     if config.precision == "fp8":
-        notes.append("fp8 products run in bf16: their 8-bit copies of weights and inputs are left out")
+        notes.append(
+            "fp8 products run in bf16: their 8-bit copies of weights and inputs are left out"
+        )
         config = replace(config, precision="bf16")
     if config.precision == "tf32":  # the same numbers in memory
         config = replace(config, precision="fp32")
@@ -218,7 +228,10 @@ def main() -> None:
             if task["task"] == "inspect":
                 answer = to_plain(_inspected(ModelSpec.from_dict(task["model"]), reach))
             else:
-                workload, config = Workload.from_dict(task["workload"]), ParallelConfig.from_dict(task["config"])
+                workload, config = (
+                    Workload.from_dict(task["workload"]),
+                    ParallelConfig.from_dict(task["config"]),
+                )
                 answer = to_plain(_run(workload, config, task, reach, follow))
         if guard.is_passed:
             terminated()

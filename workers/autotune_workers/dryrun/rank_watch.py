@@ -17,7 +17,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from autotune_workers.dryrun import torch_patches, torch_private
 from autotune_workers.dryrun.memory_ledger import MemoryLedger
 from autotune_workers.dryrun.position import Position
-from autotune_workers.dryrun.work_log import FORMULAS, CollectiveLog, WorkLog, operation_of, tensors_in
+from autotune_workers.dryrun.work_log import (
+    FORMULAS,
+    CollectiveLog,
+    WorkLog,
+    operation_of,
+    tensors_in,
+)
 from autotune_workers.probe.injected.profile import OPTIMIZER
 
 GRADIENT_AXES = ("dp_cp", "expert_data")
@@ -28,7 +34,9 @@ GRADIENT_AXES = ("dp_cp", "expert_data")
 class RankWatch(torch_private.TorchDispatchMode):
     """Follows one rank through two optimizer steps."""
 
-    def __init__(self, axes: Mapping[tuple[int, ...], str], answer: Callable[..., Any] | None = None) -> None:
+    def __init__(
+        self, axes: Mapping[tuple[int, ...], str], answer: Callable[..., Any] | None = None
+    ) -> None:
         """`axes`: names of the groups that are axes of the mesh.  `answer`: runs an operation in place of torch; None for real tensors."""
         super().__init__()
         self.axes = axes
@@ -53,10 +61,14 @@ class RankWatch(torch_private.TorchDispatchMode):
         handle = register_optimizer_step_post_hook(self._mark_optimizer)
         try:
             with (
-                torch_patches.sharding_propagation(self._propagation_begins, self._propagation_ends),
+                torch_patches.sharding_propagation(
+                    self._propagation_begins, self._propagation_ends
+                ),
                 torch_patches.storage_resizes(self.memory.resized),
                 torch_patches.gathered_weights(self._watch_gradient),
-                torch_patches.accumulated_gradients(lambda gradient: self.memory.mark(gradient, "gradients")),
+                torch_patches.accumulated_gradients(
+                    lambda gradient: self.memory.mark(gradient, "gradients")
+                ),
                 torch_patches.unwatched_biases(),
                 torch_patches.pipeline_chunks(self.position.begin_chunk),
                 self,
@@ -87,7 +99,11 @@ class RankWatch(torch_private.TorchDispatchMode):
         self.memory.mark_rest("buffers")
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """See `TorchDispatchMode`."""
         if func is torch_private.DEVICE and isinstance(args[0], torch_private.FakeTensor):
@@ -101,7 +117,11 @@ class RankWatch(torch_private.TorchDispatchMode):
         if func is torch_private.RANGE_BEGINS and args[0] == OPTIMIZER:
             self.position.begin_optimizer()
             self.memory.look()
-        out = func(*args, **kwargs) if self._answer is None else self._answer(func, types, args, kwargs)
+        out = (
+            func(*args, **kwargs)
+            if self._answer is None
+            else self._answer(func, types, args, kwargs)
+        )
         self._note(func, args, kwargs, out)
         return out
 
@@ -132,10 +152,16 @@ class RankWatch(torch_private.TorchDispatchMode):
     def _note_collective(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
         operation, ranks, _ = self.collectives.note(func, args, out, self.position.phase)
         is_sum = operation.kind in ("reduce_scatter", "all_reduce")
-        of_gradients = is_sum and self.axes.get(ranks, "").startswith(GRADIENT_AXES) and func.namespace == "c10d"
+        of_gradients = (
+            is_sum
+            and self.axes.get(ranks, "").startswith(GRADIENT_AXES)
+            and func.namespace == "c10d"
+        )
         for place, tensor in enumerate((*tensors_in(args), *tensors_in(out))):
             is_result = place == 0
-            self.memory.mark_passing(tensor, "gradients" if of_gradients and is_result else "communication")
+            self.memory.mark_passing(
+                tensor, "gradients" if of_gradients and is_result else "communication"
+            )
 
     def _is_wrapper(self, kind: type) -> bool:
         known = self._wrappers.get(kind)

@@ -72,7 +72,9 @@ def single_draws() -> AbstractContextManager[None]:
     return replaced(torch.nn.init, "_no_grad_trunc_normal_", make)
 
 
-def sharding_propagation(enter: Callable[[], None], leave: Callable[[], None]) -> AbstractContextManager[None]:
+def sharding_propagation(
+    enter: Callable[[], None], leave: Callable[[], None]
+) -> AbstractContextManager[None]:
     """Tells when DTensor runs operations on global shapes, and when it has."""
 
     def make(original: Any) -> Any:
@@ -143,7 +145,9 @@ class _Chunks:
         start = index * self._size
         if start >= self._tensor.shape[self._dim]:
             return self._tensor.new_empty(0)
-        return self._tensor.narrow(self._dim, start, min(self._size, self._tensor.shape[self._dim] - start))
+        return self._tensor.narrow(
+            self._dim, start, min(self._size, self._tensor.shape[self._dim] - start)
+        )
 
 
 @contextlib.contextmanager
@@ -157,7 +161,9 @@ def shards_of_one_rank() -> Iterator[None]:
         def reset(param: Any) -> None:
             weight = getattr(param._module_info.module, param._module_info.param_name)
             kept = param._sharded_param_data
-            if weight is param.sharded_param and storage_id(weight._local_tensor) == storage_id(kept):
+            if weight is param.sharded_param and storage_id(weight._local_tensor) == storage_id(
+                kept
+            ):
                 param._sharding_spec = weight._spec
             else:
                 original(param)
@@ -190,7 +196,9 @@ def held_messages() -> AbstractContextManager[None]:
     def make(original: Any) -> Any:
         def send(operations: list[Any], *arguments: Any, **keywords: Any) -> list[Any]:
             works = original(operations, *arguments, **keywords)
-            return [_HeldWork(work, each.tensor) for work, each in zip(works, operations, strict=True)]
+            return [
+                _HeldWork(work, each.tensor) for work, each in zip(works, operations, strict=True)
+            ]
 
         return send
 

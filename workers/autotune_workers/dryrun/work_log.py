@@ -114,7 +114,12 @@ class CollectiveLog:
         """All calls. `axes`: names of the groups that are axes of the mesh."""
         return tuple(
             CollectiveCall(
-                kind=kind, axis=axes.get(ranks, OTHER_RANKS), ranks=ranks, num_bytes=num_bytes, phase=phase, count=count
+                kind=kind,
+                axis=axes.get(ranks, OTHER_RANKS),
+                ranks=ranks,
+                num_bytes=num_bytes,
+                phase=phase,
+                count=count,
             )
             for (kind, ranks, num_bytes, phase), count in self.calls.items()
         )
@@ -130,7 +135,9 @@ def tensors_in(value: Any) -> list[Tensor]:
     """All tensors in nested lists and tuples."""
     if isinstance(value, torch.Tensor):
         return [value]
-    return [t for inner in value for t in tensors_in(inner)] if isinstance(value, list | tuple) else []
+    return (
+        [t for inner in value for t in tensors_in(inner)] if isinstance(value, list | tuple) else []
+    )
 
 
 aten = torch.ops.aten
@@ -149,13 +156,21 @@ def _attention_backward(_: Tensor, q: Tensor, k: Tensor, v: Tensor, *__: Any, **
 
 def _grouped(a: Tensor, b: Tensor, *_: Any, out_val: Any = None, **__: Any) -> int:
     """Each row of the result is one product of a row and one group's matrix: 2 * elements of the result * inner width."""
-    rows_are_grouped = a.dim() == 2 and b.dim() == 2  # (m, t) by (t, n): the inner axis is divided among the groups
-    return 2 * a.shape[0] * a.shape[1] * b.shape[1] if rows_are_grouped else 2 * out_val.numel() * a.shape[-1]
+    rows_are_grouped = (
+        a.dim() == 2 and b.dim() == 2
+    )  # (m, t) by (t, n): the inner axis is divided among the groups
+    return (
+        2 * a.shape[0] * a.shape[1] * b.shape[1]
+        if rows_are_grouped
+        else 2 * out_val.numel() * a.shape[-1]
+    )
 
 
 def _vector(*arguments: Any, **_: Any) -> int:
     """A matrix, or a vector, by a vector."""
-    matrix = next(a for a in arguments if isinstance(a, Tensor) and (a.dim() == 2 or len(arguments) == 2))
+    matrix = next(
+        a for a in arguments if isinstance(a, Tensor) and (a.dim() == 2 or len(arguments) == 2)
+    )
     return 2 * matrix.numel()
 
 
@@ -224,12 +239,19 @@ class WorkLog:
         self._products: Counter[tuple[int, int, int, str]] = Counter()
 
     def note(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, place: tuple[str, Phase]
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        place: tuple[str, Phase],
     ) -> None:
         """An operation that has a formula was called. `place`: module and phase."""
         packet = func._overloadpacket
         self.flops[place] += FORMULAS[packet](*args, **kwargs, out_val=out)
-        dtype = str((args[1] if packet in (aten.addmm, aten.baddbmm) else args[0]).dtype).removeprefix("torch.")
+        dtype = str(
+            (args[1] if packet in (aten.addmm, aten.baddbmm) else args[0]).dtype
+        ).removeprefix("torch.")
         for m, n, k, count in products_of(packet, args):
             self._products[m, n, k, dtype] += count
 

@@ -39,7 +39,12 @@ class PlacementWait:
         self._began_s = self._said_s = now_s
 
     def look(
-        self, now_s: float, *, placement_s: float, shortage: Callable[[], str], absence: Callable[[], str]
+        self,
+        now_s: float,
+        *,
+        placement_s: float,
+        shortage: Callable[[], str],
+        absence: Callable[[], str],
     ) -> Failure | AttemptQueued | None:
         """What there is to say of an attempt that has no place yet. `placement_s`: longest wait; `shortage`: why it can never be placed; `absence`:
         what is missing of nodes that were there."""

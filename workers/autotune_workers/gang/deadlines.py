@@ -44,7 +44,10 @@ class Deadlines:
         """Failure and law of a missed deadline; None while the attempt is in time. `steps`: reported so far."""
         measure = self._measure
         if now_s - self._launched_s >= measure.trial_timeout_s:
-            return FailureKind.TIMEOUT, f"the trial took longer than trial_timeout_s={measure.trial_timeout_s:g}"
+            return (
+                FailureKind.TIMEOUT,
+                f"the trial took longer than trial_timeout_s={measure.trial_timeout_s:g}",
+            )
         if self.setup_s is None:
             if now_s - self._launched_s >= measure.start_timeout_s:
                 law = f"no first step within start_timeout_s={measure.start_timeout_s:g}"

@@ -29,7 +29,9 @@ OUT_OF_MEMORY = re.compile(
 """a text that says that memory could not be had"""
 _NO_SIZE = re.compile(r"more than 1EB memory|tried to allocate \d+ ?(EiB|EB)\b", re.IGNORECASE)
 """a size that no machine has: a damaged number, as a broken collective leaves it behind"""
-_OTHER_MEMORY = re.compile(r"ibv_(reg|create)\w*.{0,80}cannot allocate memory|memlock|shared memory", re.IGNORECASE)
+_OTHER_MEMORY = re.compile(
+    r"ibv_(reg|create)\w*.{0,80}cannot allocate memory|memlock|shared memory", re.IGNORECASE
+)
 """limits of locked, shared and on-chip memory, which no smaller batch mends"""
 _ADVICE = re.compile(
     r"\b(if|when|whenever|in case|avoid\w*|prevent\w*|against|may|might|could(?! not)|can(?! not)(?!')|would|should|hint|tip|note|reduce\w*|risk)\b.{0,80}$",
@@ -165,7 +167,9 @@ _SIGNALS = (
         r"(?:terminated|killed|died|exited|crashed)\b.{0,30}\b(?P<name>SIG(?:KILL|SEGV|ABRT|BUS|TERM|ILL|FPE))\b"
     ),
     re.compile(r"(?:(?:got|by|on|with) |\()signal:? (?P<number>\d{1,2})\b", re.IGNORECASE),
-    re.compile(r"is killed by signal: (?P<word>Killed|Segmentation fault|Bus error|Aborted|Terminated)"),
+    re.compile(
+        r"is killed by signal: (?P<word>Killed|Segmentation fault|Bus error|Aborted|Terminated)"
+    ),
 )
 _WORDS = {
     "Killed": signal.SIGKILL,
@@ -175,7 +179,9 @@ _WORDS = {
     "Terminated": signal.SIGTERM,
 }
 """how shells and launchers name what a process died of"""
-_GPU_LOST = re.compile(r"uncorrectable (ECC|NVLink) error|fallen off the bus|GPU is lost", re.IGNORECASE)
+_GPU_LOST = re.compile(
+    r"uncorrectable (ECC|NVLink) error|fallen off the bus|GPU is lost", re.IGNORECASE
+)
 """what CUDA and its driver say of broken hardware, which no config mends"""
 
 
@@ -197,17 +203,23 @@ def judged(name: str, text: str, *, code: str = "", is_started: bool = False) ->
     is_trusted = short not in _OF_PROGRAMMERS
     if _NO_SIZE.search(text):
         return Judged("echo", FailureKind.ERROR, "requested an impossible size")
-    is_named = short in ("MemoryError", "OutOfMemoryError") or short.endswith(("OutOfMemoryError", "MemoryError"))
+    is_named = short in ("MemoryError", "OutOfMemoryError") or short.endswith(
+        ("OutOfMemoryError", "MemoryError")
+    )
     says_memory = is_trusted and lacks_memory(text)
     if is_named or says_memory or _ENGINE_MEMORY.search(text):
         return Judged("memory", FailureKind.OUT_OF_MEMORY, "ran out of memory")
     if _ENGINE_ECHO.search(text):
         return Judged("echo", FailureKind.ERROR, "lost the generation engine")
     is_assertion = short == "AssertionError" and not text and _ASKS_FINITE.search(code) is not None
-    if short not in _NOT_OF_VALUES and (_DIVERGED.search(text) or short == "OLMoNonFiniteError" or is_assertion):
+    if short not in _NOT_OF_VALUES and (
+        _DIVERGED.search(text) or short == "OLMoNonFiniteError" or is_assertion
+    ):
         return Judged("exception", FailureKind.DIVERGED, "ended because training diverged")
     if _ENGINE_TIMED_OUT.search(text):
-        return Judged("timeout", FailureKind.HANG, "waited for the generation engine until it timed out")
+        return Judged(
+            "timeout", FailureKind.HANG, "waited for the generation engine until it timed out"
+        )
     if short in _TIMEOUT_NAMES or (is_trusted and TIMED_OUT.search(text)):
         return Judged("timeout", FailureKind.HANG, "waited for other ranks until it timed out")
     if short in _LOST_NAMES:
@@ -216,7 +228,9 @@ def judged(name: str, text: str, *, code: str = "", is_started: bool = False) ->
         return Judged("death", FailureKind.WORKER_LOST, "lost its GPU")
     if short == "SignalException":
         return Judged("death", FailureKind.WORKER_LOST, "was ended by a signal")
-    if not is_started and (_REFUSALS.match(name) or short in _REFUSAL_NAMES or _REFUSAL_TEXTS.search(text)):
+    if not is_started and (
+        _REFUSALS.match(name) or short in _REFUSAL_NAMES or _REFUSAL_TEXTS.search(text)
+    ):
         return Judged("verdict", FailureKind.INVALID, "rejected its settings")
     if short == "AssertionError" and _SHORT_LIMIT.search(text):
         return Judged("verdict", FailureKind.INVALID, "rejected its token limit")

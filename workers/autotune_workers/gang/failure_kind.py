@@ -127,28 +127,53 @@ def of_exception(
 
     def evidence(weight: str, kind: FailureKind, message: str) -> Evidence:
         return Evidence(
-            weight=weight, kind=kind, message=message, exception=exception, rank=rank, step=step, log_tail=tail
+            weight=weight,
+            kind=kind,
+            message=message,
+            exception=exception,
+            rank=rank,
+            step=step,
+            log_tail=tail,
         )
 
     first_line = text.strip().splitlines()[0][:300] if text.strip() else name
     said = judged(name, text, code=str(report.get("code") or ""), is_started=bool(step))
     if report.get("errno") == errno.ENOMEM or (said is not None and said.weight == "memory"):
-        return evidence("memory", FailureKind.OUT_OF_MEMORY, f"{where} ran out of memory: {first_line}")
+        return evidence(
+            "memory", FailureKind.OUT_OF_MEMORY, f"{where} ran out of memory: {first_line}"
+        )
     if report.get("errno") in _DISK_FULL:
-        return evidence("exception", FailureKind.ERROR, f"{where} ran out of disk space: {first_line}")
+        return evidence(
+            "exception", FailureKind.ERROR, f"{where} ran out of disk space: {first_line}"
+        )
     if report.get("aborted"):
         return evidence("echo", FailureKind.ERROR, f"{where} was aborted: {first_line}")
     if said is not None:
         return evidence(said.weight, said.kind, f"{where} {said.verb}: {first_line}")
-    if "Dist" in name or name in ("RuntimeError", "ConnectionError", "ConnectionResetError", "BrokenPipeError"):
+    if "Dist" in name or name in (
+        "RuntimeError",
+        "ConnectionError",
+        "ConnectionResetError",
+        "BrokenPipeError",
+    ):
         if PEER_GONE.search(text):
-            return evidence("echo", FailureKind.WORKER_LOST, f"{where} lost the connection to a peer: {first_line}")
+            return evidence(
+                "echo",
+                FailureKind.WORKER_LOST,
+                f"{where} lost the connection to a peer: {first_line}",
+            )
         if _TIMED_OUT.search(text):
             return evidence(
-                "timeout", FailureKind.HANG, f"{where} waited in a collective until it timed out: {first_line}"
+                "timeout",
+                FailureKind.HANG,
+                f"{where} waited in a collective until it timed out: {first_line}",
             )
         if "Dist" in name or report.get("waited"):
-            return evidence("collective", FailureKind.ERROR, f"{where} raised {name} in a collective: {first_line}")
+            return evidence(
+                "collective",
+                FailureKind.ERROR,
+                f"{where} raised {name} in a collective: {first_line}",
+            )
     return evidence("exception", FailureKind.ERROR, f"{where} raised {name}: {first_line}")
 
 
@@ -174,21 +199,37 @@ def of_death(
 
     def evidence(weight: str, kind: FailureKind, message: str, exception: str) -> Evidence:
         return Evidence(
-            weight=weight, kind=kind, message=message, exception=exception, rank=rank, step=step, log_tail=tail
+            weight=weight,
+            kind=kind,
+            message=message,
+            exception=exception,
+            rank=rank,
+            step=step,
+            log_tail=tail,
         )
 
     if code is None:
         lost = place(rank, step, phase, "was lost")
-        return evidence("death", FailureKind.WORKER_LOST, f"{lost}: {why or 'its host is lost'}", why)
+        return evidence(
+            "death", FailureKind.WORKER_LOST, f"{lost}: {why or 'its host is lost'}", why
+        )
     code, passed_on = died_of(code), f" (exit code {code})" if died_of(code) != code else ""
     if kernel_oom and (code == -signal.SIGKILL or (code > 0 and _KILLED.search(text))):
         message = f"{where} was killed by the kernel: the machine ran out of memory"
-        return evidence("memory", FailureKind.OUT_OF_MEMORY, message, "SIGKILL by the kernel's out-of-memory killer")
+        return evidence(
+            "memory",
+            FailureKind.OUT_OF_MEMORY,
+            message,
+            "SIGKILL by the kernel's out-of-memory killer",
+        )
     says_memory = not is_explained and lacks_memory(text)
     if code >= 0:
         if says_memory:
             return evidence(
-                "memory", FailureKind.OUT_OF_MEMORY, f"{where} ran out of memory and ended", f"exit code {code}"
+                "memory",
+                FailureKind.OUT_OF_MEMORY,
+                f"{where} ran out of memory and ended",
+                f"exit code {code}",
             )
         kind = FailureKind.WORKER_LOST if code == 0 else FailureKind.ERROR
         raised = tail[-1].strip() if code and tail and _RAISED.match(tail[-1].strip()) else ""
@@ -199,10 +240,17 @@ def of_death(
     except ValueError:
         name = f"signal {-code}"
     if name in ("SIGABRT", "SIGSEGV", "SIGBUS") and says_memory:
-        return evidence("memory", FailureKind.OUT_OF_MEMORY, f"{where} ran out of memory and died with {name}", name)
+        return evidence(
+            "memory",
+            FailureKind.OUT_OF_MEMORY,
+            f"{where} ran out of memory and died with {name}",
+            name,
+        )
     if name in ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE"):
         return evidence("death", FailureKind.ERROR, f"{where} crashed with {name}{passed_on}", name)
-    return evidence("death", FailureKind.WORKER_LOST, f"{where} was killed by {name}{passed_on}", name)
+    return evidence(
+        "death", FailureKind.WORKER_LOST, f"{where} was killed by {name}{passed_on}", name
+    )
 
 
 def died_of(code: int) -> int:

@@ -20,7 +20,14 @@ from autotune.ports import AttemptEnded, AttemptStarted, RunnerEvent, StepsRepor
 from autotune.spec import FailureKind
 from autotune.spec.plain import to_plain
 from autotune_workers.gang.deadlines import Deadlines
-from autotune_workers.gang.failure_kind import Evidence, follows, of_death, of_exception, place, weigh
+from autotune_workers.gang.failure_kind import (
+    Evidence,
+    follows,
+    of_death,
+    of_exception,
+    place,
+    weigh,
+)
 from autotune_workers.gang.ladder import Ladder, Order, Patience
 from autotune_workers.gang.members import Member, culprit
 from autotune_workers.gang.step_series import StepSeries, joined
@@ -59,7 +66,9 @@ class Gang:
         self._faults = [to_plain(f) for f in faults]
         self._members = [Member(heard_s=now_s) for _ in range(self.size)]
         self._deadlines = Deadlines(request.measure, now_s, compiles=request.config.compile)
-        self._ladder = Ladder(self._members, run=run, patience=patience, clean_up_s=request.measure.step_timeout_s)
+        self._ladder = Ladder(
+            self._members, run=run, patience=patience, clean_up_s=request.measure.step_timeout_s
+        )
         self._evidence: list[Evidence] = []
         self._series = StepSeries(request)
         self._result: Message | None = None
@@ -115,7 +124,9 @@ class Gang:
     def healthy(self) -> frozenset[int]:
         """Ranks that are idle, warm and worth keeping."""
         return frozenset(
-            r for r, m in enumerate(self._members) if m.idle and not m.gone and not m.signalled and not m.leaks
+            r
+            for r, m in enumerate(self._members)
+            if m.idle and not m.gone and not m.signalled and not m.leaks
         )
 
     # what goes in
@@ -147,7 +158,10 @@ class Gang:
             self._finish_when_done(now_s)
         elif event == "failed":
             member.done, member.step = True, message.get("step")
-            self._note(of_exception(message, rank=rank, phase=message.get("phase", ""), log_tail=log_tail), now_s)
+            self._note(
+                of_exception(message, rank=rank, phase=message.get("phase", ""), log_tail=log_tail),
+                now_s,
+            )
         elif event == "idle":
             member.idle, member.leaks = True, bool(message.get("leaks"))
         self._close_when_over()
@@ -267,9 +281,13 @@ class Gang:
             self._end(now_s, "clean-up")
 
     def _note(self, evidence: Evidence, now_s: float, *, is_cause: bool = False) -> None:
-        torn = self._was_late or follows(evidence, self._evidence, has_aborted=self._ladder.has_aborted)
+        torn = self._was_late or follows(
+            evidence, self._evidence, has_aborted=self._ladder.has_aborted
+        )
         if torn and not is_cause and evidence.weight not in ("verdict", "memory"):
-            evidence = replace(evidence, weight="echo")  # what breaks when a trial is torn down is no cause
+            evidence = replace(
+                evidence, weight="echo"
+            )  # what breaks when a trial is torn down is no cause
         self._evidence.append(evidence)
         if self.phase in (GangPhase.READY, GangPhase.RUNNING):
             self._end(now_s, "abort" if self.phase is GangPhase.RUNNING else "leave")
@@ -287,8 +305,14 @@ class Gang:
             kind, law = FailureKind.WORKER_LOST, f"{law}: only {up} of {self.size} ranks started"
         done = len(self._series)
         self._evidence.append(Evidence(weight="timeout", kind=kind, message=law, step=done or None))
-        if kind is FailureKind.TIMEOUT and done and self._deadlines.since_progress_s(now_s) < self._patience.silent_s:
-            self._end(now_s, "stop")  # it trains on, only too long: nobody is to blame, and ranks that stop stay warm
+        if (
+            kind is FailureKind.TIMEOUT
+            and done
+            and self._deadlines.since_progress_s(now_s) < self._patience.silent_s
+        ):
+            self._end(
+                now_s, "stop"
+            )  # it trains on, only too long: nobody is to blame, and ranks that stop stay warm
         else:
             self._end(now_s, "where" if self.phase is GangPhase.RUNNING else "give back")
 
@@ -303,7 +327,9 @@ class Gang:
         for rank in self._ladder.step_on(rung, now_s):
             member = self._members[rank]
             message = f"{place(rank, member.step, member.phase)} cannot be killed: even SIGKILL did not end its process"
-            self._evidence.append(Evidence(weight="echo", kind=FailureKind.WORKER_LOST, message=message, rank=rank))
+            self._evidence.append(
+                Evidence(weight="echo", kind=FailureKind.WORKER_LOST, message=message, rank=rank)
+            )
 
     def _blame(self, now_s: float) -> None:
         """Names the rank that holds the others up, and ends it first: its peers then wake up from their collective and stay warm."""
@@ -333,7 +359,9 @@ class Gang:
             return
         self.phase = GangPhase.OVER
         cause = weigh(self._evidence)
-        if self._cancelled:  # whatever broke after that: a config that was paused or cancelled has not failed
+        if (
+            self._cancelled
+        ):  # whatever broke after that: a config that was paused or cancelled has not failed
             self._events.append(AttemptEnded(id=self.request.id, cancelled=True))
         elif cause is not None:
             self._events.append(

@@ -75,7 +75,9 @@ class GangAttempt:
         count = len(pool.handles)
         self.gang, self.request = gang, gang.request
         self.placement, self.place, self.placed = placement, pool, False
-        self.waiting = PlacementWait(gang.request, f"{count} {'rank' if count == 1 else 'ranks'}", now_s)
+        self.waiting = PlacementWait(
+            gang.request, f"{count} {'rank' if count == 1 else 'ranks'}", now_s
+        )
         self._rank_of = {handle: rank for rank, handle in enumerate(pool.handles)}
 
     @property
@@ -113,7 +115,11 @@ class GangAttempt:
                 host_lost=message.get("host_lost", False),
             )
             return
-        if message["event"] == "ready" and gang.is_unready and all(h.ready for h in self.place.handles):
+        if (
+            message["event"] == "ready"
+            and gang.is_unready
+            and all(h.ready for h in self.place.handles)
+        ):
             self._seat_by_node()
             rank = self._rank_of[handle]
         tail = handle.log_tail() if message["event"] == "failed" else ()
@@ -158,15 +164,24 @@ class GangAttempt:
             ranks.setdefault(handle.node, []).append(rank)
         if "" in ranks:
             return ()
-        gpus = {node: tuple(gpu for r in own for gpu in self.place.handles[r].gpus) for node, own in ranks.items()}
-        return tuple(NodePlace(node=node, ranks=tuple(own), gpus=gpus[node]) for node, own in ranks.items())
+        gpus = {
+            node: tuple(gpu for r in own for gpu in self.place.handles[r].gpus)
+            for node, own in ranks.items()
+        }
+        return tuple(
+            NodePlace(node=node, ranks=tuple(own), gpus=gpus[node]) for node, own in ranks.items()
+        )
 
 
 class GangRunner(AttemptRunner[TrialRequest, GangAttempt]):
     """A `TrialRunner` over a source of ranks."""
 
     def __init__(
-        self, pools: RankPools, *, faults: Iterable[Fault | Mapping[str, Any]] = (), patience: Patience | None = None
+        self,
+        pools: RankPools,
+        *,
+        faults: Iterable[Fault | Mapping[str, Any]] = (),
+        patience: Patience | None = None,
     ) -> None:
         """`faults`: injected by the ranks, for tests and drills."""
         super().__init__(pools, patience)
@@ -217,7 +232,9 @@ class GangRunner(AttemptRunner[TrialRequest, GangAttempt]):
     def _take_over(self, pool: Place, gang: Gang, run: int) -> None:
         """Goes on with an attempt that another runner launched on this pool, with launch number `run`."""
         self._launches = max(self._launches, run)
-        running = GangAttempt(gang, place(gang.request.workload.cluster, gang.request.config), pool, self._now_s)
+        running = GangAttempt(
+            gang, place(gang.request.workload.cluster, gang.request.config), pool, self._now_s
+        )
         running.placed = True
         self._own(running)
         self._settle(running)

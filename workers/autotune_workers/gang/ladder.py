@@ -74,7 +74,9 @@ class Order:
 class Ladder:
     """The ladder of one attempt, and all orders to its ranks."""
 
-    def __init__(self, members: list[Member], *, run: int, patience: Patience, clean_up_s: float) -> None:
+    def __init__(
+        self, members: list[Member], *, run: int, patience: Patience, clean_up_s: float
+    ) -> None:
         """`run`: number of the launch, which every message carries; `clean_up_s`: time for `clean-up`."""
         self._members, self._run = members, run
         self._lasts_s = {

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-_WAITING_FILES = re.compile(r"torch/distributed/(distributed_c10d|c10d_logger|_functional_collectives)\.py|torch/cuda/")
+_WAITING_FILES = re.compile(
+    r"torch/distributed/(distributed_c10d|c10d_logger|_functional_collectives)\.py|torch/cuda/"
+)
 _WAITING_CALLS = re.compile(r"\.wait\(|wait_tensor\(|synchronize\(|\.item\(\)|\.tolist\(\)")
 
 
@@ -48,7 +50,9 @@ class Member:
         return self.idle or self.gone
 
 
-def culprit(members: Sequence[Member], now_s: float, silent_s: float) -> tuple[int, str, bool] | None:
+def culprit(
+    members: Sequence[Member], now_s: float, silent_s: float
+) -> tuple[int, str, bool] | None:
     """The rank that holds the others up, how, and whether it is silent. None when all are over.
 
     The first that is found: a rank without a heartbeat for `silent_s`; one that has not come to a collective which others of its group have begun,
@@ -87,7 +91,10 @@ def behind(collectives: Mapping[int, Mapping[str, int]]) -> dict[int, int]:
     for rank, mine in collectives.items():
         awaited_in = {group: begun for group, begun in mine.items() if begun < most[group]}
         if awaited_in and all(begun == least[group] for group, begun in mine.items()):
-            found[rank] = sum(any(its.get(g, n) > n for g, n in awaited_in.items()) for its in collectives.values())
+            found[rank] = sum(
+                any(its.get(g, n) > n for g, n in awaited_in.items())
+                for its in collectives.values()
+            )
     return found
 
 

@@ -68,7 +68,11 @@ def find_builder(code: ModelCode) -> Callable[..., Any]:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
-        own = isinstance(error, ModuleNotFoundError) and error.name and module_name.startswith(error.name)
+        own = (
+            isinstance(error, ModuleNotFoundError)
+            and error.name
+            and module_name.startswith(error.name)
+        )
         remedy = f"put it into {folder}, install it, or set its folder under `model.folder`"
         if not own and isinstance(error, ModuleNotFoundError):
             remedy = f"install {error.name} where the ranks run"
@@ -84,7 +88,9 @@ def find_builder(code: ModelCode) -> Callable[..., Any]:
     except AttributeError:
         where = getattr(module, "__file__", module_name)
         raise ConfigError(
-            f"{where} has no {path!r}", remedy="specify the function that builds the model", field="model.module"
+            f"{where} has no {path!r}",
+            remedy="specify the function that builds the model",
+            field="model.module",
         ) from None
     if isinstance(function, nn.Module) or not callable(function):
         raise ConfigError(

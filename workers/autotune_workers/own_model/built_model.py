@@ -72,7 +72,11 @@ def longest_list(module: nn.Module) -> tuple[str, ...]:
         repeated = isinstance(inner, nn.ModuleList) or (
             isinstance(inner, nn.Sequential) and len({type(entry) for entry in inner}) == 1
         )
-        if repeated and len(inner) > max(1, len(longest)) and not name.startswith(tuple(f"{n}." for n in longest)):
+        if (
+            repeated
+            and len(inner) > max(1, len(longest))
+            and not name.startswith(tuple(f"{n}." for n in longest))
+        ):
             longest = tuple(f"{name}.{i}" if name else str(i) for i in range(len(inner)))
     return longest
 
@@ -84,7 +88,12 @@ def attention_modules(module: nn.Module, blocks: Sequence[str]) -> tuple[str, ..
     for name, inner in module.named_modules():
         last = f"{name.rpartition('.')[2]} {type(inner).__name__}".lower()
         is_one = ("attn" in last or "attention" in last) and "norm" not in last
-        if is_one and inside and name.startswith(inside) and not name.startswith(tuple(f"{n}." for n in found)):
+        if (
+            is_one
+            and inside
+            and name.startswith(inside)
+            and not name.startswith(tuple(f"{n}." for n in found))
+        ):
             found.append(name)
     return tuple(found)
 
@@ -120,18 +129,29 @@ def built_model(returned: Any, by: str) -> BuiltModel:
         return BuiltModel(model=returned)
     if not isinstance(returned, Mapping):
         raise _wrong(
-            by, f"must return an nn.Module, or a mapping with one under `model`, but returned {_kind(returned)}"
+            by,
+            f"must return an nn.Module, or a mapping with one under `model`, but returned {_kind(returned)}",
         )
     for key in returned:
         if key not in KEYS:
-            raise _wrong(by, f"returned a key {key!r}, which is none of {', '.join(KEYS)}", nearest(key, KEYS))
+            raise _wrong(
+                by,
+                f"returned a key {key!r}, which is none of {', '.join(KEYS)}",
+                nearest(key, KEYS),
+            )
     given = {key: value for key, value in returned.items() if value is not None}
     if not isinstance(given.get("model"), nn.Module):
-        raise _wrong(by, f"must return an nn.Module under `model`, but there is {_kind(given.get('model'))}")
+        raise _wrong(
+            by, f"must return an nn.Module under `model`, but there is {_kind(given.get('model'))}"
+        )
     for key in ("input", "loss"):
         if key in given and not callable(given[key]):
-            raise _wrong(by, f"returned {_kind(given[key])} under `{key}`, which must be a function")
-    return BuiltModel(**{**given, **_names(given, by), "shapes": _shapes(given.get("shapes", {}), by)})
+            raise _wrong(
+                by, f"returned {_kind(given[key])} under `{key}`, which must be a function"
+            )
+    return BuiltModel(
+        **{**given, **_names(given, by), "shapes": _shapes(given.get("shapes", {}), by)}
+    )
 
 
 def _names(given: Mapping[str, Any], by: str) -> dict[str, Any]:
@@ -147,7 +167,9 @@ def _names(given: Mapping[str, Any], by: str) -> dict[str, Any]:
         for name in names:
             if name not in known:
                 raise _wrong(
-                    by, f"names {name!r} under `{key}`, but the model has no module of that name", nearest(name, known)
+                    by,
+                    f"names {name!r} under `{key}`, but the model has no module of that name",
+                    nearest(name, known),
                 )
         found[key] = tuple(names)
     return found
@@ -170,7 +192,8 @@ def _kind(value: Any) -> str:
 def _wrong(by: str, what: str, remedy: str = "") -> ConfigError:
     return ConfigError(
         f"the builder {by} {what}",
-        remedy=remedy or "see `Train your own module` in the documentation for what a builder returns",
+        remedy=remedy
+        or "see `Train your own module` in the documentation for what a builder returns",
         field="model.module",
     )
 
@@ -192,7 +215,9 @@ def build_class(model: ModelSpec) -> BuiltModel:
         _reach(config, model.max_positions)
         module = _class(transformers, config, document)._from_config(config, dtype=torch.float32)
     except Exception as error:  # a config may be wrong in any way
-        first, *_ = " ".join(str(error).split()).partition(". Should contain one of ")  # some 300 names
+        first, *_ = " ".join(str(error).split()).partition(
+            ". Should contain one of "
+        )  # some 300 names
         raise ConfigError(
             f"transformers {transformers.__version__} cannot build {model.name}: {type(error).__name__}: {first[:300]}",
             remedy="correct the config.json, install a transformers release that supports it, or build it by {module: PACKAGE.MODULE:FUNCTION}",
@@ -208,7 +233,9 @@ def with_own_plans(built: BuiltModel) -> BuiltModel:
     layers = built.layers or repeated_blocks(module)
     plan: dict[str, Any] = dict(built.tp_plan)
     if not plan and is_transformers(module):
-        own = dict(module.tp_plan or {})  # with that of the classification head or the output projection
+        own = dict(
+            module.tp_plan or {}
+        )  # with that of the classification head or the output projection
         plan = own if is_supported(own) else {}
     split = built.pp_split
     if split is None and is_transformers(module) and module.supports_pp_plan:
@@ -249,7 +276,14 @@ def _reach(config: Any, positions: int) -> None:
 
 
 STYLES = (
-    *("colwise", "rowwise", "colwise_gather_output", "colwise_rep", "rowwise_split_input", "rowwise_rep"),
+    *(
+        "colwise",
+        "rowwise",
+        "colwise_gather_output",
+        "colwise_rep",
+        "rowwise_split_input",
+        "rowwise_rep",
+    ),
     *("embedding_rowwise", "replicated_with_grad_allreduce", "replicate"),
 )
 """names of styles that the training loop applies"""
@@ -274,7 +308,8 @@ def check_plan(built: BuiltModel) -> None:
         if isinstance(style, str) and style not in STYLES:
             raise ConfigError(
                 f"the tensor plan gives {key!r} the style {style!r}, which the native trainer does not support",
-                remedy=nearest(style, STYLES) or f"use {', '.join(STYLES)}, or a torch ParallelStyle",
+                remedy=nearest(style, STYLES)
+                or f"use {', '.join(STYLES)}, or a torch ParallelStyle",
                 field="model.tp_plan",
             )
         if not any(re.fullmatch(_expression(key), name) for name in (*names, *parameters)):

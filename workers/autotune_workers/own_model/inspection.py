@@ -62,16 +62,28 @@ def layer_kinds(blocks: Sequence[nn.Module]) -> tuple[LayerKind, ...]:
     seen: set[int] = set()
     groups: dict[tuple[Any, ...], int] = {}
     for block in blocks:
-        own = [(name, parameter) for name, parameter in block.named_parameters() if id(parameter) not in seen]
+        own = [
+            (name, parameter)
+            for name, parameter in block.named_parameters()
+            if id(parameter) not in seen
+        ]
         seen.update(id(parameter) for _, parameter in own)
         experts = sum(parameter.numel() for name, parameter in own if "experts" in name.split("."))
-        made_of = tuple(type(child).__name__ for child in block.children()) or (type(block).__name__,)
+        made_of = tuple(type(child).__name__ for child in block.children()) or (
+            type(block).__name__,
+        )
         key = (made_of, sum(parameter.numel() for _, parameter in own), experts, _attends(block))
         groups[key] = groups.get(key, 0) + 1
-    everywhere = set.intersection(*(set(made_of) for made_of, *_ in groups)) if len(groups) > 1 else set()
+    everywhere = (
+        set.intersection(*(set(made_of) for made_of, *_ in groups)) if len(groups) > 1 else set()
+    )
     return tuple(
         LayerKind(
-            name=_name(made_of, everywhere), count=count, parameters=weights, expert_parameters=experts, attends=attends
+            name=_name(made_of, everywhere),
+            count=count,
+            parameters=weights,
+            expert_parameters=experts,
+            attends=attends,
         )
         for (made_of, weights, experts, attends), count in groups.items()
     )
@@ -86,7 +98,14 @@ def decoder_of_kinds(kinds: Sequence[LayerKind], told: Mapping[str, Any]) -> dic
     experts, visited = int(told.get("num_experts") or 0), int(told.get("experts_per_token") or 0)
     if with_experts and not (experts and visited):
         return None
-    kept = ("hidden_size", "vocab_size", "num_attention_heads", "num_kv_heads", "attention_head_dim", "tied_embeddings")
+    kept = (
+        "hidden_size",
+        "vocab_size",
+        "num_attention_heads",
+        "num_kv_heads",
+        "attention_head_dim",
+        "tied_embeddings",
+    )
     base: dict[str, Any] = {
         "num_layers": sum(kind.count for kind in kinds),
         "num_attention_heads": 1,
@@ -103,7 +122,11 @@ def decoder_of_kinds(kinds: Sequence[LayerKind], told: Mapping[str, Any]) -> dic
         dense = _width(_average(without, "parameters") - fixed, hidden)
         router = hidden * experts
         shared = _width(
-            _average(with_experts, "parameters") - _average(with_experts, "expert_parameters") - fixed - router, hidden
+            _average(with_experts, "parameters")
+            - _average(with_experts, "expert_parameters")
+            - fixed
+            - router,
+            hidden,
         )
         if (not without or dense >= 1) and (not with_experts or shared >= 0):
             break
@@ -115,11 +138,16 @@ def decoder_of_kinds(kinds: Sequence[LayerKind], told: Mapping[str, Any]) -> dic
         **sizes,
         "num_experts": experts,
         "experts_per_token": visited,
-        "ffn_hidden_size": max(1, _width(_average(with_experts, "expert_parameters") / experts, hidden)),
+        "ffn_hidden_size": max(
+            1, _width(_average(with_experts, "expert_parameters") / experts, hidden)
+        ),
         "shared_ffn_hidden_size": shared,
     }
     if without:
-        found |= {"num_dense_layers": sum(kind.count for kind in without), "dense_ffn_hidden_size": dense}
+        found |= {
+            "num_dense_layers": sum(kind.count for kind in without),
+            "dense_ffn_hidden_size": dense,
+        }
     return found
 
 
@@ -135,7 +163,8 @@ def _width(weights: float, hidden: int) -> int:
 def _attends(block: nn.Module) -> bool:
     """Whether a module inside computes scores of tokens: it is called attention, and no other kind of mixer."""
     return any(
-        ("attention" in name or name.endswith("attn")) and not any(word in name for word in (*_OTHER_MIXERS, "norm"))
+        ("attention" in name or name.endswith("attn"))
+        and not any(word in name for word in (*_OTHER_MIXERS, "norm"))
         for name in (type(module).__name__.lower() for module in block.modules())
     )
 
@@ -156,7 +185,9 @@ def code_fingerprint(model: ModelSpec, loaded: Iterable[str]) -> str:
     names = set(loaded)
     packages = {name.partition(".")[0] for name in names} | set(_ALWAYS)
     versions = {name: version for name in packages if (version := _version(name))}
-    return fingerprint([model.code.module, model.code.args, model.source, _digests(names, model.code), versions])
+    return fingerprint(
+        [model.code.module, model.code.args, model.source, _digests(names, model.code), versions]
+    )
 
 
 def _digests(names: Iterable[str], code: ModelCode) -> list[list[str]]:
@@ -167,10 +198,14 @@ def _digests(names: Iterable[str], code: ModelCode) -> list[list[str]]:
         file = getattr(sys.modules.get(name), "__file__", None)
         if file is None or not Path(file).is_file():
             continue
-        in_folder = bool(code.folder) and Path(file).resolve().is_relative_to(Path(code.folder).resolve())
+        in_folder = bool(code.folder) and Path(file).resolve().is_relative_to(
+            Path(code.folder).resolve()
+        )
         is_installed = "site-packages" in Path(file).parts
         if name.partition(".")[0] == own or (in_folder and not is_installed):
-            found.append([name, hashlib.blake2b(Path(file).read_bytes(), digest_size=16).hexdigest()])
+            found.append(
+                [name, hashlib.blake2b(Path(file).read_bytes(), digest_size=16).hexdigest()]
+            )
     return found
 
 
@@ -212,7 +247,9 @@ def inspect(model: ModelSpec) -> ModelSpec:
         has_attention=bool(attention_modules(built.model, block_names(built))),
         num_cuts=_num_cuts(split, int(told.get("num_layers", 1))) if split else 0,
         guessed=tuple(
-            name for name in _GUESSED if name not in told or (sizes is not told and name == "ffn_hidden_size")
+            name
+            for name in _GUESSED
+            if name not in told or (sizes is not told and name == "ffn_hidden_size")
         ),
         layers=() if is_plain else kinds,
         other_parameters=other,
@@ -244,19 +281,29 @@ def _shape(
         and abs(shape - _language_weights(kinds, told)) <= NEAR * shape < total
     ):
         return told, total - shape
-    if kinds and "hidden_size" in told and "vocab_size" in told and not built.shapes and built.input is None:
+    if (
+        kinds
+        and "hidden_size" in told
+        and "vocab_size" in told
+        and not built.shapes
+        and built.input is None
+    ):
         found = decoder_of_kinds(kinds, told)
         if found is not None:
             return found, max(0, total - _weights(found))
     return _like_a_decoder(
-        built, {name: size for name, size in told.items() if not is_told or name != "ffn_hidden_size"}
+        built,
+        {name: size for name, size in told.items() if not is_told or name != "ffn_hidden_size"},
     ), 0
 
 
 def _language_weights(kinds: Sequence[LayerKind], told: Mapping[str, Any]) -> int:
     """Of the layers of the language model, its embedding and its output projection."""
     tables = 1 if told.get("tied_embeddings") else 2
-    return sum(kind.count * kind.parameters for kind in kinds) + tables * told["vocab_size"] * told["hidden_size"]
+    return (
+        sum(kind.count * kind.parameters for kind in kinds)
+        + tables * told["vocab_size"] * told["hidden_size"]
+    )
 
 
 def _weights(sizes: Mapping[str, Any]) -> int:
@@ -281,9 +328,13 @@ def _told(built: BuiltModel) -> dict[str, Any]:
         counted["vocab_size"] = embeddings[0].num_embeddings
         counted["hidden_size"] = embeddings[0].embedding_dim
         table = embeddings[0].weight
-        counted["tied_embeddings"] = any(isinstance(m, nn.Linear) and m.weight is table for m in built.model.modules())
+        counted["tied_embeddings"] = any(
+            isinstance(m, nn.Linear) and m.weight is table for m in built.model.modules()
+        )
     known = {f.name for f in fields(ModelSpec)} - {"name", "source", "code"}
-    from_config = {name: value for name, value in _config_fields(built.model).items() if name in known}
+    from_config = {
+        name: value for name, value in _config_fields(built.model).items() if name in known
+    }
     return {**counted, **from_config, **built.shapes}
 
 
@@ -301,10 +352,15 @@ def _config_fields(module: nn.Module) -> dict[str, Any]:
         except (SpecError, KeyError, TypeError):
             pass
     sizes = {
-        name: next((sized[key] for key in keys if _is_size(sized.get(key))), None) for name, keys in SIZE_KEYS.items()
+        name: next((sized[key] for key in keys if _is_size(sized.get(key))), None)
+        for name, keys in SIZE_KEYS.items()
     }
     found = {name: size for name, size in sizes.items() if size is not None}
-    return found if "num_experts" in found else {n: size for n, size in found.items() if n != "experts_per_token"}
+    return (
+        found
+        if "num_experts" in found
+        else {n: size for n, size in found.items() if n != "experts_per_token"}
+    )
 
 
 def _is_size(value: Any) -> bool:
@@ -314,7 +370,9 @@ def _is_size(value: Any) -> bool:
 def _like_a_decoder(built: BuiltModel, told: Mapping[str, Any]) -> dict[str, Any]:
     """What is told, and the other sizes of a decoder with the same number of weights, as `ModelSpec` counts them. A width that nothing tells is a multiple of the heads,
     and that of 12 h^2 weights in each of L layers, with an embedding and an output projection of V h each; the width of the MLP makes up for the rest."""
-    layers, vocabulary, heads = (int(told.get(n, 1)) for n in ("num_layers", "vocab_size", "num_attention_heads"))
+    layers, vocabulary, heads = (
+        int(told.get(n, 1)) for n in ("num_layers", "vocab_size", "num_attention_heads")
+    )
     total = sum(parameter.numel() for parameter in built.model.parameters())
     width = (math.sqrt(vocabulary**2 + 12 * layers * total) - vocabulary) / (12 * layers)
     sizes: dict[str, Any] = {
@@ -325,6 +383,8 @@ def _like_a_decoder(built: BuiltModel, told: Mapping[str, Any]) -> dict[str, Any
         **told,
     }
     if "ffn_hidden_size" not in told:
-        one, two = (ModelSpec(name="decoder", ffn_hidden_size=n, **sizes).num_parameters for n in (1, 2))
+        one, two = (
+            ModelSpec(name="decoder", ffn_hidden_size=n, **sizes).num_parameters for n in (1, 2)
+        )
         sizes["ffn_hidden_size"] = min(max(1, 1 + round((total - one) / (two - one))), 1 << 24)
     return sizes

@@ -8,7 +8,12 @@ import sysconfig
 import traceback
 from types import FrameType
 
-_OURS = (f"{os.sep}autotune_workers{os.sep}", f"{os.sep}site-packages{os.sep}", sysconfig.get_path("stdlib"), "<frozen")
+_OURS = (
+    f"{os.sep}autotune_workers{os.sep}",
+    f"{os.sep}site-packages{os.sep}",
+    sysconfig.get_path("stdlib"),
+    "<frozen",
+)
 """parts of file names that are not the user's"""
 _DUMPED = re.compile(r'^  File "(.+)", line (\d+) in ', re.MULTILINE)
 """a frame in what `faulthandler` writes"""

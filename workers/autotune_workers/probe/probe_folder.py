@@ -61,7 +61,9 @@ class Reports:
 
     def _lines(self, name: str) -> Iterator[dict[str, Any]]:
         try:
-            file = os.open(self._folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            file = os.open(
+                self._folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            )
         except OSError:
             return
         with os.fdopen(file, "rb") as content:
@@ -93,7 +95,9 @@ class ProbeFolder:
         for file in _CODE.glob("*.py"):
             shutil.copyfile(file, (self._code if file.name == _START else package) / file.name)
 
-    def variables(self, environment: Mapping[str, str], *, trial_folder: str, keeps_files: bool) -> dict[str, str]:
+    def variables(
+        self, environment: Mapping[str, str], *, trial_folder: str, keeps_files: bool
+    ) -> dict[str, str]:
         """What the program's environment gets. `keeps_files`: whether what was there before the trial is kept."""
         path = environment.get("PYTHONPATH", "")
         return {
@@ -171,7 +175,9 @@ def _end_processes(mark: bytes) -> bool:
     """Kills what has this text in its environment, as all of an attempt has; whether nothing of it is left."""
     end_s = time.monotonic() + ENDED_S
     while time.monotonic() < end_s:
-        living = [int(name) for name in os.listdir("/proc") if name.isdigit() and _has(int(name), mark)]
+        living = [
+            int(name) for name in os.listdir("/proc") if name.isdigit() and _has(int(name), mark)
+        ]
         if not living:
             return True
         for pid in living:

@@ -40,23 +40,34 @@ FIRST_ANSWER_S = 300.0
 _LOOPBACK = re.compile(r"127\.|::1$")
 
 
-def inherited_environment(*, with_job: bool = False, of: Mapping[str, str] | None = None) -> dict[str, str]:
+def inherited_environment(
+    *, with_job: bool = False, of: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """Our environment without secrets of ours (settings, passwords of the database, Ray's token) and other launchers' variables; `with_job`: with those of the
     job that this process belongs to, by which `srun` starts a step of it. `of`: another process's in the place of ours."""
     kept_back = _PRIVATE if with_job else (*_PRIVATE, *OF_A_JOB)
     told = os.environ if of is None else of
-    return {name: value for name, value in told.items() if not (name.startswith(kept_back) or name in _LAUNCHERS)}
+    return {
+        name: value
+        for name, value in told.items()
+        if not (name.startswith(kept_back) or name in _LAUNCHERS)
+    }
 
 
 def rank_environment(extra: Mapping[str, str], *, host: str) -> dict[str, str]:
     """The environment of a rank: what is inherited, and where our packages are."""
     kept = inherited_environment()
-    roots = {str(Path(sys.modules[name].__path__[0]).resolve().parent) for name in ("autotune", "autotune_workers")}
+    roots = {
+        str(Path(sys.modules[name].__path__[0]).resolve().parent)
+        for name in ("autotune", "autotune_workers")
+    }
     path = os.pathsep.join([*sorted(roots), *filter(None, [kept.get("PYTHONPATH", "")])])
     if _LOOPBACK.match(host):
         interface = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     elif "GLOO_SOCKET_IFNAME" not in kept and (name := interface_of(host)):
-        interface = {"GLOO_SOCKET_IFNAME": name}  # where the own host name does not resolve, gloo would take loopback
+        interface = {
+            "GLOO_SOCKET_IFNAME": name
+        }  # where the own host name does not resolve, gloo would take loopback
     else:
         interface = {}
     return {
@@ -81,7 +92,14 @@ def _start_module(
 ) -> subprocess.Popen[bytes]:
     """A process of that module of this package, which takes channel, parent and arguments from its command line."""
     module = f"autotune_workers.process.{name}"
-    command = [sys.executable, "-m", module, str(channel.fileno()), str(os.getpid()), json.dumps(arguments)]
+    command = [
+        sys.executable,
+        "-m",
+        module,
+        str(channel.fileno()),
+        str(os.getpid()),
+        json.dumps(arguments),
+    ]
     return spawner.submit(
         subprocess.Popen,
         command,
@@ -110,7 +128,9 @@ class RankForkServer:
         """by process number"""
         self._lock = threading.RLock()
 
-    def spawn(self, channel: socket.socket, log: int, environment: Mapping[str, str]) -> ForkedChild:
+    def spawn(
+        self, channel: socket.socket, log: int, environment: Mapping[str, str]
+    ) -> ForkedChild:
         """Asks for a rank on this channel, with its output to the descriptor `log`."""
         with self._lock:
             self.listen()
@@ -171,10 +191,15 @@ class RankForkServer:
     def _hangs(self) -> bool:
         """Whether the server should have answered long ago. It is then aborted, which makes it print where it hangs."""
         limit_s = ANSWER_S if self._has_answered else FIRST_ANSWER_S
-        if not self._pending or self._process is None or time.monotonic() - self._pending[0].asked_s < limit_s:
+        if (
+            not self._pending
+            or self._process is None
+            or time.monotonic() - self._pending[0].asked_s < limit_s
+        ):
             return False
         LOG.warning(
-            "the fork server of the ranks did not answer for %g s; it is replaced, and its ranks are lost", limit_s
+            "the fork server of the ranks did not answer for %g s; it is replaced, and its ranks are lost",
+            limit_s,
         )
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._process.pid, signal.SIGABRT)
@@ -196,7 +221,9 @@ class RankForkServer:
             self._channel.close()
             self._channel = None
         if self._process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # without its channel it ends, if it has not yet
+            with contextlib.suppress(
+                subprocess.TimeoutExpired
+            ):  # without its channel it ends, if it has not yet
                 was_killed = self._process.wait(timeout=0.5) < 0
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)

@@ -73,7 +73,9 @@ def _reap(owner: socket.socket) -> None:
         owner.sendall(to_line({"pid": pid, "code": os.waitstatus_to_exitcode(status)}))
 
 
-def _fork_rank(owner: socket.socket, message: Mapping[str, Any], descriptors: list[int], pipe: tuple[int, int]) -> None:
+def _fork_rank(
+    owner: socket.socket, message: Mapping[str, Any], descriptors: list[int], pipe: tuple[int, int]
+) -> None:
     server = os.getpid()
     pid = os.fork()
     if pid:

@@ -93,7 +93,9 @@ class GpuMemory:
     def _held(self, handle: Any) -> Mapping[int, int]:
         """Bytes by process number; a process whose bytes the driver does not tell is left out."""
         found = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        return {process.pid: int(process.usedGpuMemory) for process in found if process.usedGpuMemory}
+        return {
+            process.pid: int(process.usedGpuMemory) for process in found if process.usedGpuMemory
+        }
 
 
 OOM_COUNTERS = (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events"))
@@ -246,7 +248,9 @@ def bind_near_gpu(visible: str | None, nvml: Any = None) -> frozenset[int]:
 
     `visible`: CUDA_VISIBLE_DEVICES; None for all GPUs. `nvml`: the module pynvml, where it is not to be imported.
     """
-    with contextlib.suppress(Exception):  # no driver, no module, a GPU that does not tell: the rank runs where it is
+    with contextlib.suppress(
+        Exception
+    ):  # no driver, no module, a GPU that does not tell: the rank runs where it is
         if nvml is None:
             nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()
@@ -260,10 +264,20 @@ def bind_near_gpu(visible: str | None, nvml: Any = None) -> frozenset[int]:
 
 def gpu_handle(nvml: Any, name: str) -> Any:
     """NVML's handle of a GPU by its name in CUDA_VISIBLE_DEVICES: a number or a UUID."""
-    return nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else nvml.nvmlDeviceGetHandleByUUID(name)
+    return (
+        nvml.nvmlDeviceGetHandleByIndex(int(name))
+        if name.isdigit()
+        else nvml.nvmlDeviceGetHandleByUUID(name)
+    )
 
 
 def cpus_near(nvml: Any, handle: Any) -> set[int]:
     """The CPUs of the GPU's NUMA node, also those that this process may not use."""
-    words = nvml.nvmlDeviceGetCpuAffinity(handle, ((os.cpu_count() or 1) + _WORD_BITS - 1) // _WORD_BITS)
-    return {cpu for cpu in range(len(words) * _WORD_BITS) if int(words[cpu // _WORD_BITS]) >> cpu % _WORD_BITS & 1}
+    words = nvml.nvmlDeviceGetCpuAffinity(
+        handle, ((os.cpu_count() or 1) + _WORD_BITS - 1) // _WORD_BITS
+    )
+    return {
+        cpu
+        for cpu in range(len(words) * _WORD_BITS)
+        if int(words[cpu // _WORD_BITS]) >> cpu % _WORD_BITS & 1
+    }

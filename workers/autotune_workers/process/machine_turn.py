@@ -57,7 +57,9 @@ class MachineTurn:
     def take(self, study: str) -> str:
         """Takes the turn for a trial of this study. Empty when it is held now, else who has it, in words: then ask again until `give_back`."""
         try:
-            self._locks = self._locks or [_DeviceLock(name, is_shared) for name, is_shared in self._names]
+            self._locks = self._locks or [
+                _DeviceLock(name, is_shared) for name, is_shared in self._names
+            ]
             for lock in self._locks:
                 if not lock.take(study):
                     return lock.holder()

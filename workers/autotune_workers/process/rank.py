@@ -51,7 +51,9 @@ STACK_LINES = 12
 class Rank:
     """The rank's side of the channel."""
 
-    def __init__(self, channel: socket.socket, *, device: str, host: str, trial: str, collectives: str = "") -> None:
+    def __init__(
+        self, channel: socket.socket, *, device: str, host: str, trial: str, collectives: str = ""
+    ) -> None:
         """`host`: the address on which its peers reach it; `trial`: `module:function` of the training loop; `collectives`: see `RankStarter`."""
         self._channel = channel
         self._lock = threading.Lock()
@@ -140,7 +142,11 @@ class Rank:
         elif command == "where":
             frame = sys._current_frames().get(threading.main_thread().ident or 0)
             stack = traceback.format_stack(frame) if frame else []
-            self._send("where", stack=[line.rstrip() for line in stack[-STACK_LINES:]], **self._progress.told())
+            self._send(
+                "where",
+                stack=[line.rstrip() for line in stack[-STACK_LINES:]],
+                **self._progress.told(),
+            )
 
     def _send_heartbeats(self) -> None:
         while True:
@@ -159,7 +165,12 @@ class Rank:
 
     def _attempt(self, order: Message) -> None:
         """Runs the trial and reports its end; then cleans up and reports that it is idle."""
-        self._step, self._phase, self._told_failure, self._progress = None, "start", False, Progress()
+        self._step, self._phase, self._told_failure, self._progress = (
+            None,
+            "start",
+            False,
+            Progress(),
+        )
         with contextlib.suppress(OSError):  # where the output is no file, there is nothing to empty
             os.ftruncate(1, 0)
             os.lseek(1, 0, os.SEEK_SET)
@@ -180,21 +191,37 @@ class Rank:
         from autotune_workers.training.rendezvous import process_group
 
         request = TrialRequest.from_dict(order["request"])
-        rank, world_size, timeout_s = order["rank"], order["world_size"], order["collective_timeout_s"]
+        rank, world_size, timeout_s = (
+            order["rank"],
+            order["world_size"],
+            order["collective_timeout_s"],
+        )
         injector = Injector([Fault.of(f) for f in order["faults"]])
         cluster = request.workload.cluster
         cores = min(self._cpus, cluster.cores_per_node or self._cpus)
         torch.set_num_threads(max(1, cores // cluster.gpus_per_node))
-        device = torch.device("cuda", torch.cuda.current_device()) if self._device == "cuda" else torch.device("cpu")
-        limit_bytes = min(cluster.gpu.memory_bytes, 0.8 * total_memory()) if device.type == "cpu" else None
+        device = (
+            torch.device("cuda", torch.cuda.current_device())
+            if self._device == "cuda"
+            else torch.device("cpu")
+        )
+        limit_bytes = (
+            min(cluster.gpu.memory_bytes, 0.8 * total_memory()) if device.type == "cpu" else None
+        )
         if device.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(
-                min(1.0, cluster.gpu.memory_bytes / torch.cuda.get_device_properties(device).total_memory)
+                min(
+                    1.0,
+                    cluster.gpu.memory_bytes
+                    / torch.cuda.get_device_properties(device).total_memory,
+                )
             )
 
         def report(step: Any) -> bool:
             self._step, self._phase = step.step + 1, "step"
-            self._send("step", step=step.step, time_s=step.time_s, loss=step.loss, grad_norm=step.grad_norm)
+            self._send(
+                "step", step=step.step, time_s=step.time_s, loss=step.loss, grad_norm=step.grad_norm
+            )
             injector.at(step.step + 1)
             return not self._stop.is_set()
 
@@ -209,9 +236,13 @@ class Rank:
                 try:
                     self._enter("set-up")
                     injector.at(0)
-                    result = self._trial(request, RankContext(**place, progress=self._progress), report)
+                    result = self._trial(
+                        request, RankContext(**place, progress=self._progress), report
+                    )
                 except BaseException as error:
-                    self._tell_failure(error)  # before the groups are torn down, which may take for ever
+                    self._tell_failure(
+                        error
+                    )  # before the groups are torn down, which may take for ever
                     raise
         if injector.silences:
             return {"measurement": None, "stopped": ""}
@@ -265,7 +296,9 @@ class Rank:
             torch.compiler.reset()
         gc.collect()
         if self._device == "cuda":
-            with contextlib.suppress(RuntimeError):  # a broken context shows itself in the next check
+            with contextlib.suppress(
+                RuntimeError
+            ):  # a broken context shows itself in the next check
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
         give_back_memory()
@@ -303,7 +336,9 @@ def preload(trial: str, collectives: str) -> None:
     importlib.import_module("autotune_workers.training.rendezvous")
 
 
-def serve_rank(channel: socket.socket, *, device: str, host: str, trial: str, collectives: str) -> None:
+def serve_rank(
+    channel: socket.socket, *, device: str, host: str, trial: str, collectives: str
+) -> None:
     """Makes this process a rank; never returns."""
     faulthandler.enable()
     be_expendable()

@@ -31,15 +31,24 @@ CRASH = "Fatal Python error"
 class RankStarter:
     """Starts the ranks of one owner: on CPU from a fork server, on GPU as processes of their own."""
 
-    def __init__(self, *, device: str, host: str = "127.0.0.1", trial: str = TRIAL, collectives: str = "") -> None:
+    def __init__(
+        self, *, device: str, host: str = "127.0.0.1", trial: str = TRIAL, collectives: str = ""
+    ) -> None:
         """`device`: cpu or cuda; `host`: the address on which ranks reach one another; `trial`: `module:function`; `collectives`: `module:name` of
         a backend of torch.distributed that the module registers. Empty: the one of the device."""
         self._device, self.host = device, host
-        self._arguments = {"device": device, "host": host, "trial": trial, "collectives": collectives}
+        self._arguments = {
+            "device": device,
+            "host": host,
+            "trial": trial,
+            "collectives": collectives,
+        }
         self._spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="autotune-spawner")
         self._fork_server = RankForkServer(self._spawner, self._arguments)
 
-    def start(self, channel: socket.socket, log: int, environment: Mapping[str, str]) -> ForkedChild | OwnChild:
+    def start(
+        self, channel: socket.socket, log: int, environment: Mapping[str, str]
+    ) -> ForkedChild | OwnChild:
         """A new rank process on this channel, with its output to the descriptor `log`."""
         if self._device == "cpu":
             return self._fork_server.spawn(channel, log, environment)
@@ -54,7 +63,9 @@ class RankStarter:
 class RankProcess:
     """One rank process and its channel. One thread listens; `send` may come from another."""
 
-    def __init__(self, starter: RankStarter, *, name: str, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, starter: RankStarter, *, name: str, environment: Mapping[str, str] | None = None
+    ) -> None:
         """Asks for the process; `ready` once its message of that name has come."""
         self.name = name
         self.ready = False
@@ -101,7 +112,14 @@ class RankProcess:
         if code is not None or why:
             self._channel.stop_receiving()
             self.ready = False
-            messages.append({"event": "gone", "code": code, "kernel_oom": oom_kills() > self._oom_kills, "why": why})
+            messages.append(
+                {
+                    "event": "gone",
+                    "code": code,
+                    "kernel_oom": oom_kills() > self._oom_kills,
+                    "why": why,
+                }
+            )
         return messages
 
     def begin(self) -> None:
@@ -119,7 +137,9 @@ class RankProcess:
             return ()
         lines = data.decode(errors="replace").splitlines()
         crash = next((i for i, line in enumerate(lines) if line.startswith(CRASH)), None)
-        start = max(0, len(lines) - LOG_TAIL_LINES if crash is None else crash - LOG_TAIL_LINES // 3)
+        start = max(
+            0, len(lines) - LOG_TAIL_LINES if crash is None else crash - LOG_TAIL_LINES // 3
+        )
         return tuple(lines[start : start + LOG_TAIL_LINES])
 
     def terminate(self) -> None:

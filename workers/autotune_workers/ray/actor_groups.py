@@ -87,7 +87,9 @@ class ActorGroups:
         self._made = 0
         self._janitor = JanitorHandle(self.label, abandoned_s)
         self._closed = threading.Event()
-        self._heartbeats = threading.Thread(target=self._send_heartbeats, name="autotune-ray-heartbeat", daemon=True)
+        self._heartbeats = threading.Thread(
+            target=self._send_heartbeats, name="autotune-ray-heartbeat", daemon=True
+        )
         if cluster.outlives_us:
             self._heartbeats.start()
 
@@ -98,14 +100,19 @@ class ActorGroups:
         """
         self.capacity.count()
         busy = sum(held.shape.ranks for held in self._held if held.is_busy)
-        if self.capacity.is_yielding or (busy and busy + shape.ranks > self.capacity.ranks >= shape.ranks):
+        if self.capacity.is_yielding or (
+            busy and busy + shape.ranks > self.capacity.ranks >= shape.ranks
+        ):
             return None
         self._remove_lost()
         for held in self._idle:
             if held.shape == shape and self._is_of(held, study):
                 held.is_busy = True
                 return held.place
-        while self._idle and sum(held.shape.ranks for held in self._held) + shape.ranks > self.capacity.ranks:
+        while (
+            self._idle
+            and sum(held.shape.ranks for held in self._held) + shape.ranks > self.capacity.ranks
+        ):
             self.remove_idle()
         self._made += 1
         name = f"{study_prefix(study)}{self.label}{shape.kind}-{self._made}"
@@ -161,7 +168,9 @@ class ActorGroups:
 
     def handles(self, kind: str, *, or_idle: bool = False) -> list[Any]:
         """Of the living actors of that kind, and on demand of all that are idle."""
-        of = [held for held in self._held if held.shape.kind == kind or (or_idle and not held.is_busy)]
+        of = [
+            held for held in self._held if held.shape.kind == kind or (or_idle and not held.is_busy)
+        ]
         handles = [handle for held in of for handle in held.place.handles]
         return [handle for handle in handles if not handle.dead]
 
@@ -189,7 +198,9 @@ class ActorGroups:
         else:
             time.sleep(timeout_s)
         now_s = self._clock.look()
-        received = [(calls[call], message) for call in ready for message in calls[call].receive(now_s)]
+        received = [
+            (calls[call], message) for call in ready for message in calls[call].receive(now_s)
+        ]
         for handle in handles:
             if not handle.dead and handle.silence.lasts_too_long(now_s):
                 why = handle.silence.reason(handle.address or f"of {handle.name}")
@@ -255,7 +266,9 @@ class ActorGroups:
     def close(self) -> None:
         """Kills all actors and removes all placement groups, except those that somebody else has adopted."""
         self._closed.set()
-        if self._heartbeats.is_alive():  # a call after the connection has ended would have Ray start another cluster
+        if (
+            self._heartbeats.is_alive()
+        ):  # a call after the connection has ended would have Ray start another cluster
             self._heartbeats.join(ANSWER_S)
         for held in list(self._held):
             self.remove(held.place)
@@ -282,8 +295,12 @@ class ActorGroups:
             return False
         if placement_group_table(place.token)["state"] == "PENDING":
             return True  # nothing lives there yet
-        asked = [handle.actor.release.remote(self.owner) for handle in place.handles if not handle.dead]
-        answers, silent = ray.wait(asked, num_returns=len(asked), timeout=ANSWER_S) if asked else ([], [])
+        asked = [
+            handle.actor.release.remote(self.owner) for handle in place.handles if not handle.dead
+        ]
+        answers, silent = (
+            ray.wait(asked, num_returns=len(asked), timeout=ANSWER_S) if asked else ([], [])
+        )
         may = not silent
         for answer in answers:
             with contextlib.suppress(RayActorError):  # the dead are nobody's

@@ -69,7 +69,9 @@ RETRY_S = 1.0
 class ActorHandle(ABC):
     """The runner's side of one actor. None of its methods raises when the actor is gone."""
 
-    def __init__(self, name: str, actor: Any, owner: str, *, silence: Silence | None = None) -> None:
+    def __init__(
+        self, name: str, actor: Any, owner: str, *, silence: Silence | None = None
+    ) -> None:
         """`owner`: the token that the actor obeys; `silence`: when its node counts as lost."""
         self.name = name
         self.actor = actor

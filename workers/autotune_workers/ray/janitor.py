@@ -82,7 +82,9 @@ def _groups(part: str) -> dict[str, str]:
     from ray.util.placement_group import placement_group_table
 
     groups = [group for group in placement_group_table().values() if group["state"] != "REMOVED"]
-    return {str(group["name"]): str(group["state"]) for group in groups if part in str(group["name"])}
+    return {
+        str(group["name"]): str(group["state"]) for group in groups if part in str(group["name"])
+    }
 
 
 def has_ended(job: str) -> bool:

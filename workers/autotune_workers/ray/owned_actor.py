@@ -58,7 +58,10 @@ class MessageLog:
                 self._messages.popleft()
             self._news.wait_for(lambda: self._last > number, timeout_s)
             first = self._messages[0]["number"] if self._messages else 0
-            return [dict(message) for message in islice(self._messages, max(0, number + 1 - first), None)]
+            return [
+                dict(message)
+                for message in islice(self._messages, max(0, number + 1 - first), None)
+            ]
 
 
 LISTEN_S = 1.0
@@ -82,7 +85,10 @@ class OwnedActor(ABC):
         if abandoned_s is not None:
             group = ray.util.get_current_placement_group()
             watch = threading.Thread(
-                target=self._watch, args=(abandoned_s, group), name="autotune-owner-watch", daemon=True
+                target=self._watch,
+                args=(abandoned_s, group),
+                name="autotune-owner-watch",
+                daemon=True,
             )
             watch.start()
 
@@ -138,7 +144,9 @@ class OwnedActor(ABC):
             time.sleep(TRY_AGAIN_S)
 
 
-def remote_actor(kind: type[OwnedActor], name: str, orders: tuple[str, ...], ownership: tuple[str, ...] = ()) -> Any:
+def remote_actor(
+    kind: type[OwnedActor], name: str, orders: tuple[str, ...], ownership: tuple[str, ...] = ()
+) -> Any:
     """The actor class of `kind`, called `name` in Ray. `orders`: methods that run one after another; `ownership`: those that must not wait for an order."""
     import ray
 

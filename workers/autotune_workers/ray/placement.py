@@ -20,7 +20,12 @@ NODE = "ray.io/node-id"
 
 
 def place_nodes(
-    nodes: int, bundle: Mapping[str, float], *, name: str, lifetime: str | None, left_out: Collection[str] = ()
+    nodes: int,
+    bundle: Mapping[str, float],
+    *,
+    name: str,
+    lifetime: str | None,
+    left_out: Collection[str] = (),
 ) -> Any:
     """Asks for a placement group and returns it at once, placed or not. `lifetime`: None, or "detached" for one that outlives its driver; `left_out`: nodes
     that it must not use.
@@ -33,20 +38,35 @@ def place_nodes(
     is_topology_known = "topology_strategy" in inspect.signature(placement_group).parameters
     living = ray.nodes() if left_out or (nodes > 1 and is_topology_known) else ()
     usable = [node for node in living if not is_among(node, left_out)] if is_topology_known else ()
-    how = strategy(nodes, in_domain=domain_of(usable, nodes, bundle) != "") | avoiding(living, left_out, nodes)
+    how = strategy(nodes, in_domain=domain_of(usable, nodes, bundle) != "") | avoiding(
+        living, left_out, nodes
+    )
     return placement_group([dict(bundle)] * nodes, name=name, lifetime=lifetime, **how)
 
 
-def avoiding(living: Iterable[Mapping[str, Any]], left_out: Collection[str], bundles: int) -> dict[str, Any]:
+def avoiding(
+    living: Iterable[Mapping[str, Any]], left_out: Collection[str], bundles: int
+) -> dict[str, Any]:
     """The argument of `placement_group` that keeps its bundles off the nodes of these names; `living`: as `ray.nodes()` lists them."""
-    numbers = sorted(str(node["NodeID"]) for node in living if node["Alive"] and is_among(node, left_out))
-    return {"bundle_label_selector": [{NODE: f"!in({', '.join(numbers)})"}] * bundles} if numbers else {}
+    numbers = sorted(
+        str(node["NodeID"]) for node in living if node["Alive"] and is_among(node, left_out)
+    )
+    return (
+        {"bundle_label_selector": [{NODE: f"!in({', '.join(numbers)})"}] * bundles}
+        if numbers
+        else {}
+    )
 
 
 def is_among(node: Mapping[str, Any], names: Collection[str]) -> bool:
     """Whether a node that `ray.nodes()` lists has one of these hostnames or addresses."""
-    known = (str(node.get("NodeManagerAddress", "")), *names_of(str(node.get("NodeManagerHostname", ""))))
-    return bool(names) and bool({*names, *(names_of(name)[0] for name in names if not _is_address(name))} & {*known})
+    known = (
+        str(node.get("NodeManagerAddress", "")),
+        *names_of(str(node.get("NodeManagerHostname", ""))),
+    )
+    return bool(names) and bool(
+        {*names, *(names_of(name)[0] for name in names if not _is_address(name))} & {*known}
+    )
 
 
 def names_of(hostname: str) -> tuple[str, str]:
@@ -75,7 +95,9 @@ def domain_of(living: Iterable[Mapping[str, Any]], nodes: int, bundle: Mapping[s
     sizes = Counter(
         node["Labels"][DOMAIN]
         for node in living
-        if node["Alive"] and node.get("Labels", {}).get(DOMAIN) and _holds(node["Resources"], bundle)
+        if node["Alive"]
+        and node.get("Labels", {}).get(DOMAIN)
+        and _holds(node["Resources"], bundle)
     )
     return next((domain for domain, size in sorted(sizes.items()) if size >= nodes), "")
 

@@ -73,7 +73,9 @@ def joined(rows: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
     """One step of all ranks: the longest time, the largest peak, the mean loss, and rank 0's other figures."""
     row = dict(rows[min(rows)])
     for name in ("step_time_s", "peak_memory_bytes"):
-        row |= {name: max(found)} if (found := [r[name] for r in rows.values() if name in r]) else {}
+        row |= (
+            {name: max(found)} if (found := [r[name] for r in rows.values() if name in r]) else {}
+        )
     losses = [r["loss"] for r in rows.values() if "loss" in r]
     return {**row, "loss": sum(losses) / len(losses)} if losses else row
 
@@ -99,7 +101,9 @@ class MeasuredReports:
             row["step_time_s"] = elapsed_s
         timed = "step_time_s" in row or "tokens_per_s" in row
         row.setdefault("peak_memory_bytes", peak_memory_bytes())
-        is_over = ray.get(self._recorder.report.remote(self._rank, self._step, row if timed else {}))
+        is_over = ray.get(
+            self._recorder.report.remote(self._rank, self._step, row if timed else {})
+        )
         self._step += 1
         if is_over:
             raise TrialOver
@@ -112,7 +116,10 @@ def measured(loop: Callable[..., Any], recorder: Any) -> Callable[[dict[str, Any
 
     def train_loop(config: dict[str, Any]) -> None:
         import ray
-        from ray.train.v2._internal.execution.train_fn_utils import get_train_fn_utils, set_train_fn_utils
+        from ray.train.v2._internal.execution.train_fn_utils import (
+            get_train_fn_utils,
+            set_train_fn_utils,
+        )
 
         functions = get_train_fn_utils()
         rank = ray.train.get_context().get_world_rank()

@@ -61,7 +61,10 @@ class AnyTrainerRunner(GangRunner):
     @property
     def trainers(self) -> Sequence[str]:
         """Every trainer that a launch starts; whether its program is installed shows when a trial starts it."""
-        return (NATIVE, *(name for name in trainer_names() if name != NATIVE and not python_line(name)))
+        return (
+            NATIVE,
+            *(name for name in trainer_names() if name != NATIVE and not python_line(name)),
+        )
 
     def start(self, request: TrialRequest) -> None:
         """Begins the attempt, or lets it wait until ranks are free. Raises `RunnerError` when nothing can be run."""

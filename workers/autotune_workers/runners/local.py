@@ -53,7 +53,10 @@ class LocalRunner(AnyTrainerRunner):
 
     @staticmethod
     def observed_program(
-        trainer: str, options: Mapping[str, Any], workload: Workload | None, config: ParallelConfig | None
+        trainer: str,
+        options: Mapping[str, Any],
+        workload: Workload | None,
+        config: ParallelConfig | None,
     ) -> ObservedProgram:
         """What reads the log of a program that somebody else starts (`autotune.observing`)."""
         from autotune_workers.process.program.observed import ObservedProgram
@@ -164,13 +167,17 @@ class LocalRunner(AnyTrainerRunner):
 class LocalRankPools:
     """Up to `capacity` rank processes in numbered slots; with GPUs, the slot is the GPU."""
 
-    def __init__(self, capacity: int, *, gpus: list[str], trial: str, collectives: str = "") -> None:
+    def __init__(
+        self, capacity: int, *, gpus: list[str], trial: str, collectives: str = ""
+    ) -> None:
         """`gpus`: names for CUDA_VISIBLE_DEVICES; empty means CPU ranks."""
         self.capacity, self._gpus = capacity, gpus
         self._ranks: dict[int, RankProcess] = {}
         self._busy: set[int] = set()
         self._selector = selectors.DefaultSelector()
-        self._starter = RankStarter(device="cuda" if gpus else "cpu", trial=trial, collectives=collectives)
+        self._starter = RankStarter(
+            device="cuda" if gpus else "cpu", trial=trial, collectives=collectives
+        )
 
     def form(self, placement: Placement, study: str) -> Place | None:
         """The warmest free slots, for any study: ranks that are ready, then those that are starting, then new ones. All are on this machine."""
@@ -255,7 +262,9 @@ def _resources(max_ranks: int | None, device: str) -> tuple[list[str], int]:
         positive_int("runner.max_ranks", max_ranks, at_most=1024)
     gpus = visible_gpus() if device != "cpu" else []
     if device == "cuda" and not gpus:
-        raise RunnerError("device cuda was requested, but no GPU is visible", remedy="use device: cpu, or auto")
+        raise RunnerError(
+            "device cuda was requested, but no GPU is visible", remedy="use device: cpu, or auto"
+        )
     if gpus and max_ranks is not None and max_ranks > len(gpus):
         raise SpecError(
             f"max_ranks may not exceed the visible GPUs, but max_ranks={max_ranks} and there are {len(gpus)}",

@@ -50,9 +50,15 @@ def check_gpus(gpus: Sequence[str]) -> None:
     if not gpus:
         return
     if not any(map(os.path.exists, GPU_DRIVERS)):
-        problem, remedy = f"there is no GPU driver here (none of {', '.join(GPU_DRIVERS)})", "install the driver"
+        problem, remedy = (
+            f"there is no GPU driver here (none of {', '.join(GPU_DRIVERS)})",
+            "install the driver",
+        )
     elif not is_torch_for_gpus():
-        problem, remedy = "torch is a CPU build", "install a build of torch for these GPUs (https://pytorch.org)"
+        problem, remedy = (
+            "torch is a CPU build",
+            "install a build of torch for these GPUs (https://pytorch.org)",
+        )
     else:
         return
     announced = f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '(not set)')}"
@@ -73,7 +79,12 @@ def is_torch_for_gpus() -> bool:
 
 
 def check_device(
-    study: Study, *, on_gpu: bool, on_cpu: str, where: str = "on this machine", error: type[RunnerError] = RunnerError
+    study: Study,
+    *,
+    on_gpu: bool,
+    on_cpu: str,
+    where: str = "on this machine",
+    error: type[RunnerError] = RunnerError,
 ) -> None:
     """Raises `error` when a study of GPUs would train on the CPU and nobody asked for that. `on_cpu`: the option that asks for it; `where`: the place in which it would train, in words."""
     gpu = study.workload.cluster.gpu
@@ -133,7 +144,11 @@ def check_launch(name: str, launch: Launch) -> None:
     check_folder(name, launch)
     check_environment(name, launch)
     if not find_executable(launch):
-        program = os.path.join(launch.programs_folder, launch.argv[0]) if launch.python else launch.argv[0]
+        program = (
+            os.path.join(launch.programs_folder, launch.argv[0])
+            if launch.python
+            else launch.argv[0]
+        )
         raise RunnerError(
             f"the trainer {name} starts {program!r}, but there is no such program here",
             remedy="install it, set trainer.python to its environment, or give its path",

@@ -100,14 +100,22 @@ class RayRunner(AnyTrainerRunner):
         self._cluster.left_out = frozenset(leave_out)
         try:
             _name_absent_nodes(environment, self._cluster)
-            gpus = gpus_per_rank if gpus_per_rank is not None else float(self._cluster.totals().get("GPU", 0.0) >= 1)
+            gpus = (
+                gpus_per_rank
+                if gpus_per_rank is not None
+                else float(self._cluster.totals().get("GPU", 0.0) >= 1)
+            )
         except BaseException:
             self._cluster.close()
             raise
         self._trains_as_asked = gpus > 0 or gpus_per_rank is not None
         bundle = {k: v for k, v in (("CPU", cpus_per_rank), ("GPU", gpus)) if v}
         self._groups = ActorGroups(
-            self._cluster, bundle=bundle, abandoned_s=abandoned_s, lost_s=lost_s, environment=environment
+            self._cluster,
+            bundle=bundle,
+            abandoned_s=abandoned_s,
+            lost_s=lost_s,
+            environment=environment,
         )
         folders = SentFolders(limit_bytes=upload_limit_mb * MB)
         self._ray_pools = RayRankPools(self._groups, folders, trial=trial)
@@ -135,7 +143,9 @@ class RayRunner(AnyTrainerRunner):
         else:
             require_extra("ray", "the runner 'ray'")
         options = study.runner_options
-        check_upload(study, smallest, limit_bytes=options.get("upload_limit_mb", UPLOAD_LIMIT_MB) * MB)
+        check_upload(
+            study, smallest, limit_bytes=options.get("upload_limit_mb", UPLOAD_LIMIT_MB) * MB
+        )
         if options.get("address") or os.environ.get("RAY_ADDRESS") or _is_connected():
             return
         needed = place(study.workload.cluster, smallest)
@@ -150,7 +160,10 @@ class RayRunner(AnyTrainerRunner):
                 "`ray start --address=HOST:6379` on the others) and set RAY_ADDRESS or runner.address, or tune for one node",
                 field="runner.address",
             )
-        sizes = {name: options.get(name) for name in ("num_cpus", "num_gpus", "cpus_per_rank", "gpus_per_rank")}
+        sizes = {
+            name: options.get(name)
+            for name in ("num_cpus", "num_gpus", "cpus_per_rank", "gpus_per_rank")
+        }
         _check_sizes(**sizes)
         cpus, gpus = _cpus(sizes["num_cpus"]), sizes["num_gpus"]
         gpus = len(visible_gpus()) if gpus is None else gpus
@@ -158,7 +171,9 @@ class RayRunner(AnyTrainerRunner):
         check_device(study, on_gpu=gpus >= 1 or per_rank == 0, on_cpu="gpus_per_rank: 0")
         of_cpu = 1.0 if sizes["cpus_per_rank"] is None else sizes["cpus_per_rank"]
         of_gpu = float(gpus >= 1) if per_rank is None else per_rank
-        capacity = min((n / of for n, of in ((cpus, of_cpu), (gpus, of_gpu)) if of), default=math.inf)
+        capacity = min(
+            (n / of for n, of in ((cpus, of_cpu), (gpus, of_gpu)) if of), default=math.inf
+        )
         check_ranks(study, smallest, capacity)
         check_program(study, smallest)
         if study.trainer == NATIVE:
@@ -246,7 +261,9 @@ def _name_absent_nodes(environment: NodeEnvironment, cluster: RayCluster) -> Non
     hostnames, addresses = cluster.hostnames(), cluster.addresses()
     if absent := environment.for_nobody(hostnames, addresses):
         there = ", ".join(sorted(hostnames | addresses))
-        LOG.warning("runner.node_env names %s, but the cluster's nodes are %s", ", ".join(absent), there)
+        LOG.warning(
+            "runner.node_env names %s, but the cluster's nodes are %s", ", ".join(absent), there
+        )
 
 
 def _is_connected() -> bool:

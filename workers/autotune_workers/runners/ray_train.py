@@ -38,7 +38,13 @@ LEAVE_S = 20.0
 """time that a loop gets to leave at its next report, before its workers are ended"""
 TAIL_LINES = 40
 """lines of a traceback that are kept as evidence"""
-_LOST = ("ActorDiedError", "RayActorError", "ActorUnavailableError", "NodeDiedError", "WorkerCrashedError")
+_LOST = (
+    "ActorDiedError",
+    "RayActorError",
+    "ActorUnavailableError",
+    "NodeDiedError",
+    "WorkerCrashedError",
+)
 
 
 class RayTrainRunner:
@@ -53,7 +59,9 @@ class RayTrainRunner:
         self.check_trainer(trainer)
         self._trainer = trainer
         self._capacity = int(trainer.scaling_config.num_workers)
-        self._cluster = RayCluster(address=None, num_cpus=self._cpus(), num_gpus=None, dashboard=False)
+        self._cluster = RayCluster(
+            address=None, num_cpus=self._cpus(), num_gpus=None, dashboard=False
+        )
         self._waiting: deque[TrialRequest] = deque()
         self._running: _Run | None = None
         self._events: list[RunnerEvent] = []
@@ -65,7 +73,9 @@ class RayTrainRunner:
         raise _needs_a_trainer()
 
     @staticmethod
-    def with_config(trainer: Any, config: ParallelConfig, *, loop: Any = None, run_config: Any = None) -> Any:
+    def with_config(
+        trainer: Any, config: ParallelConfig, *, loop: Any = None, run_config: Any = None
+    ) -> Any:
         """A TorchTrainer like `trainer` with the knobs of `config` in its `train_loop_config` and one worker for each rank; with another loop or
         run config where they are given."""
         return type(trainer)(
@@ -121,7 +131,9 @@ class RayTrainRunner:
         if self._is_closed:
             raise RunnerError("the runner is closed")
         if why := too_many(request.config.world_size, self._capacity):
-            self._events.append(AttemptEnded(id=request.id, failure=Failure(kind=FailureKind.INVALID, message=why)))
+            self._events.append(
+                AttemptEnded(id=request.id, failure=Failure(kind=FailureKind.INVALID, message=why))
+            )
             return
         self._waiting.append(request)
         self._begin()
@@ -178,7 +190,9 @@ class _Run:
         self._error: BaseException | None = None
         self._folder = tempfile.mkdtemp(prefix="autotune-ray-train-")
         self._recorder = ray.remote(Recorder).options(num_cpus=0).remote(request.config.world_size)
-        self._thread = threading.Thread(target=self._fit, args=(trainer,), daemon=True, name="autotune ray_train")
+        self._thread = threading.Thread(
+            target=self._fit, args=(trainer,), daemon=True, name="autotune ray_train"
+        )
         self._thread.start()
 
     def _fit(self, trainer: Any) -> None:
@@ -193,7 +207,9 @@ class _Run:
                 failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
             )
             loop = measured(trainer.train_loop_per_worker, self._recorder)
-            made = RayTrainRunner.with_config(trainer, self.request.config, loop=loop, run_config=run_config)
+            made = RayTrainRunner.with_config(
+                trainer, self.request.config, loop=loop, run_config=run_config
+            )
             made.fit()
         except BaseException as error:  # whatever the user's code and Ray raise is evidence
             self._error = error
@@ -223,7 +239,10 @@ class _Run:
             self._began = True
             events.append(AttemptStarted(id=self.request.id))
         now_s = time.monotonic()
-        return [*events, *self.trial.hear([(now_s, json.dumps(step)) for step in news["steps"]], now_s)]
+        return [
+            *events,
+            *self.trial.hear([(now_s, json.dumps(step)) for step in news["steps"]], now_s),
+        ]
 
     def _leave(self) -> None:
         """Asks the loop to leave at its next report; ends its workers when it does not."""
@@ -246,7 +265,9 @@ class _Run:
         step = len(ended.measurement.step_times_s) if ended.measurement else None
         failure = evidence.failure()
         tail = tuple("".join(traceback.format_exception(self._error)).splitlines()[-TAIL_LINES:])
-        kept: Failure = replace(failure, step=failure.step or step, log_tail=failure.log_tail or tail)
+        kept: Failure = replace(
+            failure, step=failure.step or step, log_tail=failure.log_tail or tail
+        )
         return replace(ended, failure=kept, stopped="")
 
     def end(self) -> None:
@@ -279,10 +300,16 @@ def _of_worker(error: BaseException, rank: int | None) -> Evidence:
     cause = getattr(error, "_base_exc", None) or getattr(error, "cause", None) or error
     name = type(cause).__name__
     if name in _LOST:
-        return of_death(rank=rank, code=None, phase="training", why=str(cause).splitlines()[0][:300])
+        return of_death(
+            rank=rank, code=None, phase="training", why=str(cause).splitlines()[0][:300]
+        )
     report = {"type": name, "text": str(cause), "errno": getattr(cause, "errno", None)}
     found = of_exception(report, rank=rank or 0, phase="training")
-    return found if rank is not None else replace(found, rank=None, message=f"Ray Train: {name}: {str(cause)[:300]}")
+    return (
+        found
+        if rank is not None
+        else replace(found, rank=None, message=f"Ray Train: {name}: {str(cause)[:300]}")
+    )
 
 
 def _needs_a_trainer() -> RunnerError:

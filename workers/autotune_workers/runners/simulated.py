@@ -27,7 +27,14 @@ import numpy as np
 
 from autotune.cost.model_knobs import COST_MODEL
 from autotune.errors import RunnerError, SpecError
-from autotune.ports import AttemptEnded, AttemptId, AttemptStarted, RunnerEvent, StepsReported, TrialRequest
+from autotune.ports import (
+    AttemptEnded,
+    AttemptId,
+    AttemptStarted,
+    RunnerEvent,
+    StepsReported,
+    TrialRequest,
+)
 from autotune.spec import Failure, FailureKind, Measurement
 from autotune.spec.checks import one_of, positive
 from autotune.spec.texts.as_text import format_bytes
@@ -68,11 +75,15 @@ class SimulatedFault:
     def meets(self, request: TrialRequest, draw: float) -> bool:
         """Whether this attempt is hit, given a uniform draw from 0 to 1."""
         return (
-            self.trial in (None, request.number) and self.attempt in (None, request.attempt) and draw < self.probability
+            self.trial in (None, request.number)
+            and self.attempt in (None, request.attempt)
+            and draw < self.probability
         )
 
 
-def read_faults(faults: Mapping[str, float] | Sequence[Mapping[str, Any]]) -> tuple[SimulatedFault, ...]:
+def read_faults(
+    faults: Mapping[str, float] | Sequence[Mapping[str, Any]],
+) -> tuple[SimulatedFault, ...]:
     """The faults of a runner's option: probabilities by kind, or one mapping per fault. Raises `SpecError` for anything else."""
     if isinstance(faults, Mapping):
         return tuple(SimulatedFault(kind=kind, probability=p) for kind, p in faults.items())
@@ -80,7 +91,9 @@ def read_faults(faults: Mapping[str, float] | Sequence[Mapping[str, Any]]) -> tu
         return tuple(SimulatedFault(**fault) for fault in faults)
     except TypeError:
         known = "kind, probability, trial, attempt"
-        raise SpecError(f"a fault must be an object with {known}, but got {faults!r}", field="runner.faults") from None
+        raise SpecError(
+            f"a fault must be an object with {known}, but got {faults!r}", field="runner.faults"
+        ) from None
 
 
 SIMULATED_RUNNER = replace(COST_MODEL, part="simulated runner")
@@ -250,7 +263,9 @@ class SimulatedRunner:
 
     def _outcome(self, request: TrialRequest, truth: _Truth, series: _Series) -> _Outcome:
         met = [
-            fault.kind for i, fault in enumerate(self._faults) if fault.meets(request, self._draw(request, fault, i))
+            fault.kind
+            for i, fault in enumerate(self._faults)
+            if fault.meets(request, self._draw(request, fault, i))
         ]
         breaches = tuple(kind for kind in met if FAULTS[kind] is None)
         memory_bytes = request.workload.cluster.gpu.memory_bytes
@@ -262,9 +277,18 @@ class SimulatedRunner:
                 f"which has {format_bytes(memory_bytes)}"
             )
             failure = Failure(
-                kind=FailureKind.OUT_OF_MEMORY, message=message, exception="simulated allocator", rank=0, step=0
+                kind=FailureKind.OUT_OF_MEMORY,
+                message=message,
+                exception="simulated allocator",
+                rank=0,
+                step=0,
             )
-            return _Outcome(end=AttemptEnded(id=request.id, failure=failure), steps=0, silence_s=0.0, breaches=breaches)
+            return _Outcome(
+                end=AttemptEnded(id=request.id, failure=failure),
+                steps=0,
+                silence_s=0.0,
+                breaches=breaches,
+            )
         kinds = [(kind, FAULTS[kind]) for kind in met if FAULTS[kind] is not None]
         if kinds:
             name, kind = kinds[0]
@@ -307,7 +331,9 @@ class SimulatedRunner:
         """Uniform from 0 to 1, for the fault at this place of the list."""
         kind = FAULTS[fault.kind]
         return float(
-            self._rng(request, 3, place, request.attempt if kind is not None and kind.is_retried else 0).random()
+            self._rng(
+                request, 3, place, request.attempt if kind is not None and kind.is_retried else 0
+            ).random()
         )
 
     def _rng(self, request: TrialRequest, *stream: int) -> np.random.Generator:

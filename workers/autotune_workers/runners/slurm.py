@@ -31,7 +31,11 @@ class SlurmRunner(ProgramRunner):
     """Runs programs on the nodes of a Slurm job, without Ray."""
 
     def __init__(
-        self, *, gpus_per_node: int | None = None, leave_out: Sequence[str] = (), patience: Patience | None = None
+        self,
+        *,
+        gpus_per_node: int | None = None,
+        leave_out: Sequence[str] = (),
+        patience: Patience | None = None,
     ) -> None:
         """`gpus_per_node`: that programs use on each node; None: as many as the first one has. `leave_out`: hostnames of nodes that get no ranks. Raises `RunnerError` outside of a job."""
         check_names("runner.leave_out", leave_out)
@@ -61,10 +65,19 @@ class SlurmRunner(ProgramRunner):
     def preflight_here(cls, study: Study, smallest: ParallelConfig) -> None:
         """Raises `RunnerError` outside of a job, and for more nodes, ranks or GPUs than it has."""
         job, gpus = _job(), _gpus(asked := study.runner_options.get("gpus_per_node"))
-        check_device(study, on_gpu=gpus > 0 or asked == 0, on_cpu="gpus_per_node: 0", where=f"in the job {job.job}")
+        check_device(
+            study,
+            on_gpu=gpus > 0 or asked == 0,
+            on_cpu="gpus_per_node: 0",
+            where=f"in the job {job.job}",
+        )
         needed, ranks = place(study.workload.cluster, smallest), _ranks_per_node(gpus)
         for size, has, what in (
-            (needed.nnodes, job.num_nodes - len(study.runner_options.get("leave_out", ())), "nodes"),
+            (
+                needed.nnodes,
+                job.num_nodes - len(study.runner_options.get("leave_out", ())),
+                "nodes",
+            ),
             (needed.nproc_per_node, ranks, "ranks on a node"),
         ):
             if size > has:

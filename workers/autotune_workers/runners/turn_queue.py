@@ -50,12 +50,20 @@ class TurnQueue:
         while self._waiting:
             request = self._waiting[0]
             is_over = bool(self._begun) and self._turn.is_wanted
-            reason = "another study waits for its turn on this machine" if is_over else self._turn.take(request.study)
+            reason = (
+                "another study waits for its turn on this machine"
+                if is_over
+                else self._turn.take(request.study)
+            )
             if reason:
                 return events + self._say(reason)
             self._waiting.popleft()
             if self._said_s.pop(request.id, None) is not None:  # its own time begins now
-                events.append(AttemptQueued(id=request.id, reason="resuming: the other run has released this machine"))
+                events.append(
+                    AttemptQueued(
+                        id=request.id, reason="resuming: the other run has released this machine"
+                    )
+                )
             self._begun.add(request.id)
             try:
                 self._begin(request)

@@ -119,7 +119,10 @@ class KeeperStep:
         python = "python3" if in_container() else sys.executable
         program = [python, "-I", "-c", Path(node_start.__file__).read_text(), str(port)]
         self._process = subprocess.Popen(
-            [*self._job.srun("--no-kill", f"--nodelist={','.join(hosts)}", nodes=len(hosts)), *program],
+            [
+                *self._job.srun("--no-kill", f"--nodelist={','.join(hosts)}", nodes=len(hosts)),
+                *program,
+            ],
             env={**step_environment(), node_start.TOKEN: self._token},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -132,7 +135,9 @@ class KeeperStep:
         if not hmac.compare_digest(str(said.get("token")).encode(), self._token.encode()):
             return None
         self._number, self._connected_s = str(said["step"]), self._connected_s or time.monotonic()
-        return next((node for node in self.nodes if node.name == said["node"] and node.keeper is None), None)
+        return next(
+            (node for node in self.nodes if node.name == said["node"] and node.keeper is None), None
+        )
 
     @property
     def is_started(self) -> bool:
@@ -157,7 +162,9 @@ class KeeperStep:
 
     def answers(self) -> dict[str, bool | None]:
         """Whether the nodes that have not connected are there; None: not known yet."""
-        self._looks = self._looks or {n.name: NodeLook(self._job, n.name) for n in self.nodes if not n.ready}
+        self._looks = self._looks or {
+            n.name: NodeLook(self._job, n.name) for n in self.nodes if not n.ready
+        }
         return {name: look.answer() for name, look in self._looks.items()}
 
     def forget_answers(self) -> None:
@@ -180,7 +187,11 @@ class KeeperStep:
     def words(self) -> str:
         """The last that srun and the nodes said of trouble."""
         size = os.fstat(self._errors.fileno()).st_size
-        return os.pread(self._errors.fileno(), 500, max(0, size - 500)).decode(errors="replace").strip()
+        return (
+            os.pread(self._errors.fileno(), 500, max(0, size - 500))
+            .decode(errors="replace")
+            .strip()
+        )
 
     def give_back(self) -> None:
         """Has no nodes any more, and may be started on others."""
@@ -217,7 +228,9 @@ class KeeperStep:
         assert self._process is not None
         if self._number:
             command = ["scancel", "--signal=KILL", f"{self._job.job}.{self._number}"]
-            self._killer = subprocess.Popen(command, env=step_environment(), stderr=subprocess.DEVNULL)
+            self._killer = subprocess.Popen(
+                command, env=step_environment(), stderr=subprocess.DEVNULL
+            )
         else:
             self._process.terminate()
 
@@ -267,5 +280,10 @@ class NodeLook:
 def keepers_code() -> dict[str, str]:
     """The files of the keeper, by their paths."""
     root = Path(autotune_workers.__path__[0])
-    injected = sorted(path.relative_to(root).as_posix() for path in (root / "probe/injected").glob("*.py"))
-    return {f"{root.name}/{path}": (root / path).read_text("utf-8") for path in (*KEEPERS_CODE, *injected)}
+    injected = sorted(
+        path.relative_to(root).as_posix() for path in (root / "probe/injected").glob("*.py")
+    )
+    return {
+        f"{root.name}/{path}": (root / path).read_text("utf-8")
+        for path in (*KEEPERS_CODE, *injected)
+    }

@@ -76,7 +76,9 @@ def connected(port: int) -> socket.socket:
     """A connection to the runner, on the node that started this step. Ends the process where there is none."""
     several = os.environ.get("SLURM_STEP_NUM_NODES", "1") != "1"
     tried = []
-    for host in filter(None, (os.environ.get("SLURM_LAUNCH_NODE_IPADDR"), os.environ.get("SLURM_SUBMIT_HOST"))):
+    for host in filter(
+        None, (os.environ.get("SLURM_LAUNCH_NODE_IPADDR"), os.environ.get("SLURM_SUBMIT_HOST"))
+    ):
         with contextlib.suppress(OSError):
             address = socket.gethostbyname(host)
             if several and address.startswith("127."):

@@ -47,10 +47,14 @@ class SlurmPlaces:
 
     is_local = False
 
-    def __init__(self, job: Allocation, ranks_per_node: int, *, left_out: Sequence[str] = ()) -> None:
+    def __init__(
+        self, job: Allocation, ranks_per_node: int, *, left_out: Sequence[str] = ()
+    ) -> None:
         """`ranks_per_node`: that fit on each node; `left_out`: nodes that get none."""
         self._job, self._ranks_per_node = job, ranks_per_node
-        self._hosts = [host for host in job.hosts() if not any(is_same_host(host, name) for name in left_out)]
+        self._hosts = [
+            host for host in job.hosts() if not any(is_same_host(host, name) for name in left_out)
+        ]
         self._busy: set[str] = set()
         self._lost: dict[str, NodeLook | float] = {}
         """a look that goes on, or when the next one is due"""
@@ -125,10 +129,14 @@ class SlurmPlaces:
                 connection.close()
                 return
             connection.setblocking(False)
-            self._selector.register(connection, selectors.EVENT_READ, _Caller(connection, time.monotonic()))
+            self._selector.register(
+                connection, selectors.EVENT_READ, _Caller(connection, time.monotonic())
+            )
 
     def _callers(self) -> list[_Caller]:
-        return [key.data for key in self._selector.get_map().values() if isinstance(key.data, _Caller)]
+        return [
+            key.data for key in self._selector.get_map().values() if isinstance(key.data, _Caller)
+        ]
 
     def _drop_silent_callers(self) -> None:
         for caller in self._callers():
@@ -154,7 +162,9 @@ class SlurmPlaces:
         return []
 
     def _admit(self, caller: _Caller) -> list[tuple[Any, Message]]:
-        with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError, OSError):
+        with contextlib.suppress(
+            ValueError, LookupError, TypeError, AttributeError, RecursionError, OSError
+        ):
             said = json.loads(caller.text)
             for step in self._steps:
                 node = None if step.is_ending else step.node_of(said)
@@ -211,12 +221,24 @@ class SlurmPlaces:
             if not answers[node.name]:
                 node.is_lost = True
                 said.append(
-                    (node, {"event": "gone", "why": f"node {node.name} is lost: Slurm cannot start anything on it"})
+                    (
+                        node,
+                        {
+                            "event": "gone",
+                            "why": f"node {node.name} is lost: Slurm cannot start anything on it",
+                        },
+                    )
                 )
             elif step.has_failed:
                 why = step.words or f"exit code {step.code}"
                 said.append(
-                    (node, {"event": "refused", "reason": f"srun could not start the program on {node.name}: {why}"})
+                    (
+                        node,
+                        {
+                            "event": "refused",
+                            "reason": f"srun could not start the program on {node.name}: {why}",
+                        },
+                    )
                 )
         step.forget_answers()
         return said

@@ -51,10 +51,17 @@ class TokenStream:
 def token_stream(request: TrialRequest) -> TokenStream:
     """The tokens of the request's data."""
     workload = request.workload
-    return TokenStream(request.data, seq_len=workload.seq_len, vocab_size=workload.model.vocab_size, seed=request.seed)
+    return TokenStream(
+        request.data,
+        seq_len=workload.seq_len,
+        vocab_size=workload.model.vocab_size,
+        seed=request.seed,
+    )
 
 
-def rows_of(step: int, *, dp: int, dp_rank: int, micro_batch_size: int, accumulation_steps: int) -> NDArray[np.int64]:
+def rows_of(
+    step: int, *, dp: int, dp_rank: int, micro_batch_size: int, accumulation_steps: int
+) -> NDArray[np.int64]:
     """Numbers of the sequences that a data-parallel rank sees in a step, micro-batch by micro-batch.
 
     Micro-batch m of rank d holds the rows (m * dp + d) * micro_batch_size onwards of the step's global batch.

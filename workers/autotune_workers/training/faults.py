@@ -26,7 +26,18 @@ from autotune.spec.checks import one_of
 
 FACTORS = {"spike": 100.0, "corrupt": -2.0}
 """what gradients are multiplied by, unless the fault says otherwise"""
-KINDS = ("kill", "freeze", "sleep", "exhaust", "disk_full", "error", "exit", "leak", "silence", *FACTORS)
+KINDS = (
+    "kill",
+    "freeze",
+    "sleep",
+    "exhaust",
+    "disk_full",
+    "error",
+    "exit",
+    "leak",
+    "silence",
+    *FACTORS,
+)
 """
 kill: SIGKILL itself.  freeze: SIGSTOP itself.  sleep: never come back.  exhaust: allocate until nothing is left.
 disk_full: write where there is no space.  error: raise.  exit: leave with a code.  leak: keep memory after the trial.

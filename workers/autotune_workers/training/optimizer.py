@@ -41,10 +41,13 @@ def learning_rate(request: TrialRequest) -> float:
     rate = request.trainer_options.get("learning_rate", LEARNING_RATES[workload.optimizer])
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < math.inf:
         raise ConfigError(
-            f"learning_rate must be a finite number of at least 0, but is {rate!r}", field="learning_rate"
+            f"learning_rate must be a finite number of at least 0, but is {rate!r}",
+            field="learning_rate",
         )
     smallest = min(workload.global_batch_sizes)
-    return float(rate) * learning_rate_factor(request.config.global_batch_size, smallest, workload.optimizer)
+    return float(rate) * learning_rate_factor(
+        request.config.global_batch_size, smallest, workload.optimizer
+    )
 
 
 class Optimizer(Protocol):

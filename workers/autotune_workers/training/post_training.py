@@ -114,7 +114,9 @@ class UnequalTask(Task):
         lengths = step_lengths(self._asked, number, self._request.seed)
         first, epochs = number * len(lengths), self._asked.epochs
         update_tokens = self._knob("micro_batch_tokens")
-        whole = self._packed(lengths, first, 1, self._knob("log_prob_micro_batch_tokens") or update_tokens)
+        whole = self._packed(
+            lengths, first, 1, self._knob("log_prob_micro_batch_tokens") or update_tokens
+        )
         update = self._packed(lengths, first, self._asked.mini_batches, update_tokens)
         tokens = sum(int((m.targets != IGNORED).sum()) for m in whole[0].micro_batches)
         return Sequences(whole=whole[0], update=update * epochs, tokens=tokens)
@@ -122,7 +124,9 @@ class UnequalTask(Task):
     def _knob(self, name: str) -> Any:
         return knob_value(self._request.workload, self._config, name)
 
-    def _packed(self, lengths: Floats, first: int, mini_batches: int, capacity: int) -> list[MiniBatch]:
+    def _packed(
+        self, lengths: Floats, first: int, mini_batches: int, capacity: int
+    ) -> list[MiniBatch]:
         config = self._config
         parts = of_rank(
             lengths, self._mesh.dp, ranks=config.dp, mini_batches=mini_batches, micro_batch=config.micro_batch_size, capacity=capacity,
@@ -131,7 +135,10 @@ class UnequalTask(Task):
         is_flat = capacity > 0 or not self._asked.padded
         counted = self._counted_targets(lengths, mini_batches)
         return [
-            MiniBatch(micro_batches=[self._micro_batch(lengths, rows, first, is_flat) for rows in part], counted=count)
+            MiniBatch(
+                micro_batches=[self._micro_batch(lengths, rows, first, is_flat) for rows in part],
+                counted=count,
+            )
             for part, count in zip(parts, counted, strict=True)
         ]
 
@@ -147,7 +154,9 @@ class UnequalTask(Task):
             for m in range(mini_batches)
         ]
 
-    def _micro_batch(self, lengths: Floats, rows: NDArray[Any], first: int, is_flat: bool) -> MicroBatch:
+    def _micro_batch(
+        self, lengths: Floats, rows: NDArray[Any], first: int, is_flat: bool
+    ) -> MicroBatch:
         sizes = [int(lengths[row]) for row in rows]
         windows = self._stream.sequences(rows + first)
         short = -(sum(sizes) if is_flat else max(sizes)) % self._multiple
@@ -236,7 +245,9 @@ class PostTraining:
 
     def batch(self, step: int) -> tuple[Sequences, float]:
         """The sequences of a step, and its work over that of a mean step."""
-        return self._task.step(step), relative_work(self._asked, step, self._request.seed, self._kappa)
+        return self._task.step(step), relative_work(
+            self._asked, step, self._request.seed, self._kappa
+        )
 
     def step(self, inputs: Sequences, targets: Any) -> Outcome:
         """All phases; collective. The loss is the mean over optimizer steps, the norm the largest of them."""

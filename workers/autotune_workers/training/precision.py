@@ -50,7 +50,9 @@ def check_precision(config: ParallelConfig, model: ModelSpec, device: torch.devi
         )
     if precision == "fp8" and importlib.util.find_spec("torchao") is None:
         raise ConfigError(
-            "precision fp8 needs torchao, which is not installed", remedy="install torchao", field="precision"
+            "precision fp8 needs torchao, which is not installed",
+            remedy="install torchao",
+            field="precision",
         )
     if precision == "fp8" and (config.tp > 1 or config.zero_stage < 2):
         raise ConfigError(
@@ -94,14 +96,21 @@ def takes_float8(module: nn.Module, name: str) -> bool:
     if not isinstance(module, nn.Linear) or "layers." not in name:
         return False
     is_routed = any(part in ("router", "experts") for part in name.split("."))
-    return not is_routed and module.in_features % FP8_MULTIPLE == 0 and module.out_features % FP8_MULTIPLE == 0
+    return (
+        not is_routed
+        and module.in_features % FP8_MULTIPLE == 0
+        and module.out_features % FP8_MULTIPLE == 0
+    )
 
 
 def first_loss_scale(request: TrialRequest) -> float:
     """The trainer option `loss_scale`: what loss scaling starts from in fp16. Raises `ConfigError` for a scale below 1."""
     scale = request.trainer_options.get("loss_scale", LOSS_SCALE)
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not 1 <= scale < math.inf:
-        raise ConfigError(f"loss_scale must be a finite number of at least 1, but is {scale!r}", field="loss_scale")
+        raise ConfigError(
+            f"loss_scale must be a finite number of at least 1, but is {scale!r}",
+            field="loss_scale",
+        )
     return float(scale)
 
 

@@ -44,13 +44,24 @@ def open_store(host: str, world_size: int, timeout_s: float) -> tuple[dist.TCPSt
 def join_store(host: str, port: int, world_size: int, timeout_s: float) -> dist.TCPStore:
     """Connects to the store that rank 0 opened."""
     return dist.TCPStore(
-        host, port, world_size, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
+        host,
+        port,
+        world_size,
+        is_master=False,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=timeout_s),
     )
 
 
 @contextlib.contextmanager
 def process_group(
-    store: dist.Store, *, rank: int, world_size: int, device: torch.device, timeout_s: float, backend: str = ""
+    store: dist.Store,
+    *,
+    rank: int,
+    world_size: int,
+    device: torch.device,
+    timeout_s: float,
+    backend: str = "",
 ) -> Iterator[None]:
     """The default process group of exactly these ranks, for the length of the block. It is destroyed when the block ends well, and aborted when
     it raises: destroying may wait for a peer for ever. `backend`: of torch.distributed; empty for the one of the device."""

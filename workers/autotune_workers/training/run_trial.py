@@ -37,7 +37,12 @@ from autotune_workers.training.measuring.measure import (
     synchronize,
 )
 from autotune_workers.training.measuring.rank_evidence import RankEvidence
-from autotune_workers.training.parallel.mesh import RankContext, destroy_groups, line_up, living_groups
+from autotune_workers.training.parallel.mesh import (
+    RankContext,
+    destroy_groups,
+    line_up,
+    living_groups,
+)
 from autotune_workers.training.post_training import PostTraining
 from autotune_workers.training.step import Outcome, Training, part_size
 
@@ -95,7 +100,9 @@ def run_trial(request: TrialRequest, context: RankContext, report: Report) -> Tr
     try:
         result = _Attempt(request, context, report).run()
     except ConfigError as error:
-        raise TrialFailed(Failure(kind=FailureKind.INVALID, message=str(error), rank=context.rank)) from None
+        raise TrialFailed(
+            Failure(kind=FailureKind.INVALID, message=str(error), rank=context.rank)
+        ) from None
     except Exception as error:
         raise _root_cause(error) from None
     destroy_groups(groups)
@@ -160,7 +167,9 @@ class _Attempt:
         assert self._evidence is not None
         measurement = replace(
             measurement,
-            evidence=self._evidence.of_all(self._request, tuple(self._busy_s[self._request.measure.warmup_steps :])),
+            evidence=self._evidence.of_all(
+                self._request, tuple(self._busy_s[self._request.measure.warmup_steps :])
+            ),
         )
         return TrialResult(measurement=measurement, stopped=stopped)
 
@@ -187,7 +196,8 @@ class _Attempt:
         self._busy_s.append(time_s)
         if own_phases:
             time_s = self._whole_step_s(
-                time_s / targets, {n: s / targets for n, s in zip(own_phases, phases_s, strict=True)}
+                time_s / targets,
+                {n: s / targets for n, s in zip(own_phases, phases_s, strict=True)},
             )
         return StepReport(
             step=number,
@@ -213,7 +223,9 @@ class _Attempt:
             problem = f"loss {step.loss:g} and gradient norm {step.grad_norm:g} must be finite"
         code = self._request.workload.model.code
         if code is None or code.reads_tokens:  # a loss of the user's own may have any scale
-            problem = problem or divergence([s.loss for s in self._steps], self._request.workload.model.vocab_size)
+            problem = problem or divergence(
+                [s.loss for s in self._steps], self._request.workload.model.vocab_size
+            )
         if problem:
             failure = Failure(
                 kind=FailureKind.DIVERGED,
@@ -227,7 +239,9 @@ class _Attempt:
         """Rank 0 decides for all: 0 go on, 1 measured, 2 cannot win, 3 was asked to."""
         measure = self._request.measure
         verdict = trial_decision(
-            [s.time_s for s in self._steps[measure.warmup_steps :]], measure, self._request.beat_step_time_s
+            [s.time_s for s in self._steps[measure.warmup_steps :]],
+            measure,
+            self._request.beat_step_time_s,
         )
         if asked:
             code = 3
@@ -243,8 +257,16 @@ class _Attempt:
     def _peaks(self) -> dict[str, Any]:
         """Peak memory of all ranks, their mean power, and readings of the device."""
         device = self._context.device
-        peak, reserved, watts = self._memory.bytes(), self._memory.reserved_bytes(), self._power.watts()
-        local = [-1 if peak is None else peak, reserved or 0, -1 if watts is None else round(1e3 * watts)]
+        peak, reserved, watts = (
+            self._memory.bytes(),
+            self._memory.reserved_bytes(),
+            self._power.watts(),
+        )
+        local = [
+            -1 if peak is None else peak,
+            reserved or 0,
+            -1 if watts is None else round(1e3 * watts),
+        ]
         local += [self._memory.retries(), *self._gpu.as_integers()]
         mine = torch.tensor(local, dtype=torch.int64, device=device)
         everyone = [torch.empty_like(mine) for _ in range(self._context.world_size)]
@@ -281,8 +303,12 @@ class _Attempt:
         seconds = torch.tensor([*local_s.values(), delay_s], dtype=torch.float64, device=device)
         dist.all_reduce(seconds)
         *parts, delay = (seconds / self._context.world_size).tolist()
-        readings = dict(measured.utilization) | ({} if math.isnan(delay) else {"kernel_launch_delay_s": delay})
-        return replace(measured, breakdown_s=dict(zip(local_s, parts, strict=True)), utilization=readings)
+        readings = dict(measured.utilization) | (
+            {} if math.isnan(delay) else {"kernel_launch_delay_s": delay}
+        )
+        return replace(
+            measured, breakdown_s=dict(zip(local_s, parts, strict=True)), utilization=readings
+        )
 
     def _measured(self) -> Measurement:
         """What this rank knows by itself."""
@@ -302,9 +328,12 @@ class _Attempt:
             setup_s=self._setup_s,
             versions={"autotune": __version__, **versions(torch)},
             flops_per_token=None
-            if workload.rl is not None or (workload.model.code is not None and workload.model.code.guessed)
+            if workload.rl is not None
+            or (workload.model.code is not None and workload.model.code.guessed)
             else training_flops_per_token(workload),
-            phases_s={n: sum(p[n] for p in phases) / len(phases) for n in phases[0]} if phases else {},
+            phases_s={n: sum(p[n] for p in phases) / len(phases) for n in phases[0]}
+            if phases
+            else {},
             peak_flops_per_s=workload.cluster.gpu.peak_flops_per_s.get(config.precision),
             memory_capacity_bytes=workload.cluster.gpu.memory_bytes,
         )
@@ -312,7 +341,11 @@ class _Attempt:
         noise = self._noise([o for i, o in enumerate(self._outcomes[warmup:]) if i not in odd])
         if noise is None:
             return measured
-        return replace(measured, gradient_noise_scale=noise.value, gradient_noise_interval=(noise.low, noise.high))
+        return replace(
+            measured,
+            gradient_noise_scale=noise.value,
+            gradient_noise_interval=(noise.low, noise.high),
+        )
 
     def _noise(self, outcomes: list[Outcome]) -> NoiseScale | None:
         """Gradient noise scale from the squared norms at both batch sizes, of the steps where both are known."""

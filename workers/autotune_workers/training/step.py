@@ -37,14 +37,35 @@ from autotune_workers.training.parallel.fully_sharded import FullySharded, free_
 from autotune_workers.training.parallel.gradient_sync import local_gradient
 from autotune_workers.training.parallel.mesh import Mesh, RankContext, build_mesh
 from autotune_workers.training.parallel.pipeline_parallel import Pipeline, check_schedule
-from autotune_workers.training.precision import LossScaler, check_precision, first_loss_scale, matrix_products
+from autotune_workers.training.precision import (
+    LossScaler,
+    check_precision,
+    first_loss_scale,
+    matrix_products,
+)
 from autotune_workers.training.task import Task
 from autotune_workers.training.tasks import DecoderTask, OwnTask
 from autotune_workers.training.torch_internals import compile_or_fail, norms_of
 
 SHARED_OUT = (
-    *("tp_heads", "tp_kv_heads", "tp_ffn", "sp_sequence", "cp_sequence", "cp_heads", "ep_experts", "ep_ranks"),
-    *("replicas_divide", "replicas_shards", "pp_layers", "pp_schedule", "pp_virtual_stages", "pp_interleave"),
+    *(
+        "tp_heads",
+        "tp_kv_heads",
+        "tp_ffn",
+        "sp_sequence",
+        "cp_sequence",
+        "cp_heads",
+        "ep_experts",
+        "ep_ranks",
+    ),
+    *(
+        "replicas_divide",
+        "replicas_shards",
+        "pp_layers",
+        "pp_schedule",
+        "pp_virtual_stages",
+        "pp_interleave",
+    ),
 )
 """laws of the space about what each rank gets. The others keep a second name of a config out of the space; the loop trains it"""
 _LAWS = tuple(law for law in LAWS if law.name in SHARED_OUT)
@@ -58,7 +79,9 @@ def validate(request: TrialRequest, context: RankContext) -> None:
             f"tp * pp * dp * cp must be the number of ranks, but {config.world_size} != {context.world_size}"
         )
     if limits := TRAINER.limits(workload, _without_phases(workload, config)):
-        raise ConfigError("; ".join(map(str, limits)), field=limits[0].knob.removeprefix("workload."))
+        raise ConfigError(
+            "; ".join(map(str, limits)), field=limits[0].knob.removeprefix("workload.")
+        )
     if reason := why_not(workload, config, _LAWS):
         raise ConfigError(reason)
     learning_rate(request)
@@ -70,14 +93,19 @@ def validate(request: TrialRequest, context: RankContext) -> None:
         check_schedule(config)
     most = workload.model.max_positions
     if most and workload.seq_len > most:
-        raise ConfigError(f"seq_len must not exceed max_positions, but {workload.seq_len} > {most}", field="seq_len")
+        raise ConfigError(
+            f"seq_len must not exceed max_positions, but {workload.seq_len} > {most}",
+            field="seq_len",
+        )
 
 
 def _without_phases(workload: Workload, config: ParallelConfig) -> ParallelConfig:
     """The config without the knobs that the phases of post-training read."""
     if workload.rl is None:
         return config
-    return replace(config, extra={name: value for name, value in config.extra.items() if name not in RL_KNOBS})
+    return replace(
+        config, extra={name: value for name, value in config.extra.items() if name not in RL_KNOBS}
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +147,9 @@ class Training:
         self._unequal = request.workload.rl is not None
         self.activation_budget = config.activation_budget / 100
         self._mesh = mesh or build_mesh(config, context)
-        self._task = make_task(request, self._mesh, context, stream) if task is None else task(self._mesh)
+        self._task = (
+            make_task(request, self._mesh, context, stream) if task is None else task(self._mesh)
+        )
         self._model = self._task.parallelize()
         context.progress.watch(self._mesh.counted_groups())
         for stage in self._model.stages.values():
@@ -144,7 +174,9 @@ class Training:
     @property
     def stages(self) -> tuple[nn.Module, ...]:
         """The modules of this rank, one for each of its pipeline stages. Their inner modules are called as in the whole model."""
-        return tuple(s.module if isinstance(s, OwnStage) else s for s in self._model.stages.values())
+        return tuple(
+            s.module if isinstance(s, OwnStage) else s for s in self._model.stages.values()
+        )
 
     @property
     def updated(self) -> list[Tensor]:
@@ -175,13 +207,21 @@ class Training:
                     losses = self._pipeline.step(inputs, targets)
         with Phase(self.phases, COLLECTIVE):
             self._sync.finish()
-        loss = torch.stack([x.detach() for x in losses]).sum() if losses else torch.zeros((), device=self._device)
+        loss = (
+            torch.stack([x.detach() for x in losses]).sum()
+            if losses
+            else torch.zeros((), device=self._device)
+        )
         loss_scale = self._scaler.scale
         with Phase(self.phases, COLLECTIVE):
             outcome = self._agree(loss)
         if not outcome.skipped and outcome.finite:
             with record_function(OPTIMIZER), Phase(self.phases, STEPPING):
-                clip([s.tensor.grad for s in self._sync.shards], norm=outcome.grad_norm, loss_scale=loss_scale)
+                clip(
+                    [s.tensor.grad for s in self._sync.shards],
+                    norm=outcome.grad_norm,
+                    loss_scale=loss_scale,
+                )
                 self._optimizer.step()
         with Phase(self.phases, COLLECTIVE):
             self._sync.publish()
@@ -196,7 +236,9 @@ class Training:
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
-        compiled = compile_or_fail(self.activation_budget) if self._config.compile else nullcontext()
+        compiled = (
+            compile_or_fail(self.activation_budget) if self._config.compile else nullcontext()
+        )
         with matrix_products(self._config.precision), compiled, warnings.catch_warnings():
             # logits are a view of a DTensor's local part; nothing here writes into them
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
@@ -234,12 +276,19 @@ class Training:
             square += norm.double().square() / shard.copies
         part = self._part_square()
         sums = torch.stack(
-            (loss.double() / self._config.tp, square, square.new_tensor(math.nan) if part is None else part)
+            (
+                loss.double() / self._config.tp,
+                square,
+                square.new_tensor(math.nan) if part is None else part,
+            )
         )
         dist.all_reduce(sums)
         scale = self._scaler.scale
         total_loss, total_square, total_part = sums.tolist()
-        total_loss, norm = total_loss / scale, math.sqrt(total_square) / scale if total_square >= 0 else math.nan
+        total_loss, norm = (
+            total_loss / scale,
+            math.sqrt(total_square) / scale if total_square >= 0 else math.nan,
+        )
         finite = math.isfinite(norm)
         skipped = self._scaler.update(finite)
         return Outcome(
@@ -261,7 +310,9 @@ class Training:
             return None
         if dp == 1:  # the first micro-batch alone
             return self._first_square * count**2 if self._measures_first_gradient else None
-        own = self._sync.local_square  # of this rank's part of the batch alone; wanted is the mean over ranks
+        own = (
+            self._sync.local_square
+        )  # of this rank's part of the batch alone; wanted is the mean over ranks
         return None if own is None else own.double() * dp
 
     @property
@@ -269,7 +320,9 @@ class Training:
         """Whether the gradient of the first micro-batch can be seen alone and whole, and differs from that of the batch."""
         config = self._config
         alone = config.dp * config.pp * config.cp * config.ep == 1
-        return alone and config.zero_stage < 2 and config.accumulation_steps > 1 and not self._unequal
+        return (
+            alone and config.zero_stage < 2 and config.accumulation_steps > 1 and not self._unequal
+        )
 
     def _local_square(self) -> Tensor:
         """This rank's share of the squared norm of the gradient so far; collective over tp."""
@@ -284,7 +337,9 @@ def part_size(config: ParallelConfig) -> int:
     return config.global_batch_size // config.dp if config.dp > 1 else config.micro_batch_size
 
 
-def make_task(request: TrialRequest, mesh: Mesh, context: RankContext, stream: SequenceSource | None) -> Task:
+def make_task(
+    request: TrialRequest, mesh: Mesh, context: RankContext, stream: SequenceSource | None
+) -> Task:
     """What is trained: a model that code builds, or the decoder that ships."""
     kind = DecoderTask if request.workload.model.code is None else OwnTask
     return kind(request, mesh, context, stream)

@@ -59,7 +59,9 @@ Seat = tuple[str, float]
 """a rank's host, and the room there as the rank sees it, in bytes"""
 
 
-def in_turns(make: Callable[[], Made], *, copy_bytes: int, room: Callable[[], float] | None = None) -> Made:
+def in_turns(
+    make: Callable[[], Made], *, copy_bytes: int, room: Callable[[], float] | None = None
+) -> Made:
     """What `make` makes, when it is this rank's turn. Collective, except for small models and in a dry run, whose tensors take no memory.
 
     `room`: of this host; default: what the system says is free. Raises `ConfigError` on every rank where a host has no room for one copy, and after the
@@ -110,7 +112,11 @@ class DecoderTask(Task):
     """Next tokens of a token stream, by the decoder that ships."""
 
     def __init__(
-        self, request: TrialRequest, mesh: Mesh, context: RankContext, stream: SequenceSource | None = None
+        self,
+        request: TrialRequest,
+        mesh: Mesh,
+        context: RankContext,
+        stream: SequenceSource | None = None,
     ) -> None:
         """`stream`: the tokens, where they are not those of the request's data."""
         config, workload = request.config, request.workload
@@ -120,7 +126,9 @@ class DecoderTask(Task):
         self._seq_len, self._document_len = workload.seq_len, workload.document_len
         self._hidden_size = workload.model.hidden_size
         self._stream = stream or token_stream(request)
-        self._positions = positions_of(workload.seq_len, config.cp, mesh.cp, config.cp_style).to(self._device)
+        self._positions = positions_of(workload.seq_len, config.cp, mesh.cp, config.cp_style).to(
+            self._device
+        )
         self._vocabulary = vocabulary_slice(workload.model.vocab_size, mesh.axes["tp"])
 
     def parallelize(self) -> ParallelModel:
@@ -131,7 +139,9 @@ class DecoderTask(Task):
         """Tokens and targets (rows, s) of the positions of this rank."""
         windows = self._stream.sequences(rows).to(self._device)
         targets = windows[:, 1:][:, self._positions]
-        return windows[:, :-1][:, self._positions], without_document_ends(targets, self._positions, self._document_len)
+        return windows[:, :-1][:, self._positions], without_document_ends(
+            targets, self._positions, self._document_len
+        )
 
     def split(self, batch: Tensor, size: int) -> Sequence[Tensor]:
         """See `Task`."""
@@ -184,7 +194,11 @@ class OwnTask(Task):
     """See above."""
 
     def __init__(
-        self, request: TrialRequest, mesh: Mesh, context: RankContext, stream: SequenceSource | None = None
+        self,
+        request: TrialRequest,
+        mesh: Mesh,
+        context: RankContext,
+        stream: SequenceSource | None = None,
     ) -> None:
         """`stream`: the tokens, where they are not those of the request's data."""
         self._request, self._mesh, self._context = request, mesh, context
@@ -196,7 +210,9 @@ class OwnTask(Task):
         config = self._request.config
         tied_group = tied_embedding_group(config, self._mesh, self._context)
         copy_bytes = 4 * self._request.workload.model.num_parameters * config.virtual_stages
-        self._built, found = in_turns(functools.partial(self._make, tied_group), copy_bytes=copy_bytes)
+        self._built, found = in_turns(
+            functools.partial(self._make, tied_group), copy_bytes=copy_bytes
+        )
         if self._built.input is not None:
             self._stream = None
         elif self._stream is None:
@@ -205,13 +221,17 @@ class OwnTask(Task):
 
     def _make(self, tied_group: dist.ProcessGroup | None) -> tuple[BuiltModel, ParallelModel]:
         built = build_seeded(self._request)
-        return built, parallelize_own(self._request, built, self._mesh, self._context, tied_group=tied_group)
+        return built, parallelize_own(
+            self._request, built, self._mesh, self._context, tied_group=tied_group
+        )
 
     def batch(self, rows: NDArray[np.int64]) -> tuple[Any, Any]:
         """Tokens and the next ones (rows, s); or what the builder's `input` makes, and no targets."""
         if self._stream is not None:
             windows = self._stream.sequences(rows).to(self._context.device)
-            return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()  # as a data loader gives them
+            return windows[:, :-1].contiguous(), windows[
+                :, 1:
+            ].contiguous()  # as a data loader gives them
         samples = [self._sample(int(row)) for row in rows]
         return pytree.tree_map(_joined, samples[0], *samples[1:]), ()
 
@@ -220,10 +240,14 @@ class OwnTask(Task):
         count = self._request.config.accumulation_steps
         leaves, structure = pytree.tree_flatten(batch)
         pieces = [
-            leaf.split(size) if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == size * count else [leaf] * count
+            leaf.split(size)
+            if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == size * count
+            else [leaf] * count
             for leaf in leaves
         ]
-        return [pytree.tree_unflatten(list(piece), structure) for piece in zip(*pieces, strict=True)] or [batch] * count
+        return [
+            pytree.tree_unflatten(list(piece), structure) for piece in zip(*pieces, strict=True)
+        ] or [batch] * count
 
     def loss(self, output: Tensor, targets: Any) -> Tensor:
         """See `Task`. `output`: the loss, as a tensor of one element."""
@@ -235,7 +259,9 @@ class OwnTask(Task):
         dtype = DTYPES[config.precision]
         batch = self.batch(np.arange(config.micro_batch_size, dtype=np.int64))
         leaves, structure = pytree.tree_flatten(batch)
-        if not all(isinstance(leaf, Tensor) and len(leaf) == config.micro_batch_size for leaf in leaves):
+        if not all(
+            isinstance(leaf, Tensor) and len(leaf) == config.micro_batch_size for leaf in leaves
+        ):
             raise ConfigError(
                 "with a pipeline, every value of `input` must be a tensor with one entry per sample",
                 remedy="create the others inside the module, or use pp=1",
@@ -246,9 +272,14 @@ class OwnTask(Task):
         for number, stage in stages.items():
             assert isinstance(stage, OwnStage)
             stage.structure = structure
-            taken = _stands_for(leaves[0]) if stage.is_first else _as_sent(streams[number - 1], dtype)
+            taken = (
+                _stands_for(leaves[0]) if stage.is_first else _as_sent(streams[number - 1], dtype)
+            )
             given = torch.empty(1, device="meta", requires_grad=True)
-            found[number] = ((taken,), (given if stage.is_last else _as_sent(streams[number], dtype),))
+            found[number] = (
+                (taken,),
+                (given if stage.is_last else _as_sent(streams[number], dtype),),
+            )
         return found
 
     def _streams(self, leaves: list[Tensor], structure: Any, last: int) -> list[Tensor]:
@@ -264,7 +295,9 @@ class OwnTask(Task):
             whole = whole.to("meta")
         for number in range(min(last + 1, config.pp * config.virtual_stages - 1)):
             stage = own_stage(
-                replace(self._built, model=copy.deepcopy(whole)), number, replace(config, precision="fp32")
+                replace(self._built, model=copy.deepcopy(whole)),
+                number,
+                replace(config, precision="fp32"),
             )
             stage.structure = structure
             given = stage(given, **named).detach()
@@ -287,7 +320,9 @@ class OwnTask(Task):
                 made = self._built.input(1, self._request.workload.seq_len)
             except Exception as error:  # the user's code may raise anything
                 raise ConfigError(
-                    f"the builder's `input` raised {said(error)}", remedy="correct the line", field="model.input"
+                    f"the builder's `input` raised {said(error)}",
+                    remedy="correct the line",
+                    field="model.input",
                 ) from error
         if not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(made)):
             raise ConfigError(
@@ -296,7 +331,9 @@ class OwnTask(Task):
                 remedy="make tensors with one entry per sample first: input(micro_batch_size, seq_len)",
                 field="model.input",
             )
-        return pytree.tree_map(lambda x: x.to(self._context.device) if isinstance(x, Tensor) else x, made)
+        return pytree.tree_map(
+            lambda x: x.to(self._context.device) if isinstance(x, Tensor) else x, made
+        )
 
 
 def _stands_for(tensor: Tensor) -> Tensor:

@@ -62,7 +62,9 @@ def flatten_axes(mesh: DeviceMesh, name: str) -> DeviceMesh:
     return mesh._flatten(name)
 
 
-def split_axis(mesh: DeviceMesh, axis: str, sizes: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
+def split_axis(
+    mesh: DeviceMesh, axis: str, sizes: tuple[int, ...], names: tuple[str, ...]
+) -> DeviceMesh:
     """The mesh with one axis split into several, the slowest first."""
     return mesh._unflatten(axis, sizes, names)
 
@@ -131,7 +133,9 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[T
     if q.device.type == "cuda":
         out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, is_causal=causal)
     else:
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, is_causal=causal)
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, is_causal=causal
+        )
     return out, lse
 
 
@@ -142,7 +146,22 @@ def flash_attention_backward(
     if q.device.type == "cuda":
         no_dropout = torch.empty(2, dtype=torch.uint64, device=q.device)
         grads = torch.ops.aten._scaled_dot_product_flash_attention_backward(
-            *(grad, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, causal, no_dropout, no_dropout)
+            *(
+                grad,
+                q,
+                k,
+                v,
+                out,
+                lse,
+                None,
+                None,
+                q.shape[2],
+                k.shape[2],
+                0.0,
+                causal,
+                no_dropout,
+                no_dropout,
+            )
         )
     else:
         grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(

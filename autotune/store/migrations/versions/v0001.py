@@ -64,7 +64,9 @@ def upgrade() -> None:
     )
     op.create_index("ix_studies_created_us", "studies", ["created_us"], unique=False)
     op.create_index("ix_studies_name", "studies", ["name"], unique=False)
-    op.create_index("ix_studies_status_created_us", "studies", ["status", "created_us"], unique=False)
+    op.create_index(
+        "ix_studies_status_created_us", "studies", ["status", "created_us"], unique=False
+    )
     op.create_table(
         "attempts",
         sa.Column("key", sa.Integer(), nullable=False),
@@ -79,7 +81,9 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["study"], ["studies.key"], name="fk_attempts_study"),
         sa.PrimaryKeyConstraint("key", name="pk_attempts"),
     )
-    op.create_index("uq_attempts_study_number_attempt", "attempts", ["study", "number", "attempt"], unique=True)
+    op.create_index(
+        "uq_attempts_study_number_attempt", "attempts", ["study", "number", "attempt"], unique=True
+    )
     op.create_table(
         "events",
         sa.Column("study", sa.Integer(), nullable=False),

@@ -75,6 +75,8 @@ def upgrade() -> None:
     )
     op.create_index("ix_records_cluster", "records", ["cluster", "throughput"], unique=False)
     op.create_index("ix_records_model", "records", ["model", "throughput"], unique=False)
-    op.create_index("ix_records_model_cluster", "records", ["model", "cluster", "throughput"], unique=False)
+    op.create_index(
+        "ix_records_model_cluster", "records", ["model", "cluster", "throughput"], unique=False
+    )
     op.create_index("ix_records_throughput", "records", ["throughput"], unique=False)
     op.execute(RECORDS)

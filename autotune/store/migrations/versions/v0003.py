@@ -21,7 +21,10 @@ branch_labels = None
 depends_on = None
 
 DEFAULTS: dict[str, Any] = {
-    **dict.fromkeys(("tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "virtual_stages"), 1),
+    **dict.fromkeys(
+        ("tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "virtual_stages"),
+        1,
+    ),
     "precision": "bf16",
     "recompute": "none",
     "zero_stage": 0,
@@ -35,10 +38,15 @@ BATCH = 10_000
 
 def new_key(config: str) -> int:
     """The key of a config's text: 64 bits, signed."""
-    values = {name: _value(name, text) for name, _, text in (pair.partition("=") for pair in config.split(","))}
+    values = {
+        name: _value(name, text)
+        for name, _, text in (pair.partition("=") for pair in config.split(","))
+    }
     given = {name: value for name, value in values.items() if value != DEFAULTS[name]}
     text = f"1:{json.dumps(given, sort_keys=True, separators=(',', ':'))}"
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest()[:8], "big", signed=True)
+    return int.from_bytes(
+        hashlib.blake2b(text.encode(), digest_size=16).digest()[:8], "big", signed=True
+    )
 
 
 def new_fingerprint(workload: Any) -> str:
@@ -55,7 +63,8 @@ def upgrade() -> None:
     for study, values in connection.execute(sa.select(specs.c.study, specs.c["values"])).all():
         runner = json.loads(values)["runner"]
         connection.execute(
-            sa.text("UPDATE studies SET runner = :runner WHERE key = :study"), {"runner": runner, "study": study}
+            sa.text("UPDATE studies SET runner = :runner WHERE key = :study"),
+            {"runner": runner, "study": study},
         )
     workloads = sa.table("workloads", sa.column("key"), sa.column("workload"))
     for row in connection.execute(sa.select(workloads.c.key, workloads.c.workload)).all():
@@ -67,11 +76,16 @@ def upgrade() -> None:
     update = sa.text("UPDATE trials SET config_key = :new WHERE key = :key")
     last = -1
     while rows := connection.execute(
-        sa.select(trials.c.key, trials.c.config).where(trials.c.key > last).order_by(trials.c.key).limit(BATCH)
+        sa.select(trials.c.key, trials.c.config)
+        .where(trials.c.key > last)
+        .order_by(trials.c.key)
+        .limit(BATCH)
     ).all():
         connection.execute(update, [{"new": new_key(row.config), "key": row.key} for row in rows])
         last = rows[-1].key
-    op.execute("UPDATE records SET config_key = (SELECT t.config_key FROM trials AS t WHERE t.key = records.trial)")
+    op.execute(
+        "UPDATE records SET config_key = (SELECT t.config_key FROM trials AS t WHERE t.key = records.trial)"
+    )
 
 
 def _said(value: Any) -> Any:

@@ -18,9 +18,13 @@ def upgrade() -> None:
     """Adds the columns, and fills in what was asked for."""
     op.add_column("studies", sa.Column("wanted", sa.Text(), nullable=False, server_default="run"))
     op.add_column("studies", sa.Column("wanted_us", sa.BigInteger()))
-    op.add_column("studies", sa.Column("num_decisions", sa.BigInteger(), nullable=False, server_default="0"))
+    op.add_column(
+        "studies", sa.Column("num_decisions", sa.BigInteger(), nullable=False, server_default="0")
+    )
     op.execute("UPDATE studies SET wanted = 'stop' WHERE status = 'STOPPING'")
     op.execute(
         "UPDATE studies SET wanted = 'pause' WHERE status = 'PAUSED' AND message IN ('pause asked for', 'paused on request')"
     )
-    op.execute("UPDATE studies SET wanted = 'cancel' WHERE status = 'CANCELLED' AND message = 'cancelled on request'")
+    op.execute(
+        "UPDATE studies SET wanted = 'cancel' WHERE status = 'CANCELLED' AND message = 'cancelled on request'"
+    )

@@ -15,7 +15,12 @@ def upgrade() -> None:
     """Adds the tables."""
     op.create_table(
         "notes",
-        sa.Column("study", sa.Integer(), sa.ForeignKey("studies.key", name="fk_notes_study"), nullable=False),
+        sa.Column(
+            "study",
+            sa.Integer(),
+            sa.ForeignKey("studies.key", name="fk_notes_study"),
+            nullable=False,
+        ),
         sa.Column("number", sa.BigInteger(), nullable=False),
         sa.Column("at_us", sa.BigInteger(), nullable=False),
         sa.Column("author", sa.Text(), nullable=False),
@@ -24,7 +29,12 @@ def upgrade() -> None:
     )
     op.create_table(
         "tags",
-        sa.Column("study", sa.Integer(), sa.ForeignKey("studies.key", name="fk_tags_study"), nullable=False),
+        sa.Column(
+            "study",
+            sa.Integer(),
+            sa.ForeignKey("studies.key", name="fk_tags_study"),
+            nullable=False,
+        ),
         sa.Column("tag", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("study", "tag", name="pk_tags"),
         sqlite_with_rowid=False,

@@ -41,14 +41,21 @@ _OF_STUDY = sa.text(
     WHERE t.study = :study
     """
 )
-_STAND = sa.text("UPDATE records SET standing = :standing WHERE workload = :workload AND config_key = :config_key")
+_STAND = sa.text(
+    "UPDATE records SET standing = :standing WHERE workload = :workload AND config_key = :config_key"
+)
 
 
 def upgrade() -> None:
     """Adds the column, fills it in, and sorts the indexes by it."""
     op.add_column("records", sa.Column("standing", sa.Float(), nullable=False, server_default="0"))
     fill(op.get_bind())
-    for name in ("ix_records_throughput", "ix_records_model_cluster", "ix_records_model", "ix_records_cluster"):
+    for name in (
+        "ix_records_throughput",
+        "ix_records_model_cluster",
+        "ix_records_model",
+        "ix_records_cluster",
+    ):
         op.drop_index(name, table_name="records")
     for name, columns in INDEXES.items():
         op.create_index(name, "records", [*columns, "standing"])
@@ -63,10 +70,14 @@ def fill(connection: sa.Connection) -> None:
         for study, result, num_gpus in studies:
             if not (speeds := finals_per_gpu(json.loads(result), num_gpus)):
                 continue
-            for workload, config_key, throughput in connection.execute(_OF_STUDY, {"study": study}).all():
+            for workload, config_key, throughput in connection.execute(
+                _OF_STUDY, {"study": study}
+            ).all():
                 stands = standing(config_key, throughput, speeds)
                 if stands != throughput:
-                    changed.append({"standing": stands, "workload": workload, "config_key": config_key})
+                    changed.append(
+                        {"standing": stands, "workload": workload, "config_key": config_key}
+                    )
         if changed:
             connection.execute(_STAND, changed)
         after = studies[-1].study

@@ -36,7 +36,15 @@ from autotune.reward import (
     squares_of_rounds,
     tokens_per_s,
 )
-from autotune.spec import Measurement, MeasureSpec, ParallelConfig, Study, Trial, TrialPurpose, TrialStatus
+from autotune.spec import (
+    Measurement,
+    MeasureSpec,
+    ParallelConfig,
+    Study,
+    Trial,
+    TrialPurpose,
+    TrialStatus,
+)
 from autotune.study.controller.finals.rounds import (
     baseline_of,
     ended_finals,
@@ -65,7 +73,10 @@ RACE = 2
 def first_measurements(trials: Sequence[Trial], study: Study) -> list[Trial]:
     """All measured trials that compete but the finals', one for each config, as they would have come out at the machine's first level; best reward first."""
     seen = at_first_level(trials, study.objective.stability_weight)
-    return sorted((t for t in counted_once(seen) if t.reward is not None and competes(t, study)), key=by_reward)
+    return sorted(
+        (t for t in counted_once(seen) if t.reward is not None and competes(t, study)),
+        key=by_reward,
+    )
 
 
 def contenders(trials: Sequence[Trial], study: Study) -> list[Trial]:
@@ -76,7 +87,11 @@ def contenders(trials: Sequence[Trial], study: Study) -> list[Trial]:
 
 def participants(trials: Sequence[Trial], study: Study) -> tuple[ParallelConfig, ...]:
     """The first finalists, and the late comers that were measured beside the baseline."""
-    first, finals, baseline = first_finalists(trials, study), ended_finals(trials), baseline_of(trials)
+    first, finals, baseline = (
+        first_finalists(trials, study),
+        ended_finals(trials),
+        baseline_of(trials),
+    )
     late = dict.fromkeys(t.config for t in finals if t.config not in first)
     return (*first, *(c for c in late if first and rounds_of(c, first, finals, baseline)))
 
@@ -152,7 +167,9 @@ class NextFinal:
         return f"re-measured: round {n}" + (f" of {least}" if n <= least else " (still a tie)")
 
 
-def next_final(who: Sequence[ParallelConfig], trials: Sequence[Trial], study: Study) -> NextFinal | None:
+def next_final(
+    who: Sequence[ParallelConfig], trials: Sequence[Trial], study: Study
+) -> NextFinal | None:
     """What to measure next; None when nothing is left to decide, the runs are used up, or a race cannot be run whole because the runner has fewer ranks than before.
     `who`: the first finalists. `trials`: of the whole study."""
     finals, failed = ended_finals(trials), failed_in_finals(trials)
@@ -165,13 +182,17 @@ def next_final(who: Sequence[ParallelConfig], trials: Sequence[Trial], study: St
         if (config := _missing(alive, done, rounds)) is not None:
             return NextFinal(config=config, round=rounds, of_race=rounds)
         rounds += 1
-    default = next((t.config for t in (baseline_of(trials),) if t is not None and t.config in raced), None)
+    default = next(
+        (t.config for t in (baseline_of(trials),) if t is not None and t.config in raced), None
+    )
     if default is not None and rounds % 2 and study.measure.final_rounds < rounds >= done[default]:
         return NextFinal(config=default, round=rounds, of_race=rounds, is_closing=True)
     return _next_late(who, trials, study, rounds)
 
 
-def _missing(alive: Sequence[ParallelConfig], done: Mapping[ParallelConfig, int], rounds: int) -> ParallelConfig | None:
+def _missing(
+    alive: Sequence[ParallelConfig], done: Mapping[ParallelConfig, int], rounds: int
+) -> ParallelConfig | None:
     """Who is next in a round. `done`: rounds by config."""
     return next((c for c in (alive if rounds % 2 == 0 else alive[::-1]) if done[c] <= rounds), None)
 
@@ -187,12 +208,16 @@ def _first_race(
     if rounds < study.measure.final_rounds:
         return list(alive)
     alive = _still_racing(alive, trials, study, rounds)
-    lost = min(LOST, which_are_steady(alive, ended_finals(trials), trials, rounds).count(False)) * len(alive)
+    lost = min(
+        LOST, which_are_steady(alive, ended_finals(trials), trials, rounds).count(False)
+    ) * len(alive)
     run = sum(min(n, rounds) for n in done.values())
     return alive if len(alive) > 1 and run + len(alive) <= most_runs(study) + lost else []
 
 
-def _next_late(who: Sequence[ParallelConfig], trials: Sequence[Trial], study: Study, rounds: int) -> NextFinal | None:
+def _next_late(
+    who: Sequence[ParallelConfig], trials: Sequence[Trial], study: Study, rounds: int
+) -> NextFinal | None:
     """The same after the first race of so many rounds: of the best configs that stand above all that raced, with the baseline; then of those that stand above these,
     until nobody does or the runs of late comers are used up. They begin with an even round, so that each pair of rounds lies between two runs of the baseline."""
     finals, failed, baseline = ended_finals(trials), failed_in_finals(trials), baseline_of(trials)
@@ -220,7 +245,11 @@ def _next_late(who: Sequence[ParallelConfig], trials: Sequence[Trial], study: St
             rounds, left = rounds + 1, left - len(alive)
             if rounds - began >= least:
                 others = _late_comers([*raced, *late], known, trials, study, rounds)
-                alive = [] if others else [default, *_still_above(alive[1:], raced, trials, study, began, rounds)]
+                alive = (
+                    []
+                    if others
+                    else [default, *_still_above(alive[1:], raced, trials, study, began, rounds)]
+                )
         raced += late
 
 
@@ -238,9 +267,15 @@ def _late_comers(
     assert baseline.measurement is not None
     default = next(t for t in standing if t.config == baseline.config)
     # all of the search moves by what the baseline's pooled rounds are to its first measurement (`autotune.results.config_figures`)
-    moved = gained(baseline.config, trials, rounds) + math.log(tokens_per_s(baseline) / tokens_per_s(default))
+    moved = gained(baseline.config, trials, rounds) + math.log(
+        tokens_per_s(baseline) / tokens_per_s(default)
+    )
     least = total_of(standing[0]) - slope_of(study) * moved + ROUNDING
-    return [t.config for t in first_measurements(trials, study) if t.config not in known and total_of(t) > least]
+    return [
+        t.config
+        for t in first_measurements(trials, study)
+        if t.config not in known and total_of(t) > least
+    ]
 
 
 def _still_above(
@@ -320,7 +355,10 @@ def noise_of(trials: Sequence[Trial], who: Sequence[ParallelConfig], rounds: int
         pairs = list(zip(runs, which_count(runs, steady[late:]), strict=True))
         counted += [m for m, good in pairs if good]
         rounds_of_config = zip(pairs, steady[late:], strict=False)
-        speeds.append([math.nan] * late + [_speed(m, good, is_steady) for (m, good), is_steady in rounds_of_config])
+        speeds.append(
+            [math.nan] * late
+            + [_speed(m, good, is_steady) for (m, good), is_steady in rounds_of_config]
+        )
     squares, freedom = squares_of_rounds(speeds)
     return RunNoise.of(counted, squares, freedom)
 
@@ -333,7 +371,10 @@ def _speed(run: Measurement, counts: bool, is_steady: bool) -> float:
 
 
 def confirmed_by(
-    trials: Sequence[Trial], study: Study, alive: Sequence[ParallelConfig], rounds: int | None = None
+    trials: Sequence[Trial],
+    study: Study,
+    alive: Sequence[ParallelConfig],
+    rounds: int | None = None,
 ) -> list[Trial]:
     """The first trials of these configs with what the finals (their first `rounds`) showed beside the baseline of the same rounds, best reward first."""
     finals = ended_finals(trials)

@@ -28,7 +28,9 @@ def plan_in_words(again: Sequence[int]) -> str:
     return f"Speeds are corrected to the first measurement of the baseline.{measured}"
 
 
-def changes_in_words(levels: MachineLevels, trials: Sequence[Trial], default: Trial | None) -> list[str]:
+def changes_in_words(
+    levels: MachineLevels, trials: Sequence[Trial], default: Trial | None
+) -> list[str]:
     """All changes of a study, how its speeds are shown, and which trials were re-measured because of them; empty without a change.
 
     `default`: the baseline with its final rounds pooled, where it took part in them; else its first measurement.
@@ -46,7 +48,9 @@ def changes_in_words(levels: MachineLevels, trials: Sequence[Trial], default: Tr
         )
     again = asked_again(trials)
     if again:
-        said.append(f"{_named(sorted(again))} {'was' if len(again) == 1 else 'were'} re-measured for that reason.")
+        said.append(
+            f"{_named(sorted(again))} {'was' if len(again) == 1 else 'were'} re-measured for that reason."
+        )
     unknown = [
         t.number
         for t in trials
@@ -57,11 +61,15 @@ def changes_in_words(levels: MachineLevels, trials: Sequence[Trial], default: Tr
     ]
     if unknown:
         its = "its" if len(unknown) == 1 else "their"
-        said.append(f"{_named(unknown)} ran while the machine changed, so the lower of {its} possible speeds counts.")
+        said.append(
+            f"{_named(unknown)} ran while the machine changed, so the lower of {its} possible speeds counts."
+        )
     return said
 
 
-def since_search_in_words(levels: MachineLevels, trials: Sequence[Trial], default: Trial) -> list[str]:
+def since_search_in_words(
+    levels: MachineLevels, trials: Sequence[Trial], default: Trial
+) -> list[str]:
     """That the finals found the baseline at another speed than the search did, where no change between them was seen; else empty."""
     log_gain = gained(default.config, trials)
     if levels.changes or abs(log_gain) <= RunNoise().half_width(1, confidence=CHANGE_CONFIDENCE):
@@ -75,8 +83,14 @@ def since_search_in_words(levels: MachineLevels, trials: Sequence[Trial], defaul
 
 def _default_speed(trials: Mapping[int, Trial], level: float) -> float:
     """Tokens/s of the baseline at a level."""
-    first = next(t for _, t in sorted(trials.items()) if t.purpose is TrialPurpose.BASELINE and t.is_measured)
-    return first.measurement.median_tokens_per_s * math.exp(level) if first.measurement is not None else math.nan
+    first = next(
+        t for _, t in sorted(trials.items()) if t.purpose is TrialPurpose.BASELINE and t.is_measured
+    )
+    return (
+        first.measurement.median_tokens_per_s * math.exp(level)
+        if first.measurement is not None
+        else math.nan
+    )
 
 
 def _when(before: Trial, after: Trial) -> str:

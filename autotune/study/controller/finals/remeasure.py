@@ -45,7 +45,9 @@ def why_measure_default(index: TrialIndex, *, at_end: bool = False) -> str:
         return "re-measuring the baseline: its last run differs from earlier ones by more than the noise between runs"
     measured = [t for t in since if t.is_measured]
     if by := _surprise(measured, index, at_end=at_end):
-        trials = f"the last {len(by)} trials were all" if len(by) > 1 else "one of the last trials was"
+        trials = (
+            f"the last {len(by)} trials were all" if len(by) > 1 else "one of the last trials was"
+        )
         return f"re-measuring the baseline: {trials} {_apart(by)} than predicted"
     if not at_end and math.fsum(map(seconds_of, measured)) * SHARE >= index.baseline_s > 0:
         return f"re-measuring the baseline: {len(since)} trials have ended since its last run"
@@ -76,7 +78,9 @@ def _surprise(measured: list[Trial], index: TrialIndex, *, at_end: bool) -> list
     enough = 2 if at_end else min(2 << quiet_runs, MOST_SURPRISES)
     latest = [t for t in measured if t.purpose is TrialPurpose.SEARCH][-enough:]
     errors = [prediction_error(t, index.levels.now) or 0.0 for t in latest]
-    slower, faster = ([t for t, e in zip(latest, errors, strict=True) if s * e > SURPRISING] for s in (1, -1))
+    slower, faster = (
+        [t for t, e in zip(latest, errors, strict=True) if s * e > SURPRISING] for s in (1, -1)
+    )
     if at_end:
         return [_log_slowness(t) + index.levels.now for t in (slower or faster)[-1:]]
     alike = max(slower, faster, key=len)

@@ -28,7 +28,10 @@ def baseline_of(trials: Sequence[Trial]) -> Trial | None:
 
 
 def rounds_of(
-    config: ParallelConfig, who: Sequence[ParallelConfig], finals: Sequence[Trial], baseline: Trial | None
+    config: ParallelConfig,
+    who: Sequence[ParallelConfig],
+    finals: Sequence[Trial],
+    baseline: Trial | None,
 ) -> int:
     """Rounds of a config that count: those that the baseline finished too; without a baseline in the race those that all finished."""
     if baseline is None or baseline.config not in who:
@@ -71,7 +74,10 @@ def runs_beside(
 
 
 def counted_rounds(
-    config: ParallelConfig, alive: Sequence[ParallelConfig], finals: Sequence[Trial], baseline: Trial | None
+    config: ParallelConfig,
+    alive: Sequence[ParallelConfig],
+    finals: Sequence[Trial],
+    baseline: Trial | None,
 ) -> int:
     """Rounds on which a claim about a config may rest: those that count for both, else of each its undisturbed runs while the machine did not change. Without the baseline
     in the race, the undisturbed runs."""
@@ -85,7 +91,9 @@ def counted_rounds(
     return sum(_both(runs, theirs, steady)) or min(alone)
 
 
-def _both(runs: Sequence[Measurement], theirs: Sequence[Measurement], steady: Sequence[bool]) -> list[bool]:
+def _both(
+    runs: Sequence[Measurement], theirs: Sequence[Measurement], steady: Sequence[bool]
+) -> list[bool]:
     """Which rounds count for both."""
     found = zip(undisturbed(runs), undisturbed(theirs), steady, strict=True)
     return [mine and other and is_steady for mine, other, is_steady in found]
@@ -103,7 +111,9 @@ def gained(default: ParallelConfig, trials: Sequence[Trial], rounds: int | None 
         [math.log(t.measurement.median_tokens_per_s) for t in found if t.measurement is not None]
         for found in (search, finals)
     )
-    return math.fsum(after) / len(after) - math.fsum(before) / len(before) if before and after else 0.0
+    return (
+        math.fsum(after) / len(after) - math.fsum(before) / len(before) if before and after else 0.0
+    )
 
 
 def steady_and_closed(default: Sequence[Measurement]) -> list[bool]:
@@ -121,7 +131,9 @@ def steady_and_closed(default: Sequence[Measurement]) -> list[bool]:
 def _levels(default: Sequence[Measurement], counts: Sequence[bool]) -> list[float]:
     """By what the times of each round are multiplied, as if the machine had been as fast in each as it was on average in those that count."""
     speeds = [math.log(m.median_tokens_per_s) for m in default]
-    mean = math.fsum(speed for speed, is_good in zip(speeds, counts, strict=True) if is_good) / sum(counts)
+    mean = math.fsum(speed for speed, is_good in zip(speeds, counts, strict=True) if is_good) / sum(
+        counts
+    )
     return [math.exp(speed - mean) for speed in speeds]
 
 
@@ -130,7 +142,11 @@ def which_are_steady(
 ) -> list[bool]:
     """Which of the first rounds the machine did not change in; all without the baseline."""
     baseline = baseline_of(trials)
-    known = steady_and_closed(runs_of(baseline.config, finals, rounds)) if baseline and baseline.config in who else []
+    known = (
+        steady_and_closed(runs_of(baseline.config, finals, rounds))
+        if baseline and baseline.config in who
+        else []
+    )
     return known + [True] * (rounds - len(known))
 
 
@@ -142,7 +158,9 @@ def which_count(runs: Sequence[Measurement], steady: Sequence[bool]) -> list[boo
 
 
 def runs_of(config: ParallelConfig, finals: Sequence[Trial], rounds: int) -> list[Measurement]:
-    return [t.measurement for t in measured_finals(config, finals)[:rounds] if t.measurement is not None]
+    return [
+        t.measurement for t in measured_finals(config, finals)[:rounds] if t.measurement is not None
+    ]
 
 
 def _kept(runs: Sequence[Measurement], good: Sequence[bool]) -> list[Measurement]:
@@ -158,7 +176,9 @@ def pooled_runs(measurements: Sequence[Measurement]) -> Measurement:
     longest = max(reversed(measurements), key=lambda m: len(m.step_times_s))
     return replace(
         longest,
-        step_times_s=tuple(t for k, times in enumerate(kth) for t in (times[::-1] if k % 2 else times)),
+        step_times_s=tuple(
+            t for k, times in enumerate(kth) for t in (times[::-1] if k % 2 else times)
+        ),
         skipped_steps=round(sum(m.skipped_share for m in measurements) * steps),
     )
 

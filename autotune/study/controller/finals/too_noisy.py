@@ -91,7 +91,8 @@ def _are_levels(speeds: Sequence[float]) -> bool:
     disturbed = [
         i
         for i in range(1, len(logs) - 1)
-        if _alike(logs[i - 1], logs[i + 1]) and not (_alike(logs[i - 1], logs[i]) or _alike(logs[i], logs[i + 1]))
+        if _alike(logs[i - 1], logs[i + 1])
+        and not (_alike(logs[i - 1], logs[i]) or _alike(logs[i], logs[i + 1]))
     ]
     if PER_DISTURBED * len(disturbed) > len(logs):
         return False

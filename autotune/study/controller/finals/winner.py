@@ -15,7 +15,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import final
 
-from autotune.reward import MachineLevels, RunNoise, by_reward, known_noise_scale, tokens_per_s, within_run_variance
+from autotune.reward import (
+    MachineLevels,
+    RunNoise,
+    by_reward,
+    known_noise_scale,
+    tokens_per_s,
+    within_run_variance,
+)
 from autotune.spec import ParallelConfig, Study, Trial
 from autotune.study.controller.finals.finalists import (
     cannot_run,
@@ -85,7 +92,9 @@ class _Comparison:
 
     def margin(self, one: Trial, other: Trial | None) -> float:
         """Half-width of the interval of their difference in ln speed."""
-        measured = [t.measurement for t in (one, other) if t is not None and t.measurement is not None]
+        measured = [
+            t.measurement for t in (one, other) if t is not None and t.measurement is not None
+        ]
         within = sum(map(within_run_variance, measured))
         return self.noise.half_width(self._rounds(one, other), configs=self.rivals, within=within)
 
@@ -104,7 +113,9 @@ class _Comparison:
         return abs(total_of(leader) - total_of(other)) <= self.slope * margin
 
 
-def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] | None = None) -> Winner:
+def decide(
+    trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] | None = None
+) -> Winner:
     """The winner by the final rounds that count, else by the first measurements. `who` took part in the finals (default: `participants`)."""
     finals, levels = ended_finals(trials), MachineLevels(trials)
     failed, baseline = failed_in_finals(finals), baseline_of(trials)
@@ -112,13 +123,19 @@ def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] 
     alive, not_run = _raced(alive, finals, baseline)
     is_raced = bool(alive)
     confirmed = confirmed_by(trials, study, alive) if is_raced else []
-    default = next((t for t in confirmed if baseline is not None and t.config == baseline.config), baseline)
+    default = next(
+        (t for t in confirmed if baseline is not None and t.config == baseline.config), baseline
+    )
     notes = [
         *(f"{config} failed when it was re-measured" for config in failed),
         *(f"{config} was not re-measured before the end" for config in not_run),
         *(f"{t.config} could not be re-measured: {t.reason}" for t in cannot_run(finals)),
         *changes_in_words(levels, trials, default),
-        *(since_search_in_words(levels, trials, default) if default is not None and default is not baseline else ()),
+        *(
+            since_search_in_words(levels, trials, default)
+            if default is not None and default is not baseline
+            else ()
+        ),
     ]
     ranked = confirmed or [t for t in contenders(trials, study) if t.config not in failed]
     if not ranked:
@@ -139,13 +156,19 @@ def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] 
     if noisy is not None and default is not None:
         best = default
         notes.extend(noisy.notes())
-    elif is_raced and default in ranked and compared.are_tied(best, default) and best is not default:
+    elif (
+        is_raced and default in ranked and compared.are_tied(best, default) and best is not default
+    ):
         # who was measured less often may lead by chance, and be tied with the baseline where others surely beat it
         ahead = ranked[: ranked.index(default)]
         best = next((t for t in ahead if not compared.are_tied(t, default)), default)
         if best is default:
-            notes.append("no config tried is faster than the baseline by more than the noise between runs")
-    tied = [t for t in ranked if t is not best and compared.are_tied(best, t)] if noisy is None else []
+            notes.append(
+                "no config tried is faster than the baseline by more than the noise between runs"
+            )
+    tied = (
+        [t for t in ranked if t is not best and compared.are_tied(best, t)] if noisy is None else []
+    )
     # the baseline is in no row of its own: as winner it has the rounds of the one that it is compared with, or the most that any other ran beside it
     rounds = run.get(best.number, run.get(ranked[0].number, max(run.values(), default=0)))
     measured = best  # the trial of the best config that the speedup is of
@@ -155,14 +178,22 @@ def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] 
                 "no final round finished, so the winner and the speedup rest on one measurement of each config"
             )
     elif noisy is None and baseline is not None and default is baseline:
-        notes.append("the baseline was not re-measured, so the speedup rests on one measurement of each config")
+        notes.append(
+            "the baseline was not re-measured, so the speedup rests on one measurement of each config"
+        )
         measured = next(t for t in first_measurements(trials, study) if t.config == best.config)
-        compared = replace(compared, rounds={}, unknown={measured.number: levels.at(measured.number).width})
-    if study.objective.metric == "goodput" and not any(known_noise_scale(t.measurement) is not None for t in trials):
+        compared = replace(
+            compared, rounds={}, unknown={measured.number: levels.at(measured.number).width}
+        )
+    if study.objective.metric == "goodput" and not any(
+        known_noise_scale(t.measurement) is not None for t in trials
+    ):
         notes.append(
             "no trial measured the gradient noise scale: larger batches were assumed to learn no more per step"
         )
-    speedup, low, high = _speedup(measured, default, compared) if noisy is None else (None, None, None)
+    speedup, low, high = (
+        _speedup(measured, default, compared) if noisy is None else (None, None, None)
+    )
     return Winner(
         best=best,
         baseline=default,
@@ -182,7 +213,9 @@ def _raced(
 ) -> tuple[list[ParallelConfig], list[ParallelConfig]]:
     """(configs that ran side by side, those whose turn had not come when the finals ended); none ran where it was one alone, or the baseline had no turn."""
     ran = [c for c in alive if measured_finals(c, finals)]
-    is_race = len(ran) > 1 and (baseline is None or baseline.config in ran or baseline.config not in alive)
+    is_race = len(ran) > 1 and (
+        baseline is None or baseline.config in ran or baseline.config not in alive
+    )
     return (ran, [c for c in alive if c not in ran]) if is_race else ([], [])
 
 
@@ -198,4 +231,8 @@ def _speedup(
     ratio = best.reward.parts.get("tokens_per_s_ratio") if best.reward is not None else None
     speedup = ratio or tokens_per_s(best) / tokens_per_s(default)
     spread = math.exp(compared.margin(best, default))
-    return speedup, speedup / spread, speedup * spread * math.exp(compared.unknown.get(best.number, 0.0))
+    return (
+        speedup,
+        speedup / spread,
+        speedup * spread * math.exp(compared.unknown.get(best.number, 0.0)),
+    )

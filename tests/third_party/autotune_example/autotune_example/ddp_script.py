@@ -34,16 +34,26 @@ class DdpScriptTrainer(Trainer):
     reads = frozenset({"dp", "micro_batch_size", "accumulation_steps", "precision", "compile"})
     cannot: ClassVar = dict.fromkeys(ABSENT, "train.py is data parallel only")
 
-    def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
+    def find_limits(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
+    ) -> tuple[Limit, ...]:
         """Precisions that the script does not know; what it has nothing for stands in `cannot`."""
         known = PRECISIONS.get(config.precision)
         message = "train.py computes in fp32, bf16 or fp16"
-        return (Limit(knob="precision", value=config.precision, message=message, nearest=known),) if known else ()
+        return (
+            (Limit(knob="precision", value=config.precision, message=message, nearest=known),)
+            if known
+            else ()
+        )
 
-    def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
+    def build(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
+    ) -> Launch:
         """torchrun and the script with its arguments."""
         start = torchrun(
-            place(workload.cluster, config), master_addr=options["master_addr"], master_port=options["master_port"]
+            place(workload.cluster, config),
+            master_addr=options["master_addr"],
+            master_port=options["master_port"],
         )
         arguments = {
             "sequence-length": workload.seq_len,
@@ -55,7 +65,14 @@ class DdpScriptTrainer(Trainer):
             "seed": options["seed"],
         }
         flags = ("--compile",) if config.compile else ()
-        return Launch(argv=(*start, "train.py", *(f"--{name}={value}" for name, value in arguments.items()), *flags))
+        return Launch(
+            argv=(
+                *start,
+                "train.py",
+                *(f"--{name}={value}" for name, value in arguments.items()),
+                *flags,
+            )
+        )
 
     def parse_line(self, line: str) -> StepMetrics | None:
         """`step 3: 0.251 s, loss 4.17`."""

@@ -17,8 +17,12 @@ class HillClimbingSearcher(Searcher):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         count, table = len(problem.space), problem.space.table
-        columns = [table.column(name) for name, values in problem.space.knobs.items() if len(values) > 1]
-        self._knobs = np.stack(columns, axis=1) if columns else np.zeros((count, 0))  # (candidates, knobs)
+        columns = [
+            table.column(name) for name, values in problem.space.knobs.items() if len(values) > 1
+        ]
+        self._knobs = (
+            np.stack(columns, axis=1) if columns else np.zeros((count, 0))
+        )  # (candidates, knobs)
         # decides among equals, and before anything is measured
         self._order = np.random.default_rng(problem.seed).permutation(count)
 
@@ -27,10 +31,16 @@ class HillClimbingSearcher(Searcher):
         eligible = self.eligible()
         if not len(eligible):
             return None
-        measured = [(score(trial), index) for index, trial in self.trials if index is not None and trial.is_measured]
+        measured = [
+            (score(trial), index)
+            for index, trial in self.trials
+            if index is not None and trial.is_measured
+        ]
         if not measured:
             return int(min(eligible, key=lambda index: self._order[index])), "a random start"
         _, best = max(measured)
         differing = (self._knobs[eligible] != self._knobs[best]).sum(axis=1)
         place = np.lexsort((self._order[eligible], differing))[0]
-        return int(eligible[place]), f"differs in {differing[place]} knobs from the best so far, {self.space[best]}"
+        return int(
+            eligible[place]
+        ), f"differs in {differing[place]} knobs from the best so far, {self.space[best]}"

@@ -11,7 +11,14 @@ from collections import deque
 from pathlib import Path
 
 from autotune.errors import RunnerError, SpecError
-from autotune.ports import AttemptEnded, AttemptId, AttemptStarted, RunnerEvent, StepsReported, TrialRequest
+from autotune.ports import (
+    AttemptEnded,
+    AttemptId,
+    AttemptStarted,
+    RunnerEvent,
+    StepsReported,
+    TrialRequest,
+)
 from autotune.spec import Failure, FailureKind, Measurement, ParallelConfig
 from autotune.trainers import trainer_names
 
@@ -24,9 +31,13 @@ class RecordedRunner:
         try:
             with Path(table).open(newline="", encoding="utf-8") as file:
                 rows = list(csv.DictReader(file))
-            self._times_s = {ParallelConfig.parse(row["config"]): float(row["step_time_s"]) for row in rows}
+            self._times_s = {
+                ParallelConfig.parse(row["config"]): float(row["step_time_s"]) for row in rows
+            }
         except (OSError, KeyError, ValueError) as error:
-            raise SpecError(f"the table {table} cannot be read: {error}", field="runner.table") from None
+            raise SpecError(
+                f"the table {table} cannot be read: {error}", field="runner.table"
+            ) from None
         self.trainers = trainer_names()  # a table says nothing of the program, so that any will do
         self._events: deque[RunnerEvent] = deque()
         self._is_closed = False
@@ -43,14 +54,18 @@ class RecordedRunner:
         self._events.append(AttemptStarted(id=request.id))
         step_time_s = self._times_s.get(request.config)
         if step_time_s is None:
-            failure = Failure(kind=FailureKind.INVALID, message=f"the table has no row for {request.config}")
+            failure = Failure(
+                kind=FailureKind.INVALID, message=f"the table has no row for {request.config}"
+            )
             self._events.append(AttemptEnded(id=request.id, failure=failure))
             return
         count = request.measure.min_steps
         times = (step_time_s,) * (request.measure.warmup_steps + count)
         losses, norms = tuple(10.0 / (step + 1) for step in range(len(times))), (1.0,) * len(times)
         self._events.append(
-            StepsReported(id=request.id, first_step=0, step_times_s=times, losses=losses, grad_norms=norms)
+            StepsReported(
+                id=request.id, first_step=0, step_times_s=times, losses=losses, grad_norms=norms
+            )
         )
         measurement = Measurement(
             step_times_s=times[-count:],

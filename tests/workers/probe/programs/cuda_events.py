@@ -13,7 +13,9 @@ torch.distributed.init_process_group("nccl")
 device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
 torch.cuda.set_device(device)
 width, accumulate, steps = 2048, 3, int(sys.argv[1])
-model = nn.parallel.DistributedDataParallel(nn.Sequential(*(nn.Linear(width, width) for _ in range(8))).to(device))
+model = nn.parallel.DistributedDataParallel(
+    nn.Sequential(*(nn.Linear(width, width) for _ in range(8))).to(device)
+)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 inputs = torch.randn(512, width, device=device)
 events = []
@@ -33,5 +35,10 @@ for step in range(steps):
 torch.cuda.synchronize()
 took = time.perf_counter() - began
 times = [before.elapsed_time(after) * 1e-3 for before, after in pairwise(events)]
-print(json.dumps({"times": times, "each": took / (steps - 5), "peak": torch.cuda.max_memory_allocated()}), flush=True)
+print(
+    json.dumps(
+        {"times": times, "each": took / (steps - 5), "peak": torch.cuda.max_memory_allocated()}
+    ),
+    flush=True,
+)
 torch.distributed.destroy_process_group()

@@ -33,12 +33,18 @@ class Block(nn.Module):
     def __init__(self):
         super().__init__()
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.mlp = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+        )
 
     def forward(self, x):
         b, t, _ = x.shape
         q, k, v = self.qkv(x).view(b, t, 3, 4, WIDTH // 4).permute(2, 0, 3, 1, 4)
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, WIDTH))
+        x = x + self.out(
+            F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            .transpose(1, 2)
+            .reshape(b, t, WIDTH)
+        )
         return x + self.mlp(x)
 
 
@@ -99,7 +105,15 @@ if args.compile:
     from torch._dynamo.utils import counters
 
     stats = {name: counters["stats"][name] for name in ("unique_graphs", "calls_captured")}
-    print("graphs", stats, "breaks", len(counters["graph_break"]), "; frames", counters["frames"]["total"], flush=True)
+    print(
+        "graphs",
+        stats,
+        "breaks",
+        len(counters["graph_break"]),
+        "; frames",
+        counters["frames"]["total"],
+        flush=True,
+    )
 if args.model_file:
     torch.save(model.state_dict(), args.model_file)
 if args.end == "os._exit":

@@ -19,7 +19,9 @@ class ZeroOptimizer:
         self.inner = inner
         self.groups = inner.param_groups
         self.weights = [group["params"] for group in self.groups]
-        self.main = [[p.detach().float().clone().requires_grad_() for p in params] for params in self.weights]
+        self.main = [
+            [p.detach().float().clone().requires_grad_() for p in params] for params in self.weights
+        ]
 
     def step(self):
         for weights, main in zip(self.weights, self.main, strict=True):

@@ -10,10 +10,15 @@ parser.add_argument("--batch-size", type=int, default=4)
 parser.add_argument("--steps", type=int, default=20)
 args = parser.parse_args()
 
-model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
+model = nn.Sequential(
+    nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)
+)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 for step in range(args.steps):
-    images, labels = torch.randn(args.batch_size, 3, 32, 32), torch.randint(0, 10, (args.batch_size,))
+    images, labels = (
+        torch.randn(args.batch_size, 3, 32, 32),
+        torch.randint(0, 10, (args.batch_size,)),
+    )
     loss = nn.functional.cross_entropy(model(images), labels)
     loss.backward()
     optimizer.step()

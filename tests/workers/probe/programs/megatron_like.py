@@ -42,7 +42,9 @@ class GPTModel(nn.Module):
                 else layer(hidden)
             )
         logits = self.output_layer(hidden).transpose(0, 1)
-        return nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="none")
+        return nn.functional.cross_entropy(
+            logits.flatten(0, 1).float(), labels.flatten(), reduction="none"
+        )
 
 
 class Float16Module(nn.Module):
@@ -81,7 +83,8 @@ def forward_backward(model):
     for _ in range(args.num_microbatches):
         ids = torch.randint(0, 64, (args.micro_batch_size, 16))
         loss = (
-            model[0](input_ids=ids, position_ids=None, attention_mask=None, labels=ids).mean() / args.num_microbatches
+            model[0](input_ids=ids, position_ids=None, attention_mask=None, labels=ids).mean()
+            / args.num_microbatches
         )
         torch.autograd.backward(loss, grad_tensors=None)
         total += loss.item()
@@ -97,4 +100,6 @@ for iteration in range(args.train_iters):
     loss = forward_backward(model)
     optimizer.step()
     time.sleep(0.01)
-    print(f" iteration {iteration + 1:8d}/{args.train_iters:8d} | lm loss: {loss:.6E} |", flush=True)
+    print(
+        f" iteration {iteration + 1:8d}/{args.train_iters:8d} | lm loss: {loss:.6E} |", flush=True
+    )

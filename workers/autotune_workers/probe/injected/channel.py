@@ -31,7 +31,10 @@ class Channel:
             import json
 
             pid = os.getpid()
-            line = json.dumps({"kind": kind, "pid": pid, **values}, separators=(",", ":")).encode() + b"\n"
+            line = (
+                json.dumps({"kind": kind, "pid": pid, **values}, separators=(",", ":")).encode()
+                + b"\n"
+            )
             if self.waiting is not None:
                 self.waiting.append(line)
             self.write(line)

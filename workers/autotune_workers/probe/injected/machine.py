@@ -50,7 +50,10 @@ class NodeLoad:
             **{name: round(now[name] - self._first[name], 3) for name in now},
             "ours_s": round(self._ours_s, 3),
             "cores": os.cpu_count() or 1,
-            "others": {name: round(s, 2) for name, s in sorted(self._others.items(), key=lambda o: -o[1])[:5]},
+            "others": {
+                name: round(s, 2)
+                for name, s in sorted(self._others.items(), key=lambda o: -o[1])[:5]
+            },
         }
 
 
@@ -117,7 +120,9 @@ def _tcp_info() -> list[dict[str, Any]]:
 
 def _add_link(found: dict[tuple[str, str], dict[str, Any]], family: int, body: bytes) -> None:
     size = 4 if family == socket.AF_INET else 16
-    local, remote = (socket.inet_ntop(family, body[at : at + size]).replace("::ffff:", "") for at in (8, 24))
+    local, remote = (
+        socket.inet_ntop(family, body[at : at + size]).replace("::ffff:", "") for at in (8, 24)
+    )
     if local == remote or local.startswith("127.") or local == "::1":
         return
     queue = struct.unpack_from("=II", body, 56)[1]

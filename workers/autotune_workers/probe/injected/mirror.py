@@ -34,7 +34,11 @@ class Mirror:
     def exchange(self) -> None:
         """Sends what waits, or, on the first rank, takes what has come."""
         distributed = self._torch.distributed
-        if not self.is_on or self._failed > 3 or not (distributed.is_available() and distributed.is_initialized()):
+        if (
+            not self.is_on
+            or self._failed > 3
+            or not (distributed.is_available() and distributed.is_initialized())
+        ):
             return
         try:
             self._exchange(distributed.get_rank(), distributed.get_world_size())

@@ -21,10 +21,23 @@ OTHER_STACKS = 0.2
 """weights in lists of layers beside the longest, as a share of its own, above which a model is no plain decoder"""
 MOST_OF_CONFIG = 16 << 10
 """characters of a model's own config that are reported"""
-_TALKATIVE = ("id2label", "label2id", "task_specific_params", "transformers_version", "_name_or_path")
+_TALKATIVE = (
+    "id2label",
+    "label2id",
+    "task_specific_params",
+    "transformers_version",
+    "_name_or_path",
+)
 _HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head", "nhead", "heads")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head", "num_query_groups")
-_DIMENSIONS = {"tensor": "tp", "model": "tp", "pipe": "pp", "pipeline": "pp", "context": "cp", "expert": "ep"}
+_DIMENSIONS = {
+    "tensor": "tp",
+    "model": "tp",
+    "pipe": "pp",
+    "pipeline": "pp",
+    "context": "cp",
+    "expert": "ep",
+}
 """names of a mesh's dimensions that are not those of knobs"""
 _OF_MEGATRON = {
     "tp": "get_tensor_model_parallel_world_size",
@@ -114,7 +127,9 @@ def facts(torch: Any, seen: Any, optimizers: dict[int, Any]) -> dict[str, Any]:
         "torch": str(torch.__version__),
         "versions": versions(torch),
         "libraries": {
-            name: str(getattr(sys.modules[name], "__version__", "")) for name in _LIBRARIES if name in sys.modules
+            name: str(getattr(sys.modules[name], "__version__", ""))
+            for name in _LIBRARIES
+            if name in sys.modules
         },
         "device": next((str(parameter.device.type) for parameter in parameters_of(stepping)), ""),
         "optimizers": sorted({_name(optimizer) for optimizer in stepping}),
@@ -122,7 +137,9 @@ def facts(torch: Any, seen: Any, optimizers: dict[int, Any]) -> dict[str, Any]:
         "matmul": str(torch.get_float32_matmul_precision()),
         "recomputed": round(seen.repeated / seen.calls, 3) if seen.calls else 0.0,
         "graph": [
-            name for name in seen.graph if any(word in name for word in ("Attention", "Attn", "Compiled", "Checkpoint"))
+            name
+            for name in seen.graph
+            if any(word in name for word in ("Attention", "Attn", "Compiled", "Checkpoint"))
         ],
         "workers": seen.workers,
         "compiled": _is_compiled(roots, seen.graph),
@@ -165,7 +182,8 @@ def _is_compiled(roots: list[Any], graph: list[str]) -> bool:
     for root in roots[:8]:
         module = root.ref()
         if module is not None and any(
-            type(part).__name__ == "OptimizedModule" or getattr(part, "_compiled_call_impl", None) is not None
+            type(part).__name__ == "OptimizedModule"
+            or getattr(part, "_compiled_call_impl", None) is not None
             for part in module.modules()
         ):
             return True
@@ -218,10 +236,14 @@ def _shape(model: Any) -> dict[str, Any]:
     if not tables:
         return {}
     projected = {
-        (int(m.out_features), int(m.in_features)) for m in model.modules() if _has(m, "in_features", "out_features")
+        (int(m.out_features), int(m.in_features))
+        for m in model.modules()
+        if _has(m, "in_features", "out_features")
     }
     # positions may have more rows than the vocabulary, which alone has a projection
-    vocab_size, hidden_size = max([table for table in tables if table in projected], default=max(tables))
+    vocab_size, hidden_size = max(
+        [table for table in tables if table in projected], default=max(tables)
+    )
     stacks = sorted(_stacks(model, hidden_size), key=len)
     if not stacks:
         return {}
@@ -231,19 +253,27 @@ def _shape(model: Any) -> dict[str, Any]:
         return {}  # an encoder beside a decoder, or towers: no decoder of these sizes
     inside = list(blocks[0].modules())
     widths = [
-        int(m.out_features) for m in inside if _has(m, "in_features", "out_features") and m.in_features == hidden_size
+        int(m.out_features)
+        for m in inside
+        if _has(m, "in_features", "out_features") and m.in_features == hidden_size
     ]
     back = {
-        int(m.in_features) for m in inside if _has(m, "in_features", "out_features") and m.out_features == hidden_size
+        int(m.in_features)
+        for m in inside
+        if _has(m, "in_features", "out_features") and m.out_features == hidden_size
     }
     owners = [*inside, model, getattr(model, "config", None)]
     found = {
         "num_layers": len(blocks),
         "hidden_size": hidden_size,
         "vocab_size": vocab_size,
-        "positions": sorted({rows for rows, width in tables if width == hidden_size and rows != vocab_size}),
+        "positions": sorted(
+            {rows for rows, width in tables if width == hidden_size and rows != vocab_size}
+        ),
         # widths into which the stream goes and from which it comes back, wider than itself: those of an MLP
-        "ffn_hidden_size": max([width for width in widths if width in back and width != hidden_size], default=None),
+        "ffn_hidden_size": max(
+            [width for width in widths if width in back and width != hidden_size], default=None
+        ),
         "num_attention_heads": _number(owners, _HEADS),
         "num_kv_heads": _number(owners, _KV_HEADS),
     }
@@ -254,7 +284,11 @@ def _stacks(model: Any, hidden_size: int) -> Any:
     """The lists of layers of one kind that lie in no other such list."""
     within: set[int] = set()
     for part in model.modules():
-        parts = list(part.children()) if type(part).__name__ in ("ModuleList", "Sequential", "ModuleDict") else []
+        parts = (
+            list(part.children())
+            if type(part).__name__ in ("ModuleList", "Sequential", "ModuleDict")
+            else []
+        )
         if id(part) in within or len({type(_inner(each)) for each in parts}) != 1:
             continue
         if _numel(parts[0]) > hidden_size**2:
@@ -306,7 +340,9 @@ def _inner(model: Any) -> Any:
     for _ in range(6):
         inside = (getattr(model, name, None) for name in ("module", "_orig_mod", "_forward_module"))
         # by `is None`: whether a module is true is its length, which a compiled one refuses to tell
-        below = next((each for each in inside if each is not None and hasattr(each, "parameters")), None)
+        below = next(
+            (each for each in inside if each is not None and hasattr(each, "parameters")), None
+        )
         if below is None:
             return model
         model = below
@@ -348,6 +384,8 @@ def _fsdp2(part: Any, before: Any) -> Any:
         group = getattr(state, "_fsdp_param_group", None)
         keeps = group is not None and group.post_forward_mesh_info is None
         # the outermost module keeps its own parameters gathered whatever it was told: the ones below it tell
-        return (2 if keeps and before in (None, 2) else 3), str(getattr(policy, "param_dtype", None) or "")
+        return (2 if keeps and before in (None, 2) else 3), str(
+            getattr(policy, "param_dtype", None) or ""
+        )
     except Exception:
         return 3, ""

@@ -11,7 +11,13 @@ from typing import Any
 
 LIBRARY = "libnvidia-ml.so.1"
 _SM = 1
-_REASONS = {0x4: "power cap", 0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat", 0x80: "power brake"}
+_REASONS = {
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x20: "heat",
+    0x40: "heat",
+    0x80: "power brake",
+}
 """nvmlClocksEventReason (nvml.h) of those that hold the clocks below what was asked"""
 _NVLINK_TX, _NVLINK_RX, _ALL_LINKS = 138, 139, 0xFFFFFFFF
 """NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX: KiB since the driver was loaded"""
@@ -40,7 +46,9 @@ class Gpu:
         self._nvml = ctypes.CDLL(library)
         self._handle = ctypes.c_void_p()
         name = uuid if uuid.startswith(("GPU-", "MIG-")) else "GPU-" + uuid
-        if self._nvml.nvmlInit_v2() or self._nvml.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(self._handle)):
+        if self._nvml.nvmlInit_v2() or self._nvml.nvmlDeviceGetHandleByUUID(
+            name.encode(), ctypes.byref(self._handle)
+        ):
             raise ValueError(name)
         self._sums: dict[str, tuple[float, int]] = {}
         self._moved: tuple[float, int] | None = None
@@ -66,7 +74,9 @@ class Gpu:
         ):
             if (value := self._number(function, *arguments)) is not None:
                 now[name] = value * scale
-        pcie = [self._number("nvmlDeviceGetPcieThroughput", counter) for counter in (_PCIE_TX, _PCIE_RX)]
+        pcie = [
+            self._number("nvmlDeviceGetPcieThroughput", counter) for counter in (_PCIE_TX, _PCIE_RX)
+        ]
         if None not in pcie:
             now["pcie_bytes_per_s"] = 1e3 * sum(value or 0 for value in pcie)
         if (moved := self._moved_kib()) is not None:
@@ -86,7 +96,9 @@ class Gpu:
         values = (_FieldValue * 2)()
         for at, field in enumerate((_NVLINK_TX, _NVLINK_RX)):
             values[at].field, values[at].scope = field, _ALL_LINKS
-        if not self._asked("nvmlDeviceGetFieldValues", 2, values) or any(value.code for value in values):
+        if not self._asked("nvmlDeviceGetFieldValues", 2, values) or any(
+            value.code for value in values
+        ):
             return None
         return sum(int(value.value) for value in values)
 

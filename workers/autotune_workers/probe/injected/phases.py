@@ -18,7 +18,16 @@ import threading
 import time
 from typing import Any
 
-NAMES = ("rest", "data", "forward", "backward", "optimizer", "evaluation", "checkpoint", "collective")
+NAMES = (
+    "rest",
+    "data",
+    "forward",
+    "backward",
+    "optimizer",
+    "evaluation",
+    "checkpoint",
+    "collective",
+)
 REST, DATA, FORWARD, BACKWARD, OPTIMIZER, EVALUATION, CHECKPOINT, COLLECTIVE = range(len(NAMES))
 
 
@@ -91,7 +100,11 @@ class Phases:
         if self._file >= 0:
             try:
                 delay_s = int(os.pread(self._file, 96, 0).split()[1]) * 1e-9
-            except (OSError, ValueError, IndexError):  # the program closed it, and may have opened another file there
+            except (
+                OSError,
+                ValueError,
+                IndexError,
+            ):  # the program closed it, and may have opened another file there
                 self._file = -1
         return (time.monotonic(), time.thread_time(), delay_s)
 

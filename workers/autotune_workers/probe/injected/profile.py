@@ -77,7 +77,10 @@ class Profile:
     def __init__(self, torch: Any, *, on_gpu: bool) -> None:
         self._torch, self._on_gpu = torch, on_gpu
         profiler = torch.profiler
-        kinds = [profiler.ProfilerActivity.CPU, *([profiler.ProfilerActivity.CUDA] if on_gpu else [])]
+        kinds = [
+            profiler.ProfilerActivity.CPU,
+            *([profiler.ProfilerActivity.CUDA] if on_gpu else []),
+        ]
         self._profiler = profiler.profile(activities=kinds)
         self._whole = profiler.record_function(STEP)
 
@@ -193,7 +196,9 @@ def partition(
         covered = together
     parts["host"] = _less(window[1] - window[0], _length(covered))
     busy = _merge(_clip([*intervals.get("optimizer", ()), *intervals.get("compute", ())], window))
-    talk = _merge(_clip([*intervals.get("bubble", ()), *intervals.get("communication", ())], window))
+    talk = _merge(
+        _clip([*intervals.get("bubble", ()), *intervals.get("communication", ())], window)
+    )
     overlapped = _less(_length(busy) + _length(talk), _length(_merge([*busy, *talk])))
     return Breakdown(parts_s=parts, overlapped_s=overlapped)
 
@@ -217,7 +222,9 @@ def breakdown(events: Iterable[Any], *, on_gpu: bool, pipelined: bool) -> Breakd
         elif on_device == on_gpu or event.name.startswith("gloo:"):
             cause = _cause(event.name, on_device, is_mark=bool(event.is_user_annotation))
             if cause:
-                intervals["communication" if cause == "bubble" and not pipelined else cause].append(span)
+                intervals["communication" if cause == "bubble" and not pipelined else cause].append(
+                    span
+                )
             if cause and event.name != OPTIMIZER:
                 names[event.name] = names.get(event.name, 0.0) + _own_s(event, span)
             if on_device and not event.is_user_annotation:
@@ -225,7 +232,9 @@ def breakdown(events: Iterable[Any], *, on_gpu: bool, pipelined: bool) -> Breakd
     order = ON_GPU if on_gpu else ON_CPU
     longest = sorted(names.items(), key=lambda entry: -entry[1])[:MOST_KERNELS]
     return replace(
-        partition(window, intervals, order), launch_delay_s=launch_delay(launched, started), longest_s=dict(longest)
+        partition(window, intervals, order),
+        launch_delay_s=launch_delay(launched, started),
+        longest_s=dict(longest),
     )
 
 
@@ -249,7 +258,10 @@ def _cause(name: str, on_device: bool, *, is_mark: bool) -> str:
         return "optimizer"
     if on_device and is_mark:
         return ""
-    if name.startswith(("gloo:send", "gloo:recv", "c10d::send", "c10d::recv")) or "SendRecv" in name:
+    if (
+        name.startswith(("gloo:send", "gloo:recv", "c10d::send", "c10d::recv"))
+        or "SendRecv" in name
+    ):
         return "bubble"
     if name.startswith(("gloo:", "c10d::", "_c10d_functional::", "fsdp::", "nccl")):
         return "communication"

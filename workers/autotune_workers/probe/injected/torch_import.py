@@ -75,6 +75,8 @@ def watch(reports: Channel) -> None:
         "safetensors.torch": on_safetensors,
         "safetensors.numpy": on_safetensors,
     }
-    for name in [name for name in wanted if name in sys.modules]:  # a file of site-packages (`*.pth`) was first
+    for name in [
+        name for name in wanted if name in sys.modules
+    ]:  # a file of site-packages (`*.pth`) was first
         wanted.pop(name)(sys.modules[name])
     sys.meta_path.insert(0, _Finder(wanted))

@@ -181,7 +181,9 @@ class Steps:
         """Reports what is done."""
         done, self._done = self._done, []
         if done:
-            self._reports.send("step", steps=done, rank=model_facts.rank_of(self._torch), **_memory(self._torch))
+            self._reports.send(
+                "step", steps=done, rank=model_facts.rank_of(self._torch), **_memory(self._torch)
+            )
 
     def finish(self) -> None:
         """At the end of the process."""
@@ -208,7 +210,9 @@ def counted(seen: Seen, takes_turns: bool) -> tuple[int, list[int], int | None]:
                 sequences.append(root.sequences * seen.backwards // root.calls)
             if takes_turns:
                 sequences.append(root.sequences // root.calls)
-    tokens = next((root.tokens for root in called if root.tokens and root.calls == main.calls), None)
+    tokens = next(
+        (root.tokens for root in called if root.tokens and root.calls == main.calls), None
+    )
     return main.calls, list(dict.fromkeys(sequences)), tokens
 
 
@@ -244,10 +248,15 @@ def size_of(torch: Any, value: Any, depth: int = 0) -> tuple[int, int] | None:
 
 def watch(torch: Any, reports: Channel) -> None:
     """Sets the hooks; called once torch is imported. Raises what torch raises when it lacks one of them."""
-    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+    from torch.optim.optimizer import (
+        register_optimizer_step_post_hook,
+        register_optimizer_step_pre_hook,
+    )
 
     # ours are such hooks; that they fire once more is known here, and the program's output stays its own
-    warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
+    warnings.filterwarnings(
+        "ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks"
+    )
     seen, steps = Seen(torch, reports), Steps(torch, reports)
     compiling = getattr(getattr(torch, "compiler", None), "is_compiling", None) or (lambda: False)
 
@@ -423,7 +432,9 @@ def _changes_itself(torch: Any, seen: Seen) -> bool:
         parameters = (p for module in modules for p in module.parameters())
         trained = [p for p in parameters if p.grad is not None and p.numel()]
         if trained:
-            parameter = min(trained, key=lambda p: p.numel())  # of an embedding most rows have no gradient
+            parameter = min(
+                trained, key=lambda p: p.numel()
+            )  # of an embedding most rows have no gradient
             seen.sample = parameter, parameter.detach().flatten()[:SAMPLE].clone()
         return False
     parameter, before = seen.sample
@@ -435,7 +446,9 @@ def _is_capturing(torch: Any) -> bool:
     return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
-def _wrap_backward(torch: Any, seen: Seen, compiling: Callable[[], bool], after_pass: Callable[[], object]) -> None:
+def _wrap_backward(
+    torch: Any, seen: Seen, compiling: Callable[[], bool], after_pass: Callable[[], object]
+) -> None:
     run = torch.autograd.backward
 
     @functools.wraps(run)
@@ -548,4 +561,7 @@ def _memory(torch: Any) -> dict[str, Any]:
     """The most that torch's allocator gave out and held on this process's device so far."""
     if not uses_cuda(torch):
         return {}
-    return {"peak": int(torch.cuda.max_memory_allocated()), "reserved": int(torch.cuda.max_memory_reserved())}
+    return {
+        "peak": int(torch.cuda.max_memory_allocated()),
+        "reserved": int(torch.cuda.max_memory_reserved()),
+    }

@@ -25,7 +25,9 @@ def versions(torch: Any = None) -> dict[str, str]:
     driver = _DRIVER.search(text_of("/proc/driver/nvidia/version"))
     if driver:
         found["driver"] = driver[1]
-    commit = commit_of(os.path.dirname(os.path.abspath(sys.argv[0])) if sys.argv and sys.argv[0] else os.getcwd())
+    commit = commit_of(
+        os.path.dirname(os.path.abspath(sys.argv[0])) if sys.argv and sys.argv[0] else os.getcwd()
+    )
     if commit:
         found["commit"] = commit
     return found
@@ -44,7 +46,10 @@ def _of_gpu(torch: Any) -> dict[str, str]:
         from .nvml import Gpu
 
         read = Gpu(str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)).read()
-        for name, text in (("power_limit_watts", "gpu_power_limit"), ("max_clock_mhz", "gpu_max_clock")):
+        for name, text in (
+            ("power_limit_watts", "gpu_power_limit"),
+            ("max_clock_mhz", "gpu_max_clock"),
+        ):
             if name in read:
                 found[text] = f"{read[name]:.0f}"
     except Exception:  # no NVML: its readings are left out

@@ -110,7 +110,11 @@ class Watch:
         told_s = node_s = 0.0
         try:
             while True:
-                planned_s, cpu_s, delay_s = time.monotonic() + 1 / LOOKS, time.process_time(), _delay_s()
+                planned_s, cpu_s, delay_s = (
+                    time.monotonic() + 1 / LOOKS,
+                    time.process_time(),
+                    _delay_s(),
+                )
                 if self._end.wait(1 / LOOKS) or os.getpid() != self._pid:
                     return
                 now_s = time.monotonic()
@@ -118,7 +122,9 @@ class Watch:
                 if (
                     late_s > LATE_S
                 ):  # on the run queue is another matter, and so is a program that computes and lets no other thread run
-                    self.stopped_s += max(0.0, late_s - (_delay_s() - delay_s) - (time.process_time() - cpu_s))
+                    self.stopped_s += max(
+                        0.0, late_s - (_delay_s() - delay_s) - (time.process_time() - cpu_s)
+                    )
                 if not self.paused:
                     self._look()
                 if now_s - node_s > NODE_S or not node_s:
@@ -167,7 +173,10 @@ class Watch:
             at=time.monotonic(),
             elapsed_s=round(time.monotonic() - self._began_s, 3),
             looks=self.looks,
-            lines=[[*key, count] for key, count in sorted(self._lines.items(), key=lambda entry: -entry[1])[:40]],
+            lines=[
+                [*key, count]
+                for key, count in sorted(self._lines.items(), key=lambda entry: -entry[1])[:40]
+            ],
             stopped_s=round(self.stopped_s, 4),
             user_s=round(used.ru_utime, 3),
             system_s=round(used.ru_stime, 3),
@@ -233,14 +242,19 @@ def _place(frame: Any, around: Set[str]) -> tuple[frozenset[str], str, str, str,
         else:
             if not own:
                 path = code.co_filename
-                own, text = f"{path}:{frame.f_lineno}", linecache.getline(path, frame.f_lineno).strip()[:100]
+                own, text = (
+                    f"{path}:{frame.f_lineno}",
+                    linecache.getline(path, frame.f_lineno).strip()[:100],
+                )
             names.append(code.co_name.lower())
         frame, depth = frame.f_back, depth + 1
     if not kind and between <= MOST_BELOW:
         kind = next((kind for kind, words in _CALLS if any(word in text for word in words)), "")
     if not kind:
         told = [name for name in names if name not in around]
-        kind = next((kind for kind, words in _WORDS if any(w in name for name in told for w in words)), "")
+        kind = next(
+            (kind for kind, words in _WORDS if any(w in name for name in told for w in words)), ""
+        )
     return frozenset(names), kind, own, text, below
 
 
@@ -284,10 +298,13 @@ def _group() -> dict[str, float]:
         path = path.rstrip("/")
         if names == "" or "cpu" in names.split(","):
             where = "/sys/fs/cgroup" + ("/cpu" if names else "") + path + "/cpu.stat"
-            values = dict(entry.split() for entry in text_of(where).splitlines() if len(entry.split()) == 2)
+            values = dict(
+                entry.split() for entry in text_of(where).splitlines() if len(entry.split()) == 2
+            )
             if int(values.get("nr_throttled", 0)):
                 found["throttled_s"] = (
-                    int(values.get("throttled_time", 0)) * 1e-9 or int(values.get("throttled_usec", 0)) * 1e-6
+                    int(values.get("throttled_time", 0)) * 1e-9
+                    or int(values.get("throttled_usec", 0)) * 1e-6
                 )
         if names == "memory":
             where = "/sys/fs/cgroup/memory" + path
@@ -295,7 +312,10 @@ def _group() -> dict[str, float]:
             if count.isdigit() and path:
                 found["memory_at_limit"] = int(count)
         if names == "" and path:
-            values = dict(entry.split() for entry in text_of("/sys/fs/cgroup" + path + "/memory.events").splitlines())
+            values = dict(
+                entry.split()
+                for entry in text_of("/sys/fs/cgroup" + path + "/memory.events").splitlines()
+            )
             if values:
                 found["memory_at_limit"] = int(values.get("max", 0)) + int(values.get("high", 0))
     return found

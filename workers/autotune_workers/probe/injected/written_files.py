@@ -17,7 +17,9 @@ import time
 from _thread import _local
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # `typing` takes milliseconds that a program may not spend, as do `tempfile` and `shutil`
+if (
+    TYPE_CHECKING
+):  # `typing` takes milliseconds that a program may not spend, as do `tempfile` and `shutil`
     from typing import Any
 
     from .channel import Channel
@@ -48,17 +50,30 @@ class _Watch:
         self.keeps = os.environ.get("AUTOTUNE_PROBE_KEEP_FILES") == "1"
         self.began_s = float(os.environ.get("AUTOTUNE_PROBE_BEGAN_S") or 0.0)
         variables = (os.environ.get(name) for name in (*_CACHES, "TMPDIR"))
-        folders = ["/tmp", "/var/tmp", "/dev", "/proc", "/sys", "/run", reports.folder, *filter(None, variables)]
+        folders = [
+            "/tmp",
+            "/var/tmp",
+            "/dev",
+            "/proc",
+            "/sys",
+            "/run",
+            reports.folder,
+            *filter(None, variables),
+        ]
         folders += [
             os.path.dirname(os.__file__),
             *(p for p in sys.path if p.endswith(("site-packages", "dist-packages"))),
         ]
         own = os.environ.get("AUTOTUNE_TRIAL_DIR")
-        self.alone = tuple({os.path.realpath(folder) + os.sep for folder in [*folders, own] if folder})
+        self.alone = tuple(
+            {os.path.realpath(folder) + os.sep for folder in [*folders, own] if folder}
+        )
         # a program that itself lies in a temporary folder is watched there
         here = os.path.realpath(os.getcwd()) + os.sep
         self.here = here if here.startswith(self.alone) and here != os.sep else ""
-        self.inside = tuple(os.path.realpath(folder) + os.sep for folder in (reports.folder, own) if folder)
+        self.inside = tuple(
+            os.path.realpath(folder) + os.sep for folder in (reports.folder, own) if folder
+        )
         self.seen: set[str] = set()
         self.local = _local()
 
@@ -130,7 +145,11 @@ def _noted(path: Any, how: str, *, cut: bool, link_only: bool = False) -> None:
         watch.seen.add(found)
         is_tree = os.path.isdir(found)
         if is_tree:
-            files = [os.path.join(top, name) for top, _, names in os.walk(found) for name in names[:MOST_FILES]]
+            files = [
+                os.path.join(top, name)
+                for top, _, names in os.walk(found)
+                for name in names[:MOST_FILES]
+            ]
         else:
             files = [found]
         told: list[list[Any]] = []
@@ -139,7 +158,9 @@ def _noted(path: Any, how: str, *, cut: bool, link_only: bool = False) -> None:
             kept = (
                 existed
                 and watch.keeps
-                and _keep(watch, file, cut=cut, link_only=link_only, tree=found if is_tree else file)
+                and _keep(
+                    watch, file, cut=cut, link_only=link_only, tree=found if is_tree else file
+                )
             )
             if how == "written" or existed:
                 told.append([file, how, existed, kept])
@@ -158,7 +179,9 @@ def _noted(path: Any, how: str, *, cut: bool, link_only: bool = False) -> None:
 def _counts(watch: _Watch, path: str) -> bool:
     if path.startswith(watch.inside) or path.endswith(KEPT):
         return False
-    if (path.startswith(watch.alone) and not (watch.here and path.startswith(watch.here))) or path in (
+    if (
+        path.startswith(watch.alone) and not (watch.here and path.startswith(watch.here))
+    ) or path in (
         "/dev/null",
         "/dev/tty",
     ):

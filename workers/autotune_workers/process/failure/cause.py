@@ -25,7 +25,13 @@ from dataclasses import replace
 from typing import final
 
 from autotune.spec import FailureKind
-from autotune_workers.gang.exception_kinds import DIVERGED_LINE, TIMED_OUT, engine_of, lacks_memory, signal_named
+from autotune_workers.gang.exception_kinds import (
+    DIVERGED_LINE,
+    TIMED_OUT,
+    engine_of,
+    lacks_memory,
+    signal_named,
+)
 from autotune_workers.gang.failure_kind import Evidence, of_death, of_exception
 from autotune_workers.process.failure.launcher_words import RankEnd, rank_end
 from autotune_workers.process.failure.traceback_reader import CONTEXT_LINES, Raised, TracebackReader
@@ -65,7 +71,9 @@ _TYRO = re.compile(
     r"^╭─+ (?P<text>Unrecognized (?:options|arguments)|Parsing error|Required options|Missing arguments|Invalid (?:choice|value)) ─"
 )
 _NCCL_MEMORY = re.compile(r"NCCL WARN ")
-_NCCL_NAMES = re.compile(r"NCCL error|nccl(UnhandledCuda|Internal|System)Error|unhandled cuda error", re.IGNORECASE)
+_NCCL_NAMES = re.compile(
+    r"NCCL error|nccl(UnhandledCuda|Internal|System)Error|unhandled cuda error", re.IGNORECASE
+)
 _BUILDS = re.compile(
     r"torch\._inductor|torch/_inductor|\binductor\b|AUTOTUNE \w+\(|SingleProcess AUTOTUNE|triton.{0,40}(autotun|compil)|\bcompiling\b|\bcompilation\b"
     r"|torch\.compile|\[\d+/\d+\] .{0,80}(nvcc|hipcc|c\+\+|g\+\+)|Building extension module|Emitting ninja|ninja: |Loading extension module"
@@ -78,10 +86,19 @@ _RECENT = 12
 _ROOT_CAUSE = re.compile(r"^Root Cause \(first observed failure\)")
 _FAILED_RANK = re.compile(r"^\s+rank\s+: (?P<rank>\d+)")
 _EXIT_CODE = re.compile(r"^\s+exitcode\s+: (?P<code>-?\d+)")
-_TRAILER = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py:\d+\] failed \(exitcode: ")
+_TRAILER = re.compile(
+    r"torch/distributed/elastic/multiprocessing/api\.py:\d+\] failed \(exitcode: "
+)
 _NO_FILE = re.compile(r"can't open file '(?P<path>.+)': \[Errno 2\]")
-_LAUNCHERS = ("ChildFailedError", "CalledProcessError", "ProcessRaisedException", "ProcessExitedException")
-_WATCHDOG = re.compile(r"ProcessGroup\w*|[Ww]atchdog|[Hh]eartbeat|monitored ?[Bb]arrier|[Rr]endezvous")
+_LAUNCHERS = (
+    "ChildFailedError",
+    "CalledProcessError",
+    "ProcessRaisedException",
+    "ProcessExitedException",
+)
+_WATCHDOG = re.compile(
+    r"ProcessGroup\w*|[Ww]atchdog|[Hh]eartbeat|monitored ?[Bb]arrier|[Rr]endezvous"
+)
 """what speaks of a timeout without an exception"""
 _MAX_SIGNS = 16
 """lines of watchdogs and launchers that are kept"""
@@ -148,7 +165,14 @@ class CauseReader:
         for (local, rank), stream in self._streams.items():
             raised = _first_left(stream.raised, steps_done)
             if raised is not None:
-                found.append((raised, self._of_raised(raised, self._rank_of(local, rank), step, kernel_oom=kernel_oom)))
+                found.append(
+                    (
+                        raised,
+                        self._of_raised(
+                            raised, self._rank_of(local, rank), step, kernel_oom=kernel_oom
+                        ),
+                    )
+                )
         found.sort(key=lambda pair: (pair[1].rank != self._root, pair[0].line))
         evidence = [e for _, e in found]
         if self._refusal is not None:
@@ -172,7 +196,9 @@ class CauseReader:
         """Whether the last lines are those of a compiler or of a builder of kernels."""
         return self._count - self._built < _RECENT
 
-    def _ended(self, evidence: Sequence[Evidence], step: int | None, *, kernel_oom: bool) -> list[Evidence]:
+    def _ended(
+        self, evidence: Sequence[Evidence], step: int | None, *, kernel_oom: bool
+    ) -> list[Evidence]:
         """What launchers and schedulers say: what they decided themselves, and signals of ranks that said nothing. They end the others by SIGTERM."""
         is_explained = any(e.weight in _STRONG for e in evidence)
         decided = next((end for end in self._ends if end.kind is not None), None)
@@ -194,27 +220,49 @@ class CauseReader:
                 ]
         if is_explained or self._root is not None:
             return []
-        signals = [end for end in self._ends if end.code < 0 and not (end.code == -signal.SIGABRT and self._timeouts)]
-        end = next((end for end in signals if end.code != -signal.SIGTERM), signals[0] if signals else None)
+        signals = [
+            end
+            for end in self._ends
+            if end.code < 0 and not (end.code == -signal.SIGABRT and self._timeouts)
+        ]
+        end = next(
+            (end for end in signals if end.code != -signal.SIGTERM), signals[0] if signals else None
+        )
         if end is None:
             return []
-        return [of_death(rank=end.rank, code=end.code, step=step, kernel_oom=kernel_oom, log_tail=self.last_lines)]
+        return [
+            of_death(
+                rank=end.rank,
+                code=end.code,
+                step=step,
+                kernel_oom=kernel_oom,
+                log_tail=self.last_lines,
+            )
+        ]
 
-    def _deaths(self, evidence: Sequence[Evidence], step: int | None, *, kernel_oom: bool) -> list[Evidence]:
+    def _deaths(
+        self, evidence: Sequence[Evidence], step: int | None, *, kernel_oom: bool
+    ) -> list[Evidence]:
         """What the launcher's summary says, where the rank that it saw fail first did not say why: how that rank ended, or where it only echoes a
         lost peer, how the others did. A rank that raised may die of a signal as it is torn down: its exception says more. The launcher itself
         ends the others by SIGTERM."""
-        if self._root is None or any(e.weight != "echo" and e.rank in (self._root, None) for e in evidence):
+        if self._root is None or any(
+            e.weight != "echo" and e.rank in (self._root, None) for e in evidence
+        ):
             return []
         echoes = {e.rank for e in evidence if e.weight == "echo"}
         codes = {self._root: self._exit_codes.get(self._root, 0)}
         if self._root in echoes:
-            codes = {rank: code for rank, code in self._exit_codes.items() if code != -signal.SIGTERM}
+            codes = {
+                rank: code for rank, code in self._exit_codes.items() if code != -signal.SIGTERM
+            }
         tail = tuple(self._own)
         return [
             of_death(rank=rank, code=code, step=step, kernel_oom=kernel_oom, log_tail=tail)
             for rank, code in codes.items()
-            if code and rank not in echoes and not (code == -signal.SIGABRT and self._timeouts)  # a watchdog aborts
+            if code
+            and rank not in echoes
+            and not (code == -signal.SIGABRT and self._timeouts)  # a watchdog aborts
         ]
 
     def _rank_of(self, local: str, rank: str) -> int | None:
@@ -222,15 +270,27 @@ class CauseReader:
             return int(rank)
         return self._first_rank + int(local) if local else self._root
 
-    def _of_raised(self, raised: Raised, rank: int | None, step: int | None, *, kernel_oom: bool) -> Evidence:
-        if (named := re.search(r"-- Process (\d+) terminated", "\n".join(raised.lines[:CONTEXT_LINES]))) is not None:
+    def _of_raised(
+        self, raised: Raised, rank: int | None, step: int | None, *, kernel_oom: bool
+    ) -> Evidence:
+        if (
+            named := re.search(
+                r"-- Process (\d+) terminated", "\n".join(raised.lines[:CONTEXT_LINES])
+            )
+        ) is not None:
             rank = self._first_rank + int(named[1])
         chain = [_of_one(name, text, rank, step, _code_of(raised)) for name, text in raised.chain]
-        cause = chain[-1] if chain[-1].weight in _STRONG else next((e for e in chain if e.weight in _STRONG), chain[-1])
+        cause = (
+            chain[-1]
+            if chain[-1].weight in _STRONG
+            else next((e for e in chain if e.weight in _STRONG), chain[-1])
+        )
         if (memory := next((e for e in chain if e.weight == "memory"), None)) is not None:
             cause = memory
         elif cause is chain[-1] and len(chain) > 1:
-            cause = replace(cause, message=f"{cause.message}; first {chain[0].exception.splitlines()[0]}")
+            cause = replace(
+                cause, message=f"{cause.message}; first {chain[0].exception.splitlines()[0]}"
+            )
         if cause.weight == "memory" and (engine := engine_of(raised.lines)):
             cause = replace(
                 cause,
@@ -238,15 +298,30 @@ class CauseReader:
                     "ran out of memory", f"ran out of memory in the generation engine {engine}", 1
                 ),
             )
-        if cause.weight not in ("memory", "verdict") and self._nccl_memory and _NCCL_NAMES.search(cause.exception):
+        if (
+            cause.weight not in ("memory", "verdict")
+            and self._nccl_memory
+            and _NCCL_NAMES.search(cause.exception)
+        ):
             why = f"{cause.message}: {self._nccl_memory}"[:400]
             cause = replace(cause, weight="memory", kind=FailureKind.OUT_OF_MEMORY, message=why)
-        if cause.weight in ("exception", "death") and (number := signal_named(cause.exception)) is not None:
-            death = of_death(rank=rank, code=-number, step=step, kernel_oom=kernel_oom, is_explained=True)
-            cause = replace(death, message=f"{death.message}: {cause.exception.splitlines()[0]}"[:400])
-        if cause.exception.startswith("KeyError: ") and any("<frozen os>" in line for line in raised.lines):
+        if (
+            cause.weight in ("exception", "death")
+            and (number := signal_named(cause.exception)) is not None
+        ):
+            death = of_death(
+                rank=rank, code=-number, step=step, kernel_oom=kernel_oom, is_explained=True
+            )
+            cause = replace(
+                death, message=f"{death.message}: {cause.exception.splitlines()[0]}"[:400]
+            )
+        if cause.exception.startswith("KeyError: ") and any(
+            "<frozen os>" in line for line in raised.lines
+        ):
             name = cause.exception.removeprefix("KeyError: ").strip("'\"")
-            cause = replace(cause, message=f"{cause.message}: the environment variable {name} is not set")
+            cause = replace(
+                cause, message=f"{cause.message}: the environment variable {name} is not set"
+            )
         return replace(cause, log_tail=tuple(raised.lines))
 
     def _read_refusal(self, line: str, text: str) -> None:
@@ -261,7 +336,9 @@ class CauseReader:
             words = found["text"]
         elif (found := _CLICK.match(text)) is not None and self._usage_seen:
             words = (found["text"] + found["rest"]).rstrip("│ ")
-        elif (found := _OTHER_REFUSALS.search(text)) is not None and not text.startswith((" ", "raise ")):
+        elif (found := _OTHER_REFUSALS.search(text)) is not None and not text.startswith(
+            (" ", "raise ")
+        ):
             words = found["text"].rstrip("│ ")
         if words:
             self._refusal = Evidence(
@@ -287,8 +364,14 @@ class CauseReader:
         if _NCCL_MEMORY.search(text) and lacks_memory(text):
             self._nccl_memory = text.partition("NCCL WARN ")[2][:200]
         if len(self._timeouts) < _MAX_SIGNS and _WATCHDOG.search(text) and TIMED_OUT.search(text):
-            report = {"type": "DistBackendError", "text": text.strip()[:400], "step": steps_done or None}
-            self._timeouts.append(replace(of_exception(report, rank=rank), log_tail=(*self._before, line)))
+            report = {
+                "type": "DistBackendError",
+                "text": text.strip()[:400],
+                "step": steps_done or None,
+            }
+            self._timeouts.append(
+                replace(of_exception(report, rank=rank), log_tail=(*self._before, line))
+            )
         if self._last_words is None and DIVERGED_LINE.search(text):
             self._last_words = Evidence(
                 weight="exception",
@@ -317,7 +400,11 @@ class CauseReader:
 def _first_left(raised: Iterable[Raised], steps_done: int) -> Raised | None:
     """The first exception that was neither a launcher's nor followed by more steps."""
     for one in raised:
-        if one.chain and not one.chain[-1][0].endswith(_LAUNCHERS) and steps_done - one.steps_done < SURVIVED_STEPS:
+        if (
+            one.chain
+            and not one.chain[-1][0].endswith(_LAUNCHERS)
+            and steps_done - one.steps_done < SURVIVED_STEPS
+        ):
             return one
     return None
 
@@ -326,13 +413,24 @@ def _code_of(raised: Raised) -> str:
     """The line of code that raised: the last indented one that names no file."""
     inside = (line.partition("]:")[2] or line for line in reversed(raised.lines))
     return next(
-        (text.strip() for text in inside if text[:1].isspace() and re.search(r"\w", text) and 'File "' not in text), ""
+        (
+            text.strip()
+            for text in inside
+            if text[:1].isspace() and re.search(r"\w", text) and 'File "' not in text
+        ),
+        "",
     )
 
 
 def _of_one(name: str, text: str, rank: int | None, step: int | None, code: str) -> Evidence:
     """Evidence of one exception. Torch's and Python's own go by their last name, so that `requests.ConnectionError` is no lost peer."""
-    short = re.split(r"\.|::", name)[-1] if name.startswith(("torch.", "builtins.", "c10::")) else name
+    short = (
+        re.split(r"\.|::", name)[-1] if name.startswith(("torch.", "builtins.", "c10::")) else name
+    )
     first, _, rest = text.partition("\n")
-    text = f"{first} {rest}" if first.endswith((",", ":")) else text  # a message has the first line only
-    return of_exception({"type": short, "text": text.strip(), "step": step, "code": code}, rank=rank)
+    text = (
+        f"{first} {rest}" if first.endswith((",", ":")) else text
+    )  # a message has the first line only
+    return of_exception(
+        {"type": short, "text": text.strip(), "step": step, "code": code}, rank=rank
+    )

@@ -52,7 +52,9 @@ def variables(folder: str, environment: Mapping[str, str]) -> dict[str, str]:
 def collectives_begun(folder: str, dump_s: float = DUMP_S) -> Begun:
     """Asks all ranks whose pipes lie in `folder`, and reads what they write within `dump_s`. Without pipes it is empty, at once."""
     asked = [
-        path.name.removeprefix("pipe-").removesuffix(".pipe") for path in Path(folder).glob("pipe-*.pipe") if _ask(path)
+        path.name.removeprefix("pipe-").removesuffix(".pipe")
+        for path in Path(folder).glob("pipe-*.pipe")
+        if _ask(path)
     ]
     found: Begun = {}
     end_s = time.monotonic() + dump_s
@@ -100,7 +102,16 @@ def _read(file: Path) -> dict[str, list[Any]] | None:
                 group = _with_ranks(name, re.findall(r"\d+", str(ranks.get(name))))
                 last[group] = max(last.get(group, [0, ""]), [number, str(entry["profiling_name"])])
         return last
-    except (OSError, EOFError, KeyError, IndexError, TypeError, ValueError, AttributeError, pickle.UnpicklingError):
+    except (
+        OSError,
+        EOFError,
+        KeyError,
+        IndexError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        pickle.UnpicklingError,
+    ):
         return None
 
 

@@ -21,7 +21,9 @@ from autotune_workers.gang.exception_kinds import signal_named, signal_worded
 _RETURN_CODE = re.compile(
     r"exits with return code = (?P<code>-?\d+)|Child process with PID \d+ terminated with code (?P<child>-?\d+)"
 )
-_RANK = re.compile(r"\bprocess rank (\d+)|\[rank: (\d+)\]|first noticed rank (\d+)|\bprocess (\d+) terminated with")
+_RANK = re.compile(
+    r"\bprocess rank (\d+)|\[rank: (\d+)\]|first noticed rank (\d+)|\bprocess (\d+) terminated with"
+)
 _MPI = re.compile(
     r"noticed that process rank|BAD TERMINATION|KILLED BY SIGNAL|EXIT STRING|terminated with signal|died with <Signals|exited on signal"
 )
@@ -35,7 +37,9 @@ _SHELL = re.compile(
 _OOM_KILL = re.compile(
     r"oom[_-]kill event|\bOOM Killed\b|\bOOMKilled\b|Memory cgroup out of memory|exceeded memory limit .{0,40}being killed"
 )
-_CANCELLED = re.compile(r"CANCELLED AT .{0,40}DUE TO (?P<why>TIME LIMIT|PREEMPTION|NODE FAILURE|\w[\w ]*)")
+_CANCELLED = re.compile(
+    r"CANCELLED AT .{0,40}DUE TO (?P<why>TIME LIMIT|PREEMPTION|NODE FAILURE|\w[\w ]*)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +69,16 @@ def rank_end(text: str) -> RankEnd | None:
     if (found := _SRUN.search(line)) is not None:
         rank = int(found["rank"]) if found["rank"] else None
         if found["how"] == "Out Of Memory":
-            return RankEnd(code=-signal.SIGKILL, rank=rank, kind=FailureKind.OUT_OF_MEMORY, said=line)
+            return RankEnd(
+                code=-signal.SIGKILL, rank=rank, kind=FailureKind.OUT_OF_MEMORY, said=line
+            )
         number = signal_worded(found["how"])
         return RankEnd(code=-number if number else int(found["code"] or 1), rank=rank, said=line)
     if _MPI.search(line) and (number := signal_named(line)) is not None:
         return RankEnd(code=-number, rank=_rank(line), said=line)
-    if (shell := _SHELL.match(line)) is not None and (number := signal_worded(shell[1])) is not None:
+    if (shell := _SHELL.match(line)) is not None and (
+        number := signal_worded(shell[1])
+    ) is not None:
         return RankEnd(code=-number, said=line)
     return None
 

@@ -79,7 +79,9 @@ class TracebackReader:
         """"", frames, box, thrown, text or joint"""
         self._more = 0
 
-    def hear(self, text: str, line: str, number: int, steps_done: int, before: Iterable[str]) -> None:
+    def hear(
+        self, text: str, line: str, number: int, steps_done: int, before: Iterable[str]
+    ) -> None:
         """A line of the log: `text` without the prefix, `line` as it came, its number and the lines before it."""
         header = None if _SUMMARY.match(text) else _HEADER.match(text)
         if header is not None:

@@ -148,11 +148,20 @@ class _Keeper:
         widen(log)
         try:
             folder = tempfile.mkdtemp(prefix="autotune-launch-")
-            _write({name: text.replace(order["folder_word"], folder) for name, text in order["files"].items()}, folder)
+            _write(
+                {
+                    name: text.replace(order["folder_word"], folder)
+                    for name, text in order["files"].items()
+                },
+                folder,
+            )
             os.mkdir(os.path.join(folder, order["outputs"]))
             records = tempfile.mkdtemp(prefix="autotune-flight-recorder-")
             who = program_account.account(order["user"])
-            variables = {**flight_recorder.variables(records, order["env"]), **self._watched(order, folder, who)}
+            variables = {
+                **flight_recorder.variables(records, order["env"]),
+                **self._watched(order, folder, who),
+            }
             variables |= _interface(order)
             program_account.hand_over(who, folder, records, *self._probes, *order["remove"])
             program = _started(order, folder, sink, variables, who)
@@ -165,12 +174,20 @@ class _Keeper:
             os.close(sink)
         gpus = order["env"].get("CUDA_VISIBLE_DEVICES")
         where = {"hostname": socket.gethostname(), "gpus": gpus.split(",") if gpus else []}
-        self._outbox.send({"event": "started", "pid": program.pid, "program": order["argv"][0], **where})
+        self._outbox.send(
+            {"event": "started", "pid": program.pid, "program": order["argv"][0], **where}
+        )
         self._gpus.begin(gpus)
-        reader = LogReader(log, self._outbox, lambda: _step_line_test(order["trainer"], order["options"]))
+        reader = LogReader(
+            log, self._outbox, lambda: _step_line_test(order["trainer"], order["options"])
+        )
         reader.start()
         self._wait(program.pid, woken, order.get("lease_s"))
-        begun = flight_recorder.collectives_begun(records) if self._commands.hung and self._code is None else {}
+        begun = (
+            flight_recorder.collectives_begun(records)
+            if self._commands.hung and self._code is None
+            else {}
+        )
         self._end(program.pid, GRACE_S if self._code is None else LEFTOVERS_S)
         reader.join(LOG_END_S)
         self._hear_probe(is_last=True)
@@ -194,7 +211,9 @@ class _Keeper:
         while self._code is None and not self._commands.end:
             channel = self._commands.channel
             waiting: list[Any] = [channel, woken]
-            readable, _, _ = select.select(waiting, [channel] if self._outbox.is_full else [], [], LOOK_S)
+            readable, _, _ = select.select(
+                waiting, [channel] if self._outbox.is_full else [], [], LOOK_S
+            )
             if woken in readable:
                 with contextlib.suppress(BlockingIOError):
                     os.read(woken, 4096)
@@ -205,12 +224,16 @@ class _Keeper:
             self._hear_probe()
             self._reap(program)
             now_s = time.monotonic()
-            unrenewed_s = 0.0 if self._commands.alive else unrenewed_s + min(now_s - round_s, 2 * LOOK_S)
+            unrenewed_s = (
+                0.0 if self._commands.alive else unrenewed_s + min(now_s - round_s, 2 * LOOK_S)
+            )
             self._commands.alive, round_s = False, now_s
             if lease_s is not None and unrenewed_s >= lease_s:
                 return
 
-    def _watched(self, order: Mapping[str, Any], folder: str, who: pwd.struct_passwd | None) -> dict[str, str]:
+    def _watched(
+        self, order: Mapping[str, Any], folder: str, who: pwd.struct_passwd | None
+    ) -> dict[str, str]:
         """What the program's environment gets so that it is watched, and knows its own folder."""
         outputs = os.path.join(folder, order["outputs"])
         if not order["watched"] or is_off(order["env"]):
@@ -246,7 +269,9 @@ class _Keeper:
         else:
             for pid in self._living():
                 _signal(os.kill, pid, signal.SIGTERM)
-        while (living := self._living()) and (waited_s := time.monotonic() - began_s) < grace_s + GONE_S:
+        while (living := self._living()) and (
+            waited_s := time.monotonic() - began_s
+        ) < grace_s + GONE_S:
             if waited_s >= grace_s:
                 for pid in living:
                     _signal(os.kill, pid, signal.SIGKILL)
@@ -285,10 +310,16 @@ def _write(files: Mapping[str, str], folder: str) -> None:
 
 
 def _started(
-    order: Mapping[str, Any], folder: str, sink: int, variables: Mapping[str, str], who: pwd.struct_passwd | None
+    order: Mapping[str, Any],
+    folder: str,
+    sink: int,
+    variables: Mapping[str, str],
+    who: pwd.struct_passwd | None,
 ) -> subprocess.Popen[bytes]:
     keeper, word = os.getpid(), order["folder_word"]
-    given = {name: text.replace(word, folder) for name, text in {**order["env"], **variables}.items()}
+    given = {
+        name: text.replace(word, folder) for name, text in {**order["env"], **variables}.items()
+    }
     return subprocess.Popen(
         [argument.replace(word, folder) for argument in order["argv"]],
         env=program_account.variables_of(who, given),

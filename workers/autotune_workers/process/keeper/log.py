@@ -66,7 +66,11 @@ def _with_mark(text: bytes, mark: re.Pattern[bytes]) -> Iterator[bytes]:
     """The lines in which it is found. Of the others nothing is made: a program may print millions of them."""
     place = 0
     while found := mark.search(text, place):
-        begin = max(place, text.rfind(b"\n", place, found.start()) + 1, text.rfind(b"\r", place, found.start()) + 1)
+        begin = max(
+            place,
+            text.rfind(b"\n", place, found.start()) + 1,
+            text.rfind(b"\r", place, found.start()) + 1,
+        )
         ended = _LINE_END.search(text, found.end())
         place = ended.start() if ended else len(text)
         yield text[begin:place]
@@ -106,7 +110,11 @@ class LeftOut:
     @property
     def text(self) -> str:
         """How much, and whether it may have said something of a step."""
-        size = f"{self.bytes / 2**20:.1f} MiB" if self.bytes >= 2**20 else f"{-(-self.bytes // 2**10)} KiB"
+        size = (
+            f"{self.bytes / 2**20:.1f} MiB"
+            if self.bytes >= 2**20
+            else f"{-(-self.bytes // 2**10)} KiB"
+        )
         what = f"{self.lines} {'line' if self.lines == 1 else 'lines'} ({size})"
         if self.blind:
             return f"{what}, perhaps with step lines among them ({self.blind})"
@@ -197,7 +205,9 @@ class LogReader(threading.Thread):
         """Until nobody can write the log any more."""
         with contextlib.suppress(OSError):
             while True:
-                if (self._held or self._steps) and not select.select([self._log], [], [], RETRY_S)[0]:
+                if (self._held or self._steps) and not select.select([self._log], [], [], RETRY_S)[
+                    0
+                ]:
                     self._pass_on(time.monotonic())
                 elif chunk := os.read(self._log, CHUNK_BYTES):
                     self._take(chunk, time.monotonic())
@@ -240,7 +250,9 @@ class LogReader(threading.Thread):
     def _begin_to_load(self) -> None:
         """Loads the test beside the log, which is read on meanwhile."""
         if self._loader is None:
-            self._loader = threading.Thread(target=self._load, name="autotune-step-lines", daemon=True)
+            self._loader = threading.Thread(
+                target=self._load, name="autotune-step-lines", daemon=True
+            )
             self._loader.start()
 
     def _load(self) -> None:
@@ -269,11 +281,16 @@ class LogReader(threading.Thread):
     def _leave_out_flood(self, text: bytes, now_s: float) -> None:
         """Drops whole lines that were not even held, but for those that may say something of a step."""
         may_tell, mark = self._loaded()
-        lines = (line[:LINE_BYTES] for line in (_LINE_END.split(text) if mark is None else _with_mark(text, mark)))
+        lines = (
+            line[:LINE_BYTES]
+            for line in (_LINE_END.split(text) if mark is None else _with_mark(text, mark))
+        )
         found = [(now_s, line) for line in lines if may_tell(line.decode(errors="replace"))]
         self._keep_steps(found, text.count(b"\n"), len(text))
 
-    def _keep_steps(self, found: list[tuple[float, bytes]], dropped: int, dropped_bytes: int) -> None:
+    def _keep_steps(
+        self, found: list[tuple[float, bytes]], dropped: int, dropped_bytes: int
+    ) -> None:
         """Of lines that are dropped, with so many bytes, these may say something of a step."""
         lost = 0
         for line in found:
@@ -284,7 +301,9 @@ class LogReader(threading.Thread):
             self._steps.append(line)
             self._step_bytes += len(line[1])
         if lines := dropped - len(found) + lost:
-            self._left_out += LeftOut(lines=lines, bytes=dropped_bytes, step_lines=lost, blind=self._blind)
+            self._left_out += LeftOut(
+                lines=lines, bytes=dropped_bytes, step_lines=lost, blind=self._blind
+            )
 
     def _hold(self, lines: list[bytes], now_s: float) -> None:
         for line in filter(None, lines):

@@ -21,7 +21,9 @@ def account(user: str) -> pwd.struct_passwd | None:
     try:
         found = pwd.getpwnam(user)
     except KeyError:
-        raise OSError(f"programs should run as the user {user!r}, but this machine has no such user") from None
+        raise OSError(
+            f"programs should run as the user {user!r}, but this machine has no such user"
+        ) from None
     if found.pw_uid == os.geteuid():
         return None
     if os.geteuid() != 0:

@@ -24,7 +24,14 @@ from pathlib import Path
 from typing import Any, final
 
 from autotune.errors import AutotuneError, RunnerError
-from autotune.ports import AttemptEnded, AttemptStarted, LogRead, NodePlace, RunnerEvent, TrialRequest
+from autotune.ports import (
+    AttemptEnded,
+    AttemptStarted,
+    LogRead,
+    NodePlace,
+    RunnerEvent,
+    TrialRequest,
+)
 from autotune.settings import data_folder
 from autotune.spec import Failure, FailureKind
 from autotune.spec.texts.secrets import without
@@ -75,7 +82,9 @@ class ProgramAttempt:
         nodes = self.placement.nnodes
         what = f"{nodes} nodes with {ranks} each" if nodes > 1 else f"{ranks} on one node"
         self.waiting = PlacementWait(job.request, what, now_s)
-        self._nodes = [_Node(handle, number, ready=handle.ready) for number, handle in enumerate(place.handles)]
+        self._nodes = [
+            _Node(handle, number, ready=handle.ready) for number, handle in enumerate(place.handles)
+        ]
         self._trial = ProgramTrial(job.request, [job.reader() for _ in self._nodes], now_s)
         self._secrets = job.secrets
         self._ends: list[NodeEnd] = []
@@ -117,7 +126,9 @@ class ProgramAttempt:
         self._begun = True
         first = self._nodes[0].handle
         for node in self._nodes:
-            node.handle.begin(self.job.order(node.number, master_addr=first.address, master_port=first.port))
+            node.handle.begin(
+                self.job.order(node.number, master_addr=first.address, master_port=first.port)
+            )
 
     def hold(self, now_s: float) -> None:
         """The time until now does not count: the nodes are not placed yet."""
@@ -143,7 +154,11 @@ class ProgramAttempt:
                 node.ready = True
                 self.begin(now_s)
             case "started":
-                node.started, node.hostname, node.gpus = True, message["hostname"], tuple(message["gpus"])
+                node.started, node.hostname, node.gpus = (
+                    True,
+                    message["hostname"],
+                    tuple(message["gpus"]),
+                )
                 self._announce_start()
             case "lines":
                 self._read(node, message, now_s)
@@ -178,7 +193,10 @@ class ProgramAttempt:
     def _read(self, node: _Node, message: Message, now_s: float) -> None:
         left_out = LeftOut.of(message)
         gap = [f"[autotune left out {left_out.text}: more than it can read]"] if left_out else []
-        texts = [(arrived_s, without(self._secrets, line[:MAX_LINE])) for arrived_s, line in message["lines"]]
+        texts = [
+            (arrived_s, without(self._secrets, line[:MAX_LINE]))
+            for arrived_s, line in message["lines"]
+        ]
         lines = (*gap, *(line for _, line in texts))
         for line in lines:
             node.tail.append(line)
@@ -192,14 +210,20 @@ class ProgramAttempt:
         if not self._announced and all(node.started for node in self._nodes):
             self._announced = True
             per_node = self.job.placement.nproc_per_node
-            ranks = [tuple(range(n * per_node, (n + 1) * per_node)) for n in range(len(self._nodes))]
-            places = (NodePlace(node=n.hostname, ranks=ranks[n.number], gpus=n.gpus) for n in self._nodes)
+            ranks = [
+                tuple(range(n * per_node, (n + 1) * per_node)) for n in range(len(self._nodes))
+            ]
+            places = (
+                NodePlace(node=n.hostname, ranks=ranks[n.number], gpus=n.gpus) for n in self._nodes
+            )
             self._events.append(AttemptStarted(id=self.job.request.id, places=tuple(places)))
 
     def _refuse_start(self, node: _Node, reason: str) -> None:
         where = f" on node {node.number} ({node.handle.address})" if len(self._nodes) > 1 else ""
         if not self._trial.ending:
-            self._trial.refuse(FailureKind.ERROR, f"the program cannot be started{where}: {reason}", reason)
+            self._trial.refuse(
+                FailureKind.ERROR, f"the program cannot be started{where}: {reason}", reason
+            )
 
     def _who(self, node: _Node) -> dict[str, Any]:
         return {"node": node.number, "address": node.handle.address, "log_tail": tuple(node.tail)}
@@ -248,7 +272,9 @@ class ProgramAttempt:
 class ProgramRunner(AttemptRunner[ProgramJob, ProgramAttempt]):
     """Runs programs at once as long as there are places for them. A `TrialRunner` but for the trainers, which its owner names."""
 
-    def __init__(self, places: ProgramPlaces, *, patience: Patience | None = None, logs: Path | None = None) -> None:
+    def __init__(
+        self, places: ProgramPlaces, *, patience: Patience | None = None, logs: Path | None = None
+    ) -> None:
         """`places`: closed with the runner; `logs`: where logs of failed attempts are kept, by default in the user's data folder."""
         super().__init__(places, patience)
         self._places, self._logs = places, logs
@@ -285,6 +311,8 @@ class ProgramRunner(AttemptRunner[ProgramJob, ProgramAttempt]):
             return event
         folder = keep_logs(self._logs or data_folder() / "logs", event.id, attempt.logs)
         tail = (
-            (*failure.log_tail, f"[autotune keeps the logs of all nodes in {folder}]") if folder else failure.log_tail
+            (*failure.log_tail, f"[autotune keeps the logs of all nodes in {folder}]")
+            if folder
+            else failure.log_tail
         )
         return replace(event, failure=replace(failure, log_tail=tail))

@@ -26,7 +26,9 @@ USUAL_PREFIXES = (
 """beginnings of the names of further ones"""
 
 
-STARTERS = frozenset({"srun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "jsrun", "flux"})
+STARTERS = frozenset(
+    {"srun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "jsrun", "flux"}
+)
 """programs that start the tasks of a job, and find it by its variables"""
 
 

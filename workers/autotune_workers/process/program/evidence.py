@@ -54,7 +54,9 @@ class NodeEnd:
         return bool(self.gone) or (not self.was_told and self.code != 0)
 
 
-def explain(ends: Sequence[NodeEnd], causes: Sequence[CauseReader], steps_done: int) -> Evidence | None:
+def explain(
+    ends: Sequence[NodeEnd], causes: Sequence[CauseReader], steps_done: int
+) -> Evidence | None:
     """The evidence of the node that failed first; None when all ended well. `ends`: in the order of their ending; `causes`: what was read of
     each node's log."""
     failed = sorted((end for end in ends if end.failed), key=lambda end: not end.gone)
@@ -63,7 +65,9 @@ def explain(ends: Sequence[NodeEnd], causes: Sequence[CauseReader], steps_done: 
     if cause is None:
         return None
     blamed = next(end for evidence, end in found if evidence is cause)
-    return replace(cause, log_tail=log_tail(ends, replace(blamed, log_tail=cause.log_tail or blamed.log_tail)))
+    return replace(
+        cause, log_tail=log_tail(ends, replace(blamed, log_tail=cause.log_tail or blamed.log_tail))
+    )
 
 
 def log_tail(ends: Sequence[NodeEnd], first: NodeEnd | None = None) -> tuple[str, ...]:
@@ -82,7 +86,10 @@ def rank_behind(ends: Sequence[NodeEnd]) -> tuple[int, str] | None:
     begun: dict[int, dict[str, list[Any]]] = {}
     for end in ends:
         begun |= {int(rank): groups for rank, groups in end.collectives.items() if rank.isdigit()}
-    counts = {rank: {group: number for group, (number, _) in groups.items()} for rank, groups in begun.items()}
+    counts = {
+        rank: {group: number for group, (number, _) in groups.items()}
+        for rank, groups in begun.items()
+    }
     found = behind(counts)
     if not found:
         return None
@@ -102,7 +109,9 @@ def _of_node(end: NodeEnd, causes: CauseReader, steps_done: int, nodes: int) -> 
         is_named = nodes == 1 or (end.address and end.address in end.gone)
         why = end.gone if is_named else f"{where}: {end.gone}"
         return of_death(rank=None, code=None, step=step, log_tail=end.log_tail, why=why)
-    told = weigh(causes.evidence(causes.steps_heard, kernel_oom=end.kernel_oom))  # what peers did later says nothing
+    told = weigh(
+        causes.evidence(causes.steps_heard, kernel_oom=end.kernel_oom)
+    )  # what peers did later says nothing
     is_explained = told is not None and told.weight not in ("echo", "timeout")
     death = of_death(
         rank=None,
@@ -115,7 +124,9 @@ def _of_node(end: NodeEnd, causes: CauseReader, steps_done: int, nodes: int) -> 
     if told is None or (death.weight == "memory" and told.weight not in ("memory", "verdict")):
         evidence = death
     elif told.weight == "echo":
-        evidence = replace(death, message=f"{death.message}: {told.exception}"[:400], log_tail=told.log_tail)
+        evidence = replace(
+            death, message=f"{death.message}: {told.exception}"[:400], log_tail=told.log_tail
+        )
     else:
         evidence = told
     if nodes == 1:

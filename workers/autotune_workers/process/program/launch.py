@@ -46,7 +46,11 @@ class ProgramJob:
     @property
     def secrets(self) -> frozenset[str]:
         """What its program may print and nobody shall keep."""
-        taken = {f"{name}_TOKEN": self.launch.env[name] for name in self.launch.env if self._is_taken(name)}
+        taken = {
+            f"{name}_TOKEN": self.launch.env[name]
+            for name in self.launch.env
+            if self._is_taken(name)
+        }
         return secrets_of(taken, self.launch.argv, self.launch.env, self.launch.files)
 
     def _is_taken(self, name: str) -> bool:
@@ -96,13 +100,17 @@ def prepare(request: TrialRequest, *, is_local: bool) -> ProgramJob:
         program = _program(whose.name, launch, cwd, upload=upload)
         env = {**_taken(launch.env), "PATH": search_path(launch.env, launch.programs_folder)}
     launch = replace(launch, argv=(program, *launch.argv[1:]), env=env, cwd="." if upload else cwd)
-    return ProgramJob(request=request, launch=launch, placement=placement, upload=cwd if upload else "")
+    return ProgramJob(
+        request=request, launch=launch, placement=placement, upload=cwd if upload else ""
+    )
 
 
 def _taken(env: Mapping[str, str]) -> dict[str, str]:
     """The variables, those that the spec takes from the environment with their values there. Raises `RunnerError`."""
     ours = program_environment(with_job=True)
-    missing = [name for name, value in env.items() if value == FROM_ENVIRONMENT and name not in ours]
+    missing = [
+        name for name, value in env.items() if value == FROM_ENVIRONMENT and name not in ours
+    ]
     if missing:
         raise RunnerError(
             f"the spec takes {' and '.join(missing)} from the environment, but no such variable is set",
@@ -130,5 +138,9 @@ def _named_program(launch: Launch, cwd: str, *, upload: bool) -> str:
     """The program as the launch names it: its path, or a plain name that the node looks for in its own PATH."""
     named = launch.argv[0]
     if os.path.dirname(named):  # of the folder that is sent along it stays relative
-        return named if upload and not os.path.isabs(named) else os.path.normpath(os.path.join(cwd, named))
+        return (
+            named
+            if upload and not os.path.isabs(named)
+            else os.path.normpath(os.path.join(cwd, named))
+        )
     return os.path.join(launch.programs_folder, named) if launch.python else named

@@ -64,7 +64,9 @@ class StepArrivals:
             return False
         if last.number is not None and (line.number is None or line.number <= last.number):
             return False
-        if not self._waiting and line.arrived_s - self._first_s < RESOLUTION_S:  # at once with the first
+        if (
+            not self._waiting and line.arrived_s - self._first_s < RESOLUTION_S
+        ):  # at once with the first
             self._counted = line
             self.at_once += 1
             return False
@@ -78,7 +80,11 @@ class StepArrivals:
     def take(self) -> tuple[float, list[StepLine]]:
         """The lines that wait, and the seconds of the step that each of them ends; no lines where that cannot be told yet."""
         lines, before = self._waiting, self._counted
-        if not lines or before is None or (elapsed_s := lines[-1].arrived_s - before.arrived_s) < RESOLUTION_S:
+        if (
+            not lines
+            or before is None
+            or (elapsed_s := lines[-1].arrived_s - before.arrived_s) < RESOLUTION_S
+        ):
             return 0.0, []
         numbered = lines[-1].number is not None and before.number is not None
         steps = lines[-1].number - before.number if numbered else len(lines)  # type: ignore[operator]
@@ -165,7 +171,11 @@ class ProgramLog:
             tokens_per_step=self._tokens, sequences_per_step=self._sequences, num_ranks=self._ranks
         )
         if time_s is None:
-            return self._arrive(metrics, arrived_s) if metrics.ends_step and not self._tells_times else []
+            return (
+                self._arrive(metrics, arrived_s)
+                if metrics.ends_step and not self._tells_times
+                else []
+            )
         if not 0 < time_s < math.inf or self._tells_times is False:
             return []
         self._tells_times = True
@@ -194,7 +204,9 @@ class ProgramLog:
         self._tells_times = False
         found, together = [], max(1, len(lines) // self._per_step)
         for line in lines:
-            found += self._end_part(line.said, time_s, "arrival", RESOLUTION_S, line.arrived_s, together)
+            found += self._end_part(
+                line.said, time_s, "arrival", RESOLUTION_S, line.arrived_s, together
+            )
         return found
 
     def _arrive(self, metrics: StepMetrics, arrived_s: float) -> list[LoggedStep]:
@@ -208,7 +220,13 @@ class ProgramLog:
         return held
 
     def _end_part(
-        self, said: StepMetrics, time_s: float, source: str, resolution_s: float, arrived_s: float, together: int = 1
+        self,
+        said: StepMetrics,
+        time_s: float,
+        source: str,
+        resolution_s: float,
+        arrived_s: float,
+        together: int = 1,
     ) -> list[LoggedStep]:
         self._parts.append(time_s)
         self._said_of_parts = _joined(self._said_of_parts, said)

@@ -36,7 +36,11 @@ class ObservedProgram:
     """What has been seen of one run."""
 
     def __init__(
-        self, name: str, options: Mapping[str, Any], workload: Workload | None, config: ParallelConfig | None
+        self,
+        name: str,
+        options: Mapping[str, Any],
+        workload: Workload | None,
+        config: ParallelConfig | None,
     ) -> None:
         """`name`, `options`: of the trainer by which its log is read; `workload`, `config`: what it trains, where that is known."""
         self._workload, self._config = workload, config
@@ -86,9 +90,13 @@ class ObservedProgram:
     @staticmethod
     def versions(command: Sequence[str]) -> dict[str, str]:
         """Of this machine, and the commit of the first of these words that is a file."""
-        program = next((word for word in command if word.endswith((".py", ".sh")) and os.path.isfile(word)), "")
+        program = next(
+            (word for word in command if word.endswith((".py", ".sh")) and os.path.isfile(word)), ""
+        )
         commit = commit_of(os.path.dirname(os.path.abspath(program))) if program else ""
-        of_machine = {name: value for name, value in versions().items() if name in ("kernel", "driver")}
+        of_machine = {
+            name: value for name, value in versions().items() if name in ("kernel", "driver")
+        }
         return {**of_machine, **({"commit": commit} if commit else {})}
 
     def evidence(self, **known: Any) -> Evidence | None:
@@ -160,7 +168,9 @@ class ObservedProgram:
         gpu = self._workload.cluster.gpu
         return replace(
             found,
-            tokens_per_step=round(self._config.global_batch_size * self._workload.tokens_per_sequence),
+            tokens_per_step=round(
+                self._config.global_batch_size * self._workload.tokens_per_sequence
+            ),
             num_ranks=self._config.world_size,
             flops_per_token=training_flops_per_token(self._workload),
             peak_flops_per_s=gpu.peak_flops_per_s.get(self._config.precision),
@@ -180,6 +190,8 @@ def _without_rates(read: LineReader) -> LineReader:
 
     def reader(line: str) -> StepMetrics | None:
         found = read(line)
-        return found and replace(found, tokens_per_s=None, tokens_per_s_per_gpu=None, samples_per_s=None)
+        return found and replace(
+            found, tokens_per_s=None, tokens_per_s_per_gpu=None, samples_per_s=None
+        )
 
     return reader

@@ -78,13 +78,17 @@ class ProgramProbe:
 
     def shows_life(self, reports: Iterable[Mapping[str, Any]], node: int) -> bool:
         """Whether a report is of something that the program did. Its watch reports even while it waits for good: then each process stays at one place."""
-        signs = [r.get("kind") != "watch" or self._has_moved(r, (node, r.get("pid"))) for r in reports]
+        signs = [
+            r.get("kind") != "watch" or self._has_moved(r, (node, r.get("pid"))) for r in reports
+        ]
         return any(signs)
 
     def _has_moved(self, report: Mapping[str, Any], who: tuple[int, Any]) -> bool:
         before = self._places.get(who)
         now = self._places[who] = {tuple(place): count for *place, count in report.get("lines", ())}
-        return before is None or sum(count > before.get(place, 0) for place, count in now.items()) > 1
+        return (
+            before is None or sum(count > before.get(place, 0) for place, count in now.items()) > 1
+        )
 
     def hear(self, reports: Iterable[Mapping[str, Any]], node: int) -> list[SeenStep]:
         """Reports of a node; the steps that they end. Reports that are not understood are left out."""
@@ -105,7 +109,9 @@ class ProgramProbe:
                     self.has_own_updates = True
                     self.troubles.append(str(report.get("error")))
                 case "facts" if self._leader in (None, who):
-                    self.facts = {name: value for name, value in report.items() if name not in ("kind", "pid")}
+                    self.facts = {
+                        name: value for name, value in report.items() if name not in ("kind", "pid")
+                    }
                 case "files":
                     for path, how, existed, kept in report.get("files", ()):
                         self._note_file(str(path), how, bool(existed), bool(kept))
@@ -138,9 +144,13 @@ class ProgramProbe:
         steps = [step for step in self.steps if step.micro_batches or step.sequences]
         if not steps:
             return None
-        of = Counter((step.micro_batches, step.sequences, step.tokens, step.backwards) for step in steps)
+        of = Counter(
+            (step.micro_batches, step.sequences, step.tokens, step.backwards) for step in steps
+        )
         usual = of.most_common(1)[0][0]
-        return next(s for s in steps if (s.micro_batches, s.sequences, s.tokens, s.backwards) == usual)
+        return next(
+            s for s in steps if (s.micro_batches, s.sequences, s.tokens, s.backwards) == usual
+        )
 
     @property
     def processes(self) -> int:
@@ -155,7 +165,9 @@ class ProgramProbe:
         same_data = config.tp * config.pp * config.cp
         seen = _numbered(step.micro_batches, "micro-batch", "es")
         if step.sequences and not (self._agrees(step) or self._varies):
-            each = step.sequences[0] / step.micro_batches if step.micro_batches else step.sequences[0]
+            each = (
+                step.sequences[0] / step.micro_batches if step.micro_batches else step.sequences[0]
+            )
             total = step.sequences[0] * self.processes / same_data
             groups = self.processes // same_data or 1
             where = f" on each of {groups} data-parallel ranks" if groups > 1 else ""
@@ -185,18 +197,24 @@ class ProgramProbe:
     @property
     def lengths(self) -> tuple[float, ...]:
         """Tokens per sequence of each step, where both were seen."""
-        return tuple(step.tokens / step.sequences[0] for step in self.steps if step.tokens and step.sequences)
+        return tuple(
+            step.tokens / step.sequences[0] for step in self.steps if step.tokens and step.sequences
+        )
 
     @property
     def lengths_vary(self) -> bool:
         """Whether sequences have other lengths in other steps, as where each batch is padded to its longest; packed ones have as many tokens in each step."""
         totals = [step.tokens for step in self.steps if step.tokens and step.sequences]
-        return bool(totals) and all(max(each) > (1 + TOKENS_SLACK) * min(each) for each in (totals, self.lengths))
+        return bool(totals) and all(
+            max(each) > (1 + TOKENS_SLACK) * min(each) for each in (totals, self.lengths)
+        )
 
     @property
     def _varies(self) -> bool:
         """Whether there are as many micro-batches as the config says, of sizes that differ."""
-        is_counted = all(step.micro_batches == self._request.config.accumulation_steps for step in self.steps)
+        is_counted = all(
+            step.micro_batches == self._request.config.accumulation_steps for step in self.steps
+        )
         return is_counted and len({step.sequences for step in self.steps}) >= VARYING
 
     @property

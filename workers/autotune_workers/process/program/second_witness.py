@@ -79,14 +79,25 @@ class SecondWitness:
         if len(self._logged) < LEAST or len(self._ends_s) < LEAST:
             return ""
         first, last = self._logged[0], self._logged[-1]
-        begin, end = bisect_left(self._ends_s, first.arrived_s), bisect_right(self._ends_s, last.arrived_s)
+        begin, end = (
+            bisect_left(self._ends_s, first.arrived_s),
+            bisect_right(self._ends_s, last.arrived_s),
+        )
         seen = end - begin
-        numbered = first.number is not None and last.number is not None and last.number > first.number
+        numbered = (
+            first.number is not None and last.number is not None and last.number > first.number
+        )
         counted = last.number - first.number if numbered else len(self._logged) - 1  # type: ignore[operator]
         if seen >= LEAST and numbered and abs(counted - seen) > max(1.0, TOLERANCE * seen):
             return f"the log counts {counted} steps but the probe observed {seen} optimizer steps"
-        if first.time_from == "arrival" and not numbered and abs(counted - seen) > max(1.0, TOLERANCE * seen):
-            return f"the log has {counted} step lines, but the probe observed {seen} optimizer steps"
+        if (
+            first.time_from == "arrival"
+            and not numbered
+            and abs(counted - seen) > max(1.0, TOLERANCE * seen)
+        ):
+            return (
+                f"the log has {counted} step lines, but the probe observed {seen} optimizer steps"
+            )
         said_s, seen_s = median(step.time_s for step in self._logged[1:]), median(self._times_s[1:])
         if first.time_from != "arrival" and abs(said_s - seen_s) > TOLERANCE * seen_s:
             return f"the log says {format_duration(said_s)} per step, the probe observed {format_duration(seen_s)} per optimizer step"

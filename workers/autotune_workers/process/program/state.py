@@ -51,7 +51,9 @@ class ProgramTrial:
         """whose steps count: probe or log; empty if undecided"""
         self._measured_s: float | None = None
         ranks_per_node = request.config.world_size // len(readers)
-        self._causes = [CauseReader(first_rank=node * ranks_per_node) for node in range(len(readers))]
+        self._causes = [
+            CauseReader(first_rank=node * ranks_per_node) for node in range(len(readers))
+        ]
         self._measured_node: int | None = None
         self._launched_s = self._progress_s = now_s
         self._heard_s = now_s
@@ -74,7 +76,9 @@ class ProgramTrial:
         self._heard_s = now_s
         self._left_out += left_out
 
-    def hear(self, lines: Iterable[tuple[float, str]], now_s: float, node: int = 0) -> list[StepsReported]:
+    def hear(
+        self, lines: Iterable[tuple[float, str]], now_s: float, node: int = 0
+    ) -> list[StepsReported]:
         """Lines of a node's log that came together, each with the time of its arrival on the node's own clock; the steps that they end. What comes after the
         verdict says nothing more."""
         reported: list[StepsReported] = []
@@ -86,9 +90,15 @@ class ProgramTrial:
                 self._note(self._logs[node].said, arrived_s)
             reported += self._hear_steps(steps, now_s, node)
             self._causes[node].hear(line, len(self._steps))
-        return reported if self.ending else [*reported, *self._hear_steps(self._logs[node].pause(), now_s, node)]
+        return (
+            reported
+            if self.ending
+            else [*reported, *self._hear_steps(self._logs[node].pause(), now_s, node)]
+        )
 
-    def _hear_steps(self, steps: Sequence[LoggedStep], now_s: float, node: int) -> list[StepsReported]:
+    def _hear_steps(
+        self, steps: Sequence[LoggedStep], now_s: float, node: int
+    ) -> list[StepsReported]:
         if not steps or self._measured_node not in (None, node):
             return []
         self._measured_node = node
@@ -99,11 +109,16 @@ class ProgramTrial:
             return self._take(steps, now_s)
         if not self._counts:
             self._waiting += steps
-            if len(self._waiting) >= PROBE_STEPS and steps[-1].arrived_s - self._waiting[0].arrived_s >= PROBE_S:
+            if (
+                len(self._waiting) >= PROBE_STEPS
+                and steps[-1].arrived_s - self._waiting[0].arrived_s >= PROBE_S
+            ):
                 return self._count_by_log(now_s)
         return []
 
-    def see(self, reports: Iterable[Mapping[str, Any]], now_s: float, node: int = 0) -> list[StepsReported]:
+    def see(
+        self, reports: Iterable[Mapping[str, Any]], now_s: float, node: int = 0
+    ) -> list[StepsReported]:
         """What the probe says of a node; the steps that it has seen."""
         reports = list(reports)
         self._evidence.hear(reports)
@@ -153,7 +168,9 @@ class ProgramTrial:
         if self._counts == "probe":
             for place, said in self._witness.said_of_steps():
                 if place < len(self._steps):
-                    self._steps[place] = replace(self._steps[place], loss=said.loss, grad_norm=said.grad_norm)
+                    self._steps[place] = replace(
+                        self._steps[place], loss=said.loss, grad_norm=said.grad_norm
+                    )
 
     def _refuse_loss(self) -> None:
         """A program that would change a file of the user's which cannot be put back is ended before it does."""
@@ -161,7 +178,8 @@ class ProgramTrial:
             return
         law = f"the program was stopped before changing {' and '.join(files)}: an existing file that cannot be backed up (too large, or its folder is not writable)"
         self._fail(
-            FailureKind.INVALID, f"{law}; make the program write elsewhere ({{trial_dir}}), or write `outputs: keep`"
+            FailureKind.INVALID,
+            f"{law}; make the program write elsewhere ({{trial_dir}}), or write `outputs: keep`",
         )
 
     def _refuse_disagreement(self) -> None:
@@ -177,7 +195,11 @@ class ProgramTrial:
         self._steps.append(step)
         self._peaks.append(
             max(
-                (b for b in (self._probe.peak_bytes, *(log.peak_bytes for log in self._logs)) if b is not None),
+                (
+                    b
+                    for b in (self._probe.peak_bytes, *(log.peak_bytes for log in self._logs))
+                    if b is not None
+                ),
                 default=math.nan,
             )
         )
@@ -185,7 +207,10 @@ class ProgramTrial:
         if not self.ending:
             counted = [step.time_s for step in self._steps[self.request.measure.warmup_steps :]]
             verdict = trial_decision(
-                counted, self.request.measure, self.request.beat_step_time_s, together=self._together
+                counted,
+                self.request.measure,
+                self.request.beat_step_time_s,
+                together=self._together,
             )
             self._stopped = verdict.reason if verdict.stopped_early else ""
             if verdict.stop and self.request.ends_itself:
@@ -207,7 +232,9 @@ class ProgramTrial:
 
     def _refuse_divergence(self, step: LoggedStep | StepMetrics) -> None:
         problem = ""
-        if not step.skipped and not all(math.isfinite(x) for x in (step.loss, step.grad_norm) if x is not None):
+        if not step.skipped and not all(
+            math.isfinite(x) for x in (step.loss, step.grad_norm) if x is not None
+        ):
             found = {"loss": step.loss, "gradient norm": step.grad_norm}
             told = [f"{name} {value:g}" for name, value in found.items() if value is not None]
             problem = f"{' and '.join(told)} must be finite"
@@ -216,7 +243,9 @@ class ProgramTrial:
             logged = [loss for loss in known if not math.isnan(loss)]
             problem = divergence(logged, self.request.workload.model.vocab_size) if logged else ""
         if problem:
-            self._fail(FailureKind.DIVERGED, f"training diverged: {problem}", step=len(self._steps) - 1)
+            self._fail(
+                FailureKind.DIVERGED, f"training diverged: {problem}", step=len(self._steps) - 1
+            )
 
     def tick(self, now_s: float) -> None:
         """Checks the deadlines."""
@@ -248,7 +277,9 @@ class ProgramTrial:
             return "its last lines show that it is still compiling"
         is_unread = any(propose_patterns(cause.last_lines) for cause in self._causes)
         return (
-            "" if is_unread or not self.request.config.compile else "with compile its first step may still be compiling"
+            ""
+            if is_unread or not self.request.config.compile
+            else "with compile its first step may still be compiling"
         )
 
     def cancel(self) -> None:
@@ -267,20 +298,35 @@ class ProgramTrial:
             return AttemptEnded(id=self.request.id, cancelled=True)
         failure = self._cause(ends)
         if failure is not None and self._left_out:
-            failure = replace(failure, message=f"{failure.message}; left out of its log: {self._left_out.text}")
+            failure = replace(
+                failure, message=f"{failure.message}; left out of its log: {self._left_out.text}"
+            )
         if failure is not None and not failure.log_tail:
             # what a program says when it is told to end is no evidence: `SignalException: Process 71 got signal: 15`
-            heard = [replace(end, log_tail=self._causes[end.node].last_lines) if self.ending else end for end in ends]
+            heard = [
+                replace(end, log_tail=self._causes[end.node].last_lines) if self.ending else end
+                for end in ends
+            ]
             failure = replace(failure, log_tail=log_tail(heard))
         stopped = "" if failure else self._stopped
-        return AttemptEnded(id=self.request.id, failure=failure, measurement=self._measured(ends), stopped=stopped)
+        return AttemptEnded(
+            id=self.request.id, failure=failure, measurement=self._measured(ends), stopped=stopped
+        )
 
     def _cause(self, ends: Sequence[NodeEnd]) -> Failure | None:
         """Why it failed: what was decided while it ran, unless it was late because a node was lost; else what the ends of the nodes say."""
         done = len(self._steps)
-        if self._measured_s is None and not self.ending and self._probe.steps and len(self._probe.steps) < SETTLED:
+        if (
+            self._measured_s is None
+            and not self.ending
+            and self._probe.steps
+            and len(self._probe.steps) < SETTLED
+        ):
             self._refuse_disagreement()
-        is_late = self._failure is not None and self._failure.kind in (FailureKind.HANG, FailureKind.TIMEOUT)
+        is_late = self._failure is not None and self._failure.kind in (
+            FailureKind.HANG,
+            FailureKind.TIMEOUT,
+        )
         if self.ending and not (is_late and any(end.gone for end in ends)):
             return self._failure and self._with_exception(self._with_rank(self._failure, ends))
         evidence = explain(ends, self._causes, done)
@@ -288,14 +334,19 @@ class ProgramTrial:
             return evidence.failure()
         if self._measured_s is not None:
             return None
-        counted, least = max(0, done - self.request.measure.warmup_steps), self.request.measure.min_steps
+        counted, least = (
+            max(0, done - self.request.measure.warmup_steps),
+            self.request.measure.min_steps,
+        )
         if counted >= least:
             return None
         words = f"{done} steps with a time" if done else "no step with a time"
         law = f"the program ended successfully, but its log has {words}, and {least} after warm-up are needed"
         if not done and (lines := max(log.arrived_at_once for log in self._logs)) > 1:
             law += f": the lines of all its {lines} steps arrived at once, probably because output is buffered; make the program flush its output (`stdbuf -oL`, `flush=True`), or print step times"
-        return self._with_exception(Failure(kind=FailureKind.METRICS_MISSING, message=law, step=done or None))
+        return self._with_exception(
+            Failure(kind=FailureKind.METRICS_MISSING, message=law, step=done or None)
+        )
 
     def seen(self) -> ProgramSeen:
         """What the probe saw, at the end."""
@@ -340,12 +391,24 @@ class ProgramTrial:
     def _with_exception(self, failure: Failure) -> Failure:
         """A program that fell silent, with the exception that its log speaks of: one of its ranks may have raised and not ended."""
         told = weigh(e for cause in self._causes for e in cause.evidence(len(self._steps)))
-        if told is None or failure.kind not in (FailureKind.HANG, FailureKind.TIMEOUT, FailureKind.METRICS_MISSING):
+        if told is None or failure.kind not in (
+            FailureKind.HANG,
+            FailureKind.TIMEOUT,
+            FailureKind.METRICS_MISSING,
+        ):
             return failure
         message = f"{failure.message}; before that, {told.message}"
-        return replace(failure, message=message, exception=told.exception, rank=told.rank, log_tail=told.log_tail)
+        return replace(
+            failure,
+            message=message,
+            exception=told.exception,
+            rank=told.rank,
+            log_tail=told.log_tail,
+        )
 
-    def _fail(self, kind: FailureKind, message: str, *, step: int | None = None, exception: str = "") -> None:
+    def _fail(
+        self, kind: FailureKind, message: str, *, step: int | None = None, exception: str = ""
+    ) -> None:
         self._failure = Failure(kind=kind, message=message, exception=exception, step=step)
         self.ending = True
 
@@ -361,7 +424,11 @@ class ProgramTrial:
 
     def _measured(self, ends: Sequence[NodeEnd]) -> Measurement | None:
         """What was seen after warm-up."""
-        warmup, workload, config = self.request.measure.warmup_steps, self.request.workload, self.request.config
+        warmup, workload, config = (
+            self.request.measure.warmup_steps,
+            self.request.workload,
+            self.request.config,
+        )
         steps, peaks = self._steps[warmup:], tuple(self._peaks[warmup:])
         if not steps:
             return None

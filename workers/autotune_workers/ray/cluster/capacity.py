@@ -59,7 +59,10 @@ class ClusterCapacity:
         """Whether there is room for ranks that are placed like this without this node too, wherever with it there is; then the node counts no more.
         Raises `RunnerError` when the head does not answer."""
         cluster, seen, kinds = self._cluster, self._seen, (False, True)
-        had, before = [not self.shortage(placement, whole=whole) for whole in kinds], cluster.left_out
+        had, before = (
+            [not self.shortage(placement, whole=whole) for whole in kinds],
+            cluster.left_out,
+        )
         cluster.left_out, self._seen = before | {node}, set()
         has = [not self.shortage(placement, whole=whole) for whole in kinds]
         if has == had:
@@ -90,9 +93,13 @@ class ClusterCapacity:
         ranks, nodes = placement.world_size, placement.nnodes
         if nodes == 1 and not whole:
             asks = " and ".join(f"{ranks * v:g} {k}" for k, v in self.bundle.items())
-            has = "all nodes together have " + " and ".join(f"{self._total(k):g} {k}" for k in self.bundle)
+            has = "all nodes together have " + " and ".join(
+                f"{self._total(k):g} {k}" for k in self.bundle
+            )
         else:
-            each = " and ".join(f"{placement.nproc_per_node * v:g} {k}" for k, v in self.bundle.items())
+            each = " and ".join(
+                f"{placement.nproc_per_node * v:g} {k}" for k, v in self.bundle.items()
+            )
             asks = f"{nodes} nodes with {each} each" if nodes > 1 else f"one node with {each}"
             has = f"the cluster has {self._large_enough(placement) or 'no'} such node{'s' * (nodes > 1)}"
         return f"{ranks} ranks can never be placed: they need {asks}, but {has}; use fewer ranks, or a larger cluster"
@@ -101,7 +108,9 @@ class ClusterCapacity:
         """What the cluster has lost since it was large enough for ranks that are placed like this; empty when it is large enough."""
         with contextlib.suppress(Exception):
             self.count()
-        if _holds(self._sizes, placement, whole) or not any(_holds(sizes, placement, whole) for sizes in self._seen):
+        if _holds(self._sizes, placement, whole) or not any(
+            _holds(sizes, placement, whole) for sizes in self._seen
+        ):
             return ""
         had, has = max(map(len, self._seen)), len(self._sizes)
         if has < had:
@@ -120,7 +129,9 @@ class ClusterCapacity:
         from ray.util.placement_group import placement_group_table
 
         with contextlib.suppress(Exception):
-            return bool(self._cluster.ask(lambda: placement_group_table(group))["state"] == "CREATED")
+            return bool(
+                self._cluster.ask(lambda: placement_group_table(group))["state"] == "CREATED"
+            )
         return False
 
     def is_wanted(self) -> bool:

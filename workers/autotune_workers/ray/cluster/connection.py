@@ -57,7 +57,11 @@ _METRICS_BY_OPEN_TELEMETRY = "RAY_enable_open_telemetry"
 """off: the thread that reports a driver's metrics this way outlives `ray.shutdown`, and crashes the process when it wakes up while that exits"""
 
 
-_QUIET = ("RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", _METRICS_BY_OPEN_TELEMETRY)
+_QUIET = (
+    "RAY_USAGE_STATS_ENABLED",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO",
+    _METRICS_BY_OPEN_TELEMETRY,
+)
 """switches of Ray that are off unless the environment says otherwise"""
 
 
@@ -67,7 +71,9 @@ class RayCluster:
     _step: RayStep | None = None
     """what holds a cluster that was started in an allocation"""
 
-    def __init__(self, *, address: str | None, num_cpus: int | None, num_gpus: int | None, dashboard: bool) -> None:
+    def __init__(
+        self, *, address: str | None, num_cpus: int | None, num_gpus: int | None, dashboard: bool
+    ) -> None:
         """Joins or starts. Raises `MissingExtraError` without Ray, `RunnerError` when Ray cannot be reached or started."""
         self.is_here = False
         """whether the cluster was started here, so that all of it is on this machine"""
@@ -114,7 +120,9 @@ class RayCluster:
 
     def _start(self, num_cpus: int | None, num_gpus: int | None, dashboard: bool) -> None:
         root = tempfile.gettempdir()
-        self._temp = tempfile.mkdtemp(prefix="at-", dir=root if len(root) <= _LONGEST_TEMP else "/tmp")
+        self._temp = tempfile.mkdtemp(
+            prefix="at-", dir=root if len(root) <= _LONGEST_TEMP else "/tmp"
+        )
         os.chmod(self._temp, 0o700)
         self.is_here = True
         self._watchdog = subprocess.Popen(
@@ -140,7 +148,11 @@ class RayCluster:
     def _start_on_nodes(self, job: Allocation, num_cpus: int | None, num_gpus: int | None) -> None:
         quiet = {name: os.environ[name] for name in _QUIET}
         self._step = RayStep(
-            job, num_cpus=num_cpus, num_gpus=num_gpus, object_store_bytes=OBJECT_STORE_BYTES, environment=quiet
+            job,
+            num_cpus=num_cpus,
+            num_gpus=num_gpus,
+            object_store_bytes=OBJECT_STORE_BYTES,
+            environment=quiet,
         )
         try:
             address = self._step.wait_for_head()
@@ -179,7 +191,9 @@ class RayCluster:
 
     def nodes(self) -> list[dict[str, float]]:
         """Resources of each living node that gets ranks. Raises `RunnerError` when the head does not answer."""
-        return [dict(node["Resources"]) for node in self._living() if not is_among(node, self.left_out)]
+        return [
+            dict(node["Resources"]) for node in self._living() if not is_among(node, self.left_out)
+        ]
 
     def has(self, name: str) -> bool:
         """Whether a living node has this hostname or address. Raises `RunnerError` when the head does not answer."""
@@ -214,7 +228,10 @@ class RayCluster:
         self._checked_s = now_s
         self._check_step()
         if self._silent_for() >= HEAD_GONE_S:
-            self._retry_at_s, self._unanswered = math.inf, f"accepted no connection for {HEAD_GONE_S:g} s"
+            self._retry_at_s, self._unanswered = (
+                math.inf,
+                f"accepted no connection for {HEAD_GONE_S:g} s",
+            )
             raise self._no_answer(self._unanswered)
 
     def _check_step(self) -> None:
@@ -289,7 +306,9 @@ class RayCluster:
             if self.is_here:
                 ray.shutdown()
             else:  # which waits for the head, should it be gone
-                leaving = threading.Thread(target=ray.shutdown, name="autotune-ray-shutdown", daemon=True)
+                leaving = threading.Thread(
+                    target=ray.shutdown, name="autotune-ray-shutdown", daemon=True
+                )
                 leaving.start()
                 leaving.join(self._leave_s)
         if (
@@ -342,7 +361,9 @@ def _own_token(folder: Path) -> Iterator[None]:
     ):
         yield
         return
-    from ray._private.authentication.authentication_token_generator import generate_new_authentication_token
+    from ray._private.authentication.authentication_token_generator import (
+        generate_new_authentication_token,
+    )
 
     path = folder / "auth_token"
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -387,7 +408,11 @@ def _own_signals() -> Iterator[None]:
     from ray._private import utils
 
     of_ray: Any = _raylet  # compiled, without types
-    ours, replace, connection = signal.getsignal(signal.SIGTERM), utils.set_sigterm_handler, of_ray.CoreWorker
+    ours, replace, connection = (
+        signal.getsignal(signal.SIGTERM),
+        utils.set_sigterm_handler,
+        of_ray.CoreWorker,
+    )
 
     def connected(*arguments: Any, **options: Any) -> Any:
         made = connection(*arguments, **options)
@@ -405,7 +430,11 @@ def _own_signals() -> Iterator[None]:
 def spread_allocation() -> Allocation | None:
     """The allocation of this process if Ray is to be started on its nodes: it has several, or trials run in a container, and this is one of them."""
     job = allocation()
-    return job if job is not None and (job.num_nodes > 1 or in_container()) and is_on_a_node(job.hosts()) else None
+    return (
+        job
+        if job is not None and (job.num_nodes > 1 or in_container()) and is_on_a_node(job.hosts())
+        else None
+    )
 
 
 @contextlib.contextmanager
@@ -429,7 +458,10 @@ def answers_on_loopback(address: str) -> bool:
 
     is_local = host in ("127.0.0.1", "localhost")
     for name in ("127.0.0.1", get_node_ip_address()) if is_local else (host,):
-        with contextlib.suppress(OSError), socket.create_connection((name, int(port)), timeout=CONNECT_S):
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection((name, int(port)), timeout=CONNECT_S),
+        ):
             return is_local and name == "127.0.0.1"
     raise RunnerError(
         f"no Ray cluster answers at {address}",

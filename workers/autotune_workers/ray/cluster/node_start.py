@@ -28,10 +28,25 @@ START_S, RAYS_PATIENCE_S = 240.0, 120.0
 
 def main(folder: Path, temp: str, options: list[str]) -> int:
     """Ray's exit status."""
-    number, name = os.environ["SLURM_NODEID"], os.environ.get("SLURMD_NODENAME", socket.gethostname())
+    number, name = (
+        os.environ["SLURM_NODEID"],
+        os.environ.get("SLURMD_NODENAME", socket.gethostname()),
+    )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    argv = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
-    argv += [f"--temp-dir={temp}", "--include-log-monitor=false", "--dashboard-agent-listen-port=0", *_sizes(options)]
+    argv = [
+        sys.executable,
+        "-m",
+        "ray.scripts.scripts",
+        "start",
+        "--block",
+        "--disable-usage-stats",
+    ]
+    argv += [
+        f"--temp-dir={temp}",
+        "--include-log-monitor=false",
+        "--dashboard-agent-listen-port=0",
+        *_sizes(options),
+    ]
     code = 1
     Path(temp).mkdir(mode=0o700, exist_ok=True)
     try:
@@ -39,7 +54,12 @@ def main(folder: Path, temp: str, options: list[str]) -> int:
             address = _own_address(os.environ.get("SLURM_LAUNCH_NODE_IPADDR", ""))
             # Ray's usual port of the client server is taken where another job's head runs on this node, and without that server a head ends
             port, clients = _free_port(address), _free_port(address)
-            argv += ["--head", f"--port={port}", f"--ray-client-server-port={clients}", "--include-dashboard=false"]
+            argv += [
+                "--head",
+                f"--port={port}",
+                f"--ray-client-server-port={clients}",
+                "--include-dashboard=false",
+            ]
             head = f"{address}:{port}"
         else:
             head = _read_head(folder / HEAD)
@@ -48,7 +68,9 @@ def main(folder: Path, temp: str, options: list[str]) -> int:
         end_s = time.monotonic() + START_S
         while code and time.monotonic() < end_s:
             began_s = time.monotonic()
-            code = _run([*argv, f"--node-ip-address={address}"], folder, head if number == "0" else "")
+            code = _run(
+                [*argv, f"--node-ip-address={address}"], folder, head if number == "0" else ""
+            )
             if time.monotonic() - began_s > RAYS_PATIENCE_S:
                 break  # it ran
             watchdog.kill_all(temp)

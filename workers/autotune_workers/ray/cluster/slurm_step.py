@@ -58,11 +58,24 @@ class RayStep:
         temp = f"/tmp/at-{job.job}-{job.restarts}-{self._folder.name[-4:]}"  # short: Ray's sockets lie below it
         sizes = {"--num-cpus": num_cpus, "--num-gpus": num_gpus}
         options = [f"{name}={size}" for name, size in sizes.items() if size is not None]
-        command = job.srun("--no-kill", f"--output={self._folder}/ray-%n.log", f"--chdir={Path.cwd()}")
-        command += ["python3" if in_container() else sys.executable, "-m", node_start.__name__, str(self._folder), temp]
+        command = job.srun(
+            "--no-kill", f"--output={self._folder}/ray-%n.log", f"--chdir={Path.cwd()}"
+        )
+        command += [
+            "python3" if in_container() else sys.executable,
+            "-m",
+            node_start.__name__,
+            str(self._folder),
+            temp,
+        ]
         self._process = subprocess.Popen(
             [*command, *options, f"--object-store-memory={object_store_bytes}"],
-            env={**step_environment(), **environment, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.token)},
+            env={
+                **step_environment(),
+                **environment,
+                "RAY_AUTH_MODE": "token",
+                "RAY_AUTH_TOKEN_PATH": str(self.token),
+            },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -109,16 +122,31 @@ class RayStep:
 
     def _check_start(self) -> None:
         if self._process.poll() is not None:
-            said = self._process.stderr.read().decode(errors="replace").strip() if self._process.stderr else ""
+            said = (
+                self._process.stderr.read().decode(errors="replace").strip()
+                if self._process.stderr
+                else ""
+            )
             if self._process.returncode < 0 or self._process.returncode >= 128:
                 raise self.ended_error()
-            raise self._failed(f"srun could not start Ray (exit code {self._process.returncode}): {said[-500:]}")
-        ended = {file.name.removeprefix("end-"): file.read_text().split()[0] for file in self._folder.glob("end-*")}
+            raise self._failed(
+                f"srun could not start Ray (exit code {self._process.returncode}): {said[-500:]}"
+            )
+        ended = {
+            file.name.removeprefix("end-"): file.read_text().split()[0]
+            for file in self._folder.glob("end-*")
+        }
         if ended:
-            raise self._failed(f"Ray ended on {', '.join(ended.values())} before it ran on all nodes")
+            raise self._failed(
+                f"Ray ended on {', '.join(ended.values())} before it ran on all nodes"
+            )
 
     def _failed(self, what: str) -> RunnerError:
-        tails = [f"{log.stem}: {text}" for log in sorted(self._folder.glob("ray-*.log")) if (text := _last_lines(log))]
+        tails = [
+            f"{log.stem}: {text}"
+            for log in sorted(self._folder.glob("ray-*.log"))
+            if (text := _last_lines(log))
+        ]
         return RunnerError(
             f"{what}. {' | '.join(tails[:4])}".strip(),
             remedy="all nodes must see the working folder, the Python environment and each other; "
@@ -167,5 +195,7 @@ class RayStep:
 def _last_lines(log: Path) -> str:
     with contextlib.suppress(OSError):
         plain = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(errors="replace"))
-        return " / ".join(line for line in plain.strip().splitlines() if " INFO " not in line)[-400:]
+        return " / ".join(line for line in plain.strip().splitlines() if " INFO " not in line)[
+            -400:
+        ]
     return ""

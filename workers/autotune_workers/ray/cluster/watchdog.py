@@ -26,7 +26,11 @@ def holders(folder: str) -> list[int]:
             with open(f"/proc/{name}/cmdline", "rb") as file:
                 command = file.read()
             is_rays = command.startswith(b"ray::")
-            links = [os.readlink(f"/proc/{name}/fd/{fd}") for fd in os.listdir(f"/proc/{name}/fd")] if is_rays else []
+            links = (
+                [os.readlink(f"/proc/{name}/fd/{fd}") for fd in os.listdir(f"/proc/{name}/fd")]
+                if is_rays
+                else []
+            )
         except OSError:  # gone meanwhile, or somebody else's
             continue
         words = [os.fsdecode(word) for word in command.split(b"\0")]
@@ -41,7 +45,9 @@ def kill_all(folder: str) -> None:
     end_all(folder, (signal.SIGKILL,))
 
 
-def end_all(folder: str, ladder: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGKILL)) -> None:
+def end_all(
+    folder: str, ladder: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGKILL)
+) -> None:
     """These signals, one after the other, to all of them; bounded in time."""
     for number in ladder:
         end_s = time.monotonic() + GRACE_S

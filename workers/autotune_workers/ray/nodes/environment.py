@@ -38,13 +38,19 @@ class NodeEnvironment:
                 f"node_env must map hostnames or addresses to variables, but is {node_env!r:.80}",
                 field="runner.node_env",
             )
-        nodes = {str(node): _variables(f"runner.node_env.{node}", its) for node, its in (node_env or {}).items()}
+        nodes = {
+            str(node): _variables(f"runner.node_env.{node}", its)
+            for node, its in (node_env or {}).items()
+        }
         return cls(env=_variables("runner.env", env or {}), node_env=nodes)
 
     def on(self, address: str) -> dict[str, str]:
         """The variables for this machine, which has this address in the cluster."""
         names = (*names_of(socket.gethostname()), address)
-        return {**self.env, **{k: v for n in dict.fromkeys(names) for k, v in self.node_env.get(n, {}).items()}}
+        return {
+            **self.env,
+            **{k: v for n in dict.fromkeys(names) for k, v in self.node_env.get(n, {}).items()},
+        }
 
     def for_nobody(self, hostnames: Iterable[str], addresses: Iterable[str]) -> list[str]:
         """The entries of `node_env` that are for none of these nodes."""
@@ -61,8 +67,14 @@ def _variables(where: str, given: Any) -> dict[str, str]:
     for name, value in given.items():
         if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
             raise SpecError(f"{name!r} is not a valid name of an environment variable", field=where)
-        if not isinstance(value, str | int | float) or isinstance(value, bool) or "\0" in str(value):
-            raise SpecError(f"{name} must be text, but is {value!r:.80}", remedy="put it in quotes", field=where)
+        if (
+            not isinstance(value, str | int | float)
+            or isinstance(value, bool)
+            or "\0" in str(value)
+        ):
+            raise SpecError(
+                f"{name} must be text, but is {value!r:.80}", remedy="put it in quotes", field=where
+            )
     return {name: str(value) for name, value in given.items()}
 
 

@@ -68,7 +68,9 @@ class NodeHost(OwnedActor):
                 return
             self._attempt = attempt
         self._end_program()
-        self._tell({"event": "ready", "address": self._address, "port": free_port(self._address)}, attempt)
+        self._tell(
+            {"event": "ready", "address": self._address, "port": free_port(self._address)}, attempt
+        )
 
     def begin(self, owner: str, attempt: int, order: ProgramOrder) -> None:
         """Starts the program of that attempt."""
@@ -93,7 +95,10 @@ class NodeHost(OwnedActor):
                 lease_s=self._lease_s,
             )
             self._reader = threading.Thread(
-                target=self._relay, args=(keeper, attempt), name="autotune-keeper-reader", daemon=True
+                target=self._relay,
+                args=(keeper, attempt),
+                name="autotune-keeper-reader",
+                daemon=True,
             )
             self._reader.start()
 
@@ -130,7 +135,10 @@ class NodeHost(OwnedActor):
         merged: list[Message] = []
         for message in super().listen(owner, heard):
             last = merged[-1] if merged else {}
-            if message["event"] == last.get("event") == "lines" and message["attempt"] == last["attempt"]:
+            if (
+                message["event"] == last.get("event") == "lines"
+                and message["attempt"] == last["attempt"]
+            ):
                 left_out = LeftOut.of(last) + LeftOut.of(message)
                 merged[-1] = {**message, "lines": last["lines"] + message["lines"]}
                 if left_out:

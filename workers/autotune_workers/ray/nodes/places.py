@@ -53,7 +53,13 @@ class RayProgramPlaces:
         groups = self._groups
         bundle = self._bundle(shape)
         package = [self._folders.reference(shape.content)] if shape.content else []
-        group = place_nodes(shape.nodes, bundle, name=name, lifetime=groups.lifetime, left_out=groups.cluster.left_out)
+        group = place_nodes(
+            shape.nodes,
+            bundle,
+            name=name,
+            lifetime=groups.lifetime,
+            left_out=groups.cluster.left_out,
+        )
         host = remote_node_host()
         handles = []
         for index in range(shape.nodes):
@@ -72,11 +78,16 @@ class RayProgramPlaces:
                 package=package,
                 abandoned_s=groups.abandoned_s,
             )
-            handles.append(RayNode(f"{name}-node-{index}", actor, groups.owner, silence=groups.silence()))
+            handles.append(
+                RayNode(f"{name}-node-{index}", actor, groups.owner, silence=groups.silence())
+            )
         return Place(handles=handles, token=group)
 
     def _bundle(self, shape: Shape) -> dict[str, float]:
-        return {name: amount * shape.ranks_per_node for name, amount in self._groups.capacity.bundle.items()}
+        return {
+            name: amount * shape.ranks_per_node
+            for name, amount in self._groups.capacity.bundle.items()
+        }
 
     def wait(self, timeout_s: float) -> list[tuple[Any, Message]]:
         """Messages of the nodes, after `timeout_s` at the latest, whatever Ray does. Raises `RunnerError` when the head of the cluster is gone."""
@@ -106,7 +117,10 @@ class RayProgramPlaces:
         for node in self._groups.handles("program"):
             node.end()
         with contextlib.suppress(Exception):  # without a head their keepers end them
-            while any(node.is_running for node in self._groups.handles("program")) and time.monotonic() < end_s:
+            while (
+                any(node.is_running for node in self._groups.handles("program"))
+                and time.monotonic() < end_s
+            ):
                 self.wait(0.1)
         self._groups.close()
         self._folders.close()

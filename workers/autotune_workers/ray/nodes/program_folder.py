@@ -71,7 +71,11 @@ def _packed(root: Path, files: list[Path]) -> PackedFolder:
     digest, archive = hashlib.sha256(), io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as packed:
         for path in files:
-            name, mode, data = path.relative_to(root).as_posix(), stat.S_IMODE(path.stat().st_mode), path.read_bytes()
+            name, mode, data = (
+                path.relative_to(root).as_posix(),
+                stat.S_IMODE(path.stat().st_mode),
+                path.read_bytes(),
+            )
             digest.update(f"{name}\0{mode}\0{len(data)}\0".encode() + data)
             entry = zipfile.ZipInfo(name)
             entry.external_attr = (stat.S_IFREG | mode) << 16
@@ -112,7 +116,9 @@ def unpack(data: bytes, folder: str | Path) -> None:
 
 def _files(root: Path, folder: Path, above: list[tuple[Path, Matcher]]) -> Iterator[Path]:
     """The files at any depth; links are followed, but not to a folder above."""
-    rules = above + [(folder, matcher) for name in IGNORE_FILES if (matcher := _matcher(folder / name))]
+    rules = above + [
+        (folder, matcher) for name in IGNORE_FILES if (matcher := _matcher(folder / name))
+    ]
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         path = Path(entry.path)
         is_folder = entry.is_dir()

@@ -15,7 +15,13 @@ from autotune.ports import TrialRequest
 from autotune_workers.gang.attempt_runner import Place
 from autotune_workers.gang.wire import Message
 from autotune_workers.ray.actor_groups import ANSWER_S, ActorGroups
-from autotune_workers.ray.janitor import group_of, is_node, orphaned_groups, remove_groups, study_prefix
+from autotune_workers.ray.janitor import (
+    group_of,
+    is_node,
+    orphaned_groups,
+    remove_groups,
+    study_prefix,
+)
 from autotune_workers.ray.ranks.handle import RayRank
 from autotune_workers.ray.sent_folders import SentFolders
 
@@ -68,7 +74,9 @@ def adopt_gangs(ours: ActorGroups, folders: SentFolders, study: str) -> list[Ado
     return [gang for gang in adopted if gang is not None]
 
 
-def _adopt(gang: str, names: list[str], ours: ActorGroups, folders: SentFolders) -> AdoptedGang | None:
+def _adopt(
+    gang: str, names: list[str], ours: ActorGroups, folders: SentFolders
+) -> AdoptedGang | None:
     import ray
     from ray.util.placement_group import get_placement_group
 
@@ -82,7 +90,9 @@ def _adopt(gang: str, names: list[str], ours: ActorGroups, folders: SentFolders)
         return None
     states: list[HostState | None]
     try:
-        states = ray.get([actor.adopt.remote(ours.owner) for actor in actors.values()], timeout=ANSWER_S)
+        states = ray.get(
+            [actor.adopt.remote(ours.owner) for actor in actors.values()], timeout=ANSWER_S
+        )
     except Exception:  # an actor is dead, or as good as dead
         states = []
     known = [state for state in states if state is not None]

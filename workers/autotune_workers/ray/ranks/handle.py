@@ -47,7 +47,13 @@ class RayRank(ActorHandle):
 
     def gone(self, why: str) -> Message:
         """Its last message, on its behalf. Its host was lost, unless we ended it ourselves."""
-        return {"event": "gone", "code": None, "kernel_oom": False, "why": why, "host_lost": not self.given_up}
+        return {
+            "event": "gone",
+            "code": None,
+            "kernel_oom": False,
+            "why": why,
+            "host_lost": not self.given_up,
+        }
 
     def accept(self, messages: list[Message]) -> list[Message]:
         """The messages of the process that is there now."""
@@ -65,7 +71,10 @@ class RayRank(ActorHandle):
     def send(self, message: Message) -> None:
         """Sends a message; order is kept. With the order to run goes the folder of the model's module, where that is sent along."""
         if message["command"] == "run" and (folder := folder_of_module(message["request"])):
-            message = {**message, "package": [self._folders.reference(self._folders.digest(folder))]}
+            message = {
+                **message,
+                "package": [self._folders.reference(self._folders.digest(folder))],
+            }
         self.call(self.actor.send, message)
 
     def begin(self) -> None:

@@ -92,7 +92,9 @@ class RankHost(OwnedActor):
 
     def _start(self, generation: int) -> RankProcess:
         rank = RankProcess(self._starter, name=self._name, environment=self._environment)
-        threading.Thread(target=self._read, args=(rank, generation), name="autotune-rank-reader", daemon=True).start()
+        threading.Thread(
+            target=self._read, args=(rank, generation), name="autotune-rank-reader", daemon=True
+        ).start()
         return rank
 
     def _read(self, rank: RankProcess, generation: int) -> None:
@@ -116,13 +118,21 @@ class RankHost(OwnedActor):
                 self._ready, self._host = True, message["host"]
             elif message["event"] == "gone":
                 self._ready, self._lost = False, True
-            elif message["event"] == "idle" and self._trial is not None and message["run"] == self._trial["run"]:
+            elif (
+                message["event"] == "idle"
+                and self._trial is not None
+                and message["run"] == self._trial["run"]
+            ):
                 self._idle = True
 
     def send(self, owner: str, message: Message) -> None:
         """Hands an order to the rank. The folder that came along with it is unpacked here, and named in it."""
         package = message.pop("package", None)
-        order = message if package is None else {**message, "request": self._unpacked(message["request"], package[0])}
+        order = (
+            message
+            if package is None
+            else {**message, "request": self._unpacked(message["request"], package[0])}
+        )
         with self._lock:
             if not self._is_owner(owner):
                 return

@@ -49,11 +49,15 @@ class RayRankPools:
         if nodes == 1:
             left_out = groups.cluster.left_out
             where = avoiding(ray.nodes(), left_out, size) if left_out else {}
-            group = placement_group([bundle] * size, strategy="PACK", name=name, lifetime=groups.lifetime, **where)
+            group = placement_group(
+                [bundle] * size, strategy="PACK", name=name, lifetime=groups.lifetime, **where
+            )
         else:
             ranks_per_bundle = placement.nproc_per_node
             whole = {resource: amount * ranks_per_bundle for resource, amount in bundle.items()}
-            group = place_nodes(nodes, whole, name=name, lifetime=groups.lifetime, left_out=groups.cluster.left_out)
+            group = place_nodes(
+                nodes, whole, name=name, lifetime=groups.lifetime, left_out=groups.cluster.left_out
+            )
         host = remote_host()
         handles = []
         for index in range(size):
@@ -77,7 +81,13 @@ class RayRankPools:
                 abandoned_s=groups.abandoned_s,
             )
             handles.append(
-                RayRank(f"{name}-rank-{index}", actor, groups.owner, self._folders, silence=groups.silence())
+                RayRank(
+                    f"{name}-rank-{index}",
+                    actor,
+                    groups.owner,
+                    self._folders,
+                    silence=groups.silence(),
+                )
             )
         return Place(handles=handles, token=group)
 
@@ -104,7 +114,11 @@ class RayRankPools:
         for rank in self._groups.handles("gang"):
             is_late = rank.kill_asked_s is not None and now_s - rank.kill_asked_s > HOST_KILL_S
             # an actor that itself is silent is not to blame for its rank: it will be found lost
-            if is_late and not self._groups.cluster.is_silent and not self._groups.is_silent(rank, HOST_KILL_S):
+            if (
+                is_late
+                and not self._groups.cluster.is_silent
+                and not self._groups.is_silent(rank, HOST_KILL_S)
+            ):
                 rank.kill_asked_s, rank.given_up = None, True
                 with contextlib.suppress(Exception):
                     ray.kill(rank.actor, no_restart=True)

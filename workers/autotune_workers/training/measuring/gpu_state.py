@@ -35,7 +35,9 @@ WORST: Mapping[str, Callable[[Iterable[int]], int]] = {
 class GpuState:
     """The readings of one GPU. Each is left out where the driver does not tell."""
 
-    def __init__(self, nvml: Any, handle: Any, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, nvml: Any, handle: Any, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         """`nvml`: the module pynvml, or what stands for it; None without NVML."""
         self._nvml, self._handle, self._clock = nvml, handle, clock
         self._before: dict[str, float] = {}
@@ -57,10 +59,14 @@ class GpuState:
         found = self._readings() | {f"{name}_before": value for name, value in self._before.items()}
         violation_s, elapsed_s = self._violation(), self._clock() - self._began_s
         if violation_s is not None and self._violation_s is not None and elapsed_s > 0:
-            found["throttled_share"] = min(1.0, max(0.0, violation_s - self._violation_s) / elapsed_s)
+            found["throttled_share"] = min(
+                1.0, max(0.0, violation_s - self._violation_s) / elapsed_s
+            )
         held_down = self._held_down()
         if held_down is not None or "throttled_share" in found:
-            found["throttled"] = float(bool(held_down) or found.get("throttled_share", 0.0) > THROTTLED_SHARE)
+            found["throttled"] = float(
+                bool(held_down) or found.get("throttled_share", 0.0) > THROTTLED_SHARE
+            )
         return found
 
     def as_integers(self) -> list[int]:
@@ -72,10 +78,16 @@ class GpuState:
         nvml, found = self._nvml, dict[str, float]()
         if nvml is None:
             return found
-        with contextlib.suppress(Exception):  # NVML's errors are made at run time; a reading is never worth a trial
-            found["sm_clock_mhz"] = float(nvml.nvmlDeviceGetClockInfo(self._handle, nvml.NVML_CLOCK_SM))
+        with contextlib.suppress(
+            Exception
+        ):  # NVML's errors are made at run time; a reading is never worth a trial
+            found["sm_clock_mhz"] = float(
+                nvml.nvmlDeviceGetClockInfo(self._handle, nvml.NVML_CLOCK_SM)
+            )
         with contextlib.suppress(Exception):
-            found["temperature_c"] = float(nvml.nvmlDeviceGetTemperature(self._handle, nvml.NVML_TEMPERATURE_GPU))
+            found["temperature_c"] = float(
+                nvml.nvmlDeviceGetTemperature(self._handle, nvml.NVML_TEMPERATURE_GPU)
+            )
         return found
 
     def _violation(self) -> float | None:
@@ -83,14 +95,21 @@ class GpuState:
         if self._nvml is not None:
             with contextlib.suppress(Exception):
                 policy = self._nvml.NVML_PERF_POLICY_THERMAL
-                return float(self._nvml.nvmlDeviceGetViolationStatus(self._handle, policy).violationTime) / 1e9
+                return (
+                    float(
+                        self._nvml.nvmlDeviceGetViolationStatus(self._handle, policy).violationTime
+                    )
+                    / 1e9
+                )
         return None
 
     def _held_down(self) -> bool | None:
         """Whether heat or the power brake holds the clocks down now."""
         if self._nvml is not None:
             with contextlib.suppress(Exception):
-                return bool(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle) & _REASONS)
+                return bool(
+                    self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle) & _REASONS
+                )
         return None
 
 

@@ -87,7 +87,11 @@ def release(device: torch.device) -> None:
 class MeanPower:
     """Mean power of a device since `start`, by its energy counter."""
 
-    def __init__(self, read_joules: Callable[[], float | None], clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        read_joules: Callable[[], float | None],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         """`read_joules`: energy that the device has used since any moment; None where that is not known."""
         self._read, self._clock = read_joules, clock
         self._joules: float | None = None
@@ -123,7 +127,9 @@ def device_readings(device: torch.device) -> dict[str, float]:
             "sm": torch.cuda.utilization(device) / 100,
             "memory_bandwidth": torch.cuda.memory_usage(device) / 100,
         }
-    except Exception:  # NVML's errors are made at run time and have no common base that can be named here
+    except (
+        Exception
+    ):  # NVML's errors are made at run time and have no common base that can be named here
         return {}
 
 

@@ -37,4 +37,7 @@ class Progress:
         from autotune_workers.training.torch_internals import collectives_begun  # imports torch
 
         counts = {group.group_name: collectives_begun(group) for group in self._groups}
-        return {"micro_batch": self._micro_batch, "collectives": {k: v for k, v in counts.items() if v is not None}}
+        return {
+            "micro_batch": self._micro_batch,
+            "collectives": {k: v for k, v in counts.items() if v is not None},
+        }

@@ -35,7 +35,10 @@ class RankEvidence:
     def send(self, kind: str, **values: Any) -> None:
         """The watch tells something."""
         if kind == "watch":
-            self._watched = [*self._watched[:1], {"kind": kind, **values, "rank": self._context.rank}]
+            self._watched = [
+                *self._watched[:1],
+                {"kind": kind, **values, "rank": self._context.rank},
+            ]
 
     @contextmanager
     def step(self, *, tokens: int) -> Iterator[None]:
@@ -45,7 +48,13 @@ class RankEvidence:
         yield
         phases = self._phases.take()
         self._steps.append(
-            {"s": time.monotonic() - began_s, "phases": phases, "tokens": tokens, "sequences": [], "compile_s": 0.0}
+            {
+                "s": time.monotonic() - began_s,
+                "phases": phases,
+                "tokens": tokens,
+                "sequences": [],
+                "compile_s": 0.0,
+            }
         )
         del self._steps[:-MOST_STEPS]
 
@@ -76,7 +85,9 @@ class RankEvidence:
             "parameters": int(request.workload.model.num_parameters),
             "device": self._context.device.type,
         }
-        reports = [report for told in everyone for report in told] + [{"kind": "facts", "rank": 0, **facts}]
+        reports = [report for told in everyone for report in told] + [
+            {"kind": "facts", "rank": 0, **facts}
+        ]
         found = evidence_of(reports, step_times_s=step_times_s)
         return found.shortened().to_dict() if found is not None else {}
 

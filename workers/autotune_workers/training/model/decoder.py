@@ -44,7 +44,9 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""
-        y = F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
+        y = F.linear(
+            x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype)
+        )
         return y if self.adapters is None else y + self.adapters(x)
 
 
@@ -61,7 +63,9 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., h) -> (..., h)."""
-        return F.layer_norm(x.float(), self.normalized_shape, self.weight.float(), self.bias.float(), 1e-5).to(x.dtype)
+        return F.layer_norm(
+            x.float(), self.normalized_shape, self.weight.float(), self.bias.float(), 1e-5
+        ).to(x.dtype)
 
 
 class Positions(nn.Module):
@@ -217,7 +221,11 @@ class DecoderStage(nn.Module):
             x = block(x, self.cos, self.sin)
         if self.norm is not None and self.output is not None:
             x = self.norm(x)
-            return self.output(x) if self.loss is None or targets is None else self.loss(self.output, x, targets)
+            return (
+                self.output(x)
+                if self.loss is None or targets is None
+                else self.loss(self.output, x, targets)
+            )
         return x
 
 
@@ -228,7 +236,11 @@ def split_layers(num_layers: int, num_stages: int, *, by_edges: bool = False) ->
     """
     units, edge = (num_layers + 2, 1) if by_edges else (num_layers, 0)
     size, longer = divmod(units, num_stages)
-    order = range(num_stages) if not by_edges or num_stages == 2 else (*range(1, num_stages - 1), 0, num_stages - 1)
+    order = (
+        range(num_stages)
+        if not by_edges or num_stages == 2
+        else (*range(1, num_stages - 1), 0, num_stages - 1)
+    )
     sizes = [size] * num_stages
     for stage in order[:longer]:
         sizes[stage] += 1
@@ -256,7 +268,9 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, *, mask: Any = None) -> Ten
     if q.shape[1] != k.shape[1] and not _takes_groups(q):
         k, v = expanded(k, q), expanded(v, q)
     grouped = q.shape[1] != k.shape[1]
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
+    )
 
 
 def expanded(x: Tensor, q: Tensor) -> Tensor:

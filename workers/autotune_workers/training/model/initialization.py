@@ -18,27 +18,42 @@ from autotune_workers.training.model.decoder import DecoderStage
 from autotune_workers.training.parallel.tensor_parallel import local_part
 
 
-def initial_value(name: str, shape: torch.Size, spec: ModelSpec, seed: int, device: torch.device) -> Tensor:
+def initial_value(
+    name: str, shape: torch.Size, spec: ModelSpec, seed: int, device: torch.device
+) -> Tensor:
     """The starting value of a whole weight: N(0, 0.02^2), residual projections scaled by 1/sqrt(2 L) (Radford et al. 2019, section 2.3).
 
     Of low-rank adapters (r, in) and (out, r): N(0, 1 / in) and 0 (Hu et al. 2021, section 4.1).
     """
     kind = name.rsplit(".", 1)[-1]
     if "norm" in name:
-        return torch.ones(shape, device=device) if kind == "weight" else torch.zeros(shape, device=device)
+        return (
+            torch.ones(shape, device=device)
+            if kind == "weight"
+            else torch.zeros(shape, device=device)
+        )
     if kind == "bias" or name.endswith("adapters.b"):
         return torch.zeros(shape, device=device)
     if name.endswith("adapters.a"):
         scale = shape[1] ** -0.5
     else:
-        scale = 0.02 / math.sqrt(2 * spec.num_layers) if name.endswith(("wo.weight", "down.weight")) else 0.02
+        scale = (
+            0.02 / math.sqrt(2 * spec.num_layers)
+            if name.endswith(("wo.weight", "down.weight"))
+            else 0.02
+        )
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=7).digest()
     generator = torch.Generator(device=device).manual_seed(int.from_bytes(digest))
     return torch.randn(shape, generator=generator, device=device).mul_(scale)
 
 
 def materialize(
-    module: nn.Module, names: dict[nn.Parameter, str], spec: ModelSpec, *, seed: int, device: torch.device
+    module: nn.Module,
+    names: dict[nn.Parameter, str],
+    spec: ModelSpec,
+    *,
+    seed: int,
+    device: torch.device,
 ) -> None:
     """Gives the module's weights on the meta device their memory and starting values. `names`: of each weight in the whole model."""
     for inner in module.modules():
@@ -56,6 +71,8 @@ def materialize(
                     shape=parameter.shape,
                     stride=parameter.stride(),
                 )
-            inner.register_parameter(key, nn.Parameter(values, requires_grad=parameter.requires_grad))
+            inner.register_parameter(
+                key, nn.Parameter(values, requires_grad=parameter.requires_grad)
+            )
     for stage in (m for m in module.modules() if isinstance(m, DecoderStage)):
         stage.tie()

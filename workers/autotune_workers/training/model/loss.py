@@ -45,7 +45,9 @@ def token_losses(logits: Tensor, targets: Tensor, vocabulary: VocabularySlice) -
     return losses
 
 
-def chunked_token_losses(hidden: Tensor, weight: Tensor, targets: Tensor, vocabulary: VocabularySlice) -> Tensor:
+def chunked_token_losses(
+    hidden: Tensor, weight: Tensor, targets: Tensor, vocabulary: VocabularySlice
+) -> Tensor:
     """Hidden states (n, h), the output projection's weight (V', h) and targets (n,) -> losses (n,) as `token_losses` of the logits.
 
     Where the vocabulary is cut, the gradient of `hidden` is this rank's part of a sum over the ranks.
@@ -76,10 +78,13 @@ class _ChunkedLoss(torch.autograd.Function):
     """Output projection and cross entropy, of which the logits of one chunk exist at a time."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, vocabulary: VocabularySlice) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, vocabulary: VocabularySlice
+    ) -> Tensor:
         """(n, h), (V', h) and (n,) -> losses (n,)."""
         pairs = [
-            _losses(F.linear(hidden[rows], weight).float(), targets[rows], vocabulary) for rows in _chunks(len(hidden))
+            _losses(F.linear(hidden[rows], weight).float(), targets[rows], vocabulary)
+            for rows in _chunks(len(hidden))
         ]
         losses, normalizers = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         ctx.vocabulary = vocabulary
@@ -94,7 +99,9 @@ class _ChunkedLoss(torch.autograd.Function):
         of_weight = torch.zeros_like(weight, dtype=torch.float32)
         for rows in _chunks(len(hidden)):
             logits = F.linear(hidden[rows], weight).float()
-            grad = _gradient(logits, targets[rows], normalizers[rows], grads[0][rows], ctx.vocabulary)
+            grad = _gradient(
+                logits, targets[rows], normalizers[rows], grads[0][rows], ctx.vocabulary
+            )
             grad = grad.to(hidden.dtype)
             of_hidden[rows] = grad @ weight
             of_weight += grad.T @ hidden[rows]
@@ -124,7 +131,11 @@ def _losses(logits: Tensor, targets: Tensor, vocabulary: VocabularySlice) -> tup
 
 
 def _gradient(
-    logits: Tensor, targets: Tensor, normalizers: Tensor, of_losses: Tensor, vocabulary: VocabularySlice
+    logits: Tensor,
+    targets: Tensor,
+    normalizers: Tensor,
+    of_losses: Tensor,
+    vocabulary: VocabularySlice,
 ) -> Tensor:
     """Gradient of fp32 logits (n, V'), given that of the losses (n,): softmax less one-hot."""
     of_losses = torch.where(targets == IGNORED, 0.0, of_losses)

@@ -64,7 +64,9 @@ def apply_own_adapters(
     for name, linear in linears.items():
         adapters = Adapters(linear, rank)
         for key, parameter in adapters.named_parameters():
-            local(parameter.detach()).copy_(local_part(start(f"{name}.adapters.{key}", parameter.shape), parameter))
+            local(parameter.detach()).copy_(
+                local_part(start(f"{name}.adapters.{key}", parameter.shape), parameter)
+            )
         linear.adapters = adapters
         plain = linear.forward
         # on the instance, so that the names of its weights stay as they are
@@ -83,7 +85,10 @@ class Adapters(nn.Module):
         weight = projection.weight
         inner = torch.empty((rank, projection.in_features), device=weight.device)
         outer = torch.empty((projection.out_features, rank), device=weight.device)
-        self.a, self.b = nn.Parameter(_cut_like(weight, inner, 1)), nn.Parameter(_cut_like(weight, outer, 0))
+        self.a, self.b = (
+            nn.Parameter(_cut_like(weight, inner, 1)),
+            nn.Parameter(_cut_like(weight, outer, 0)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""

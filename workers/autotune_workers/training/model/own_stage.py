@@ -61,7 +61,11 @@ def cut(built: BuiltModel, stage: int, num_stages: int) -> BuiltModel:
         if number != stage:
             parent, _, key = name.rpartition(".")
             setattr(built.model.get_submodule(parent), key, Skip())
-    if stage and is_transformers(built.model) and hasattr(built.model.base_model, "embedding_multiplier"):
+    if (
+        stage
+        and is_transformers(built.model)
+        and hasattr(built.model.base_model, "embedding_multiplier")
+    ):
         built.model.base_model.embedding_multiplier = (
             1.0  # Granite scales whatever comes as `inputs_embeds`: the first stage has done so
         )
@@ -117,11 +121,15 @@ def _stages(built: BuiltModel, places: Sequence[str]) -> dict[str, int]:
         stage_of[name] = number
     found: dict[str, int] = {}
     for name in names:
-        inner = {n for other, n in stage_of.items() if other == name or other.startswith(f"{name}.")}
+        inner = {
+            n for other, n in stage_of.items() if other == name or other.startswith(f"{name}.")
+        }
         if len(inner) == 1 and not name.startswith(tuple(f"{n}." for n in found)):
             found[name] = inner.pop()
     kept = [
-        name for name, _ in built.model.named_parameters() if not name.startswith(tuple(f"{part}." for part in found))
+        name
+        for name, _ in built.model.named_parameters()
+        if not name.startswith(tuple(f"{part}." for part in found))
     ]
     if kept:
         raise ConfigError(
@@ -137,7 +145,9 @@ def _stages_of_class(built: BuiltModel, places: Sequence[str]) -> dict[str, int]
     last = len(places)
     prefix = "" if module.base_model is module else f"{module.base_model_prefix}."
     layers = block_names(built)
-    found = {layer: sum(layers.index(place) <= i for place in places) for i, layer in enumerate(layers)}
+    found = {
+        layer: sum(layers.index(place) <= i for place in places) for i, layer in enumerate(layers)
+    }
     holder = layers[0].rpartition(".")[0]
     seen = False
     for key in module.base_model._pp_plan or module.config.base_model_pp_plan:
@@ -152,7 +162,11 @@ def _stages_of_class(built: BuiltModel, places: Sequence[str]) -> dict[str, int]
 def _check_shared(module: nn.Module, stages: dict[str, int], num_stages: int) -> None:
     """Only the first and the last stage may share a weight: a tied embedding."""
     for other, name in aliases(module).items():
-        held = {n for part, n in stages.items() if any(weight.startswith(f"{part}.") for weight in (other, name))}
+        held = {
+            n
+            for part, n in stages.items()
+            if any(weight.startswith(f"{part}.") for weight in (other, name))
+        }
         if len(held) > 1 and held != {0, num_stages - 1}:
             raise ConfigError(
                 f"the stages {', '.join(map(str, sorted(held)))} of {num_stages} share the weight {name}, but only the first and the last may share one",
@@ -178,7 +192,13 @@ class OwnStage(nn.Module):
     """The module, or what the cut left of it, with its loss."""
 
     def __init__(
-        self, built: BuiltModel, *, is_first: bool, is_last: bool, dtype: torch.dtype, chunked: bool = False
+        self,
+        built: BuiltModel,
+        *,
+        is_first: bool,
+        is_last: bool,
+        dtype: torch.dtype,
+        chunked: bool = False,
     ) -> None:
         """`built.model`: this stage of the module; `dtype`: of matrix products and of the stream; `chunked`: whether the output projection takes the
         loss. Raises `ConfigError` where it cannot."""
@@ -186,7 +206,11 @@ class OwnStage(nn.Module):
         self.module = built.model
         self.is_first, self.is_last, self.dtype = is_first, is_last, dtype
         self.built = built
-        self._names = [name for name in block_names(built) if not isinstance(built.model.get_submodule(name), Skip)]
+        self._names = [
+            name
+            for name in block_names(built)
+            if not isinstance(built.model.get_submodule(name), Skip)
+        ]
         self._head = ChunkedHead(built.model, dtype) if chunked and is_last else None
         self.structure: Any = None
         """of (inputs, targets) under a pipeline, whose tensors come one by one"""
@@ -202,10 +226,16 @@ class OwnStage(nn.Module):
         if self.structure is None:
             inputs, targets = args
         else:
-            inputs, targets = pytree.tree_unflatten([leaves[f"leaf_{i}"] for i in range(len(leaves))], self.structure)
+            inputs, targets = pytree.tree_unflatten(
+                [leaves[f"leaf_{i}"] for i in range(len(leaves))], self.structure
+            )
             stream = None if self.is_first else args[0]
         device = next(iter(self.module.parameters())).device.type
-        mixed = nullcontext() if self.dtype == torch.float32 else torch.autocast(device, dtype=self.dtype)
+        mixed = (
+            nullcontext()
+            if self.dtype == torch.float32
+            else torch.autocast(device, dtype=self.dtype)
+        )
         with mixed, _users_line():
             output = self._run(inputs, targets, stream)
             if not self.is_last:
@@ -224,20 +254,28 @@ class OwnStage(nn.Module):
         if self._head is not None:
             return self._head.loss(self.module, taken, targets)
         return (
-            self.module(**taken) if self.built.loss else self.module(**taken, **_labels(self.module, inputs, targets))
+            self.module(**taken)
+            if self.built.loss
+            else self.module(**taken, **_labels(self.module, inputs, targets))
         )
 
     def _loss(self, output: Any, inputs: Any, targets: Any) -> Tensor:
         if self.built.loss is not None:
             loss = self.built.loss(output, inputs)
         else:
-            loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+            loss = (
+                output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+            )
             if loss is None and isinstance(targets, Tensor):
                 loss = _cross_entropy(_logits(output), targets)
             elif loss is None:
                 loss = output
         if not isinstance(loss, Tensor) or loss.numel() != 1:
-            given = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+            given = (
+                f"a tensor of shape {tuple(loss.shape)}"
+                if isinstance(loss, Tensor)
+                else f"a {type(loss).__name__}"
+            )
             raise ConfigError(
                 f"the loss of a micro-batch must be one number, but {'`loss`' if self.built.loss else 'the module'} gave {given}",
                 remedy="return `loss` from the builder: a function of (output, inputs) that gives the mean loss",
@@ -310,7 +348,9 @@ def _logits(output: Any) -> Any:
 def _cross_entropy(logits: Any, targets: Tensor) -> Tensor:
     if not isinstance(logits, Tensor) or logits.shape[:-1] != targets.shape:
         given = (
-            f"a tensor of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+            f"a tensor of shape {tuple(logits.shape)}"
+            if isinstance(logits, Tensor)
+            else f"a {type(logits).__name__}"
         )
         raise ConfigError(
             f"a module that reads tokens of shape {tuple(targets.shape)} must return logits of shape {(*targets.shape, 'V')}, but returned {given}",
@@ -340,7 +380,11 @@ class ChunkedHead:
         """`dtype`: of the matrix products. Changes what the projection gives. Raises `ConfigError` for a class that is no causal language model."""
         find: Any = getattr(module, "get_output_embeddings", lambda: None)
         head = find()
-        if getattr(module, "loss_type", "") != "ForCausalLM" or type(head) is not nn.Linear or head.bias is not None:
+        if (
+            getattr(module, "loss_type", "") != "ForCausalLM"
+            or type(head) is not nn.Linear
+            or head.bias is not None
+        ):
             raise _refused(
                 f"{type(module).__name__} is not a causal language model with a bias-free Linear output projection"
             )
@@ -354,7 +398,9 @@ class ChunkedHead:
         self._targets = targets
         found = module(**taken).logits
         if found is not self._given:
-            raise _refused(f"{type(module).__name__} scales or caps the logits after its output projection")
+            raise _refused(
+                f"{type(module).__name__} scales or caps the logits after its output projection"
+            )
         self._targets = self._given = None
         return torch.as_tensor(found)
 
@@ -363,11 +409,15 @@ class ChunkedHead:
         weight: Tensor = self._head.weight
         vocabulary = VocabularySlice(start=0, size=len(weight), group=None)
         stream = hidden.flatten(0, 1).to(self._dtype)
-        self._given = chunked_token_losses(stream, weight.to(self._dtype), self._targets.flatten(), vocabulary).mean()
+        self._given = chunked_token_losses(
+            stream, weight.to(self._dtype), self._targets.flatten(), vocabulary
+        ).mean()
         return self._given
 
 
 def _refused(why: str) -> ConfigError:
     return ConfigError(
-        f"loss=chunked computes the loss inside the output projection, but {why}", remedy="use loss=own", field="loss"
+        f"loss=chunked computes the loss inside the output projection, but {why}",
+        remedy="use loss=own",
+        field="loss",
     )

@@ -44,7 +44,10 @@ def attend_within_documents(document_len: int) -> Attend:
         """q (b, a, s, d), k and v (b, k, s, d) -> (b, a, s, d)."""
         seq_len = q.shape[2]
         full = seq_len - seq_len % document_len
-        folded = (x[:, :, :full].unflatten(2, (-1, document_len)).transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+        folded = (
+            x[:, :, :full].unflatten(2, (-1, document_len)).transpose(1, 2).flatten(0, 1)
+            for x in (q, k, v)
+        )
         done = fused_attention(*folded).unflatten(0, (len(q), -1)).transpose(1, 2).flatten(2, 3)
         if full == seq_len:
             return done

@@ -52,16 +52,22 @@ def check_compiler(device: torch.device) -> None:
     for name in _SWITCHED_OFF:
         if os.environ.get(name) == "1":
             raise ConfigError(
-                f"compile is switched off by {name}=1", remedy="unset it, or use compile=false", field="compile"
+                f"compile is switched off by {name}=1",
+                remedy="unset it, or use compile=false",
+                field="compile",
             )
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
         raise ConfigError(
-            "compile on a GPU needs triton, which is not installed", remedy="install triton", field="compile"
+            "compile on a GPU needs triton, which is not installed",
+            remedy="install triton",
+            field="compile",
         )
     names = [name for name in (os.environ.get("CXX"), "g++", "clang++", "c++") if name]
     if device.type == "cpu" and not any(map(shutil.which, names)):
         raise ConfigError(
-            "compile on a CPU needs a C++ compiler, but none is installed", remedy="install g++", field="compile"
+            "compile on a CPU needs a C++ compiler, but none is installed",
+            remedy="install g++",
+            field="compile",
         )
 
 

@@ -49,7 +49,9 @@ class Exchange(torch.autograd.Function):
     """All-to-all of rows: `sent[r]` rows go to rank r, `received[r]` rows come from it; backward sends them home."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup
+    ) -> Tensor:
         """(sum of sent, h) -> (sum of received, h)."""
         ctx.sent, ctx.received, ctx.group = sent, received, group
         return _exchange(x, sent, received, group)

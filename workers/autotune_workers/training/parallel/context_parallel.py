@@ -34,7 +34,11 @@ def positions_of(seq_len: int, cp: int, rank: int, style: str = "gather") -> Ten
 
 
 def apply_context_parallel(
-    stage: DecoderStage, style: str, workload: Workload, group: dist.ProcessGroup, device: torch.device
+    stage: DecoderStage,
+    style: str,
+    workload: Workload,
+    group: dist.ProcessGroup,
+    device: torch.device,
 ) -> None:
     """Has every layer attend over the whole sequence for the queries of this rank."""
     for block in stage.layers.values():
@@ -43,7 +47,9 @@ def apply_context_parallel(
         block.attention.attend = torch.compiler.disable(attend)
 
 
-def _attend(style: str, whole: Attend, workload: Workload, group: dist.ProcessGroup, device: torch.device) -> Attend:
+def _attend(
+    style: str, whole: Attend, workload: Workload, group: dist.ProcessGroup, device: torch.device
+) -> Attend:
     """The attention of that style; `whole`: what attends where a rank has whole sequences."""
     if style == "heads":
         return functools.partial(_attend_by_heads, group, whole)
@@ -52,25 +58,41 @@ def _attend(style: str, whole: Attend, workload: Workload, group: dist.ProcessGr
     cp, seq_len = group.size(), workload.seq_len
     gathered = torch.cat([positions_of(seq_len, cp, r) for r in range(cp)])
     chunks = [(int(c[0]), int(c[-1]) + 1) for c in positions_of(seq_len, cp, group.rank()).chunk(2)]
-    pieces = [piece for start, end in chunks for piece in document_pieces(start, end, workload.document_len)]
+    pieces = [
+        piece
+        for start, end in chunks
+        for piece in document_pieces(start, end, workload.document_len)
+    ]
     return functools.partial(_attend_to_gathered, group, gathered.argsort().to(device), pieces)
 
 
 def _attend_to_gathered(
-    group: dist.ProcessGroup, natural: Tensor, pieces: list[tuple[int, int, int]], q: Tensor, k: Tensor, v: Tensor
+    group: dist.ProcessGroup,
+    natural: Tensor,
+    pieces: list[tuple[int, int, int]],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
 ) -> Tensor:
     """q (b, a, s / cp, d), k and v (b, k, s / cp, d) -> (b, a, s / cp, d). `pieces`: (first, end, first key) of runs of this rank's queries."""
     mine = torch.stack((k, v)).permute(3, 0, 1, 2, 4)
     k, v = GatherFirst.apply(mine, group).index_select(0, natural).permute(1, 2, 3, 0, 4)
     sizes = [end - start for start, end, _ in pieces]
     parts = [
-        fused_attention(part, k[:, :, first:end], v[:, :, first:end], mask=causal_lower_right(end - start, end - first))
+        fused_attention(
+            part,
+            k[:, :, first:end],
+            v[:, :, first:end],
+            mask=causal_lower_right(end - start, end - first),
+        )
         for part, (start, end, first) in zip(q.split(sizes, dim=2), pieces, strict=True)
     ]
     return torch.cat(parts, dim=2)
 
 
-def _attend_by_heads(group: dist.ProcessGroup, whole: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _attend_by_heads(
+    group: dist.ProcessGroup, whole: Attend, q: Tensor, k: Tensor, v: Tensor
+) -> Tensor:
     """q (b, a, s / cp, d), k and v (b, k, s / cp, d) -> (b, a, s / cp, d), by way of (b, a / cp, s, d)."""
     done = whole(*(_swap(x, group, cut=1, joined=2) for x in (q, k, v)))
     return _swap(done, group, cut=2, joined=1)

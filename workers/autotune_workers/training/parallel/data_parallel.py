@@ -18,7 +18,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from autotune_workers.training.parallel.collective_ops import all_gather_single, reduce_scatter_single
+from autotune_workers.training.parallel.collective_ops import (
+    all_gather_single,
+    reduce_scatter_single,
+)
 from autotune_workers.training.parallel.gradient_sync import Shard, Weight, local, local_gradient
 
 BUCKET_BYTES = 25 << 20
@@ -70,7 +73,9 @@ class Replicated:
         for bucket in self._buckets:
             bucket.values = [local(w.parameter.detach()) for w in bucket.weights]
             self.shards += self._make_shards(bucket)
-        arrived = weakref.WeakMethod(self._arrived)  # a weight that holds us, and we it, would never be freed
+        arrived = weakref.WeakMethod(
+            self._arrived
+        )  # a weight that holds us, and we it, would never be freed
 
         def hook(parameter: nn.Parameter) -> None:
             if (method := arrived()) is not None:
@@ -106,7 +111,9 @@ class Replicated:
             self._bucket_of[parameter].missing -= 1
             # in order only: all ranks must start their collectives in the same order, and a rank whose experts
             # got no token is missing gradients that others have
-            while self._launched < len(self._buckets) and self._is_ready(self._buckets[self._launched]):
+            while self._launched < len(self._buckets) and self._is_ready(
+                self._buckets[self._launched]
+            ):
                 self._launch(self._buckets[self._launched])
 
     @staticmethod
@@ -130,7 +137,9 @@ class Replicated:
         self.local_square = square if self.local_square is None else self.local_square + square
         if self._sharded:
             bucket.part = torch.empty_like(bucket.flat[: bucket.flat.numel() // bucket.shards])
-            bucket.work = reduce_scatter_single(bucket.part, bucket.flat, group=bucket.shard_group, async_op=True)
+            bucket.work = reduce_scatter_single(
+                bucket.part, bucket.flat, group=bucket.shard_group, async_op=True
+            )
         else:
             bucket.work = dist.all_reduce(bucket.flat, group=bucket.group, async_op=True)
 
@@ -139,9 +148,15 @@ class Replicated:
         while self._launched < len(self._buckets):
             self._launch(self._buckets[self._launched])
         for bucket in self._buckets:
-            if bucket.work is not None and bucket.part is not None and bucket.replica_group is not None:
+            if (
+                bucket.work is not None
+                and bucket.part is not None
+                and bucket.replica_group is not None
+            ):
                 bucket.work.wait()
-                bucket.work = dist.all_reduce(bucket.part, group=bucket.replica_group, async_op=True)
+                bucket.work = dist.all_reduce(
+                    bucket.part, group=bucket.replica_group, async_op=True
+                )
         for bucket in self._buckets:
             if bucket.work is None or bucket.flat is None:
                 continue
@@ -149,7 +164,9 @@ class Replicated:
             if bucket.shard is not None:
                 bucket.shard.grad = bucket.part
             else:
-                for value, grad in zip(bucket.values, _views(bucket.flat, bucket.values), strict=True):
+                for value, grad in zip(
+                    bucket.values, _views(bucket.flat, bucket.values), strict=True
+                ):
                     value.grad = grad
             bucket.flat = bucket.part = bucket.work = None
 
@@ -158,7 +175,9 @@ class Replicated:
         for bucket in self._buckets:
             if bucket.shard is not None:
                 flat = torch.empty(
-                    bucket.shard.numel() * bucket.shards, dtype=bucket.shard.dtype, device=bucket.shard.device
+                    bucket.shard.numel() * bucket.shards,
+                    dtype=bucket.shard.dtype,
+                    device=bucket.shard.device,
                 )
                 all_gather_single(flat, bucket.shard, group=bucket.shard_group)
                 for value, new in zip(bucket.values, _views(flat, bucket.values), strict=True):
@@ -173,7 +192,10 @@ def _fill_buckets(weights: list[Weight]) -> list[Bucket]:
     buckets: list[Bucket] = []
     open_buckets: dict[tuple[object, ...], tuple[Bucket, int]] = {}
     arriving = weights[::-1]
-    for weight in (*(w for w in arriving if w.also_group is None), *(w for w in arriving if w.also_group is not None)):
+    for weight in (
+        *(w for w in arriving if w.also_group is None),
+        *(w for w in arriving if w.also_group is not None),
+    ):
         key = (weight.group, weight.copies, weight.also_group)
         size = local(weight.parameter.detach()).nbytes
         bucket, held = open_buckets.get(key, (None, 0))

@@ -17,7 +17,11 @@ from torch import Tensor, nn
 
 from autotune.spec import ModelSpec
 from autotune_workers.training.model.decoder import Linear, Mlp
-from autotune_workers.training.parallel.collective_ops import Exchange, GatherFirst, ReduceScatterFirst
+from autotune_workers.training.parallel.collective_ops import (
+    Exchange,
+    GatherFirst,
+    ReduceScatterFirst,
+)
 
 
 class ExpertGroup(nn.Module):
@@ -37,7 +41,9 @@ class ExpertGroup(nn.Module):
 class MixtureOfExperts(nn.Module):
     """The MLP of a layer with experts."""
 
-    def __init__(self, spec: ModelSpec, *, group: dist.ProcessGroup | None, dispatcher: str) -> None:
+    def __init__(
+        self, spec: ModelSpec, *, group: dist.ProcessGroup | None, dispatcher: str
+    ) -> None:
         """`group`: the ep ranks, which hold different experts; None when this rank holds all."""
         super().__init__()
         self._spec, self._group, self._dispatcher = spec, group, dispatcher
@@ -58,7 +64,9 @@ class MixtureOfExperts(nn.Module):
         logits, chosen = self.router(flat).float().topk(self._spec.experts_per_token, dim=-1)
         weights = logits.softmax(dim=-1)
         if self._group is not None and self._dispatcher == "allgather":
-            tokens, of_tokens, experts = (GatherFirst.apply(x, self._group) for x in (flat, weights, chosen))
+            tokens, of_tokens, experts = (
+                GatherFirst.apply(x, self._group) for x in (flat, weights, chosen)
+            )
             out = ReduceScatterFirst.apply(self._here(tokens, of_tokens, experts), self._group)
         else:
             out = self._by_token(flat, weights, chosen)
@@ -71,7 +79,9 @@ class MixtureOfExperts(nn.Module):
         token = order // self._spec.experts_per_token
         rows = flat[token]
         done = (
-            self.experts(rows, counts.tolist()) if self._group is None else self._elsewhere(rows, counts, self._group)
+            self.experts(rows, counts.tolist())
+            if self._group is None
+            else self._elsewhere(rows, counts, self._group)
         )
         return _weighted_sum(done, weights.flatten()[order], token, flat)
 
@@ -83,7 +93,9 @@ class MixtureOfExperts(nn.Module):
         counts = torch.bincount(numbers, minlength=own + 1).tolist()[:-1]
         order = numbers.argsort(stable=True)[: sum(counts)]
         token = order // self._spec.experts_per_token
-        return _weighted_sum(self.experts(flat[token], counts), weights.flatten()[order], token, flat)
+        return _weighted_sum(
+            self.experts(flat[token], counts), weights.flatten()[order], token, flat
+        )
 
     def _elsewhere(self, rows: Tensor, counts: Tensor, group: dist.ProcessGroup) -> Tensor:
         """Rows (m, h) sorted by expert -> the same rows after their experts, by way of the ranks that hold these."""
@@ -103,4 +115,6 @@ class MixtureOfExperts(nn.Module):
 
 def _weighted_sum(rows: Tensor, weights: Tensor, token: Tensor, like: Tensor) -> Tensor:
     """Rows (m, h), each times its weight (m,) and added to its token (m,) -> (n, h) in fp32."""
-    return torch.zeros_like(like, dtype=torch.float32).index_add(0, token, rows.float() * weights[:, None])
+    return torch.zeros_like(like, dtype=torch.float32).index_add(
+        0, token, rows.float() * weights[:, None]
+    )

@@ -22,10 +22,17 @@ from autotune_workers.training.parallel.gradient_sync import Shard, Weight, loca
 
 
 def shard_module(
-    module: nn.Module, mesh: DeviceMesh, *, stage: int, dtype: torch.dtype, cast_inputs: bool = False
+    module: nn.Module,
+    mesh: DeviceMesh,
+    *,
+    stage: int,
+    dtype: torch.dtype,
+    cast_inputs: bool = False,
 ) -> None:
     """Cuts the module's weights over the mesh (those that no inner module has taken). `cast_inputs`: what flows in is made to be of the dtype."""
-    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=cast_inputs)
+    policy = MixedPrecisionPolicy(
+        param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=cast_inputs
+    )
     fully_shard(module, mesh=mesh, reshard_after_forward=stage == 3, mp_policy=policy)
     assert isinstance(module, FSDPModule)
     # losses are scaled so that the sum over ranks is the mean: experts, which fewer ranks share, need no factor of their own
@@ -47,7 +54,9 @@ class WatchedReduceScatter:
         self.square: Tensor | None = None
         """of all that was sent since it was set to None"""
 
-    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def allocate(
+        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
         """Memory for what is sent and received."""
         return torch.empty(size, dtype=dtype, device=device)
 
@@ -71,7 +80,9 @@ class WatchedReduceScatter:
 class FullySharded:
     """Gradient synchronization of ZeRO stages 2 and 3."""
 
-    def __init__(self, modules: Iterable[nn.Module], weights: Iterable[Weight], *, stage: int) -> None:
+    def __init__(
+        self, modules: Iterable[nn.Module], weights: Iterable[Weight], *, stage: int
+    ) -> None:
         self._modules = [m for m in modules if isinstance(m, FSDPModule)]
         self._weights = list(weights)
         # gradients of cut and uncut weights travel together, and those of tied ones are added up afterwards
@@ -83,7 +94,11 @@ class FullySharded:
         self._backwards = 0
         self._values = [local(w.parameter.detach()) for w in self._weights]
         self.shards = [
-            Shard(tensor=v, name=w.name, copies=w.copies * (1 if w.replica_group is None else w.replica_group.size()))
+            Shard(
+                tensor=v,
+                name=w.name,
+                copies=w.copies * (1 if w.replica_group is None else w.replica_group.size()),
+            )
             for v, w in zip(self._values, self._weights, strict=True)
         ]
 

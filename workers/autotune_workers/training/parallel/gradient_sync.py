@@ -135,4 +135,6 @@ def _is_sharded(parameter: nn.Parameter, axis: str) -> bool:
     if not isinstance(parameter, DTensor):
         return False
     axes = parameter.device_mesh.mesh_dim_names or ()
-    return any(p.is_shard() for p, name in zip(parameter.placements, axes, strict=True) if name == axis)
+    return any(
+        p.is_shard() for p, name in zip(parameter.placements, axes, strict=True) if name == axis
+    )

@@ -21,7 +21,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from autotune.spec import ParallelConfig
 from autotune_workers.training.measuring.progress import Progress
-from autotune_workers.training.torch_internals import flatten_axes, forget_shardings, process_groups, split_axis
+from autotune_workers.training.torch_internals import (
+    flatten_axes,
+    forget_shardings,
+    process_groups,
+    split_axis,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +70,9 @@ class Mesh:
         """The process groups of this rank in which every rank begins the same collectives in the same order: not the pipeline's."""
         world = dist.group.WORLD
         groups = [world, *(self.group(name) for name in self.axes if name != "pp")]
-        found = {group.group_name: group for group in groups if group is not None and group.size() > 1}
+        found = {
+            group.group_name: group for group in groups if group is not None and group.size() > 1
+        }
         found.pop(self.group("pp").group_name, None)
         return list(found.values())
 
@@ -74,7 +81,9 @@ class Mesh:
         return self.hybrid.get(name, self.axes[name])
 
 
-def tied_embedding_group(config: ParallelConfig, mesh: Mesh, context: RankContext) -> dist.ProcessGroup | None:
+def tied_embedding_group(
+    config: ParallelConfig, mesh: Mesh, context: RankContext
+) -> dist.ProcessGroup | None:
     """This rank's group of first and last pipeline rank, which both hold a tied embedding; None on ranks between them. Collective."""
     if config.pp == 1:
         return None
@@ -93,11 +102,15 @@ def build_mesh(config: ParallelConfig, context: RankContext) -> Mesh:
     axes = {name: root[name] for name in names}
     axes["dp_cp"] = flatten_axes(root["dp", "cp"], "dp_cp")
     if ep > 1:
-        experts = split_axis(axes["dp_cp"], "dp_cp", (config.dp * config.cp // ep, ep), ("expert_data", "ep"))
+        experts = split_axis(
+            axes["dp_cp"], "dp_cp", (config.dp * config.cp // ep, ep), ("expert_data", "ep")
+        )
         axes.update({name: experts[name] for name in ("expert_data", "ep")})
     hybrid: dict[str, DeviceMesh] = {}
     if config.dp_replicas > 1:
-        for name in (name for name in ("dp_cp", "expert_data") if name in axes):  # in one order on all ranks
+        for name in (
+            name for name in ("dp_cp", "expert_data") if name in axes
+        ):  # in one order on all ranks
             cut = (config.dp_replicas, axes[name].size() // config.dp_replicas)
             hybrid[name] = split_axis(axes[name], name, cut, (f"{name}_replica", f"{name}_shard"))
             axes.update({inner: hybrid[name][inner] for inner in hybrid[name].mesh_dim_names or ()})

@@ -32,14 +32,23 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from autotune.errors import ConfigError
 from autotune.ports import TrialRequest
 from autotune.spec import ModelSpec, ParallelConfig, Peft, Workload
-from autotune_workers.own_model.built_model import BuiltModel, attention_modules, block_names, planned
+from autotune_workers.own_model.built_model import (
+    BuiltModel,
+    attention_modules,
+    block_names,
+    planned,
+)
 from autotune_workers.training.model.decoder import TIED, Block, DecoderStage, global_names
 from autotune_workers.training.model.initialization import initial_value, materialize
 from autotune_workers.training.model.loss import VocabularySlice, chunked_token_losses
 from autotune_workers.training.model.low_rank_adapters import apply_adapters, apply_own_adapters
 from autotune_workers.training.model.own_stage import OwnStage, Skip, aliases, cut
 from autotune_workers.training.model.packed_sequences import apply_documents, document_positions
-from autotune_workers.training.parallel.activation_checkpointing import apply_compile, apply_recompute, recompute
+from autotune_workers.training.parallel.activation_checkpointing import (
+    apply_compile,
+    apply_recompute,
+    recompute,
+)
 from autotune_workers.training.parallel.context_parallel import apply_context_parallel, positions_of
 from autotune_workers.training.parallel.data_parallel import Replicated
 from autotune_workers.training.parallel.expert_parallel import MixtureOfExperts
@@ -47,7 +56,11 @@ from autotune_workers.training.parallel.fully_sharded import FullySharded, shard
 from autotune_workers.training.parallel.gradient_sync import GradientSync, Weight, weights_of
 from autotune_workers.training.parallel.mesh import Mesh, RankContext, tied_embedding_group
 from autotune_workers.training.parallel.pipeline_parallel import layers_of_rank
-from autotune_workers.training.parallel.tensor_parallel import apply_tensor_parallel, vocabulary_slice, whole_stream
+from autotune_workers.training.parallel.tensor_parallel import (
+    apply_tensor_parallel,
+    vocabulary_slice,
+    whole_stream,
+)
 from autotune_workers.training.precision import DTYPES, to_float8
 from autotune_workers.training.task import ParallelModel
 
@@ -60,12 +73,18 @@ def parallelize(request: TrialRequest, mesh: Mesh, context: RankContext) -> Para
     weights = [
         weight
         for stage in stages.values()
-        for weight in weights_of(global_names(stage), config, mesh, tied=TIED, tied_group=tied_group)
+        for weight in weights_of(
+            global_names(stage), config, mesh, tied=TIED, tied_group=tied_group
+        )
     ]
-    return ParallelModel(stages=stages, weights=weights, sync=gradient_sync(stages.values(), weights, config))
+    return ParallelModel(
+        stages=stages, weights=weights, sync=gradient_sync(stages.values(), weights, config)
+    )
 
 
-def decoder_stages(request: TrialRequest, mesh: Mesh, context: RankContext) -> dict[int, DecoderStage]:
+def decoder_stages(
+    request: TrialRequest, mesh: Mesh, context: RankContext
+) -> dict[int, DecoderStage]:
     """This rank's stages, by number."""
     config, model = request.config, request.workload.model
     stages: dict[int, DecoderStage] = {}
@@ -83,7 +102,9 @@ def decoder_stages(request: TrialRequest, mesh: Mesh, context: RankContext) -> d
     return stages
 
 
-def parallelize_stage(stage: DecoderStage, request: TrialRequest, mesh: Mesh, device: torch.device) -> None:
+def parallelize_stage(
+    stage: DecoderStage, request: TrialRequest, mesh: Mesh, device: torch.device
+) -> None:
     """Applies the config to a stage on the meta device, and gives its weights memory and values."""
     config, workload = request.config, request.workload
     dtype = DTYPES[config.precision]
@@ -100,7 +121,9 @@ def parallelize_stage(stage: DecoderStage, request: TrialRequest, mesh: Mesh, de
         apply_adapters(stage, workload.peft, dtype)
     if config.loss == "chunked" and stage.is_last:
         stage.loss = functools.partial(
-            _chunked_loss, mesh.axes["tp"], vocabulary_slice(workload.model.vocab_size, mesh.axes["tp"])
+            _chunked_loss,
+            mesh.axes["tp"],
+            vocabulary_slice(workload.model.vocab_size, mesh.axes["tp"]),
         )
 
     _place_positions(stage, workload, config, mesh, device)
@@ -123,7 +146,9 @@ def parallelize_stage(stage: DecoderStage, request: TrialRequest, mesh: Mesh, de
             _apply_data_parallel(module, config, mesh)
 
 
-def _experts(model: ModelSpec, config: ParallelConfig, mesh: Mesh) -> Callable[[], nn.Module] | None:
+def _experts(
+    model: ModelSpec, config: ParallelConfig, mesh: Mesh
+) -> Callable[[], nn.Module] | None:
     """Makes the experts of a layer that belong on this rank; None for a model without experts."""
     if not model.num_experts:
         return None
@@ -141,7 +166,11 @@ def _chunked_loss(
 
 
 def _place_positions(
-    stage: DecoderStage, workload: Workload, config: ParallelConfig, mesh: Mesh, device: torch.device
+    stage: DecoderStage,
+    workload: Workload,
+    config: ParallelConfig,
+    mesh: Mesh,
+    device: torch.device,
 ) -> None:
     held = positions_of(workload.seq_len, config.cp, mesh.cp, config.cp_style)
     attention = document_positions(held, workload.document_len)
@@ -159,10 +188,14 @@ def _apply_data_parallel(module: nn.Module, config: ParallelConfig, mesh: Mesh) 
     shard_module(module, mesh.shards_of("dp_cp"), stage=stage, dtype=dtype)
 
 
-def gradient_sync(stages: Iterable[nn.Module], weights: list[Weight], config: ParallelConfig) -> GradientSync:
+def gradient_sync(
+    stages: Iterable[nn.Module], weights: list[Weight], config: ParallelConfig
+) -> GradientSync:
     """What completes the gradients of these stages."""
     if config.zero_stage >= 2:
-        return FullySharded([m for stage in stages for m in stage.modules()], weights, stage=config.zero_stage)
+        return FullySharded(
+            [m for stage in stages for m in stage.modules()], weights, stage=config.zero_stage
+        )
     return Replicated(weights, stage=config.zero_stage)
 
 
@@ -188,7 +221,10 @@ def parallelize_own(
         partial = _parallelize_stage(stage, request, plan, mesh, context.device)
         stages[number] = stage
         weights += weights_of(
-            ((shared.get(name, name), parameter) for name, parameter in stage.module.named_parameters()),
+            (
+                (shared.get(name, name), parameter)
+                for name, parameter in stage.module.named_parameters()
+            ),
             config,
             mesh,
             tied=next(iter(shared.values()), ""),
@@ -196,7 +232,9 @@ def parallelize_own(
             layers=tuple(f"{name}." for name in stage.layers if name),
             partial_over_tp=partial,
         )
-    return ParallelModel(stages=stages, weights=weights, sync=gradient_sync(stages.values(), weights, config))
+    return ParallelModel(
+        stages=stages, weights=weights, sync=gradient_sync(stages.values(), weights, config)
+    )
 
 
 def own_stage(built: BuiltModel, number: int, config: ParallelConfig) -> OwnStage:
@@ -212,7 +250,11 @@ def own_stage(built: BuiltModel, number: int, config: ParallelConfig) -> OwnStag
 
 
 def _parallelize_stage(
-    stage: OwnStage, request: TrialRequest, plan: Mapping[str, Any], mesh: Mesh, device: torch.device
+    stage: OwnStage,
+    request: TrialRequest,
+    plan: Mapping[str, Any],
+    mesh: Mesh,
+    device: torch.device,
 ) -> frozenset[str]:
     """Applies the config to the stage. Returns the names of whole weights whose gradients are parts of a sum over tp."""
     config, peft = request.config, request.workload.peft
@@ -222,7 +264,9 @@ def _parallelize_stage(
         partial = apply_plan(stage.module, plan, mesh.axes["tp"])
     if peft is not None:
         host = torch.device("cpu")
-        start = functools.partial(initial_value, spec=request.workload.model, seed=request.seed, device=host)
+        start = functools.partial(
+            initial_value, spec=request.workload.model, seed=request.seed, device=host
+        )
         beside = adapted(stage.built, peft)
         apply_own_adapters(stage.module, beside, peft.rank, dtype, start)
         summed = [name for name in beside if f"{name}.weight" in partial]
@@ -239,7 +283,9 @@ def _parallelize_stage(
 
     # last: FSDP puts its hooks around everything above, and moves each block to the device before the next one
     if config.zero_stage >= 2:
-        shard = functools.partial(shard_module, mesh=mesh.shards_of("dp_cp"), stage=config.zero_stage, dtype=dtype)
+        shard = functools.partial(
+            shard_module, mesh=mesh.shards_of("dp_cp"), stage=config.zero_stage, dtype=dtype
+        )
         for block in (block for block in stage.layers.values() if block is not stage.module):
             shard(block, cast_inputs=True)
         if config.pp == 1:
@@ -273,7 +319,9 @@ def adapted(built: BuiltModel, peft: Peft) -> dict[str, nn.Linear]:
         name: module
         for name, module in built.model.named_modules()
         # the router is no part of what is adapted: it chooses, and a choice has no gradient of its own
-        if type(module) is nn.Linear and not name.endswith("router") and (not blocks or name.startswith(prefixes))
+        if type(module) is nn.Linear
+        and not name.endswith("router")
+        and (not blocks or name.startswith(prefixes))
     }
     if not linears:
         raise ConfigError(

@@ -29,7 +29,10 @@ from autotune.spec import ModelSpec, ParallelConfig
 from autotune_workers.training.model.decoder import split_layers
 from autotune_workers.training.task import Loss, Task
 
-LOOPED = {"interleaved_1f1b": ScheduleInterleaved1F1B, "interleaved_zero_bubble": ScheduleInterleavedZeroBubble}
+LOOPED = {
+    "interleaved_1f1b": ScheduleInterleaved1F1B,
+    "interleaved_zero_bubble": ScheduleInterleavedZeroBubble,
+}
 
 
 def check_schedule(config: ParallelConfig) -> None:
@@ -73,23 +76,37 @@ class Pipeline:
         count = config.pp * config.virtual_stages
         tensors = task.between(stages)
         pipe = [
-            PipelineStage(stage, index, count, device, input_args=taken, output_args=given, group=group)
+            PipelineStage(
+                stage, index, count, device, input_args=taken, output_args=given, group=group
+            )
             for (index, stage), (taken, given) in zip(stages.items(), tensors.values(), strict=True)
         ]
         self.is_last = count - 1 in stages
         self._is_first = 0 in stages
         self._task = task
-        options = {"n_microbatches": config.accumulation_steps, "loss_fn": loss, "scale_grads": False}
+        options = {
+            "n_microbatches": config.accumulation_steps,
+            "loss_fn": loss,
+            "scale_grads": False,
+        }
         if config.pp_schedule in LOOPED:
             self._schedule = LOOPED[config.pp_schedule](pipe, **options)
         else:
-            self._schedule = (ScheduleGPipe if config.pp_schedule == "gpipe" else Schedule1F1B)(pipe[0], **options)
+            self._schedule = (ScheduleGPipe if config.pp_schedule == "gpipe" else Schedule1F1B)(
+                pipe[0], **options
+            )
 
     def step(self, inputs: Any, targets: Any) -> list[Tensor]:
         """Forward and backward of all micro-batches; the losses of each, on the rank of the last stage (empty elsewhere)."""
         losses: list[Tensor] = []
-        args, kwargs, target = self._task.fed(inputs, targets, is_first=self._is_first, is_last=self.is_last)
+        args, kwargs, target = self._task.fed(
+            inputs, targets, is_first=self._is_first, is_last=self.is_last
+        )
         self._schedule.step(
-            *args, target=target, losses=losses if self.is_last else None, return_outputs=False, **kwargs
+            *args,
+            target=target,
+            losses=losses if self.is_last else None,
+            return_outputs=False,
+            **kwargs,
         )
         return losses

@@ -45,7 +45,9 @@ class _RingAttention(torch.autograd.Function):
                 part, part_lse = attend_block(q[:, :, queries], some_k, some_v, causal=diagonal)
                 joined = torch.logaddexp(lse[:, :, queries], part_lse)
                 old, new = (lse[:, :, queries] - joined).exp(), (part_lse - joined).exp()
-                out[:, :, queries] = old[..., None] * out[:, :, queries] + new[..., None] * part.float()
+                out[:, :, queries] = (
+                    old[..., None] * out[:, :, queries] + new[..., None] * part.float()
+                )
                 lse[:, :, queries] = joined
             pair = pair if coming is None else coming.arrived()
         result = out.to(q.dtype)
@@ -82,10 +84,15 @@ class _Passing:
 
     def __init__(self, x: Tensor, group: dist.ProcessGroup) -> None:
         rank, ranks = group.rank(), group.size()
-        self._sent, self._arriving = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
+        self._sent, self._arriving = (
+            x.contiguous(),
+            torch.empty_like(x, memory_format=torch.contiguous_format),
+        )
         peers = (dist.get_global_rank(group, (rank + step) % ranks) for step in (1, -1))
         operations = zip((dist.isend, dist.irecv), (self._sent, self._arriving), peers, strict=True)
-        self._works = dist.batch_isend_irecv([dist.P2POp(*operation, group=group) for operation in operations])
+        self._works = dist.batch_isend_irecv(
+            [dist.P2POp(*operation, group=group) for operation in operations]
+        )
 
     def arrived(self) -> Tensor:
         """What the rank before has sent."""
@@ -106,7 +113,11 @@ def _blocks(group: dist.ProcessGroup, source: int, chunk: int) -> Iterator[Block
     for i, mine in enumerate((group.rank(), last - group.rank())):
         for j, theirs in enumerate((source, last - source)):
             if theirs <= mine:
-                yield slice(i * chunk, (i + 1) * chunk), slice(j * chunk, (j + 1) * chunk), mine == theirs
+                yield (
+                    slice(i * chunk, (i + 1) * chunk),
+                    slice(j * chunk, (j + 1) * chunk),
+                    mine == theirs,
+                )
 
 
 def attend_block(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:

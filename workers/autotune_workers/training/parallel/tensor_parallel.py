@@ -13,7 +13,14 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    distribute_module,
+    distribute_tensor,
+)
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -28,7 +35,9 @@ from autotune_workers.training.model.loss import VocabularySlice
 from autotune_workers.training.torch_internals import local_shape_and_offset
 
 
-def apply_tensor_parallel(stage: DecoderStage, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
+def apply_tensor_parallel(
+    stage: DecoderStage, mesh: DeviceMesh, *, sequence_parallel: bool
+) -> None:
     """Turns the stage's weights into DTensors over `mesh` and puts the collectives around its modules. The weights may be on the meta device."""
     stream = Shard(1) if sequence_parallel else Replicate()
     for block in stage.layers.values():
@@ -60,11 +69,19 @@ def _cut_block(block: Block, mesh: DeviceMesh, stream: Replicate | Shard) -> Non
         plan.update({f"mlp.{name}": cut for name, cut in _mlp_plan(block.mlp, stream).items()})
     else:
         plan["mlp"] = PrepareModuleInputOutput(
-            **entry, use_local_input=True, output_layouts=(Replicate(),), desired_output_layouts=(stream,)
+            **entry,
+            use_local_input=True,
+            output_layouts=(Replicate(),),
+            desired_output_layouts=(stream,),
         )
         for name, module in block.mlp.named_modules():
             if isinstance(module, Mlp):
-                plan.update({f"mlp.{name}.{key}": cut for key, cut in _mlp_plan(module, Replicate()).items()})
+                plan.update(
+                    {
+                        f"mlp.{name}.{key}": cut
+                        for key, cut in _mlp_plan(module, Replicate()).items()
+                    }
+                )
     if isinstance(stream, Shard):
         plan.update({"attention_norm": SequenceParallel(), "mlp_norm": SequenceParallel()})
     parallelize_module(block, mesh, plan)
@@ -72,7 +89,10 @@ def _cut_block(block: Block, mesh: DeviceMesh, stream: Replicate | Shard) -> Non
 
 def _mlp_plan(mlp: Mlp, stream: Replicate | Shard) -> dict[str, Any]:
     columns = ("up",) if mlp.gate is None else ("up", "gate")
-    return {**{name: ColwiseParallel() for name in columns}, "down": RowwiseParallel(output_layouts=stream)}
+    return {
+        **{name: ColwiseParallel() for name in columns},
+        "down": RowwiseParallel(output_layouts=stream),
+    }
 
 
 def _cut_positions(module: nn.Module, mesh: DeviceMesh) -> None:
@@ -100,7 +120,9 @@ def local_part(whole: Tensor, parameter: Tensor) -> Tensor:
 def vocabulary_slice(vocab_size: int, mesh: DeviceMesh) -> VocabularySlice:
     """The token ids of this rank's logits."""
     (size,), (start,) = local_shape_and_offset((vocab_size,), mesh, [Shard(0)])
-    return VocabularySlice(start=start, size=size, group=mesh.get_group() if mesh.size() > 1 else None)
+    return VocabularySlice(
+        start=start, size=size, group=mesh.get_group() if mesh.size() > 1 else None
+    )
 
 
 def whole_stream(x: Tensor, mesh: DeviceMesh) -> Tensor:

@@ -49,7 +49,10 @@ class Problem(BaseProblem):
     def search_space(self) -> dict[str, optuna.distributions.BaseDistribution]:
         """The knobs, each with the values that occur in the cell."""
         values = [sorted({point[i] for point in self._rows}) for i in range(len(KNOBS))]
-        return {knob: optuna.distributions.CategoricalDistribution(v) for knob, v in zip(KNOBS, values, strict=True)}
+        return {
+            knob: optuna.distributions.CategoricalDistribution(v)
+            for knob, v in zip(KNOBS, values, strict=True)
+        }
 
     @property
     def directions(self) -> list[optuna.study.StudyDirection]:

@@ -15,6 +15,8 @@ if __name__ == "__main__":
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     for cell in module.cell_names():
         problem = module.Problem(cell)
-        study = optuna.create_study(directions=problem.directions, sampler=optuna.samplers.TPESampler(seed=0))
+        study = optuna.create_study(
+            directions=problem.directions, sampler=optuna.samplers.TPESampler(seed=0)
+        )
         study.optimize(problem, n_trials=30)
         print(f"{cell}: regret {problem.regret(study.best_params):.1%} with {study.best_params}")

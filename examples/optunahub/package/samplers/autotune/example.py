@@ -12,13 +12,20 @@ import optunahub
 
 from autotune import estimate
 
-module = optunahub.load_local_module("samplers/autotune", registry_root=str(Path(__file__).resolve().parents[2]))
+module = optunahub.load_local_module(
+    "samplers/autotune", registry_root=str(Path(__file__).resolve().parents[2])
+)
 space = module.space_of(
     {
         "model": "gpt2-medium",
         "cluster": "h100-sxm-1x8",
         "workload": {"seq_len": 1024, "global_batch_size": 64},
-        "space": {"tp": [1, 2, 4], "pp": [1, 2], "micro_batch_size": [1, 2, 4, 8], "precision": ["bf16"]},
+        "space": {
+            "tp": [1, 2, 4],
+            "pp": [1, 2],
+            "micro_batch_size": [1, 2, 4, 8],
+            "precision": ["bf16"],
+        },
     }
 )
 
