@@ -241,9 +241,10 @@ def free_memory_bytes(root: Path = Path("/")) -> int:
 
 
 def _machine_bytes(root: Path) -> int:
+    # not Linux
     return _meminfo_bytes("MemTotal", root) or os.sysconf("SC_PAGE_SIZE") * os.sysconf(
         "SC_PHYS_PAGES"
-    )  # not Linux
+    )
 
 
 def _meminfo_bytes(key: str, root: Path) -> int:

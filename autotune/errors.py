@@ -70,9 +70,8 @@ class AutotuneError(Exception):
 
     def __str__(self) -> str:
         place = f"{self.place}: " if self.place else ""
-        named = self.message.split(maxsplit=1)[:1] == [
-            self.field
-        ]  # the message begins with the field already
+        # the message begins with the field already
+        named = self.message.split(maxsplit=1)[:1] == [self.field]
         where = f"{self.field}: " if self.field and not named else ""
         return f"{place}{where}{self.message}" + (f"; {self.remedy}" if self.remedy else "")
 

@@ -117,9 +117,8 @@ def measured_steps(store: Store, study: Study) -> dict[ParallelConfig, float]:
         searcher="grid",
         budget=replace(study.budget, max_trials=1000, max_wall_s=7200.0, min_gain=0),
     )
-    trials = (
-        ended(store, alone).trials
-    )  # trials of the grid that cannot win end early, and count with the steps that they have
+    # trials of the grid that cannot win end early, and count with the steps that they have
+    trials = ended(store, alone).trials
     return {
         t.config: t.measurement.step_time_s
         for t in trials

@@ -161,9 +161,8 @@ class MegatronLayer(nn.Module):
         heads, groups, size = s.num_attention_heads // s.tp, s.num_kv_heads // s.tp, s.head_dim
         count = len(x) * s.tp
         joined = norm_linear(x, w.qkv, self.dummies, gathered=s.tp)
-        q = move(
-            move(joined, count, heads * size)
-        )  # taken from between keys and values, then rotated
+        # taken from between keys and values, then rotated
+        q = move(move(joined, count, heads * size))
         k, v = (move(joined, count, groups * size) for _ in range(2))
         del joined
         return self._attended(q, k, v, heads, size)

@@ -39,9 +39,8 @@ def error_of(log_factors: Sequence[float], sweep: Sequence[Row]) -> float:
             [np.log(row.printed[printed] / p[ours]) for row, p in results if printed in row.printed]
         )
         total += float(((logs - logs.mean()) ** 2).sum()) if len(logs) > 1 else 0.0
-    return total + 0.01 * float(
-        np.square(log_factors).sum()
-    )  # a constant that the sweep does not show stays
+    # a constant that the sweep does not show stays
+    return total + 0.01 * float(np.square(log_factors).sum())
 
 
 def assign(log_factors: Sequence[float]) -> None:

@@ -192,9 +192,8 @@ def played_head() -> Iterator[tuple[subprocess.Popen[str], str]]:
 def played_node(address: str, *, num_cpus: int) -> Iterator[subprocess.Popen[str]]:
     """A node of that cluster, which has joined it."""
     with (
-        tempfile.TemporaryDirectory(
-            prefix="at-", dir="/tmp"
-        ) as short,  # the names of Ray's sockets are long
+        # the names of Ray's sockets are long
+        tempfile.TemporaryDirectory(prefix="at-", dir="/tmp") as short,
         played(
             "node",
             address,

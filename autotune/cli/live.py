@@ -201,9 +201,8 @@ class LiveView:
         left = max(0.0, budget.max_wall_s - elapsed)
         ended = [t for t in self.trials.values() if t.status.is_terminal]
         if ended:
-            runs = (
-                0 if self.study.at_hand is not None else 2 * most_runs(self.study)
-            )  # with late comers
+            # with late comers
+            runs = 0 if self.study.at_hand is not None else 2 * most_runs(self.study)
             finals = runs - sum(t.purpose is TrialPurpose.FINAL for t in ended)
             ahead = max(0, budget.max_trials - searched) + finals
             left = min(left, elapsed / len(ended) * max(0, ahead))

@@ -264,9 +264,8 @@ def _joined(text: str, remedy: str) -> str:
         .replace("Input should be", "must be")
         .rstrip(".")
     )
-    text = re.sub(
-        r"'[^']*' is not a valid integer( range)?$", "must be a whole number", text
-    )  # of older releases
+    # of older releases
+    text = re.sub(r"'[^']*' is not a valid integer( range)?$", "must be a whole number", text)
     text = re.sub(r"(\S+) is not in the range (?:(\S+)<=)?x(?:([<>]=)(\S+))?$", _bound, text)
     return f"{text} {remedy[0].upper()}{remedy[1:]}" if text.endswith("?") else f"{text}; {remedy}"
 

@@ -34,9 +34,8 @@ class EventStream:
 
     def feed(self, line: str) -> Document | None:
         """Read a line, and return the event that it completes, if any."""
-        if line.startswith(
-            ":"
-        ):  # a comment: the first one opens the stream, a later one shows that it has lasted
+        # a comment: the first one opens the stream, a later one shows that it has lasted
+        if line.startswith(":"):
             if self._is_open:
                 self._failures = 0
             self._is_open = True

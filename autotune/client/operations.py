@@ -323,10 +323,11 @@ def of(study_id: str, *parts: str) -> str:
         )
     names = [str(part) for part in (study_id, *parts)]
     for name in names:
+        # however they are quoted, an address is shortened by them on its way
         if name in (
             ".",
             "..",
-        ):  # however they are quoted, an address is shortened by them on its way
+        ):
             raise NotFoundError(
                 f"there is no resource {name!r}",
                 remedy="`studies()` lists ids and names of studies",

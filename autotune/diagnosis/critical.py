@@ -56,9 +56,8 @@ class Steps:
             queued = _queued_for_others(rank, spent, at)
             for values in spent.values():
                 values[at, :, 2] *= queued
-        for at in range(
-            len(ranks)
-        ):  # a reference model, a teacher: passes without gradients that belong to each step
+        # a reference model, a teacher: passes without gradients that belong to each step
+        for at in range(len(ranks)):
             if count and (spent["evaluation"][at, :, 0] > 0).mean() >= USUAL:
                 spent["forward"][at] += spent["evaluation"][at]
                 spent["evaluation"][at] = 0.0

@@ -213,9 +213,8 @@ def _manifest(
     ranks: int,
     on_gpu: bool,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    keys = {
-        path: f"{i}-{path.rpartition('/')[2]}" for i, path in enumerate(texts)
-    }  # a key has no slashes
+    # a key has no slashes
+    keys = {path: f"{i}-{path.rpartition('/')[2]}" for i, path in enumerate(texts)}
     named = {"namespace": job.namespace} if job.namespace else {}
     config_map = {
         "apiVersion": "v1",

@@ -101,10 +101,11 @@ def exec_in_place(command: Sequence[str], variables: Mapping[str, str] | None = 
 
 def _exec(command: tuple[str, ...], variables: Mapping[str, str]) -> Never:
     """The command in this process, with the environment that it was given and these variables: Python may have added to its own."""
+    # Python ignores them, and an ignored signal stays ignored
     for number in (
         signal.SIGPIPE,
         signal.SIGXFSZ,
-    ):  # Python ignores them, and an ignored signal stays ignored
+    ):
         signal.signal(number, signal.SIG_DFL)
     given = {os.fsencode(name): os.fsencode(value) for name, value in _given_environment().items()}
     more = {os.fsencode(name): os.fsencode(value) for name, value in variables.items()}

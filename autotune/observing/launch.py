@@ -39,9 +39,8 @@ def target_of(command: Sequence[str], environment: Mapping[str, str]) -> Path | 
         return Path(script)
     for tasks, nodes in _TASKS:
         count, on = number(environment, tasks), max(1, number(environment, nodes))
-        if count > on and Path(words[0]).name.startswith(
-            "python"
-        ):  # one on each node is a launcher of its own
+        # one on each node is a launcher of its own
+        if count > on and Path(words[0]).name.startswith("python"):
             program = next(
                 (
                     at

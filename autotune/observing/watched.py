@@ -35,9 +35,8 @@ def variables_of(
     code = str(Path(found.origin).parent / "probe" / "injected")
     path = environment.get("PYTHONPATH", "")
     profiling = {"AUTOTUNE_PROBE_PROFILE": str(PROFILED_STEPS)} if profile else {}
-    if (
-        profile and "KINETO_LOG_LEVEL" not in environment
-    ):  # else the profiler prints two lines among the command's own
+    # else the profiler prints two lines among the command's own
+    if profile and "KINETO_LOG_LEVEL" not in environment:
         profiling["KINETO_LOG_LEVEL"] = "99"
     return {
         **profiling,

@@ -143,14 +143,14 @@ def _with_file_of_hydra(present: PresentConfiguration, path: Path) -> PresentCon
         return present
     folders = [folder for flag in ("config-path", "config-dir") if (folder := present.option(flag))]
     told = [os.path.join(folder, f"{named}.yaml") for folder in folders]
-    told += [
-        os.path.join("verl/trainer", inner) for inner in told
-    ]  # Hydra: from the program's own folder
+    # Hydra: from the program's own folder
+    told += [os.path.join("verl/trainer", inner) for inner in told]
     start = Path(present.cwd).absolute()
+    # `$(pwd)` is the checkout's folder, in which the script lies
     for where in (
         start,
         *start.parents,
-    ):  # `$(pwd)` is the checkout's folder, in which the script lies
+    ):
         for inner in map(os.path.normpath, told):
             if (text := _reader(where)(inner)) is not None:
                 return replace(present, files={inner: text})

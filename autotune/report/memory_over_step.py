@@ -75,9 +75,8 @@ def sketch(
     samples = columns(timeline, width)
     if not samples:
         return []
-    shown = [
-        samples[len(samples) * i // width] for i in range(width)
-    ]  # a short run is stretched to the width
+    # a short run is stretched to the width
+    shown = [samples[len(samples) * i // width] for i in range(width)]
     peak = max(sample.total_bytes for sample in shown)
     near = limit_bytes <= FAR * peak
     top = max(peak, limit_bytes) if near else peak

@@ -142,9 +142,8 @@ def _payback(record: StudyRecord, winner: Winner) -> list[str]:
         and best.reward is not None
         and baseline.reward is not None
     ):
-        ours = default / math.exp(
-            best.reward.throughput - baseline.reward.throughput
-        )  # a token may be worth less
+        # a token may be worth less
+        ours = default / math.exp(best.reward.throughput - baseline.reward.throughput)
     cost = (
         f"; the study took {format_duration(record.elapsed_s)}"
         if record.study.runner != SIMULATED

@@ -90,9 +90,8 @@ def ranking_document(
         return _measured_with(result, versions, top)
     answer = document(result, top=top)
     answer["objective"] = {"metric": asked.metric, "stability_weight": asked.stability_weight}
-    ranked = (
-        _ranked(result, asked) if asked != objective else []
-    )  # by its own objective they are ranked already
+    # by its own objective they are ranked already
+    ranked = _ranked(result, asked) if asked != objective else []
     if asked != objective:
         answer |= _under(result, ranked)
         answer["configs"] = [

@@ -102,9 +102,8 @@ def _of_the_config(
             for text in texts.values()
         )
         python = any(name.endswith(".py") for name in texts)
-        has_own_loop = (
-            workload.trainer == "command" and not workload.loop
-        )  # others scale their losses themselves
+        # others scale their losses themselves
+        has_own_loop = workload.trainer == "command" and not workload.loop
         if has_own_loop and python and not is_scaled:
             yield _at(
                 texts,
@@ -148,9 +147,8 @@ def _without_sharding(
 def _of_variables(name: str, text: str) -> Iterator[Danger]:
     for variable, (value, why) in _SLOW_VARIABLES.items():
         for at, line in enumerate(text.splitlines(), start=1):
-            if (
-                name.endswith(".py") and "environ" not in line
-            ):  # what a docstring says is set by nobody
+            # what a docstring says is set by nobody
+            if name.endswith(".py") and "environ" not in line:
                 continue
             if not line.lstrip().startswith("#") and re.search(
                 rf"\b{variable}[\"']?\]?\s*=\s*[\"']?{value}\b", line

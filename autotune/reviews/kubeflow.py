@@ -101,10 +101,11 @@ def of_job(job: Mapping[str, Any], **said: Any) -> Recommended:
     text = _text(job)
     found = review_texts({_FILE: text}, **said)
     if any("precision" in edit.changes for edit in found.edits) and found.config is not None:
+        # its arithmetic is for people to decide
         said = {
             **said,
             "precision": found.config.precision,
-        }  # its arithmetic is for people to decide
+        }
         found = review_texts({_FILE: text}, **said)
     if found.missing:
         missing = "; ".join(f"{each.what} ({each.remedy})" for each in found.missing)

@@ -412,9 +412,8 @@ def _of_option(lines: list[str], spelled: str, change: Change, *, has_flags: boo
                     lines[at + 1][: value.start(2)] + change.new + lines[at + 1][value.end(2) :]
                 )
                 return at + 1
-        if (
-            has_flags and _same(change.old, "true") and (flag := bare.search(line))
-        ):  # on, without a word that says so
+        # on, without a word that says so
+        if has_flags and _same(change.old, "true") and (flag := bare.search(line)):
             lines[at] = f"{line[: flag.end()]}={change.new}{line[flag.end() :]}"
             return at
         for found in option.finditer(line):

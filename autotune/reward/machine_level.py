@@ -343,9 +343,8 @@ def prediction_error(trial: Trial, level: float) -> float | None:
     """ln of measured over predicted step time, had the machine been at this level, in standard deviations of prediction and run; None where nothing was predicted."""
     if trial.estimate is None or trial.measurement is None:
         return None
-    low = float(
-        trial.estimate.step_time_low_s
-    )  # a stall may widen the interval above the step time
+    # a stall may widen the interval above the step time
+    low = float(trial.estimate.step_time_low_s)
     predicted, measured = float(trial.estimate.step_time_s), trial.measurement.step_time_s
     if not 0 < low <= predicted < math.inf or not measured > 0:
         return None

@@ -144,9 +144,8 @@ def spikes(measurement: Measurement) -> list[int]:
 
 def _standing_out(norms: Series, factor: float) -> list[int]:
     finite = norms[np.isfinite(norms)]
-    if (
-        len(finite) <= NEIGHBOURS or finite.max() <= factor * finite.min()
-    ):  # no median of others is below the least
+    # no median of others is below the least
+    if len(finite) <= NEIGHBOURS or finite.max() <= factor * finite.min():
         return []
     found = []
     for i, norm in enumerate(norms):

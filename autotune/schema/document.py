@@ -154,9 +154,8 @@ class Document(BaseModel):
         unknown = (
             [key for key in values if key not in fields] if isinstance(values, Mapping) else []
         )
-        if (
-            unknown
-        ):  # a key that is a word of Python's own, such as `async`, is a field by its alias
+        # a key that is a word of Python's own, such as `async`, is a field by its alias
+        if unknown:
             fields = {field.alias or name: field for name, field in fields.items()}
             unknown = [key for key in values if key not in fields]
         if not unknown:
@@ -175,9 +174,8 @@ class Document(BaseModel):
         try:
             check({name: values[name] for name in fields if name in values})
         except ValidationError as error:
-            mistakes += [
-                _carried(found) for found in error.errors(include_url=False)
-            ]  # sorted where all are known
+            # sorted where all are known
+            mistakes += [_carried(found) for found in error.errors(include_url=False)]
         raise ValidationError.from_exception_data(cls.__name__, mistakes)
 
     @classmethod

@@ -83,9 +83,8 @@ def _root(text: str) -> Any:
     if len(text) > LARGEST_CHARACTERS or open_brackets(text) > MAX_BRACKETS:
         return None
     try:
-        return yaml.compose(
-            text.replace("\t", " "), Loader=yaml.SafeLoader
-        )  # JSON may be indented with tabs
+        # JSON may be indented with tabs
+        return yaml.compose(text.replace("\t", " "), Loader=yaml.SafeLoader)
     except (yaml.YAMLError, ValueError, RecursionError):
         return None
 

@@ -145,9 +145,8 @@ class SearcherSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]  # Opt
         ended.state, ended.values = state, values
         after = partial(self._replayed, study, excluding=trial.number, also=ended)
         if not after(searcher="grid").eligible().size and not after().ask(1):
-            with suppress(
-                RuntimeError
-            ):  # study.stop raises when the trials are asked and told without study.optimize
+            # study.stop raises when the trials are asked and told without study.optimize
+            with suppress(RuntimeError):
                 study.stop()
 
     def sample_independent(

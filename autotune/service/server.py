@@ -133,9 +133,8 @@ def _import_ahead() -> None:
     for module in ("autotune.api", "scipy.special"):
         import_module(module)
     for name in trainer_names():
-        with contextlib.suppress(
-            AutotuneError
-        ):  # another package's that cannot be loaded is refused where it is used
+        # another package's that cannot be loaded is refused where it is used
+        with contextlib.suppress(AutotuneError):
             trainer(name)
     gc.freeze()  # collections look at what requests made: beside all that was imported, the trials of a large study took 0.2 s more
 

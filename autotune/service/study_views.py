@@ -63,9 +63,8 @@ class StudyViews:
         """What the store knows of the study now. Raises `NotFoundError`."""
 
         result, _ = self._seen(study_id)
-        return replace(
-            result, is_left=is_left(self._store, result.record)
-        )  # a lease runs out without a revision
+        # a lease runs out without a revision
+        return replace(result, is_left=is_left(self._store, result.record))
 
     def is_at_hand(self, study_id: str) -> bool:
         """Whether the result is known as of the study's present revision, so that nothing has to be read for it. Raises `NotFoundError`."""
@@ -121,9 +120,8 @@ class StudyViews:
             return view.figures[name]
 
     def _seen(self, study_id: str) -> tuple[Result, _View]:
-        revision = self._store.revision(
-            study_id
-        )  # read before the trials: a view is never taken for newer than it is
+        # read before the trials: a view is never taken for newer than it is
+        revision = self._store.revision(study_id)
         with self._lock:
             view = self._views.setdefault(revision.id, _View())
             self._views.move_to_end(revision.id)

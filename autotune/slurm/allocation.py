@@ -169,9 +169,8 @@ def move_to_nodes() -> None:
     command = job.srun(*terminal, f"--nodelist={hosts[0]}", f"--chdir={os.getcwd()}", nodes=1)
     told = {"SLURM_JOB_NODELIST": job.node_list, "SLURM_JOB_NUM_NODES": str(job.num_nodes)}
     told |= {name: os.environ[name] for name in ("SLURM_JOB_CPUS_PER_NODE",) if name in os.environ}
-    words = [
-        f"{name}={value}" for name, value in told.items()
-    ]  # of the job, where srun would tell of its own step
+    # of the job, where srun would tell of its own step
+    words = [f"{name}={value}" for name, value in told.items()]
     os.execvpe(command[0], [*command, "env", *words, *sys.orig_argv], step_environment())
 
 

@@ -44,12 +44,13 @@ def slurm_cluster(*, spare_nodes: int = 0) -> ClusterSpec:
 
 def look(job: Allocation) -> list[dict[str, Any]]:
     """What each node says of itself. Raises `RunnerError` for nodes that do not answer."""
+    # what a node has, it has in a container too
     command = [
         *job.srun(plain=True),
         sys.executable,
         "-m",
         __name__,
-    ]  # what a node has, it has in a container too
+    ]
     try:
         done = subprocess.run(
             command,

@@ -115,11 +115,12 @@ def _script(
     keeps_store: bool,
 ) -> str:
     named = {key.replace("_", "-"): value for key, value in job.options.items()}
+    # sites that do not know --gpus-per-node
     is_otherwise = {
         "gres",
         "gpus",
         "gpus-per-task",
-    } & named.keys()  # sites that do not know --gpus-per-node
+    } & named.keys()
     asked = {key: getattr(job, key) or "" for key in ("partition", "account", "qos")}
     asked["time"] = _slurm_time(job.time) if job.time else ""
     lines = directive_lines(

@@ -41,9 +41,8 @@ def complete(
         if name not in declared:
             raise unknown_knob(name, {**KNOBS, **declared})
         declared[name].check(value)
-        extra[name] = declared[name].decode(
-            declared[name].encode(value)
-        )  # as it is declared: 1, where a text says 1.0
+        # as it is declared: 1, where a text says 1.0
+        extra[name] = declared[name].decode(declared[name].encode(value))
     given["extra"] = {**{name: knob.default for name, knob in declared.items()}, **extra}
     config = ParallelConfig.from_dict({"precision": default_precision(workload), **given})
     if "dp" not in given:

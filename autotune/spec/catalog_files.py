@@ -42,9 +42,8 @@ def read_entry(kind: str, name: str, *, field: str) -> Mapping[str, Any]:
         )
     import yaml  # takes a while to import, and most commands read no file of the catalog
 
-    loader = getattr(
-        yaml, "CSafeLoader", yaml.SafeLoader
-    )  # libyaml's is ten times as fast, where it is there
+    # libyaml's is ten times as fast, where it is there
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     values: dict[str, Any] = yaml.load(_text(kind, name), Loader=loader)
     return values
 

@@ -60,9 +60,8 @@ def _read(text: bytes) -> Any:
     """The values of `json.loads`, in a third of its time: it was most of what the trials of a large study take to read."""
     try:
         return from_json(text)
-    except (
-        ValueError
-    ):  # half a surrogate pair, as of a file's name in a message: only `json` reads it
+    except ValueError:
+        # half a surrogate pair, as of a file's name in a message: only `json` reads it
         return json.loads(text)
 
 

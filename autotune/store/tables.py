@@ -122,9 +122,8 @@ trials = Table(
     Column("purpose", Text, nullable=False),
     Column("attempts", Integer, nullable=False),
     Column("failure", Text),
-    Column(
-        "throughput", Float
-    ),  # tokens per second per GPU of the cluster; null unless measured, and for proxy trials
+    # tokens per second per GPU of the cluster; null unless measured, and for proxy trials
+    Column("throughput", Float),
     Column("reward", Float),
     Column("created_us", BigInteger, nullable=False),
     Column("started_us", BigInteger),

@@ -103,9 +103,8 @@ class StudyLease:
     ) -> None:
         self._closed.set()
         self._renewer.join()
-        with contextlib.suppress(
-            StoreUnavailableError, ConflictError
-        ):  # else it runs out by itself
+        # else it runs out by itself
+        with contextlib.suppress(StoreUnavailableError, ConflictError):
             self.store.release(self._lease)
 
     def come_round(self) -> None:

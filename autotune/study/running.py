@@ -153,9 +153,8 @@ def run_study(
                 else f"{type(error).__name__}: {error}"
             )
             why = stop()
-            if (
-                isinstance(error, RunnerError) and why
-            ):  # who ends a job signals all of its processes, Ray's too
+            # who ends a job signals all of its processes, Ray's too
+            if isinstance(error, RunnerError) and why:
                 message = f"{why if isinstance(why, str) else 'interrupted'}, and the runner ended too: {message}"
             elif isinstance(error, JobEndedError):
                 message = f"{JOB_ENDS}: {error.message}"

@@ -187,9 +187,8 @@ def by_dry_run(run: DryRun, deeper: DryRun, config: ParallelConfig) -> dict[str,
     sizes = {"tp": config.tp, "cp": config.cp, "ep": config.ep}
     data = [c for c in run.collectives if c.axis.startswith(DATA_AXES) and c.num_bytes > 64]
     layer = _products(deeper) - _products(run)
-    scores = (
-        deeper.flops - run.flops - layer
-    ) / 2.0  # a dry run counts those that the mask hides too
+    # a dry run counts those that the mask hides too
+    scores = (deeper.flops - run.flops - layer) / 2.0
     return {
         "weights": float(run.rank_parameters),
         "layer, products": layer,

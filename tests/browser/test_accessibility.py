@@ -178,9 +178,8 @@ def test_a_page_is_accessible(
     page.emulate_media(color_scheme="dark")
     assert findings(page, COLOURS) == []
     check_keyboard(page)
-    seen.complaints = [
-        line for line in seen.complaints if "with a status of 4" not in line
-    ]  # the pages of errors
+    # the pages of errors
+    seen.complaints = [line for line in seen.complaints if "with a status of 4" not in line]
     check_quiet(seen, kept)
 
 

@@ -180,9 +180,8 @@ def test_a_reader_sees_no_buttons_that_would_be_refused(browser: Any, tuning: Se
     study = submitted(tuning, tuning.token("submit"), slow_spec())
     with logged_in(browser, tuning, tuning.token("read", "bob")) as (_, page):
         go(page, f"/studies/{study}")
-        assert buttons_of(page) - {"Show"} == {
-            "Log out"
-        }  # `Show` filters the trials, once there are some
+        # `Show` filters the trials, once there are some
+        assert buttons_of(page) - {"Show"} == {"Log out"}
         assert "bob (read)" in page.inner_text("header")
     tuning.http.post(
         f"/api/v1/studies/{study}/cancel", headers=bearer(tuning.token("admin", "root"))

@@ -110,9 +110,8 @@ def test_two_people_and_a_study_of_real_trials(
 
         log_in(his, bob)
         follow(other, other.get_by_role("link", name="first"))
-        assert buttons_of(other) - {"Show"} == {
-            "Log out"
-        }  # `Show` filters the trials, once there are some
+        # `Show` filters the trials, once there are some
+        assert buttons_of(other) - {"Show"} == {"Log out"}
         for seen in (page, other):
             seen.locator("h1 .status.COMPLETED").wait_for(timeout=300_000)
         assert page.evaluate("window.kept")  # it followed the study without a reload

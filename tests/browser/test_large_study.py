@@ -36,9 +36,8 @@ def test_the_parts_of_a_large_study_come_and_are_replaced(
         go(page, f"/studies/{lease.study}")
         page.locator("#figures figure svg").first.wait_for()
         assert page.evaluate(MOVED) < 0.1, "the parts that come push nothing on the screen away"
-        run_trial(
-            store, lease, measured(pending(19), step_time_s=1 / 20)
-        )  # nothing is at hand any more
+        # nothing is at hand any more
+        run_trial(store, lease, measured(pending(19), step_time_s=1 / 20))
         go(page, f"/studies/{lease.study}?sort=-measured#trials")
         page.locator("#figures figure svg").first.wait_for()
         assert page.locator("#trials tbody tr").count() == 20
@@ -65,7 +64,6 @@ def test_the_parts_of_a_large_study_come_and_are_replaced(
         refused = refuse_once(page, f"**/studies/{lease.study}/results*", status=429)
         best = Reward(total=10.0, throughput=10.0, stability=1.0)
         run_trial(store, lease, replace(measured(pending(21), step_time_s=5e-4), reward=best))
-        page.locator(
-            "#trials tr.won a", has_text="21"
-        ).wait_for()  # no later event asks for the part that was refused
+        # no later event asks for the part that was refused
+        page.locator("#trials tr.won a", has_text="21").wait_for()
         assert refused

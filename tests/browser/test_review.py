@@ -29,7 +29,6 @@ def test_a_pasted_launch_is_judged_and_tuned(browser: Any, tuning: Service) -> N
         page.get_by_role("button", name="Tune it").click()
         page.get_by_text("The spec below tunes the launch").wait_for()
         assert "meta-llama/Llama-3.1-8B" in page.get_by_label("Spec, in YAML").input_value()
-        page.locator(
-            "#checked section"
-        ).wait_for()  # the spec is checked as any other that stands there
+        # the spec is checked as any other that stands there
+        page.locator("#checked section").wait_for()
         assert seen.complaints == []

@@ -112,9 +112,8 @@ class MortalWrites:
     @contextlib.contextmanager
     def write(self, *, durable: bool = False) -> Iterator[Connection]:
         """As `Database.write`."""
-        if (
-            threading.current_thread() is not threading.main_thread()
-        ):  # the renewal of a lease decides nothing
+        # the renewal of a lease decides nothing
+        if threading.current_thread() is not threading.main_thread():
             with self._write(durable=durable) as connection:
                 yield connection
             return

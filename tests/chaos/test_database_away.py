@@ -146,9 +146,8 @@ def test_a_server_that_died_for_want_of_disk_is_waited_for() -> None:
                 fill_disk(disk)
                 with contextlib.suppress(psycopg.OperationalError):
                     while True:
-                        client.execute(
-                            "SELECT pg_current_xact_id(), pg_switch_wal()"
-                        )  # until it needs another file
+                        # until it needs another file
+                        client.execute("SELECT pg_current_xact_id(), pg_switch_wal()")
 
         def make_room() -> None:
             (disk / "ballast").unlink()

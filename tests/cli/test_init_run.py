@@ -51,9 +51,8 @@ def test_a_shell_script_on_two_ranks_and_its_files_stay(run, programs):
     found = knobs(spec)
     assert (found["dp"], found["micro_batch_size"], found["accumulation_steps"]) == ("2", "2", "3")
     assert (found["precision"], found["recompute"]) == ("bf16", "full")
-    assert spec["model"] == {
-        "parameters": PARAMETERS
-    }  # its heads stand nowhere but in a line of its code
+    # its heads stand nowhere but in a line of its code
+    assert spec["model"] == {"parameters": PARAMETERS}
     assert (done.document["seen"]["micro_batches"], done.document["seen"]["facts"]["world"]) == (
         3,
         2,

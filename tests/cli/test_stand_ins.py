@@ -52,8 +52,7 @@ def test_a_spec_of_ones_own_is_not_complained_of(run, write):
 
 
 def test_a_pipe_is_not_opened_again(tmp_path, capsys):
-    os.mkfifo(
-        tmp_path / "spec.yaml"
-    )  # nobody writes to it any more: opening it would wait for ever
+    # nobody writes to it any more: opening it would wait for ever
+    os.mkfifo(tmp_path / "spec.yaml")
     note_stand_ins(str(tmp_path / "spec.yaml"))
     assert capsys.readouterr().err == ""

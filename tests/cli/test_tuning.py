@@ -72,9 +72,8 @@ def test_as_many_configs_of_a_target_are_shown_as_asked_for(run, write):
 def test_best_across_history_by_model_and_cluster(run, write):
     run("tune", write())
     asked = ("best", "--model", "gpt2-small", "--cluster", "a100-40gb-1x8", "--json")
-    assert (
-        run(*asked).document["source"] == "cost_model"
-    )  # simulated results are no results unless they are asked for
+    # simulated results are no results unless they are asked for
+    assert run(*asked).document["source"] == "cost_model"
     found = run(*asked, "--runner", "simulated")
     assert found.code == 0
     assert found.document["source"] == "measured"

@@ -328,9 +328,8 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
         .read_text()
         .replace("/opt/autotune/bin/autotune", shutil.which("true") or "")
     )
-    text = re.sub(
-        r"^(User|Group)=.*$", r"\1=root", text, flags=re.M
-    )  # the unit's own user is made by hand
+    # the unit's own user is made by hand
+    text = re.sub(r"^(User|Group)=.*$", r"\1=root", text, flags=re.M)
     (tmp_path / "autotune.service").write_text(text)
     found = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(tmp_path / "autotune.service")],

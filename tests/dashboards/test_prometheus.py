@@ -140,18 +140,16 @@ def test_every_panel_of_the_service_has_data_at_every_scrape(
             for text in service_expressions():
                 until(lambda: ask(client, "query", query=text))  # noqa: B023  called at once
             began_s = time.time()
-            other = slow_spec() | {
-                "name": "beside"
-            }  # it must outlive the window: only active studies are counted
+            # it must outlive the window: only active studies are counted
+            other = slow_spec() | {"name": "beside"}
             beside = asking.submit(other)["study"]["id"]
             time.sleep(5.0)
             for text in service_expressions():
                 found = ask(
                     client, "query_range", query=text, start=began_s, end=began_s + 4.0, step="1s"
                 )
-                since_s = [
-                    round(float(series["values"][0][0]) - began_s) for series in found
-                ]  # a study may be new
+                # a study may be new
+                since_s = [round(float(series["values"][0][0]) - began_s) for series in found]
                 assert 0 in since_s, text
                 assert [len(series["values"]) for series in found] == [
                     5 - since for since in since_s

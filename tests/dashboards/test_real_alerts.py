@@ -127,9 +127,8 @@ def test_each_alert_fires_in_its_case_alone_and_ends_with_it(
                 os.kill(pid_of(lease.owner), signal.SIGCONT)
             fires(client)
 
-            losses = failing(
-                "worker_lost", 0, 1, time_scale=1.0
-            )  # both within the window of the alert
+            # both within the window of the alert
+            losses = failing("worker_lost", 0, 1, time_scale=1.0)
             lost = asking.submit(losses)["study"]["id"]
             fires(client, "AutotuneWorkersLost")
             asking.act(lost, "cancel")

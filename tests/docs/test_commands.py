@@ -128,9 +128,8 @@ def test_the_readme_shows_what_plan_prints(harness: Harness) -> None:
         {"argv": line.split()[1:], "cwd": str(page.folder), "env": environment}
     )
     assert code == 0, output
-    printed = {
-        tuple(row.split("\t")) for row in output.splitlines()
-    }  # piped: cells with tabs between them
+    # piped: cells with tabs between them
+    printed = {tuple(row.split("\t")) for row in output.splitlines()}
     rows = [row for row in table.splitlines() if "tokens/s" not in row and "---" not in row]
     assert len(rows) == 4  # three ranks and the baseline
     for row in rows:

@@ -241,9 +241,8 @@ class Network:
         """`count`: of nodes. Raises `RuntimeError` when they cannot be made."""
         remove_leftovers()
         self.nodes: list[Node] = []
-        self.folder = tempfile.mkdtemp(
-            prefix="at-", dir="/tmp"
-        )  # the names of Ray's sockets below it are long
+        # the names of Ray's sockets below it are long
+        self.folder = tempfile.mkdtemp(prefix="at-", dir="/tmp")
         self._watchdog = subprocess.Popen(
             [sys.executable, "-S", "-E", watchdog.__file__, self.folder],
             stdin=subprocess.PIPE,
@@ -298,9 +297,8 @@ class Network:
         for node in self.nodes:
             with contextlib.suppress(Exception):
                 node.remove()
-        for pid in watchdog.holders(
-            self.folder
-        ):  # a head of Ray that is asked politely waits for nodes that are gone
+        # a head of Ray that is asked politely waits for nodes that are gone
+        for pid in watchdog.holders(self.folder):
             if pid != self._watchdog.pid:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

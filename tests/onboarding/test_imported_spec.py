@@ -224,9 +224,8 @@ def test_a_batch_that_nothing_tells_is_one_that_the_cluster_can_share(tmp_path: 
         model="llama-1b",
         cluster="h100-sxm-4x8",
     )
-    assert (
-        draft.document["workload"]["global_batch_size"] == 64
-    )  # 16 ranks, 4 times each, which 32 can share
+    # 16 ranks, 4 times each, which 32 can share
+    assert draft.document["workload"]["global_batch_size"] == 64
     assert api.plan_of(api.load_study(draft.document, base=tmp_path)).rows
 
 

@@ -122,9 +122,8 @@ def test_trl_by_accelerate_is_trl_grpo(command: str, tmp_path: Path) -> None:
     assert "dp=8" in draft.document["baseline"]
     assert "zero_stage=3" in draft.document["baseline"]
     assert draft.document["rl"]["engine"] == "deepspeed"
-    assert draft.document["space"]["zero_stage"] == [
-        3
-    ]  # a file decides it that launches do not write
+    # a file decides it that launches do not write
+    assert draft.document["space"]["zero_stage"] == [3]
     argv, written = exported(draft, tmp_path)
     assert argv.startswith("trl grpo --config")
     assert argv.endswith("--num_processes 8")
@@ -216,9 +215,8 @@ def test_experts_of_verl_are_whole_or_cut_as_its_launch_says(
     eight = why_not(study.workload, replace(study.baseline, ep=8))
     assert (eight is None) is whole  # over tp * dp, or over dp alone
     weights = estimate(study.workload, study.baseline).memory_parts_bytes.weights
-    assert (
-        float(weights) > 16 * 2**30
-    ) is whole  # 57 GiB of experts over ep=2, or over ep * tp = 8
+    # 57 GiB of experts over ep=2, or over ep * tp = 8
+    assert (float(weights) > 16 * 2**30) is whole
     model = exported(draft, tmp_path)[1]["actor_rollout_ref"]
     assert [
         model[role]["megatron"].get("expert_tensor_parallel_size") for role in ("actor", "ref")

@@ -81,9 +81,8 @@ def test_it_loads_and_is_planned(name: str, drafted: Drafted, tmp_path: Path) ->
 
 
 @pytest.mark.slow  # imports transformers and lightning
-@pytest.mark.filterwarnings(
-    "ignore:.gradient_checkpointing. is deprecated:FutureWarning"
-)  # in 5; the only name in 4
+# in 5; the only name in 4
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing. is deprecated:FutureWarning")
 @pytest.mark.parametrize("name", ["run_clm", "lightning_args", "accelerate_nlp"])
 def test_programs_of_large_libraries_understand_every_config(
     name: str, drafted: Drafted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -91,9 +90,8 @@ def test_programs_of_large_libraries_understand_every_config(
     check_every_config(name, drafted, tmp_path, monkeypatch)
 
 
-@pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # nanoGPT leaves configurator.py open
+# nanoGPT leaves configurator.py open
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", ["nanogpt", "torchrun_ddp"])
 def test_the_script_understands_every_config(
     name: str, drafted: Drafted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -112,9 +110,8 @@ def check_every_config(
     study = loaded(drafted(name), tmp_path)
     configs = [row.config for row in api.plan_of(study, top=1000).rows]
     for config in configs[:: max(1, len(configs) // 12)]:
-        here = (
-            ["--use_cpu=True"] if name == "run_clm" else []
-        )  # TrainingArguments refuse bf16 on a CPU otherwise
+        # TrainingArguments refuse bf16 on a CPU otherwise
+        here = ["--use_cpu=True"] if name == "run_clm" else []
         values = parsed(name, [*arguments(study, config), *here], tmp_path, monkeypatch)
 
         def told(names: tuple[str, ...], values: dict[str, Any] = values) -> Any:
@@ -428,9 +425,8 @@ def test_the_parsers_dataclasses_may_be_named_by_a_variable(tmp_path: Path) -> N
     argv = draft.document["trainer"]["argv"]
     assert "--per_device_train_batch_size={micro_batch_size}" in argv
     assert "--max_length={seq_len}" in argv
-    assert draft.document["baseline"].endswith(
-        "precision=bf16,recompute=full"
-    )  # trl's own defaults
+    # trl's own defaults
+    assert draft.document["baseline"].endswith("precision=bf16,recompute=full")
     assert any("add the ones you use today" in note for note in draft.notes)
     study = loaded(draft, tmp_path)
     default = ParallelConfig(dp=8, micro_batch_size=8, precision="bf16", recompute="full")

@@ -99,9 +99,8 @@ def test_the_best_of_the_plan_are_run_once_and_found_again() -> None:
     again = FakeDryRunner(error=FAILS)
     assert ensure_profile(own, store, runner=again) == ""
     assert again.asked == []
-    assert (
-        ensure_profile(own, None, runner=again) == ""
-    )  # the next answer would have to make it again
+    # the next answer would have to make it again
+    assert ensure_profile(own, None, runner=again) == ""
     assert DryRuns.from_dict(found.to_dict()) == found
 
 

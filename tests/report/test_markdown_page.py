@@ -74,9 +74,8 @@ def test_figures_are_tables_with_bars_once_each() -> None:
         "Best so far over time"
     }  # the same rows in another order
     assert "| 20% | ██▍ |" in page
-    assert rendered(page).tags.count("table") == len(
-        titles
-    )  # the answer's, and one in each part but the last
+    # the answer's, and one in each part but the last
+    assert rendered(page).tags.count("table") == len(titles)
 
 
 def test_a_service_is_linked() -> None:
@@ -92,9 +91,8 @@ def test_foreign_text_stays_text(shown: str) -> None:
     read = rendered(shown)
     assert set(read.tags) <= {"p", "span", "table", "thead", "tbody", "tr", "th", "td"}
     assert read.text.replace("\u200b", "").strip().removeprefix("a").strip() == FOREIGN
-    assert not re.search(
-        r"@\w|#\d|https?:", read.text
-    )  # GitHub would call a person, link an issue or an address
+    # GitHub would call a person, link an issue or an address
+    assert not re.search(r"@\w|#\d|https?:", read.text)
 
 
 def test_code_holds_its_signs() -> None:

@@ -60,12 +60,13 @@ def test_each_figure_is_drawn_or_says_what_it_needs() -> None:
 
 def test_what_is_left_of_a_running_trial() -> None:
     (left,) = steps_left(source([9.0, 9.0, 2.0, 2.0, 2.0], running(5)))
+    # 7 and 32 steps of 2 s, less 5
     assert (left.done, left.most, left.least_s, left.most_s) == (
         5,
         32,
         4.0,
         54.0,
-    )  # 7 and 32 steps of 2 s, less 5
+    )
     assert str(left) == "trial 5: 5 of at most 32 steps; 4 s to 54 s left"
     (first,) = steps_left(source([9.0], running(5)))
     assert first.most_s == 31 * 9.0

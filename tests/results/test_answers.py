@@ -257,10 +257,11 @@ def test_rewards_across_studies_belong_to_the_speeds_that_are_shown() -> None:
             parts=parts,
         )
         run_trial(store, lease, replace(trial, reward=reward))
+    # trial 2 was not re-measured
     speeds = {
         0: 2.0 * tokens_per_s(ended[0]),
         1: 0.8 * tokens_per_s(ended[1]),
-    }  # trial 2 was not re-measured
+    }
     finals = [
         {"number": number, "config": ended[number].config.to_dict(), "tokens_per_s": speed}
         for number, speed in sorted(speeds.items(), reverse=True)

@@ -62,10 +62,11 @@ def test_what_was_measured_is_told_with_what_is_behind_it(tuned: SqlStore) -> No
     assert datetime.now(UTC) - datetime.fromisoformat(behind["last_at"]) < timedelta(hours=1)
     assert behind["age_s"] >= 0
     left = found["untried"]
+    # the baseline is outside of the space
     assert (left["legal"], left["measured"]) == (
         6,
         behind["configs"] - 1,
-    )  # the baseline is outside of the space
+    )
     assert left["best"]["config"] not in [
         row["best"]["config"] for row in ask(tuned, model="gpt2-medium", top=9)["configs"]
     ]

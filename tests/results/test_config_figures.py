@@ -85,9 +85,8 @@ def test_every_config_has_its_ratio_to_the_default_config_whenever_it_was_measur
     for trial in result.shown:
         config = next(n for n in SPEEDS if result.shown[n].config == trial.config)
         assert tokens_per_s(trial) / default == pytest.approx(SPEEDS[config])
-    assert (
-        tokens_per_s(result.trials[3]) / default > 3.3
-    )  # as it was measured, on the machine of that time
+    # as it was measured, on the machine of that time
+    assert tokens_per_s(result.trials[3]) / default > 3.3
 
 
 def test_a_final_run_whose_default_run_was_cancelled_is_held_against_the_one_before(
@@ -97,9 +96,8 @@ def test_a_final_run_whose_default_run_was_cancelled_is_held_against_the_one_bef
     found = result_from(record(), [*trials[:7], lost, *trials[8:]])
     for number, config in ((8, 1), (9, 2)):
         ratio = tokens_per_s(found.shown[number]) / tokens_per_s(found.baseline)
-        assert ratio == pytest.approx(
-            SPEEDS[config] * 3.0 / 3.15
-        )  # the machine slowed on by 5% in between
+        # the machine slowed on by 5% in between
+        assert ratio == pytest.approx(SPEEDS[config] * 3.0 / 3.15)
 
 
 def test_the_winner_has_one_speed_in_its_row_its_card_and_its_speedup(result: Result) -> None:

@@ -686,9 +686,8 @@ def test_a_launch_that_was_measured_fits_whatever_was_predicted(tmp_path: Path) 
         for line in lines_of(found)
     )
     for edit in (*found.edits, *found.trials):
-        assert (
-            edit.memory_bytes <= 0
-        )  # nothing that takes more than the launch, which was sure not to fit
+        # nothing that takes more than the launch, which was sure not to fit
+        assert edit.memory_bytes <= 0
     assert found.if_out_of_memory is None
 
 

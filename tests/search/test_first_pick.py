@@ -77,4 +77,4 @@ def test_beyond_32_times_it_is_refused_with_the_reason() -> None:
     )
     said = statement(0.1, with_proxies=True, stall_probability=0.0, times=FARTHEST + 1)
     assert isinstance(said, str)
-    assert "beyond 32 times" in said
+    assert "beyond a factor of 32" in said

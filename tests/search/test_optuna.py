@@ -192,9 +192,8 @@ def test_predicted_memory_constrains_any_sampler() -> None:
 
     def objective(trial: optuna.Trial) -> float:
         config = candidates()[trial.suggest_categorical("index", range(len(candidates())))]
-        return float(
-            np.exp(limit.set(trial, config))
-        )  # more memory is better: only the constraint says no
+        # more memory is better: only the constraint says no
+        return float(np.exp(limit.set(trial, config)))
 
     told = {} if hasattr(optuna.Trial, "set_constraint") else {"constraints_func": constraints}
     sampler = optuna.samplers.TPESampler(seed=0, n_startup_trials=5, **told)

@@ -245,9 +245,8 @@ def test_a_model_that_predicts_well_gains_weight_with_every_trial() -> None:
     prior = 1.0 - ORDERING_PRIOR - UNINFORMED_PRIOR
     assert weights[0] > prior
     worst = min(weights[1:])
-    assert worst / (1.0 - worst) > 3.0 * prior / (
-        1.0 - prior
-    )  # the evidence alone, whatever the prior
+    # the evidence alone, whatever the prior
+    assert worst / (1.0 - worst) > 3.0 * prior / (1.0 - prior)
 
 
 def test_a_model_that_predicts_nothing_loses_its_weight() -> None:

@@ -142,9 +142,8 @@ class LoginNode:
         self.cluster, self.folder = cluster, folder
         home = folder / "home"
         (home / ".ray").mkdir(parents=True)
-        (home / ".ray/auth_token").write_text(
-            "0" * 64
-        )  # what an earlier Ray of this user left there
+        # what an earlier Ray of this user left there
+        (home / ".ray/auth_token").write_text("0" * 64)
         drop = {
             "AUTOTUNE_STORE",
             "RAY_ADDRESS",

@@ -302,9 +302,8 @@ def test_absurd_sizes_break_laws_and_never_wrap_around(sizes: list[int]) -> None
     config = ParallelConfig(**dict(zip(names, sizes, strict=False)))
     if config.world_size > 24:
         assert "at most the 24 GPUs" in str(why_not(workload(), config))
-    huge = ParallelConfig(
-        micro_batch_size=1 << 30, accumulation_steps=1 << 30, dp=16
-    )  # 2^64: 0 when it wraps
+    # 2^64: 0 when it wraps
+    huge = ParallelConfig(micro_batch_size=1 << 30, accumulation_steps=1 << 30, dp=16)
     assert any("global batch size" in reason for reason in reasons(workload(), huge))
 
 

@@ -277,11 +277,12 @@ def test_world_sizes_beyond_the_cluster_are_left_out() -> None:
             SpaceSpec(knobs={"tp": (1, 2), "precision": ("fp32",)}, world_sizes=(2, 4, 8)),
             ParallelConfig(dp=4, accumulation_steps=3, precision="fp32"),
         ),
+        # the plainest of the space
         (
             4,
             SpaceSpec(knobs={"tp": (1, 2), "pp": (1, 2)}),
             ParallelConfig(tp=2, dp=4),
-        ),  # the plainest of the space
+        ),
     ],
 )
 def test_default_config_is_data_parallel_where_that_is_legal(

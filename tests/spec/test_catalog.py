@@ -110,9 +110,8 @@ def test_peaks_are_dense_and_rise_as_formats_get_narrower(name: str) -> None:
     assert ladder == sorted(ladder)
     assert peaks.get("mxfp8", peaks.get("fp8")) == peaks.get("fp8")
     assert peaks.get("bf16", peaks["fp16"]) == peaks["fp16"]
-    if (
-        "fp8" in peaks
-    ):  # a figure with sparsity would be off by a factor of two against its neighbours
+    # a figure with sparsity would be off by a factor of two against its neighbours
+    if "fp8" in peaks:
         assert peaks["fp8"] == pytest.approx(2 * peaks["fp16"], rel=0.03)
     if "tf32" in peaks:
         assert peaks["fp16"] == pytest.approx(2 * peaks["tf32"], rel=0.03)

@@ -92,12 +92,13 @@ def test_what_transformers_writes_of_every_class_is_read() -> None:
         pytest.skip("transformers is not installed")
     from transformers import CONFIG_MAPPING
 
+    # their defaults are no decoders
     unusable = {
         "granitemoehybrid",
         "deepseek_v2",
         "glm4_moe",
         "glm4v_moe_text",
-    }  # their defaults are no decoders
+    }
     known = [
         name for name in (*FAMILIES, *ALIKE) if name in CONFIG_MAPPING and name not in unusable
     ]

@@ -395,9 +395,8 @@ def test_a_window_over_the_ranks_of_a_sequence_is_not_attended_to_in_a_ring() ->
         )
         == "2046,0"
     )
-    trainer("megatron").launch(
-        replace(workload, seq_len=2044), ring
-    )  # no window is shorter than these
+    # no window is shorter than these
+    trainer("megatron").launch(replace(workload, seq_len=2044), ring)
 
 
 @pytest.mark.parametrize(

@@ -163,9 +163,8 @@ def test_every_name_is_one_of_the_release(
     assert document.pop("defaults") == [defaults, "_self_"]
     document.pop("hydra")
     for role in (document["actor_rollout_ref"]["actor"], document.get("critic", {})):
-        role.get("megatron", {}).pop(
-            "override_transformer_config", None
-        )  # a mapping of Megatron-Core's own names
+        # a mapping of Megatron-Core's own names
+        role.get("megatron", {}).pop("override_transformer_config", None)
     document["actor_rollout_ref"]["actor"].pop("optim")
     assert sorted(set(dotted(document)) - set(names)) == []
 

@@ -115,9 +115,8 @@ def run(
 
 
 def steps_of(output: str) -> list[int | None]:
-    lines = (
-        line.partition(") ")[2] or line for line in output.splitlines()
-    )  # Ray says first which actor printed it
+    # Ray says first which actor printed it
+    lines = (line.partition(") ")[2] or line for line in output.splitlines())
     return [found.step for line in lines if (found := trainer("native").parse_line(line))]
 
 
@@ -185,9 +184,8 @@ def cluster() -> Iterator[str]:
         port = free.getsockname()[1]
     host = ray.util.get_node_ip_address()
     nodes: list[subprocess.Popen[bytes]] = []
-    with tempfile.TemporaryDirectory(
-        prefix="at-", dir="/tmp"
-    ) as short:  # the names of Ray's sockets are long
+    # the names of Ray's sockets are long
+    with tempfile.TemporaryDirectory(prefix="at-", dir="/tmp") as short:
         try:
             arguments = (
                 f"--port={port}",

@@ -127,9 +127,8 @@ def calibrate_local(
             together = readings_of("together", ranks, (index + 1) / (len(sizes) + 1))
             concurrency.append({"ranks": ranks, "flops_per_s": together["concurrency"]})
             collectives.extend(together["collectives"])
-        if prober.capacity > 1 and (
-            alone["on_gpu"] or not isinstance(prober, LocalRunner)
-        ):  # cores are no devices
+        # cores are no devices
+        if prober.capacity > 1 and (alone["on_gpu"] or not isinstance(prober, LocalRunner)):
             of_each = readings_of(EACH, prober.capacity, 0.9)["of_each"]
             stray, nodes = of_readings(of_each), sorted({reading["node"] for reading in of_each})
     if progress is not None:
@@ -371,12 +370,13 @@ def _precisions(device: torch.device) -> dict[str, torch.dtype]:
         {"bf16": torch.bfloat16} if torch.cuda.is_bf16_supported(including_emulation=False) else {}
     )
     tf32 = {"tf32": torch.float32} if torch.cuda.get_device_capability(device)[0] >= 8 else {}
+    # what people train in comes first
     return {
         **half,
         "fp16": torch.float16,
         **tf32,
         "fp32": torch.float32,
-    }  # what people train in comes first
+    }
 
 
 def _matmul_rate(

@@ -216,9 +216,8 @@ def _print_best(document: dict[str, Any], *, pareto: bool, folder: Path | None) 
         _print_evidence(document)
         if line := speedup_line(document):
             out.print(line)
-    if document["study"] and (
-        not asked or asked == document["study"]["objective"]
-    ):  # export knows the study's own
+    # export knows the study's own
+    if document["study"] and (not asked or asked == document["study"]["objective"]):
         note(f"next: {next_step(document, folder)}")
 
 

@@ -60,9 +60,8 @@ def doctor(store: StoreOption = None, json: JsonOption = False) -> None:
     for look in looks:
         try:
             checks.append(look())
-        except (
-            Exception
-        ) as error:  # a broken installation can raise anything, and the other checks must still run
+        except Exception as error:
+            # a broken installation can raise anything, and the other checks must still run
             name = getattr(look, "__name__", "check").strip("_")
             checks.append(
                 Check(name=name, status=FAILED, detail=f"{type(error).__name__}: {error}")

@@ -209,9 +209,8 @@ def _watch(source: Any, study: str, as_json: bool, folder: Path | None = None) -
     seen, is_noisy = 0, False
     with view or nullcontext():
         while True:
-            document = source.status(
-                study
-            )  # read before the events: a study is terminal only after its last event
+            # read before the events: a study is terminal only after its last event
+            document = source.status(study)
             if view is not None:
                 view.show(document, shown_trials(source, study))
             while view is None and (events := source.events(study, after=seen)):

@@ -257,9 +257,8 @@ def _hand_over(
         note(f"note: {remark}")
     if draft.fill_in:
         note(f"fill in: {', '.join(draft.fill_in)}")
-    if problem and not {"cluster", "model"} & set(
-        draft.fill_in
-    ):  # a stand-in would be complained of
+    # a stand-in would be complained of
+    if problem and not {"cluster", "model"} & set(draft.fill_in):
         note(f"the spec cannot be loaded yet: {problem}")
     if output:
         step = (

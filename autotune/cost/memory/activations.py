@@ -198,9 +198,8 @@ def _attention(
         heads
         + np.where((layout.cp > 1) & table.is_word("cp_style", "heads"), output, 0.0) / layout.tp
     )
-    if (
-        model.is_latent
-    ):  # both sides of the latents' norms, whole on every rank of a tensor-parallel group
+    # both sides of the latents' norms, whole on every rank of a tensor-parallel group
+    if model.is_latent:
         heads = heads + 2.0 * (model.q_lora_rank + model.kv_lora_rank) + model.qk_rope_head_dim
     return np.asarray(heads)
 

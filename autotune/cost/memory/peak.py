@@ -199,9 +199,8 @@ def rank_memories(
 
     nothing, alone = np.zeros_like(layout.pp), layout.pp == 1
     first_dense = np.minimum(float(model.num_dense_layers), stages.first)
-    head = np.where(
-        projection > 0, projection, embedding
-    )  # tied weights are those of the embedding
+    # tied weights are those of the embedding
+    head = np.where(projection > 0, projection, embedding)
     first = at(
         nothing,
         stages.first,

@@ -268,9 +268,8 @@ def _dealt(asked: PostTraining, ranks: int, mini_batches: int, balance: str) -> 
     steps = int(min(MOST_STEPS, max(1, -(-DRAWN // sequences))))
     lengths = _drawn(asked, steps)
     each = -(-sequences // (ranks * mini_batches))
-    missing = (
-        each * ranks * mini_batches - sequences
-    )  # a batch that does not divide is filled up by repeating
+    # a batch that does not divide is filled up by repeating
+    missing = each * ranks * mini_batches - sequences
     if missing:
         lengths = np.take(lengths, np.arange(sequences + missing) % sequences, axis=1)
     places = _places(lengths, ranks, mini_batches, balance)

@@ -156,9 +156,8 @@ def layer_forward_s(
         * padded_head(model)
         / (half_precision * attention_reached(workload, table, constants, traits))
     )
-    if keeps_scores(
-        workload, traits
-    ):  # matmuls over the whole score matrix, and kernels that read and write it
+    # matmuls over the whole score matrix, and kernels that read and write it
+    if keeps_scores(workload, traits):
         stored = layout.tokens * workload.seq_len * model.num_attention_heads / layout.tp
         read_and_written = stored * score_moved_bytes(table, constants, traits)
         plain = 2.0 * scores / (half_precision * constants.matmul_efficiency)

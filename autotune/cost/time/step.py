@@ -135,9 +135,8 @@ def _sends_s(
         * element_bytes(table)
         / np.where(shared, layout.tp, 1.0)
     )
-    leaves = (
-        layout.stages_per_domain < layout.pp
-    )  # the last stage of every domain sends to another one
+    # the last stage of every domain sends to another one
+    leaves = layout.stages_per_domain < layout.pp
     inside = np.where(leaves, (layout.stages_per_domain - 1.0) / layout.stages_per_domain, 1.0)
     send = constants.send_host_s + send_time_s(inside, sent, workload.cluster, constants)
     chunk = micro_batch_s / (2.0 * layout.virtual)  # forward or backward pass of one stage

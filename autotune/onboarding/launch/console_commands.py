@@ -49,10 +49,11 @@ def _parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
         if name == "--accelerate_config":
             if not sign:
                 value = queue.pop(0) if queue else ""
+            # what the command says itself comes last, and counts
             of_launcher = [
                 *_of_config(value),
                 *of_launcher,
-            ]  # what the command says itself comes last, and counts
+            ]
         elif _OF_ACCELERATE.fullmatch(name):
             of_launcher += [word] if sign else [word, *queue[:1]]
             del queue[: 0 if sign else 1]

@@ -259,9 +259,8 @@ def _ranks_of(
     if included := value_of(options, "include", "i"):
         slots = included.partition("@")[0].partition(":")[2]
         return len(slots.split(",")) if slots else None
-    if (
-        name == "torchrun"
-    ):  # it starts one, unless it is told otherwise, or by words that only the shell can compute
+    # it starts one, unless it is told otherwise, or by words that only the shell can compute
+    if name == "torchrun":
         is_told = bool(value_of(options, *_PER_NODE)) or any(
             not is_plain(w) for o in options for w in o.words
         )
@@ -288,9 +287,8 @@ def _tasks_of(
         return None
     if found := _count(slurm.get("SLURM_NTASKS_PER_NODE")):
         return found
-    return max(
-        1, (_count(slurm.get("SLURM_NTASKS")) or nodes) // nodes
-    )  # Slurm starts one on each node
+    # Slurm starts one on each node
+    return max(1, (_count(slurm.get("SLURM_NTASKS")) or nodes) // nodes)
 
 
 def _is_of_the_program(name: str, text: str) -> bool:

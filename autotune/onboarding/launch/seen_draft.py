@@ -406,16 +406,14 @@ def _space(
                 else [value, *(v for v in listed if v != value)]
             )
     formats = space.get("precision")
-    if (
-        isinstance(formats, list) and run.facts.values.get("device") == "cpu"
-    ):  # which has no units for these
+    # which has no units for these
+    if isinstance(formats, list) and run.facts.values.get("device") == "cpu":
         space["precision"] = [
             each for each in formats if each not in _OF_GPUS or each == run.knobs.get("precision")
         ]
     sizes = space.get("micro_batch_size")
-    if isinstance(sizes, list) and isinstance(
-        batch, int
-    ):  # the others are in no step of that batch
+    # the others are in no step of that batch
+    if isinstance(sizes, list) and isinstance(batch, int):
         space["micro_batch_size"] = [
             size for size in sizes if batch % (size * run.replicas) == 0
         ] or sizes

@@ -252,9 +252,8 @@ def _draft(started: Started, path: Path, place: Place, *, model: str | None, fol
     entries = {entry.key: entry for entry in as_options.entries}
     workload = entries["workload"]
     told = {**workload.value, **written.workload}
-    if (
-        told.get("loop") == "deepspeed" or "peft" in told
-    ):  # DeepSpeed keeps masters, and PEFT adapters, in fp32
+    # DeepSpeed keeps masters, and PEFT adapters, in fp32
+    if told.get("loop") == "deepspeed" or "peft" in told:
         told = {
             name: value
             for name, value in told.items()

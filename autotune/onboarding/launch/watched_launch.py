@@ -108,9 +108,8 @@ def watch_launch(
         for event in runner.poll(POLL_S):
             match event:
                 case LogRead(lines=lines):
-                    for line in (
-                        lines if steps < STEPS else ()
-                    ):  # what it says while it is ended is of no interest
+                    # what it says while it is ended is of no interest
+                    for line in lines if steps < STEPS else ():
                         on_line(line)
                 case StepsReported(step_times_s=times):
                     steps += len(times)

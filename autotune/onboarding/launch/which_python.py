@@ -60,7 +60,6 @@ def chosen_python(
         elif words[0] in _BY_NAME and "activate" in words[1:2]:
             found = ChosenPython(words=" ".join(words))
         elif words[0] in ("source", ".") and len(words) == 3 and words[1].endswith("/bin/activate"):
-            found = ChosenPython(
-                words=" ".join(words)
-            )  # conda's own script, with the name of an environment
+            # conda's own script, with the name of an environment
+            found = ChosenPython(words=" ".join(words))
     return found

@@ -82,9 +82,8 @@ def training_of(found: OptionMatches) -> dict[str, Any]:
         if target in found.used:
             option, _ = found.used[target]
             value = option.present if option.is_in_file else option.given
-            is_number = (
-                isinstance(value, int) and not isinstance(value, bool) and value >= 0
-            )  # -1 stands for no limit
+            # -1 stands for no limit
+            is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 0
             training[target] = value if is_number else None
     for word in trial_words(found):
         mine = own(word.lstrip("-+").partition("=")[0].replace("-", "_"))
@@ -133,9 +132,8 @@ def script_draft(
     items = list(argv_of(found, place))
     values = values_of(found)
     metrics = patterns_of(script.printed)
-    if (
-        set(metrics) == {"step"} and "tqdm" in script.imports
-    ):  # patterns would hide the rate and the loss of its bar
+    # patterns would hide the rate and the loss of its bar
+    if set(metrics) == {"step"} and "tqdm" in script.imports:
         metrics = {}
     relative = os.path.relpath(cwd.resolve(), folder.resolve())
     trainer = [
@@ -189,9 +187,8 @@ def script_draft(
         *_what_is_beyond(script),
     ]
     baseline = tuple(_baseline(found, ranks))
-    if not any(
-        "zero_stage=" in entry.value for entry in baseline
-    ):  # what is sharded is kept in fp32
+    # what is sharded is kept in fp32
+    if not any("zero_stage=" in entry.value for entry in baseline):
         notes += _what_weights(script)
     if script.started is not None:
         notes += unread_files(script.started, cwd)

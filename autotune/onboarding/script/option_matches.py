@@ -257,9 +257,8 @@ def match_options(script: Script, cwd: Path) -> OptionMatches:
             each.default or flag.given is not None for flag, each in found.precision_flags
         )
         if found.precision_flags and (is_said or option.given is None or meaning.default is None):
-            del found.used[
-                "precision"
-            ]  # it is the type of the weights, beside the flags of autocast
+            # it is the type of the weights, beside the flags of autocast
+            del found.used["precision"]
         else:
             found.precision_flags.clear()
     if any(meaning.default in ("bf16", "fp16") for _, meaning in found.precision_flags):

@@ -223,9 +223,8 @@ def _worded(option: ScriptOption, target: str) -> Meaning | None:
     if default is None and (len(words) < 2 or not option.choices) and not option.between:
         return None
     if default is not None and option.present is not None:
-        words[default] = str(
-            option.present
-        )  # as launched, whatever other words mean nearly the same
+        # as launched, whatever other words mean nearly the same
+        words[default] = str(option.present)
     values = sorted(words, key=lambda value: value != default)
     differing = {value: word for value, word in words.items() if word != value}
     return Meaning(target=target, words=differing, values=_typed(target, values), default=default)

@@ -242,9 +242,8 @@ def _hugging_face(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOpt
         line = declared.lineno if declared else parser.lineno
         own = list(_fields(declared, classes, style="hf")) if declared else []
         yield from own
-        told = {
-            option.name for option in own
-        }  # with defaults of its own, in place of the library's
+        # with defaults of its own, in place of the library's
+        told = {option.name for option in own}
         yield from (replace(option_of(*each), line=line) for each in library if each[0] not in told)
 
 
@@ -266,9 +265,8 @@ def _dataclasses(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOpti
     for call in calls:
         text = ast.unparse(call.func)
         is_reader = text in ("tyro.cli", "jsonargparse.CLI", "CLI", "simple_parsing.parse", "parse")
-        if call.args and (
-            is_reader or called_name(call) == "add_arguments"
-        ):  # the last one is simple_parsing's
+        # the last one is simple_parsing's
+        if call.args and (is_reader or called_name(call) == "add_arguments"):
             root = classes.get(last_name(call.args[0]))
             if root is not None:
                 yield from _fields(root, classes, style="tyro" if text == "tyro.cli" else "plain")

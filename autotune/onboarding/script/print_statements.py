@@ -77,9 +77,8 @@ def counted_loops(tree: ast.AST, around: int = 0) -> Iterator[CountedLoop]:
                 if isinstance(part.op, ast.FloorDiv | ast.Div | ast.Mod)
             )
             skipped = {id(part) for divisor in divisors for part in ast.walk(divisor)}
-            parts = [
-                part for part in ast.walk(node.iter) if id(part) not in skipped
-            ]  # `len(data) // steps` are steps
+            # `len(data) // steps` are steps
+            parts = [part for part in ast.walk(node.iter) if id(part) not in skipped]
             names = {part.id for part in parts if isinstance(part, ast.Name)}
             names |= {part.attr for part in parts if isinstance(part, ast.Attribute)}
             yield CountedLoop(node.lineno, frozenset(names), around)
@@ -144,9 +143,8 @@ def _statements(
                 if call.args and _PRINTS.fullmatch(called_name(call)):
                     is_level = called_name(call) == "log" and "INFO" in ast.unparse(call.args[0])
                     text, *more = call.args[1:] if is_level and call.args[1:] else call.args
-                    if (
-                        isinstance(text, ast.Name) and not more
-                    ):  # line = f"step {step}"; print(line)
+                    # line = f"step {step}"; print(line)
+                    if isinstance(text, ast.Name) and not more:
                         text = texts.get(text.id, text)
                     parts = tuple(_clocked(part, loop) for part in _parts(text, more))
                     if any(isinstance(part, tuple) for part in parts):

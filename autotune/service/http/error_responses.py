@@ -198,14 +198,12 @@ def of_validation(request: Request, error: Exception) -> JSONResponse:
         first.get("msg", "a parameter is wrong")
     )
     message = re.sub(r"^(Input|String|List) should", "must", message)
-    if kind not in (*_PLAIN, "unknown_key", "quantity") and _WORD.fullmatch(
-        str(given)
-    ):  # never markup
+    # never markup
+    if kind not in (*_PLAIN, "unknown_key", "quantity") and _WORD.fullmatch(str(given)):
         message += f", but is {given!r}"
     remedy = context.get("remedy", "/openapi.json describes the parameters")
-    told = str(
-        remedy() if callable(remedy) else remedy
-    )  # that of an unknown key is sought for those that are told
+    # that of an unknown key is sought for those that are told
+    told = str(remedy() if callable(remedy) else remedy)
     return error_response(422, "spec", message, field=".".join(place), remedy=told)
 
 

@@ -73,9 +73,8 @@ class Refusals:
         actor = caller.name if caller else STRANGER
         try:
             await run_in_threadpool(self._store.record_audit, actor, "refused", "", data)
-        except (
-            StoreError
-        ) as error:  # the response is sent already; the next line counts this refusal
+        except StoreError as error:
+            # the response is sent already; the next line counts this refusal
             log.warning("a rejected request could not be written to the audit log: %s", error)
             self._omitted += 1
             return

@@ -85,9 +85,8 @@ class ResponseCache:
             )
             self._computations[key] = computation
             computation.task.add_done_callback(_retrieve_error)
-        return await asyncio.shield(
-            computation.task
-        )  # one client that disconnects does not cancel it for the others
+        # one client that disconnects does not cancel it for the others
+        return await asyncio.shield(computation.task)
 
     def invalidate(self) -> None:
         """A study was changed: from now on each response is checked against its study's revision before it is sent."""
@@ -109,9 +108,8 @@ class ResponseCache:
     def _compute(
         self, study: str, cached: CachedResponse | None, make: Callable[[str], bytes]
     ) -> CachedResponse:
-        revision = self._store.revision(
-            study
-        )  # read before the body is made, so that a body is never taken for newer
+        # read before the body is made, so that a body is never taken for newer
+        revision = self._store.revision(study)
         if cached is not None and cached.revision == revision:
             return cached
         body = make(revision.id)

@@ -178,7 +178,8 @@ def find_within(
             OSError,
             RuntimeError,
             ValueError,
-        ):  # the path is too long, or its links form a loop
+        ):
+            # the path is too long, or its links form a loop
             continue
     return None
 

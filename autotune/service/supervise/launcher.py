@@ -107,9 +107,8 @@ class ProcessLauncher:
         """What the fork server reported. If it died itself, its children continue without it, and their leases show whether they live."""
         if self._fork_server is None:
             return []
-        is_lost = (
-            self._fork_server.poll() is not None
-        )  # before its reports are read: none that it made is missed
+        # before its reports are read: none that it made is missed
+        is_lost = self._fork_server.poll() is not None
         over = []
         for line in self._reports(self._fork_server):
             if "ended" in line:

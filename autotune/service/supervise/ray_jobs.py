@@ -165,9 +165,8 @@ class RayLauncher:
                     and found["status"] in ALIVE
                     and not self._is_stuck(name, found["status"])
                 )
-            except (
-                RunnerError
-            ) as error:  # unreachable is not dead, and the ends found before are told
+            except RunnerError as error:
+                # unreachable is not dead, and the ends found before are told
                 self._problem = str(error)
                 return over
             if is_alive:
@@ -214,7 +213,8 @@ class RayLauncher:
             httpx.HTTPError,
             ValueError,
             RuntimeError,
-        ):  # the last: it was closed meanwhile by another thread
+        ):
+            # the last: it was closed meanwhile by another thread
             found = None
         if not isinstance(found, list):
             raise RunnerError(

@@ -80,9 +80,8 @@ class StudyForkServer:
     def _start(self, study: str) -> None:
         try:
             pid = os.fork()
-        except (
-            OSError
-        ) as error:  # no process or no memory is left: the server and its other children go on
+        except OSError as error:
+            # no process or no memory is left: the server and its other children go on
             print(f"study {study} cannot be started now: {error}", file=sys.stderr, flush=True)
             _report({"ended": study, "pid": 0, "code": NOT_STARTED})
             return

@@ -264,9 +264,8 @@ class Supervisor:
                     continue
                 if is_gone(lease.owner):
                     self._orphaned.add(record.id)
-                elif self._store.is_held(
-                    record.id
-                ):  # otherwise it is frozen, and its study may be claimed
+                elif self._store.is_held(record.id):
+                    # otherwise it is frozen, and its study may be claimed
                     found.add(record.id)
         return found
 

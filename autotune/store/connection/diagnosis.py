@@ -110,9 +110,8 @@ def diagnose(error: Exception, location: StoreLocation) -> StoreError:
 
 
 def _diagnose_sqlite(cause: sqlite3.Error, location: StoreLocation) -> StoreError:
-    code = (
-        getattr(cause, "sqlite_errorcode", 0) & 0xFF
-    )  # the low byte is the class, the rest says more
+    # the low byte is the class, the rest says more
+    code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
     if code in DAMAGED:
         return StoreCorruptError(
             f"the store {location} is damaged: {_line(cause)}", remedy=_DAMAGED_REMEDY

@@ -172,22 +172,21 @@ def _changed_rows(connection: Connection) -> list[str]:
 
 def _take_in_wal(path: Path) -> None:
     """Copies the WAL into the main file and removes it, which SQLite does only where no other process has the store open. A damaged store stays as it is."""
-    if (
-        not path.exists() or not path.stat().st_size
-    ):  # SQLite removes the WAL of an empty file without reading it
+    # SQLite removes the WAL of an empty file without reading it
+    if not path.exists() or not path.stat().st_size:
         return
     try:
-        with _connected(
-            path, "ro"
-        ) as reader:  # one that writes would remove the WAL of a damaged file
+        # one that writes would remove the WAL of a damaged file
+        with _connected(path, "ro") as reader:
             reader.execute("SELECT count(*) FROM sqlite_master").fetchall()
         with _connected(path, "rw") as writer:
             writer.execute("PRAGMA journal_mode=DELETE").fetchall()
     except sqlite3.DatabaseError as error:
+        # `_alone` tells who is there
         if error.sqlite_errorcode & 0xFF not in (
             *DAMAGED,
             sqlite3.SQLITE_BUSY,
-        ):  # `_alone` tells who is there
+        ):
             raise
 
 

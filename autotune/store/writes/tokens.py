@@ -137,10 +137,11 @@ class TokenKeeper:
             .where(tokens.c.id == row.id, tokens.c.hash == row.hash)
             .values(hash=given)
         )
+        # one that cannot be written now works as well
         with (
             suppress(StoreError),
             self._database.write() as connection,
-        ):  # one that cannot be written now works as well
+        ):
             connection.execute(renewal)
         return True
 

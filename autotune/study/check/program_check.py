@@ -188,9 +188,8 @@ def check_program(
     found = replace(found, second=_run(other, study, runner, lambda _: None, on_wait, interrupted))
     if found.second is None or found.second.failure is None or found.second.interrupted:
         return found
-    again = to_its_end(
-        request_of(study, config, study_id), number=2
-    )  # for what it writes at its end
+    # for what it writes at its end
+    again = to_its_end(request_of(study, config, study_id), number=2)
     return replace(found, last=_run(again, study, runner, lambda _: None, on_wait, interrupted))
 
 

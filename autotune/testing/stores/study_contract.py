@@ -232,9 +232,8 @@ class StudyContract(StoreFixture):
         )
         assert (moved.wanted, moved.message) == (Wanted.PAUSE, "by ada")
         with pytest.raises(ConflictError):
-            store.set_status(
-                lease.study, StudyStatus.PAUSED, expect=[StudyStatus.RUNNING]
-            )  # somebody runs it
+            # somebody runs it
+            store.set_status(lease.study, StudyStatus.PAUSED, expect=[StudyStatus.RUNNING])
         with pytest.raises(ConflictError):
             store.set_status(
                 lease.study,

@@ -79,9 +79,8 @@ class TrialContract(StoreFixture):
                 if event.kind.startswith(("trial.", "attempt."))
             }
             known.update({t.number: t for t in store.trials(lease.study, numbers=named)})
-            assert repr(list(known.values())) == repr(
-                store.trials(lease.study)
-            )  # nan is not equal to itself
+            # nan is not equal to itself
+            assert repr(list(known.values())) == repr(store.trials(lease.study))
             return named
 
         for number in range(4):

@@ -132,9 +132,8 @@ class AccelerateTrainer(Trainer):
             *_meeting(placement, options),
         )
         env, notes = dict(tf32_environment(c.precision)), list[str]()
-        if (
-            workload.cluster.gpu.is_cpu
-        ):  # its launcher would start the ranks, and each would train alone
+        # its launcher would start the ranks, and each would train alone
+        if workload.cluster.gpu.is_cpu:
             env["ACCELERATE_USE_CPU"] = "true"
         if options["script"]:
             notes.append(

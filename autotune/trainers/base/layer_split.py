@@ -26,9 +26,8 @@ def cut_layers(model: ModelSpec, p: int, split: str = "even") -> list[float]:
     """Layers on each of `p` ranks, without those of multi-token prediction."""
     total = model.num_layers
     if p > 4 * total:
-        return [1.0] * min(
-            p, 3
-        )  # the laws of the space refuse such a config; any small answer will do
+        # the laws of the space refuse such a config; any small answer will do
+        return [1.0] * min(p, 3)
     if split == "even":
         return [float(total // p + (rank < total % p)) for rank in range(p)]
     if split == "edges":

@@ -230,9 +230,8 @@ class DeepspeedTrainer(Trainer):
 
 def _settings(workload: Workload, c: ParallelConfig, options: Mapping[str, Any]) -> dict[str, Any]:
     rate = options["learning_rate"]
-    here = (
-        {"torch_adam": True} if c.offload == "none" else {}
-    )  # in host memory it is DeepSpeed's own Adam
+    # in host memory it is DeepSpeed's own Adam
+    here = {"torch_adam": True} if c.offload == "none" else {}
     optimizer = (
         {
             "type": "AdamW",

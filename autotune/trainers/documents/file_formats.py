@@ -22,9 +22,8 @@ def to_yaml(document: Mapping[str, Any]) -> str:
     """The document as YAML text, in the order of its keys."""
     import yaml  # imported here because it is slow to import and only needed to write a launch
 
-    dumper = getattr(
-        yaml, "CSafeDumper", yaml.SafeDumper
-    )  # libyaml's is ten times as fast, where it is there
+    # libyaml's is ten times as fast, where it is there
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
     text: str = yaml.dump(dict(document), Dumper=dumper, sort_keys=False, default_flow_style=False)
     return text
 

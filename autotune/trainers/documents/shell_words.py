@@ -263,9 +263,8 @@ class _Script:
                 _assign(self.variables, *assigned.groups())
                 assigns.append(assigned[1])
             else:
-                self.variables.setdefault(
-                    assigned[1], ""
-                )  # the script knows it, and leaves it empty here
+                # the script knows it, and leaves it empty here
+                self.variables.setdefault(assigned[1], "")
             words = words[1:]
         if first == "export" or words:  # `NAME=value command` exports for it
             self.exported.update(
@@ -423,9 +422,8 @@ def _computed(expression: str, variables: dict[str, str]) -> str:
     """The value of whole numbers and variables with + - * / % and parentheses; empty for anything else."""
     filled = re.sub(
         r"[A-Za-z_]\w*",
-        lambda found: _with_variables(
-            variables.get(found[0], ""), variables, {}
-        ),  # it may be `${NAME:-8}`
+        # it may be `${NAME:-8}`
+        lambda found: _with_variables(variables.get(found[0], ""), variables, {}),
         expression,
     )
     try:

@@ -57,9 +57,8 @@ def read(present: PresentConfiguration) -> Reading:
     name, text = (name, present.files[name]) if name else present.named(".json")
     keys = KeyReader(parse_document(name, text), name)
     program = exported_program(present)
-    keys.drop(
-        "use_cpu", "logging_steps", "logging_strategy"
-    )  # the cluster says it; a launch logs every step
+    # the cluster says it; a launch logs every step
+    keys.drop("use_cpu", "logging_steps", "logging_strategy")
     keys.drop(*OF_THE_RUN)
     if of_run := [
         key for key in OF_THE_RUN if keys.find(key) not in (None, False, "no", "none", [])
@@ -86,9 +85,8 @@ def read(present: PresentConfiguration) -> Reading:
         **program.options,
     }
     optimizer = BY_OPTIM.get(optim, "adamw" if optim.startswith("adamw") else "")
-    left = {
-        key: value for key, value in keys.left.items() if value is not None
-    }  # null: its default
+    # null: its default
+    left = {key: value for key, value in keys.left.items() if value is not None}
     if optim and optim not in BY_OPTIM:
         left["optim"] = optim
     return Reading(

@@ -389,9 +389,8 @@ def pattern_reader(asked: Mapping[str, object]) -> LineReader:
                 values["resolution_s"] = _last_digit(word) * factor
         if ends_step in values:
             return StepMetrics(**values, ends_step=True)
-        return (
-            StepMetrics(**values) if values else None
-        )  # a number alone tells which step the next lines are of
+        # a number alone tells which step the next lines are of
+        return StepMetrics(**values) if values else None
 
     return read
 

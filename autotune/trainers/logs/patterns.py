@@ -98,9 +98,8 @@ def mark(pattern: str) -> str:
             tree = parser.parse(pattern)
     except re.error:  # what RE2 alone has
         return ""
-    if (
-        tree.state.flags & re.IGNORECASE or "[:" in pattern
-    ):  # a class of POSIX, which Python reads otherwise
+    # a class of POSIX, which Python reads otherwise
+    if tree.state.flags & re.IGNORECASE or "[:" in pattern:
         return ""
     for code, argument in tree:
         run = run + chr(argument) if code is op.LITERAL else ""

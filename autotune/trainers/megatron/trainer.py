@@ -56,9 +56,8 @@ class MegatronTrainer(Trainer):
     summary = "Megatron-LM, pretrain_gpt.py with flags (0.14 and later)"
     checked_against = "Megatron-LM with Megatron Core 0.16.1, 0.17.0, 0.18.0"
     rotary_scalings = frozenset({"llama3", "yarn"})
-    limited_by = frozenset(KNOBS) - {
-        "micro_batch_size"
-    }  # interleaving: accumulation_steps is a multiple of pp
+    # interleaving: accumulation_steps is a multiple of pp
+    limited_by = frozenset(KNOBS) - {"micro_batch_size"}
     no_adapters = "pretrain_gpt.py has none"
     has_own_attention = True
     has_unfused_attention = True
@@ -159,9 +158,8 @@ class MegatronTrainer(Trainer):
             **_data_flags(workload.model, options),
         }
         env = {**tf32_environment(c.precision), **environment(c)}
-        if (
-            c.zero_stage < 2 and (c.tp > 1 or c.cp > 1) and not c.ep_overlap
-        ):  # the overlap runs several streams
+        # the overlap runs several streams
+        if c.zero_stage < 2 and (c.tp > 1 or c.cp > 1) and not c.ep_overlap:
             env["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
         if "pipeline-model-parallel-layout" in flags:  # it names the stages of every rank
             flags.pop("num-virtual-stages-per-pipeline-rank", None)

@@ -59,9 +59,8 @@ class MegatronBridgeTrainer(Trainer):
     shapes = frozenset({"mtp_layers"})
     summary = "Megatron-Bridge, a model's config.json or a recipe with bridge.yaml"
     checked_against = "Megatron-Bridge 0.3.1 with Megatron Core 0.16.1"
-    limited_by = frozenset(KNOBS) - {
-        "micro_batch_size"
-    }  # interleaving: accumulation_steps is a multiple of pp
+    # interleaving: accumulation_steps is a multiple of pp
+    limited_by = frozenset(KNOBS) - {"micro_batch_size"}
     can_import = True
     watching = (
         "profiling.*", "logger.tensorboard_*", "logger.log_*_to_tensorboard", "logger.wandb_*", "logger.mlflow_*",
@@ -128,9 +127,8 @@ class MegatronBridgeTrainer(Trainer):
             notes.append(
                 "it trains on mock data; set a recipe, or set `dataset` in the option settings"
             )
-        connections = (
-            c.zero_stage < 2 and c.tp * c.cp > 1 and not c.ep_overlap
-        )  # the overlap runs several streams
+        # the overlap runs several streams
+        connections = c.zero_stage < 2 and c.tp * c.cp > 1 and not c.ep_overlap
         env = {
             **tf32_environment(c.precision),
             **environment(c),
@@ -203,9 +201,8 @@ def _settings(workload: Workload, c: ParallelConfig, options: Mapping[str, Any])
     if workload.model.num_experts:
         model["expert_tensor_parallel_size"] = 1  # experts stay whole, as in NVIDIA's recipes
     if workload.model.num_experts or workload.model.mtp_layers:
-        model["mtp_num_layers"] = (
-            workload.model.mtp_layers or None
-        )  # a config.json may name more than the study trains
+        # a config.json may name more than the study trains
+        model["mtp_num_layers"] = workload.model.mtp_layers or None
     if sharded:
         model["gradient_accumulation_fusion"] = False
     overlap = options["overlap"] and c.dp * c.cp > 1

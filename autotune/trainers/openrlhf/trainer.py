@@ -309,9 +309,8 @@ class OpenRlhf(PostTrainer):
     def present_document(self, present: PresentConfiguration) -> tuple[str, dict[str, Any]]:
         """The flags of its command, by the names of 0.11."""
         words = self.words(present)
-        own = (
-            words[words.index(PROGRAM) + 1 :] if PROGRAM in words else words
-        )  # those before are `ray job submit`'s
+        # those before are `ray job submit`'s
+        own = words[words.index(PROGRAM) + 1 :] if PROGRAM in words else words
         flags = flags_of(own)
         new = {old: path for path, old in names_of(_release(flags)).items() if old}
         return "command", nested({new.get(name, name): value for name, value in flags.items()})
@@ -336,9 +335,8 @@ class OpenRlhf(PostTrainer):
             keys.flag("train.colocate_actor_ref"),
         )
         estimator, penalty = keys.text("algo.advantage.estimator"), keys.number(KL)
-        if (
-            estimator not in ESTIMATORS.values()
-        ):  # rloo and reinforce cost what grpo costs, and stay what they are
+        # rloo and reinforce cost what grpo costs, and stay what they are
+        if estimator not in ESTIMATORS.values():
             keys.keep_unless("algo.advantage.estimator", None)
         gpus = {
             role: math.prod(
@@ -360,9 +358,8 @@ class OpenRlhf(PostTrainer):
             keys.count("train.micro_batch_size") or 1,
         )
         keys.keep_unless("rollout.micro_batch_size", 1 if dynamic else sequences)
-        packs = (
-            keys.flag("ds.packing_samples") or dynamic or (cp or 1) > 1
-        )  # the latter two switch it on
+        # the latter two switch it on
+        packs = keys.flag("ds.packing_samples") or dynamic or (cp or 1) > 1
         knobs: dict[str, Any] = {
             "tp": keys.count("ds.tensor_parallel_size"), "cp": cp, "zero_stage": keys.count("ds.zero_stage"), "micro_batch_size": 1 if dynamic else sequences,
             "precision": keys.text("ds.param_dtype"), "recompute": "full" if keys.flag("actor.gradient_checkpointing_enable") else "none",
@@ -387,14 +384,12 @@ class OpenRlhf(PostTrainer):
             gpus_in_all = sum(both)
         sleeps = keys.flag("ds.enable_sleep")
         length, response = keys.count("data.max_len"), None
-        if keys.keep_unless(
-            "rollout.max_new_tokens", None
-        ):  # else a response may be as long as its prompt leaves room
+        # else a response may be as long as its prompt leaves room
+        if keys.keep_unless("rollout.max_new_tokens", None):
             response = keys.count("rollout.max_new_tokens")
         prompt = length - response if length and response and length > response else None
-        if (
-            older := keys.count("prompt_max_len")
-        ) is not None:  # before 0.10, which has no `max_len`
+        # before 0.10, which has no `max_len`
+        if (older := keys.count("prompt_max_len")) is not None:
             keys.keep("prompt_max_len")
             prompt, length = older, older + (response or 0)
         rl = {

@@ -56,9 +56,8 @@ class Kubernetes(Scheduler):
                 remedy="put the files into the image and export with --on shell",
                 field="files",
             )
-        keys = {
-            path: f"{i}-{path.rpartition('/')[2]}" for i, path in enumerate(texts)
-        }  # a key has no slashes
+        # a key has no slashes
+        keys = {path: f"{i}-{path.rpartition('/')[2]}" for i, path in enumerate(texts)}
         meta = {
             "name": name,
             **({"namespace": options["namespace"]} if options["namespace"] else {}),
@@ -145,10 +144,11 @@ def _job(name: str, placement: Placement, image: str, keys: Mapping[str, str]) -
                 },
             },
             {"name": "launch", "emptyDir": {}},
+            # NCCL and data loaders need more than 64 MiB
             {
                 "name": "shared-memory",
                 "emptyDir": {"medium": "Memory"},
-            },  # NCCL and data loaders need more than 64 MiB
+            },
         ],
     }
     return {

@@ -155,10 +155,11 @@ def model_arguments(model: ModelSpec, c: ParallelConfig, seq_len: int) -> dict[s
         }
         arguments["converters"] = [call("Float8LinearConverter.Config", given)]
     if c.precision == "mxfp8":
+        # the output projection stays in bf16
         within = {
             "fqns": ["layers."],
             "model_compile_enabled": c.compile,
-        }  # the output projection stays in bf16
+        }
         arguments["converters"] = [call("MXFP8LinearConverter.Config", within)]
     return arguments
 

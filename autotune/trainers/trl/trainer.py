@@ -261,10 +261,11 @@ class Trl(PostTrainer):
             knobs["accumulation_steps"],
             knobs.get("dp"),
         )
+        # of a step; else so many micro-batches of each rank
         batch, sequences = (
             None,
             found.rl.get("sequences"),
-        )  # of a step; else so many micro-batches of each rank
+        )
         if ranks:
             batch, sequences = (
                 micro * accumulation * ranks,

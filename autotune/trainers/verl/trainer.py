@@ -358,9 +358,8 @@ class Verl(PostTrainer):
             keys.flag(f"{where}.optimizer_offload"),
         )
         estimator = keys.text("algorithm.adv_estimator")
-        if (
-            estimator not in ESTIMATORS.values()
-        ):  # rloo, gpg and others cost what grpo costs, and stay what they are
+        # rloo, gpg and others cost what grpo costs, and stay what they are
+        if estimator not in ESTIMATORS.values():
             keys.keep_unless("algorithm.adv_estimator", None)
         in_loss, in_reward = keys.flag(f"{ACTOR}.use_kl_loss"), keys.flag(KL_IN_REWARD)
         keys.keep(KL_IN_REWARD)
@@ -404,9 +403,8 @@ class Verl(PostTrainer):
         }
         if keys.flag(f"{ROLLOUT}.free_cache_engine") is False:
             rollout["sleeps"] = False
-        keys.keep(
-            "data.max_prompt_length", "data.max_response_length"
-        )  # what a log says of lengths cuts no prompt
+        # what a log says of lengths cuts no prompt
+        keys.keep("data.max_prompt_length", "data.max_response_length")
         path = keys.text(f"{MODEL}.path")
         if estimator == "gae":
             _read_critic(keys, "megatron" if is_megatron else "fsdp", path)

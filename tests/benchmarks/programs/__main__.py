@@ -198,9 +198,8 @@ def carry_out(run: Run, folder: Path, cluster: RayNodes | None, steps: int) -> O
     read = trainer("command").reader(load_study(spec).trainer_options)
     metrics = [found for found in map(read, log.replace("\r", "\n").splitlines()) if found]
     losses = tuple(found.loss for found in metrics if found.loss is not None)
-    printed = min(
-        steps, max(len({found.step for found in metrics}), len(losses))
-    )  # a bar is drawn at 0 too
+    # a bar is drawn at 0 too
+    printed = min(steps, max(len({found.step for found in metrics}), len(losses)))
     if printed < steps:
         raise RuntimeError(f"the exported launch printed {printed} of {steps} steps\n{log[-4000:]}")
     with contextlib.closing(open_store(store)) as database:

@@ -66,9 +66,8 @@ def _deepseek(gpu: str, release: Release) -> dict[str, Any]:
 
 def _qwen(gpu: str, release: Release) -> dict[str, Any]:
     if release < (25, 11):
-        return _knobs(
-            "alltoall", graph="none" if gpu == "H100" else "step"
-        )  # token drop: all shapes are fixed
+        # token drop: all shapes are fixed
+        return _knobs("alltoall", graph="none" if gpu == "H100" else "step")
     if release < (26, 2):
         return _knobs("alltoall")
     if gpu == "H100":

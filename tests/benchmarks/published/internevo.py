@@ -71,7 +71,6 @@ def _run(
         peak_memory_bytes=peak,
         cell=cell,
         where="A100, RoCE; InternEvo 2023",
-        inter_node=LinkSpec(
-            latency_s=10e-6, bytes_per_s=6.25e9, fabric="roce"
-        ),  # 4 ports of 100 Gb/s for 8 GPUs
+        # 4 ports of 100 Gb/s for 8 GPUs
+        inter_node=LinkSpec(latency_s=10e-6, bytes_per_s=6.25e9, fabric="roce"),
     )

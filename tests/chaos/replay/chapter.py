@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import final
 
-from autotune.ports import AttemptQueued, CloseAttempt, KeepSteps, StudyRecord
+from autotune.ports import AttemptId, AttemptQueued, CloseAttempt, KeepSteps, StudyRecord
 from autotune.search import Searcher
 from autotune.spec import StudyStatus, Wanted
 from autotune.study.assembly import Assembly
@@ -70,7 +70,7 @@ class Chapter:
 
     def adopt(self, number: int, attempt: int) -> None:
         """An attempt of an earlier controller goes on under this one."""
-        self.controller.handle(AttemptAdopted(id=(self._record.id, number, attempt)))
+        self.controller.handle(AttemptAdopted(id=AttemptId(self._record.id, number, attempt)))
 
     def decide(self, decided: Decided) -> Unfollowed | None:
         """Decides again; what does not follow. `known` has taken the decision's lines in."""

@@ -49,7 +49,7 @@ def event_of(study_id: str, decided: Decided, trial: Callable[[int], Trial]) -> 
         return WISHES[name]
     if name == "InterruptAsked":
         return InterruptAsked(reason=str(cause["reason"]))
-    attempt: AttemptId = (study_id, int(cause["number"]), int(cause["attempt"]))
+    attempt = AttemptId(study_id, int(cause["number"]), int(cause["attempt"]))
     if name == "AttemptEnded":
         return _ended(attempt, decided, trial)
     if name == "AttemptQueued":

@@ -20,9 +20,8 @@ def logits_of(trainer: str, **knobs: object) -> float:
 
 
 def test_the_loss_takes_what_its_kernels_allocate_by_trainer() -> None:
-    assert (
-        logits_of("accelerate") == 14
-    )  # 16-bit logits, and four tensors in fp32 of which three live at once
+    # 16-bit logits, and four tensors in fp32 of which three live at once
+    assert logits_of("accelerate") == 14
     assert logits_of("accelerate", precision="fp32") == 16
     assert (
         logits_of("hf_trainer") == logits_of("hf_trainer", precision="fp32") == 12

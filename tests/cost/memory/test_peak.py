@@ -69,9 +69,8 @@ def test_one_micro_batch_of_logits_lives_on_the_last_rank_except_under_gpipe_and
 
     def logits(schedule: str, pp: int, v: int) -> float:
         config = ParallelConfig(pp=pp, accumulation_steps=8, pp_schedule=schedule, virtual_stages=v)
-        wide = replace(
-            where, model=replace(MODEL, vocab_size=4_000_000)
-        )  # so that the last rank is the fullest
+        # so that the last rank is the fullest
+        wide = replace(where, model=replace(MODEL, vocab_size=4_000_000))
         return float(parts(wide, config).logits)
 
     alone = logits("1f1b", 1, 1)
@@ -215,9 +214,8 @@ def test_a_program_that_keeps_all_in_bf16_needs_eight_bytes_per_weight(
     found, weights = parts(pure, config), MODEL.num_parameters
     shards = 4 if stage else 1
     assert found.optimizer == pytest.approx(4 * weights / shards, rel=0.01)
-    going = (
-        found.activations + found.logits if trainer == "command" else 0.0
-    )  # where gradients take their place
+    # where gradients take their place
+    going = found.activations + found.logits if trainer == "command" else 0.0
     assert found.gradients + going == pytest.approx(
         2 * weights / (shards if stage >= 2 else 1), rel=0.01
     )

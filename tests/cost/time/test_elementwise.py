@@ -15,12 +15,13 @@ from autotune.spec import ClusterSpec, ParallelConfig, Workload, catalog
     [
         # 5,762 tokens/s per GPU without and 6,667 with compile, Llama 3.1 8B under FSDP on 8 H100 (torchtitan's benchmarks): 16%
         ("torchtitan", ParallelConfig(dp=8, zero_stage=3, recompute="selective"), 1.10, 1.22),
+        # its fused kernels leave little to compile
         (
             "megatron",
             ParallelConfig(dp=8, zero_stage=1),
             1.0,
             1.03,
-        ),  # its fused kernels leave little to compile
+        ),
     ],
 )
 def test_compiling_gains_what_a_trainers_own_kernels_leave(

@@ -92,9 +92,8 @@ def test_models_with_experts_have_the_weights_that_their_makers_print(
 ) -> None:
     model = catalog.model(name)
     assert model.num_parameters == pytest.approx(total, rel=0.005)
-    assert model.active_parameters == pytest.approx(
-        active, rel=0.2
-    )  # gpt-oss counts one of its two embeddings
+    # gpt-oss counts one of its two embeddings
+    assert model.active_parameters == pytest.approx(active, rel=0.2)
 
 
 def test_ranks_of_one_layer_hold_all_its_weights_whether_experts_are_cut_or_whole() -> None:

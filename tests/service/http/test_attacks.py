@@ -211,9 +211,8 @@ def test_tokens_stand_in_no_log_answer_or_address(
     ],
 )
 def test_addresses_lead_to_no_files(service: Service, path: str) -> None:
-    with socket.create_connection(
-        service.address, timeout=DEADLINE_S
-    ) as raw:  # a client library would tidy the path
+    # a client library would tidy the path
+    with socket.create_connection(service.address, timeout=DEADLINE_S) as raw:
         raw.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
         head = raw.makefile("rb").read()
     assert head.split()[1] in (b"404", b"422")
@@ -494,9 +493,8 @@ def test_a_slow_client_is_cut_off_and_holds_nothing(
     try:
         for number, raw in enumerate(raws):
             raw.sendall(half_head if number % 2 else half_body)
-        assert (
-            guarded.http.get(f"{API}/health").status_code == 200
-        )  # the others are served meanwhile
+        # the others are served meanwhile
+        assert guarded.http.get(f"{API}/health").status_code == 200
         heads = [raw.makefile("rb").read() for raw in raws]  # returns when the service closes
     finally:
         for raw in raws:
@@ -520,18 +518,16 @@ def test_who_asks_too_often_waits(tmp_path: Path) -> None:
         assert [a.status_code for a in answers] == [200] * 5 + [429]
         assert int(answers[-1].headers["retry-after"]) >= 1
         other = bearer(service.token("read"))
-        assert (
-            service.http.get(f"{API}/studies", headers=other).status_code == 200
-        )  # each caller has its own
+        # each caller has its own
+        assert service.http.get(f"{API}/studies", headers=other).status_code == 200
 
 
 @pytest.mark.thorough
 def test_guessing_tokens_is_slowed_but_locks_nobody_out(tmp_path: Path) -> None:
     options = ServiceOptions(port=0, require_token=True, refusal_rate=Rate(per_s=0.001, burst=3))
     with Service(tmp_path, options=options) as service:
-        good = [
-            bearer(service.token(scope)) for scope in ("read", "submit", "run", "admin")
-        ]  # never seen before
+        # never seen before
+        good = [bearer(service.token(scope)) for scope in ("read", "submit", "run", "admin")]
         codes = [
             service.http.get(f"{API}/studies", headers=bearer(f"at_{n:012x}_guess")).status_code
             for n in range(6)

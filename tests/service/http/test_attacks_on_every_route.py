@@ -187,9 +187,8 @@ def test_ids_lead_to_no_file_and_break_nothing(guarded: Service, routes: list[Ro
         for evil in EVIL_IDS if "{study_id}" in path else ():
             line = f"{method} {at(path, evil)} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: 0\r\n"
             who = f"Authorization: Bearer {admin}\r\n"
-            with socket.create_connection(
-                guarded.address, timeout=DEADLINE_S
-            ) as raw:  # a library would tidy the path
+            # a library would tidy the path
+            with socket.create_connection(guarded.address, timeout=DEADLINE_S) as raw:
                 raw.sendall(f"{line}{who}\r\n".encode())
                 answer = raw.makefile("rb").read()
             assert answer.split()[1] in (b"404", b"405", b"422"), (method, path, evil, answer[:200])

@@ -49,9 +49,8 @@ def test_an_event_stream_ends_with_its_token_and_others_go_on(
             assert [next(lines) for lines in streams] == [": open"] * 2
             end(guarded.store, token.id)
             for lines in streams:
-                assert "event: end" not in list(
-                    lines
-                )  # the study waits for ever: only the token can end them
+                # the study waits for ever: only the token can end them
+                assert "event: end" not in list(lines)
         assert guarded.http.get(path, headers=accept | bearer(text)).status_code == 401
         until(lambda: guarded.service.streams == 1)
         guarded.http.post(f"{API}/studies/{study}/cancel", headers=bearer(guarded.token("admin")))

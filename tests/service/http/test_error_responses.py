@@ -149,9 +149,8 @@ def test_a_store_that_is_away_is_503_and_a_fault_of_ours_500(
     monkeypatch.setattr(service.store, "ping", away)
     service.service.last_health = (None, 0.0)
     assert service.http.get(f"{API}/health/ready").status_code == 503
-    assert (
-        service.http.get(f"{API}/health/live").status_code == 200
-    )  # a restart would not bring the store back
+    # a restart would not bring the store back
+    assert service.http.get(f"{API}/health/live").status_code == 200
     monkeypatch.setattr(service.store, "studies", broken)
     answer = service.http.get(f"{API}/studies")
     assert (answer.status_code, answer.json()["error"]["kind"]) == (500, "internal")

@@ -243,9 +243,8 @@ def test_a_submission_does_not_wait_behind_fifty_plans_and_five_hundred_streams(
                 raw.sendall(head.encode())
             until(lambda: service.service.streams == service.options.max_streams_per_caller)
             answered = begin_plans(service, 50)
-            until(
-                lambda: answered
-            )  # a place is taken, or those are refused that find no place to wait
+            # a place is taken, or those are refused that find no place to wait
+            until(lambda: answered)
             beside_s = max(submit_s() for _ in range(5))
             with stream(service, study, owner) as status:
                 assert status == 200

@@ -68,9 +68,8 @@ def conforms(service: Service, cases: int) -> dict[int, int]:
     for found in schema.get_all_operations():
         operation = found.ok()
         strategies = [operation.as_strategy(mode) for mode in GenerationMode]
-        if (
-            "{study_id}" in operation.path
-        ):  # made-up ids end in 404; half of the requests ask for a study that is there
+        # made-up ids end in 404; half of the requests ask for a study that is there
+        if "{study_id}" in operation.path:
             strategies += [
                 operation.as_strategy(mode, path_parameters={"study_id": study})
                 for mode in GenerationMode

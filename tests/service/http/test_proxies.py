@@ -216,9 +216,8 @@ def test_a_plain_proxy_pass_lets_no_stranger_in(
     unaware: dict[str, str], way: str, tmp_path: Path
 ) -> None:
     url = unaware["url"]
-    assert (
-        httpx.get(f"{url}{API}/studies", timeout=DEADLINE_S, trust_env=False).status_code == 200
-    )  # of this machine
+    # of this machine
+    assert httpx.get(f"{url}{API}/studies", timeout=DEADLINE_S, trust_env=False).status_code == 200
     with front(way, PLAIN, tmp_path, url) as proxy:
         strangers_are_refused(proxy)
         assert (

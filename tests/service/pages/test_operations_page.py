@@ -127,9 +127,8 @@ def test_the_tokens_of_the_page_allow_what_its_scopes_say(tmp_path: Path) -> Non
         assert not any(of["token"] in listed for of in made.values())
         revoke = said("token revoke").replace("ID", made["admin"]["id"])
         run(revoke, store)
-        assert (
-            ask(url, "GET", f"{API}/studies", made["admin"]["token"]).status_code == 401
-        )  # at once
+        # at once
+        assert ask(url, "GET", f"{API}/studies", made["admin"]["token"]).status_code == 401
         assert "submit" in run(typed("token audit"), store)
 
 
@@ -255,11 +254,12 @@ def test_the_options_and_variables_of_the_page_are_those_of_the_program() -> Non
     }
     assert options
     assert set(options) <= set(known)
+    # of other pages
     assert set(known) - set(options) <= {
         "--store",
         "--json",
         "--print-monitoring",
-    }  # of other pages
+    }
     assert known["--max-waiting"] == int(re.findall(r"\d+", options["--max-waiting"])[0])
     assert known["--port"] == int(re.findall(r"\d+", options["--port"])[0])
     variables = {row[0].strip("`") for row in rows("| variable | meaning |")}

@@ -28,9 +28,8 @@ def test_a_study_from_queue_to_report(tuning: Service) -> None:
     listed = tuning.http.get("/", follow_redirects=True)
     assert f'href="/studies/{study}"' in listed.text
     page = tuning.http.get("/studies/seen").text
-    runs = sum(
-        done["study"]["trials"].values()
-    )  # one truth: the list and the study's table count the same runs
+    # one truth: the list and the study's table count the same runs
+    runs = sum(done["study"]["trials"].values())
     assert f'<td class="n wide">{runs}</td>' in listed.text
     assert f", in {runs} runs; speeds in" in page
     assert f"of {runs} runs; speeds in" in tuning.http.get("/studies/seen?runs=each").text

@@ -140,9 +140,8 @@ def test_the_winner_has_one_figure_wherever_it_is_shown(tuning: Service) -> None
     status = tuning.http.get(f"{API}/studies/{study}").json()["best"]
     speed, number = status["measurement"]["tokens_per_s"], status["number"]
     searched = next(t for t in stored if t.number == number).measurement
-    assert searched.tokens_per_s != pytest.approx(
-        speed, rel=1e-6
-    )  # the finals measured another one
+    # the finals measured another one
+    assert searched.tokens_per_s != pytest.approx(speed, rel=1e-6)
     assert (
         tuning.http.get(f"{API}/studies/{study}/best").json()["best"]["measurement"]["tokens_per_s"]
         == speed

@@ -61,9 +61,8 @@ def test_a_figure_that_cannot_be_drawn_says_what_it_needs(
     assert "Best so far over trials: it needs a measured trial" in page
     assert guarded.http.get(f"{API}/studies/{study}/figures").status_code == 401
     reader = bearer(guarded.token("read"))
-    assert (
-        guarded.http.get(f"{API}/studies/{study}/figures", headers=reader).status_code == 404
-    )  # of another store
+    # of another store
+    assert guarded.http.get(f"{API}/studies/{study}/figures", headers=reader).status_code == 404
 
 
 @pytest.mark.thorough
@@ -92,9 +91,8 @@ def test_the_running_trials_are_followed_between_events(tuning: Service) -> None
         until(lambda: "left" in tuning.http.get(f"/studies/{study}/running").text)
         assert 'data-from="/studies/' in tuning.http.get(f"/studies/{study}").text
         data = f"{API}/studies/{study}/figures/running_steps.csv"
-        until(
-            lambda: tuning.http.get(data).text.startswith("trial,config,step")
-        )  # a trial may end in between
+        # a trial may end in between
+        until(lambda: tuning.http.get(data).text.startswith("trial,config,step"))
         client.act(study, "cancel")
         client.wait(study)
     assert "<li>" not in tuning.http.get(f"/studies/{study}/running").text

@@ -124,10 +124,11 @@ def test_a_job_says_what_it_is_and_nothing_secret(ray: PaperRay, store: SqlStore
 def test_a_job_tells_its_process_which_job_it_is(ray: PaperRay, store: SqlStore) -> None:
     record = submit(store)
     joined(ray).start(record)
+    # as Ray adds it
     given = {
         **ray.jobs[record.id]["metadata"],
         "job_submission_id": f"{record.id}-2",
-    }  # as Ray adds it
+    }
     variable = {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": {}, "metadata": given})}
     assert ray_job(variable) == {
         "ray": {"job": f"{record.id}-2", "url": f"{ray.url}/#/jobs/{record.id}-2"}
@@ -169,10 +170,11 @@ def test_a_later_service_watches_the_jobs_of_the_earlier(ray: PaperRay, store: S
     first.start(running)
     first.start(stopped)
     first.close(1.0)
+    # a joined cluster keeps its jobs
     assert [job["status"] for job in ray.jobs.values()] == [
         "RUNNING",
         "RUNNING",
-    ]  # a joined cluster keeps its jobs
+    ]
     ray.jobs[stopped.id]["status"] = "STOPPED"
     watch = Supervisor(store, joined(ray), max_studies=2, poll_s=0.02)
     with watching(watch):
@@ -230,9 +232,8 @@ def test_a_job_that_begins_in_time_is_left_alone(
 
 def test_a_launcher_that_is_closed_names_no_nodes_to_scrape(ray: PaperRay, store: SqlStore) -> None:
     launcher = joined(ray)
-    launcher.close(
-        1.0
-    )  # as when a cluster has died, while the thread that keeps the list of nodes asks
+    # as when a cluster has died, while the thread that keeps the list of nodes asks
+    launcher.close(1.0)
     with pytest.raises(RunnerError, match="no nodes"):
         launcher.scrape_targets()
 

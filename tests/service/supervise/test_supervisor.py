@@ -495,9 +495,8 @@ def test_a_fork_server_that_is_killed_is_replaced(tmp_path: Path) -> None:
         child = until(lambda: controller_pid(service.store, study))
         os.kill(service.launcher._fork_server.pid, signal.SIGKILL)
         assert client.wait(client.submit(spec())["study"]["id"])["study"]["status"] == "COMPLETED"
-        assert (
-            client.status(study)["study"]["status"] == "RUNNING"
-        )  # its process lives, and keeps its lease
+        # its process lives, and keeps its lease
+        assert client.status(study)["study"]["status"] == "RUNNING"
         client.act(study, "cancel")
         until(
             lambda: (

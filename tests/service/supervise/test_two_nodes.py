@@ -70,10 +70,11 @@ def test_three_people_six_studies_two_nodes(
     path = tmp_path / "results.db"
     store = open_store(path)
     tokens = {owner: store.tokens.create(owner, "submit")[1] for owner in OWNERS}
+    # the machine has another cluster, too
     decoy, head = (
         RayHead.start(str(path)),
         RayHead.start(str(path)),
-    )  # the machine has another cluster, too
+    )
     monkeypatch.setenv("RAY_AUTH_TOKEN", head.token)
     options = ("--runner", "ray", "--ray", head.dashboard, "--require-token", "--max-studies", "4")
     ask = httpx.Client(
@@ -119,9 +120,8 @@ def test_three_people_six_studies_two_nodes(
                 service.wait(DEADLINE_S)
             with served(tmp_path, *options) as (_, url):
                 with ThreadPoolExecutor(len(OWNERS) + 1) as people:
-                    metrics = people.submit(
-                        until, lambda: _metrics(head), LONG_S
-                    )  # Ray forgets those of ended jobs
+                    # Ray forgets those of ended jobs
+                    metrics = people.submit(until, lambda: _metrics(head), LONG_S)
                     ends = dict(
                         zip(
                             OWNERS,
@@ -177,9 +177,8 @@ def _metrics(head: RayHead) -> str:
     targets = json.loads((Path(head.folder) / "prom_metrics_service_discovery.json").read_text())
     texts = []
     for target in (target for group in targets for target in group["targets"]):
-        with contextlib.suppress(
-            httpx.HTTPError
-        ):  # an agent that starts is listed before it listens
+        # an agent that starts is listed before it listens
+        with contextlib.suppress(httpx.HTTPError):
             texts.append(httpx.get(f"http://{target}/metrics", trust_env=False, timeout=60).text)
     text = "\n".join(line for text in texts for line in text.splitlines() if "autotune_" in line)
     names = (

@@ -11,9 +11,8 @@ from autotune.trainers.logs.printed_rates import printed_rate
 from tests.shortcuts import present
 from tests.small_studies import spec
 
-CONFIG = ParallelConfig(
-    dp=2, micro_batch_size=4, accumulation_steps=2, precision="fp32"
-)  # 16 sequences
+# 16 sequences
+CONFIG = ParallelConfig(dp=2, micro_batch_size=4, accumulation_steps=2, precision="fp32")
 TIMES = (1.0, 0.5, 0.5, 0.5)
 
 

@@ -60,7 +60,7 @@ class PlayedLog:
         raise AssertionError("who made the runner closes it")
 
 
-ID: AttemptId = ("check", 0, 0)
+ID = AttemptId("check", 0, 0)
 
 
 def log(*lines: str, node: int = 0) -> LogRead:

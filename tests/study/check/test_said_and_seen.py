@@ -172,12 +172,13 @@ def test_a_decoder_of_another_size_is_not_replaced_by_a_number() -> None:
         ("adamw", ["torch.optim.sgd.SGD"], False, "sgd"),
         ("muon", ["muon.Muon", "torch.optim.AdamW"], True, "muon"),
         ("adamw", ["muon.Muon", "torch.optim.AdamW"], False, "muon"),
+        # no word of the spec means it, so it stops nobody
         (
             "adamw",
             ["lion_pytorch.Lion"],
             None,
             None,
-        ),  # no word of the spec means it, so it stops nobody
+        ),
         ("sgd", [], None, None),
     ],
 )

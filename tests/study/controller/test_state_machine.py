@@ -377,9 +377,8 @@ def test_rank_seconds_go_on_from_the_checkpoint_whatever_the_clock_on_the_wall_d
     world.tick(20.0)
     world.finish(0)
     day = datetime(2026, 1, 1, tzinfo=UTC)
-    world.trials[0] = replace(
-        world.trials[0], started_at=day, ended_at=day + timedelta(days=1)
-    )  # an outage in between
+    # an outage in between
+    world.trials[0] = replace(world.trials[0], started_at=day, ended_at=day + timedelta(days=1))
     world.restart()
     assert world.controller.spent.gpu_s == pytest.approx(80.0)
     world.gpu_s = None

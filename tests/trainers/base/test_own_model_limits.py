@@ -89,9 +89,8 @@ def test_heads_that_nobody_told_leave_tp_at_1() -> None:
     told = replace(
         told, model=replace(told.model, code=replace(CODE, guessed=("ffn_hidden_size",)))
     )
-    assert (
-        why_not(told, ParallelConfig.parse("tp=2,micro_batch_size=8")) is None
-    )  # the guessed width is no law
+    # the guessed width is no law
+    assert why_not(told, ParallelConfig.parse("tp=2,micro_batch_size=8")) is None
 
 
 def test_trainers_that_build_from_shapes_refuse_modules_alone() -> None:

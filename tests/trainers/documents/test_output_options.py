@@ -43,15 +43,17 @@ from autotune.trainers.present_configuration import parse_document
             ["t.py", "--checkpoint-save-path=c"],
             ["t.py", f"--checkpoint-save-path={TRIAL_DIR}/checkpoint_save_path"],
         ),
+        # whether, and when
         (
             ["t.py", "--save", "1", "--output=false"],
             ["t.py", "--save", "1", "--output=false"],
-        ),  # whether, and when
+        ),
         (["t.py", "OUTPUT_DIR=out"], ["t.py", f"OUTPUT_DIR={TRIAL_DIR}/OUTPUT_DIR"]),
+        # may be what is loaded
         (
             ["t.py", "--checkpoint_dir", "old"],
             ["t.py", "--checkpoint_dir", "old"],
-        ),  # may be what is loaded
+        ),
         (
             ["t.py", "fit", "--trainer.max_steps=9"],
             ["t.py", "fit", "--trainer.max_steps=9", f"--trainer.default_root_dir={TRIAL_DIR}"],

@@ -309,9 +309,8 @@ def test_a_torch_without_the_hooks_is_left_alone(tmp_path: Path) -> None:
 def test_torch_is_heard_of_after_it_was_only_looked_up(tmp_path: Path, first: str) -> None:
     own = tmp_path / "own"
     own.mkdir()
-    (own / "torch.py").write_text(
-        "__version__ = '0'\n"
-    )  # without the hooks, so that the probe says so
+    # without the hooks, so that the probe says so
+    (own / "torch.py").write_text("__version__ = '0'\n")
     code = f"{first}; import torch"
     seen = watched([sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(own)})
     assert seen.code == 0, seen.text

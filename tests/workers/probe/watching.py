@@ -66,9 +66,8 @@ def watched(
         trial = cwd / ".trial"
         trial.mkdir(exist_ok=True)
         variables = probe.variables(environment, trial_folder=str(trial), keeps_files=keeps_files)
-        own = {
-            name: text for name, text in (env or {}).items() if name != "PYTHONPATH"
-        }  # that one is joined
+        # that one is joined
+        own = {name: text for name, text in (env or {}).items() if name != "PYTHONPATH"}
         done = subprocess.run(
             list(argv),
             cwd=cwd,

@@ -69,9 +69,8 @@ def main() -> None:
             fall(kind)
         loss = float("nan") if kind == "nan" and step == int(at) else 5.0 - 0.01 * step
         time.sleep(arguments.step_s)
-        seconds = arguments.accumulation * (
-            0.008 + 0.002 * arguments.micro_batch
-        )  # few large micro-batches win
+        # few large micro-batches win
+        seconds = arguments.accumulation * (0.008 + 0.002 * arguments.micro_batch)
         seconds *= 1 + arguments.jitter * (step % 5)
         if kind != "silent":
             print(f"iteration {step}: loss = {loss:.4f}", flush=True)

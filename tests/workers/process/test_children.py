@@ -40,9 +40,8 @@ def test_gloo_is_told_the_interface_that_holds_the_address_of_the_node(
     assert rank_environment({}, host="127.0.0.1")["GLOO_SOCKET_IFNAME"] == "lo"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         try:
-            asking.connect(
-                ("192.0.2.1", 9)
-            )  # sends nothing; chooses the address by which others are reached
+            # sends nothing; chooses the address by which others are reached
+            asking.connect(("192.0.2.1", 9))
         except OSError:
             pytest.skip("this machine has no address but loopback")
         address = asking.getsockname()[0]

@@ -67,9 +67,8 @@ def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_program_of_a_service_sees_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     monkeypatch.setenv("MY_SETTING", "1")
-    assert (
-        "AWS_SECRET_ACCESS_KEY" in program_environment()
-    )  # without a service the environment is the user's own
+    # without a service the environment is the user's own
+    assert "AWS_SECRET_ACCESS_KEY" in program_environment()
     assert not {"AUTOTUNE_STORE", "AUTOTUNE_TOKEN", "PGPASSWORD", "RAY_AUTH_TOKEN"} & set(
         program_environment()
     )

@@ -223,11 +223,12 @@ def test_packed_steps_that_have_the_configs_tokens_are_its_batch_however_many_se
     [
         {"micro": 4, "sequences": [8]},
         {"micro": 1, "sequences": [8], "backwards": 4},
+        # two forward passes for each backward pass
         {
             "micro": 8,
             "sequences": [16, 8],
             "backwards": 4,
-        },  # two forward passes for each backward pass
+        },
         {"micro": 4, "sequences": [4], "tokens": 8 * 16 - 8},  # packed, and a token short
         {"micro": 4, "sequences": []},
     ],

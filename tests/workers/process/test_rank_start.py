@@ -11,9 +11,8 @@ from autotune_workers.process.rank_processes import RankProcess, RankStarter
 
 
 def test_a_rank_that_cannot_start_ends_with_the_exception_and_is_no_lost_worker() -> None:
-    starter = RankStarter(
-        device="cuda", trial="no_such_module:trial"
-    )  # a rank on a GPU is a process of its own
+    # a rank on a GPU is a process of its own
+    starter = RankStarter(device="cuda", trial="no_such_module:trial")
     with closing(starter), closing(RankProcess(starter, name="rank-0")) as rank:
         messages: list[dict[str, object]] = []
         end_s = time.monotonic() + 900

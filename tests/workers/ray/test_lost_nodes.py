@@ -198,9 +198,8 @@ def test_a_config_waits_for_a_node_that_is_away_and_runs_when_it_is_back(
     measured(runner, spread(130))
     node = two_nodes.nodes[1]
     node.kill()
-    until(
-        lambda: not runner.poll(0.5) and len(two_nodes.living()) == 1, RAY_SAYS_S + 60
-    )  # the warm gang is given up
+    # the warm gang is given up
+    until(lambda: not runner.poll(0.5) and len(two_nodes.living()) == 1, RAY_SAYS_S + 60)
     start_timeout_s = 40.0  # the new node's first ranks import torch
     asked = spread(131, measure=replace(PATIENT, start_timeout_s=start_timeout_s))
     runner.start(asked)

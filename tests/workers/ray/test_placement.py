@@ -51,9 +51,8 @@ def test_ray_spells_the_strategies_so() -> None:
     from ray.util.placement_group import validate_placement_group
 
     for in_domain in (False, True):
-        validate_placement_group(
-            bundles=[{"CPU": 1}] * 2, **strategy(2, in_domain=in_domain)
-        )  # raises ValueError
+        # raises ValueError
+        validate_placement_group(bundles=[{"CPU": 1}] * 2, **strategy(2, in_domain=in_domain))
 
 
 def test_nodes_that_are_left_out_are_avoided_by_their_number_now() -> None:

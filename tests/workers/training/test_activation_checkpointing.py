@@ -65,9 +65,8 @@ def test_each_mode_recomputes_its_modules_alone() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings(
-    "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
-)  # by torch.compile
+# by torch.compile
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 def test_a_smaller_budget_keeps_fewer_activations_of_a_compiled_layer() -> None:
     kept = [_saved_elements(budget) for budget in (1.0, 0.2, 0.0)]
     assert kept[0] > 2 * kept[1] > 2 * kept[2] > 0

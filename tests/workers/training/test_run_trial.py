@@ -287,10 +287,11 @@ def test_compiled_layers_train_alike(tmp_path: Path) -> None:
 def test_gang_reports_every_rank_and_ranks_and_accumulation_tell_the_same_gradient_noise(
     tmp_path: Path,
 ) -> None:
+    # one noise scale for all steps
     still = {
         "steps": 60,
         "trainer_options": {"learning_rate": 0.0},
-    }  # one noise scale for all steps
+    }
 
     def job(config: str, **changes: Any) -> dict[str, Any]:
         return {
@@ -326,9 +327,8 @@ def test_every_way_to_cut_the_weights_tells_the_same_gradient_noise(tmp_path: Pa
             "changes": changes,
         }
 
-    ranks = [
-        job("gpt", f"dp=2,zero_stage={stage}") for stage in range(4)
-    ]  # 257 words: one rank's shard is padded
+    # 257 words: one rank's shard is padded
+    ranks = [job("gpt", f"dp=2,zero_stage={stage}") for stage in range(4)]
     ranks.append(job("gpt", "dp=2,zero_stage=3,accumulation_steps=2"))
     ranks.append(job("gpt", "dp=2,accumulation_steps=2"))
     cut = [

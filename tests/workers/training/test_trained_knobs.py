@@ -151,9 +151,8 @@ def test_every_knob_is_read_or_declared_neutral_or_impossible() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.filterwarnings(
-    "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
-)  # by torch.compile
+# by torch.compile
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.usefixtures("one_thread")
 def test_every_value_of_every_knob_changes_what_a_rank_does_or_is_refused_by_name() -> None:
     read: set[str] = set()

@@ -86,9 +86,8 @@ class FakeAnswers:
             with real_tensors():
                 return func(*args, **kwargs)
         if func is WAIT:
-            return args[
-                0
-            ]  # as it does with real ones; its shape function would make another tensor
+            # as it does with real ones; its shape function would make another tensor
+            return args[0]
         if func is NUMBER:
             return self._number(args[0])
         name = func._opname
@@ -214,9 +213,8 @@ class FakeAnswers:
             for made, values in zip(
                 outs, [results] if isinstance(results, Tensor) else results, strict=True
             ):
-                if (
-                    isinstance(made, Tensor) and not values.is_meta
-                ):  # a shape that is asked on the meta device
+                # a shape that is asked on the meta device
+                if isinstance(made, Tensor) and not values.is_meta:
                     self._values.set(made, values)
         self._mark_computed(outs, args, kwargs)
 

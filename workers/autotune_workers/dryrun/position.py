@@ -145,9 +145,8 @@ class Position:
                 and not isinstance(passing, torch_private.EndOfRecomputation)
             ):
                 self._failed_in = self._failed_in or self._running[-1]
-            while (
-                self._running and self._running[-1] != name
-            ):  # an early end of recomputation leaves several at once
+            # an early end of recomputation leaves several at once
+            while self._running and self._running[-1] != name:
                 self.leaving(self._running.pop())
             if self._running:
                 self.leaving(self._running.pop())

@@ -156,9 +156,8 @@ def _attention_backward(_: Tensor, q: Tensor, k: Tensor, v: Tensor, *__: Any, **
 
 def _grouped(a: Tensor, b: Tensor, *_: Any, out_val: Any = None, **__: Any) -> int:
     """Each row of the result is one product of a row and one group's matrix: 2 * elements of the result * inner width."""
-    rows_are_grouped = (
-        a.dim() == 2 and b.dim() == 2
-    )  # (m, t) by (t, n): the inner axis is divided among the groups
+    # (m, t) by (t, n): the inner axis is divided among the groups
+    rows_are_grouped = a.dim() == 2 and b.dim() == 2
     return (
         2 * a.shape[0] * a.shape[1] * b.shape[1]
         if rows_are_grouped

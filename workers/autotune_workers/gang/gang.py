@@ -285,9 +285,8 @@ class Gang:
             evidence, self._evidence, has_aborted=self._ladder.has_aborted
         )
         if torn and not is_cause and evidence.weight not in ("verdict", "memory"):
-            evidence = replace(
-                evidence, weight="echo"
-            )  # what breaks when a trial is torn down is no cause
+            # what breaks when a trial is torn down is no cause
+            evidence = replace(evidence, weight="echo")
         self._evidence.append(evidence)
         if self.phase in (GangPhase.READY, GangPhase.RUNNING):
             self._end(now_s, "abort" if self.phase is GangPhase.RUNNING else "leave")
@@ -310,9 +309,8 @@ class Gang:
             and done
             and self._deadlines.since_progress_s(now_s) < self._patience.silent_s
         ):
-            self._end(
-                now_s, "stop"
-            )  # it trains on, only too long: nobody is to blame, and ranks that stop stay warm
+            # it trains on, only too long: nobody is to blame, and ranks that stop stay warm
+            self._end(now_s, "stop")
         else:
             self._end(now_s, "where" if self.phase is GangPhase.RUNNING else "give back")
 
@@ -359,9 +357,8 @@ class Gang:
             return
         self.phase = GangPhase.OVER
         cause = weigh(self._evidence)
-        if (
-            self._cancelled
-        ):  # whatever broke after that: a config that was paused or cancelled has not failed
+        # whatever broke after that: a config that was paused or cancelled has not failed
+        if self._cancelled:
             self._events.append(AttemptEnded(id=self.request.id, cancelled=True))
         elif cause is not None:
             self._events.append(

@@ -215,9 +215,8 @@ def build_class(model: ModelSpec) -> BuiltModel:
         _reach(config, model.max_positions)
         module = _class(transformers, config, document)._from_config(config, dtype=torch.float32)
     except Exception as error:  # a config may be wrong in any way
-        first, *_ = " ".join(str(error).split()).partition(
-            ". Should contain one of "
-        )  # some 300 names
+        # some 300 names
+        first, *_ = " ".join(str(error).split()).partition(". Should contain one of ")
         raise ConfigError(
             f"transformers {transformers.__version__} cannot build {model.name}: {type(error).__name__}: {first[:300]}",
             remedy="correct the config.json, install a transformers release that supports it, or build it by {module: PACKAGE.MODULE:FUNCTION}",
@@ -233,9 +232,8 @@ def with_own_plans(built: BuiltModel) -> BuiltModel:
     layers = built.layers or repeated_blocks(module)
     plan: dict[str, Any] = dict(built.tp_plan)
     if not plan and is_transformers(module):
-        own = dict(
-            module.tp_plan or {}
-        )  # with that of the classification head or the output projection
+        # with that of the classification head or the output projection
+        own = dict(module.tp_plan or {})
         plan = own if is_supported(own) else {}
     split = built.pp_split
     if split is None and is_transformers(module) and module.supports_pp_plan:

@@ -65,9 +65,8 @@ def rank_environment(extra: Mapping[str, str], *, host: str) -> dict[str, str]:
     if _LOOPBACK.match(host):
         interface = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     elif "GLOO_SOCKET_IFNAME" not in kept and (name := interface_of(host)):
-        interface = {
-            "GLOO_SOCKET_IFNAME": name
-        }  # where the own host name does not resolve, gloo would take loopback
+        # where the own host name does not resolve, gloo would take loopback
+        interface = {"GLOO_SOCKET_IFNAME": name}
     else:
         interface = {}
     return {
@@ -221,9 +220,8 @@ class RankForkServer:
             self._channel.close()
             self._channel = None
         if self._process is not None:
-            with contextlib.suppress(
-                subprocess.TimeoutExpired
-            ):  # without its channel it ends, if it has not yet
+            # without its channel it ends, if it has not yet
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 was_killed = self._process.wait(timeout=0.5) < 0
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)

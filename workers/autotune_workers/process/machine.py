@@ -248,9 +248,8 @@ def bind_near_gpu(visible: str | None, nvml: Any = None) -> frozenset[int]:
 
     `visible`: CUDA_VISIBLE_DEVICES; None for all GPUs. `nvml`: the module pynvml, where it is not to be imported.
     """
-    with contextlib.suppress(
-        Exception
-    ):  # no driver, no module, a GPU that does not tell: the rank runs where it is
+    # no driver, no module, a GPU that does not tell: the rank runs where it is
+    with contextlib.suppress(Exception):
         if nvml is None:
             nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()

@@ -240,9 +240,8 @@ class Rank:
                         request, RankContext(**place, progress=self._progress), report
                     )
                 except BaseException as error:
-                    self._tell_failure(
-                        error
-                    )  # before the groups are torn down, which may take for ever
+                    # before the groups are torn down, which may take for ever
+                    self._tell_failure(error)
                     raise
         if injector.silences:
             return {"measurement": None, "stopped": ""}
@@ -296,9 +295,8 @@ class Rank:
             torch.compiler.reset()
         gc.collect()
         if self._device == "cuda":
-            with contextlib.suppress(
-                RuntimeError
-            ):  # a broken context shows itself in the next check
+            # a broken context shows itself in the next check
+            with contextlib.suppress(RuntimeError):
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
         give_back_memory()

@@ -266,9 +266,8 @@ class ActorGroups:
     def close(self) -> None:
         """Kills all actors and removes all placement groups, except those that somebody else has adopted."""
         self._closed.set()
-        if (
-            self._heartbeats.is_alive()
-        ):  # a call after the connection has ended would have Ray start another cluster
+        # a call after the connection has ended would have Ray start another cluster
+        if self._heartbeats.is_alive():
             self._heartbeats.join(ANSWER_S)
         for held in list(self._held):
             self.remove(held.place)

@@ -310,9 +310,8 @@ class Training:
             return None
         if dp == 1:  # the first micro-batch alone
             return self._first_square * count**2 if self._measures_first_gradient else None
-        own = (
-            self._sync.local_square
-        )  # of this rank's part of the batch alone; wanted is the mean over ranks
+        # of this rank's part of the batch alone; wanted is the mean over ranks
+        own = self._sync.local_square
         return None if own is None else own.double() * dp
 
     @property

@@ -229,9 +229,8 @@ class OwnTask(Task):
         """Tokens and the next ones (rows, s); or what the builder's `input` makes, and no targets."""
         if self._stream is not None:
             windows = self._stream.sequences(rows).to(self._context.device)
-            return windows[:, :-1].contiguous(), windows[
-                :, 1:
-            ].contiguous()  # as a data loader gives them
+            # as a data loader gives them
+            return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
         samples = [self._sample(int(row)) for row in rows]
         return pytree.tree_map(_joined, samples[0], *samples[1:]), ()
 

@@ -20,9 +20,8 @@ class HillClimbingSearcher(Searcher):
         columns = [
             table.column(name) for name, values in problem.space.knobs.items() if len(values) > 1
         ]
-        self._knobs = (
-            np.stack(columns, axis=1) if columns else np.zeros((count, 0))
-        )  # (candidates, knobs)
+        # (candidates, knobs)
+        self._knobs = np.stack(columns, axis=1) if columns else np.zeros((count, 0))
         # decides among equals, and before anything is measured
         self._order = np.random.default_rng(problem.seed).permutation(count)
 

@@ -104,7 +104,8 @@ class Phases:
                 OSError,
                 ValueError,
                 IndexError,
-            ):  # the program closed it, and may have opened another file there
+            ):
+                # the program closed it, and may have opened another file there
                 self._file = -1
         return (time.monotonic(), time.thread_time(), delay_s)
 

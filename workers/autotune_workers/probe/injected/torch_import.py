@@ -75,8 +75,7 @@ def watch(reports: Channel) -> None:
         "safetensors.torch": on_safetensors,
         "safetensors.numpy": on_safetensors,
     }
-    for name in [
-        name for name in wanted if name in sys.modules
-    ]:  # a file of site-packages (`*.pth`) was first
+    # a file of site-packages (`*.pth`) was first
+    for name in [name for name in wanted if name in sys.modules]:
         wanted.pop(name)(sys.modules[name])
     sys.meta_path.insert(0, _Finder(wanted))

@@ -432,9 +432,8 @@ def _changes_itself(torch: Any, seen: Seen) -> bool:
         parameters = (p for module in modules for p in module.parameters())
         trained = [p for p in parameters if p.grad is not None and p.numel()]
         if trained:
-            parameter = min(
-                trained, key=lambda p: p.numel()
-            )  # of an embedding most rows have no gradient
+            # of an embedding most rows have no gradient
+            parameter = min(trained, key=lambda p: p.numel())
             seen.sample = parameter, parameter.detach().flatten()[:SAMPLE].clone()
         return False
     parameter, before = seen.sample

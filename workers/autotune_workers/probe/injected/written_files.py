@@ -17,9 +17,8 @@ import time
 from _thread import _local
 
 TYPE_CHECKING = False
-if (
-    TYPE_CHECKING
-):  # `typing` takes milliseconds that a program may not spend, as do `tempfile` and `shutil`
+# `typing` takes milliseconds that a program may not spend, as do `tempfile` and `shutil`
+if TYPE_CHECKING:
     from typing import Any
 
     from .channel import Channel

@@ -428,9 +428,8 @@ def _of_one(name: str, text: str, rank: int | None, step: int | None, code: str)
         re.split(r"\.|::", name)[-1] if name.startswith(("torch.", "builtins.", "c10::")) else name
     )
     first, _, rest = text.partition("\n")
-    text = (
-        f"{first} {rest}" if first.endswith((",", ":")) else text
-    )  # a message has the first line only
+    # a message has the first line only
+    text = f"{first} {rest}" if first.endswith((",", ":")) else text
     return of_exception(
         {"type": short, "text": text.strip(), "step": step, "code": code}, rank=rank
     )

@@ -109,9 +109,8 @@ def _of_node(end: NodeEnd, causes: CauseReader, steps_done: int, nodes: int) -> 
         is_named = nodes == 1 or (end.address and end.address in end.gone)
         why = end.gone if is_named else f"{where}: {end.gone}"
         return of_death(rank=None, code=None, step=step, log_tail=end.log_tail, why=why)
-    told = weigh(
-        causes.evidence(causes.steps_heard, kernel_oom=end.kernel_oom)
-    )  # what peers did later says nothing
+    # what peers did later says nothing
+    told = weigh(causes.evidence(causes.steps_heard, kernel_oom=end.kernel_oom))
     is_explained = told is not None and told.weight not in ("echo", "timeout")
     death = of_death(
         rank=None,

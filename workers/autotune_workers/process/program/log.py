@@ -64,9 +64,8 @@ class StepArrivals:
             return False
         if last.number is not None and (line.number is None or line.number <= last.number):
             return False
-        if (
-            not self._waiting and line.arrived_s - self._first_s < RESOLUTION_S
-        ):  # at once with the first
+        # at once with the first
+        if not self._waiting and line.arrived_s - self._first_s < RESOLUTION_S:
             self._counted = line
             self.at_once += 1
             return False

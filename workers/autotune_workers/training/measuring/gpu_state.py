@@ -78,9 +78,8 @@ class GpuState:
         nvml, found = self._nvml, dict[str, float]()
         if nvml is None:
             return found
-        with contextlib.suppress(
-            Exception
-        ):  # NVML's errors are made at run time; a reading is never worth a trial
+        # NVML's errors are made at run time; a reading is never worth a trial
+        with contextlib.suppress(Exception):
             found["sm_clock_mhz"] = float(
                 nvml.nvmlDeviceGetClockInfo(self._handle, nvml.NVML_CLOCK_SM)
             )

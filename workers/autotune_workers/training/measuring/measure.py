@@ -127,9 +127,8 @@ def device_readings(device: torch.device) -> dict[str, float]:
             "sm": torch.cuda.utilization(device) / 100,
             "memory_bandwidth": torch.cuda.memory_usage(device) / 100,
         }
-    except (
-        Exception
-    ):  # NVML's errors are made at run time and have no common base that can be named here
+    except Exception:
+        # NVML's errors are made at run time and have no common base that can be named here
         return {}
 
 

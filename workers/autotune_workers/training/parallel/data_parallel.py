@@ -73,9 +73,8 @@ class Replicated:
         for bucket in self._buckets:
             bucket.values = [local(w.parameter.detach()) for w in bucket.weights]
             self.shards += self._make_shards(bucket)
-        arrived = weakref.WeakMethod(
-            self._arrived
-        )  # a weight that holds us, and we it, would never be freed
+        # a weight that holds us, and we it, would never be freed
+        arrived = weakref.WeakMethod(self._arrived)
 
         def hook(parameter: nn.Parameter) -> None:
             if (method := arrived()) is not None:

@@ -108,9 +108,8 @@ def build_mesh(config: ParallelConfig, context: RankContext) -> Mesh:
         axes.update({name: experts[name] for name in ("expert_data", "ep")})
     hybrid: dict[str, DeviceMesh] = {}
     if config.dp_replicas > 1:
-        for name in (
-            name for name in ("dp_cp", "expert_data") if name in axes
-        ):  # in one order on all ranks
+        # in one order on all ranks
+        for name in (name for name in ("dp_cp", "expert_data") if name in axes):
             cut = (config.dp_replicas, axes[name].size() // config.dp_replicas)
             hybrid[name] = split_axis(axes[name], name, cut, (f"{name}_replica", f"{name}_shard"))
             axes.update({inner: hybrid[name][inner] for inner in hybrid[name].mesh_dim_names or ()})
