@@ -175,7 +175,7 @@ class StoreVersionError(StoreError):
 
 
 class CallbackError(AutotuneError, RuntimeError):
-    """A callback of `autotune.tune` raised an exception, which is `__cause__`; the study is paused."""
+    """A callback of `autotune.tune` raised an exception (its `__cause__`); the study is paused."""
 
 
 class NotFoundError(AutotuneError, LookupError):

@@ -20,7 +20,7 @@ from autotune.trainers.base.torchrun import Placement
 
 
 class AttemptId(NamedTuple):
-    """What names an attempt in commands and events."""
+    """The id by which commands and events refer to an attempt."""
 
     study: str
     """id of the study"""

@@ -149,7 +149,7 @@ class Lengths:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Mean and percentiles in the notation of a spec."""
+        """Mean and percentiles, in spec notation."""
         chosen = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
         return {"mean": round(self.mean, 1)} | {
             name: float(self.at(np.array([share]))[0]) for name, share in chosen.items()

@@ -84,7 +84,7 @@ class BestChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """Something to know, e.g. that the database is unavailable."""
+    """A notice, e.g. that the database is unavailable."""
 
     message: str
 

@@ -136,7 +136,7 @@ class Launch:
 
     @property
     def command(self) -> str:
-        """The command alone as one line of a POSIX shell; values that a node gets at start-up are variables, e.g. $NODE_RANK."""
+        """The command alone as one line of POSIX shell; values that a node gets at start-up are variables, e.g. $NODE_RANK."""
         return " ".join(map(_quoted, self.argv))
 
     @property

@@ -125,7 +125,7 @@ def test_unknown_schedulers_and_wrong_options_are_named() -> None:
 
 def test_a_file_of_the_trainer_is_not_overwritten_by_the_job() -> None:
     with pytest.raises(
-        ExportError, match=r"ray_job\.py is a file of both the trainer and the ray job"
+        ExportError, match=r"ray_job\.py is written by both the trainer and the ray job"
     ):
         job("ray", Launch(argv=("run",), files={"ray_job.py": ""}))
 

@@ -30,7 +30,7 @@ from autotune.cost.layout import Column, LayerWeights, Layout, Stages, edge_weig
 from autotune.cost.learn.uncertainty import TAIL, exceeds, interval
 from autotune.cost.memory.activations import kept_bytes, layer_activations, on_device
 from autotune.cost.memory.loss import loss_bytes
-from autotune.cost.memory.states import StageWeights, state_bytes
+from autotune.cost.memory.states import StageWeights, StateBytes, state_bytes
 from autotune.cost.time.compute import CORNER, element_bytes, layer_forward_s, layer_host_s
 from autotune.cost.time.pipeline import in_flight
 from autotune.cost.traits import Traits
@@ -111,6 +111,20 @@ class _Kind:
     """bytes of a layer's input"""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rank:
+    """A rank of the pipeline, in every row."""
+
+    number: Column
+    layers: Column
+    dense: Column
+    """of these, layers without experts where others have some"""
+    edge: Column
+    """weights of embedding and output projection"""
+    head: Column
+    """of these, weights of the projection beside the loss; 0: it has no loss"""
+
+
 def rank_memories(
     workload: Workload,
     table: ConfigTable,
@@ -120,100 +134,151 @@ def rank_memories(
     traits: Traits,
 ) -> tuple[RankMemory, RankMemory, RankMemory]:
     """The first, the fullest middle and the last rank; without a pipeline all three are the same rank."""
-    model, size = workload.model, element_bytes(table)
-    with_experts = (False, True) if model.num_dense_layers else (model.num_experts > 0,)
-    kinds = [_kind(workload, table, layout, constants, traits, experts) for experts in with_experts]
-    states = state_bytes(workload, table, layout, traits)
-    embedding, projection = edge_weights(model, layout, traits.vocab_parallel)
-    logits, fewer_logits = loss_bytes(workload, table, layout, traits)
-    empty = traits.drops_gradients & (layout.accumulation == 1)
-    final_norm = 2.0 * kinds[-1].boundary
-    placeholder = (
-        np.where(size < 4, 2.0, 0.0) if traits.placeholder_gradients else np.zeros_like(size)
+    with_experts = (
+        (False, True) if workload.model.num_dense_layers else (workload.model.num_experts > 0,)
     )
-    whole = _waiting_bytes(workload, table, layout, constants, traits)
-    usable = workload.cluster.gpu.memory_bytes * constants.usable_fraction
-    loose = 0.0 if traits.expandable_segments else constants.fragmentation
-    graph = ~table.is_word("cuda_graph", "none")
-    layer_graphs = table.is_word("cuda_graph", "layers")
-
-    def at(rank: Column, layers: Column, dense: Column, edge: Column, head: Column) -> RankMemory:
-        counts = (layers - dense,) if len(kinds) == 1 else (dense, layers - dense)
-        own = StageWeights(
-            layers=[(n, kind.weights) for n, kind in zip(counts, kinds, strict=True)], edge=edge
-        )
-        held = in_flight(table, layout, rank)
-        saved = sum(
-            on_device(table, n, held) * kind.kept for n, kind in zip(counts, kinds, strict=True)
-        )
-        once = np.maximum.reduce(
-            [np.where(n > 0, kind.once, 0.0) for n, kind in zip(counts, kinds, strict=True)]
-        )
-        lossy = head > 0
-
-        def with_logits(loss: Column) -> dict[str, Column]:
-            """The parts that live at the peak, if the loss takes so many bytes."""
-            at_loss = np.where(lossy, loss + final_norm + placeholder * head, 0.0)
-            kept = saved + np.where(lossy, final_norm, 0.0) + np.maximum(once - at_loss, 0.0)
-            found = states.parts(own)
-            found |= {
-                "activations": constants.activation_factor * kept,
-                "logits": np.where(lossy, loss, 0.0),
-            }
-            going = np.where(empty, found["activations"] + found["logits"], 0.0)
-            return found | {"gradients": np.maximum(found["gradients"] - going, 0.0)}
-
-        parts = with_logits(logits)
-        maybe = (
-            sum(parts.values()) - sum(with_logits(fewer_logits).values())
-            if traits.may_cut_logits
-            else 0.0
-        )
-        buffers = states.buffers(own, constants, traits)
-        # FSDP frees what it gathered before the step; ZeRO keeps its buckets
-        freed = np.where(states.gathers & (not traits.master_weights), buffers, 0.0)
-        gone = sum(parts[name] for name in ("gradients", "activations", "logits")) + freed
-        parts["optimizer"] = parts["optimizer"] + np.maximum(
-            states.in_step(own, traits) - gone, 0.0
-        )
-        shapes = sum(
-            np.where(n > 0, kind.weights.shapes, 0.0) for n, kind in zip(counts, kinds, strict=True)
-        )
-        framework = constants.framework_bytes * np.where(graph, 2.0, 1.0) + placeholder * (
-            head + shapes
-        )
-        framework = framework + buffers
-        static = sum(n * kind.boundary for n, kind in zip(counts, kinds, strict=True))
-        framework = framework + np.where(layer_graphs, held * static, 0.0)
-        allocated = framework + sum(parts.values())
-        freed = (
-            constants.waiting_in_layer * held * layers + constants.waiting_at_head * lossy
-        ) * whole
-        waiting = np.minimum(freed, np.maximum(usable - allocated, 0.0))
-        fragments = loose * allocated
-        stuck = loose * (parts["activations"] + parts["logits"])
-        everything = MemoryParts(**parts, framework=framework + waiting + fragments)
-        return RankMemory(
-            parts=everything, spare=waiting + fragments - stuck, unsure=maybe + states.unsure(own)
-        )
-
+    logits, fewer_logits = loss_bytes(workload, table, layout, traits)
+    of_ranks = _MemoryOfRanks(
+        workload=workload,
+        table=table,
+        layout=layout,
+        constants=constants,
+        traits=traits,
+        kinds=[
+            _kind(workload, table, layout, constants, traits, experts) for experts in with_experts
+        ],
+        states=state_bytes(workload, table, layout, traits),
+        logits=logits,
+        fewer_logits=fewer_logits,
+        waiting=_waiting_bytes(workload, table, layout, constants, traits),
+    )
+    embedding, projection = edge_weights(workload.model, layout, traits.vocab_parallel)
     nothing, alone = np.zeros_like(layout.pp), layout.pp == 1
-    first_dense = np.minimum(float(model.num_dense_layers), stages.first)
+    first_dense = np.minimum(float(workload.model.num_dense_layers), stages.first)
     # tied weights are those of the embedding
     head = np.where(projection > 0, projection, embedding)
-    first = at(
-        nothing,
-        stages.first,
-        first_dense,
-        embedding + np.where(alone, projection, 0.0),
-        np.where(alone, head, 0.0),
+    first = _Rank(
+        number=nothing,
+        layers=stages.first,
+        dense=first_dense,
+        edge=embedding + np.where(alone, projection, 0.0),
+        head=np.where(alone, head, 0.0),
     )
-    middle = at(np.minimum(1.0, layout.pp - 1), stages.middle, nothing, nothing, nothing)
-    last_dense = np.where(alone, first_dense, 0.0)
-    last = at(
-        layout.pp - 1, stages.last, last_dense, projection + np.where(alone, embedding, 0.0), head
+    middle = _Rank(
+        number=np.minimum(1.0, layout.pp - 1),
+        layers=stages.middle,
+        dense=nothing,
+        edge=nothing,
+        head=nothing,
     )
-    return first, middle, last
+    last = _Rank(
+        number=layout.pp - 1,
+        layers=stages.last,
+        dense=np.where(alone, first_dense, 0.0),
+        edge=projection + np.where(alone, embedding, 0.0),
+        head=head,
+    )
+    return of_ranks.memory(first), of_ranks.memory(middle), of_ranks.memory(last)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MemoryOfRanks:
+    """What the memory of every rank of the pipeline follows from."""
+
+    workload: Workload
+    table: ConfigTable
+    layout: Layout
+    constants: Calibration
+    traits: Traits
+    kinds: Sequence[_Kind]
+    states: StateBytes
+    logits: Column
+    """bytes of the loss"""
+    fewer_logits: Column
+    """at least: some programs cut them"""
+    waiting: Column
+    """bytes of one gathered input, times the share of them that wait (`_waiting_bytes`)"""
+
+    def memory(self, rank: _Rank) -> RankMemory:
+        """The peak of a rank, with what the allocator reserves beyond it."""
+        constants, table, counts = self.constants, self.table, self._counts(rank)
+        own = StageWeights(
+            layers=[(n, kind.weights) for n, kind in zip(counts, self.kinds, strict=True)],
+            edge=rank.edge,
+        )
+        held = in_flight(table, self.layout, rank.number)
+        parts = self._at_loss(rank, own, held, self.logits)
+        maybe: Column | float = 0.0
+        if self.traits.may_cut_logits:
+            fewer = self._at_loss(rank, own, held, self.fewer_logits)
+            maybe = sum(parts.values()) - sum(fewer.values())
+        buffers = self.states.buffers(own, constants, self.traits)
+        # FSDP frees what it gathered before the step; ZeRO keeps its buckets
+        freed = np.where(self.states.gathers & (not self.traits.master_weights), buffers, 0.0)
+        gone = sum(parts[name] for name in ("gradients", "activations", "logits")) + freed
+        in_step = self.states.in_step(own, self.traits)
+        parts["optimizer"] = parts["optimizer"] + np.maximum(in_step - gone, 0.0)
+        framework = self._framework(rank) + buffers
+        static = sum(n * kind.boundary for n, kind in zip(counts, self.kinds, strict=True))
+        framework = framework + np.where(table.is_word("cuda_graph", "layers"), held * static, 0.0)
+        allocated = framework + sum(parts.values())
+        waiting = self._waiting_of(rank, held, allocated)
+        loose = 0.0 if self.traits.expandable_segments else constants.fragmentation
+        fragments = loose * allocated
+        stuck = loose * (parts["activations"] + parts["logits"])
+        return RankMemory(
+            parts=MemoryParts(**parts, framework=framework + waiting + fragments),
+            spare=waiting + fragments - stuck,
+            unsure=maybe + self.states.unsure(own),
+        )
+
+    def _counts(self, rank: _Rank) -> Sequence[Column]:
+        """Layers of each kind."""
+        sparse = rank.layers - rank.dense
+        return (sparse,) if len(self.kinds) == 1 else (rank.dense, sparse)
+
+    def _at_loss(
+        self, rank: _Rank, own: StageWeights, held: Column, loss: Column
+    ) -> dict[str, Column]:
+        """The parts that live at the peak, if the loss takes so many bytes. `held`: micro-batches in flight."""
+        kinds = list(zip(self._counts(rank), self.kinds, strict=True))
+        saved = sum(on_device(self.table, n, held) * kind.kept for n, kind in kinds)
+        once = np.maximum.reduce([np.where(n > 0, kind.once, 0.0) for n, kind in kinds])
+        final_norm, lossy = 2.0 * self.kinds[-1].boundary, rank.head > 0
+        at_loss = np.where(lossy, loss + final_norm + self._placeholder * rank.head, 0.0)
+        kept = saved + np.where(lossy, final_norm, 0.0) + np.maximum(once - at_loss, 0.0)
+        found = self.states.parts(own)
+        found |= {
+            "activations": self.constants.activation_factor * kept,
+            "logits": np.where(lossy, loss, 0.0),
+        }
+        empty = self.traits.drops_gradients & (self.layout.accumulation == 1)
+        going = np.where(empty, found["activations"] + found["logits"], 0.0)
+        return found | {"gradients": np.maximum(found["gradients"] - going, 0.0)}
+
+    @property
+    def _placeholder(self) -> Column:
+        """Bytes per weight of gradients that a program holds for their type alone."""
+        size = element_bytes(self.table)
+        if not self.traits.placeholder_gradients:
+            return np.zeros_like(size)
+        return np.where(size < 4, 2.0, 0.0)
+
+    def _framework(self, rank: _Rank) -> Column:
+        """Bytes of the framework, with the pools of CUDA graphs and placeholders of gradients."""
+        kinds = list(zip(self._counts(rank), self.kinds, strict=True))
+        shapes = sum(np.where(n > 0, kind.weights.shapes, 0.0) for n, kind in kinds)
+        graph = ~self.table.is_word("cuda_graph", "none")
+        pools = self.constants.framework_bytes * np.where(graph, 2.0, 1.0)
+        return np.asarray(pools + self._placeholder * (rank.head + shapes))
+
+    def _waiting_of(self, rank: _Rank, held: Column, allocated: Column) -> Column:
+        """Freed bytes that other streams still use, as far as there is room for them."""
+        constants = self.constants
+        usable = self.workload.cluster.gpu.memory_bytes * constants.usable_fraction
+        in_layers = constants.waiting_in_layer * held * rank.layers
+        freed = (in_layers + constants.waiting_at_head * (rank.head > 0)) * self.waiting
+        return np.asarray(np.minimum(freed, np.maximum(usable - allocated, 0.0)))
 
 
 def _kind(

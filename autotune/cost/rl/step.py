@@ -79,6 +79,47 @@ OWN_REFERENCE = "openrlhf"
 NAMES = tuple(f.name for f in fields(MemoryParts))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PhaseMemory:
+    """Memory of one phase on a rank, with what stays there of the others."""
+
+    parts: dict[str, Column]
+    """bytes, by the names of `MemoryParts`"""
+    spare: Column
+    unsure: Column | float
+    given: Column | float
+    """bytes that the workload states, which have no error of their own"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """What phases hold beside their own memory, bytes."""
+
+    states: Sequence[dict[str, Column]]
+    """of policy and critic: weights, gradients and optimizer that stay between phases"""
+    away: NDArray[Any]
+    """what is in host memory during generation (`phase_offload`)"""
+    scoring: Column
+    """the reference model while it computes log-probabilities"""
+    reference: Column
+    """and during every other phase"""
+    engine: Column
+    """of a colocated engine while it generates"""
+    awake: Column
+    """and afterwards, if it never sleeps"""
+    asleep: Column
+    """or what it keeps asleep"""
+
+    @property
+    def resident(self) -> dict[str, Column]:
+        """The states of policy and critic together."""
+        nothing = np.zeros_like(self.scoring)
+        return {name: sum((s[name] for s in self.states), nothing) for name in _STATES}
+
+
+_STATES = ("weights", "gradients", "optimizer")
+
+
 def phases_memory(
     workload: Workload,
     table: ConfigTable,
@@ -91,8 +132,44 @@ def phases_memory(
 
     What an engine takes is told and has no error of its own. The deviation is that of which the upper end of the 90% interval is the highest of all phases.
     """
-    asked, traits, constants = asked_of(workload), loop_traits(workload), forward.constants
-    nothing = np.zeros(len(table))
+    asked, framework = asked_of(workload), forward.constants.framework_bytes
+    held = _held(workload, table, knobs, updates, is_split)
+    nothing, resident = np.zeros(len(table)), held.resident
+    bare = dict.fromkeys(NAMES, nothing)
+    phases = _update_phases(held, updates, nothing)
+    if asked.algorithm != "sft":
+        scored = {
+            **bare,
+            **resident,
+            "weights": resident["weights"] + held.scoring,
+            "logits": forward.logits_bytes(),
+            "framework": framework + held.asleep,
+        }
+        phases.append(_PhaseMemory(parts=scored, spare=nothing, unsure=nothing, given=held.awake))
+    if asked.generates and asked.rollout is not None:
+        stays = {name: np.where(held.away == "all", 0.0, resident[name]) for name in resident}
+        stays["optimizer"] = np.where(held.away == "none", stays["optimizer"], 0.0)
+        generating = {
+            **bare,
+            **stays,
+            "weights": stays["weights"] + held.reference,
+            "framework": framework + held.engine,
+        }
+        phases.append(
+            _PhaseMemory(parts=generating, spare=nothing, unsure=nothing, given=held.engine)
+        )
+    peaks, spread = _fullest_phase(phases, forward.constants, workload.model)
+    return MemoryParts(**{**bare, **resident}), peaks, spread
+
+
+def _held(
+    workload: Workload,
+    table: ConfigTable,
+    knobs: dict[str, NDArray[Any]],
+    updates: Sequence[RankMemory],
+    is_split: NDArray[np.bool_],
+) -> _Held:
+    asked, traits, nothing = asked_of(workload), loop_traits(workload), np.zeros(len(table))
     states = [
         {
             "weights": np.asarray(u.parts.weights),
@@ -101,80 +178,67 @@ def phases_memory(
         }
         for u in updates
     ]
-    resident = {
-        name: sum((s[name] for s in states), nothing)
-        for name in ("weights", "gradients", "optimizer")
-    }
     away = knobs["phase_offload"] if "phase_offload" in knobs else np.full(len(table), "none")
-    has_reference = asked.reference and (workload.peft is None or workload.trainer == OWN_REFERENCE)
-    scoring = (
-        np.where(away == "all", 0.0, _reference_bytes(workload, table))
-        if has_reference
-        else nothing
-    )
-    reference = nothing if asked.reference_offload else scoring
+    scoring = nothing
+    if asked.reference and (workload.peft is None or workload.trainer == OWN_REFERENCE):
+        scoring = np.where(away == "all", 0.0, _reference_bytes(workload, table))
     share = asked.rollout.memory_fraction if asked.rollout is not None else 0.0
     engine = np.where(is_split, 0.0, share * float(workload.cluster.gpu.memory_bytes))
     awake = engine if asked.rollout is not None and not asked.rollout.sleeps else nothing
     asleep = np.where(is_split | (not asked.generates), 0.0, np.maximum(awake, ENGINE_ASLEEP))
-    # of each: its parts, what of them is spare, unsure, and told
-    phases: list[tuple[dict[str, Column], Column, Column | float, Column | float]] = []
-    for i, u in enumerate(updates):
-        others = {name: resident[name] - states[i][name] for name in resident}
-        parts = {
-            name: np.asarray(getattr(u.parts, name)) + others.get(name, nothing) for name in NAMES
-        }
-        parts["weights"] = parts["weights"] + reference
-        parts["framework"] = parts["framework"] + asleep
-        phases.append((parts, u.spare, u.unsure, awake))
-    bare = dict.fromkeys(NAMES, nothing)
-    if asked.algorithm != "sft":
-        own = constants.framework_bytes + asleep
-        logits = forward.logits_bytes()
-        at_log_prob = {
-            **bare,
-            **resident,
-            "weights": resident["weights"] + scoring,
-            "logits": logits,
-            "framework": own,
-        }
-        phases.append((at_log_prob, nothing, nothing, awake))
-    if asked.generates and asked.rollout is not None:
-        held = {name: np.where(away == "all", 0.0, resident[name]) for name in resident}
-        held["optimizer"] = np.where(away == "none", held["optimizer"], 0.0)
-        generating = {
-            **bare,
-            **held,
-            "weights": held["weights"] + reference,
-            "framework": constants.framework_bytes + engine,
-        }
-        phases.append((generating, nothing, nothing, engine))
-    totals = np.stack([sum(parts.values()) for parts, *_ in phases])
-    needs, ends = [], []
-    for (parts, spare, _, given), total in zip(phases, totals, strict=True):
-        sigma = memory_sigma(MemoryParts(**parts), constants, workload.model) * (
-            1.0 - given / total
-        )
-        ends.append(interval(total, sigma)[1])
-        needs.append(total - spare)
-    spread = np.log(np.max(ends, axis=0) / totals.max(axis=0)) / Z90
-    unsure = np.stack([np.broadcast_to(unsure, nothing.shape) for _, _, unsure, _ in phases])
-    least = (np.stack(needs) - unsure).max(axis=0)
-    fullest = totals.argmax(axis=0)
-    peak = {
-        name: np.take_along_axis(
-            np.stack([np.broadcast_to(p[name], nothing.shape) for p, *_ in phases]),
-            fullest[None],
-            axis=0,
-        )[0]
-        for name in NAMES
-    }
-    between = MemoryParts(**{**bare, **resident})
-    most = np.max(needs, axis=0)
-    peaks = RankMemory(
-        parts=MemoryParts(**peak), spare=totals.max(axis=0) - most, unsure=most - least
+    return _Held(
+        states=states,
+        away=away,
+        scoring=scoring,
+        reference=nothing if asked.reference_offload else scoring,
+        engine=engine,
+        awake=awake,
+        asleep=asleep,
     )
-    return between, peaks, np.asarray(spread)
+
+
+def _update_phases(
+    held: _Held, updates: Sequence[RankMemory], nothing: Column
+) -> list[_PhaseMemory]:
+    """One phase for each of policy and critic, with the other's states beside it."""
+    resident, phases = held.resident, []
+    for states, update in zip(held.states, updates, strict=True):
+        others = {name: resident[name] - states[name] for name in resident}
+        parts = {
+            name: np.asarray(getattr(update.parts, name)) + others.get(name, nothing)
+            for name in NAMES
+        }
+        parts["weights"] = parts["weights"] + held.reference
+        parts["framework"] = parts["framework"] + held.asleep
+        phases.append(
+            _PhaseMemory(parts=parts, spare=update.spare, unsure=update.unsure, given=held.awake)
+        )
+    return phases
+
+
+def _fullest_phase(
+    phases: Sequence[_PhaseMemory], constants: Calibration, model: ModelSpec
+) -> tuple[RankMemory, Column]:
+    """(the phase with the highest peak in each row, the standard deviation of the logarithm of that peak)."""
+    totals = np.stack([sum(phase.parts.values()) for phase in phases])
+    rows = totals.shape[1:]
+    needs, ends = [], []
+    for phase, total in zip(phases, totals, strict=True):
+        sigma = memory_sigma(MemoryParts(**phase.parts), constants, model)
+        ends.append(interval(total, sigma * (1.0 - phase.given / total))[1])
+        needs.append(total - phase.spare)
+    spread = np.log(np.max(ends, axis=0) / totals.max(axis=0)) / Z90
+    unsure = np.stack([np.broadcast_to(phase.unsure, rows) for phase in phases])
+    least, most = (np.stack(needs) - unsure).max(axis=0), np.max(needs, axis=0)
+    fullest = totals.argmax(axis=0)[None]
+
+    def at_peak(name: str) -> Column:
+        each = np.stack([np.broadcast_to(phase.parts[name], rows) for phase in phases])
+        return np.asarray(np.take_along_axis(each, fullest, axis=0)[0])
+
+    parts = MemoryParts(**{name: at_peak(name) for name in NAMES})
+    peak = RankMemory(parts=parts, spare=totals.max(axis=0) - most, unsure=most - least)
+    return peak, np.asarray(spread)
 
 
 def _reference_bytes(workload: Workload, table: ConfigTable) -> Column:

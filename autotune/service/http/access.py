@@ -89,7 +89,7 @@ class Caller:
                 403,
                 "forbidden",
                 f"only its owner or an admin may act on study {record.id}, which belongs to {record.owner or 'nobody'}",
-                remedy="ask its owner, or use a token with the scope admin",
+                remedy="ask its owner, or use a token with the admin scope",
             )
 
 

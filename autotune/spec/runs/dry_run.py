@@ -132,7 +132,7 @@ class DryRun(Plain):
     timeline: tuple[MemorySample, ...]
     """the second step, starting with the moment before it, thinned to a few hundred samples that keep every local peak"""
     modules: tuple[ModuleCost, ...]
-    """modules, in the order of the model"""
+    """modules, in model order"""
     flops: int
     """FLOPs of one micro-batch, forward and backward, including recomputation"""
     products: tuple[MatrixProduct, ...]

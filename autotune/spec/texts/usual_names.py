@@ -53,7 +53,7 @@ NAMES: Mapping[str, str] = {
     "vocab_size": "vocab(_size)?|padded_vocab_size",
     "model": "model(_name|_id|_path)?(_or_path)?|config_name|pretrained_model_name_or_path|base_model",
 }
-"""patterns of names, by knob or figure. Sources: the parsers of transformers 5.23 and trl 1.16, Megatron-LM core 0.16 and Megatron-DeepSpeed, DeepSpeed 0.18,
+"""name patterns, by knob or figure. Sources: the parsers of transformers 5.23 and trl 1.16, Megatron-LM core 0.16 and Megatron-DeepSpeed, DeepSpeed 0.18,
 accelerate 1.15, Lightning 2.6, torchtitan 0.3, nanotron, torchtune 0.6, litgpt 0.5, fairseq 0.12, timm 1.0, open_clip 3, MAE, nanoGPT, nanochat, verl 0.6,
 OpenRLHF 0.8, x-transformers, llm-foundry 0.22, OLMo 0.6, LLaMA-Factory 0.9 and axolotl 0.21"""
 EXPLICIT_MICRO = re.compile(

@@ -74,7 +74,7 @@ def in_its_folder(launch: Launch, options: Mapping[str, Any]) -> Launch:
         )
     if not os.path.isabs(folder):
         raise SpecError(
-            f"a relative folder is only possible if the spec is a file, but cwd is {folder!r}",
+            f"a relative folder can only be used if the spec is a file, but cwd is {folder!r}",
             remedy="give an absolute path",
             field="trainer.cwd",
         )

@@ -341,7 +341,7 @@ class CommandTrainer(Trainer):
         cwd = options["cwd"]
         if cwd not in ("", ".", _IN_FILES) and not Path(cwd).is_absolute():
             raise SpecError(
-                f"a relative folder is only possible if the spec is a file, but cwd is {cwd!r}",
+                f"a relative folder can only be used if the spec is a file, but cwd is {cwd!r}",
                 remedy=f"give an absolute path, or cwd: {_IN_FILES!r} to run in the folder of the rendered files",
                 field="trainer.cwd",
             )

@@ -66,7 +66,7 @@ def model_notes(model: ModelSpec) -> Iterator[str]:
         yield "only the factor of the model's rotary scaling is carried over, because its other parameters differ from Llama 3.1's"
     scaling = yarn_scaling(model)
     if scaling and not model.kv_lora_rank:
-        yield "the rotary scaling 'yarn' of the model's config.json is only carried over with latent attention: set it in the trainer"
+        yield "the rotary scaling 'yarn' in the model's config.json is only carried over with latent attention: set it in the trainer"
     elif scaling and (lost := [name for name in WITHOUT_FLAG if scaling[name] != YARN[name]]):
         said = ", ".join(f"{name}={scaling[name]:g}" for name in lost)
         yield f"Megatron-LM has no flag for {said} of the model's YaRN, and uses {', '.join(f'{YARN[name]:g}' for name in lost)}"

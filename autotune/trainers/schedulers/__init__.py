@@ -70,7 +70,7 @@ def job_of(
     taken = sorted(files.keys() & launch.files.keys())
     if taken:
         raise ExportError(
-            f"{taken[0]} is a file of both the trainer and the {on.name} job", field="files"
+            f"{taken[0]} is written by both the trainer and the {on.name} job", field="files"
         )
     return {
         "scheduler": on.name,

@@ -191,7 +191,7 @@ class Trl(PostTrainer):
         )
 
     def command(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> tuple[str, ...]:
-        """`trl grpo`, which starts the ranks by Accelerate."""
+        """`trl grpo`, which starts the ranks through Accelerate."""
         start = (
             *USUAL[self.name],
             "--config",

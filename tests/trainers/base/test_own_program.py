@@ -107,7 +107,7 @@ def test_a_folder_without_a_program_and_a_relative_one_without_a_spec_file_are_r
         launched(tmp_path, kind="deepspeed", cwd=".")
     study = study_of(tmp_path, kind="deepspeed", script="train.py")
     options = {**study.trainer_options, "cwd": "code"}
-    with pytest.raises(SpecError, match="a relative folder is only possible if the spec is a file"):
+    with pytest.raises(SpecError, match="a relative folder can only be used if the spec is a file"):
         trainer("deepspeed").launch(
             study.workload, ParallelConfig(dp=2, accumulation_steps=8), options
         )

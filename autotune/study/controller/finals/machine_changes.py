@@ -25,7 +25,7 @@ def change_in_words(change: MachineChange, trials: Mapping[int, Trial]) -> str:
 def plan_in_words(again: Sequence[int]) -> str:
     """What a study does about a change. `again`: numbers of the trials that may win and are asked for again."""
     measured = f" {_named(sorted(again))} may still win and will be re-measured." if again else ""
-    return f"Speeds are corrected to the first measurement of the baseline.{measured}"
+    return f"Speeds are normalized to the first measurement of the baseline.{measured}"
 
 
 def changes_in_words(
