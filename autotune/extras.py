@@ -1,7 +1,7 @@
 """Optional dependencies: which extra of the package brings a module, and the error that names the extra when the module is missing.
 
     native       torch                                          trials of the native trainer on this machine, `autotune calibrate`
-    ray          ray                                            the runner `ray`, `autotune serve` with its own Ray cluster
+    ray          ray                                            the `ray` runner, `autotune serve` with its own Ray cluster
     service      fastapi, uvicorn, jinja2, prometheus_client    `autotune serve`
     postgresql   psycopg                                        stores at postgresql:// addresses
     parquet      pyarrow                                        `autotune store export --format parquet`

@@ -183,7 +183,7 @@ def _check_options(name: str, factory: Callable[..., Any], options: Mapping[str,
         if option not in parameters:
             known = ", ".join(parameters) or "none"
             raise SpecError(
-                f"the runner {name!r} has no option {option!r}",
+                f"the {name!r} runner has no option {option!r}",
                 remedy=nearest(option, parameters) or f"options: {known}",
                 field=f"runner.{option}",
             )

@@ -145,7 +145,7 @@ def test_the_knob_is_spelled_and_stored_without_further_code_and_refused_where_i
     assert found["space"] == [25, 100]
     assert all(found["at its default"].values())
     for name in trainer_names():
-        assert "ddp_bucket_mb" in found["limits"][name], f"the trainer {name} drops the knob"
+        assert "ddp_bucket_mb" in found["limits"][name], f"the {name} trainer drops the knob"
     assert found["command"] == ["x", "8", "2", "4", "100"]
     assert found["cost model"].startswith("ddp_bucket_mb: ")
     assert "does not support ddp_bucket_mb, but it is 100" in found["cost model"]

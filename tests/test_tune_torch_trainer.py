@@ -61,7 +61,7 @@ def test_importing_it_imports_no_ray_and_does_not_hide_rays_own() -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("module", ["ray", "pandas", "torch"])
 def test_without_ray_train_or_pytorch_it_names_the_command_that_installs_them(module: str) -> None:
-    """Without pandas Ray itself is there, as the extra `ray` installs it, but Ray Train is not."""
+    """Without pandas Ray itself is there, as the `ray` extra installs it, but Ray Train is not."""
     said = python(HIDDEN, module)
     assert said.startswith(
         "tuning a TorchTrainer needs Ray Train and PyTorch, which cannot be imported: "

@@ -97,7 +97,7 @@ def _check(
     """Raises `SpecError` for what would fail in the pods."""
     if study.runner == "slurm" or (study.runner == "local" and nodes > 1):
         raise SpecError(
-            f"the runner {study.runner!r} cannot use the {nodes} pods of a RayJob",
+            f"the {study.runner!r} runner cannot use the {nodes} pods of a RayJob",
             remedy="leave `runner` out: trials run on the job's Ray cluster",
             field="runner",
         )

@@ -33,7 +33,7 @@ READ_ONLY = "Studies are read-only: to submit them, start this server with the a
 def make_server(source: Source, *, store: Store | None, may_submit: bool) -> MCPServer[Any]:
     """The server for a source of studies. `store`: measured constants for predictions; `may_submit`: whether the tools that change something are offered.
 
-    Raises `MissingExtraError` without the extra `mcp`.
+    Raises `MissingExtraError` without the `mcp` extra.
     """
     require_extra("mcp", "autotune mcp")
     from mcp_types import ToolAnnotations

@@ -361,7 +361,7 @@ def ranks_asked(started: Started, base: Path) -> tuple[int, int | None]:
 
 
 def decided_by(name: str, file: str, base: Path) -> dict[str, Any]:
-    """Knobs that a file of the trainer `deepspeed` or `accelerate` decides, where it says them."""
+    """Knobs that a file of the `deepspeed` trainer or `accelerate` decides, where it says them."""
     knobs = ("precision", "zero_stage", "recompute", "compile", "offload")
     path = base / file
     if path.is_file():

@@ -65,7 +65,7 @@ class PresentLaunch:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of the trainer `command` that start it."""
+        """The options of the `command` trainer that start it."""
         return {
             "argv": [braced(word) for word in self.argv],
             "cwd": str(self.cwd.resolve()),

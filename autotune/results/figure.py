@@ -75,7 +75,7 @@ class FigureTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Figure:
-    """One figure of a study or a trial."""
+    """A figure for a study or a trial."""
 
     name: str
     """its name in addresses, files and `Result.plot`; it never changes"""

@@ -220,7 +220,7 @@ def _nothing_launchable(
         f"{name} {count:,}" for name, count in sorted(cut.items(), key=lambda item: -item[1])
     )
     return InfeasibleError(
-        f"the trainer {launchable.trainer.name} cannot launch any of the {len(table):,} valid configs in the space {space.name!r} for "
+        f"the {launchable.trainer.name} trainer cannot launch any of the {len(table):,} valid configs in the space {space.name!r} for "
         f"{workload.model.name} ({counts}); for example {table[0]}: {launchable.why_not(workload, table[0])}",
         remedy="add values that the trainer supports to the space, or choose another trainer",
         field="trainer",

@@ -67,12 +67,12 @@ class KnobUse:
                 if len(said) > 1
             ),
             *(
-                f"the {self.part} declares {name}={value} as impossible, but {name} never has this value"
+                f"the {self.part} declares {name}={value} impossible, but {name} never has this value"
                 for name, value in sorted(single)
                 if name in KNOBS and value not in map(KNOBS[name].text, KNOBS[name].values)
             ),
             *(
-                f"the {self.part} declares {name}={value} as impossible, but does not read {name}"
+                f"the {self.part} declares {name}={value} impossible, but does not read {name}"
                 for name, value in sorted(single)
                 if name not in self.reads
             ),

@@ -93,7 +93,7 @@ class Budget:
     """Limits of a study; the first one reached ends it."""
 
     max_trials: int = 20
-    """number of search trials; baseline and final trials come on top"""
+    """number of search trials, not counting the baseline and final trials"""
     max_wall_s: float = 3600.0
     """seconds since the start of the study, excluding pauses"""
     max_failed_trials: int = 10

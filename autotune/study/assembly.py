@@ -288,11 +288,11 @@ def _check_runs(runner: TrialRunner, assembly: Assembly) -> None:
         check(study)
     if study.trainer not in runner.trainers:
         raise RunnerError(
-            f"the runner {study.runner!r} cannot run the trainer {study.trainer!r}, only {', '.join(runner.trainers)}",
+            f"the {study.runner!r} runner cannot run the {study.trainer!r} trainer, only {', '.join(runner.trainers)}",
             remedy="choose another runner or trainer, or use `autotune plan` and `autotune export`, which run nothing",
         )
     if runner.capacity < least:
         raise ClusterTooSmallError(
-            f"the smallest config of the space needs {least} ranks, but the runner {study.runner!r} has {runner.capacity} here",
+            f"the smallest config of the space needs {least} ranks, but the {study.runner!r} runner has {runner.capacity} here",
             remedy="check whether a node is down, set `cluster: local`, or allow smaller world_sizes in the space",
         )

@@ -104,7 +104,7 @@ class Outliers:
             return f"node {node} is left out: the following trials use other nodes"
         if became == "needed":
             return f"node {node} is kept, because the largest config needs {self._needed.nnodes} node(s) with {self._needed.nproc_per_node} ranks each and there are no others: fix it, add a node, or tune for fewer nodes"
-        return f"it is kept, because the runner {self._name!r} cannot choose nodes or GPUs, so every config that uses it waits for it: fix it, or hide it (CUDA_VISIBLE_DEVICES, the job's list of nodes) and tune for fewer ranks"
+        return f"it is kept, because the {self._name!r} runner cannot choose nodes or GPUs, so every config that uses it waits for it: fix it, or hide it (CUDA_VISIBLE_DEVICES, the job's list of nodes) and tune for fewer ranks"
 
 
 def largest(study: Study, space: SearchSpace) -> Placement:

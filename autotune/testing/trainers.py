@@ -106,7 +106,7 @@ class TrainerContract:
             assert all(limit.knob in str(caught.value) for limit in limits)
             assert caught.value.field == limits[0].knob
         assert launched > 0, (
-            f"the trainer {subject.name} rejects every config, even plain data parallelism: the last one because of {limits}"
+            f"the {subject.name} trainer rejects every config, even plain data parallelism: the last one because of {limits}"
         )
 
     def test_a_trainer_that_only_python_starts_refuses_every_launch_with_the_line_that_does(
@@ -145,7 +145,7 @@ class TrainerContract:
         ignored = [f"{name}={value}" for (name, value), differs in seen.items() if not differs]
         ignored = [said for said in ignored if said.partition("=")[0] not in subject.neutral]
         assert not ignored, (
-            f"the trainer {subject.name} reads {', '.join(ignored)}, but no launch changes and nothing is rejected"
+            f"the {subject.name} trainer reads {', '.join(ignored)}, but no launch changes and nothing is rejected"
         )
 
     def test_every_refusal_says_what_to_do_instead(self) -> None:
@@ -354,7 +354,7 @@ class TrainerContract:
     ) -> bool:
         """Whether the second config, which differs from the first in that knob, has another launch or is rejected because of the knob."""
         subject, (base, start), (config, told) = self.subject(), first, second
-        said = f"the trainer {subject.name}: {knob.name}={getattr(config, knob.name)}"
+        said = f"the {subject.name} trainer: {knob.name}={getattr(config, knob.name)}"
         if isinstance(told, tuple):
             refused = any(limit.knob == knob.name for limit in told)
             assert not (refused and knob.name in subject.neutral), (

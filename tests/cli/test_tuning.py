@@ -275,8 +275,8 @@ def test_the_next_step_of_a_study_that_only_python_can_start_is_a_line_of_python
 @pytest.mark.parametrize(
     ("runner", "sentence"),
     [
-        ("local", "is started from Python, not by a command, so the runner local cannot run it"),
-        ("ray", "is started from Python, not by a command, so the runner ray cannot run it"),
+        ("local", "is started from Python, not by a command, so the local runner cannot run it"),
+        ("ray", "is started from Python, not by a command, so the ray runner cannot run it"),
         ("ray_train", "call autotune.ray.tune_torch_trainer(trainer, space=...) from Python"),
     ],
 )

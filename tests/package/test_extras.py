@@ -164,7 +164,7 @@ def test_each_module_comes_with_its_extra_and_not_with_the_package_itself() -> N
             name for line in PROJECT["optional-dependencies"][extra] for name in _top_names(line)
         }
         assert {module for module in modules if is_installed(module)} <= brought - base, (
-            f"of the extra {extra}"
+            f"of the {extra} extra"
         )
 
 

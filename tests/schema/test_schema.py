@@ -464,7 +464,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (
         {"knobs": {"mine": [1, 2]}},
         "knobs.mine",
-        "the trainer native does not support the knob mine: its launches cannot set a study's own knob; use a trainer of kind command",
+        "the native trainer does not support the knob mine: its launches cannot set a study's own knob; use a trainer of kind command",
     ),
     (
         {"knobs": {"mine": [1, 2]}, "trainer": {"kind": "command", "argv": ["train", "{tp}"]}},

@@ -89,7 +89,7 @@ def test_limits_depend_on_what_a_trainer_says_they_depend_on(name: str) -> None:
 
 
 class Asked(CommandTrainer):
-    """The trainer `command`, which counts how often it is asked for its limits."""
+    """The `command` trainer, which counts how often it is asked for its limits."""
 
     def __init__(self) -> None:
         self.questions = 0
@@ -162,7 +162,7 @@ def test_a_search_asks_for_nothing_that_the_trainer_refuses() -> None:
 def test_a_space_of_which_nothing_can_be_launched_says_why() -> None:
     with pytest.raises(
         InfeasibleError,
-        match=r"deepspeed cannot launch any of the .* valid configs .*deepspeed_cp .*Ulysses",
+        match=r"deepspeed trainer cannot launch any of the .* valid configs .*deepspeed_cp .*Ulysses",
     ):
         api.plan_of(study(trainer="deepspeed", space={"cp": [2], "micro_batch_size": [1]}))
 

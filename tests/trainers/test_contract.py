@@ -54,7 +54,7 @@ def contract_of(subject: Trainer) -> TrainerContract:
 
 
 def test_a_knob_that_is_read_but_ignored_is_named_with_the_trainer() -> None:
-    with pytest.raises(AssertionError, match="hf_trainer reads pp_schedule=gpipe") as caught:
+    with pytest.raises(AssertionError, match="hf_trainer trainer reads pp_schedule=gpipe") as caught:
         contract_of(
             Boaster()
         ).test_every_value_of_every_knob_changes_the_launch_or_is_refused_or_neutral()
@@ -64,7 +64,7 @@ def test_a_knob_that_is_read_but_ignored_is_named_with_the_trainer() -> None:
 def test_a_knob_that_is_neutral_by_mistake_is_named_with_the_trainer() -> None:
     with pytest.raises(
         AssertionError,
-        match=r"hf_trainer: compile=True changes the launch of .* but is declared neutral",
+        match=r"hf_trainer trainer: compile=True changes the launch of .* but is declared neutral",
     ):
         contract_of(
             Belittler()
@@ -87,7 +87,7 @@ def test_a_forgotten_knob_is_refused_by_name_and_may_stay_at_its_default() -> No
     assert Forgetful().launch(WORKLOAD, CONFIG).argv
     compiled = ParallelConfig(dp=8, micro_batch_size=2, accumulation_steps=4, compile=True)
     with pytest.raises(
-        ExportError, match="compile=true: the trainer hf_trainer does not support this knob"
+        ExportError, match="compile=true: the hf_trainer trainer does not support this knob"
     ) as caught:
         Forgetful().launch(WORKLOAD, compiled)
     assert caught.value.field == "compile"

@@ -77,7 +77,7 @@ def serve(
         list[Path] | None,
         typer.Option(
             "--program-root",
-            help="Folder with programs that callers with the scope `run` may use as a trainer's script; may be repeated. Implies --require-token. Default: none.",
+            help="Folder with programs that callers with the `run` scope may use as a trainer's script; may be repeated. Implies --require-token. Default: none.",
         ),
     ] = None,
     program_user: Annotated[

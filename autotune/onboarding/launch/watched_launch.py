@@ -1,6 +1,6 @@
 """A launch that is started under the probe for a few optimizer steps, and what was seen of it.
 
-It runs as an attempt of the trainer `command` does, so that all that holds there holds here: options that name an output folder have one of the run's own,
+It runs as an attempt of the `command` trainer does, so that all that holds there holds here: options that name an output folder have one of the run's own,
 files that were there before are put back, and nothing of it is left when it ends. What it trains is held against nothing.
 """
 

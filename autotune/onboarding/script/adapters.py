@@ -162,7 +162,7 @@ def _of_adapters(script: Script) -> Iterator[str]:
         unknown = [name for name in modules if not targets_of([name])]
         yield f"{NOT_COUNTED}adapters on {', '.join(unknown)}, planned on all matrices of the layers"
     elif peft and script.computes_targets and not modules:
-        yield f"{NOT_COUNTED}which matrices {script.name} computes for its adapters, planned on all matrices of the layers"
+        yield f"{NOT_COUNTED}which matrices {script.name} chooses for its adapters; the plan assumes all matrices of the layers"
     elif peft and not modules and peft["library"] and "use_peft" not in said:
         yield f"{ASSUMED_TARGETS}: no option names the matrices, and this is PEFT's default"
     if peft and (saved := _words_of(script, ("modules_to_save",))):

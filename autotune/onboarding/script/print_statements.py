@@ -254,7 +254,7 @@ _FACTORS = (1.0, 1.09, 0.97, 1.04, 0.99, 1.01)
 
 
 def patterns_of(printed: Sequence[Printed]) -> dict[str, str]:
-    """The option `metrics` of the trainer `command`; empty where no print statement looks like a step's, or where its lines cannot be told from others."""
+    """The option `metrics` of the `command` trainer; empty where no print statement looks like a step's, or where its lines cannot be told from others."""
     return propose_patterns(list(sample_log(printed)))
 
 

@@ -124,7 +124,7 @@ class Gate:
             raise RefusalError(
                 403,
                 "forbidden",
-                f"this request needs a token with the scope {scope}, but yours has {caller.scope}",
+                f"this request needs a token with the {scope} scope, but yours has {caller.scope}",
                 remedy=f"ask whoever runs the service for one: `autotune token create --owner NAME --scope {scope}`",
             )
         return caller

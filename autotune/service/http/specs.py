@@ -1,7 +1,7 @@
 """Submitted specs: read strictly, and restricted to what this service allows.
 
 A submitted spec may name allowed runners with harmless options, allowed trainers, and data in the allowed folders. Of a trainer's options it may
-set what `autotune.service.http.specs` allows: programs only with the scope `run`, an environment never. `autotune.schema` refuses paths of models
+set what `autotune.service.http.specs` allows: programs only with the `run` scope, an environment never. `autotune.schema` refuses paths of models
 and spaces, and models that a caller's code builds, before that.
 
 Allowed folders: files that a spec names must lie in one of them once all links are followed.
@@ -16,7 +16,7 @@ What trainer options of a submitted spec may name: each option declares its `Rea
     argument, address          as they are                          scope run, on a service with a program folder
     environment, undeclared    refused
 
-The trainer `command` runs any program and is never allowed. Paths are stored resolved, so that a link that is changed later leads nowhere else.
+The `command` trainer runs any program and is never allowed. Paths are stored resolved, so that a link that is changed later leads nowhere else.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def confined(document: dict[str, Any], options: ServiceOptions, *, may_run: bool
         _check_runner(study, options)
         if study.trainer not in options.trainers:
             raise SpecError(
-                f"this service does not allow the trainer {study.trainer!r}",
+                f"this service does not allow the {study.trainer!r} trainer",
                 remedy=f"choose one of {', '.join(sorted(options.trainers))}; on your own machine `autotune tune` runs any trainer",
                 field="trainer",
             )
@@ -86,7 +86,7 @@ def confined(document: dict[str, Any], options: ServiceOptions, *, may_run: bool
 def _check_runner(study: Study, options: ServiceOptions) -> None:
     if study.runner not in options.runners:
         raise SpecError(
-            f"this service does not allow the runner {study.runner!r}",
+            f"this service does not allow the {study.runner!r} runner",
             remedy=f"choose one of {', '.join(sorted(options.runners))}",
             field="runner",
         )
@@ -94,7 +94,7 @@ def _check_runner(study: Study, options: ServiceOptions) -> None:
     for name, value in study.runner_options.items():
         if name not in allowed:
             raise SpecError(
-                f"this service does not allow specs to set the option {name!r} of the runner {study.runner!r}",
+                f"this service does not allow specs to set the option {name!r} of the {study.runner!r} runner",
                 remedy=nearest(name, allowed)
                 or f"allowed options: {', '.join(sorted(allowed)) or 'none'}",
                 field=f"runner.{name}",

@@ -37,7 +37,7 @@ def _responses(failing: str) -> dict[int | str, dict[str, Any]]:
 
 @router.get("/health", responses=_responses("A check fails"))
 async def health(request: Request, service: TheService) -> Response:
-    """Check whether the service works: ok (200) or failing (503). Needs no token. Callers with the scope `read` also see each check."""
+    """Check whether the service works: ok (200) or failing (503). Needs no token. Callers with the `read` scope also see each check."""
     check_parameters(request)
     try:
         caller = await service.gate.recognize(request)

@@ -415,7 +415,7 @@ class ExportAnswer(Answer):
 
 
 class HealthAnswer(Answer):
-    """Whether the service works. Callers with the scope `read` also see each check."""
+    """Whether the service works. Callers with the `read` scope also see each check."""
 
     status: str = Field(examples=["ok"])
     version: str

@@ -108,7 +108,7 @@ async def submit(
         ),
     ] = None,
 ) -> Response:
-    """Submit a study. It is stored as QUEUED and starts once fewer studies run than the service allows."""
+    """Submit a study. It is stored as QUEUED and starts once the number of running studies is below the service's limit."""
 
     body, media = await request.body(), request.headers.get("content-type", "")
 

@@ -239,7 +239,7 @@ class Supervisor:
                 else ""
             )
             message = (
-                f"waits for a service with the runner {runner!r}: this one runs {', '.join(sorted(self._runners))}; "
+                f"waits for a service with the {runner!r} runner: this one runs {', '.join(sorted(self._runners))}; "
                 f"{serving}run the study with `autotune tune`"
             )
             log.warning("study %s %s", record.id, message)

@@ -23,7 +23,7 @@ _PYTHON = (".py", ".pyz")
 
 
 def program_name(trainer: str, options: Mapping[str, Any]) -> str:
-    """The trainer's name; of the trainer `command` the file or module that its words start."""
+    """The trainer's name; of the `command` trainer the file or module that its words start."""
     return trainer if trainer != COMMAND else name_in(options.get("argv") or ())
 
 

@@ -108,7 +108,7 @@ class Trainer(Abilities, ABC):
         """The current configuration of a program that uses this trainer. Override it, and set `can_import`, if the trainer's own files can be read: reading
         a launch must give the launched config. Raises `SpecError` if the files do not belong to this trainer."""
         raise SpecError(
-            f"the trainer {self.name} has no configuration format to read",
+            f"the {self.name} trainer has no configuration format to read",
             remedy="`autotune init FILE` writes a first spec from a script",
             field="--from",
         )
@@ -208,7 +208,7 @@ class Trainer(Abilities, ABC):
                 continue
             message = use.impossible(knob, value)
             if knob.name in forgotten:
-                message = f"the trainer {self.name} does not support this knob"
+                message = f"the {self.name} trainer does not support this knob"
             if message:
                 nearest = None if knob.kind == "degree" else knob.default
                 yield Limit(knob=knob.name, value=value, message=message, nearest=nearest)
@@ -222,7 +222,7 @@ class Trainer(Abilities, ABC):
         for name in names:
             if message := self.own_knob_refusal(name, values):
                 raise SpecError(
-                    f"the trainer {self.name} does not support the knob {name}: {message}",
+                    f"the {self.name} trainer does not support the knob {name}: {message}",
                     field=f"knobs.{name}",
                 )
         self._check_settings(values)
@@ -237,7 +237,7 @@ class Trainer(Abilities, ABC):
         for path in dotted(given):
             if path not in kept:
                 raise SpecError(
-                    f"{path} follows from the knobs, the workload or another option of the trainer {self.name}",
+                    f"{path} follows from the knobs, the workload or another option of the {self.name} trainer",
                     remedy="leave it out of `settings`",
                     field=f"trainer.settings.{path}",
                 )
@@ -310,7 +310,7 @@ class Trainer(Abilities, ABC):
             return
         if not (self.reads_config_json or self.knows(figures.family)):
             yield (
-                f"the trainer {self.name} trains a model of this shape, but without other features of {figures.family}; it supports {self.known_families}"
+                f"the {self.name} trainer trains a model of this shape, but without other features of {figures.family}; it supports {self.known_families}"
             )
         if figures.rotary_scaling and not (
             self.reads_config_json or figures.rotary_scaling in self.rotary_scalings

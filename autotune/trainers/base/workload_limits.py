@@ -92,13 +92,13 @@ def module_limits(model: ModelSpec, trainer: str) -> Iterator[Limit]:
     if model.is_counted:
         yield _counted(model, trainer)
     elif model.code is not None and model.code.module:
-        message = f"the trainer {trainer} builds a model from its shape and cannot use a module"
+        message = f"the {trainer} trainer builds a model from its shape and cannot use a module"
         remedy = "use trainer native or a command that builds it, or give the model as {hf: PATH} or by its shape"
         yield Limit(knob="model.code", value=model.code.module, message=message, remedy=remedy)
 
 
 def _counted(model: ModelSpec, trainer: str) -> Limit:
-    message = f"the trainer {trainer} builds the model, but only the weight count of {model.name} is known"
+    message = f"the {trainer} trainer builds the model, but only the weight count of {model.name} is known"
     remedy = "use trainer command with a program that builds it, or give the model's shape, {hf: PATH} or {module: PACKAGE.MODULE:FUNCTION}"
     return Limit(
         knob="model.parameters", value=model.num_parameters, message=message, remedy=remedy
@@ -208,54 +208,54 @@ def workload_limits(trainer: Abilities, workload: Workload, c: ParallelConfig) -
         Rule(
             workload.optimizer not in trainer.optimizers,
             "workload.optimizer",
-            f"the trainer {name} supports {', '.join(sorted(trainer.optimizers))}",
+            f"the {name} trainer supports {', '.join(sorted(trainer.optimizers))}",
             "adamw",
         ),
         Rule(
             workload.document_len and not trainer.packs_documents,
             "workload.document_len",
-            f"the trainer {name} attends over whole sequences",
+            f"the {name} trainer attends over whole sequences",
             0,
         ),
         Rule(
             rl is not None and not trainer.trains_rl,
             "workload.rl",
-            f"the trainer {name} cannot set {what}",
+            f"the {name} trainer cannot set {what}",
             remedy="trainers that can: verl, nemo_rl, openrlhf, trl, command with your own program, and native, which runs only the trainer's phases",
             value=rl and rl.algorithm,
         ),
         Rule(
             workload.pure_bf16 and not trainer.trains_pure_bf16,
             "workload.pure_bf16",
-            f"launches of the trainer {name} keep weights or moments in fp32",
+            f"launches of the {name} trainer keep weights or moments in fp32",
             False,
             "torchtitan, lightning, and command with your own program can avoid that",
         ),
         Rule(
             workload.unfused_attention and not trainer.has_unfused_attention,
             "workload.unfused_attention",
-            f"launches of the trainer {name} use attention kernels that never store the scores",
+            f"launches of the {name} trainer use attention kernels that never store the scores",
             False,
-            "remove unfused_attention, or use the trainer megatron, or the trainer command with your own program",
+            "remove unfused_attention, or use the megatron trainer, or the command trainer with your own program",
         ),
         Rule(
             bool(workload.attention_kernel) and trainer.has_own_attention,
             "workload.attention_kernel",
-            f"the trainer {name} chooses its attention kernel itself",
+            f"the {name} trainer chooses its attention kernel itself",
             remedy="remove attention_kernel",
             value=workload.attention_kernel,
         ),
         Rule(
             bool(workload.loop) and not trainer.runs_own_program,
             "workload.loop",
-            f"the trainer {name} has its own training loop",
+            f"the {name} trainer has its own training loop",
             remedy="remove loop, or use command with your own program",
             value=workload.loop,
         ),
         Rule(
             peft is not None and peft.method not in trainer.peft_methods,
             "workload.peft",
-            f"the trainer {name} cannot train only adapters this way ({trainer.no_adapters})",
+            f"the {name} trainer cannot train only adapters this way ({trainer.no_adapters})",
             remedy="trainers that can: command with your own program, and native for lora",
             value=peft and peft.method,
         ),
@@ -271,7 +271,7 @@ def shape_limits(trainer: Abilities, workload: Workload) -> Iterator[Limit]:
         return  # its code builds it, whatever its shape
     figures = figures_of(model)
     if model.mtp_layers and "mtp_layers" not in trainer.shapes:
-        message = f"the trainer {trainer.name} builds no {UNCOMMON_SHAPES['mtp_layers']}"
+        message = f"the {trainer.name} trainer builds no {UNCOMMON_SHAPES['mtp_layers']}"
         remedy = f"use megatron, megatron_bridge, or {OWN_PROGRAM}"
         yield Limit(
             knob="model.mtp_layers",
@@ -283,19 +283,19 @@ def shape_limits(trainer: Abilities, workload: Workload) -> Iterator[Limit]:
     if figures is not None and trainer.reads_config_json:
         known = FAMILIES.get(figures.family)  # not of a model that its class was built to describe
         if known is not None and not known.has_class:
-            message = f"launches of the trainer {trainer.name} build transformers' class for a config.json, but there is none for this one"
+            message = f"launches of the {trainer.name} trainer build transformers' class for a config.json, but there is none for this one"
             remedy = f"use {who_trains(figures.family)}"
             yield Limit(knob="model.family", value=figures.family, message=message, remedy=remedy)
         return
     who = f"megatron, {OTHERS}" if figures is None else who_trains(figures.family, but=trainer.name)
     if figures is not None and model.source and not trainer.knows(figures.family):
-        message = f"the trainer {trainer.name} would train a different model from this config.json; it supports {trainer.known_families}"
+        message = f"the {trainer.name} trainer would train a different model from this config.json; it supports {trainer.known_families}"
         remedy = f"if a plain model with the same sizes is enough, give the sizes instead of the file; otherwise use {who}"
         yield Limit(knob="model.family", value=figures.family, message=message, remedy=remedy)
     for name, what in UNCOMMON_SHAPES.items():
         value = getattr(model, name)
         if value and name not in trainer.shapes and name != "mtp_layers":
-            message = f"the trainer {trainer.name} builds no {what}"
+            message = f"the {trainer.name} trainer builds no {what}"
             yield Limit(knob=f"model.{name}", value=value, message=message, remedy=f"use {who}")
 
 

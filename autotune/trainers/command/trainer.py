@@ -191,7 +191,7 @@ class CommandTrainer(Trainer):
     def find_limits(
         self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
     ) -> tuple[Limit, ...]:
-        """Knobs that no placeholder carries to the program, and configs of which its launcher would start a part."""
+        """Knobs that no placeholder passes to the program, and configs that its launcher would start only in part."""
         if not options["argv"]:
             return ()
         named, fixed, default = self._named(options), options["fixed"], ParallelConfig()
@@ -287,7 +287,7 @@ class CommandTrainer(Trainer):
         self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
     ) -> Launch:
         """The command with its placeholders filled in. Arguments and variables whose value is written as null are left out."""
-        needs(options, "argv", "the trainer `command` starts the program in argv")
+        needs(options, "argv", "the `command` trainer starts the program in argv")
         known = self._values(workload, config, options)
         placement = place(workload.cluster, config)
         node = _node(placement.nnodes)

@@ -274,7 +274,7 @@ class LightningTrainer(Trainer):
         return bar_reader() if (options or {}).get("script") else self.parse_line
 
     def step_line_test(self, options: Mapping[str, Any] | None = None) -> LineTest:
-        """A bar counts when it is drawn again, so every bar is needed."""
+        """Steps are counted each time the bar is redrawn, so no redraw may be skipped."""
         if not (options or {}).get("script"):
             return super().step_line_test(options)
         return LineTest(

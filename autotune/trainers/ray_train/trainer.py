@@ -55,7 +55,7 @@ class RayTrainTrainer(Trainer):
     ) -> Launch:
         """Raises `ExportError`: the TorchTrainer exists only in the program that made it."""
         raise ExportError(
-            "the trainer ray_train writes no launch: its TorchTrainer exists only in your Python program",
+            "the ray_train trainer writes no launch: its TorchTrainer exists only in your Python program",
             remedy=f"start the config there: {self.in_python}",
             field="trainer",
         )

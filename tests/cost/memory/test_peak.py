@@ -425,7 +425,7 @@ def test_each_loop_is_known_and_is_only_of_a_program_of_ones_own(loop: str) -> N
     assert load_study(spec).workload.loop == loop
     with pytest.raises(
         InfeasibleError,
-        match=rf"workload\.loop={loop}: the trainer native has its own training loop",
+        match=rf"workload\.loop={loop}: the native trainer has its own training loop",
     ) as refused:
         plan_of(load_study({**spec, "trainer": "native"}), top=1)
     assert "use command with your own program" in f"{refused.value}{refused.value.remedy}"

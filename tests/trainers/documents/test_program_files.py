@@ -127,7 +127,7 @@ def test_files_carry_knobs_and_the_program_is_told_where_they_are(tmp_path: Path
     ("change", "law"),
     [
         ({"argv": ["python", "train.py", "{dp}"]}, "no argument passes that folder to the program"),
-        ({"cwd": "src"}, "only possible if the spec is a file"),
+        ({"cwd": "src"}, "can only be used if the spec is a file"),
         ({"files": {}, "argv": ["x"], "cwd": "{files}"}, "but it has no files"),
         ({"files": {}}, "there is no placeholder {files}"),
     ],

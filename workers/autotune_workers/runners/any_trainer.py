@@ -23,7 +23,7 @@ def refuse_python_line(study: Study) -> None:
     """Raises `RunnerError` for a trainer that only Python can start."""
     if python_line(study.trainer):
         raise RunnerError(
-            f"the trainer {study.trainer} is started from Python, not by a command, so the runner {study.runner} cannot run it",
+            f"the {study.trainer} trainer is started from Python, not by a command, so the {study.runner} runner cannot run it",
             remedy="tune it from that program (`autotune trainers` shows the function), or simulate the study with `--runner simulated`",
             field="trainer",
         )

@@ -90,7 +90,7 @@ def check_device(
     gpu = study.workload.cluster.gpu
     if not gpu.is_cpu and not on_gpu:
         raise error(
-            f"the cluster {study.workload.cluster.name} has GPUs ({gpu.name}), but no GPU is visible {where}, where the runner {study.runner!r} would train",
+            f"the cluster {study.workload.cluster.name} has GPUs ({gpu.name}), but no GPU is visible {where}, where the {study.runner!r} runner would train",
             remedy=f"run it where those GPUs are, use `cluster: local`, or train on the CPU anyway with "
             f"runner: {{kind: {study.runner}, {on_cpu}}}",
             field="runner",
@@ -101,7 +101,7 @@ def check_ranks(study: Study, smallest: ParallelConfig, capacity: float) -> None
     """Raises when even the smallest config needs more ranks than there are."""
     if smallest.world_size > capacity:
         raise RunnerError(
-            f"the smallest config of the space needs {smallest.world_size} ranks, but the runner {study.runner!r} has {int(capacity)} on this machine",
+            f"the smallest config of the space needs {smallest.world_size} ranks, but the {study.runner!r} runner has {int(capacity)} on this machine",
             remedy="use `cluster: local`, allow smaller world_sizes in the space, or run the study on the cluster",
             field="runner",
         )
@@ -109,7 +109,7 @@ def check_ranks(study: Study, smallest: ParallelConfig, capacity: float) -> None
 
 def check_torch(runner: str) -> None:
     """Raises when the torch of the native trainer is missing, or of a release that it was not checked with."""
-    require_extra("native", f"the trainer 'native' on the runner {runner!r}")
+    require_extra("native", f"the trainer 'native' on the {runner!r} runner")
     check_torch_version()
 
 
@@ -130,7 +130,7 @@ def check_program(study: Study, config: ParallelConfig) -> None:
         launch = trainer(study.trainer).launch(study.workload, config, study.trainer_options)
     except ExportError as error:
         raise RunnerError(
-            f"the trainer {study.trainer} cannot be started: {error.message}",
+            f"the {study.trainer} trainer cannot be started: {error.message}",
             remedy=error.remedy,
             field=f"trainer.{error.field}" if error.field else "trainer",
         ) from None
@@ -140,7 +140,7 @@ def check_program(study: Study, config: ParallelConfig) -> None:
 
 
 def check_launch(name: str, launch: Launch) -> None:
-    """The folder and the executable of a launch of the trainer `name`."""
+    """The folder and the executable of a launch of the `name` trainer."""
     check_folder(name, launch)
     check_environment(name, launch)
     if not find_executable(launch):
@@ -150,38 +150,38 @@ def check_launch(name: str, launch: Launch) -> None:
             else launch.argv[0]
         )
         raise RunnerError(
-            f"the trainer {name} starts {program!r}, but there is no such program here",
+            f"the {name} trainer starts {program!r}, but there is no such program here",
             remedy="install it, set trainer.python to its environment, or give its path",
             field="trainer",
         )
 
 
 def check_environment(name: str, launch: Launch) -> None:
-    """The environment whose Python starts a launch of the trainer `name`, where it names one; the one in PATH does not take its place."""
+    """The environment whose Python starts a launch of the `name` trainer, where it names one; the one in PATH does not take its place."""
     if not launch.python:
         return
     named = os.path.basename(launch.python)
     interpreters = [named] if INTERPRETER.fullmatch(named) else _PYTHONS
     if not any(shutil.which(python, path=launch.programs_folder) for python in interpreters):
         raise RunnerError(
-            f"the trainer {name} uses the Python of {launch.python!r}, but there is no such environment or interpreter here",
+            f"the {name} trainer uses the Python of {launch.python!r}, but there is no such environment or interpreter here",
             remedy="give the full path of an environment (a folder with bin/python) or of an interpreter",
             field="trainer.python",
         )
     if not find_executable(launch):
         raise RunnerError(
-            f"the trainer {name} starts {launch.argv[0]!r} with the Python of {launch.python!r}, but {launch.programs_folder} has no such program",
+            f"the {name} trainer starts {launch.argv[0]!r} with the Python of {launch.python!r}, but {launch.programs_folder} has no such program",
             remedy="install it there, set trainer.python to another environment, or give the program's path",
             field="trainer.python",
         )
 
 
 def check_folder(name: str, launch: Launch) -> None:
-    """The folder in which a launch of the trainer `name` runs."""
+    """The folder in which a launch of the `name` trainer runs."""
     cwd = os.path.abspath(launch.cwd)  # the current folder when it is empty
     if not os.path.isdir(cwd):
         raise RunnerError(
-            f"the trainer {name} runs in {cwd!r}, but there is no such folder here",
+            f"the {name} trainer runs in {cwd!r}, but there is no such folder here",
             remedy="give a folder that exists where trials run",
             field="trainer.cwd",
         )

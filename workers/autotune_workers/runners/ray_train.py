@@ -102,11 +102,11 @@ class RayTrainRunner:
             ) from error
         if not isinstance(trainer, TorchTrainer):
             raise RunnerError(
-                f"the runner ray_train runs a ray.train.torch.TorchTrainer, but was given {trainer!r:.200}"
+                f"the ray_train runner runs a ray.train.torch.TorchTrainer, but was given {trainer!r:.200}"
             )
         if not hasattr(trainer, "train_run_context"):
             raise RunnerError(
-                "the runner ray_train needs Ray Train 2, but the trainer is from Ray Train 1",
+                "the ray_train runner needs Ray Train 2, but the trainer is from Ray Train 1",
                 remedy="use Ray 2.51 or newer, and unset RAY_TRAIN_V2_ENABLED or set it to 1",
             )
         workers = trainer.scaling_config.num_workers
@@ -314,7 +314,7 @@ def _of_worker(error: BaseException, rank: int | None) -> Evidence:
 
 def _needs_a_trainer() -> RunnerError:
     return RunnerError(
-        "the runner ray_train runs a TorchTrainer, which a spec cannot contain",
+        "the ray_train runner runs a TorchTrainer, which a spec cannot contain",
         remedy="call autotune.ray.tune_torch_trainer(trainer, space=...) from Python",
         field="runner",
     )

@@ -141,5 +141,5 @@ def _gpus(asked: int | None) -> int:
 
 
 def _ranks_per_node(gpus: int) -> int:
-    """As for the runner `local`, CPU ranks may be more than CPUs."""
+    """As for the `local` runner, CPU ranks may be more than CPUs."""
     return gpus or max(MIN_CPU_RANKS, _job().cpus_per_node)

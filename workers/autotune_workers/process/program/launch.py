@@ -128,7 +128,7 @@ def _program(name: str, launch: Launch, cwd: str, *, upload: bool) -> str:
     if os.path.dirname(named := _named_program(launch, cwd, upload=upload)):
         return named
     raise RunnerError(
-        f"the trainer {name} starts {named!r}, but there is no such program here",
+        f"the {name} trainer starts {named!r}, but there is no such program here",
         remedy="set trainer.python to the nodes' environment, or give the program's path",
         field="trainer",
     )
