@@ -13,6 +13,7 @@ Modules, from the parts to the whole:
         unconditional.py      what a program does whatever its options say
         written_arguments.py  what its own text gives transformers' Trainer
         option_names.py       which knob an option stands for, by its name
+        said_options.py       the options that the program's own parser said as it ran
         option_matches.py     all options of a script, matched to knobs; how many ranks it is started on
         print_statements.py   what a program prints and how often, and patterns from that
         argv.py               the command of a script's draft

@@ -39,6 +39,7 @@ from autotune.onboarding.post_training_launch import (
 )
 from autotune.onboarding.script.draft import script_draft
 from autotune.onboarding.script.reading import read_script
+from autotune.onboarding.script.said_options import Said, with_said
 from autotune.onboarding.script.written_constants import PARSER
 from autotune.onboarding.settings.draft import Settings, settings_draft
 from autotune.onboarding.settings.program import settings_program
@@ -133,22 +134,34 @@ SHELL_SCRIPTS = frozenset({".sh", ".bash", ".slurm", ".sbatch", ".job", ".pbs"})
 
 
 def first_draft(
-    path: Path, *, model: str | None = None, cluster: str | None = None, folder: Path
+    path: Path,
+    *,
+    model: str | None = None,
+    cluster: str | None = None,
+    folder: Path,
+    said: Said = (),
 ) -> Draft:
-    """The draft for the file; `folder`: of the spec. Raises `SpecError` for a file that is neither."""
+    """The draft for the file; `folder`: of the spec; `said`: what the program's parser said as it ran. Raises `SpecError` for a file that is neither."""
     return lawful(
-        _first_draft(path, model=model, cluster=cluster, folder=folder), path.name, folder
+        _first_draft(path, model=model, cluster=cluster, folder=folder, said=said),
+        path.name,
+        folder,
     )
 
 
 def command_draft(
-    words: Sequence[str], *, model: str | None = None, cluster: str | None = None, folder: Path
+    words: Sequence[str],
+    *,
+    model: str | None = None,
+    cluster: str | None = None,
+    folder: Path,
+    said: Said = (),
 ) -> Draft:
-    """The draft for a command that is started in the present folder. Raises `SpecError` for one that starts no training that autotune knows."""
+    """The draft for a command that is started in the present folder; `said`: as for `first_draft`. Raises `SpecError` for one that starts no training that autotune knows."""
     text = shlex.join(words)
     started = started_by(text)
     path = Path.cwd() / (Path(started.file).name if started else words[0].rpartition("/")[2])
-    draft = text_draft(text, path, model=model, cluster=cluster, folder=folder)
+    draft = text_draft(text, path, model=model, cluster=cluster, folder=folder, said=said)
     if draft is None:
         raise SpecError(
             f"`{words[0]}` does not start a recognizable Python program",
@@ -159,11 +172,17 @@ def command_draft(
 
 
 def text_draft(
-    text: str, path: Path, *, model: str | None, cluster: str | None, folder: Path
+    text: str,
+    path: Path,
+    *,
+    model: str | None,
+    cluster: str | None,
+    folder: Path,
+    said: Said = (),
 ) -> Draft | None:
-    """The draft of what a text of commands starts; `path`: where it lies, or would lie. None where it starts no training that is known."""
+    """The draft of what a text of commands starts; `path`: where it lies, or would lie; `said`: as for `first_draft`. None where it starts no training that is known."""
     present = PresentConfiguration(files={path.name: text})
-    draft = _launch_draft(present, path, model=model, cluster=cluster, folder=folder)
+    draft = _launch_draft(present, path, model=model, cluster=cluster, folder=folder, said=said)
     return None if draft is None else lawful(draft, path.name, folder)
 
 
@@ -191,11 +210,14 @@ def lawful(draft: Draft, what: str, folder: Path, here: ClusterSpec | None = Non
     return draft
 
 
-def _first_draft(path: Path, *, model: str | None, cluster: str | None, folder: Path) -> Draft:
+def _first_draft(
+    path: Path, *, model: str | None, cluster: str | None, folder: Path, said: Said
+) -> Draft:
     present = with_its_bases(read_present(path), path)
     name = recognized(present) or inheriting_trainer(present, path)
     if path.suffix == ".py":
         script = read_script(path.name, present.files[path.name], file=path, base=path.parent)
+        script = with_said(script, said)
         if name is not None and not script.options:  # torchtitan's configuration is Python, too
             with suppress(SpecError):
                 return _imported(present, name, path, model=model, cluster=cluster, folder=folder)
@@ -206,12 +228,12 @@ def _first_draft(path: Path, *, model: str | None, cluster: str | None, folder: 
             launcher = script.launcher if script.written.parser == PARSER else "torchrun"
             started = started_by(f"{starts.get(launcher, launcher)} {shlex.quote(path.name)}")
             assert started is not None
-            return started_draft(started, path, place, model=model, folder=folder)
+            return started_draft(started, path, place, model=model, folder=folder, said=said)
         return script_draft(
             script, Place(cluster), cwd=path.parent, source=path, model=model, folder=folder
         )
     if path.suffix in SHELL_SCRIPTS or _SHELL.match(present.files.get(path.name, "")):
-        found = _launch_draft(present, path, model=model, cluster=cluster, folder=folder)
+        found = _launch_draft(present, path, model=model, cluster=cluster, folder=folder, said=said)
         if found is not None:
             return found
         if name is None:
@@ -251,6 +273,7 @@ def _launch_draft(
     model: str | None,
     cluster: str | None,
     folder: Path,
+    said: Said,
 ) -> Draft | None:
     """The draft of what a text of commands starts; None where it starts nothing that is known."""
     if (found := post_training_launch(present.files[path.name], path)) is not None:
@@ -266,7 +289,7 @@ def _launch_draft(
         return _imported(told, owner, file, model=model, cluster=cluster, folder=folder)
     if started is not None and not (name == "megatron" and _is_of_megatron(started)):
         place = Place(cluster, *ranks_asked(started, where_it_runs(path, started).cwd))
-        return started_draft(started, path, place, model=model, folder=folder)
+        return started_draft(started, path, place, model=model, folder=folder, said=said)
     return (
         None
         if name is None

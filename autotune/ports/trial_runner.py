@@ -134,6 +134,8 @@ class ProgramSeen:
     id: AttemptId
     facts: Mapping[str, Any]
     """what the measured process trains, with the same keys as the probe's reports; empty if the probe observed no training"""
+    options: tuple[Mapping[str, Any], ...] = ()
+    """the options of the program, as its argparse parser has them; only of a program that is started `as_it_is`"""
     micro_batches: int | None = None
     """forward passes with gradients in a typical step"""
     sequences: int | None = None

@@ -79,6 +79,47 @@ def test_a_command_whose_reading_is_wrong_is_overruled_and_both_are_said(run, pr
     assert "workload.seq_len" in done.err.split("fill in: ")[1]
 
 
+OPTIONS_OF_A_LOOP = """\
+import argparse
+import torch
+
+parser = argparse.ArgumentParser()
+for name, default in {"micro-batch-size": 4, "grad-accum": 2, "steps": 50}.items():
+    parser.add_argument("--" + name, type=int, default=default)
+parser.add_argument("--hub-token", default="hidden")
+args = parser.parse_args()
+torch.distributed.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(args.steps):
+    for _ in range(args.grad_accum):
+        model(torch.randn(args.micro_batch_size, 8)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.thorough
+def test_options_that_no_text_shows_are_tuned_as_the_parser_says(run, programs):
+    """Neither torchrun's own options nor the value of a secret are told."""
+    (programs / "loop.py").write_text(OPTIONS_OF_A_LOOP)
+    command = [
+        sys.executable,
+        *["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"],
+    ]
+    command += ["loop.py", "--micro-batch-size", "2"]
+    done = run("init", "--run", "--yes", "-o", "study.yaml", "--json", "--", *command)
+    assert done.code == 0, done.err
+    spec = written(programs / "study.yaml")
+    assert spec["workload"]["global_batch_size"] == 8
+    told = ["--micro-batch-size={micro_batch_size}", "--grad-accum={accumulation_steps}"]
+    assert spec["trainer"]["argv"][-3:] == [*told, "--steps={steps}"]
+    assert "said by the program's parser, default 4, currently 2" in done.document["text"]
+    names = [option["dest"] for option in done.document["seen"]["options"]]
+    assert names == ["micro_batch_size", "grad_accum", "steps", "hub_token"]
+    assert "hidden" not in done.out
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("command", "batch", "steps"),

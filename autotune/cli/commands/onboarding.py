@@ -13,7 +13,10 @@ from autotune.cli.quantities import sequence_tokens
 from autotune.errors import AutotuneError, SpecError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from autotune.onboarding.draft import Draft
+    from autotune.onboarding.script.said_options import Said
 
 OutputOption = Annotated[
     Path | None,
@@ -89,30 +92,31 @@ def init(
         note(f"note: {unused}" + ("; --run starts the launch on this node alone" if run else ""))
     folder = output.parent if output else Path()
     file = Path(target[0]) if len(target) == 1 else None
-    draft = (
-        first_draft(file, model=model, cluster=cluster, folder=folder)
-        if file is not None
-        else command_draft(target, model=model, cluster=cluster, folder=folder)
-    )
+
+    def drafted(said: Said = ()) -> Draft:
+        if file is None:
+            return command_draft(target, model=model, cluster=cluster, folder=folder, said=said)
+        return first_draft(file, model=model, cluster=cluster, folder=folder, said=said)
+
     if not run:
-        _hand_over(draft, output, force=force, json=json)
+        _hand_over(drafted(), output, force=force, json=json)
         return
     if output and output.exists() and not force:
         raise _exists(output)  # before anything is started
-    draft, seen = _watched(target, file, draft, cluster=cluster, folder=folder, yes=yes)
+    draft, seen = _watched(target, file, drafted, cluster=cluster, folder=folder, yes=yes)
     _hand_over(draft, output, force=force, json=json, seen=seen)
 
 
 def _watched(
     target: list[str],
     file: Path | None,
-    draft: Draft,
+    drafted: Callable[[Said], Draft],
     *,
     cluster: str | None,
     folder: Path,
     yes: bool,
 ) -> tuple[Draft, dict[str, Any]]:
-    """The draft with what was seen of its launch, and what that was."""
+    """The draft with what was seen of its launch, and what that was. `drafted`: the draft by what was read, and by what the program's parser said."""
     import shlex
     from contextlib import closing
 
@@ -136,6 +140,7 @@ def _watched(
     from autotune.spec import catalog
     from autotune.study.program_remarks import listed
 
+    draft = drafted(())
     here = local_cluster()
     ranks = catalog.cluster(cluster).num_gpus if cluster not in (None, "local") else here.num_gpus
     if file is None:
@@ -163,7 +168,13 @@ def _watched(
             request, runner, on_line=note, on_wait=note, interrupted=lambda: bool(interrupted())
         )
     seen = check_trained(watched)
-    draft = seen_draft(draft, seen, launched=what, steps=watched.steps, folder=folder)
+    draft = seen_draft(
+        drafted(seen.options) if seen.options else draft,
+        seen,
+        launched=what,
+        steps=watched.steps,
+        folder=folder,
+    )
     if seen.files:
         existed = {path: told for path, told in seen.files.items() if told["existed"]}
         lost = {path: told for path, told in existed.items() if not told["kept"]}

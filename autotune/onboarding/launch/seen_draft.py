@@ -287,6 +287,7 @@ def seen_document(seen: ProgramSeen, steps: int) -> dict[str, Any]:
     return {
         "steps": steps,
         "facts": dict(seen.facts),
+        "options": [dict(option) for option in seen.options],
         "micro_batches": seen.micro_batches,
         "sequences": seen.sequences,
         "tokens": seen.tokens,

@@ -40,6 +40,7 @@ from autotune.onboarding.script.library_options import (
 from autotune.onboarding.script.options import ScriptOption, option_of, overridden_by_file
 from autotune.onboarding.script.overridden import overriding
 from autotune.onboarding.script.reading import Script, read_script
+from autotune.onboarding.script.said_options import Said, with_said
 from autotune.onboarding.settings.draft import Settings, settings_draft
 from autotune.onboarding.settings.file import typed
 from autotune.onboarding.settings.program import COMMANDS, settings_program
@@ -61,15 +62,15 @@ _ONE_TASK_A_RANK = ("srun", "mpirun", "mpiexec")
 
 
 def started_draft(
-    started: Started, path: Path, place: Place, *, model: str | None, folder: Path
+    started: Started, path: Path, place: Place, *, model: str | None, folder: Path, said: Said = ()
 ) -> Draft:
-    """The draft of what the script at `path` starts; `folder`: of the spec. Raises `SpecError` for a program that is no Python, and for a launcher that
+    """The draft of what the script at `path` starts; `folder`: of the spec; `said`: what the program's parser said as it ran. Raises `SpecError` for a program that is no Python, and for a launcher that
     autotune cannot tell how many ranks a trial has."""
     started = _by_torchrun(started, place)
     _refuse_unknown(started, path, place)
     where = where_it_runs(path, started)
     started = placed(started, path, where.cwd)
-    draft = _draft(started, path, place, model=model, folder=folder)
+    draft = _draft(started, path, place, model=model, folder=folder, said=said)
     notes, fill_in = [*draft.notes, *([where.note] if where.note else [])], draft.fill_in
     if not where.is_known:
         fill_in = (*fill_in, "trainer.cwd")
@@ -166,7 +167,9 @@ def _refuse_unknown(started: Started, path: Path, place: Place) -> None:
         )
 
 
-def _draft(started: Started, path: Path, place: Place, *, model: str | None, folder: Path) -> Draft:
+def _draft(
+    started: Started, path: Path, place: Place, *, model: str | None, folder: Path, said: Said
+) -> Draft:
     file = next((word for word in started.words[:1] if word.endswith(_FILES)), "")
     cwd = where_it_runs(path, started, file).cwd
     held = (
@@ -215,7 +218,7 @@ def _draft(started: Started, path: Path, place: Place, *, model: str | None, fol
     )
     if (cwd / file).is_file():
         text = read_present(cwd / file).files[Path(file).name]
-        script = read_script(Path(file).name, text, file=cwd / file, base=cwd)
+        script = with_said(read_script(Path(file).name, text, file=cwd / file, base=cwd), said)
     if script.parser == "HfArgumentParser" and (alone := started.file_alone):
         started = replace(
             started, arguments=tuple(_as_options(started, path, cwd / alone)), spelled_out=alone

@@ -10,7 +10,7 @@ from autotune.onboarding.launch.command_words import TASKS
 from autotune.onboarding.launch.launch_script import Argument, Started
 from autotune.onboarding.script.option_matches import OptionMatches
 from autotune.onboarding.script.option_names import OF_MODEL, Meaning
-from autotune.onboarding.script.options import ScriptOption
+from autotune.onboarding.script.options import SAID, ScriptOption
 from autotune.onboarding.script.reading import Script, starts_one
 from autotune.spec.texts.usual_names import OF_A_RUN
 from autotune.trainers.base.workload_limits import DEEPSPEED_NODES, DEEPSPEED_ONE, MACHINES
@@ -341,6 +341,8 @@ def _said(option: ScriptOption) -> str:
     """Where the option is declared, and its value."""
     line = option.file or option.place
     default = "" if option.default is None else f"default {option.default}"
+    if default and option.is_said and option.line:
+        default += f" {SAID}"
     now = "" if option.given is None else f"currently {option.given}"
     return ", ".join(text for text in (line, default, now) if text)
 

@@ -33,7 +33,9 @@ from autotune.onboarding.script.syntax import (
 from autotune.spec.texts.usual_names import target_of
 
 CONFIGURATOR = "configurator.py"
-_KINDS = {"int": "int", "float": "float", "str": "text", "bool": "flag"}
+SAID = "said by the program's parser"
+KINDS = {"int": "int", "float": "float", "str": "text", "bool": "flag"}
+"""kinds of options by the names of types"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,8 @@ class ScriptOption:
     """the text of its default, where a condition decides it on the machine where it runs"""
     is_abbreviated: bool = False
     """whether the beginning of a name is enough, where no other option begins so"""
+    is_said: bool = False
+    """whether the program's parser said its default as it ran, and no text that was read"""
 
     @property
     def is_positional(self) -> bool:
@@ -100,7 +104,9 @@ class ScriptOption:
 
     @property
     def place(self) -> str:
-        """Where it is declared: `line 7`, `params.py line 7`; empty where nobody knows."""
+        """Where it is declared: `line 7`, `params.py line 7`; else who said it; empty where nobody knows."""
+        if self.is_said and not self.line:
+            return SAID
         return " ".join(filter(None, (self.module, f"line {self.line}"))) if self.line else ""
 
     @property
@@ -169,45 +175,56 @@ def _argparse(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]
         if not names:
             continue
         given = keywords_of(call)
-        dest = literal_or_none(given.get("dest"))
-        long = _best_name(names)
-        nargs = literal_or_none(given.get("nargs")) if "nargs" in given else 1
-        kind = _kind_of_type(given["type"]) if "type" in given else ""
-        is_short = isinstance(dest, str) and (
-            not long.startswith("--") or target_of(_plain(long)) is None
-        )
-        base = ScriptOption(
-            name=_plain(
-                str(dest) if is_short and (len(long) < 3 or target_of(_plain(str(dest)))) else long
-            ),
-            default=literal_or_none(given.get("default")),
-            computed=condition_of(given.get("default")),
-            choices=tuple(literal_or_none(given.get("choices")) or ()),
-            is_required=bool(literal_or_none(given.get("required")))
-            or (not long.startswith("-") and (isinstance(nargs, int) or nargs == "+")),
-            line=call.lineno,
-            names=tuple(names),
-            takes=nargs if isinstance(nargs, int) else None,
-            is_abbreviated=is_whole,
-        )
         action = given.get("action")
-        action_name = "" if action is None else str(literal_or_none(action) or last_name(action))
-        if action_name == "store_true":
-            yield replace(base, kind="flag", on=long, default=base.default or False, takes=0)
-        elif action_name == "store_false":
-            yield replace(
-                base, name=_plain(str(dest or long)), kind="flag", off=long, default=True, takes=0
-            )
-        elif action_name == "BooleanOptionalAction":
-            yield replace(base, kind="flag", on=long, off=f"--no-{long[2:]}", takes=0)
-        elif action_name in ("store_const", "append_const", "count", "version", "help"):
-            yield replace(base, name=_plain(long), kind="flag", on=long, default=False, takes=0)
-        elif kind == "flag":
-            yield _text_flag(base, long)
-        elif not long.startswith("-"):
-            yield replace(base, kind=kind or kind_of(base.default))
-        else:
-            yield replace(base, kind=kind or kind_of(base.default), prefix=_prefix(long))
+        yield argparse_option(
+            names,
+            dest=literal_or_none(given.get("dest")),
+            action="" if action is None else str(literal_or_none(action) or last_name(action)),
+            kind=_kind_of_type(given["type"]) if "type" in given else "",
+            nargs=literal_or_none(given.get("nargs")) if "nargs" in given else 1,
+            known=ScriptOption(
+                name="",
+                default=literal_or_none(given.get("default")),
+                computed=condition_of(given.get("default")),
+                choices=tuple(literal_or_none(given.get("choices")) or ()),
+                is_required=bool(literal_or_none(given.get("required"))),
+                line=call.lineno,
+                is_abbreviated=is_whole,
+            ),
+        )
+
+
+def argparse_option(
+    names: Sequence[str], *, dest: Any, action: str, kind: str, nargs: Any, known: ScriptOption
+) -> ScriptOption:
+    """An option of argparse. `kind`: by its `type`; empty where that does not say it; `known`: what is known of it besides."""
+    long = _best_name(names)
+    is_short = isinstance(dest, str) and (
+        not long.startswith("--") or target_of(_plain(long)) is None
+    )
+    base = replace(
+        known,
+        name=_plain(
+            str(dest) if is_short and (len(long) < 3 or target_of(_plain(str(dest)))) else long
+        ),
+        is_required=known.is_required
+        or (not long.startswith("-") and (isinstance(nargs, int) or nargs == "+")),
+        names=tuple(names),
+        takes=nargs if isinstance(nargs, int) else None,
+    )
+    if action == "store_true":
+        return replace(base, kind="flag", on=long, default=base.default or False, takes=0)
+    if action == "store_false":
+        own = _plain(str(dest or long))
+        return replace(base, name=own, kind="flag", off=long, default=True, takes=0)
+    if action == "BooleanOptionalAction":
+        return replace(base, kind="flag", on=long, off=f"--no-{long[2:]}", takes=0)
+    if action in ("store_const", "append_const", "count", "version", "help"):
+        return replace(base, name=_plain(long), kind="flag", on=long, default=False, takes=0)
+    if kind == "flag":
+        return _text_flag(base, long)
+    prefix = _prefix(long) if long.startswith("-") else ""
+    return replace(base, kind=kind or kind_of(base.default), prefix=prefix)
 
 
 def _best_name(names: Sequence[str]) -> str:
@@ -321,7 +338,7 @@ def _fields(
             value = given.get("default", _made_by(given.get("default_factory")))
         default = literal_or_none(value)
         kind = next(
-            (k for word, k in _KINDS.items() if word in ast.unparse(node.annotation)),
+            (k for word, k in KINDS.items() if word in ast.unparse(node.annotation)),
             kind_of(default),
         )
         option = option_of(f"{prefix}{node.target.id}", kind, default, style=style)
@@ -362,7 +379,7 @@ def _aliases(node: ast.AST) -> Iterator[str]:
 
 def _kind_of_type(node: ast.expr) -> str:
     """The kind of an option by the `type` of its `add_argument`."""
-    return _KINDS.get(last_name(node), "flag" if "bool" in ast.unparse(node) else "text")
+    return KINDS.get(last_name(node), "flag" if "bool" in ast.unparse(node) else "text")
 
 
 def _choices(annotation: ast.expr) -> tuple[Any, ...]:
@@ -481,7 +498,7 @@ def _click(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
                 option, kind="flag", on=on, off=off.strip() or None, default=bool(default), takes=0
             )
         else:
-            kind = _KINDS.get(last_name(choice), "") if isinstance(choice, ast.expr) else ""
+            kind = KINDS.get(last_name(choice), "") if isinstance(choice, ast.expr) else ""
             nargs = literal_or_none(given.get("nargs")) or 1
             yield replace(option, kind=kind or kind_of(default), prefix=_prefix(on), takes=nargs)
 
@@ -541,7 +558,7 @@ def _parameters(
             node = node.args[0]
         default = literal_or_none(node)
         annotation = "" if parameter.annotation is None else ast.unparse(parameter.annotation)
-        kind = next((k for word, k in _KINDS.items() if word in annotation), kind_of(default))
+        kind = next((k for word, k in KINDS.items() if word in annotation), kind_of(default))
         name = f"{prefix}{parameter.arg}"
         written = name.replace("_", "-") if dashes else name
         option = option_of(written, kind, default, style="tyro" if dashes else "hf")

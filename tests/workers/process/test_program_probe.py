@@ -335,3 +335,19 @@ def test_files_and_troubles_are_passed_on() -> None:
     seen = of.seen()
     assert seen.files == {"/a": {"how": "written", "existed": True, "kept": True}}
     assert seen.troubles == ("E",)
+
+
+def test_options_are_those_of_the_program_that_trains_as_its_first_process_told_them() -> None:
+    """A launcher reads its own command, and a process of a data loader may read the program's again."""
+
+    def options(pid: int, program: str, *names: str) -> dict[str, Any]:
+        told = [{"dest": name} for name in names]
+        return {"kind": "options", "pid": pid, "program": program, "options": told}
+
+    of = trial()
+    of.see([options(1, "/torch/run.py", "nproc"), TORCH, options(7, "/train.py", "batch")], 0.0)
+    of.see([options(7, "/train.py", "steps"), options(9, "/train.py", "batch")], 0.0)
+    assert of.seen().options == ()
+    facts = {"kind": "facts", "pid": 7, "rank": 0, "program": "/train.py"}
+    of.see([report(step(1.0)), facts], 1.0)
+    assert of.seen().options == ({"dest": "batch"}, {"dest": "steps"})

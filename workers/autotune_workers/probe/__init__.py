@@ -6,6 +6,7 @@ injected/             what is copied into a folder on PYTHONPATH of the program:
     written_files.py  files that are written or removed outside of the trial's folder; keeps what was there before
     training.py       optimizer steps, their micro-batches, sequences, times and memory, by public hooks of torch
     model_facts.py    what is trained: parameters, types, wrappers, optimizers, libraries
+    parsed_options.py the options that the program's argparse parser has, where they are asked for
 probe_folder.py       the keeper's side: makes the folder, reads the reports, puts files back, removes the folder
 
 Nothing of it ever raises into the program; whatever goes wrong is reported once and ends the watching. Processes that take no optimizer step
@@ -14,6 +15,7 @@ Nothing of it ever raises into the program; whatever goes wrong is reported once
     torch     {"pid", "rank", "version"}                                torch was imported by this process
     step      {"pid", "rank", "steps": [...], "peak": ..., "reserved"}  steps that are done, see `training.Steps`
     facts     {"pid", "rank", ...}                                      after the first and the third step, see `model_facts`
+    options   {"pid", "program", "options": [...]}                      before the first step, on rank 0 and where asked for, see `parsed_options`
     files     {"pid", "files": [[PATH, HOW, EXISTED, KEPT], ...]}       HOW: written or removed
     unkept    {"pid", "files": [PATH, ...]}                             these cannot be kept; the process waits, before it changes them, to be ended
     lost      {"files": [TEXT, ...]}                                    of the keeper itself: these could not be put back, and where they are

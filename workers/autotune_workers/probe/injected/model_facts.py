@@ -62,7 +62,17 @@ def _variable(names: Iterable[str], default: int) -> int:
 
 def rank_of(torch: Any) -> int:
     """The number of this process among those that train together."""
-    return int(torch.distributed.get_rank()) if is_distributed(torch) else _variable(_RANKS, 0)
+    return int(torch.distributed.get_rank()) if is_distributed(torch) else launched_rank()
+
+
+def launched_rank() -> int:
+    """The same as a launcher gives it; 0 without one."""
+    return _variable(_RANKS, 0)
+
+
+def program() -> str:
+    """The file that this process runs, which tells a launcher from the program that it launches."""
+    return os.path.abspath(getattr(sys.modules.get("__main__"), "__file__", None) or sys.argv[0])
 
 
 def autocast(torch: Any) -> str:
@@ -119,6 +129,7 @@ def facts(torch: Any, seen: Any, optimizers: dict[int, Any]) -> dict[str, Any]:
     running = is_distributed(torch)
     return {
         "rank": rank_of(torch),
+        "program": program(),
         "world": int(torch.distributed.get_world_size()) if running else _variable(_WORLDS, 1),
         "is_distributed": running,
         "backend": str(torch.distributed.get_backend()) if running else "",

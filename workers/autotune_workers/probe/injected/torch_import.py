@@ -5,6 +5,7 @@ A finder at the head of `sys.meta_path` lets the other finders find the module, 
 
 from __future__ import annotations
 
+import os
 import sys
 
 TYPE_CHECKING = False
@@ -75,6 +76,10 @@ def watch(reports: Channel) -> None:
         "safetensors.torch": on_safetensors,
         "safetensors.numpy": on_safetensors,
     }
+    if os.environ.get("AUTOTUNE_PROBE_OPTIONS"):
+        from .parsed_options import watch as watch_parsers
+
+        wanted["argparse"] = lambda module: watch_parsers(module, reports)
     # a file of site-packages (`*.pth`) was first
     for name in [name for name in wanted if name in sys.modules]:
         wanted.pop(name)(sys.modules[name])

@@ -13,12 +13,14 @@ from autotune.errors import RunnerError
 from autotune.ports import TrialRequest
 from autotune.slurm.allocation import in_container
 from autotune.spec.plain import to_plain
+from autotune.spec.texts import secrets
 from autotune.spec.texts.secrets import FROM_ENVIRONMENT, secrets_of
 from autotune.trainers import Launch, trainer
 from autotune.trainers.base.executable import find_executable, search_path
 from autotune.trainers.base.torchrun import Placement, place
 from autotune.trainers.base.trainer import LineReader
 from autotune.trainers.documents.output_options import with_own_outputs
+from autotune_workers.probe.injected.parsed_options import ASKED
 from autotune_workers.probe.probe_folder import is_off
 from autotune_workers.process.program.environment import program_environment
 from autotune_workers.process.program.places import ProgramOrder
@@ -64,9 +66,10 @@ class ProgramJob:
     def order(self, node: int, *, master_addr: str, master_port: int) -> ProgramOrder:
         """What node `node` starts, when all meet at that address."""
         launch = self.launch.on_node(node, master_addr=master_addr, master_port=master_port)
+        asked = {ASKED: secrets.__file__} if self.request.as_it_is else {}
         return ProgramOrder(
             argv=launch.argv,
-            env=launch.env,
+            env={**launch.env, **asked},
             files=launch.files,
             cwd=launch.cwd,
             nodes=self.placement.nnodes,

@@ -73,6 +73,8 @@ class ProgramProbe:
         self.peak_bytes: int | None = None
         self.reserved_bytes: int | None = None
         self.steps: list[SeenStep] = []
+        self._options: dict[str, tuple[tuple[int, Any], list[Any]]] = {}
+        """by the file that a process runs: the first process that told its options, and these"""
         self._places: dict[tuple[int, Any], dict[tuple[Any, ...], int]] = {}
         """how often each process was seen where, as it last said"""
 
@@ -112,6 +114,9 @@ class ProgramProbe:
                     self.facts = {
                         name: value for name, value in report.items() if name not in ("kind", "pid")
                     }
+                case "options":
+                    first, told = self._options.setdefault(str(report.get("program")), (who, []))
+                    told += report.get("options", ()) if first == who else ()
                 case "files":
                     for path, how, existed, kept in report.get("files", ()):
                         self._note_file(str(path), how, bool(existed), bool(kept))
@@ -137,6 +142,11 @@ class ProgramProbe:
             self.peak_bytes = max(peak, self.peak_bytes or 0)
         if (reserved := report.get("reserved")) is not None:
             self.reserved_bytes = max(reserved, self.reserved_bytes or 0)
+
+    @property
+    def options(self) -> tuple[Mapping[str, Any], ...]:
+        """The options of the program that trains, as its parser has them; its launcher's are not among them."""
+        return tuple(self._options.get(str(self.facts.get("program")), ((), ()))[1])
 
     @property
     def typical(self) -> SeenStep | None:

@@ -358,6 +358,7 @@ class ProgramTrial:
         return ProgramSeen(
             id=self.request.id,
             facts=probe.facts,
+            options=probe.options,
             micro_batches=usual.micro_batches if usual else None,
             sequences=usual.sequences[0] if usual and usual.sequences else None,
             tokens=tokens,

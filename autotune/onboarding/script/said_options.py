@@ -1,0 +1,90 @@
+"""The options of a script as its own parser said them when it ran (`autotune init --run`), beside those that were read of its source.
+
+read and said     what was read, with the parser's default
+said alone        added: all where nothing was read, else those for which nothing that was read stands
+read alone        stays
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from autotune.onboarding.script.library_options import MICRO_BATCH
+from autotune.onboarding.script.option_names import is_of_knob, meaning_of
+from autotune.onboarding.script.options import KINDS, ScriptOption, argparse_option, kind_of
+from autotune.onboarding.script.reading import Script
+
+Said = Sequence[Mapping[str, Any]]
+"""the options of a parser, as the probe reports them (`parsed_options`)"""
+_ACTIONS = {"_StoreTrueAction": "store_true", "_StoreFalseAction": "store_false"}
+_OF_TRAINER = {MICRO_BATCH, "logging_steps", "save_strategy"}
+"""options of a program that hands them to transformers' Trainer"""
+
+
+def with_said(script: Script, said: Said) -> Script:
+    """The script with what its parser said."""
+    if not said or script.overridden or script.parser == "configurator":
+        return script
+    by_name: dict[str, ScriptOption] = {}
+    for told in said:
+        option = _option(told)
+        by_name.setdefault(option.name, option)
+    read = tuple(_overruled(option, by_name.get(option.name)) for option in script.options)
+    options = (*read, *_added(read, by_name))
+    written = script.written
+    if written is not None and not written.adds_to(options):
+        written = None
+    parser = "HfArgumentParser" if by_name.keys() >= _OF_TRAINER else "argparse"
+    return replace(script, options=options, written=written, parser=script.parser or parser)
+
+
+def _overruled(option: ScriptOption, said: ScriptOption | None) -> ScriptOption:
+    if said is None or not said.is_said or said.default == option.default:
+        return option
+    if option.kind == "flag" and not said.default and not option.default:
+        return option  # None is as good as False
+    return replace(option, default=said.default, computed="", is_said=True)
+
+
+def _added(
+    read: Sequence[ScriptOption], said: Mapping[str, ScriptOption]
+) -> Iterator[ScriptOption]:
+    names = {option.name for option in read}
+    known = {meaning.target for option in read if (meaning := meaning_of(option)) is not None}
+    for option in said.values():
+        meaning = meaning_of(option)
+        is_new = is_of_knob(option) and (meaning is None or meaning.target not in known)
+        if option.name not in names and (is_new or not read):
+            yield option
+
+
+def _option(told: Mapping[str, Any]) -> ScriptOption:
+    names, dest, nargs = list(told["names"]) or [told["dest"]], told["dest"], told["nargs"]
+    action = _ACTIONS.get(told["action"], "store_const" if nargs == 0 else "")
+    if told["action"] == "BooleanOptionalAction":
+        names = [name for name in names if not name.startswith("--no-")] or names
+        action = told["action"]
+    # what it has without a word of the command: a file may have set it
+    default = told.get("default" if told["given"] else "value", told.get("default"))
+    of = str(told["type"])
+    known = ScriptOption(
+        name="",
+        default=default if default != _SUPPRESSED else None,
+        choices=tuple(told.get("choices") or ()),
+        is_required=told["required"],
+        is_said="default" in told,
+    )
+    return argparse_option(
+        names,
+        dest=dest,
+        action=action,
+        kind=KINDS.get(of, "flag" if "bool" in of.lower() else kind_of(told.get("value"))),
+        nargs=1 if nargs is None else nargs,
+        known=known,
+    )
+
+
+_SUPPRESSED = "==SUPPRESS=="
+"""argparse's word for no default"""
