@@ -45,7 +45,7 @@ from autotune.trainers import trainer as trainer_of
 NO_CONTROLLER = "No controller is running this study. A service on this store restarts it when it can; its health page says what prevents that. Without a service, run `autotune serve` on this store, or repeat `autotune tune SPEC`."
 PAGE = 200
 """observed runs that are read at once where not all match"""
-AGAIN_IN_PYTHON = "No controller is running this study. Repeat the Python call that started it, because it has the study's runner."
+AGAIN_IN_PYTHON = "No controller is running this study. Repeat the Python call that started it: only that call has the study's runner."
 
 
 def result_of(store: StudyReader, study_id: str) -> Result:

@@ -18,7 +18,7 @@ MAX_COUNT = 1 << 40
 READ_AS_BOOLEAN = "put quotes around a word: YAML reads yes, on, no and off as true and false"
 """remedy for a boolean where a word is due"""
 LONGEST_NAME = 60
-"""maximum length, in characters, of a word that is looked up among names"""
+"""longest word, in characters, that is compared with the names"""
 NEAR, NEAR_SHORT = 0.7, 0.6
 """minimum similarity of a word and the name suggested for it: one of three letters may be wrong"""
 _LEAST_FIGURE, _LARGEST_FIGURE = 1.0, 1e30

@@ -54,7 +54,9 @@ def contract_of(subject: Trainer) -> TrainerContract:
 
 
 def test_a_knob_that_is_read_but_ignored_is_named_with_the_trainer() -> None:
-    with pytest.raises(AssertionError, match="hf_trainer trainer reads pp_schedule=gpipe") as caught:
+    with pytest.raises(
+        AssertionError, match="hf_trainer trainer reads pp_schedule=gpipe"
+    ) as caught:
         contract_of(
             Boaster()
         ).test_every_value_of_every_knob_changes_the_launch_or_is_refused_or_neutral()

@@ -94,7 +94,7 @@ def tune(
         typer.Option(
             "--base",
             metavar="FOLDER",
-            help="Folder that relative paths in the spec start from. Default: the spec's own.",
+            help="Folder against which relative paths in the spec are resolved. Default: the spec's own.",
         ),
     ] = None,
     no_check: NoCheckOption = False,

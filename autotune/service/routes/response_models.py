@@ -111,7 +111,7 @@ class StudySummary(Answer):
     )
     too_noisy: Plain | None = Field(
         default=None,
-        description="spread of the baseline if the study is too noisy for a claim; otherwise null",
+        description="spread of the baseline if the study is too noisy to support a claim; otherwise null",
     )
     tags: list[str] = Field(default=[], description="tags that the study can be found by")
     ray: Plain | None = Field(

@@ -67,7 +67,7 @@ def masked(value: Any) -> Any:
 
 
 def secrets_of(*values: Any) -> frozenset[str]:
-    """The secrets in plain values that are long enough to be found in other texts."""
+    """Secrets given as plain values, if they are long enough to be searched for in other text."""
     mask = _Mask()
     for value in values:
         mask.of(value)

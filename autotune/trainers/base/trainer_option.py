@@ -168,7 +168,7 @@ SHARED_OPTIONS = (
     ),
     Option(
         name="master_port",
-        meaning="rendezvous port for several nodes; default: set at the start, otherwise 29500",
+        meaning="rendezvous port for several nodes; default: chosen at the start, otherwise 29500",
         default=0,
         reach=Reach.ADDRESS,
         most=65535,

@@ -113,7 +113,7 @@ class NativeTrainer(Trainer):
         ),
         Option(
             name="master_port",
-            meaning="rendezvous port for several nodes; default: set at the start, otherwise 29500",
+            meaning="rendezvous port for several nodes; default: chosen at the start, otherwise 29500",
             default=0,
             export_only=True,
             reach=Reach.ADDRESS,

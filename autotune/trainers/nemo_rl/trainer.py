@@ -533,7 +533,7 @@ def _beside(name: str, base: str) -> str:
 def with_bases(
     files: Mapping[str, str], name: str, text_of: Callable[[str], str | None]
 ) -> dict[str, str]:
-    """The files with those that the file of that name starts from. `text_of`: the text of a file, None where it is not there."""
+    """The files, and those that the file of that name is based on. `text_of`: the text of a file, None where it is not there."""
     found = dict(files)
     for base in bases_of(parse_document(name, found[name])):
         inner = _beside(name, base)
