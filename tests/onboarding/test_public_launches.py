@@ -796,6 +796,7 @@ def test_whose_loop_it_is_tells_what_only_one_of_them_has(
     ("code", "baseline"),
     [
         ("def main():\n    model.gradient_checkpointing_enable()\nmain()\n", "precision=fp32,recompute=full"),
+        ("model.activation_checkpointing_enable()\n", "precision=fp32,recompute=full"),
         ("if args.save:\n    model.gradient_checkpointing_enable()\n", "precision=fp32"),
         ("def shrink(model):\n    model.gradient_checkpointing_enable()\nif args.small:\n    shrink(model)\n", "precision=fp32"),
         ("class Run:\n    def go(self):\n        self.model.gradient_checkpointing_enable()\nRun().go()\n", "precision=fp32,recompute=full"),

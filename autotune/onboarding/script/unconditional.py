@@ -18,7 +18,13 @@ from typing import Any, NamedTuple
 
 from autotune.onboarding.script.syntax import called_name, calls_of, keywords_of, literal_or_none
 
-_RECOMPUTES = frozenset({"gradient_checkpointing_enable", "enable_gradient_checkpointing"})
+_RECOMPUTES = frozenset(
+    {
+        "activation_checkpointing_enable",
+        "gradient_checkpointing_enable",
+        "enable_gradient_checkpointing",
+    }
+)
 _SHARDS = frozenset({"fully_shard", "FSDP", "FullyShardedDataParallel"})
 _ALLOWS_TF32 = re.compile(r"(torch\.)?backends\.cuda\.matmul\.allow_tf32")
 
