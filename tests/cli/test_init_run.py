@@ -67,6 +67,10 @@ def test_a_shell_script_on_two_ranks_and_its_files_stay(run, programs):
 @pytest.mark.thorough
 def test_a_command_whose_reading_is_wrong_is_overruled_and_both_are_said(run, programs):
     """Nothing in its text says that it trains by SGD, and no shape of a decoder has its weights."""
+    program = programs / "images.py"
+    text = program.read_text()
+    assert "torch.optim.SGD(" in text
+    program.write_text(text.replace("torch.optim.SGD(", 'getattr(torch.optim, "sgd".upper())('))
     command = [sys.executable, "images.py", "--batch-size", "6"]
     done = run("init", "--run", "--yes", "-o", "study.yaml", "--", *command)
     assert done.code == 0, done.err
