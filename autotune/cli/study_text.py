@@ -228,8 +228,8 @@ def next_best(document: Mapping[str, Any], trials: Sequence[Trial]) -> str:
         for t in trials
     )
     if ratio > 1:
-        how = "in one run: not confirmed" if runs == 1 else f"over {runs} runs, which may be chance"
-        return f"; trial {number} was {ratio:.2f}x as fast {how}"
+        how = "in one run" if runs == 1 else f"over {runs} runs"
+        return f"; trial {number} was {ratio:.2f}x as fast {how}: not confirmed"
     return f"; the next best, trial {number}, reached {ratio:.0%} of its tokens/s"
 
 
