@@ -336,6 +336,17 @@ READ = {
         ),
         None,
     ),
+    "what only the shell can compute is taken from the environment": Launch(
+        {
+            "run.sh": "export OUT_DIR=$SCRATCH/run MODE=fast\npython src/train.py\n",
+            "src/train.py": TRAIN,
+        },
+        Read(
+            document={"trainer/env": {"OUT_DIR": "from-environment", "MODE": "fast"}},
+            notes=("run.sh also exports OUT_DIR: export them where you start autotune",),
+        ),
+        None,
+    ),
     "a file alone, beside which HfArgumentParser takes no option, becomes options": Launch(
         {
             "run.sh": "python sft.py conf.json\n",

@@ -232,11 +232,7 @@ def _started(parts: CommandParts, run: Commands, text: str, folder: str) -> Star
         is_known=parts.is_known,
         is_module=parts.is_module,
         arguments=tuple(arguments_of(behind)),
-        env={
-            name: told.get(name, FROM_ENVIRONMENT)
-            for name in of_program
-            if name in told or is_secret_name(name)
-        },
+        env={name: told.get(name, FROM_ENVIRONMENT) for name in of_program},
         not_carried=tuple(name for name in of_program if name not in told),
         nodes=nodes,
         gpus_per_node=per_node,
