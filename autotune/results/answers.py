@@ -41,6 +41,7 @@ from autotune.study.controller.finals.finalists import ROUNDING, total_of
 from autotune.study.process_id import is_gone
 from autotune.trainers import Trainer, python_line, trainer_names
 from autotune.trainers import trainer as trainer_of
+from autotune.trainers.documents.output_options import TRIAL_DIR
 
 NO_CONTROLLER = "No controller is running this study. A service on this store restarts it when it can; its health page says what prevents that. Without a service, run `autotune serve` on this store, or repeat `autotune tune SPEC`."
 PAGE = 200
@@ -443,6 +444,11 @@ def launch_document(
         told = (*told, note)
     if result.best is None and trial is None:
         told = (prediction_note(result.record), *told)
+    if any(TRIAL_DIR in text for text in (*launch.argv, *launch.env.values())):
+        told = (
+            *told,
+            "it writes into the folder `outputs` beside launch.sh, in place of {trial_dir}; your own folder goes under `training` in the spec",
+        )
     if silenced := [
         f"--{name}={off}" for name, off in OF_A_RUN.items() if f"--{name}={off}" in launch.argv
     ]:

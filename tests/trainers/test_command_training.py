@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import autotune
 from autotune.errors import SpecError
@@ -100,9 +101,51 @@ def test_values_in_files_are_the_trainings_again() -> None:
             "valid": {"steps": 500, "by": 2},
         }
     }
-    check_training(options["training"], options["argv"], options["files"])
+    check_training(options["training"], options["argv"], options["files"], {})
     with pytest.raises(SpecError, match="mapping of keys to values"):
-        check_training({"config.yaml": 50}, options["argv"], options["files"])
+        check_training({"config.yaml": 50}, options["argv"], options["files"], {})
+
+
+@pytest.mark.parametrize(
+    ("training", "env"),
+    [
+        (
+            {"steps": 60, "OUT_DIR": "runs/mine"},
+            {"OUT_DIR": "runs/mine", "MAX_STEPS": "{steps}", "MB": "{micro_batch_size}"},
+        ),
+        (
+            {"steps": None, "OUT_DIR": None},
+            {"MB": "{micro_batch_size}"},
+        ),
+    ],
+)
+def test_variables_are_the_trainings_again(training: dict[str, Any], env: dict[str, str]) -> None:
+    variables = {"OUT_DIR": "{trial_dir}", "MAX_STEPS": "{steps}", "MB": "{micro_batch_size}"}
+    options = {"argv": ["python", "train.py"], "env": variables, "training": training}
+    command = trainer("command")
+    command.check_options(command.checked(options), ())
+    assert command.in_training(options)["env"] == env
+
+
+def test_the_folder_of_a_trial_in_a_file_has_one_of_the_users_own_in_the_launch() -> None:
+    command = trainer("command")
+    options: dict[str, Any] = {
+        "argv": ["python", "train.py", "--config={files}/c.yaml"],
+        "files": {"c.yaml": {"train": {"ckpt_dir": "{trial_dir}", "mb": "{micro_batch_size}"}}},
+    }
+    with pytest.raises(SpecError, match="does not say where the exported launch writes"):
+        command.check_options(command.checked(options), ())
+    options["training"] = {"c.yaml": {"train": {"ckpt_dir": "ckpts"}}}
+    command.check_options(command.checked(options), ())
+    study = autotune.load_study({
+        "name": "t", "model": "nano-gpt", "cluster": "cpu-1x1", "workload": {"seq_len": 64, "global_batch_size": 4},
+        "space": {"micro_batch_size": [4]}, "trainer": {"kind": "command", **options}, "runner": "simulated",
+    })  # fmt: skip
+    config = autotune.ParallelConfig(micro_batch_size=4)
+    of_trial = command.launch(study.workload, config, options).placed("/trial").files["c.yaml"]
+    assert yaml.safe_load(of_trial) == {"train": {"ckpt_dir": "/trial/outputs", "mb": 4}}
+    of_launch = command.launch(study.workload, config, command.in_training(options))
+    assert yaml.safe_load(of_launch.files["c.yaml"]) == {"train": {"ckpt_dir": "ckpts", "mb": 4}}
 
 
 @pytest.mark.parametrize(
@@ -110,7 +153,7 @@ def test_values_in_files_are_the_trainings_again() -> None:
     [
         (
             {"--log=2": None},
-            "must be an argument in argv, steps, seed, append or a name in files, but is '--log=2'",
+            "must be an argument in argv, steps, seed, append, a variable in env or a name in files, but is '--log=2'",
         ),
         ({"steps": "many"}, "steps must be a whole number or null, but is 'many'"),
         ({"seed": True}, "seed must be a whole number or null"),
@@ -132,7 +175,7 @@ def test_a_drafts_launch_differs_from_the_users_own_in_the_tuned_knobs_alone(
     (tmp_path / "run.sh").write_text(COMMAND + "\n")
     draft = first_draft(tmp_path / "run.sh", folder=tmp_path, cluster="cpu-1x2", model="nano-gpt")
     spec = {**draft.document, "runner": "simulated", "budget": {"max_trials": 3}}
-    spec["trainer"] = {**spec["trainer"], "cwd": str(tmp_path)}
+    spec["trainer"] = {**spec["trainer"], "cwd": str(tmp_path), "env": {"OUT": "{trial_dir}"}}
     with closing(open_store(f"sqlite:///{tmp_path / 'r.db'}")) as store:
         result = autotune.tune(autotune.load_study(spec), store=store)
         found = export_document(store, result.record.id, "command", {})
@@ -147,4 +190,7 @@ def test_a_drafts_launch_differs_from_the_users_own_in_the_tuned_knobs_alone(
     )
     if config != result.baseline.config:
         assert any("--batch-size=2" in note and f"-> {tuned[0]}" in note for note in found["notes"])
+    assert any(
+        "writes into the folder `outputs` beside launch.sh" in note for note in found["notes"]
+    )
     assert not any("it trains" in note for note in found["notes"])

@@ -128,7 +128,10 @@ def _ready(check: ProgramCheck) -> str:
     return ", ".join(words)
 
 
-_OUTPUTS = "set its output folder to {trial_dir}, or write `outputs: keep` into the spec if trials may overwrite its outputs"
+_OUTPUTS = (
+    "set its output folder to {trial_dir} and name your own under `training` for the exported launch, "
+    "or write `outputs: keep` into the spec if trials may overwrite its outputs"
+)
 
 
 def _files(check: ProgramCheck) -> list[str]:

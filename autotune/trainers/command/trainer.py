@@ -179,7 +179,7 @@ class CommandTrainer(Trainer):
         ),
         Option(
             name="training",
-            meaning="replacements for a trial's arguments in the exported launch, by argument of argv, steps, seed or append; null omits one",
+            meaning="replacements for a trial's arguments in the exported launch, by argument of argv, variable of env, name in files, steps, seed or append; null omits one",
             default={},
             reach=Reach.ARGUMENT,
         ),
@@ -259,8 +259,11 @@ class CommandTrainer(Trainer):
                 raise SpecError(
                     f"there is no knob {name!r}", remedy=remedy, field=f"trainer.fixed.{name}"
                 )
-        check_templates(options["files"], known)
-        check_training(options["training"], _arguments(options["argv"]), options["files"])
+        check_templates(options["files"], known | {_TRIAL})
+        check_training(
+            options["training"], _arguments(options["argv"]), options["files"], options["env"]
+        )
+        _check_files_of_training(options)
         check_overrides(options["overrides"], _arguments(options["argv"]), known | {_TRIAL})
         self._check_folders(options)
         for text in self._texts(options):
@@ -297,6 +300,7 @@ class CommandTrainer(Trainer):
             known={**known, **node, **files, _TRIAL: TRIAL_DIR},
             written=_written(options["values"], frozenset(known)),
         )
+        of_files = replace(values, known={**known, _TRIAL: TRIAL_DIR})
         filled = [
             values.fill(argument)
             for argument in in_argv(_arguments(options["argv"]), options["overrides"])
@@ -310,10 +314,8 @@ class CommandTrainer(Trainer):
                 **{name: text for name, text in variables.items() if text is not None},
             },
             files={
-                **render(options["files"], replace(values, known=known)),
-                **started_with(
-                    options["overrides"], replace(values, known={**known, _TRIAL: TRIAL_DIR})
-                ),
+                **render(options["files"], of_files),
+                **started_with(options["overrides"], of_files),
             },
             cwd="" if cwd == _IN_FILES else cwd,
         )
@@ -401,6 +403,17 @@ class CommandTrainer(Trainer):
             "steps": options["steps"],
             "seed": options["seed"],
         }
+
+
+def _check_files_of_training(options: Mapping[str, Any]) -> None:
+    """Raises `SpecError` where the exported launch would write into the folder of a trial, because nothing in `training` takes its place in `files`."""
+    for name, template in in_training(options, ())["files"].items():
+        if any(_TRIAL in part.names for part in expressions({name: template})):
+            raise SpecError(
+                f"{name} has {{{_TRIAL}}}, and `training` does not say where the exported launch writes",
+                remedy=f"write the same key with your own folder under training, e.g. `{name}: {{output_dir: outputs}}`",
+                field=f"trainer.training.{name}",
+            )
 
 
 def _is_told(knob: str, named: set[str]) -> bool:

@@ -3,8 +3,8 @@
     argv: [python, train.py, "--max_steps={steps}", "--save_strategy=no", "--seed={seed}"]
     training: {steps: 100, seed: null, "--save_strategy=no": "--save_strategy=steps", append: [--wandb]}
 
-A key is a word of `argv`, `steps`, `seed`, `append` or a name in `files`. Its value takes the place of the word: text, a list of words, or null, which leaves it out.
-A null for `steps` or `seed` leaves out the words that name them, so that the program's own value holds. Of a file it is what the training's has in place of the trials':
+A key is a word of `argv`, `steps`, `seed`, `append`, a variable in `env` or a name in `files`. Its value takes the place of the word or of the variable's value: text, a list
+of words, or null, which leaves it out. A null for `steps` or `seed` leaves out the words and variables that name them, so that the program's own value holds. Of a file it is what the training's has in place of the trials':
 `config.yaml: {report_every: 50}`.
 """
 
@@ -25,16 +25,19 @@ NUMBERS = ("steps", "seed")
 
 
 def check_training(
-    training: Mapping[str, Any], argv: Sequence[str], files: Mapping[str, Any]
+    training: Mapping[str, Any],
+    argv: Sequence[str],
+    files: Mapping[str, Any],
+    env: Mapping[str, Any],
 ) -> None:
     """Raises `SpecError` for a key that is no word of `argv`, and for a value that cannot take its place."""
-    known = {*argv, *NUMBERS, APPEND, *files}
+    known = {*argv, *NUMBERS, APPEND, *files, *env}
     for key, value in training.items():
         where = f"trainer.training.{key}"
         if key not in known:
             near = nearest(str(key), known)
             raise SpecError(
-                f"a key of `training` must be an argument in argv, steps, seed, append or a name in files, but is {key!r}",
+                f"a key of `training` must be an argument in argv, steps, seed, append, a variable in env or a name in files, but is {key!r}",
                 remedy=near or "write the argument exactly as in argv",
                 field=where,
             )
@@ -51,6 +54,9 @@ def check_training(
                 raise SpecError(
                     f"{key} must be a whole number or null, but is {value!r:.80}", field=where
                 )
+        elif key in env:
+            if value is not None and not isinstance(value, str):
+                raise SpecError(f"it must be text or null, but is {value!r:.80}", field=where)
         elif value is not None and not _is_words(value):
             raise SpecError(
                 f"it must be text, a list of texts or null, but is {value!r:.80}", field=where
@@ -58,7 +64,7 @@ def check_training(
 
 
 def in_training(options: Mapping[str, Any], argv: Sequence[str]) -> dict[str, Any]:
-    """The trainer's options with the argv, steps and seed of a training; the same options where there is no `training`."""
+    """The trainer's options with the argv, variables, files, steps and seed of a training; the same options where there is no `training`."""
     training = options.get("training") or {}
     if not training:
         return dict(options)
@@ -67,14 +73,27 @@ def in_training(options: Mapping[str, Any], argv: Sequence[str]) -> dict[str, An
     for word in argv:
         if word in training:
             words += _words(training[word])
-        elif not left_out & {name for part in parse(word).expressions for name in part.names}:
+        elif not left_out & _names(word):
             words.append(word)
     words += _words(training.get(APPEND))
     files = dict(options.get("files") or {})
     files |= {name: merged(files[name], training[name]) for name in files if name in training}
     numbers = {name: training[name] for name in NUMBERS if training.get(name) is not None}
+    env = {
+        name: training.get(name, value)
+        for name, value in (options.get("env") or {}).items()
+        if name in training or not (isinstance(value, str) and left_out & _names(value))
+    }
+    env = {name: value for name, value in env.items() if value is not None}
     told = {"files": files} if files else {}
+    if options.get("env"):
+        told["env"] = env
     return {**options, "argv": tuple(words), **told, **numbers}
+
+
+def _names(text: str) -> set[str]:
+    """Names in its placeholders."""
+    return {name for part in parse(text).expressions for name in part.names}
 
 
 def _words(value: Any) -> list[str]:
