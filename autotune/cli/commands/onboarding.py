@@ -138,6 +138,7 @@ def _watched(
     )
     from autotune.registry import make_runner
     from autotune.spec import catalog
+    from autotune.study.check.verdict import OUTPUTS
     from autotune.study.program_remarks import listed
 
     draft = drafted(())
@@ -179,6 +180,8 @@ def _watched(
         existed = {path: told for path, told in seen.files.items() if told["existed"]}
         lost = {path: told for path, told in existed.items() if not told["kept"]}
         note(f"note: it wrote outside its own folder: {listed(seen.files)}")
+        if draft.document.get("outputs") != "keep":
+            note(f"note: `tune` stops where a trial would overwrite these files: {OUTPUTS}")
         if existed:
             note(
                 f"note: these existed before: {listed(existed)}; "

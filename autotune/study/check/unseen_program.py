@@ -82,7 +82,7 @@ def check_unseen(
     verdict = verdict_of(found)
     if found.replaced:
         raise ProgramError(
-            f"the study has not started, because its program writes to existing files: {listed(found.files)}",
+            f"the study has not started, because its program writes to existing files: {listed({path: found.files[path] for path in found.replaced})}",
             remedy=verdict.remedy,
         )
     if uncounted(found):

@@ -11,7 +11,7 @@ from statistics import median
 from autotune.spec import Failure, FailureKind, Study, config_label
 from autotune.spec.texts.as_text import format_bytes, format_duration
 from autotune.study.check.doubts import CLOCK, covers_the_batch
-from autotune.study.check.program_check import ProgramCheck
+from autotune.study.check.program_check import STEPS, ProgramCheck
 from autotune.study.program_remarks import listed, remarks
 from autotune.trainers import trainer
 
@@ -128,10 +128,11 @@ def _ready(check: ProgramCheck) -> str:
     return ", ".join(words)
 
 
-_OUTPUTS = (
+OUTPUTS = (
     "set its output folder to {trial_dir} and name your own under `training` for the exported launch, "
     "or write `outputs: keep` into the spec if trials may overwrite its outputs"
 )
+"""what to do about a program that writes outside its trial's folder"""
 
 
 def _files(check: ProgramCheck) -> list[str]:
@@ -144,8 +145,11 @@ def _files(check: ProgramCheck) -> list[str]:
         if all(file["kept"] for file in files.values())
         else "they were not restored, and"
     )
+    new = {path: file for path, file in check.files.items() if path not in files}
+    stay = [f"new files stay there, from a run of {STEPS} steps: {listed(new)}"] if new else []
     return [
-        f"the program writes outside its trial's folder, to existing files: {listed(files)}; {back} each trial would overwrite them: {_OUTPUTS}"
+        f"the program writes outside its trial's folder, to existing files: {listed(files)}; {back} each trial would overwrite them: {OUTPUTS}",
+        *stay,
     ]
 
 
@@ -155,7 +159,7 @@ def _remarks(check: ProgramCheck) -> list[str]:
     if check.files and not check.study.keeps_outputs:
         found.append(
             f"each trial writes outside its folder: {listed(check.files)}; these files stay there, where your own runs may find them, and `tune` stops "
-            f"if a trial would overwrite them: {_OUTPUTS}"
+            f"if a trial would overwrite them: {OUTPUTS}"
         )
     found += [
         f"the optimizer {row.seen} is counted as {row.said}: the memory of its states is unknown"
