@@ -199,7 +199,7 @@ class _Adviser:
             kept = f"stored as observed run {run.id}"
         except Exception as error:
             kept = f"not kept: {error}"
-        for line in after(run, kept):
+        for line in after(run, kept, by_output=not self._asked.reports):
             self._say(line)
         if diagnosis is not None:
             for line in lines_of(diagnosis, os.getcwd()):

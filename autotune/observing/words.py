@@ -11,15 +11,19 @@ WORST = 160
 """characters of the reason of a failure"""
 
 
-def after(run: ObservedRun, kept: str) -> tuple[str, str]:
-    """Measured against predicted, and how the run ended. `kept`: where it is kept, or why it is not."""
-    return _measured(run), _ended(run, kept)
+def after(run: ObservedRun, kept: str, *, by_output: bool = False) -> tuple[str, str]:
+    """Measured against predicted, and how the run ended. `kept`: where it is kept, or why it is not; `by_output`: nothing but its output was read."""
+    return _measured(run, by_output), _ended(run, kept)
 
 
-def _measured(run: ObservedRun) -> str:
+def _measured(run: ObservedRun, by_output: bool) -> str:
     seen, predicted = run.measurement, run.estimate
     if seen is None or not seen.step_times_s:
-        return "measured: no optimizer step was observed"
+        return (
+            "measured: no step times were recognized in its output; `autotune run --diagnose` observes the steps"
+            if by_output
+            else "measured: no optimizer step was observed"
+        )
     count = len(seen.step_times_s)
     text = f"measured: {format_duration(seen.step_time_s)} a step (median of {count} step{'s' if count != 1 else ''}{_how(seen.time_from)})"
     if seen.tokens_per_step:

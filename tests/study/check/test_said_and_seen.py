@@ -253,7 +253,7 @@ def test_files_that_were_there_stop_it_until_the_spec_says_that_they_may_be_repl
     assert "/w/new; these files stay there" in fresh.remedy
     assert (
         "`tune` stops if a trial would overwrite them: set its output folder to {trial_dir} and "
-        "name your own under `training`" in fresh.remedy
+        "set your own under `training`" in fresh.remedy
     )
 
 
