@@ -46,7 +46,7 @@ MODULES: Final[Mapping[str, tuple[str, ...]]] = {
 def require_extra(extra: str, needed_by: str) -> None:
     """Raises `MissingExtraError` unless every module of the extra is installed. Imports none of them.
 
-    `needed_by` begins the message, e.g. "the runner 'local'".
+    `needed_by` begins the message, e.g. "the 'local' runner".
     """
     for module in MODULES[extra]:
         if not is_installed(module):

@@ -81,13 +81,13 @@ def submission(
         )
     if study.runner == "local" and hardware.num_nodes > 1:
         raise SpecError(
-            f"the runner 'local' has one node, but the cluster {hardware.name} has {hardware.num_nodes}",
+            f"the 'local' runner has one node, but the cluster {hardware.name} has {hardware.num_nodes}",
             remedy="leave `runner` out: the job then starts Ray on all its nodes; or write runner: slurm, which starts programs without Ray",
             field="runner",
         )
     if study.runner == "local" and job.container is not None:
         raise SpecError(
-            "slurm.container needs trials that srun starts, but the runner 'local' starts them outside the container",
+            "slurm.container needs trials that srun starts, but the 'local' runner starts them outside the container",
             remedy="write runner: slurm for programs, or runner: ray",
             field="runner",
         )

@@ -193,7 +193,7 @@ def test_the_cost_models_first_choice_is_one_that_the_trainer_launches(
     ("trainer", "words"),
     [
         ("nanotrn", "there is no trainer 'nanotrn'; did you mean nanotron"),
-        ("trl", "trl cannot launch any of the"),
+        ("trl", "trl trainer cannot launch any of the"),
     ],
 )
 def test_a_trainer_that_cannot_run_it_has_no_best_config(

@@ -381,7 +381,7 @@ SPEC: dict[str, Any] = {
     [
         (
             {"trainer": "native"},
-            "the trainer 'native' trains in autotune's own processes",
+            "the 'native' trainer trains in autotune's own processes",
             "runner: ray",
         ),
         (

@@ -260,7 +260,7 @@ REFUSED = {
     "a program that is not there": Asked(
         ABSENT, "'no-such-program', but there is no such program here"
     ),
-    "a runner of one node": Asked({"runner": "local"}, "the runner 'local' has one node"),
+    "a runner of one node": Asked({"runner": "local"}, "the 'local' runner has one node"),
     "nodes that are not counted where they are not there yet": Asked(
         {"cluster": "slurm"}, "slurm: {nodes: 2, gpus_per_node: 8}"
     ),

@@ -114,7 +114,7 @@ def test_a_runner_that_cannot_choose_says_so_with_a_remedy() -> None:
 
     outliers, said = told(Plain())
     outliers.judge([GPU])
-    assert "the runner 'ray' cannot choose nodes or GPUs" in said[0]
+    assert "the 'ray' runner cannot choose nodes or GPUs" in said[0]
     assert "CUDA_VISIBLE_DEVICES" in said[0]
 
 

@@ -60,12 +60,12 @@ def command(*argv: str, **options: Any) -> dict[str, Any]:
         (
             {"runner": {"kind": "local", "max_ranks": 1}},
             RunnerError,
-            "needs 2 ranks, but the runner 'local' has 1",
+            "needs 2 ranks, but the 'local' runner has 1",
         ),
         (
             {"runner": {"kind": "ray", "num_cpus": 1}},
             RunnerError,
-            "needs 2 ranks, but the runner 'ray' has 1",
+            "needs 2 ranks, but the 'ray' runner has 1",
         ),
         ({"runner": {"kind": "ray", "cpus_per_rank": 64.0}}, RunnerError, "needs 2 ranks"),
         ({"runner": {"kind": "ray", "num_gpus": 1}}, RunnerError, "needs 2 ranks"),
@@ -111,7 +111,7 @@ def test_a_study_of_gpus_trains_on_the_cpu_only_where_that_was_asked_for(
 
 def test_visible_gpus_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
-    assert "needs 8 ranks, but the runner 'local' has 4" in api.cannot_run_here(
+    assert "needs 8 ranks, but the 'local' runner has 4" in api.cannot_run_here(
         api.load_study(spec(runner="local"))
     )
     fewer = spec(
@@ -120,7 +120,7 @@ def test_visible_gpus_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         trainer=command(sys.executable, "--size={tp}{dp}"),
     )
     assert api.cannot_run_here(api.load_study(fewer)) == ""
-    assert "needs 8 ranks, but the runner 'ray' has 4" in api.cannot_run_here(
+    assert "needs 8 ranks, but the 'ray' runner has 4" in api.cannot_run_here(
         api.load_study(spec(runner="ray"))
     )
 
@@ -218,5 +218,5 @@ def test_whoever_submits_does_not_judge_the_machine_that_runs_the_study(store: S
 def test_a_runner_that_says_nothing_beforehand_goes_on_as_before() -> None:
     study = api.load_study(spec(runner={"kind": "simulated", "capacity": 1}))
     assert api.cannot_run_here(study) == ""
-    with pytest.raises(RunnerError, match="needs 8 ranks, but the runner 'simulated' has 1"):
+    with pytest.raises(RunnerError, match="needs 8 ranks, but the 'simulated' runner has 1"):
         api.tune(study, store=MemoryStore())

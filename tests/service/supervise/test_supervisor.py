@@ -178,7 +178,7 @@ def test_a_study_of_another_runner_is_left_waiting_and_says_for_what(
     assert launcher.started == own
     for study in others:
         record = store.study(study)
-        assert (record.status, "runner 'ray'" in record.message) == (StudyStatus.QUEUED, True)
+        assert (record.status, "'ray' runner" in record.message) == (StudyStatus.QUEUED, True)
         said = [
             event
             for event in store.events(study)

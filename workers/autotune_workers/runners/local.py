@@ -116,7 +116,7 @@ class LocalRunner(AnyTrainerRunner):
         """Raises `RunnerError` for GPUs, ranks or programs that this machine does not have."""
         if in_container():
             raise RunnerError(
-                f"trials must run in a container (set by {SRUN}), but the runner 'local' starts them outside it",
+                f"trials must run in a container (set by {SRUN}), but the 'local' runner starts them outside it",
                 remedy="write runner: slurm for programs, or runner: ray",
                 field="runner",
             )

@@ -109,7 +109,7 @@ def check_ranks(study: Study, smallest: ParallelConfig, capacity: float) -> None
 
 def check_torch(runner: str) -> None:
     """Raises when the torch of the native trainer is missing, or of a release that it was not checked with."""
-    require_extra("native", f"the trainer 'native' on the {runner!r} runner")
+    require_extra("native", f"the 'native' trainer on the {runner!r} runner")
     check_torch_version()
 
 

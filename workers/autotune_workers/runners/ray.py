@@ -139,9 +139,9 @@ class RayRunner(AnyTrainerRunner):
         A cluster that is joined, or was joined already, is asked once the study runs.
         """
         if study.trainer == "native":
-            require_extras(("ray", "native"), "the runner 'ray' with the trainer 'native'")
+            require_extras(("ray", "native"), "the 'ray' runner with the 'native' trainer")
         else:
-            require_extra("ray", "the runner 'ray'")
+            require_extra("ray", "the 'ray' runner")
         options = study.runner_options
         check_upload(
             study, smallest, limit_bytes=options.get("upload_limit_mb", UPLOAD_LIMIT_MB) * MB

@@ -47,14 +47,14 @@ class SlurmRunner(ProgramRunner):
         """Raises `RunnerError` for what is no program of the nodes' own, `SpecError` for a wrong option."""
         if study.trainer == NATIVE:
             raise RunnerError(
-                "the runner 'slurm' starts programs, but the trainer 'native' trains in autotune's own processes",
+                "the 'slurm' runner starts programs, but the 'native' trainer trains in autotune's own processes",
                 remedy="write runner: ray, which starts Ray on the job's nodes; or use the trainer that starts your program",
                 field="runner",
             )
         refuse_python_line(study)
         if study.trainer_options.get("working_dir") == UPLOAD:
             raise RunnerError(
-                "the runner 'slurm' cannot upload a folder, but trainer.working_dir is upload",
+                "the 'slurm' runner cannot upload a folder, but trainer.working_dir is upload",
                 remedy="put the program on a file system that all nodes see and write working_dir: shared; or use runner: ray",
                 field="trainer.working_dir",
             )
@@ -105,7 +105,7 @@ class SlurmRunner(ProgramRunner):
             raise RunnerError("the runner is closed", remedy="make a new one")
         if request.trainer not in self.trainers:
             raise RunnerError(
-                f"the runner 'slurm' runs the trainers {', '.join(self.trainers)}, but the study uses {request.trainer!r}",
+                f"the 'slurm' runner runs the trainers {', '.join(self.trainers)}, but the study uses {request.trainer!r}",
                 remedy="use runner: ray",
                 field="trainer",
             )
@@ -122,7 +122,7 @@ def _job() -> Allocation:
     if job is None or not is_on_a_node(job.hosts()):
         where = "not in one" if job is None else f"not on a node of job {job.job}"
         raise RunnerError(
-            f"the runner 'slurm' uses the nodes of a Slurm job, but this process is {where}",
+            f"the 'slurm' runner uses the nodes of a Slurm job, but this process is {where}",
             remedy="start it on the login node with `autotune tune SPEC --on slurm`, or in an allocation (salloc); on this machine: runner: local",
             field="runner",
         )

@@ -95,7 +95,7 @@ class RayCluster:
             os.environ.setdefault(_BIND_EVERYWHERE, "0")  # read when ray is imported
         for name in _QUIET:
             os.environ.setdefault(name, "0")
-        require_extra("ray", "the runner 'ray'")
+        require_extra("ray", "the 'ray' runner")
         import ray
 
         if ray.is_initialized():
