@@ -170,7 +170,7 @@ def _workload(store: HistoryReader, asked: Asked) -> tuple[Workload, dict[str, A
     clusters: Mapping[str, ClusterSpec] = {w.cluster.name: w.cluster for w in reversed(known)}
     model = models.get(asked.model) or catalog.model(asked.model)
     cluster = clusters.get(asked.cluster) or catalog.cluster(asked.cluster)
-    trainer(asked.trainer or "native")
+    trainer(asked.trainer or "native")  # an unknown name is refused, not given native's ranking
     guess = Workload(
         model=model,
         cluster=cluster,

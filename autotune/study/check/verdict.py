@@ -166,8 +166,7 @@ def _remarks(check: ProgramCheck) -> list[str]:
         for row in check.rows
         if row.name == "optimizer" and row.seen and row.agrees is None
     ]
-    if check.study.workload.model.is_counted:
-        found += check.study.workload.assumptions
+    found += check.study.workload.assumptions
     if check.second is not None and (failure := check.second.failure) is not None:
         found.append(
             f"the second config, {config_label(check.second.config)}, failed: {failure.message}"

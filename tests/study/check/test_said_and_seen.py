@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -233,6 +234,17 @@ def test_sequences_that_differ_in_length_agree_with_no_single_length() -> None:
     varying = verdict_of(check(of, seen=replace(half, lengths_vary=True)))
     assert varying.ready
     assert "tokens/s counts the spec's seq_len for each of them" in varying.remedy
+
+
+def test_a_window_of_attention_that_is_shorter_than_a_sequence_is_said() -> None:
+    of = study()
+    source = json.dumps({"model_type": "mistral", "sliding_window": of.workload.seq_len // 2})
+    model = replace(of.workload.model, source=source)
+    windowed = replace(of, workload=replace(of.workload, model=model))
+    said = verdict_of(check(windowed, seen=seen(windowed)))
+    assert said.ready
+    assert f"limits some or all layers to {of.workload.seq_len // 2:,}:" in said.remedy
+    assert "limits some or all layers" not in verdict_of(check(of, seen=seen(of))).remedy
 
 
 def test_files_that_were_there_stop_it_until_the_spec_says_that_they_may_be_replaced() -> None:

@@ -140,6 +140,19 @@ def test_a_process_that_stays_at_one_place_shows_no_life(
         assert failure_of(ended(of)).kind is kind
 
 
+@pytest.mark.parametrize(
+    "garbage",
+    [{"lines": 5}, {"lines": None}, {"lines": [[]]}, {"lines": [["a", {}]]}, {"pid": [7]}],
+)
+def test_a_watch_that_is_not_understood_is_no_sign_of_life_and_ends_nothing(
+    garbage: dict[str, Any],
+) -> None:
+    probe = ProgramProbe(trial().request)
+    said = {"kind": "watch", "pid": 7, "lines": [["train.py", 3, 1]], **garbage}
+    assert [probe.shows_life([said], 0) for _ in range(3)] == [False, False, False]
+    assert probe.shows_life([{"kind": "watch", "pid": 7, "lines": [["train.py", 3, 1]]}], 0)
+
+
 def test_without_a_probe_the_log_counts_at_once() -> None:
     assert trial().hear([(1.0, '{"step": 1, "step_time_s": 0.5}')], 1.0)
 

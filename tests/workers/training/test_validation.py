@@ -65,7 +65,10 @@ def test_what_the_loop_trains_its_trainer_launches(
 
 def test_copies_of_shards_need_shards() -> None:
     trial = request("llama", "dp=4,precision=fp32,zero_stage=1,dp_replicas=2")
-    for changes in ({"zero_stage": 0}, {"dp_replicas": 3}):
+    for changes, law in (
+        ({"zero_stage": 0}, "dp_replicas replicates ZeRO's shards: it needs zero_stage >= 1"),
+        ({"dp_replicas": 3}, "dp_replicas must divide dp"),
+    ):
         broken = replace(trial, config=replace(trial.config, **changes))
-        with pytest.raises(ConfigError, match="dp_replicas"):
+        with pytest.raises(ConfigError, match=law):
             validate(broken, RankContext(rank=0, world_size=4, device=torch.device("cpu")))

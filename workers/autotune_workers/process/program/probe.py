@@ -79,18 +79,21 @@ class ProgramProbe:
         """how often each process was seen where, as it last said"""
 
     def shows_life(self, reports: Iterable[Mapping[str, Any]], node: int) -> bool:
-        """Whether a report is of something that the program did. Its watch reports even while it waits for good: then each process stays at one place."""
-        signs = [
-            r.get("kind") != "watch" or self._has_moved(r, (node, r.get("pid"))) for r in reports
-        ]
+        """Whether a report is of something that the program did. Its watch reports even while it waits for good: then each process stays at one place. One that is not understood is no sign."""
+        signs = [r.get("kind") != "watch" or self._has_moved(r, node) for r in reports]
         return any(signs)
 
-    def _has_moved(self, report: Mapping[str, Any], who: tuple[int, Any]) -> bool:
-        before = self._places.get(who)
-        now = self._places[who] = {tuple(place): count for *place, count in report.get("lines", ())}
-        return (
-            before is None or sum(count > before.get(place, 0) for place, count in now.items()) > 1
-        )
+    def _has_moved(self, report: Mapping[str, Any], node: int) -> bool:
+        try:
+            who = node, report.get("pid")
+            now = {tuple(place): int(count) for *place, count in report.get("lines", ())}
+            before = self._places.get(who)
+            self._places[who] = now
+        except (TypeError, ValueError):
+            return False
+        if before is None:
+            return True
+        return sum(count > before.get(place, 0) for place, count in now.items()) > 1
 
     def hear(self, reports: Iterable[Mapping[str, Any]], node: int) -> list[SeenStep]:
         """Reports of a node; the steps that they end. Reports that are not understood are left out."""
