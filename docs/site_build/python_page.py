@@ -18,7 +18,7 @@ SECTIONS = {
     "Will it fit?": ("autotune.api.fit", "autotune.plan.fit.Fit", "autotune.spec.DryRun"),
     "Results": (
         "autotune.results.result.Result",
-        "autotune.results.figure.Plots",
+        "autotune.results.result.Plots",
         "autotune.results.figure.Figure",
         "autotune.spec.Trial",
         "autotune.spec.Measurement",
