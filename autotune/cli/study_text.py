@@ -65,7 +65,7 @@ def trial_line(trial: Trial, palette: Palette) -> str:
 
 def noisy_line(noisy: Mapping[str, Any]) -> str:
     """What is said of a machine that is too noisy while a study runs. `noisy`: the document `too_noisy`."""
-    return f"{noisy['message']} so far; unless later runs agree, no speedup will be claimed: {noisy['remedy']}"
+    return f"{noisy['message']} so far; unless later runs agree, or a gain is far above this noise, no speedup will be claimed: {noisy['remedy']}"
 
 
 def print_study(

@@ -10,6 +10,7 @@ work that is L times the study's own makes a step 1 + L times slower, and uneven
     phases   2%; one to three whole phases with such an L, each from a random time to another
 
     equal    all configs as fast as the default one           spread   0.8 to 1.3 times as fast, in random order
+    far      0.5 to 5 times as fast, in random order
 
     above 1.02   studies with a claim above 1.02              low above 1   with a claim whose interval lies above 1
     held         the claimed interval holds the true ratio of the winner to the baseline; a study that claims nothing holds
@@ -31,7 +32,7 @@ from tests.benchmarks import drift
 from tests.study.controller.world import BASELINE, CONFIGS
 
 LOADS = ("calm", "noise", "bursts", "phases")
-WORLDS = ("equal", "spread")
+WORLDS = ("equal", "spread", "far")
 HORIZON_S = 40_000.0
 """simulated seconds of which the load is known; longer than any study here"""
 UNEVEN = 0.1
@@ -72,6 +73,10 @@ class Machine(drift.Machine):
         self.between = BETWEEN.get(kind, 0.02)
         if world == "equal":
             self.speed: dict[ParallelConfig, float] = dict.fromkeys((BASELINE, *CONFIGS), 1.0)
+        elif world == "far":
+            others = [c for c in CONFIGS if c != BASELINE]
+            speeds = self.rng.permutation(np.geomspace(0.5, 5, len(others)))
+            self.speed = {BASELINE: 1.0, **dict(zip(others, speeds.tolist(), strict=True))}
         load, uneven = load_of(kind, self.rng), np.random.default_rng([seed, 7])
         self.slowness = lambda at_s: (
             (1 + found) * math.exp(uneven.normal(0, UNEVEN)) if (found := load(at_s)) else 1.0

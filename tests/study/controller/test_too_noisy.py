@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from autotune.spec import MeasureSpec, Trial, TrialPurpose
+from autotune.spec import MeasureSpec, ParallelConfig, Trial, TrialPurpose
 from autotune.study.controller import TooNoisy, decide
 from autotune.study.controller.finals.too_noisy import LIMIT, too_noisy
 from tests.shortcuts import present
@@ -88,6 +88,53 @@ def test_nothing_is_claimed_and_the_default_config_stays() -> None:
     )
     assert "stop other jobs" in winner.notes[-1]
     assert present(winner.too_noisy).to_dict()["factor"] == pytest.approx(2.55, abs=0.01)
+
+
+def finals(*runs: tuple[ParallelConfig, float]) -> list[Trial]:
+    """Runs of the finals in this order at these tokens/s."""
+    return [final(n, config, TOKENS / v) for n, (config, v) in enumerate(runs, start=2)]
+
+
+def test_a_gain_that_is_clear_of_the_noise_is_claimed_with_the_range_of_all_runs() -> None:
+    first = [
+        run(0, BASELINE, TOKENS / 1_900, purpose=TrialPurpose.BASELINE),
+        run(1, A, TOKENS / 6_000),
+    ]
+    again = finals((BASELINE, 1_000), (A, 5_000), (A, 4_400), (BASELINE, 1_400))
+    winner = decide([*first, *again], study(measure=MeasureSpec(finalists=1, final_rounds=2)))
+    assert present(winner.best).config == A
+    assert winner.too_noisy is None
+    assert (winner.speedup_low, winner.speedup_high) == (
+        pytest.approx(4_400 / 1_900),
+        pytest.approx(6_000 / 1_000),
+    )
+    assert 2.3 < present(winner.speedup) < 6.0
+    assert "the baseline ran between 1.0k and 1.9k tokens/s in its 3 runs" in winner.notes[-1]
+    assert "2.3 times as fast as the fastest run of the baseline" in winner.notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("runs", "why"),
+    [
+        (
+            ((BASELINE, 1_000), (A, 5_000), (A, 3_500), (BASELINE, 1_400)),
+            "one run is within the noise",
+        ),
+        (((BASELINE, 1_000), (A, 5_000)), "two runs of each say too little"),
+    ],
+)
+def test_a_gain_that_is_not_clear_of_the_noise_is_not_claimed(
+    runs: tuple[tuple[ParallelConfig, float], ...], why: str
+) -> None:
+    first = [
+        run(0, BASELINE, TOKENS / 1_900, purpose=TrialPurpose.BASELINE),
+        run(1, A, TOKENS / 6_000),
+    ]
+    winner = decide(
+        [*first, *finals(*runs)], study(measure=MeasureSpec(finalists=1, final_rounds=2))
+    )
+    assert present(winner.best).config == BASELINE, why
+    assert winner.speedup is None
 
 
 def test_a_study_on_a_busy_machine_ends_with_the_spread_of_the_default_config() -> None:

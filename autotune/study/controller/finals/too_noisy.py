@@ -11,6 +11,11 @@ of about 13%. Four rounds, the most that a race of two finalists has, then leave
 another is outside of it. Runs with 5% between them stay within 1.3 in more than 99 of 100 studies of ten runs.
 
 A change that lasts is another matter: finals alternate, so both sides of a ratio are at the same level. But nothing is claimed from runs that agree with nobody.
+
+A gain that is far larger than the noise is claimed all the same, with the widest interval:
+
+    clear        w_1 .. w_m of another config, m and n at least `LEAST`: min w > max v x (max v / min v), though each of them ran between runs of the baseline
+    interval     from min w / max v to max w / min v
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.spec import Trial
+from autotune.spec import ParallelConfig, Trial
 from autotune.spec.plain import Plain
 
 LIMIT = 1.3
@@ -29,6 +34,8 @@ ALIKE = 1.1
 """times by which runs of one level differ at most from the one before"""
 PER_DISTURBED = 5
 """runs of the baseline, of which one may have been disturbed"""
+LEAST = 3
+"""runs of a config, and of the baseline, that a claim in spite of the noise takes"""
 REMEDY = "stop other jobs, give trials more steps (measure.min_steps) or use a dedicated node, and tune again"
 
 
@@ -51,11 +58,27 @@ class TooNoisy(Plain):
     def __str__(self) -> str:
         return f"too noisy to tell: the baseline ran between {_count(self.slowest)} and {_count(self.fastest)} tokens/s"
 
+    def range_of_gain(
+        self, config: ParallelConfig, trials: Sequence[Trial]
+    ) -> tuple[float, float] | None:
+        """The least and the most that the config's runs are faster than the baseline's; None unless even the least is more than the noise."""
+        speeds = _speeds(config, trials)
+        if min(self.runs, len(speeds)) < LEAST or min(speeds) <= self.fastest * self.factor:
+            return None
+        return min(speeds) / self.fastest, max(speeds) / self.slowest
+
     def notes(self) -> tuple[str, ...]:
         """What is said beside the answer."""
         return (
             f"{self} in its {self.runs} runs, a factor of {self.factor:.2g}; at most {LIMIT} can be averaged out",
             f"no speedup is claimed: {REMEDY}",
+        )
+
+    def note_beside(self, gain: tuple[float, float]) -> str:
+        """What is said beside a speedup that is claimed in spite of the noise. `gain`: its range."""
+        return (
+            f"the baseline ran between {_count(self.slowest)} and {_count(self.fastest)} tokens/s in its {self.runs} runs, a factor of {self.factor:.2g}. "
+            f"A speedup is claimed all the same: the slowest run of the best config was {gain[0]:.2g} times as fast as the fastest run of the baseline"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -75,14 +98,19 @@ def too_noisy(trials: Sequence[Trial], default: Trial | None) -> TooNoisy | None
     """Whether the runs of the baseline (`default`: its first) disagree so much that nothing can be claimed."""
     if default is None:
         return None
-    speeds = [
-        t.measured.median_tokens_per_s
-        for t in sorted(trials, key=lambda t: t.number)
-        if t.config == default.config and t.measured is not None
-    ]
+    speeds = _speeds(default.config, trials)
     if len(speeds) < 2 or max(speeds) <= LIMIT * min(speeds) or _are_levels(speeds):
         return None
     return TooNoisy(slowest=min(speeds), fastest=max(speeds), runs=len(speeds))
+
+
+def _speeds(config: ParallelConfig, trials: Sequence[Trial]) -> list[float]:
+    """Tokens/s at the median step of each run of the config, in order."""
+    return [
+        t.measured.median_tokens_per_s
+        for t in sorted(trials, key=lambda t: t.number)
+        if t.config == config and t.measured is not None
+    ]
 
 
 def _are_levels(speeds: Sequence[float]) -> bool:

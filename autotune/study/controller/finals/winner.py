@@ -2,7 +2,7 @@
 
     tied       a config whose reward cannot be told from the leader's: within the margin of the noise between runs
     default    where the leader is tied with the baseline, that wins: nothing is claimed that chance explains
-    too noisy  where the baseline's own runs disagree (`too_noisy`), it stays, and no speedup is claimed
+    too noisy  where the baseline's own runs disagree (`too_noisy`), it stays, and no speedup is claimed, unless all runs of a config are faster by far more than that
     interval   of the speedup, 95%: the noise between runs, and that the best of several was picked
 
 Without finals the claim rests on one measurement each, at the slowest figure that the machine's levels allow; its interval reaches up to the fastest.
@@ -153,9 +153,12 @@ def decide(
         unknown = {t.number: levels.at(t.number).width for t in ranked}
         compared, run = _Comparison(noise=noise, rivals=rivals, slope=slope, unknown=unknown), {}
     noisy = too_noisy(trials, baseline)
+    clear: dict[int, tuple[float, float]] = {}
     if noisy is not None and default is not None:
-        best = default
-        notes.extend(noisy.notes())
+        clear = _clear_of(noisy, ranked, default, trials)
+        best = next((t for t in ranked if t.number in clear), default)
+        notes += noisy.notes() if best is default else [noisy.note_beside(clear[best.number])]
+        noisy = noisy if best is default else None
     elif (
         is_raced and default in ranked and compared.are_tied(best, default) and best is not default
     ):
@@ -166,9 +169,9 @@ def decide(
             notes.append(
                 "no config tried is faster than the baseline by more than the noise between runs"
             )
-    tied = (
-        [t for t in ranked if t is not best and compared.are_tied(best, t)] if noisy is None else []
-    )
+    tied = [t for t in ranked if t is not best and compared.are_tied(best, t)]
+    if noisy is not None or clear:  # among those that are clear of the noise nothing is told apart
+        tied = [t for t in ranked if t is not best and t.number in clear]
     # the baseline is in no row of its own: as winner it has the rounds of the one that it is compared with, or the most that any other ran beside it
     rounds = run.get(best.number, run.get(ranked[0].number, max(run.values(), default=0)))
     measured = best  # the trial of the best config that the speedup is of
@@ -194,6 +197,8 @@ def decide(
     speedup, low, high = (
         _speedup(measured, default, compared) if noisy is None else (None, None, None)
     )
+    if speedup is not None and best.number in clear:
+        low, high = min(speedup, clear[best.number][0]), max(speedup, clear[best.number][1])
     return Winner(
         best=best,
         baseline=default,
@@ -206,6 +211,15 @@ def decide(
         notes=tuple(notes),
         too_noisy=noisy,
     )
+
+
+def _clear_of(
+    noisy: TooNoisy, ranked: Sequence[Trial], default: Trial, trials: Sequence[Trial]
+) -> dict[int, tuple[float, float]]:
+    """By trial that ranks above the baseline, the range of its config's gain, where that is clear of the noise."""
+    ahead = ranked[: ranked.index(default)] if default in ranked else ranked
+    ranges = {t.number: noisy.range_of_gain(t.config, trials) for t in ahead if t is not default}
+    return {number: found for number, found in ranges.items() if found is not None}
 
 
 def _raced(
