@@ -55,7 +55,8 @@ READ = (1, 2, 3)
 
 UNFUSED = (
     "bigscience_a100", "mt_nlg_paper", "glm_130b_paper", "flagperf_baichuan2", "lightning_gpt2_xl",
-    "lambda_neox", "libai", "libai_megatron", "nanogpt_2022", "optimum_benchmark", "vertex_openllama",
+    "lambda_neox", "libai", "libai_megatron", "nanogpt_2022", "nemo_launcher_2023", "optimum_benchmark",
+    "vertex_openllama",
 )  # fmt: skip
 """sources whose attention stores its scores: Megatron-LM older than FlashAttention (May 2022), transformers of 2022 and 2023, a model with no other attention"""
 PEFT_PROGRAMS = ("universal_llm_trainer", "vectorlm", "llama_recipes_lora")
