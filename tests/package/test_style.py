@@ -75,7 +75,7 @@ API = [
     ),
     ROOT / "autotune" / "ports" / "trial_runner.py",
     ROOT / "autotune" / "study" / "progress.py",
-    *sorted((ROOT / "autotune" / "will_it_fit").rglob("*.py")),
+    *sorted((ROOT / "autotune" / "plan" / "fit").rglob("*.py")),
     *sorted((ROOT / "autotune" / "spec").rglob("*.py")),
     *sorted((ROOT / "autotune" / "client").rglob("*.py")),
 ]
