@@ -36,7 +36,7 @@ class ClusterChoice:
     bill: Bill | None = None
     """of the training that was asked about"""
     lacking: tuple[str, ...] = ()
-    """precisions of the space that the GPU does not have; other configs of the space were still compared"""
+    """precisions of the space that the GPU does not have; other configs in the space were still compared"""
     nearest_miss: NearestMiss | None = None
     """where configs are legal and none is expected to fit"""
     reason: str = ""

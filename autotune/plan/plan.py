@@ -260,7 +260,7 @@ def _on(
 def nearest_miss(
     space: SearchSpace, predicted: Estimate, constants: Calibration | None = None
 ) -> NearestMiss:
-    """The config of a space that comes nearest to fitting, and what would make it fit. `predicted`: of every config of the space."""
+    """The config of a space that comes nearest to fitting, and what would make it fit. `predicted`: of every config in the space."""
     constants = constants or calibration_for(space.workload)
     index = int(
         np.lexsort(

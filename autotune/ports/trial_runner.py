@@ -253,7 +253,7 @@ class PreflightRunner(TrialRunner, Protocol):
 
     @classmethod
     def preflight_here(cls, study: Study, smallest: ParallelConfig) -> None:
-        """Raise `RunnerError` (or `MissingExtraError`) for a study that it cannot run on this machine. `smallest`: the config of the space with
+        """Raise `RunnerError` (or `MissingExtraError`) for a study that it cannot run on this machine. `smallest`: the config in the space with
         the fewest ranks. Takes milliseconds: nothing is started, and no cluster is contacted."""
         ...
 

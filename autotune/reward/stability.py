@@ -116,7 +116,7 @@ def diverged(measurement: Measurement) -> Failure | None:
         ours, theirs = float(losses[-q:].mean()), float(reference[-q:].mean())
         message = (
             f"the loss ended {ours / theirs - 1:.0%} above that of fp32 on the same batches ({ours:.3f} against {theirs:.3f}), "
-            f"at least {excess:.0%} of it beyond the noise"
+            f"{excess:.0%} more than noise explains"
         )
         return Failure(kind=FailureKind.DIVERGED, message=message, step=last)
     return None

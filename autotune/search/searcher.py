@@ -1,4 +1,4 @@
-"""The base class of all searchers. Each config of the space is a candidate, and each candidate is free, pending or done.
+"""The base class of all searchers. Each config in the space is a candidate, and each candidate is free, pending or done.
 
     ask       chooses a free candidate, which becomes pending
     tell      a terminal trial makes its candidate done; CANCELLED makes it free again; a running trial makes it pending
@@ -161,7 +161,7 @@ class Searcher(ABC):
         free = len(self.free())
         if not free:
             count = len(self.space) - int(self.left_out.sum())
-            which = "of the space" if count == len(self.space) else "in the space that can run here"
+            which = "in the space" if count == len(self.space) else "in the space that can run here"
             return (
                 f"all {count:,} configs {which} were tried"
                 if count > 1

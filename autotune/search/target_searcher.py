@@ -174,7 +174,7 @@ class TargetSearcher(Searcher):
         )
 
     def proxy_at(self, index: int) -> Proxy | str:
-        """The proxy of a config of the space, or why it has none here."""
+        """The proxy of a config in the space, or why it has none here."""
         mark = self._mark(index)
         if mark and mark not in self._asked and self._chance(index) < FITS:
             return f"the proxy is expected to run out of memory on {self.at_hand.name}"

@@ -21,7 +21,7 @@ def default_config(space: SearchSpace) -> ParallelConfig:
     """The baseline of a space's workload: data parallel only, micro-batch 1.
 
     It uses as many ranks as the space allows and the batch sizes can be dealt to; it need not be in the space itself, only legal. Where no
-    such config is legal (no batch size is a multiple of any world size), it is the config of the space that comes nearest: least model
+    such config is legal (no batch size is a multiple of any world size), it is the config in the space that comes nearest: least model
     parallelism, most ranks, smallest micro-batch.
     """
     return _default(space, space.launchable, lambda row: True)

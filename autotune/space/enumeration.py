@@ -102,7 +102,7 @@ def choices_of(workload: Workload, space: SpaceSpec) -> dict[str, NDArray[np.int
 
 
 def world_sizes(workload: Workload, space: SpaceSpec) -> tuple[int, ...]:
-    """The numbers of ranks that a config of the space may use on this cluster; all its GPUs when the space does not say.
+    """The numbers of ranks that a config in the space may use on this cluster; all its GPUs when the space does not say.
 
     A space may name more ranks than a cluster has, so that one space serves many clusters; but it must leave some.
     """

@@ -102,7 +102,7 @@ def why_not_in(study: Study, config: ParallelConfig) -> str | None:
 
 
 def fixed_knobs(workload: Workload, space: SpaceSpec) -> dict[str, Any]:
-    """Knobs that have the same value in all configs of the space, with that value; those at their default may be left out.
+    """Knobs that have the same value in all configs in the space, with that value; those at their default may be left out.
 
     It follows from what the space lists, not from its configs: a value that no legal config has counts, too.
     """

@@ -241,7 +241,7 @@ def _nothing_legal(
         else f"all {total:,} combinations break a rule"
     )
     error = InfeasibleError(
-        f"no config of the space {space.name!r} is valid for {workload.model.name} on {workload.cluster.name}: "
+        f"no config in the space {space.name!r} is valid for {workload.model.name} on {workload.cluster.name}: "
         f"{broken} ({counts}); the nearest miss is {config}: {'; and '.join(reasons[name] for name in foremost)}",
         field="space",
     )

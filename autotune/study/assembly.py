@@ -51,7 +51,7 @@ class Assembly:
     calibration: Calibration | None
     """of this cluster, where it was measured; None: the cost model's own"""
     estimate: Estimate
-    """of every config of the space"""
+    """of every config in the space"""
     baseline: ParallelConfig
     here: Assembly | None = None
     """of a study with a target: the proxy of one of its configs as a study of its own, for what must be known of the machine at hand. None: the study runs
@@ -107,7 +107,7 @@ class Assembly:
     @property
     def references(self) -> dict[int, ParallelConfig]:
         """By global batch, the config whose losses other precisions are held against: the baseline in fp32, with more or fewer micro-batches to a
-        step, or where that does not fit the config of the space that needs the least memory, in fp32. Without those that are not needed
+        step, or where that does not fit the config in the space that needs the least memory, in fp32. Without those that are not needed
         (stability counts for nothing, all configs are fp32, configs do not see the same data, the baseline is its own) or cannot be run."""
         lower = bool((~self.space.table.is_word("precision", "fp32")).any())
         study = self.study
@@ -293,6 +293,6 @@ def _check_runs(runner: TrialRunner, assembly: Assembly) -> None:
         )
     if runner.capacity < least:
         raise ClusterTooSmallError(
-            f"the smallest config of the space needs {least} ranks, but the {study.runner!r} runner has {runner.capacity} here",
+            f"the smallest config in the space needs {least} ranks, but the {study.runner!r} runner has {runner.capacity} here",
             remedy="check whether a node is down, set `cluster: local`, or allow smaller world_sizes in the space",
         )

@@ -3,7 +3,7 @@
     known before    by a calibration (`autotune.results.calibrations`)
     seen in trials  `TRIALS` trials or more, and `MOSTLY` of those that ran there, say of themselves that this node (or a rank on it) is slower than the others
 
-Nothing is left out that the largest config of the space needs.
+Nothing is left out that the largest config in the space needs.
 """
 
 from __future__ import annotations

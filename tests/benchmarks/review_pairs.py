@@ -10,7 +10,7 @@ published, by the constants that ship; with --usual among those of the usual spa
     named     an edit is about a knob in which the two differ, and goes where the best one lies
     other     edits are proposed, and none of them does
     silent    nothing is proposed
-    chance    how many would be named by as many changes that are drawn from all configs of the space
+    chance    how many would be named by as many changes that are drawn from all configs in the space
     trial     nothing is proposed, and a change that is called worth a trial goes where the best one lies; `trial?`: none does
     slower    all edits together, or one alone that was published too, were measured slower than the plain config, or failed
 """

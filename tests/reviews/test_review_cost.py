@@ -75,7 +75,7 @@ def test_a_review_loads_nothing_that_it_does_not_need(name: str, tmp_path: Path)
 def test_the_cost_model_and_the_trainer_are_asked_a_few_times(
     name: str, estimates: int, questions: int, tmp_path: Path
 ) -> None:
-    """Neither once for each constant, nor for each way to pack, nor for each config of the space."""
+    """Neither once for each constant, nor for each way to pack, nor for each config in the space."""
     file, options = written(name, tmp_path)
     cluster = dict(zip(options[::2], options[1::2], strict=True)).get("--cluster", NODE)
     profile = cProfile.Profile()

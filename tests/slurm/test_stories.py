@@ -455,7 +455,7 @@ def test_what_an_allocation_cannot_hold_is_said_before_anything_starts(login: Lo
     )
     assert done.returncode == 2, done.stderr
     assert re.search(
-        r"the smallest config of the space needs 3 nodes, but the job \d+ has 2", done.stderr
+        r"the smallest config in the space needs 3 nodes, but the job \d+ has 2", done.stderr
     )
     space = {**NATIVE["space"], "world_sizes": [4]}
     wide = {**NATIVE, "cluster": {"gpu": "cpu", "num_nodes": 2, "gpus_per_node": 2}, "space": space}

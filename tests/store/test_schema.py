@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
 
 from autotune.errors import StoreCorruptError, StoreVersionError
 from autotune.spec import ParallelConfig, StudyStatus, TrialStatus, Wanted
@@ -169,6 +169,23 @@ def test_a_version_2_file_keeps_its_best_trials_and_knows_what_was_simulated(
         assert [str(trial.config) for _, trial in store.best(runner="simulated")] == [
             str(ParallelConfig(tp=4, dp=2))
         ]
+
+
+@pytest.mark.parametrize("version", range(3, int(HEAD)))
+def test_a_store_that_stopped_at_any_version_is_upgraded_to_the_same_content(
+    tmp_path: Path, version: int
+) -> None:
+    direct, stopped = (old_file(tmp_path / name, VERSION_2) for name in ("direct.db", "stopped.db"))
+    open_store(direct).close()
+    engine = create_engine(f"sqlite:///{stopped}")
+    with engine.begin() as connection:
+        schema.upgrade(connection, f"{version:04d}")
+    engine.dispose()
+    assert rows(stopped, "SELECT version_num FROM autotune_version") == [(f"{version:04d}",)]
+    with closing(open_store(stopped)) as store:
+        assert difference(store) == []
+        assert maintenance.check(store) == []
+    assert dump(stopped) == dump(direct)
 
 
 def test_an_upgrade_reads_from_the_status_what_people_wanted(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_a_study_that_ran_before_waits_under_a_service_for_nodes_that_are_away(
     assert result.record.status is StudyStatus.COMPLETED
     assert [m for m in heard if "away" in m][:1] == [m for m in heard if "away" in m]
     assert heard[0].startswith(
-        "waiting for nodes that are unavailable: the smallest config of the space needs"
+        "waiting for nodes that are unavailable: the smallest config in the space needs"
     )
 
 

@@ -7,7 +7,7 @@ The knobs that vary in a study, with their values.
 
 The feasible set of a study with what the cost model says of each config.
 
-    N    configs of the space, at most `LISTED`; of more, an even sample
+    N    configs in the space, at most `LISTED`; of more, an even sample
 
 Step times are at the level that the study's own trials showed (`Estimate.level` of the latest trial).
 """
@@ -188,7 +188,7 @@ class PredictedSpace:
     value: NDArray[np.float64]
     """by which a plan ranks those that fit: tokens/s times the chance to fit"""
     total: int
-    """configs of the space, also where only a sample of them is here"""
+    """configs in the space, also where only a sample of them is here"""
 
     @property
     def optimum_tokens_per_s(self) -> float | None:

@@ -305,7 +305,7 @@ class BestAcross(Answer):
         description="measurements behind the response: trials, configs, studies, last_at, age_s, spread"
     )
     untried: Plain | None = Field(
-        description="how many configs of the space are valid and how many are measured, and the best untried config by the cost model"
+        description="how many configs in the space are valid and how many are measured, and the best untried config by the cost model"
     )
     nearest: Plain | None = Field(
         description="the workload these configs were measured for, its distance in doublings, and the cost model's estimate for the requested workload"

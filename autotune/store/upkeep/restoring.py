@@ -206,7 +206,7 @@ def _alone(path: Path) -> Iterator[None]:
         except OSError:
             raise ConflictError(
                 f"a store can only be restored while no process has it open, but one has {path} open",
-                remedy="end `autotune serve` and every running study on it, then restore again",
+                remedy="stop `autotune serve` and every running study on it, then restore again",
             ) from None
         yield
 

@@ -60,7 +60,7 @@ class PreparedCheck:
 
     @property
     def legal(self) -> int:
-        """Number of configs of the space."""
+        """Number of configs in the space."""
         return len(self.assembly.space)
 
 
@@ -87,7 +87,7 @@ def prepare_check(study: Study, *, store: KnowledgeStore | None = None) -> Prepa
         config=config,
         why_config="the baseline"
         if config == assembly.baseline
-        else "the smallest config of the space",
+        else "the smallest config in the space",
         launch=launch.placed("FILES") if launch is not None else None,
         folder=folder,
         program=program,

@@ -191,7 +191,7 @@ def _is_told(check: ProgramCheck) -> bool:
 
 
 def _accumulation_varies(study: Study) -> bool:
-    """Whether configs of the space accumulate differently: by the knob, or because it follows from the batch, the micro-batch and the ranks."""
+    """Whether configs in the space accumulate differently: by the knob, or because it follows from the batch, the micro-batch and the ranks."""
     knobs, workload = study.space.knobs, study.workload
     if "accumulation_steps" in knobs:
         return len(knobs["accumulation_steps"]) > 1

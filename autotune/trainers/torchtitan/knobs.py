@@ -37,7 +37,7 @@ def stage_limits(model: ModelSpec, c: ParallelConfig) -> tuple[Limit, ...]:
         message = f"{SCHEDULES[c.pp_schedule]} needs at least two stages per rank"
         return (Limit(knob="virtual_stages", value=c.virtual_stages, message=message, nearest=2),)
     if not _can_cut(model, c, c.virtual_stages):
-        message = f"{model.num_layers} layers cannot be split into {stages} stages with equally many layers per stage"
+        message = f"{model.num_layers} layers cannot be split evenly into {stages} stages"
         possible = [
             count
             for count in range(2 if interleaved else 1, c.virtual_stages)

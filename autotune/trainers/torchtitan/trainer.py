@@ -197,7 +197,7 @@ class TorchtitanTrainer(Trainer):
         ]
         if options["version"] == "0.2":
             notes.append(
-                "estimates count the loss of release 0.3, which computes logits in chunks; 0.2 computes all at once and needs more memory"
+                "estimates count the loss of release 0.3, which computes logits in chunks; 0.2 computes them all at once and needs more memory"
             )
         if c.recompute == "selective":
             notes.append(

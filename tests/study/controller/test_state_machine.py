@@ -308,7 +308,7 @@ def test_the_search_ends_when_what_is_left_would_gain_too_little(
 def test_a_space_that_was_tried_to_its_end_says_so() -> None:
     world = World(study(max_trials=50))
     end = world.run(lambda config: 0.1)
-    assert end.message == f"all {len(CONFIGS)} configs of the space were tried"
+    assert end.message == f"all {len(CONFIGS)} configs in the space were tried"
     world = begun(study(max_trials=50, min_gain=0.02), after=1)
     world.searcher.gain = 0.0
     world.searcher.ruled_out[:] = True

@@ -101,7 +101,7 @@ def check_ranks(study: Study, smallest: ParallelConfig, capacity: float) -> None
     """Raises when even the smallest config needs more ranks than there are."""
     if smallest.world_size > capacity:
         raise RunnerError(
-            f"the smallest config of the space needs {smallest.world_size} ranks, but the {study.runner!r} runner has {int(capacity)} on this machine",
+            f"the smallest config in the space needs {smallest.world_size} ranks, but the {study.runner!r} runner has {int(capacity)} on this machine",
             remedy="use `cluster: local`, allow smaller world_sizes in the space, or run the study on the cluster",
             field="runner",
         )

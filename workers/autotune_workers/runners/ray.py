@@ -155,7 +155,7 @@ class RayRunner(AnyTrainerRunner):
             return
         if needed.nnodes > 1:
             raise RunnerError(
-                f"the smallest config of the space needs {needed.nnodes} nodes, but no Ray cluster is given, and one started here has only this machine",
+                f"the smallest config in the space needs {needed.nnodes} nodes, but no Ray cluster is given, and one started here has only this machine",
                 remedy="in a Slurm allocation with that many nodes, autotune starts Ray on them; otherwise start it yourself (`ray start --head` on one, "
                 "`ray start --address=HOST:6379` on the others) and set RAY_ADDRESS or runner.address, or tune for one node",
                 field="runner.address",
@@ -236,14 +236,14 @@ def _check_allocation(study: Study, smallest: ParallelConfig, job: Allocation) -
     needed, cluster = place(study.workload.cluster, smallest), study.workload.cluster
     if needed.nnodes > job.num_nodes:
         raise RunnerError(
-            f"the smallest config of the space needs {needed.nnodes} nodes, but the job {job.job} has {job.num_nodes}",
+            f"the smallest config in the space needs {needed.nnodes} nodes, but the job {job.job} has {job.num_nodes}",
             remedy=f"ask for them with --nodes={needed.nnodes}, or tune for fewer",
             field="runner",
         )
     cpus, ranks = study.runner_options.get("num_cpus") or job.cpus_per_node, needed.nproc_per_node
     if cluster.gpu.is_cpu and cpus and cpus < ranks:
         raise RunnerError(
-            f"the smallest config of the space has {ranks} ranks on each node and one CPU per rank, but the job {job.job} has {cpus} on a node",
+            f"the smallest config in the space has {ranks} ranks on each node and one CPU per rank, but the job {job.job} has {cpus} on a node",
             remedy=f"ask for them with --cpus-per-task={ranks} or --exclusive (in the spec: slurm: {{cpus-per-task: {ranks}}}); the default is one",
             field="runner",
         )

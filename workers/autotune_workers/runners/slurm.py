@@ -82,7 +82,7 @@ class SlurmRunner(ProgramRunner):
         ):
             if size > has:
                 raise RunnerError(
-                    f"the smallest config of the space needs {size} {what}, but the job {job.job} has {has}",
+                    f"the smallest config in the space needs {size} {what}, but the job {job.job} has {has}",
                     remedy="request more from Slurm, or tune for fewer",
                     field="runner",
                 )

@@ -62,7 +62,7 @@ def changes_in_words(
     if unknown:
         its = "its" if len(unknown) == 1 else "their"
         said.append(
-            f"{_named(unknown)} ran while the machine changed, so the lower of {its} possible speeds counts."
+            f"{_named(unknown)} ran while the machine changed, so {its} lower possible speed counts."
         )
     return said
 
