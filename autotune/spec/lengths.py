@@ -157,7 +157,7 @@ class Lengths:
 
 
 def _of_mean(mean: float, longest: float | None) -> Lengths:
-    """Log-normal lengths of that mean, cut at the longest. The cut takes from the mean, so the scale grows until the mean is the one that was given."""
+    """Log-normal lengths of that mean, cut at the longest. The cut lowers the mean, so the scale is raised until the mean is the given one."""
     if longest is not None and mean > longest:
         raise SpecError(
             f"the mean cannot exceed the longest length, but mean={mean:g} and max={longest:g}"

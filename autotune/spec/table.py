@@ -52,7 +52,7 @@ class ConfigTable:
     ) -> ConfigTable:
         """The table of these configs, in the given order. Without `own`, the declarations of the configs' own knobs are derived from the values that occur.
 
-        Raises `ConfigError` if a config has own knobs that another lacks, or a value that its declaration does not list.
+        Raises `ConfigError` if the configs do not have the same own knobs, or one has a value that its declaration does not list.
         """
         rows = list(configs)
         declared = tuple(_declared_by(rows)) if own is None else tuple(own)

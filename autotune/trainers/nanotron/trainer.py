@@ -182,7 +182,7 @@ class NanotronTrainer(Trainer):
         """torchrun run_train.py --config-file config.yaml."""
         c = effective(config)
         entrypoint = needs(
-            options, "entrypoint", "nanotron is started with run_train.py of its checkout"
+            options, "entrypoint", "nanotron is started with run_train.py from its checkout"
         )
         start = torchrun(
             place(workload.cluster, c),
