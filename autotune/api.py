@@ -339,7 +339,7 @@ def calibrate(
 def _with_searcher(
     study: Study, spec: Mapping[str, Any] | None, searcher: str | SearcherFactory
 ) -> tuple[Study, dict[str, Any]]:
-    """The study and its spec with that searcher's name. Raises `SpecError` for an object that makes none, `CatalogError` for an unknown name."""
+    """The study and its spec with that searcher's name. Raises `SpecError` for an object that makes no searcher, `CatalogError` for an unknown name."""
     from autotune.search import check_searcher, searcher_name
 
     if isinstance(searcher, str):

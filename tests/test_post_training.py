@@ -79,7 +79,7 @@ def test_a_store_gives_back_what_was_asked(algorithm: str) -> None:
         ("rl.response_lengths", {"mean": 900, "max": 16384}, "workload.seq_len", "longest sequence"),
         ("rl.staleness", 1, "rl.staleness", "placement=colocated"),
         ("rl.placement", "async", "rl.staleness", "needs a value for staleness"),
-        ("rl.placement", {"split": [12, 8]}, "rl.placement", "must be those of the cluster"),
+        ("rl.placement", {"split": [12, 8]}, "rl.placement", "must add up to the cluster's"),
         ("rl.placement", {"split": [8, 6]}, "rl.placement", r"8 \+ 6 are 14 and .* has 16"),
         ("rl.critic", {"model": "llama-1b"}, "rl.critic", "only ppo"),
         ("rl.resposes", 3, "rl.resposes", "there is no key"),

@@ -100,7 +100,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "autotune list",
         "autotune list --observed",
         "autotune list --status running --json",
-        "autotune list | cut -f1   # ids alone",
+        "autotune list | cut -f1   # ids only",
     ),
     "status": (
         "autotune status gpt2-medium-1x8",

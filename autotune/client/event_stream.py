@@ -1,6 +1,6 @@
 """The event stream of a study: the next request, and the parser of its lines (HTML standard, section "Server-sent events"; data is JSON).
 
-After a broken connection the stream continues behind the last event that arrived.
+If the connection breaks, the stream continues after the last event that arrived.
 """
 
 from __future__ import annotations

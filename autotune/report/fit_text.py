@@ -93,7 +93,7 @@ def other_verdict_line(fit: Fit) -> str:
     if fit.verdict == fit.cost_model_verdict:
         return ""
     return (
-        f"plan and estimate say {fit.cost_model_verdict!r} by formulas ({format_bytes(float(fit.estimate.peak_memory_bytes))}); "
+        f"plan and estimate say {fit.cost_model_verdict!r} based on formulas ({format_bytes(float(fit.estimate.peak_memory_bytes))}); "
         "the dry run is authoritative, because it runs the trainer's code. With --profile, plan and estimate use its memory"
     )
 

@@ -90,7 +90,7 @@ _PLAIN = {
 }
 """Pydantic's messages in this service's words, by error type; those that say enough stay as they are."""
 _TO_WRITE = {
-    "model": "name one of `autotune models`, or your own config.json",
+    "model": "give a name from `autotune models`, or your own config.json",
     "cluster": "name one of `autotune clusters`, such as h100-sxm-1x8, or this machine: local",
     "workload": "for instance {seq_len: 4096, global_batch_size: 64}",
     "space": "name one of `autotune spaces`, such as dense-single-node, or list values of knobs: {tp: [1, 2, 4], micro_batch_size: [1, 2, 4]}",
@@ -477,7 +477,7 @@ def _post_training(
     if found.longest > step.seq_len:
         raise SpecError(
             f"seq_len must be at least the longest sequence, but seq_len={step.seq_len} and the longest has {found.longest:,} tokens",
-            remedy=f"seq_len: {found.longest}, or smaller `max` of the lengths",
+            remedy=f"seq_len: {found.longest}, or a smaller `max` of the lengths",
             field="workload.seq_len",
         )
     listed = [name for name in asked.knobs if name in RL_KNOBS and name not in found.knob_names]

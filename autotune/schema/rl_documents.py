@@ -451,7 +451,7 @@ def _placement(asked: PostTrainingDocument, cluster: ClusterSpec) -> tuple[str, 
         )
     if gpus is not None and sum(gpus) != cluster.num_gpus:
         raise SpecError(
-            f"GPUs that train and generate must be those of the cluster, but {gpus[0]} + {gpus[1]} are {sum(gpus)} and {cluster.name} has {cluster.num_gpus}",
+            f"training and generation GPUs must add up to the cluster's, but {gpus[0]} + {gpus[1]} are {sum(gpus)} and {cluster.name} has {cluster.num_gpus}",
             remedy=f"for instance [{cluster.num_gpus - gpus[1]}, {gpus[1]}]"
             if gpus[1] < cluster.num_gpus
             else f"for instance [{cluster.num_gpus - cluster.num_gpus // 2}, {cluster.num_gpus // 2}]",

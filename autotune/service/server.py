@@ -217,7 +217,7 @@ def _check_programs(options: ServiceOptions) -> None:
             )
     elif options.program_roots:
         log.warning(
-            "programs of callers run as the service's own user and can read its database; --program-user NAME separates them"
+            "callers' programs run as the service's own user and can read its database; --program-user NAME separates them"
         )
 
 

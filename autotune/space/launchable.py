@@ -87,7 +87,7 @@ class Launchable:
         return can_launch
 
     def _limiting(self, table: ConfigTable) -> list[str]:
-        """The knobs that its limits depend on. All rows have the same own knobs, most of which are carried or refused by name: their values multiply the rows,
+        """The knobs that its limits depend on. All rows have the same knobs in `extra`, most of which are carried or refused by name: their values multiply the rows,
         not the questions."""
         return [
             name

@@ -249,7 +249,7 @@ class ClusterSpec:
 
     @classmethod
     def named(cls, name: str) -> ClusterSpec:
-        """The cluster for a name like `h100-sxm-4x8`, of any size and catalog GPU. Raises `CatalogError` for any other name."""
+        """The cluster for a name like `h100-sxm-4x8`, with any size and any catalog GPU. Raises `CatalogError` for any other name."""
         gpus = entry_names("gpus")
         found = _CLUSTER_NAME.fullmatch(name)
         if not found:

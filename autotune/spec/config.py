@@ -270,7 +270,7 @@ class ParallelConfig(Plain):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ParallelConfig:
-        """The config of plain values; fields left out take their defaults, unknown ones raise `ConfigError`."""
+        """The config from plain values; fields left out take their defaults, unknown ones raise `ConfigError`."""
         for name in values:
             if name not in KNOBS and name != "extra":
                 raise unknown_knob(name)

@@ -86,7 +86,7 @@ class KnobUse:
 
     def check(self, config: ParallelConfig) -> None:
         """Raise `ConfigError` if the config has a value that the part does not support, a non-default value of an undeclared knob, or
-        own knobs that are not neutral."""
+        knobs of its own that are not neutral."""
         for knob, forgotten in self._limited():
             if (value := getattr(config, knob.name)) != knob.default:
                 self._check_value(knob, value, forgotten)
@@ -117,7 +117,7 @@ class KnobUse:
         return ",".join(f"{knob.name}={knob.text(getattr(config, knob.name))}" for knob in shown)
 
     def _limited(self) -> tuple[tuple[Knob, bool], ...]:
-        """The knobs with values that it refuses, each with whether it has forgotten the knob."""
+        """The knobs with values that it refuses, each with a flag for whether the knob was forgotten."""
         forgotten = {knob.name for knob in self.forgotten()}
         limited = forgotten | {name.partition("=")[0] for name in self.cannot}
         return tuple((KNOBS[name], name in forgotten) for name in KNOBS if name in limited)

@@ -157,7 +157,7 @@ class Lengths:
 
 
 def _of_mean(mean: float, longest: float | None) -> Lengths:
-    """Log-normal lengths of that mean, cut at the longest. The cut lowers the mean, so the scale is raised until the mean is the given one."""
+    """Log-normal lengths with that mean, cut at the longest. The cut lowers the mean, so the scale is raised until the mean is the given one."""
     if longest is not None and mean > longest:
         raise SpecError(
             f"the mean cannot exceed the longest length, but mean={mean:g} and max={longest:g}"
@@ -177,7 +177,7 @@ def _of_mean(mean: float, longest: float | None) -> Lengths:
 
 
 def _spread(knots: Sequence[tuple[float, float]]) -> float:
-    """Deviation of ln-lengths that two percentiles have, if lengths are log-normal; the usual one where there are no two."""
+    """Standard deviation of ln(length) implied by two percentiles, if lengths are log-normal; the usual one without two percentiles."""
     inner = [
         (share, length) for share, length in knots if _LOWEST < share < _HIGHEST and length > 0
     ]

@@ -1,7 +1,7 @@
 """Values as plain JSON and back: what the store keeps and the wire carries.
 
 A frozen dataclass is the one declaration of its document: every field is written under its own name, so that a stored study means the same after a
-default has changed, and read back by its type. Reading is strict: a key that no field has is an error, because dropping it would change what was asked.
+default has changed, and read back by its type. Reading is strict: a key that matches no field is an error, because dropping it would change what was requested.
 """
 
 from __future__ import annotations

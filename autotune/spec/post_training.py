@@ -164,7 +164,7 @@ class PostTraining:
             positive_int(f"rl.{name}", getattr(self, name), at_most=1 << 24)
         if self.sequences % self.mini_batches:
             raise SpecError(
-                f"mini_batches must divide the sequences of a step, but mini_batches={self.mini_batches} and {self.prompts} prompts x {self.responses} responses "
+                f"mini_batches must divide the number of sequences in a step, but mini_batches={self.mini_batches} and {self.prompts} prompts x {self.responses} responses "
                 f"are {self.sequences}",
                 field="rl.mini_batches",
             )

@@ -52,7 +52,7 @@ class ConfigTable:
     ) -> ConfigTable:
         """The table of these configs, in the given order. Without `own`, the declarations of the configs' own knobs are derived from the values that occur.
 
-        Raises `ConfigError` if the configs do not have the same own knobs, or one has a value that its declaration does not list.
+        Raises `ConfigError` if the configs do not have the same knobs in `extra`, or one has a value that its declaration does not list.
         """
         rows = list(configs)
         declared = tuple(_declared_by(rows)) if own is None else tuple(own)
@@ -61,7 +61,7 @@ class ConfigTable:
         for config in rows:
             if config.extra.keys() != names:
                 raise ConfigError(
-                    f"all configs of a table must have the same own knobs, but {config} has {', '.join(config.extra) or 'none'} "
+                    f"all configs of a table must have the same knobs in `extra`, but {config} has {', '.join(config.extra) or 'none'} "
                     f"and the table {', '.join(sorted(names)) or 'none'}",
                     field="extra",
                 )

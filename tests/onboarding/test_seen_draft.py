@@ -149,7 +149,7 @@ def test_an_option_of_the_longest_sequence_stays_as_it_is(read: Draft, tmp_path:
     words = found.document["trainer"]["argv"]
     assert not any("{seq_len}" in word for word in words)
     assert any(word.endswith("=64") for word in words)
-    assert any(note.startswith("the option of the length stays 64") for note in found.notes)
+    assert any(note.startswith("the length option stays 64") for note in found.notes)
 
 
 def test_degrees_of_the_programs_own_meshes_share_the_data(read: Draft, tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_extra_holds_plain_values_of_other_knobs(extra: Any, message: str) -> No
 
 
 def test_a_table_has_one_set_of_own_knobs() -> None:
-    with pytest.raises(ConfigError, match="the same own knobs"):
+    with pytest.raises(ConfigError, match="the same knobs in `extra`"):
         ConfigTable.of([ParallelConfig(extra={"a": 1}), ParallelConfig()])
     with pytest.raises(ConfigError, match="must be one of 0, 2, 4, but is 3"):
         ConfigTable.of([ParallelConfig(extra={"num_workers": 3})], OWN[:1])

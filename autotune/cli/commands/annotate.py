@@ -1,4 +1,4 @@
-"""Commands about what people write on studies, and deleting one: note, tag, delete."""
+"""Commands for what people add to studies, and for deleting one: note, tag, delete."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def clusters(json: JsonOption = False) -> None:
 
 
 def _tflops(flops_per_s: float | None) -> float | None:
-    """TFLOP/s, rounded; None where the GPU lacks this precision."""
+    """TFLOP/s, rounded; None if the GPU lacks this precision."""
     if flops_per_s is None:
         return None
     return round(flops_per_s / 1e12, 1 if flops_per_s >= 1e12 else 3)

@@ -81,7 +81,7 @@ def check(
 
 
 class _LogView:
-    """The log as it comes: left what was understood, right the line."""
+    """The log as it comes: what was understood on the left, the line on the right."""
 
     def __init__(self) -> None:
         self._shown = self._left_out = 0
@@ -123,7 +123,7 @@ def _said(line: LogLine) -> str:
 
 
 def _space(prepared: PreparedCheck) -> str:
-    """How many configs there are; of a single one, why: nothing can be compared with it."""
+    """How many configs there are; if there is only one, why, because nothing can be compared with it."""
     from autotune.space.enumeration import in_words
 
     excluded = prepared.assembly.space.excluded
@@ -172,7 +172,7 @@ def _print_launch(prepared: PreparedCheck) -> None:
 
 
 def _print_seen(found: ProgramCheck) -> None:
-    """Said by the spec and seen by the probe, side by side, a column for each config that was run."""
+    """What the spec says and the probe saw, side by side, with a column for each config that was run."""
     from autotune.spec import config_label
 
     runs = [run for run in (found, found.second) if run is not None and run.rows]

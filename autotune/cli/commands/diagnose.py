@@ -1,4 +1,4 @@
-"""The command diagnose: what holds a run back, of a stored trial, an observed run, or a log."""
+"""The diagnose command: what slows down a stored trial, an observed run, or the run in a log."""
 
 from __future__ import annotations
 

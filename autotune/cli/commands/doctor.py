@@ -140,14 +140,14 @@ def _dry_runs() -> Check:
 
 
 def _requirement(package: str, extra: str) -> str:
-    """The bound that an extra of autotune puts on a package, as pip reads it: `<2.14,>=2.13`."""
+    """The bound that an autotune extra puts on a package, in pip's notation: `<2.14,>=2.13`."""
     wanted = re.compile(rf"{package}(?P<bound>[<>=][^;]*?)\s*;\s*extra == ['\"]{extra}['\"]")
     found = (wanted.fullmatch(line) for line in own_requirements())
     return next((match["bound"] for match in found if match), "")
 
 
 def _is_within(version: str, bound: str) -> bool:
-    """Whether major and minor number of a version are within `>=X.Y` and `<X.Y`."""
+    """Whether a version's major and minor numbers are within `>=X.Y` and `<X.Y`."""
     release = _numbers(version)
     least, under = re.search(r">=\s*([\d.]+)", bound), re.search(r"<\s*([\d.]+)", bound)
     return (not least or release >= _numbers(least[1])) and (

@@ -71,7 +71,7 @@ def submit(
 
 
 def _say_who_serves(store: str | None) -> None:
-    """Says when no service of this machine would run what was submitted to the store."""
+    """Says if no service on this machine would run what was submitted to the store."""
     from autotune.service.supervise.presence import is_served
     from autotune.settings import settings
 

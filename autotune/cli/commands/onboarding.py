@@ -251,7 +251,7 @@ def _hand_over(
     json: bool,
     seen: dict[str, Any] | None = None,
 ) -> None:
-    """Writes or prints the draft, and says what is to be done with it."""
+    """Writes or prints the draft, and says what to do with it."""
     problem = _problem(draft, output.parent if output else Path())
     if output:
         _write(draft, output, force=force)

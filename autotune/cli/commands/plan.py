@@ -210,7 +210,7 @@ def _asked_document(
 
 
 def _policy(study: Any, found: Any) -> Any:
-    """How often the best config should save; None where the spec does not say how the cluster fails."""
+    """How often the best config should save; None if the spec does not say how the cluster fails."""
     from autotune.spec.study import policy_for
 
     best = found.rows[0] if found.rows else None

@@ -1,4 +1,4 @@
-"""The command recheck: an old study's winner, runner-up and baseline re-measured."""
+"""The recheck command: re-measures an old study's winner, runner-up and baseline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command review: what can be said of a launch without running it."""
+"""The review command: what can be said about a launch without running it."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def review(
 def _known_store(
     url: str | None, cluster: str | None
 ) -> AbstractContextManager[ServiceStore | None]:
-    """The results database that is named, or of this machine where it has one: it says how fast the cluster was seen to be. None is made for a review."""
+    """The named results database, or this machine's if it has one: it shows the cluster's measured speed. None is made for a review."""
     from autotune.settings import settings
 
     if url is None and cluster != LOCAL:
@@ -204,7 +204,7 @@ def _patch(found: Review) -> str:
 
 
 def _note_what_the_files_lack(found: Review) -> None:
-    """Edited lines alone may be another launch than the proposed one."""
+    """Edited lines alone may give a different launch from the proposed one."""
     if found.unplaced:
         note(f"also set (no line for these in the files): {', '.join(found.unplaced)}")
     if found.together is None and not found.missing:
@@ -212,7 +212,7 @@ def _note_what_the_files_lack(found: Review) -> None:
 
 
 def _bill(found: Review, tokens: float | None) -> dict[str, Any]:
-    """What the whole training takes, where its tokens are given and something is predicted."""
+    """What the whole training takes, if its tokens are given and there is a prediction."""
     from autotune.plan.plan import Bill
 
     if tokens is None or found.estimate is None or found.study is None:

@@ -1,4 +1,4 @@
-"""Commands of the service: serve, and token create, list, revoke, audit; and mcp, which serves agents."""
+"""Service commands: serve; token create, list, revoke and audit; and mcp, which serves agents."""
 
 from __future__ import annotations
 

@@ -260,7 +260,7 @@ def seen_draft(
         )
         if entries["trainer"] != before:
             notes.append(
-                f"the option of the length stays {read_length}: it seems to be a maximum, and trials must not change it"
+                f"the length option stays {read_length}: it seems to be a maximum, and trials must not change it"
             )
     order = [entry.key for entry in draft.entries]
     order = (
@@ -269,7 +269,7 @@ def seen_draft(
         else [*order[: order.index("trainer")], "baseline", *order[order.index("trainer") :]]
     )
     heading = (
-        f"A first spec by `autotune init --run`: {launched} ran for {steps} optimizer step{'s' if steps != 1 else ''}, and was stopped.",
+        f"A first spec from `autotune init --run`: {launched} ran for {steps} optimizer step{'s' if steps != 1 else ''}, and was stopped.",
         "Values are what the probe observed. Those that come only from the source are marked with their line. Next: `autotune check`, then `autotune tune`.",
     )
     kept = tuple(entries[key] for key in order if key in entries)

@@ -232,7 +232,7 @@ def script_draft(
         )
     notes += _what_is_off(found, source, ranks)
     heading = (
-        f"A first spec of {source.name}, by `autotune init`. Nothing was run; line numbers refer to {script.name}.",
+        f"A first spec for {source.name}, written by `autotune init`. Nothing was run; line numbers refer to {script.name}.",
         "Next: fill in what the comments ask for, then `autotune check` (five real steps) and `autotune tune`.",
     )
     where, runner = place.entries
@@ -640,7 +640,7 @@ def _what_starts(script: Script, source: Path) -> Iterator[str]:
     )
     yield f"{source.name} starts {started.program} with {started.tasks or how}; its arguments without a knob are kept"
     if started.spelled_out:
-        yield f"the settings of {started.spelled_out} are given as options, because {started.program} takes no option beside that file"
+        yield f"the settings of {started.spelled_out} are given as options, because {started.program} takes no option besides that file"
     if started.tasks:
         yield (
             f"trials start {started.program} with torchrun on each node, instead of one {started.tasks} task per rank: it must read RANK, "
@@ -668,7 +668,7 @@ def _what_weights(script: Script) -> Iterator[str]:
         option.name == "torch_dtype" and option.given is None and option.default
         for option in script.options
     ):
-        yield f"{ASSUMED_WEIGHTS}{loaded}, the type of most checkpoints: {script.name} trains in the checkpoint's own unless torch_dtype is given"
+        yield f"{ASSUMED_WEIGHTS}{loaded}, the type of most checkpoints: {script.name} trains in the checkpoint's own type unless torch_dtype is given"
         return
     if loaded == "auto":
         why = "dtype is auto"

@@ -246,7 +246,7 @@ def _time(source: TrialSource) -> Figure | None:
     ]
     return Figure(
         name="time_by_parts",
-        title="Where the time of a step goes",
+        title="Where a step's time goes",
         shows="Time in one optimizer step by cause, in seconds, as predicted by the cost model"
         + (" and as profiled in the trial." if is_profiled else "; this trial was not profiled."),
         how_to_read="The number next to a bar is its whole length; the tick is the measured step time. Communication hidden behind computation is not shown.",

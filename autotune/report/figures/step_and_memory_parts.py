@@ -63,7 +63,7 @@ def step_parts(source: FigureSource) -> Figure | None:
     names = part_names([parts for _, _, parts, _ in rows])
     return Figure(
         name="step_parts",
-        title="Where the time of a step goes",
+        title="Where a step's time goes",
         shows=f"Time in one optimizer step by cause, in seconds ({_source_of(profiled)}), for the winner, the runner-up and the baseline.",
         how_to_read="Each bar is one step, coloured by cause. The tick and the number are the measured step time. "
         "Communication hidden behind computation takes no time and is not shown. Batches may differ: compare speeds, not only lengths.",

@@ -1,4 +1,4 @@
-"""Families that compute what another one of transformers does under other names: their `config.json` is read, and exported, as that one's.
+"""Families that compute the same as another transformers family under other names: their `config.json` is read and exported as that family's.
 
     internlm2, Yi, exaone, ...    Llama                        minicpm       Granite: factors of embedding, residuals and logits
     qwen (version 1)              Qwen2 with as many key heads as heads      chatglm (versions 2 and 3)   GLM-4

@@ -1,4 +1,4 @@
-"""The families of decoders that are read: one entry for each `model_type`, and a sentence for each that has other layers.
+"""The decoder families that are read: one entry for each `model_type`, and a sentence for each that has other layers.
 
 A file leaves out what equals the default of its class in transformers, so each family states these defaults.
 
@@ -93,7 +93,7 @@ def _first_dense(
     has_class: bool = True,
     **more: Any,
 ) -> Family:
-    """A family with experts in all layers but the first `dense`: their number, those that a token visits, the width of one, and those that all tokens visit."""
+    """A family with experts in all layers but the first `dense`: the number of experts, the number that a token visits, the width of one, and the number that all tokens visit."""
     counts = {
         "n_routed_experts": experts,
         "num_experts_per_tok": visited,

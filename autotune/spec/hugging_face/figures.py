@@ -1,6 +1,6 @@
 """Figures of a model that change no shape but what it computes: what an export must carry over from a Hugging Face `config.json`.
 
-The file is the user's, or for a model of the catalog the published one, which the catalog holds. The catalog's is no field of the model: a study of
+The file is the user's, or for a catalog model the published one, which the catalog holds. The catalog's is no field of the model: a study of
 `llama-8b` keeps the identity that it had when the catalog held the shape alone, and earlier results are found.
 
 rotary base      rope_theta, also inside rope_parameters (transformers 5)           norm epsilon     rms_norm_eps, layer_norm_epsilon, ...

@@ -1,7 +1,7 @@
 """Shapes from a Hugging Face `config.json`, family by family (`model_type`).
 
-A key that looks like a size and that nothing here reads is an error: a wrong shape would make every prediction wrong without any warning. Multimodal
-models are read by their language model's part; their other towers are not counted. Layers for multi-token prediction are not counted either.
+A key that looks like a size and that nothing here reads is an error: a wrong shape would make every prediction wrong without any warning. For
+multimodal models only the language model is read; other towers are not counted. Layers for multi-token prediction are not counted either.
 
     hugging_face_families    what each family's file means, and families whose layers no shape describes
     hugging_face_alike       families that are another one under other names
@@ -188,7 +188,7 @@ def _family(name: str, document: Document) -> Family:
 
 
 def _renamed(document: Document, keys: Mapping[str, str]) -> Document:
-    """The file with usual keys in the place of the family's own."""
+    """The file with the usual keys in place of the family's own."""
     found: dict[str, Any] = {key: value for key, value in document.items() if key not in keys}
     for own, usual in keys.items():
         outer, _, inner = own.rpartition(".")
@@ -199,7 +199,7 @@ def _renamed(document: Document, keys: Mapping[str, str]) -> Document:
 
 
 def _of_all_layers(key: str, value: Any) -> Any:
-    """A size that the file lists for each layer, where all are equal."""
+    """A size that the file lists for each layer, if all are equal."""
     if not isinstance(value, list) or not value or not all(isinstance(one, int) for one in value):
         return value
     if key in ("mlp_only_layers", "moe_layers"):  # these list layers

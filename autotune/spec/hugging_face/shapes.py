@@ -31,7 +31,7 @@ BUILT = (
 
 
 def _latent_attention(asked: Document) -> dict[str, Any]:
-    """DeepSeek's latent attention (arXiv:2405.04434, section 2.1): keys and values from a narrow latent, rotary parts apart. A null latent: plain attention."""
+    """DeepSeek's latent attention (arXiv:2405.04434, section 2.1): keys and values from a narrow latent, with separate rotary parts. A null latent: plain attention."""
     if not asked.get("kv_lora_rank"):
         return {}
     nope, rope = asked["qk_nope_head_dim"], asked["qk_rope_head_dim"]

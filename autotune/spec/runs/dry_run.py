@@ -3,7 +3,7 @@
 Bytes are those that the allocator hands out to tensors (`allocated`), on this rank. What an allocator reserves beyond them, and the GPU's own
 context, are not part of a dry run.
 
-Steps are counted from 0. The first step has no optimizer state before its end, so the peak of a training is that of step 1.
+Steps are counted from 0. The first step has no optimizer state before its end, so the peak of a training run is that of step 1.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Outcome(StrEnum):
 
     @classmethod
     def of(cls, *, is_interrupted: bool, has_failed: bool) -> Outcome:
-        """Of a run that has ended: an interrupted one ends with an error too."""
+        """The outcome of a run that has ended; an interrupted one ends with an error too."""
         if is_interrupted:
             return cls.INTERRUPTED
         return cls.FAILED if has_failed else cls.COMPLETED

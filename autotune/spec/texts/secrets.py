@@ -1,7 +1,6 @@
-"""Secrets in what a spec tells its program: which they are, and the same values without them.
+"""Secrets in what a spec passes to its program: which ones they are, and the same values without them.
 
-A value is secret by the name that it stands under (a variable, an option, a key of a file, a parameter of a URL, a header), or by its place: what
-stands before the `@` of a URL. What a trial and its owner's export are launched with is never touched; whatever else shows a study shows `***`.
+A value is secret because of its name (a variable, an option, a file key, a URL parameter, a header) or its place: what comes before the `@` of a URL. What a trial and its owner's export are launched with is never touched; everything else that displays a study shows `***`.
 A value that is `from-environment` is none: it is taken from the environment of the process that runs the trial.
 """
 
@@ -116,7 +115,7 @@ class _Mask:
         return value
 
     def _arguments(self, values: Iterable[Any]) -> Iterable[Any]:
-        """A list; what follows an option whose name says secret is one."""
+        """A list; the value after an option with a secret's name is a secret."""
         option = ""
         for value in values:
             is_option = isinstance(value, str) and value.startswith("-")

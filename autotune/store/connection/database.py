@@ -136,7 +136,7 @@ class Database:
             if self.is_read_only:
                 raise StoreUnavailableError(
                     f"the store {self.location} cannot be written: it is read-only for this user",
-                    remedy="make the file and its folder writable for this user",
+                    remedy="make the file and its folder writable by this user",
                 )
             with self.engine.connect() as connection:
                 connection = connection.execution_options(

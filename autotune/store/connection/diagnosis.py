@@ -30,7 +30,7 @@ _SQLITE_REMEDIES = {
     ),
     sqlite3.SQLITE_READONLY: (
         "it is read-only",
-        "make the file and its folder writable for this user",
+        "make the file and its folder writable by this user",
     ),
     sqlite3.SQLITE_CANTOPEN: (
         "it cannot be opened",
@@ -38,7 +38,7 @@ _SQLITE_REMEDIES = {
     ),
     sqlite3.SQLITE_PERM: (
         "this user has no access",
-        "make the file and its folder writable for this user",
+        "make the file and its folder writable by this user",
     ),
     sqlite3.SQLITE_NOMEM: ("memory ran out", "free some memory, then try again"),
     sqlite3.SQLITE_PROTOCOL: (
@@ -136,7 +136,7 @@ def diagnosed(location: StoreLocation) -> Iterator[None]:
     except OSError as error:
         raise StoreUnavailableError(
             f"the store {location} cannot be reached: {error.strerror or error}",
-            remedy="check that its folder exists and is writable for this user",
+            remedy="check that its folder exists and is writable by this user",
         ) from error
 
 
@@ -153,7 +153,7 @@ def writing(target: Path, field: str) -> Iterator[None]:
             ) from error
         raise SpecError(
             message,
-            remedy="use another location, in an existing folder writable for this user",
+            remedy="use another location, in an existing folder writable by this user",
             field=field,
         ) from error
 

@@ -64,7 +64,7 @@ def _faults(
 def _trial_faults(trial: Trial, lines: Sequence[HistoryEvent]) -> Iterable[str]:
     kinds = [line.kind for line in lines]
     if kinds.count(EventKind.TRIAL_ASKED) != 1 or kinds[0] != EventKind.TRIAL_ASKED:
-        yield f"must have exactly one event trial.asked, as its first, but has {kinds.count('trial.asked')}, and its history begins with {kinds[:1]}"
+        yield f"must have exactly one trial.asked event, at the start, but has {kinds.count('trial.asked')}, and its history begins with {kinds[:1]}"
     ended = [line for line in lines if line.kind == EventKind.TRIAL_ENDED]
     if len(ended) != (1 if trial.status.is_terminal else 0):
         yield f"is {trial.status} but ended {len(ended)} times"

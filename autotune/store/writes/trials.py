@@ -101,7 +101,7 @@ def add(connection: Connection, lease: Lease, trial: Trial) -> None:
             return
     if trial.number != study.num_trials:
         raise ConflictError(
-            f"trials are numbered without gaps: the next number of study {lease.study} is {study.num_trials}, "
+            f"trials are numbered without gaps: the next number in study {lease.study} is {study.num_trials}, "
             f"but the new trial has {trial.number}"
         )
     _refuse_terminal(study)

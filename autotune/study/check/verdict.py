@@ -146,7 +146,7 @@ def _files(check: ProgramCheck) -> list[str]:
         else "they were not restored, and"
     )
     new = {path: file for path, file in check.files.items() if path not in files}
-    stay = [f"new files stay there, from a run of {STEPS} steps: {listed(new)}"] if new else []
+    stay = [f"new files from the run of {STEPS} steps stay there: {listed(new)}"] if new else []
     return [
         f"the program writes outside its trial's folder, to existing files: {listed(files)}; {back} each trial would overwrite them: {OUTPUTS}",
         *stay,

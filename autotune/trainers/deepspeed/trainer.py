@@ -132,7 +132,7 @@ class DeepspeedTrainer(Trainer):
                 Rule(
                     c.offload == "optimizer" and c.zero_stage == 0,
                     "offload",
-                    "ZeRO offloads the optimizer: it needs zero_stage >= 1",
+                    "ZeRO offloads the optimizer, so zero_stage >= 1 is needed",
                     "none",
                 ),
                 Rule(

@@ -156,7 +156,7 @@ class TorchtitanTrainer(Trainer):
                 Rule(
                     c.async_tp and not c.compile,
                     "async_tp",
-                    "the compiler splits the collectives: it needs compile=true",
+                    "the compiler splits the collectives, so compile=true is needed",
                     False,
                 ),
             ),

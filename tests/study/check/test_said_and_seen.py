@@ -257,7 +257,7 @@ def test_files_that_were_there_stop_it_until_the_spec_says_that_they_may_be_repl
     assert not verdict.ready
     assert "to existing files: /w/ckpt.pt; they were restored" in verdict.remedy
     assert "outputs: keep" in verdict.remedy
-    assert "new files stay there, from a run of 5 steps: /w/new" in verdict.remedy
+    assert "new files from the run of 5 steps stay there: /w/new" in verdict.remedy
     keeping = study(outputs="keep")
     assert verdict_of(check(keeping, seen=seen(keeping, files=files))).ready
     fresh = verdict_of(check(of, seen=seen(of, files={"/w/new": files["/w/new"]})))

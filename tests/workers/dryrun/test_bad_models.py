@@ -116,9 +116,9 @@ def test_law_that_a_config_breaks_is_told() -> None:
 
 def test_number_that_a_model_asks_for_is_assumed_and_told() -> None:
     (guess,) = run_here("logs_a_number").guesses
-    assert re.search(rf"reads as a number is 1 \(in the outermost module at .*{HERE}\)$", guess), (
-        guess
-    )
+    assert re.search(
+        rf"reads as a number is assumed to be 1 \(in the outermost module at .*{HERE}\)$", guess
+    ), guess
 
 
 def test_values_of_tokens_that_select_are_assumed_and_told() -> None:

@@ -126,7 +126,7 @@ class FakeAnswers:
         if not tensor.is_floating_point():
             raise DataDependentOutputException(NUMBER)
         if module := self._where():  # what the loop asks for decides nothing that is counted
-            self._guess("a tensor that the model reads as a number is 1", _at(module))
+            self._guess("a tensor that the model reads as a number is assumed to be 1", _at(module))
         return 1.0
 
     def _by_values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

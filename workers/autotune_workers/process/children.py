@@ -197,7 +197,7 @@ class RankForkServer:
         ):
             return False
         LOG.warning(
-            "the fork server of the ranks did not answer for %g s; it is replaced, and its ranks are lost",
+            "the ranks' fork server did not answer for %g s; it is replaced, and its ranks are lost",
             limit_s,
         )
         with contextlib.suppress(ProcessLookupError):

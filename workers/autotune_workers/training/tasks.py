@@ -325,7 +325,7 @@ class OwnTask(Task):
                 ) from error
         if not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(made)):
             raise ConfigError(
-                f"the builder's `input` must return the arguments of the model as tensors (one, a tuple, or a mapping of keywords), but returned a "
+                f"the builder's `input` must return the model's arguments as tensors (one, a tuple, or a mapping of keywords), but returned a "
                 f"{type(made).__name__} without any",
                 remedy="make tensors with one entry per sample first: input(micro_batch_size, seq_len)",
                 field="model.input",

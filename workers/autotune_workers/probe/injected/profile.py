@@ -1,4 +1,4 @@
-"""Where the time of a step goes, from steps under torch's profiler.
+"""Where a step's time goes, from steps under torch's profiler.
 
     compute          some kernel of the model runs (on a CPU: some operator)
     optimizer        clipping and update
