@@ -280,7 +280,7 @@ def fit(
     runner: DryRunner | None = None,
     space: SearchSpace | None = None,
 ) -> tuple[Fit, ...]:
-    """Whether configs fit into memory, by dry runs of the model without a GPU; one `Fit` for each, in the order of `configs`.
+    """Whether configs fit into memory, from dry runs of the model without a GPU; one `Fit` for each, in the order of `configs`.
 
     If `configs` is None, the plan's `top` best configs are checked, or the nearest miss if none is
     expected to fit. Your own model is built in a separate process within `limits`. `on_rank` is called for every dry run that begins or ends; `runner` replaces the built-in one. `space`: the study's space, if it is already enumerated. If a dry run is impossible, the answer comes from the cost model, and `Fit.problem` says why. Raises `MissingExtraError`

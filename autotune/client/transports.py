@@ -1,4 +1,4 @@
-"""The two clients: they run the scripts of `autotune.client.operations`, one blocking, one asynchronous."""
+"""The two clients: they run the scripts in `autotune.client.operations`, one blocking, one asynchronous."""
 
 from __future__ import annotations
 

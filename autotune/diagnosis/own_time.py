@@ -45,7 +45,7 @@ def waits_for_input(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
     change = (
         f"raise num_workers of its DataLoader (now {workers})"
         if workers is not None
-        else "load in other processes (a DataLoader with num_workers)"
+        else "load data in other processes (a DataLoader with num_workers)"
     )
     yield Finding(
         cause="input",

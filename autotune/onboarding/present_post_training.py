@@ -93,7 +93,7 @@ def post_training_space(reading: Reading, trainer: str) -> dict[str, Any]:
 def answered_by_log(
     document: Mapping[str, Any], text: str
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """(`rl` and `rollout` of a draft with what a log of verl, NeMo-RL, OpenRLHF or TRL says, the keys that this answers)."""
+    """(`rl` and `rollout` of a draft with what a verl, NeMo-RL, OpenRLHF or TRL log says, the keys that this answers)."""
     log = read_phases(text.splitlines())
     rl, rollout, answered = dict(document["rl"]), dict(document["rollout"]), []
     for key, which in zip(LENGTHS, ("prompt", "response"), strict=True):

@@ -92,7 +92,7 @@ def _moves(baseline: Trial, best: Trial) -> list[str]:
                 f"{PART_NAMES.get(n, n)} by {format_duration(abs(moves[n]))}" for n in large
             )
             sentences.append(
-                f"Of a step of {format_duration(total)} ({source}), at equal tokens, these parts {word}: {parts}."
+                f"Of a step of {format_duration(total)} ({source}), for the same number of tokens, these parts {word}: {parts}."
             )
     return sentences
 

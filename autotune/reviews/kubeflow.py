@@ -76,7 +76,7 @@ def _admitted(request: Mapping[str, Any], said: Mapping[str, Any]) -> Recommende
         or not isinstance(job, Mapping)
         or job.get("kind") != "TrainJob"
     ):
-        return Recommended((), "a TrainJob can only change at creation")
+        return Recommended((), "a TrainJob can be changed only at creation")
     annotations = _mapping(_mapping(job.get("metadata")).get("annotations"))
     if annotations.get(PLUGIN) != NAME:
         return Recommended((), "")

@@ -67,7 +67,7 @@ class LengthsDocument(Document, defer_build=True):
         default=None, description="path of a text file with one length per line"
     )
     log: Text | None = Field(
-        default=None, description="path of a log of verl, NeMo-RL, OpenRLHF or TRL"
+        default=None, description="path of a verl, NeMo-RL, OpenRLHF or TRL log"
     )
 
 

@@ -256,7 +256,7 @@ class FailuresDocument(Document, defer_build=True):
         default=None, description="time that a checkpoint blocks training"
     )
     checkpoint_bytes: Bytes | None = Field(
-        default=None, description="size of a checkpoint, if its time is unknown"
+        default=None, description="size of a checkpoint, if `checkpoint_s` is unknown"
     )
     write_bytes_per_s: BytesPerSecond | None = Field(
         default=None, description="bandwidth of the storage for the whole job"

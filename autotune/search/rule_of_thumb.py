@@ -35,7 +35,7 @@ class RuleOfThumbSearcher(Searcher):
         index = int(candidates[np.argmin(self._rank[candidates])])
         return (
             index,
-            "rule of thumb: least model parallelism that should fit, then the largest micro-batch",
+            "rule of thumb: the least model parallelism that should fit, then the largest micro-batch",
         )
 
 

@@ -338,7 +338,7 @@ def _cut_source(cut: ModelSpec) -> str:
         cut.num_dense_layers,
     ):
         raise SpecError(
-            f"the config.json of {cut.name} must say which layers are dense by their number, but it reads as "
+            f"the config.json of {cut.name} must give the dense layers as a count, but it reads as "
             f"{read['num_layers']} layers with {read.get('num_dense_layers', 0)} dense ones instead of {cut.num_layers} and {cut.num_dense_layers}",
             remedy="give the shape of the model inline",
             field="model",

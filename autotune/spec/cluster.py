@@ -274,7 +274,7 @@ def _checked_fabric(name: str, word: object) -> None:
 
 
 def _share(nodes: int, at_most: int) -> int:
-    """Nodes that a job of `nodes` nodes takes of each domain."""
+    """Nodes that a job of `nodes` nodes takes from each domain."""
     even = nodes // math.ceil(nodes / at_most)
     equal = max(share for share in range(1, min(nodes, at_most) + 1) if nodes % share == 0)
     return equal if 2 * equal >= even else even

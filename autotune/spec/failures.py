@@ -11,10 +11,10 @@
 The first term alone is Young's (1974, eq. 3). Daly: "A higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22(3).
 
 With n > 1 groups that hold the same weights (HSDP under torchft) a failure costs its group R seconds, a share R / (n M) of the work, and no work is lost: the others
-go on, and it takes the weights from them. Only when all groups are down within R is the last checkpoint needed: M_all = M / (prod_{k=1}^{n-1} R (n - k) / (n M)).
-That takes years, if groups fail independently of each other; a power cut or a faulty release does not know groups, so tau is `LONGEST_S` at most then.
+continue, and the group gets the weights from them. Only when all groups are down within R is the last checkpoint needed: M_all = M / (prod_{k=1}^{n-1} R (n - k) / (n M)).
+That takes years, if groups fail independently of each other; a power cut or a faulty release hits all groups at once, so tau is then at most `LONGEST_S`.
 
-Neglected: failures that come in clusters, checkpoints that overlap with training (say the seconds that they still hold it up), detection time beyond R.
+Neglected: failures that come in clusters, checkpoints that overlap with training (give the seconds by which they still delay it), detection time beyond R.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class CheckpointPolicy(Plain):
         """Plain JSON values, with the source of the formula."""
         return {
             **Plain.to_dict(self),
-            "source": "Daly 2006, eq. 37 and 20 (Young 1974, eq. 3, in first order)",
+            "source": "Daly 2006, eq. 37 and 20 (Young 1974, eq. 3, to first order)",
         }
 
     @property

@@ -5,7 +5,7 @@
 
 Between two percentiles p and q the lengths rise as a + (b - a) * u ** g with one exponent g for all of them, which is chosen so that the mean is the
 one that was given. Beyond the outermost percentiles they are log-normal. A mean
-that stands alone is that of a log-normal distribution whose deviation is `USUAL_SPREAD` of it, which the answers name as assumed.
+given alone is that of a log-normal distribution with a deviation of `USUAL_SPREAD` times the mean, which the answers list as assumed.
 """
 
 from __future__ import annotations

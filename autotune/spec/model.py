@@ -1,4 +1,4 @@
-"""A decoder-only transformer, by its shape.
+"""A decoder-only transformer, described by its shape.
 
     L num_layers   h hidden_size   f ffn_hidden_size   a num_attention_heads   k num_kv_heads   V vocab_size   E num_experts
 
@@ -262,7 +262,7 @@ class ModelSpec(Plain):
 
     @property
     def is_counted(self) -> bool:
-        """Whether only its number of weights is known; its shape is then a decoder of that size."""
+        """Whether only its number of weights is known; its shape is then that of a decoder of that size."""
         return self.code is not None and not (self.code.module or self.source)
 
     @property

@@ -1,4 +1,4 @@
-"""The code that builds a model, where it is not the decoder that ships: a function of the user's, or transformers' own class of a config.json."""
+"""The code that builds a model if it is not the built-in decoder: a user's function, or transformers' own class for a config.json."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ OTHER_NAMED = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerKind:
-    """Repeated layers of one kind, counted on the module."""
+    """Repeated layers of one kind, counted in the module."""
 
     name: str
     """name of the kind: the classes of these layers, or of the submodules that set them apart from other kinds"""

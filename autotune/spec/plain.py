@@ -1,7 +1,7 @@
 """Values as plain JSON and back: what the store keeps and the wire carries.
 
 A frozen dataclass is the one declaration of its document: every field is written under its own name, so that a stored study means the same after a
-default has changed, and read back by its type. Reading is strict: a key that matches no field is an error, because dropping it would change what was requested.
+default has changed, and read back according to its type. Reading is strict: a key that matches no field is an error, because dropping it would change what was requested.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def read_fields(kind: type[Part], values: Mapping[str, Any]) -> Part:
 
 @cache
 def _readers(kind: type) -> Mapping[str, Reader | None]:
-    """By field, what makes its value of a plain one; None where they are the same."""
+    """For each field, what turns a plain value into the field's; None if they are the same."""
     types = get_type_hints(kind)
     return {f.name: _reader(types[f.name]) for f in fields(kind)}
 

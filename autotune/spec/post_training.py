@@ -212,7 +212,7 @@ class PostTraining:
 
     @property
     def tokens(self) -> float:
-        """Mean tokens of a step's sequences."""
+        """Mean number of tokens in a step's sequences."""
         return self.sequences * (self.prompt_lengths.mean + self.response_lengths.mean)
 
     @property

@@ -140,12 +140,12 @@ class ConfigTable:
 
     @property
     def world_size(self) -> Column:
-        """Ranks of each row."""
+        """Ranks for each row."""
         return self.tp * self.pp * self.dp * self.cp
 
     @property
     def global_batch_size(self) -> Column:
-        """Sequences per optimizer step of each row."""
+        """Sequences per optimizer step for each row."""
         return self.micro_batch_size * self.accumulation_steps * self.dp
 
 

@@ -167,6 +167,6 @@ class Workload(Plain):
     @property
     def tokens_per_sequence(self) -> float:
         """Tokens that a step trains on for each sequence of the global batch. This is its whole
-        length; for post-training, the mean length of prompt and response times the mini-batches of
-        a step."""
+        length; for post-training, the mean length of prompt and response times the number of
+        mini-batches in a step."""
         return float(self.seq_len) if self.rl is None else self.rl.tokens / self.rl.mini_batch

@@ -44,7 +44,9 @@ def events_until_ended(
     while waiting:
         left = end - time.monotonic()
         if left <= 0:
-            pytest.fail(f"no end of {sorted(waiting)} within {deadline_s} s; events so far: {seen}")
+            pytest.fail(
+                f"no end event for {sorted(waiting)} within {deadline_s} s; events so far: {seen}"
+            )
         for event in runner.poll(min(left, 1.0)):
             seen.append(event)
             if every is not None:

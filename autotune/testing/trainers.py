@@ -343,7 +343,7 @@ class TrainerContract:
 
     def _skip_without_launches(self) -> None:
         if self.subject().in_python:
-            pytest.skip("it declares that only Python starts it: it writes no launch")
+            pytest.skip("it declares that it is started only from Python, so it writes no launch")
 
     def _skip_without_steps(self) -> None:
         if "steps" not in {option.name for option in self.subject().options}:

@@ -107,5 +107,5 @@ def test_the_optimizer_that_a_text_makes(
     assert found.study is not None
     assert found.study.workload.optimizer == optimizer
     assert any(
-        said in each for each in found.assumed if "optimizer" in each or "text makes" in each
+        said in each for each in found.assumed if "optimizer" in each or "source creates" in each
     ) == bool(said)

@@ -402,7 +402,7 @@ def test_at_the_limit_a_study_that_may_go_on_pauses_and_its_job_begins_again(
     until(lambda: login.cluster.job(job)["Restarts"] == "1", WAIT_S, login.said("sleeping"))
     found = login.status("sleeping")
     assert found["study"]["status"] == "PAUSED"
-    assert found["study"]["message"] == "the time limit of its job is reached"
+    assert found["study"]["message"] == "its job's time limit has been reached"
     # a busy machine may make one trial longer than any before it; that no other begins is a law of `tests/study/controller/test_job_time.py`
     assert found["study"]["trials"].get("CANCELLED", 0) <= 1
     until(
@@ -519,7 +519,7 @@ def test_the_signal_before_the_limit_pauses(login: LoginNode, runner: str) -> No
     found = login.status("sleeping")
     assert (found["study"]["status"], found["study"]["message"]) == (
         "PAUSED",
-        "the time limit of its job is reached",
+        "its job's time limit has been reached",
     )
 
 

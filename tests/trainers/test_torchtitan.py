@@ -148,7 +148,7 @@ REFUSED: list[tuple[ModelSpec, dict[str, Any], dict[str, Any], str]] = [
         catalog.model("qwen3-8b"),
         {"dp": 8},
         OLD,
-        r"model\.family=qwen3: launches of torchtitan 0\.2 .*; version=0\.3 trains",
+        r"model\.family=qwen3: torchtitan 0\.2 launches .*; version=0\.3 trains",
     ),
     (
         MODEL,

@@ -277,7 +277,7 @@ def _show(
 ) -> None:
     """Prints the rows as a JSON document, or `shown` (default: the rows) as a table.
 
-    A narrow terminal leaves out the columns `optional`, one after the other. Numbers and names are never cut; sentences are wrapped between words.
+    A narrow terminal leaves out the `optional` columns, one by one. Numbers and names are never cut; sentences are wrapped between words.
     """
     if as_json:
         emit({title: rows})

@@ -192,7 +192,7 @@ def watch(
 
 
 def _watch(source: Any, study: str, as_json: bool, folder: Path | None = None) -> None:
-    """Follows the study until it ends or is paused, in a terminal with the live view. Exits with 1 when the study failed."""
+    """Follows the study until it ends or is paused, in a terminal with the live view. Exits with 1 if the study failed."""
     from contextlib import nullcontext
 
     from autotune.cli.live import LiveView

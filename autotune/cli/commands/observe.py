@@ -1,4 +1,4 @@
-"""The command run, and the list of what it has kept: somebody's command in its place, with a review before and what was measured after."""
+"""The run command, and the list of the runs it has kept: it runs somebody's command in place, with a review before and the measurements after."""
 
 from __future__ import annotations
 

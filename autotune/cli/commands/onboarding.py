@@ -116,7 +116,7 @@ def _watched(
     folder: Path,
     yes: bool,
 ) -> tuple[Draft, dict[str, Any]]:
-    """The draft with what was seen of its launch, and what that was. `drafted`: the draft by what was read, and by what the program's parser said."""
+    """The draft with what was observed in its launch, and the observation itself. `drafted`: the draft by what was read, and by what the program's parser said."""
     import shlex
     from contextlib import closing
 

@@ -143,7 +143,7 @@ def frozen(script: Script) -> Iterator[str]:
     ) is None:
         yield of_unknown_optimizer(optimizer)
     if not optimizer_of(script) and len(script.optimizers) > 1:
-        yield f"{NOT_COUNTED}which of {', '.join(script.optimizers)} its text makes, planned as AdamW"
+        yield f"{NOT_COUNTED}which of {', '.join(script.optimizers)} its source creates, planned as AdamW"
     yield from _of_adapters(script)
     off = [name for name in given if _FROZEN.fullmatch(name.lower()) and said[name] not in _OFF]
     if off and not peft_of(script):

@@ -163,7 +163,7 @@ def script_draft(
     if found.files:
         given = " and ".join(file.given for file in (found.template, found.settings) if file)
         trainer.append(
-            Entry(key="files", value=found.files, comment=f"{given}, as each trial has it")
+            Entry(key="files", value=found.files, comment=f"{given}, as each trial gets it")
         )
     if found.fixed:
         trainer.append(Entry(key="fixed", value=dict(found.fixed), comment=_decided_by(script)))

@@ -64,7 +64,7 @@ PROGRAMS: dict[str, tuple[str, tuple[tuple[str, str, Any], ...]]] = {
 """(class, options) of programs of libraries, which are known whether their text is there or not: it may declare none of them. Of ms-swift 4 what needs no model or GPU to be known, and the type of most checkpoints, in which it trains unless it is told"""
 BEYOND = {
     "GRPOConfig": "generation, rewards and a reference model",
-    "DPOConfig": "the reference model, and that each pair is two sequences",
+    "DPOConfig": "the reference model and the second sequence of each pair",
 }
 """what else a step of these classes does, which plans of a plain training do not have"""
 _PAIR = "the other sequence of each pair"

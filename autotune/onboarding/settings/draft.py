@@ -67,7 +67,7 @@ def settings_draft(
     program, document = told.program, told.document
     if other := sorted(program.others & {key for key, value in document.items() if value}):
         raise SpecError(
-            f"{told.source.name} holds settings of {program.name}, but not for training: it has {', '.join(other)}",
+            f"{told.source.name} holds settings for {program.name}, but not for training: it has {', '.join(other)}",
             remedy="give the file that you train with",
             field="FILE",
         )
@@ -182,7 +182,7 @@ def settings_draft(
     )
     return Draft(
         heading=(
-            f"A first spec of {told.source.name}, settings of {program.name}, by `autotune init`. Nothing was run.",
+            f"A first spec from {told.source.name}, settings for {program.name}, by `autotune init`. Nothing was run.",
         ),
         entries=entries,
         fill_in=(*(() if known else ("model",)), *place.fill_in),

@@ -70,7 +70,7 @@ MISSING: Mapping[str, tuple[str, str]] = {
         "a knob with two values or more, and a space that can be listed here",
     ),
     "rank_parts": ("Where each rank's time goes", "a best trial whose ranks were observed"),
-    "step_parts": ("Where a step's time goes", "a best trial, with a profile or a prediction"),
+    "step_parts": ("Where step time goes", "a best trial, with a profile or a prediction"),
     "memory_parts": ("Where the memory goes", "a best trial, with a prediction"),
     "knob_importance": ("Importance of each knob", "a knob with two values or more"),
     "parallel_coordinates": (

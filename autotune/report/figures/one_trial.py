@@ -206,7 +206,7 @@ def _memory_over_time(source: TrialSource) -> Figure | None:
     return Figure(
         name="memory_over_time",
         title="Memory over time",
-        shows="Highest peak memory of any rank since the trial began, in bytes, at the end of each step. The time axis is the seconds of training after warm-up.",
+        shows="Highest peak memory of any rank since the trial began, in bytes, at the end of each step. The time axis shows the seconds of training after warm-up.",
         how_to_read="It should level off soon after the first steps. A line that keeps rising means a leak or growing fragmentation: a longer run may run out of memory.",
         svg=plot(
             [],
@@ -246,7 +246,7 @@ def _time(source: TrialSource) -> Figure | None:
     ]
     return Figure(
         name="time_by_parts",
-        title="Where a step's time goes",
+        title="Where step time goes",
         shows="Time in one optimizer step by cause, in seconds, as predicted by the cost model"
         + (" and as profiled in the trial." if is_profiled else "; this trial was not profiled."),
         how_to_read="The number next to a bar is its whole length; the tick is the measured step time. Communication hidden behind computation is not shown.",
@@ -301,7 +301,7 @@ def _memory(source: TrialSource) -> Figure | None:
         {**MEMORY_NAMES, MEASURED: "measured peak"},
         capacity_bytes=capacity,
         x_label="peak memory of a rank",
-        description="Predicted parts and measured peaks of memory, against the capacity",
+        description="Predicted parts and measured memory peaks, against the capacity",
     )
     return Figure(
         name="memory_by_parts",

@@ -63,7 +63,7 @@ def step_parts(source: FigureSource) -> Figure | None:
     names = part_names([parts for _, _, parts, _ in rows])
     return Figure(
         name="step_parts",
-        title="Where a step's time goes",
+        title="Where step time goes",
         shows=f"Time in one optimizer step by cause, in seconds ({_source_of(profiled)}), for the winner, the runner-up and the baseline.",
         how_to_read="Each bar is one step, coloured by cause. The tick and the number are the measured step time. "
         "Communication hidden behind computation takes no time and is not shown. Batches may differ: compare speeds, not only lengths.",
@@ -122,7 +122,7 @@ def memory_parts(source: FigureSource) -> Figure | None:
         MEMORY_NAMES,
         capacity_bytes=capacity,
         x_label="highest peak memory of any rank",
-        description="Predicted parts and measured peak of memory, against the capacity",
+        description="Predicted parts and measured memory peak, against the capacity",
     )
     return Figure(
         name="memory_parts",

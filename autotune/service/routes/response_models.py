@@ -378,7 +378,7 @@ class ReviewAnswer(Answer):
         description="what was not found, and how to provide it; until then nothing is predicted"
     )
     fits: bool | None = Field(
-        description="whether it is expected to fit. null while something is missing, and if the launch needs an unknown amount more, or less, memory than predicted"
+        description="whether it is expected to fit. null while something is missing, and if the launch needs more or less memory than predicted, by an unknown amount"
     )
     estimate: Plain | None
     observed: Plain | None

@@ -4,7 +4,7 @@
     qwen (version 1)              Qwen2 with as many key heads as heads      chatglm (versions 2 and 3)   GLM-4
     language models of Qwen-VL and GLM-V    with positions in three dimensions, which are equal in text
 
-Facts of the families: the code beside their checkpoints (`modeling_*.py`); of those in transformers 5.23, `models/*/modeling_*.py`.
+Facts about the families: the code beside their checkpoints (`modeling_*.py`); of those in transformers 5.23, `models/*/modeling_*.py`.
 """
 
 from __future__ import annotations

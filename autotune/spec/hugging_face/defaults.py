@@ -2,7 +2,7 @@
 
 transformers writes a nested `text_config` without the values that equal these defaults: that of Gemma 3 lacks `vocab_size`, that of LLaVA nearly all.
 
-Facts of the families: transformers 5.23, the class attributes in `models/*/configuration_*.py`.
+Facts about the families: transformers 5.23, the class attributes in `models/*/configuration_*.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A file leaves out what equals the default of its class in transformers, so each family states these defaults.
 
-Facts of the families: transformers 5.23, `models/*/configuration_*.py` and `modeling_*.py`; of those that it has no class for, the code beside their checkpoints.
+Facts about the families: transformers 5.23, `models/*/configuration_*.py` and `modeling_*.py`; for families without a class there, the code beside their checkpoints.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Figures of a model that change no shape but what it computes: what an export must carry over from a Hugging Face `config.json`.
+"""Model figures that change not the shape but the computation: what an export must carry over from a Hugging Face `config.json`.
 
 The file is the user's, or for a catalog model the published one, which the catalog holds. The catalog's is no field of the model: a study of
 `llama-8b` keeps the identity that it had when the catalog held the shape alone, and earlier results are found.
@@ -160,7 +160,7 @@ def _router(family: str, document: Mapping[str, Any]) -> Router | None:
 
 
 def narrowest_window(model: ModelSpec) -> int:
-    """The tokens that some or all layers attend to at most, sliding or in chunks; 0 if all layers attend to every token before."""
+    """The most tokens that some or all layers attend to, in a sliding window or in chunks; 0 if all layers attend to all earlier tokens."""
     found = _config_json(model)
     if found is None:
         return 0

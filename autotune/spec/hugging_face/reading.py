@@ -106,7 +106,7 @@ def fields_of(document: Document) -> dict[str, Any]:
 
 def text_model(document: Document) -> tuple[str, Document]:
     """The family's name, and the language model's document: the file itself, or a part of a multimodal file. A family that is equivalent
-    to another is returned as that one, with its keys."""
+    to another is returned as that family, with that family's keys."""
     name = str(document.get("model_type") or "")
     text = text_of(document)
     if text is not None:
@@ -136,7 +136,7 @@ def text_of(document: Document) -> Document | None:
 
 
 def guessed_family(document: Document) -> str:
-    """The family that a file without `model_type` and without classes is assumed to have, by its keys; empty if it names either."""
+    """The family that a file without `model_type` and without classes is assumed to have, based on its keys; empty if it names either."""
     if document.get("model_type") or document.get("architectures"):
         return ""
     return "gpt2" if "n_embd" in document else "llama"

@@ -7,7 +7,7 @@ What transformers' own classes provide for parallel training: a plan for tensor 
 A class counts as having a tensor plan if the native trainer supports the style of every entry, which excludes plans for experts. Apertus is left out: its activation
 has two learned scalars, and no rank has their full gradients.
 
-Facts of the families: transformers 5.23, `base_model_tp_plan` and `base_model_pp_plan` of `models/*/configuration_*.py`.
+Facts about the families: transformers 5.23, `base_model_tp_plan` and `base_model_pp_plan` of `models/*/configuration_*.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a dry run of one rank says: the memory, work and traffic of two optimizer steps that were run without data and without a GPU.
+"""What a dry run of one rank shows: the memory, work and traffic of two optimizer steps that were run without data and without a GPU.
 
 Bytes are those that the allocator hands out to tensors (`allocated`), on this rank. What an allocator reserves beyond them, and the GPU's own
 context, are not part of a dry run.

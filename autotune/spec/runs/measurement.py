@@ -1,6 +1,6 @@
 """A measurement: what the steps of one attempt showed, and the figures that follow from them.
 
-A loss comparison: how a trial's loss stands to that of other configs which saw other batches, after equally many tokens.
+A loss comparison: how a trial's loss compares with that of other configs that saw other batches, after the same number of tokens.
 
 It is made once, when the trial is scored, from the trials that had ended by then, and stored with the measurement: later trials never change it.
 The statistics are in `autotune.reward.equal_tokens`.

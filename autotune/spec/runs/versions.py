@@ -1,4 +1,4 @@
-"""Measurements found by the versions that they were made with: `torch=2.12` means 2.12 and all of its releases, `commit=1a2b` all commits that begin so."""
+"""Measurements found by the versions that they were made with: `torch=2.12` means 2.12 and all of its releases, `commit=1a2b` all commits that begin with it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Secrets in what a spec passes to its program: which ones they are, and the same values without them.
 
 A value is secret because of its name (a variable, an option, a file key, a URL parameter, a header) or its place: what comes before the `@` of a URL. What a trial and its owner's export are launched with is never touched; everything else that displays a study shows `***`.
-A value that is `from-environment` is none: it is taken from the environment of the process that runs the trial.
+A value that is `from-environment` is not a secret: it is taken from the environment of the process that runs the trial.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class _Mask:
         )
 
     def _inner(self, text: str) -> str:
-        """A value that is a pair itself, such as a URL's first parameter."""
+        """A value that is itself a pair, such as a URL's first parameter."""
         return _NAMED.sub(self._of_pair, text)
 
     def _in(self, found: re.Match[str], group: int, name: str) -> str:

@@ -198,7 +198,7 @@ def target_of(name: str) -> str | None:
 
 
 def optimizer_named(word: str) -> str | None:
-    """The optimizer with this name in programs; None if the word is empty or the optimizer's memory is unknown."""
+    """The optimizer that programs call by this name; None if the word is empty or the optimizer's memory is unknown."""
     return next(
         (name for name, pattern in OPTIMIZERS.items() if re.fullmatch(pattern, word.lower())), None
     )

@@ -315,7 +315,7 @@ def _attempt(connection: Connection, study: Row[Any], number: int, attempt: int)
 def _check_ending(trial: Trial, *, was_started: bool) -> None:
     where = f"trial {trial.number} cannot be {trial.status}"
     if not trial.status.is_terminal:
-        raise ConflictError(f"{where} at its end: a trial ends with a terminal status")
+        raise ConflictError(f"{where} when it ends: a trial ends with a terminal status")
     if trial.status in (TrialStatus.COMPLETED, TrialStatus.STOPPED):
         if not trial.is_measured:
             raise ConflictError(f"{where} without a measurement")

@@ -283,7 +283,7 @@ def shape_limits(trainer: Abilities, workload: Workload) -> Iterator[Limit]:
     if figures is not None and trainer.reads_config_json:
         known = FAMILIES.get(figures.family)  # not of a model that its class was built to describe
         if known is not None and not known.has_class:
-            message = f"launches of the {trainer.name} trainer build transformers' class for a config.json, but there is none for this one"
+            message = f"launches of the {trainer.name} trainer build transformers' class for a config.json, but returned none for this one"
             remedy = f"use {who_trains(figures.family)}"
             yield Limit(knob="model.family", value=figures.family, message=message, remedy=remedy)
         return

@@ -72,7 +72,7 @@ def check_overrides(
             )
         if not isinstance(places, Mapping):
             raise SpecError(
-                f"overrides map places of {name} to values, but got {places!r:.80}",
+                f"overrides must map places in {name} to values, but got {places!r:.80}",
                 remedy="write NAME: VALUE, or CALL.KEYWORD: VALUE, as in TrainingArguments.bf16: true",
                 field=where,
             )

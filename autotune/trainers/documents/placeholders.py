@@ -36,7 +36,7 @@ _BINARY: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Mod: operator.mod,
 }
 _BRACES = "write {{ and }} for braces"
-_ARITHMETIC = "use names of knobs, whole numbers, + - * // % and parentheses"
+_ARITHMETIC = "use knob names, whole numbers, + - * // % and parentheses"
 
 
 @final

@@ -42,7 +42,7 @@ _REMEDIES = (
 )
 """by what RE2 says of a pattern, or the pattern has"""
 _LEFT_OUT = re.compile(r"(?<!\\)\{,\d*\}")
-"""a repetition without its lower bound, which is plain text to RE2"""
+"""a repetition without a lower bound, which is plain text to RE2"""
 
 
 def compile_pattern(pattern: object, *, field: str) -> Finder:
@@ -57,7 +57,7 @@ def compile_pattern(pattern: object, *, field: str) -> Finder:
     if left_out := _LEFT_OUT.search(pattern):
         remedy = f"write {left_out[0].replace('{', '{0')}"
         raise SpecError(
-            f"the pattern {pattern!r} has a repetition without its lower bound",
+            f"the pattern {pattern!r} has a repetition without a lower bound",
             remedy=remedy,
             field=field,
         )

@@ -263,7 +263,7 @@ def _limits_of_0_2(workload: Workload, c: ParallelConfig) -> list[Limit]:
             Rule(
                 is_other,
                 "model.family",
-                "launches of torchtitan 0.2 build its Llama",
+                "torchtitan 0.2 launches build its Llama",
                 remedy=who,
                 value=family,
             ),
@@ -275,7 +275,7 @@ def _limits_of_0_2(workload: Workload, c: ParallelConfig) -> list[Limit]:
             Rule(
                 scaling == "yarn",
                 "model.rope_scaling",
-                "launches of torchtitan 0.2 only support Llama 3.1's rotary scaling",
+                "torchtitan 0.2 launches support only Llama 3.1's rotary scaling",
                 remedy="version=0.3 supports YaRN",
                 value="yarn",
             ),

@@ -142,7 +142,7 @@ def built_model(returned: Any, by: str) -> BuiltModel:
     given = {key: value for key, value in returned.items() if value is not None}
     if not isinstance(given.get("model"), nn.Module):
         raise _wrong(
-            by, f"must return an nn.Module under `model`, but there is {_kind(given.get('model'))}"
+            by, f"must return an nn.Module under `model`, but returned {_kind(given.get('model'))}"
         )
     for key in ("input", "loss"):
         if key in given and not callable(given[key]):
@@ -177,7 +177,7 @@ def _names(given: Mapping[str, Any], by: str) -> dict[str, Any]:
 
 def _shapes(given: Any, by: str) -> dict[str, int | bool]:
     if not isinstance(given, Mapping):
-        raise _wrong(by, f"must return a mapping under `shapes`, but there is {_kind(given)}")
+        raise _wrong(by, f"must return a mapping under `shapes`, but returned {_kind(given)}")
     for name, value in given.items():
         if name not in _SHAPES or not isinstance(value, int):
             wrong = f"returned {name}={value!r} under `shapes`, which takes whole numbers for {', '.join(_SHAPES)}"
@@ -261,7 +261,7 @@ def _class(transformers: Any, config: Any, document: dict[str, Any]) -> Any:
             return getattr(transformers, name)
     if named:
         raise ValueError(
-            f"it has no class {' or '.join(named)}, the file's `architectures`; without that key the causal language model class for {document['model_type']} is built"
+            f"it has no class {' or '.join(named)}, named in the file's `architectures`; without that key the causal language model class for {document['model_type']} is built"
         )
     return transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
 

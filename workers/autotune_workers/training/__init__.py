@@ -23,7 +23,7 @@ parallel/         parallelize.py     the model of a rank, the decoder or one tha
                   gradient_sync.py   what both of them work on       collective_ops.py  differentiable collectives
                   activation_checkpointing.py    recomputation and compilation
 measuring/        measure.py         time, peak memory and power of a rank; what torch's GPU allocator says
-                  profile.py         where a step's time goes
+                  profile.py         where step time goes
                   gpu_state.py       clocks, temperature and throttling of a GPU
                   rank_evidence.py   phases of steps, for a diagnosis
                   progress.py        how far a rank has come: who is to blame when a gang hangs

@@ -1,4 +1,4 @@
-"""Where a step's time goes, from steps under torch's profiler.
+"""Where step time goes, from steps under torch's profiler.
 
     compute          some kernel of the model runs (on a CPU: some operator)
     optimizer        clipping and update

@@ -373,7 +373,7 @@ def _style(name: str, module: nn.Module, style: Any) -> Any:
     wanted = nn.Embedding if style == "embedding_rowwise" else nn.Linear
     if not isinstance(module, wanted):
         raise ConfigError(
-            f"the style {style!r} cuts a {wanted.__name__}, but {name} is a {type(module).__name__}",
+            f"the style {style!r} splits a {wanted.__name__}, but {name} is a {type(module).__name__}",
             remedy="specify its projections in the plan, or give your own torch ParallelStyle",
             field="model.tp_plan",
         )
