@@ -74,7 +74,7 @@ def verdict_line(fit: Fit) -> str:
         whose = (
             f"the cost model of {fit.workload.trainer} says (the dry run below executes the {PLAYED} trainer's loop)"
             if fit.runs
-            else "the cost model's formulas, without running the model's code, say"
+            else "the cost model's formulas say (the model's code was not run)"
         )
         said, size = f"{whose}: {said}", reserved
     memory = f"a {place} has {format_bytes(fit.memory_bytes)}, {format_bytes(fit.reserved.usable_bytes)} of it usable"

@@ -60,7 +60,7 @@ def calibrate_quickly(
     began_s = time.monotonic()
     tell(
         Notice(
-            message=f"the cluster {cluster.name} has no calibration: measuring its speed for about 15 s for better predictions (`calibrate: false` in the spec skips this)"
+            message=f"the cluster {cluster.name} has no calibration: its speed is measured now, in about 15 s, for better predictions (`calibrate: false` in the spec skips this)"
         )
     )
     try:

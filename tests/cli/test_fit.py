@@ -100,7 +100,7 @@ def test_where_no_dry_run_can_be_made_the_reason_comes_first_and_the_formulas_an
     assert problem == f"a dry run was impossible: {fake.error.message}"
     assert remedy == "  register one with torch.library"
     assert formulas.startswith(
-        "the cost model's formulas, without running the model's code, say: it should fit: "
+        "the cost model's formulas say (the model's code was not run): it should fit: "
     )
     again = run("fit", write(), "--config", "tp=2,micro_batch_size=2", "--json")
     (found,) = again.document["configs"]

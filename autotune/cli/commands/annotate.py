@@ -1,4 +1,4 @@
-"""Commands for what people add to studies, and for deleting one: note, tag, delete."""
+"""Commands for notes and tags, and for deleting a study: note, tag, delete."""
 
 from __future__ import annotations
 
