@@ -23,7 +23,8 @@ def test_a_script_is_tuned_exported_and_launched_as_it_is(
     outcome = carry_out(run, tmp_path, None, STEPS)
     assert len(outcome.result.trials) >= 8
     assert outcome.result.failed == ()
-    assert outcome.result.final_rounds == len(outcome.ratios) == 3
+    # more on a machine that others use, while the winner is unclear
+    assert outcome.result.final_rounds == len(outcome.ratios) >= 3
     assert (outcome.result.speedup or 1) >= 1, (
         "none is claimed where the machine was too noisy to tell"
     )

@@ -80,7 +80,8 @@ class Page:
     def run(self, block: Block) -> None:
         """Writes the file that the block shows, or runs its commands or its Python. Fails with page and line."""
         if block.title:
-            (self.folder / block.title).write_text(block.text, encoding="utf-8")
+            if not block.title.startswith("/"):  # such a file belongs to another machine
+                (self.folder / block.title).write_text(block.text, encoding="utf-8")
         elif block.language == "console":
             for command in commands(block):
                 self._command(command, block)
