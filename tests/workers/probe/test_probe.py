@@ -380,6 +380,68 @@ def test_files_are_told_and_what_was_there_before_is_put_back(tmp_path: Path) ->
     assert not any("mine.txt" in name for name in told)
 
 
+def test_no_file_of_a_folder_that_is_only_opened_is_touched(tmp_path: Path) -> None:
+    """`tempfile.TemporaryFile` opens a folder for writing, and so does a program that takes a folder for a file. A folder beside it was once emptied for that."""
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "train.bin").write_text("tokens")
+    program = file_with(
+        tmp_path / "opens.py",
+        "import os, tempfile\n"
+        "tempfile.TemporaryFile(dir='data').close()\n"
+        "for how in ('w', 'a', 'r+'):\n"
+        "    try:\n"
+        "        open('data', how)\n"
+        "    except IsADirectoryError:\n"
+        "        pass\n"
+        "assert os.listdir('data') == ['train.bin'], os.listdir('data')\n"
+        "assert not [name for name in os.listdir() if name.endswith('.before-autotune')]\n"
+        "os.rename('data', 'moved')\n",
+    )
+    inode = (data / "train.bin").stat().st_ino
+    seen = watched([sys.executable, str(program)], cwd=tmp_path)
+    assert (seen.code, seen.lost) == (0, []), seen.text
+    assert seen.files[str(data / "train.bin")] == ["removed", True, True]
+    assert (data / "train.bin").stat().st_ino == inode
+
+
+def test_temporary_folders_themselves_are_left_alone_as_what_lies_in_them_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere, here = tmp_path / "temporary", tmp_path / "program"
+    (elsewhere / "others").mkdir(parents=True)
+    (elsewhere / "others" / "file").write_text("not the program's")
+    here.mkdir()
+    monkeypatch.setenv("TMPDIR", str(elsewhere))
+    program = file_with(
+        here / "tidies.py",
+        "import os, shutil\n"
+        "shutil.rmtree(os.environ['TMPDIR'])\n"
+        "assert not [name for name in os.listdir('..') if name.endswith('.before-autotune')]\n",
+    )
+    seen = watched([sys.executable, str(program)], cwd=here)
+    assert (seen.code, seen.files) == (0, {}), seen.text
+
+
+def test_a_folder_of_more_files_than_can_be_kept_ends_the_program_before_it_is_removed(
+    tmp_path: Path,
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for n in range(5):
+        (data / f"{n}.bin").write_text(str(n))
+    program = file_with(
+        tmp_path / "removes.py",
+        "import autotune_probe.written_files as written, os, shutil\n"
+        "written.MOST_FILES, written.time.sleep = 4, lambda s: os._exit(9)  # as the keeper does\n"
+        "shutil.rmtree('data')\n",
+    )
+    seen = watched([sys.executable, str(program)], cwd=tmp_path)
+    assert seen.code == 9, seen.text
+    assert [report["files"] for report in seen.of("unkept")] == [[str(data)]]
+    assert len(list(data.iterdir())) == 5
+
+
 @pytest.mark.thorough
 def test_files_stay_as_the_program_leaves_them_where_that_was_asked_for(tmp_path: Path) -> None:
     (tmp_path / "checkpoint.pt").write_text("old")

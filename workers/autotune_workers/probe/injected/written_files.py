@@ -4,7 +4,8 @@ A file that was there before the trial began is kept: before it is cut to nothin
 is written in place it is copied: to `.NAME.before-autotune` in the same folder, from where the keeper puts it back once nothing of the trial is left. That name
 is also how processes of several nodes agree who keeps a file: only one can make it.
 
-    not kept     a file that is too long to be copied, or that cannot be: the program waits here, before it writes, until the keeper has ended it
+    not kept     a file that is too long to be copied, or that cannot be, and a folder with more than `MOST_FILES` files that is removed: the program waits here,
+                 before it writes, until the keeper has ended it
     left alone   devices, temporary and cache folders, the folders of Python's own modules, and what the trial itself has made
 """
 
@@ -28,7 +29,7 @@ KEPT = ".before-autotune"
 COPY_BYTES = 256 << 20
 """a longer file that is written in place is not copied"""
 MOST_FILES = 2000
-"""files of one process that are reported"""
+"""files of one process that are reported; a folder with more is not kept"""
 JOURNAL = "kept"
 """folder of the reports in which each process says what it keeps"""
 _CACHES = (
@@ -141,17 +142,15 @@ def _noted(path: Any, how: str, *, cut: bool, link_only: bool = False) -> None:
         found = os.path.realpath(path)
         if found in watch.seen or not _counts(watch, found) or len(watch.seen) >= MOST_FILES:
             return
-        watch.seen.add(found)
         is_tree = os.path.isdir(found)
-        if is_tree:
-            files = [
-                os.path.join(top, name)
-                for top, _, names in os.walk(found)
-                for name in names[:MOST_FILES]
-            ]
-        else:
-            files = [found]
+        if is_tree and how == "written":
+            return  # opened to make a file without a name in it, or by mistake: no file of it changes
+        watch.seen.add(found)
+        files = _files_of(watch, found) if is_tree else [found]
         told: list[list[Any]] = []
+        if len(files) > MOST_FILES:
+            files = []
+            told.append([found, how, True, False])
         for file in files:
             existed = _is_older(watch, file)
             kept = (
@@ -175,15 +174,21 @@ def _noted(path: Any, how: str, *, cut: bool, link_only: bool = False) -> None:
         watch.local.busy = False
 
 
+def _files_of(watch: _Watch, folder: str) -> list[str]:
+    """The files below a folder that were there before the trial, of many not all."""
+    found: list[str] = []
+    for top, _, names in os.walk(folder):
+        found += [file for name in names if _is_older(watch, file := os.path.join(top, name))]
+        if len(found) > MOST_FILES:
+            break
+    return found
+
+
 def _counts(watch: _Watch, path: str) -> bool:
     if path.startswith(watch.inside) or path.endswith(KEPT):
         return False
-    if (
-        path.startswith(watch.alone) and not (watch.here and path.startswith(watch.here))
-    ) or path in (
-        "/dev/null",
-        "/dev/tty",
-    ):
+    at = path + os.sep  # a temporary folder itself is left alone as what lies in it is
+    if at.startswith(watch.alone) and not (watch.here and path.startswith(watch.here)):
         return False
     return not any(os.sep + name + os.sep in path for name in _ALONE)
 
@@ -204,6 +209,7 @@ def _keep(watch: _Watch, path: str, *, cut: bool, link_only: bool, tree: str) ->
     import shutil
 
     kept = os.path.join(beside, "." + os.path.relpath(path, beside).replace(os.sep, "--") + KEPT)
+    is_made = False
     try:
         if cut and link_only:
             os.link(path, kept)
@@ -211,6 +217,7 @@ def _keep(watch: _Watch, path: str, *, cut: bool, link_only: bool, tree: str) ->
             return False
         else:
             os.close(os.open(kept, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            is_made = True
             if cut:
                 os.replace(path, kept)
             else:
@@ -220,10 +227,11 @@ def _keep(watch: _Watch, path: str, *, cut: bool, link_only: bool, tree: str) ->
         while cut and not link_only and _is_older(watch, path) and time.monotonic() < end_s:
             time.sleep(1e-3)
         return True
-    except FileNotFoundError:  # another process has taken it away meanwhile, and keeps it
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        if is_made:
+            os.unlink(kept)
+        # another process has taken it away meanwhile, and keeps it
+        return isinstance(error, FileNotFoundError)
     journal = os.path.join(watch.reports.folder, JOURNAL)
     os.makedirs(journal, exist_ok=True)
     with open(os.path.join(journal, str(os.getpid()) + ".jsonl"), "a") as file:
