@@ -48,6 +48,7 @@ from autotune.registry import dry_runner
 from autotune.results.answers import (
     chosen_config,
     document,
+    event_documents,
     export_document,
     judged_today,
     launch_document,
@@ -55,8 +56,10 @@ from autotune.results.answers import (
     past_studies,
     result_from,
     result_of,
+    studies_document,
     study_document,
     submitted_document,
+    trial_documents,
 )
 from autotune.results.calibrations import keep_outliers, measured_constants, stored_calibration
 from autotune.results.rankings import (
@@ -415,6 +418,7 @@ __all__ = [
     "deletion_of",
     "document",
     "estimate_of",
+    "event_documents",
     "explain",
     "explained",
     "export_document",
@@ -440,9 +444,11 @@ __all__ = [
     "review",
     "run_check",
     "run_study",
+    "studies_document",
     "study_document",
     "submit_study",
     "submitted_document",
+    "trial_documents",
     "tune",
     "what_if_of",
 ]

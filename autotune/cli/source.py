@@ -6,20 +6,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from autotune import api
 from autotune.errors import NotFoundError, SpecError
 from autotune.ports import ServiceStore, StudyRecord
 from autotune.results.answers import waiting_behind
 from autotune.results.best_known import best_known
-from autotune.results.hidden import hidden_events, hidden_record, hidden_trials
+from autotune.results.hidden import hidden_record
 from autotune.results.question import Asked
 from autotune.results.records import record_of
-from autotune.results.result import Result
 from autotune.settings import settings
 from autotune.spec import Trial
 
@@ -28,6 +28,20 @@ if TYPE_CHECKING:
 
 Document = dict[str, Any]
 Source: TypeAlias = "Client | LocalSource"
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
+
+
+def _of_store(
+    answer: Callable[Concatenate[ServiceStore, Given], Answer],
+) -> Callable[Concatenate[LocalSource, Given], Answer]:
+    """An answer of the store as a method of its source, with the same parameters."""
+
+    @wraps(answer)
+    def method(source: LocalSource, /, *args: Given.args, **named: Given.kwargs) -> Answer:
+        return answer(source.store, *args, **named)
+
+    return method
 
 
 class LocalSource:
@@ -47,20 +61,14 @@ class LocalSource:
             )
         )
 
-    def studies(self, *, limit: int = 50, offset: int = 0, **filters: Any) -> Document:
-        """Newest first."""
-
-        records = self.store.studies(limit=limit, offset=offset, **filters)
-        return {
-            "studies": [
-                api.study_document(api.judged_today(self.store, record)) for record in records
-            ]
-        }
-
-    def observed(self, *, limit: int = 50, offset: int = 0, **filters: Any) -> Document:
-        """Runs that people started themselves, the one that was kept last first."""
-
-        return api.observed_document(self.store, limit=limit, offset=offset, **filters)
+    studies = _of_store(api.studies_document)
+    observed = _of_store(api.observed_document)
+    trials = _of_store(api.trial_documents)
+    events = _of_store(api.event_documents)
+    result = _of_store(api.result_of)
+    best = _of_store(api.best_document)
+    explain = _of_store(api.explain)
+    export = _of_store(api.export_document)
 
     def status(self, study_id: str) -> Document:
         """The study with its best config and its baseline."""
@@ -75,26 +83,6 @@ class LocalSource:
         """The study in full."""
 
         return {"record": hidden_record(self.store.study(study_id)).to_dict()}
-
-    def trials(self, study_id: str) -> list[Document]:
-        """All trials of a study."""
-
-        record = self.store.study(study_id)
-        return [trial.to_dict() for trial in hidden_trials(record, self.store.trials(record.id))]
-
-    def result(self, study_id: str) -> Result:
-        """The study with its trials."""
-
-        return api.result_of(self.store, study_id)
-
-    def events(self, study_id: str, *, after: int = 0) -> list[Document]:
-        """The next page of events after that sequence number."""
-
-        record = self.store.study(study_id)
-        return [
-            event.to_dict()
-            for event in hidden_events(record, self.store.events(record.id, after=after))
-        ]
 
     def act(self, study_id: str, action: str) -> Document:
         """pause, resume, stop or cancel."""
@@ -135,27 +123,10 @@ class LocalSource:
 
         return {"deletion": api.delete_study(self.store, study_id).to_dict()}
 
-    def best(self, study_id: str, *, top: int = 1, **asked: Any) -> Document:
-        """Best configs of a study."""
+    def best_across(self, *, top: int = 1, **asked: Any) -> Document:
+        """Best configs across all studies. `asked`: the fields of `Asked`."""
 
-        return api.best_document(self.store, study_id, top=top, **asked)
-
-    def explain(self, study_id: str, trial: int | None = None) -> Document:
-        """Why a trial won or lost."""
-
-        return api.explain(self.store, study_id, trial)
-
-    def best_across(self, *, top: int = 1, metric: str | None = None, **asked: Any) -> Document:
-        """Best configs across all studies."""
-
-        return best_known(self.store, Asked(**asked, metric=metric or ""), top=top)
-
-    def export(
-        self, study_id: str, trainer: str, options: Mapping[str, Any], *, on: str = ""
-    ) -> Document:
-        """The best config as a launch of that trainer."""
-
-        return api.export_document(self.store, study_id, trainer, options, on=on)
+        return best_known(self.store, Asked(**asked), top=top)
 
     def close(self) -> None:
         """Closes the database."""

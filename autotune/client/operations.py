@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 from urllib.parse import quote, urlsplit
 
 import httpx
@@ -26,6 +26,9 @@ from autotune.errors import (
     SourcePlace,
     SpecError,
 )
+
+if TYPE_CHECKING:
+    from autotune.ports import AskedRuns, AskedStudies
 
 Document = dict[str, Any]
 One = TypeVar("One")
@@ -90,15 +93,23 @@ class Operations(ABC, Generic[One, Many]):
             Call(method="POST", path="/studies", body=spec, headers={"Idempotency-Key": key})
         )
 
-    def studies(self, *, limit: int = 50, offset: int = 0, **filters: Any) -> One:
+    def studies(self, *, limit: int = 50, offset: int = 0, **filters: Unpack[AskedStudies]) -> One:
         """List studies, newest first: {studies, next_offset}. `filters`: status, model, cluster, owner, name, tag."""
         query = {name: str(value) for name, value in filters.items() if value}
         return self._ask(Call(path="/studies", params={"limit": limit, "offset": offset, **query}))
 
-    def observed(self, *, limit: int = 50, offset: int = 0, **filters: Any) -> One:
-        """List observed runs, newest first: {runs, next_offset}. `filters`: id, model, cluster, gpu, trainer, program, outcome, version (a list of NAME=VERSION)."""
-        query = {n: list(v) if n == "version" else str(v) for n, v in filters.items() if v}
-        return self._ask(Call(path="/observed", params={"limit": limit, "offset": offset, **query}))
+    def observed(
+        self,
+        *,
+        limit: int = 50,
+        offset: int = 0,
+        version: Sequence[str] = (),
+        **filters: Unpack[AskedRuns],
+    ) -> One:
+        """List observed runs, newest first: {runs, next_offset}. `filters`: id, model, cluster, gpu, trainer, program, outcome. `version`: NAME=VERSION."""
+        query: dict[str, Any] = {name: str(value) for name, value in filters.items() if value}
+        query |= {"limit": limit, "offset": offset, "version": list(version)}
+        return self._ask(Call(path="/observed", params=query))
 
     def status(self, study_id: str) -> One:
         """{study, best, baseline, speedup}."""
@@ -114,9 +125,10 @@ class Operations(ABC, Generic[One, Many]):
             Call(path=of(study_id, "trials"), params={"version": list(version)}), "trials"
         )
 
-    def events(self, study_id: str, *, after: int = 0) -> Many:
-        """Read the next page of events after that sequence number."""
-        return self._list(Call(path=of(study_id, "events"), params={"after": after}), "events")
+    def events(self, study_id: str, *, after: int = 0, limit: int = 1000) -> Many:
+        """Read the next events after that sequence number."""
+        params = {"after": after, "limit": limit}
+        return self._list(Call(path=of(study_id, "events"), params=params), "events")
 
     def act(self, study_id: str, action: str) -> One:
         """Pause, resume, stop or cancel a study: {study}."""
@@ -226,20 +238,22 @@ class Operations(ABC, Generic[One, Many]):
         return self._ask(Call(path="/best", params=_given(asked | sizes | objective)))
 
     def export(
-        self, study_id: str, trainer: str, options: Mapping[str, Any] | None = None, *, on: str = ""
+        self,
+        study_id: str,
+        trainer: str,
+        options: Mapping[str, Any] | None = None,
+        *,
+        on: str = "",
+        trial: int | None = None,
     ) -> One:
-        """Export the best config for a trainer and a scheduler (default: shell): {trainer, config, argv, env, files, notes, tuned, job}."""
+        """Export the best config, or that of a trial, for a trainer and a scheduler (default: shell): {trainer, config, argv, env, files, notes, tuned, job}."""
         if not trainer:  # another path
             raise NotFoundError(
                 "there is no trainer ''", remedy="`autotune trainers` lists them", field="trainer"
             )
         pairs = [f"{key}={value}" for key, value in (options or {}).items()]
-        return self._ask(
-            Call(
-                path=of(study_id, "export", trainer),
-                params={"option": pairs, **({"on": on} if on else {})},
-            )
-        )
+        params = _given({"option": pairs, "on": on or None, "trial": trial})
+        return self._ask(Call(path=of(study_id, "export", trainer), params=params))
 
     def plan(
         self,
@@ -256,6 +270,27 @@ class Operations(ABC, Generic[One, Many]):
         """
         params = {"top": top, "clusters": ",".join(clusters) or None, "tokens": tokens}
         return self._ask(Call(method="POST", path="/plan", body=spec, params=_given(params)))
+
+    def review(
+        self,
+        files: Mapping[str, str],
+        *,
+        model: str | None = None,
+        cluster: str | None = None,
+        seq_len: int | None = None,
+        batch: int | None = None,
+        precision: str | None = None,
+        config: str | None = None,
+        measured_s: float | None = None,
+        log: str | None = None,
+    ) -> One:
+        """Review a launch without running it: whether it fits, how fast it should be, which edits make it faster. `files`: texts by name, first the launch."""
+        said: dict[str, Any] = {"model": model, "cluster": cluster, "seq_len": seq_len}
+        said |= {"batch": batch, "precision": precision, "config": config}
+        said |= {"measured_s": measured_s, "log": log}
+        return self._ask(
+            Call(method="POST", path="/review", body={"files": dict(files), **_given(said)})
+        )
 
     def health(self) -> One:
         """Read the service's health: {status, version, ...}, even if it is failing."""

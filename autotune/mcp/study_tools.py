@@ -6,6 +6,7 @@ as tool errors. A store is only read: whoever can write its file can run studies
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
@@ -46,13 +47,21 @@ class StudyTools:
             str, Field(description="Only studies with this status, e.g. RUNNING. Default: all.")
         ] = "",
         model: Annotated[str, Field(description="Only studies of this model. Default: all.")] = "",
+        cluster: Annotated[
+            str, Field(description="Only studies on this cluster. Default: all.")
+        ] = "",
+        owner: Annotated[str, Field(description="Only studies of this owner. Default: all.")] = "",
+        name: Annotated[str, Field(description="Only studies of this name. Default: all.")] = "",
+        tag: Annotated[str, Field(description="Only studies with this tag. Default: all.")] = "",
         limit: Annotated[int, Field(ge=1, le=200)] = 20,
+        offset: Annotated[int, Field(ge=0, le=1 << 40, description="Studies to skip.")] = 0,
     ) -> list[StudySummary]:
         """List studies, newest first."""
-        filters: dict[str, Any] = {"model": model} if model else {}
-        if status:
-            filters["status"] = member_of("status", status, StudyStatus)
-        found = self._source.studies(limit=limit, **filters)["studies"]
+        wanted = member_of("status", status, StudyStatus) if status else None
+        found = self._source.studies(
+            limit=limit, offset=offset, status=wanted, model=model, cluster=cluster, owner=owner,
+            name=name, tag=tag,
+        )["studies"]  # fmt: skip
         return [
             StudySummary(
                 id=s["id"],
@@ -115,10 +124,41 @@ class StudyTools:
         cluster: Annotated[
             str, Field(description="Only measurements on this cluster. Default: any.")
         ] = "",
+        trainer: Annotated[
+            str, Field(description="Only measurements with this trainer. Default: any.")
+        ] = "",
+        runner: Annotated[
+            str,
+            Field(description="Only measurements with this runner. Default: all but simulated."),
+        ] = "",
+        num_gpus: Annotated[
+            int | None, Field(ge=1, description="Only measurements on this many GPUs.")
+        ] = None,
+        measured_after: Annotated[
+            datetime | None, Field(description="Only measurements after this time. Default: all.")
+        ] = None,
+        seq_len: Annotated[
+            int | None, Field(ge=1, description="Tokens per sequence, for predictions.")
+        ] = None,
+        global_batch_size: Annotated[
+            int | None, Field(ge=1, description="Sequences per step, for predictions.")
+        ] = None,
+        metric: Annotated[
+            Literal["throughput", "goodput", "cost"] | None,
+            Field(description="Rank by this metric; needs a cluster. Default: by speed."),
+        ] = None,
+        stability_weight: Annotated[
+            float | None,
+            Field(ge=0, le=1, description="Rank with this stability weight; needs a cluster."),
+        ] = None,
         top: Top = 3,
     ) -> KnownConfigs:
         """Find the best known configs of a model across all studies. If nothing was measured, they come from the most similar workload or the cost model's ranking. `source` says which."""
-        found = self._source.best_across(model=model, cluster=cluster, top=top)
+        found = self._source.best_across(
+            model=model, cluster=cluster, trainer=trainer, runner=runner, num_gpus=num_gpus,
+            measured_after=measured_after, seq_len=seq_len, global_batch_size=global_batch_size,
+            metric=metric, stability_weight=stability_weight, top=top,
+        )  # fmt: skip
         return KnownConfigs(
             source=found["source"],
             configs=[_known(row) for row in found["configs"]],
@@ -129,9 +169,17 @@ class StudyTools:
         self,
         study: StudyId,
         trainer: Annotated[str, Field(description="A trainer of the catalog.")],
+        options: Annotated[
+            dict[str, str] | None,
+            Field(description='Options of the trainer, e.g. {"data_path": "/data"}.'),
+        ] = None,
+        trial: Annotated[
+            int | None,
+            Field(ge=0, description="Number of the trial to export. Default: the best config."),
+        ] = None,
     ) -> LaunchFiles:
-        """Export the study's best config for a trainer: command line, environment and files. Nothing is written or started."""
-        found = masked(self._source.export(study, trainer, {}))
+        """Export the study's best config, or that of a trial, for a trainer: command line, environment and files. Nothing is written or started."""
+        found = masked(self._source.export(study, trainer, options or {}, trial=trial))
         return LaunchFiles(
             trainer=found["trainer"],
             config=config_text(found["config"]),

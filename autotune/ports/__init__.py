@@ -34,6 +34,8 @@ from autotune.ports.service_store import (
     TokenStore,
 )
 from autotune.ports.study_record import (
+    AskedRuns,
+    AskedStudies,
     EventKind,
     HistoryEvent,
     HistoryFilter,
@@ -82,6 +84,8 @@ __all__ = [
     "SCOPES",
     "AdoptingRunner",
     "AnnotationStore",
+    "AskedRuns",
+    "AskedStudies",
     "AttemptEnded",
     "AttemptId",
     "AttemptQueued",

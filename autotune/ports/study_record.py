@@ -71,16 +71,22 @@ class StudyFields(TypedDict, total=False):
     result: Mapping[str, Any]
 
 
-class StudyFilter(TypedDict, total=False):
-    """Which studies are listed: those that match all that is given. A name that is empty, and None, leave open what they say."""
+class AskedStudies(TypedDict, total=False):
+    """Which studies a caller asks for: those that match all that is given. A name that is empty, and None, leave open what they say."""
 
-    status: StudyStatus | None
+    status: str | None
+    """a `StudyStatus`"""
     model: str
     cluster: str
-    trainer: str
     owner: str
     name: str
     tag: str
+
+
+class StudyFilter(AskedStudies, total=False):
+    """The same, with what only this package asks for."""
+
+    trainer: str
     runner: str
     without_runner: str
     """those of any other runner"""
@@ -108,8 +114,8 @@ class HistoryFilter(TypedDict, total=False):
     """only configs whose representative was measured later"""
 
 
-class ObservedFilter(TypedDict, total=False):
-    """Which observed runs are asked for: those that match all that is given. A name that is empty leaves open what it says."""
+class AskedRuns(TypedDict, total=False):
+    """Which observed runs a caller asks for: those that match all that is given. A name that is empty leaves open what it says."""
 
     id: str
     """or its first letters"""
@@ -119,6 +125,11 @@ class ObservedFilter(TypedDict, total=False):
     trainer: str
     program: str
     outcome: str
+
+
+class ObservedFilter(AskedRuns, total=False):
+    """The same, with what only this package asks for."""
+
     measured: bool
     """only those whose workload, config and step times are known"""
 

@@ -7,13 +7,21 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
+from types import MappingProxyType
 from typing import Any, Unpack
 
 from autotune.errors import ExportError, MissingExtraError, NotFoundError, RunnerError, SpecError
-from autotune.ports import HistoryReader, ObservedFilter, ObservedStore, StudyReader, StudyRecord
+from autotune.ports import (
+    AskedRuns,
+    AskedStudies,
+    HistoryReader,
+    ObservedStore,
+    StudyReader,
+    StudyRecord,
+)
 from autotune.registry import PASSED
 from autotune.results.config_figures import with_figures
-from autotune.results.hidden import hidden_record, hidden_trials, secrets_note
+from autotune.results.hidden import hidden_events, hidden_record, hidden_trials, secrets_note
 from autotune.results.launch_changes import change_notes
 from autotune.results.result import Result
 from autotune.results.standing_notes import why_below, with_standing
@@ -276,6 +284,38 @@ def judged_today(store: StudyReader, record: StudyRecord) -> StudyRecord:
     return replace(record, speedup=found.speedup, result={**record.result, "too_noisy": noisy})
 
 
+def studies_document(
+    store: StudyReader, *, limit: int = 50, offset: int = 0, **filters: Unpack[AskedStudies]
+) -> dict[str, Any]:
+    """Studies, newest first: {studies, next_offset}."""
+    found = store.studies(limit=limit + 1, offset=offset, **filters)
+    return {
+        "studies": [study_document(judged_today(store, record)) for record in found[:limit]],
+        "next_offset": offset + limit if len(found) > limit else None,
+    }
+
+
+def trial_documents(
+    store: StudyReader, study_id: str, *, version: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """The trials of a study; `version`: NAME=VERSION, only those measured with all of these. Raises `NotFoundError`."""
+    asked, record = asked_versions(version), store.study(study_id)
+    return [
+        trial.to_dict()
+        for trial in hidden_trials(record, store.trials(record.id))
+        if not asked or (trial.measurement and has_versions(trial.measurement.versions, asked))
+    ]
+
+
+def event_documents(
+    store: StudyReader, study_id: str, *, after: int = 0, limit: int = 1000
+) -> list[dict[str, Any]]:
+    """The next events of a study after that sequence number. Raises `NotFoundError`."""
+    record = store.study(study_id)
+    found = store.events(record.id, after=after, limit=limit)
+    return [event.to_dict() for event in hidden_events(record, found)]
+
+
 def submitted_document(record: StudyRecord) -> dict[str, Any]:
     """{study, notes}: a study that was submitted, and what its owner should know."""
     told = secrets_note(record.study)
@@ -357,7 +397,7 @@ def observed_document(
     limit: int = 50,
     offset: int = 0,
     version: Sequence[str] = (),
-    **filters: Unpack[ObservedFilter],
+    **filters: Unpack[AskedRuns],
 ) -> dict[str, Any]:
     """Runs that people started themselves, the one that was kept last first: {runs, next_offset}. They are no trials. `version`: NAME=VERSION, only those that were
     measured with all of these."""
@@ -374,7 +414,7 @@ def observed_document(
     }
 
 
-def _all_observed(store: ObservedStore, filters: ObservedFilter) -> Iterator[ObservedRun]:
+def _all_observed(store: ObservedStore, filters: AskedRuns) -> Iterator[ObservedRun]:
     at = 0
     while runs := store.observed(limit=PAGE, offset=at, **filters):
         yield from runs
@@ -385,7 +425,7 @@ def export_document(
     store: StudyReader,
     study_id: str,
     trainer: str,
-    options: Mapping[str, Any],
+    options: Mapping[str, Any] = MappingProxyType({}),
     *,
     on: str = "",
     trial: int | None = None,
@@ -412,7 +452,7 @@ def launch_document(
 ) -> dict[str, Any]:
     """The best config of a study as a launch of that trainer: {trainer, config, argv, env, files, notes, tuned, job}. Nothing is written or started.
 
-    `trial`: the config of this trial instead; then nothing is said of how it was measured, for it was not chosen.
+    `trial`: the config of this trial instead; then nothing is said of how it was measured, for it was not chosen. A note says if it failed or was not measured.
 
     `study`: the study with its secrets, for its owner; without it the launch has `***` in their place.
 
@@ -444,6 +484,8 @@ def launch_document(
         told = (*told, note)
     if result.best is None and trial is None:
         told = (prediction_note(result.record), *told)
+    if trial is not None and (unproven := _unproven(trial_of(result, trial))):
+        told = (unproven, *told)
     if any(TRIAL_DIR in text for text in (*launch.argv, *launch.env.values())):
         told = (
             *told,
@@ -472,6 +514,15 @@ def _exported_config(result: Result, number: int | None) -> ParallelConfig:
             f"study {result.record.id} has no measured config to export", remedy="let it run first"
         )
     return chosen
+
+
+def _unproven(trial: Trial) -> str:
+    """Why nothing shows that the trial's config trains; empty where it was measured."""
+    if trial.failure is not None:
+        return f"trial {trial.number} failed ({trial.failure.kind}: {trial.failure.message}): this launch starts the same config"
+    if trial.measured is None:
+        return f"trial {trial.number} is {trial.status} and has not been measured: this launch starts its config untried"
+    return ""
 
 
 def trial_of(result: Result, number: int) -> Trial:

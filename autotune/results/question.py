@@ -32,8 +32,8 @@ class Asked:
     """sequence length in tokens, for the nearest workload and for the cost model; with None, as in the history, else assumed"""
     global_batch_size: int | None = None
     """batch size in sequences, for the cost model; with None, as in the history, else assumed"""
-    metric: str = ""
-    """throughput, goodput or cost; empty for speed alone, unless `stability_weight` is given"""
+    metric: str | None = None
+    """throughput, goodput or cost; None for speed alone, unless `stability_weight` is given"""
     stability_weight: float | None = None
     """0 to 1; with None the default objective's, if a metric is named"""
 

@@ -191,9 +191,9 @@ def _candidates(result: Result) -> list[Trial]:
     return may_win(result.shown, result.record.study)
 
 
-def explain(store: StudyReader, study_id: str, number: int | None = None) -> dict[str, Any]:
+def explain(store: StudyReader, study_id: str, trial: int | None = None) -> dict[str, Any]:
     """Why a trial (None: the winner) won or lost: `autotune.reward.Explanation`'s plain values and, of the winner, the study's `notes`. Raises `NotFoundError`."""
-    return explained(result_of(store, study_id), number)
+    return explained(result_of(store, study_id), trial)
 
 
 def explained(result: Result, number: int | None = None) -> dict[str, Any]:

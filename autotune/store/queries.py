@@ -92,7 +92,7 @@ def study(connection: Connection, study_id: str) -> StudyRecord:
 def list_studies(
     connection: Connection,
     *,
-    status: StudyStatus | None = None,
+    status: str | None = None,
     model: str = "",
     cluster: str = "",
     trainer: str = "",

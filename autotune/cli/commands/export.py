@@ -33,6 +33,10 @@ def export(
             help="Trainer to launch; `autotune trainers` lists them. Default: the study's own.",
         ),
     ] = "",
+    trial: Annotated[
+        int | None,
+        typer.Option("--trial", min=0, help="Export this trial's config. Default: the best one."),
+    ] = None,
     on: Annotated[
         str,
         typer.Option(
@@ -63,7 +67,7 @@ def export(
     folder: InOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Write the files that launch a trainer with the best config.
+    """Write the files that launch a trainer with the best config, or that of a trial.
 
     It writes a command, its environment and its configuration files. `launch.sh` starts one node. With --on, a job for the cluster's scheduler
     starts all of them. Each file begins with a comment that says what was tuned and how it was measured.
@@ -81,7 +85,11 @@ def export(
         trainer(to)
     with source_of(study, store, url, folder) as (source, study):
         found = source.export(
-            study, to or source.status(study)["study"]["trainer"], options, on=starter.name
+            study,
+            to or source.status(study)["study"]["trainer"],
+            options,
+            on=starter.name,
+            trial=trial,
         )
     launch = Launch(
         argv=tuple(found["argv"]),

@@ -88,6 +88,8 @@ def list_(
     ] = None,
     model: Annotated[str, typer.Option("--model", help="Only studies of this model.")] = "",
     cluster: Annotated[str, typer.Option("--cluster", help="Only studies on this cluster.")] = "",
+    owner: Annotated[str, typer.Option("--owner", help="Only studies of this owner.")] = "",
+    name: Annotated[str, typer.Option("--name", help="Only studies of this name.")] = "",
     tag: Annotated[str, typer.Option("--tag", help="Only studies with this tag.")] = "",
     observed: Annotated[
         bool,
@@ -95,10 +97,24 @@ def list_(
             "--observed", help="List runs started with `autotune run` or a callback instead."
         ),
     ] = False,
+    gpu: Annotated[str, typer.Option("--gpu", help="Only observed runs on this GPU.")] = "",
+    trainer: Annotated[
+        str, typer.Option("--trainer", help="Only observed runs of this trainer.")
+    ] = "",
+    program: Annotated[
+        str, typer.Option("--program", help="Only observed runs of this program.")
+    ] = "",
+    outcome: Annotated[
+        str | None,
+        typer.Option("--outcome", help="Only observed runs that ended so, e.g. completed."),
+    ] = None,
     version: VersionOption = None,
     limit: Annotated[
-        int, typer.Option("--limit", min=1, max=1000, help="Number of studies to show.")
+        int, typer.Option("--limit", min=1, max=1000, help="Number of studies or runs to show.")
     ] = 50,
+    offset: Annotated[
+        int, typer.Option("--offset", min=0, max=1 << 40, help="Number of studies or runs to skip.")
+    ] = 0,
     store: StoreOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
@@ -107,37 +123,39 @@ def list_(
     from autotune.cli.commands.observe import print_runs
     from autotune.cli.source import open_source
     from autotune.cli.study_text import studies_table
-    from autotune.spec import StudyStatus
+    from autotune.spec import Outcome, StudyStatus
     from autotune.spec.checks import member_of
 
-    wanted = member_of("--status", status, StudyStatus) if status else None
-    filters: dict[str, Any] = {
-        "model": model,
-        "cluster": cluster,
+    of_both = {"model": model, "cluster": cluster}
+    of_studies = {
+        "status": member_of("--status", status, StudyStatus) if status else None,
+        "owner": owner,
+        "name": name,
         "tag": tag,
-        **({"status": wanted} if wanted else {}),
     }
-    if observed and (status or tag):
+    of_runs: dict[str, Any] = {
+        "gpu": gpu,
+        "trainer": trainer,
+        "program": program,
+        "outcome": member_of("--outcome", outcome, Outcome) if outcome else "",
+        "version": version or (),
+    }
+    used, unused = (of_runs, of_studies) if observed else (of_studies, of_runs)
+    filters = {**of_both, **{key: value for key, value in used.items() if value}}
+    if misplaced := [f"--{key}" for key, value in unused.items() if value]:
         raise SpecError(
-            "--status and --tag apply to studies, but --observed lists runs",
-            remedy="leave them out",
-            field="--observed",
-        )
-    if version and not observed:
-        raise SpecError(
-            "--version applies to measurements, but studies are listed",
-            remedy="add --observed, or ask for the trials of one study: `autotune best ID --version torch=2.12`",
-            field="--version",
+            f"{' and '.join(misplaced)} {'applies' if len(misplaced) == 1 else 'apply'} to "
+            + (
+                "studies, but --observed lists runs" if observed else "runs, but studies are listed"
+            ),
+            remedy="leave them out" if observed else "add --observed",
+            field=misplaced[0],
         )
     with open_source(store, url) as source:
-        if observed:
-            document = source.observed(
-                limit=limit, model=model, cluster=cluster, version=version or []
-            )
-        else:
-            document = source.studies(limit=limit, **filters)
+        listed = source.observed if observed else source.studies
+        document = listed(limit=limit, offset=offset, **filters)
     if observed and not json:
-        print_runs(document["runs"], is_filtered=bool(model or cluster or version))
+        print_runs(document["runs"], is_filtered=any(filters.values()))
         return
     if json:
         emit(document)

@@ -87,7 +87,7 @@ async def best(
         measured_after=measured_after,
         seq_len=seq_len,
         global_batch_size=global_batch_size,
-        metric=str(metric or ""),
+        metric=metric,
         stability_weight=stability_weight,
     )
     return StrictJSONResponse(

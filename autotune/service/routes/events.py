@@ -15,6 +15,7 @@ from fastapi import APIRouter, Header, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from autotune import api
 from autotune.errors import AutotuneError, NotFoundError
 from autotune.results.hidden import hidden_events
 from autotune.service.http.access import Caller
@@ -58,13 +59,12 @@ async def events(
     ] = None,
 ) -> Response:
     """Read events after a sequence number, or follow them as a live stream."""
-    study = (await run_in_threadpool(service.store.revision, study_id)).id
-    record = await run_in_threadpool(service.store.study, study)
     if STREAM not in request.headers.get("accept", ""):
-        found = await run_in_threadpool(service.store.events, study, after=after, limit=limit)
-        return StrictJSONResponse(
-            {"events": [event.to_dict() for event in hidden_events(record, found)]}
+        found = await run_in_threadpool(
+            api.event_documents, service.store, study_id, after=after, limit=limit
         )
+        return StrictJSONResponse({"events": found})
+    record = await run_in_threadpool(service.store.study, study_id)
     if request.scope.get(WITHOUT_BODY):
         return Response(media_type=STREAM)
     places = service.stream_places
@@ -77,7 +77,10 @@ async def events(
     ):
         after = max(after, int(last_event_id))
     return PlacedStream(
-        _stream(service, caller, study, after), places=places, caller=caller.name, media_type=STREAM
+        _stream(service, caller, record.id, after),
+        places=places,
+        caller=caller.name,
+        media_type=STREAM,
     )
 
 

@@ -43,7 +43,7 @@ from autotune.service.routes.response_models import (
     responses,
 )
 from autotune.spec import StudyStatus
-from autotune.spec.runs.versions import asked_versions, has_versions
+from autotune.spec.runs.versions import asked_versions
 from autotune.trainers import trainer_names
 
 router = APIRouter(tags=["studies"])
@@ -169,25 +169,18 @@ def studies(
 ) -> Response:
     """List studies, newest first."""
 
-    records = service.store.studies(
+    found = api.studies_document(
+        service.store,
         status=status,
         model=model,
         cluster=cluster,
         owner=owner,
         name=name,
         tag=tag,
-        limit=limit + 1,
+        limit=limit,
         offset=offset,
     )
-    return StrictJSONResponse(
-        {
-            "studies": [
-                api.study_document(api.judged_today(service.store, record))
-                for record in records[:limit]
-            ],
-            "next_offset": offset + limit if len(records) > limit else None,
-        }
-    )
+    return StrictJSONResponse(found)
 
 
 @router.get("/studies/{study_id}", responses=responses(304, 404, model=StatusAnswer))
@@ -230,13 +223,7 @@ async def trials(
     asked = asked_versions(version)
 
     def make(found: str) -> bytes:
-        kept = [
-            trial
-            for trial in service.store.trials(found)
-            if not asked
-            or (trial.measurement is not None and has_versions(trial.measurement.versions, asked))
-        ]
-        return strict_json({"trials": [trial.to_dict() for trial in kept]})
+        return strict_json({"trials": api.trial_documents(service.store, found, version=version)})
 
     of = " ".join(["trials", *(f"{name}={version}" for name, version in sorted(asked.items()))])
     return (await service.response_cache.get(study_id, of, make)).response(if_none_match)

@@ -12,8 +12,10 @@ import pytest
 from autotune import api, cli
 from autotune.cli.source import LocalSource
 from autotune.errors import ConflictError, InfeasibleError, NotFoundError, SpecError
+from autotune.mcp.study_tools import StudyTools
+from autotune.ports import KeepTrial
 from autotune.service.routes import events
-from autotune.testing.stores import running_study
+from autotune.testing.stores import decide, failed, measured, pending, run_trial, running_study
 from tests.service.running import API, Service, slow_spec, spec, until
 
 
@@ -226,3 +228,76 @@ def test_a_study_that_runs_is_reported_and_compared_over_the_service(
     )
     assert f"]({service.url}/studies/{lease.study})" in page.with_suffix(".md").read_text()
     assert cli.run(["compare", lease.study, "runs", "--url", service.url]) == 0
+
+
+def test_a_trial_is_exported_the_same_way_everywhere(
+    service: Service, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lease = running_study(service.store, api.load_study(spec(name="exported")))
+    run_trial(service.store, lease, measured(pending(0)))
+    run_trial(service.store, lease, failed(pending(1)))
+    decide(service.store, lease, KeepTrial(trial=pending(2)))
+    local, study = LocalSource(service.store), lease.study
+    with service.client() as client:
+        for number, note in (
+            (0, ""),
+            (1, "trial 1 failed (OUT_OF_MEMORY"),
+            (2, "has not been measured"),
+        ):
+            served = client.export(study, "native", {"steps": 3}, trial=number)
+            assert served["config"] == pending(number).config.to_dict()
+            assert note in " ".join(served["notes"])
+            assert served == json.loads(
+                json.dumps(local.export(study, "native", {"steps": 3}, trial=number))
+            )
+            asked = ["export", study, "--to", "native", "--option", "steps=3", "--json"]
+            assert cli.run([*asked, "--trial", str(number), "--url", service.url]) == 0
+            assert json.loads(capsys.readouterr().out) == {**served, "written": []}
+            launch = StudyTools(local).export_launch(study, "native", {"steps": "3"}, number)
+            assert launch.config == str(pending(number).config)
+            assert launch.notes == served["notes"]
+        best = client.export(study, "native")
+        assert best["config"] == pending(0).config.to_dict()
+        assert not any(note.startswith("trial") for note in best["notes"])
+        for source in (client, local):
+            with pytest.raises(NotFoundError, match="no trial 7"):
+                source.export(study, "native", trial=7)
+
+
+def test_lists_are_filtered_and_paged_the_same_way_everywhere(
+    service: Service, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = [service.submitted(spec(name="paged")) for _ in range(3)][::-1]
+    service.store.annotations.change_tags(ids[1], add=["kept"])
+    local = LocalSource(service.store)
+    with service.client() as client:
+        for asked, found in (
+            ({"name": "paged", "limit": 2}, ids[:2]),
+            ({"name": "paged", "limit": 2, "offset": 2}, ids[2:]),
+            ({"name": "paged", "tag": "kept"}, ids[1:2]),
+            ({"name": "paged", "owner": "nobody"}, []),
+        ):
+            served = client.studies(**asked)
+            assert [study["id"] for study in served["studies"]] == found
+            assert served == json.loads(json.dumps(local.studies(**asked)))
+            words = [word for name, value in asked.items() for word in (f"--{name}", str(value))]
+            assert cli.run(["list", *words, "--url", service.url, "--json"]) == 0
+            assert json.loads(capsys.readouterr().out) == served
+            assert [study.id for study in StudyTools(local).list_studies(**asked)] == found
+        assert client.studies(name="paged", limit=2)["next_offset"] == 2
+        first = client.events(ids[0], limit=1)
+        assert first == json.loads(json.dumps(local.events(ids[0], limit=1)))
+        assert len(first) == 1
+    for option, value in (("--gpu", "h100"), ("--outcome", "failed"), ("--version", "torch=2")):
+        assert cli.run(["list", option, value]) == 2
+        assert f"{option} applies to runs, but studies are listed" in capsys.readouterr().err
+    assert cli.run(["list", "--observed", "--tag", "a", "--owner", "b"]) == 2
+    assert "--owner and --tag apply to studies, but --observed" in capsys.readouterr().err
+
+
+def test_a_client_asks_for_a_review(service: Service) -> None:
+    text = "torchrun --nproc_per_node 8 t.py --model_name_or_path meta-llama/Llama-3.1-8B --per_device_train_batch_size 1 --block_size 4096 --bf16 True\n"
+    with service.client() as client:
+        found = client.review({"run.sh": text}, cluster="h200-sxm", batch=8)
+    assert found["missing"] == []
+    assert found["estimate"]["step_time_s"] > 0
