@@ -7,7 +7,7 @@
 
 The change is called slower than S when its 95% interval does not hold 0 and reaches beyond S: with 2% between runs, three configs and two rounds, a slowdown of 5%
 is found in 98 of 100 studies, and one is invented in 2 (tests/study/test_recheck.py). The order holds where no config is ahead of a better one of then by more than its
-interval. Machines that are busy with other work are told apart from releases by the evidence of the runs (`autotune.diagnosis`): where others took `BUSY` of a step or
+interval, or was ahead of it then already and is not by more. Machines that are busy with other work are told apart from releases by the evidence of the runs (`autotune.diagnosis`): where others took `BUSY` of a step or
 more, a change says nothing, and the recheck is inconclusive.
 
 The recheck of a stored study: its configs out of the store, measured on its own runner, and a note of what came of it back into the store.
@@ -127,36 +127,54 @@ class Recheck:
         return self.busy >= BUSY and (self._seems_slower or not self.order_holds)
 
     @property
-    def _overtaken(self) -> list[str]:
-        """Which config is now significantly ahead of one ranked above it, in words."""
-        found = self.compared
-        overtaken = []
+    def _leads(self) -> tuple[list[str], list[str]]:
+        """Which config is significantly ahead of one ranked above it, in words: newly, and as before.
+
+        A study ranks by more than speed, so a config may have been ahead all along: then only a significantly larger lead is a change.
+        """
+        new, old, found = list[str](), list[str](), self.compared
         for at, better in enumerate(found):
             for worse in found[at + 1 :]:
-                log_ratio = float(np.mean(_logs(worse.now)) - np.mean(_logs(better.now)))
-                half = self.noise.half_width(2 / (1 / len(better.now) + 1 / len(worse.now)))
-                if log_ratio > half:
-                    ahead = math.expm1(log_ratio)
-                    overtaken.append(
-                        f"the {_shown(worse.role)} is now {ahead:.1%} ahead of the {_shown(better.role)}"
+                now, half = self._lead(worse.now, better.now)
+                before, of_before = self._lead(worse.before, better.before)
+                if now <= half:
+                    continue
+                lead = f"{math.expm1(now):.1%} ahead of the {_shown(better.role)}"
+                if before <= 0:
+                    new.append(f"the {_shown(worse.role)} is now {lead}")
+                elif now - before > math.hypot(half, of_before):
+                    new.append(
+                        f"the {_shown(worse.role)} is now {lead}, before {math.expm1(before):.1%}"
                     )
-        return overtaken
+                else:
+                    old.append(f"the {_shown(worse.role)} was ahead before too: now {lead}")
+        return new, old
+
+    def _lead(
+        self, ahead: Sequence[Measurement], behind: Sequence[Measurement]
+    ) -> tuple[float, float]:
+        """ln of the speed of some runs over that of others, and half its 95% interval."""
+        half = self.noise.half_width(2 / (1 / len(ahead) + 1 / len(behind)))
+        return float(np.mean(_logs(ahead)) - np.mean(_logs(behind))), half
 
     @property
     def order(self) -> str:
         """Whether the order of then still holds, in a sentence."""
-        if overtaken := self._overtaken:
-            return "the ranking has changed: " + "; ".join(overtaken)
+        new, old = self._leads
+        if new:
+            return "the ranking has changed: " + "; ".join(new)
         return (
-            "the ranking still holds: no config is significantly faster than one ranked above it"
+            "; ".join(
+                ["the ranking still holds: no config has overtaken one ranked above it", *old]
+            )
             if len(self.compared) > 1
             else "there is no ranking to compare"
         )
 
     @property
     def order_holds(self) -> bool:
-        """Whether no config is significantly ahead of one ranked above it."""
-        return not self._overtaken
+        """Whether no config is significantly further ahead of one ranked above it than before."""
+        return not self._leads[0]
 
     @property
     def versions(self) -> list[tuple[str, str, str]]:

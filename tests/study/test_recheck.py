@@ -97,6 +97,25 @@ def test_versions_and_order_are_said() -> None:
     assert overtaken.to_dict()["configs"][0]["change"] == pytest.approx(-0.15, abs=0.05)
 
 
+@pytest.mark.parametrize(("slower", "holds"), [(0.0, True), (-0.15, False)])
+def test_a_lead_of_before_is_no_change(slower: float, holds: bool) -> None:
+    """A study ranks by more than speed: its winner may be slower than its runner-up."""
+    dice = np.random.default_rng(3)
+    configs = []
+    for role, config, speed in zip(("winner", "runner-up"), CONFIGS, (1.0, 1.2), strict=False):
+        now = speed * (1 + slower) if role == "winner" else speed
+        runs = [tuple(measured(s, dice, 0.005) for _ in range(3)) for s in (speed, now)]
+        configs.append(Rechecked(role=role, config=config, before=runs[0], now=runs[1]))
+    found = Recheck(name="old", configs=tuple(configs))
+    assert found.order_holds == holds
+    if holds:
+        assert "the ranking still holds" in found.order
+        assert "the runner-up was ahead before too: now 2" in found.order
+    else:
+        assert "the runner-up is now 4" in found.order
+        assert ", before " in found.order
+
+
 def test_a_config_that_fails_now_is_named() -> None:
     whole = rechecked(0.0, 2)
     failure = Failure(kind=FailureKind.OUT_OF_MEMORY, message="no memory is left")
