@@ -63,8 +63,15 @@ def read_body(body: bytes, content_type: str) -> dict[str, Any]:
     return parse_text(text, where="the request", what="study spec", most_yaml_bytes=MOST_YAML_BYTES)
 
 
-def confined(document: dict[str, Any], options: ServiceOptions, *, may_run: bool = False) -> Study:
-    """The study of the document, if this service allows it. `may_run`: whether the caller may have programs run (scope run).
+def confined(
+    document: dict[str, Any],
+    options: ServiceOptions,
+    *,
+    may_run: bool = False,
+    only_plans: bool = False,
+) -> Study:
+    """The study of the document, if this service allows it. `may_run`: whether the caller may have programs run (scope run). `only_plans`: no trial will run
+    and no data be read, so that any runner and data may be named.
 
     Raises `RefusalError` for what the caller's scope does not include, and `SpecError` (or another `AutotuneError`) that names the field.
     """
@@ -72,7 +79,8 @@ def confined(document: dict[str, Any], options: ServiceOptions, *, may_run: bool
 
     study = load_study(document)
     with places_in(document):
-        _check_runner(study, options)
+        if not only_plans:
+            _check_runner(study, options)
         if study.trainer not in options.trainers:
             raise SpecError(
                 f"this service does not allow the {study.trainer!r} trainer",
@@ -80,7 +88,9 @@ def confined(document: dict[str, Any], options: ServiceOptions, *, may_run: bool
                 field="trainer",
             )
         study = replace(study, trainer_options=confined_options(study, options, may_run=may_run))
-        return study if study.data is None else replace(study, data=str(_data(study.data, options)))
+        if study.data is None or only_plans:
+            return study
+        return replace(study, data=str(_data(study.data, options)))
 
 
 def _check_runner(study: Study, options: ServiceOptions) -> None:

@@ -49,7 +49,7 @@ async def plan(request: Request, service: TheService) -> Response:
         return render("plan.html", caller=caller, asked=asked, plan=None, problems=[], map="")
 
     def work() -> dict[str, Any]:
-        study = confined(document_of(asked), service.options, may_run=False)
+        study = confined(document_of(asked), service.options, only_plans=True)
         found = api.plan_of(study, top=SHOWN, store=service.store, profile=False)
         base = found.baseline
         fits = base is not None and float(base.estimate.oom_probability) <= 0.5

@@ -11,9 +11,11 @@ import pytest
 
 from autotune import api, cli
 from autotune.cli.source import LocalSource
-from autotune.errors import ConflictError, InfeasibleError, NotFoundError, SpecError
+from autotune.errors import CatalogError, ConflictError, InfeasibleError, NotFoundError, SpecError
+from autotune.mcp.spec_tools import SpecTools
 from autotune.mcp.study_tools import StudyTools
 from autotune.ports import KeepTrial
+from autotune.service.options import ServiceOptions
 from autotune.service.routes import events
 from autotune.testing.stores import decide, failed, measured, pending, run_trial, running_study
 from tests.service.running import API, Service, slow_spec, spec, until
@@ -164,6 +166,28 @@ def test_a_plan_needs_no_hardware_and_keeps_nothing(service: Service) -> None:
         long = spec(model="gemma-3-1b", workload={"seq_len": 2048, "global_batch_size": 64})
         assert "limits some or all layers to 512" in client.plan(long, top=1)["assumed"][0]
         assert len(client.studies(limit=1000)["studies"]) == before
+
+
+def test_what_a_service_may_not_run_it_plans(tmp_path: Path) -> None:
+    """A plan runs nothing, so the runner and the data of its spec do not matter."""
+    options = ServiceOptions(port=0, runners={"local": frozenset()})
+    form = {"model": "gpt2-medium", "cluster": "h100-sxm-1x8", "seq_len": "1024", "batch": "64"}
+    with Service(tmp_path / "service", options=options) as service, service.client() as client:
+        for changes in (
+            {"runner": "simulated"},
+            {"runner": "ray"},
+            {"runner": {"kind": "ray", "cpus_per_rank": 2}},
+            {"runner": "local", "data": "corpus.bin"},
+        ):
+            asked = spec(**changes)
+            assert client.plan(asked, top=1)["feasible"] == 6
+            assert SpecTools(None).plan(asked, top=1).feasible == 6
+            with pytest.raises(SpecError, match=r"does not allow the|the data must be"):
+                client.submit(asked)
+        with pytest.raises(CatalogError, match="runer"):
+            client.plan(spec(runner="runer"))
+        page = service.http.get("/plan", params=form).text
+        assert 'role="alert"' not in page
 
 
 def test_a_plan_compares_the_clusters_that_it_is_asked_about(service: Service) -> None:
