@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -149,35 +149,38 @@ def parse_study(
     space = replace(
         parse_space(asked.space, base=base), extra=_today_first(_own_knobs(asked), workload.rl)
     )
-    own = space.own_knobs
-    enqueue = [
-        _config(workload, config, f"enqueue.{i}", own) for i, config in enumerate(asked.enqueue)
-    ]
-    baseline = (
-        None if asked.baseline is None else _config(workload, asked.baseline, "baseline", own)
-    )
+    guesses = {} if asked.baseline is None else {"baseline": asked.baseline}
+    guesses |= {f"enqueue.{i}": guess for i, guess in enumerate(asked.enqueue)}
+    configs: dict[str, ParallelConfig] = {}
+    mistakes: list[AutotuneError] = []
+    for field, guess in guesses.items():
+        try:
+            configs[field] = located(field, partial(complete, workload, guess, space.own_knobs))
+        except AutotuneError as error:
+            mistakes.append(error)
     launchable = Launchable.in_space(trainer(trainer_name), trainer_options, workload, space)
-    launchable.trainer.check_own_knobs(space.extra, launchable.options)
-
-    def broken_by(config: ParallelConfig) -> str | None:
-        return why_not(workload, config) or launchable.why_not(workload, config)
-
-    if baseline is not None and job.at_hand is None and (broken := broken_by(baseline)):
-        raise SpecError(broken, field="baseline")
+    if not mistakes:
+        launchable.trainer.check_own_knobs(space.extra, launchable.options)
     varying = [name for name, values in {**space.knobs, **space.extra}.items() if len(values) > 1]
-    filled_in = [
-        f"{words} in {guess if isinstance(guess, str) else config}"
-        for guess, config in zip(asked.enqueue, enqueue, strict=True)
-        if (words := filled_words(guess, config, varying))
-    ]
+    is_found_here = asked.cluster in (LOCAL, SLURM) and job.at_hand is None
+    filled_in: list[str] = []
     left_out: list[str] = []
-    for i, (guess, config) in enumerate(zip(asked.enqueue, tuple(enqueue), strict=True)):
-        if not (broken := broken_by(config)):
+    for field, config in tuple(configs.items()):
+        guess, is_baseline = guesses[field], field == "baseline"
+        said = guess if isinstance(guess, str) else config
+        if not is_baseline and (words := filled_words(guess, config, varying)):
+            filled_in.append(f"{words} in {said}")
+        broken = why_not(workload, config) or launchable.why_not(workload, config)
+        if not broken or (is_baseline and job.at_hand is not None):
             continue
-        if asked.cluster not in (LOCAL, SLURM) or job.at_hand is not None:
-            raise SpecError(broken, field=f"enqueue.{i}")
-        enqueue.remove(config)  # the spec was written before anybody knew this machine
-        left_out.append(f"{guess if isinstance(guess, str) else config}: {broken}")
+        if is_baseline or not is_found_here:
+            mistakes.append(SpecError(broken, field=field))
+            continue
+        del configs[field]  # the spec was written before anybody knew this machine
+        left_out.append(f"{said}: {broken}")
+    if mistakes:
+        raise with_others(mistakes[0], mistakes[1:MOST_MISTAKES])
+    baseline = configs.pop("baseline", None)
     return Study(
         name=asked.name or f"{workload.model.name}-{job.name}",
         workload=workload,
@@ -201,7 +204,7 @@ def parse_study(
         seed=asked.seed,
         data=asked.data if asked.data is None or base is None else find_data(asked.data, base),
         baseline=baseline,
-        enqueue=tuple(dict.fromkeys(enqueue)),
+        enqueue=tuple(dict.fromkeys(configs.values())),
         left_out=tuple(dict.fromkeys(left_out)),
         filled_in=tuple(dict.fromkeys(filled_in)),
         at_hand=job.at_hand,
@@ -420,12 +423,6 @@ def _refuse_export_options(name: str, options: Mapping[str, Any]) -> None:
         raise SpecError(
             f"{message}; trials would ignore it", remedy=remedy, field=f"trainer.{option}"
         )
-
-
-def _config(
-    workload: Workload, asked: str | Mapping[str, Any], field: str, own: Sequence[Knob] = ()
-) -> ParallelConfig:
-    return located(field, partial(complete, workload, asked, own))
 
 
 def _post_training(

@@ -94,7 +94,7 @@ class Searcher(ABC):
         """candidates that cannot be run here"""
         self.trials: list[tuple[int | None, Trial]] = []
         self._reasons: dict[int, str] = {}
-        self._enqueued = [self._index_of_enqueued(config) for config in problem.enqueue]
+        self._enqueued = self._indices_of(problem.enqueue)
 
     def ask(self, n: int = 1) -> list[ParallelConfig]:
         """Up to `n` configs to try next, best first. Fewer, or none, if no eligible candidate is left."""
@@ -199,15 +199,21 @@ class Searcher(ABC):
             ((i, "enqueued by the spec") for i in self._enqueued if self.state[i] == FREE), None
         )
 
-    def _index_of_enqueued(self, config: ParallelConfig) -> int:
-        index = self.space.index_of(config)
-        if index is None:
-            raise ConfigError(
+    def _indices_of(self, enqueued: Sequence[ParallelConfig]) -> list[int]:
+        found = [self.space.index_of(config) for config in enqueued]
+        mistakes = [
+            ConfigError(
                 f"an enqueued config must be in the space, but {config} is not: {self.space.why_not(config)}",
                 remedy="change the enqueued config, or widen the space",
                 field="enqueue",
             )
-        return index
+            for config, index in zip(enqueued, found, strict=True)
+            if index is None
+        ]
+        if mistakes:
+            mistakes[0].others = tuple(mistakes[1:])
+            raise mistakes[0]
+        return [index for index in found if index is not None]
 
 
 def score(trial: Trial) -> float:

@@ -508,6 +508,16 @@ def test_a_key_that_every_spec_needs_is_asked_for_with_what_to_write() -> None:
     assert all("`autotune " in error.remedy for error in asked)
 
 
+def test_all_wrong_configs_of_a_spec_are_told_at_once() -> None:
+    wrong = ["tp=x", "tp=1", {"tq": 2}, "tp=64", "tp=2,micro_batch_size=7"]
+    with pytest.raises(SpecError) as raised:
+        study(baseline="tp=3", enqueue=wrong)
+    told = [(error.field, error.message) for error in (raised.value, *raised.value.others)]
+    fields = ["baseline", "enqueue.0.tp", "enqueue.2.tq", "enqueue.3", "enqueue.4"]
+    assert sorted(field for field, _ in told) == fields
+    assert all(message for _, message in told)
+
+
 def test_a_program_that_keeps_everything_in_bf16_is_said_so_in_the_workload() -> None:
     found = study(**BF16_PROGRAM, workload=IN_BF16).workload
     assert found.pure_bf16

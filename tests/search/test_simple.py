@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from autotune.errors import CatalogError
+from autotune.errors import CatalogError, ConfigError
 from autotune.search import make_searcher, searcher_names
 from autotune.space import SearchSpace
 from autotune.testing.searchers import WORKLOAD, SearcherContract, candidates
@@ -53,3 +53,12 @@ def test_importing_the_searchers_imports_nothing_heavy() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=900
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_all_enqueued_configs_outside_the_space_are_told_at_once() -> None:
+    space, outside = SearchSpace.of(WORKLOAD, candidates()[:2]), candidates()[2:4]
+    with pytest.raises(ConfigError) as raised:
+        make_searcher("random", space, enqueue=[candidates()[0], *outside])
+    told = [str(error) for error in (raised.value, *raised.value.others)]
+    assert len(told) == 2
+    assert all(str(config) in line for config, line in zip(outside, told, strict=True))
