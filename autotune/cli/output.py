@@ -258,12 +258,9 @@ def report_error(error: Exception, *, as_json: bool) -> int:
 
 def _joined(text: str, remedy: str) -> str:
     """A wrong command line as one sentence with its remedy."""
-    number = "Input should be a valid integer, unable to parse string as an integer"
-    text = (
-        text.replace(number, "must be a whole number")
-        .replace("Input should be", "must be")
-        .rstrip(".")
-    )
+    from autotune.spec.texts.validation import broken_rule
+
+    text = broken_rule({"msg": text}).rstrip(".")
     # of older releases
     text = re.sub(r"'[^']*' is not a valid integer( range)?$", "must be a whole number", text)
     text = re.sub(r"(\S+) is not in the range (?:(\S+)<=)?x(?:([<>]=)(\S+))?$", _bound, text)

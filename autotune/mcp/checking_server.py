@@ -9,6 +9,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import ValidationError
 
 from autotune.spec.checks import nearest
+from autotune.spec.texts.validation import broken_rule
 
 
 class CheckingServer(MCPServer[Any]):  # type: ignore[misc]  # mypy does not follow the package
@@ -36,12 +37,5 @@ class CheckingServer(MCPServer[Any]):  # type: ignore[misc]  # mypy does not fol
 
 def _in_words(problem: Any) -> str:
     """One wrong argument: its name, the rule and the value."""
-    where = ".".join(map(str, problem["loc"]))
-    if problem["type"] == "missing":
-        return f"{where} is required, but is missing"
-    rule = (
-        problem["msg"]
-        .replace("Input should be", "must be")
-        .replace("Unable", "must be a whole number: unable")
-    )
-    return f"{where} {rule}, but is {problem['input']!r:.80}"
+    told = f"{'.'.join(map(str, problem['loc']))} {broken_rule(problem)}"
+    return told if problem["type"] == "missing" else f"{told}, but is {problem['input']!r:.80}"

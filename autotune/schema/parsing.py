@@ -71,24 +71,17 @@ from autotune.spec.failures import Failures
 from autotune.spec.hugging_face.figures import check_source
 from autotune.spec.plain import identity
 from autotune.spec.post_training import RL_KNOBS, PostTraining, check_rl_knob
+from autotune.spec.texts.validation import broken_rule
 from autotune.trainers import trainer
 from autotune.trainers.base.trainer import SAME_DATA
 
-_PLAIN = {
+_OF_KIND = {
     "missing": "this key is required, but is missing",
-    "model_type": "must be a mapping of keys to values",
-    "dict_type": "must be a mapping of keys to values",
-    "list_type": "must be a list",
-    "int_type": "must be a whole number",
-    "float_type": "must be a number",
-    "bool_type": "must be true or false",
     "string_type": "must be text, or a mapping if the field has keys",
     "string_pattern_mismatch": "must begin with a letter or digit and contain only letters, digits, "
     "spaces and _.:+-, with at most 100 characters",
-    "too_short": "must have {min_length} or more entries",
-    "too_long": "must have at most {max_length} entries",
 }
-"""Pydantic's messages in this service's words, by error type; those that say enough stay as they are."""
+"""A spec's own words for what is wrong, by pydantic's type."""
 _TO_WRITE = {
     "model": "give a name from `autotune models`, or your own config.json",
     "cluster": "name one of `autotune clusters`, such as h100-sxm-1x8, or this machine: local",
@@ -316,9 +309,7 @@ class _Order:
 def _mistake(problem: Mapping[str, Any], field: str) -> SpecError:
     """One problem of pydantic's."""
     where, context = _where(problem, field), problem.get("ctx", {})
-    message = _PLAIN.get(problem["type"], "").format(**context) or problem["msg"].replace(
-        "Input should", "must"
-    )
+    message = broken_rule(problem, _OF_KIND)
     if problem["type"] == "unknown_key":
         context = {**context, "remedy": context["remedy"]()}
     elif problem["type"] not in ("missing", "quantity") and not isinstance(

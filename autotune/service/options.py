@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from autotune.settings import PROGRAM_ENVIRONMENT, PROGRAM_USER
-from autotune.spec.checks import one_of, positive, positive_int
+from autotune.spec.checks import MAX_PORT, one_of, positive, positive_int
 
 PORT = 8600
 WAYS = ("process", "ray")
@@ -122,7 +122,7 @@ class ServiceOptions:
 
     def __post_init__(self) -> None:
         one_of("way", self.way, WAYS)
-        positive_int("port", self.port, least=0, at_most=65535)
+        positive_int("port", self.port, least=0, at_most=MAX_PORT)
         positive_int("max_studies", self.max_studies, least=0, at_most=10_000)
         positive_int("max_queued_per_owner", self.max_queued_per_owner, at_most=self.max_queued)
         for name in ("body_timeout_s", "lease_s", "poll_s", "grace_s"):

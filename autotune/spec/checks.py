@@ -15,6 +15,7 @@ Member = TypeVar("Member", bound=StrEnum)
 
 MAX_COUNT = 1 << 40
 """upper bound on counts, to catch typos"""
+MAX_PORT = 65_535
 READ_AS_BOOLEAN = "put quotes around a word: YAML reads yes, on, no and off as true and false"
 """remedy for a boolean where a word is due"""
 LONGEST_NAME = 60

@@ -236,7 +236,7 @@ def test_results_are_read(finished: tuple[Store, str]) -> None:
         (
             "plan",
             {"spec": spec(), "top": "x"},
-            "top must be a valid integer, unable to parse string as an integer, but is 'x'",
+            "top must be a whole number, but is 'x'",
         ),
         (
             "compare_clusters",

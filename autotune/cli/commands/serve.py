@@ -15,9 +15,7 @@ def serve(
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int,
-        typer.Option(
-            "--port", min=0, max=65535, help="Port to listen on. Use 0 for any free port."
-        ),
+        typer.Option("--port", help="Port to listen on. Use 0 for any free port."),
     ] = 8600,
     store: StoreOption = None,
     max_studies: Annotated[

@@ -28,6 +28,7 @@ from autotune.errors import (
     StoreUnavailableError,
 )
 from autotune.spec.plain import finite
+from autotune.spec.texts.validation import broken_rule
 
 log = logging.getLogger("autotune.service")
 
@@ -50,12 +51,12 @@ _WORDS = {
 }
 
 
-_PLAIN = {
+_OF_KIND = {
     "missing": "this is required, but is missing",
     "json_invalid": "the request is not valid JSON: {error}",
     **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "must be a JSON object"),
 }
-"""the framework's messages in this service's words, by kind of error"""
+"""this service's own words for what is wrong, by pydantic's type"""
 _WORD = re.compile(r"[A-Za-z0-9 _.:+-]{1,80}")
 """a wrong value that is told back"""
 
@@ -194,12 +195,9 @@ def of_validation(request: Request, error: Exception) -> JSONResponse:
         for part in (*first.get("loc", ())[1:], *([context["key"]] if "key" in context else []))
     ]
     kind, given = str(first.get("type", "")), first.get("input")
-    message = _PLAIN.get(kind, "").format(**context) or str(
-        first.get("msg", "a parameter is wrong")
-    )
-    message = re.sub(r"^(Input|String|List) should", "must", message)
+    message = broken_rule({"msg": "a parameter is wrong", **first}, _OF_KIND)
     # never markup
-    if kind not in (*_PLAIN, "unknown_key", "quantity") and _WORD.fullmatch(str(given)):
+    if kind not in (*_OF_KIND, "unknown_key", "quantity") and _WORD.fullmatch(str(given)):
         message += f", but is {given!r}"
     remedy = context.get("remedy", "/openapi.json describes the parameters")
     # that of an unknown key is sought for those that are told

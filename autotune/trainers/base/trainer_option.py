@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from autotune.errors import SpecError
-from autotune.spec.checks import nearest
+from autotune.spec.checks import MAX_PORT, nearest
 
 MAX_OPTION = 4096
 """characters of an option's value"""
@@ -150,6 +150,19 @@ WORKING_DIR = Option(
     reach=Reach.ARGUMENT,
     choices=("shared", "upload"),
 )
+MASTER_ADDR = Option(
+    name="master_addr",
+    meaning="address of node 0; default: set when each node starts",
+    default="",
+    reach=Reach.ADDRESS,
+)
+MASTER_PORT = Option(
+    name="master_port",
+    meaning="rendezvous port for several nodes; default: chosen at the start, otherwise 29500",
+    default=0,
+    reach=Reach.ADDRESS,
+    most=MAX_PORT,
+)
 SHARED_OPTIONS = (
     Option(
         name="nearest",
@@ -160,19 +173,8 @@ SHARED_OPTIONS = (
     Option(
         name="steps", meaning="optimizer steps to run", default=50, reach=Reach.NOTHING, least=1
     ),
-    Option(
-        name="master_addr",
-        meaning="address of node 0; default: set when each node starts",
-        default="",
-        reach=Reach.ADDRESS,
-    ),
-    Option(
-        name="master_port",
-        meaning="rendezvous port for several nodes; default: chosen at the start, otherwise 29500",
-        default=0,
-        reach=Reach.ADDRESS,
-        most=65535,
-    ),
+    MASTER_ADDR,
+    MASTER_PORT,
     Option(name="learning_rate", meaning="peak learning rate", default=3e-4, reach=Reach.NOTHING),
     Option(name="seed", meaning="seed of weights and data", default=1234, reach=Reach.NOTHING),
     PYTHON,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, ClassVar
 
 from autotune.errors import SpecError
@@ -20,7 +20,7 @@ from autotune.trainers.base.effective import effective, word_limit
 from autotune.trainers.base.limit import Limit, Rule, broken
 from autotune.trainers.base.torchrun import place, torchrun
 from autotune.trainers.base.trainer import Option, StepMetrics, Trainer
-from autotune.trainers.base.trainer_option import WORKING_DIR, Reach
+from autotune.trainers.base.trainer_option import MASTER_ADDR, MASTER_PORT, WORKING_DIR, Reach
 from autotune.trainers.base.workload_limits import own_model_limits, unequal_limits
 from autotune.trainers.documents.file_formats import to_json
 from autotune.trainers.launch_files import Launch
@@ -104,21 +104,8 @@ class NativeTrainer(Trainer):
             reach=Reach.FILE,
         ),
         WORKING_DIR,
-        Option(
-            name="master_addr",
-            meaning="address of node 0; default: set when each node starts",
-            default="",
-            export_only=True,
-            reach=Reach.ADDRESS,
-        ),
-        Option(
-            name="master_port",
-            meaning="rendezvous port for several nodes; default: chosen at the start, otherwise 29500",
-            default=0,
-            export_only=True,
-            reach=Reach.ADDRESS,
-            most=65535,
-        ),
+        replace(MASTER_ADDR, export_only=True),
+        replace(MASTER_PORT, export_only=True),
         Option(
             name="nearest",
             meaning="use the nearest values that the trainer can express",

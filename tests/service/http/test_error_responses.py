@@ -76,7 +76,7 @@ def test_errors(
             "GET",
             "/studies?limit=x",
             {},
-            "must be a valid integer, unable to parse string as an integer, but is 'x'",
+            "must be a whole number, but is 'x'",
         ),
         (
             "GET",
