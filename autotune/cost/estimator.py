@@ -39,8 +39,17 @@ _SHAPE_LAWS = tuple(
     law
     for law in LAWS
     if law.name
-    in ("tp_heads", "pp_layers", "cp_sequence", "cp_heads", "replicas_divide", "ep_experts")
+    in (
+        "world_size",
+        "tp_heads",
+        "pp_layers",
+        "cp_sequence",
+        "cp_heads",
+        "replicas_divide",
+        "ep_experts",
+    )
 )
+"""without these the formulas describe nothing: more ranks than GPUs, parts of a head"""
 BLOCK = 1 << 15
 """rows that are computed at once, so that their columns stay in the processor's cache"""
 
@@ -53,8 +62,8 @@ def estimate(
 ) -> Estimate:
     """Predicted step time and peak memory of one config (floats) or of many (arrays of shape (N,)), with their parts and error bars.
 
-    `calibration` defaults to the constants for the workload's GPU type and trainer. Raises `ConfigError` for a config that does not fit the shape of
-    the model (tp does not divide the heads, more stages than layers, a sequence shorter than cp), for counts below 1, and for values that
+    `calibration` defaults to the constants for the workload's GPU type and trainer. Raises `ConfigError` for a config that does not fit the
+    cluster (more ranks than GPUs) or the shape of the model (tp does not divide the heads, more stages than layers, a sequence shorter than cp), for counts below 1, and for values that
     are not configs. Rows of a `ConfigTable` are not checked against the rules, because a space has applied them and measured configs may be replayed.
     """
     constants = calibration or calibration_for(workload)
@@ -75,7 +84,7 @@ def estimate(
 
 
 def _lawful(workload: Workload, configs: Iterable[ParallelConfig]) -> ConfigTable:
-    """The table of these configs. Raises `ConfigError` for one that does not fit the shape of the model."""
+    """The table of these configs. Raises `ConfigError` for one that does not fit the cluster or the shape of the model."""
     if isinstance(configs, str) or not isinstance(configs, Iterable):
         raise ConfigError(
             f"configs must be ParallelConfigs, but are {configs!r}",
