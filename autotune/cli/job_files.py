@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune import api
-from autotune.cli.output import emit, key_values, note
+from autotune.cli.output import emit, note
 from autotune.errors import AutotuneError, RunnerError, SpecError
 from autotune.job_folder import Submission, write
 from autotune.kubernetes import submission as in_pods
@@ -22,7 +22,7 @@ from autotune.slurm import submission
 from autotune.slurm.allocation import allocation, ask
 from autotune.slurm.submission import SUBMITTED
 from autotune.spec import Study, StudyStatus
-from autotune.spec.checks import nearest
+from autotune.spec.checks import key_values, nearest
 from autotune.store.connection.location import find_location
 from autotune.store.upkeep.study_folder import StudyFolder
 from autotune.study.controller import JOB_ENDS, PAUSED_ON_REQUEST, TIME_IS_OVER
@@ -140,7 +140,7 @@ def _said(options: Sequence[str], on: str) -> dict[str, Any]:
     """The options by key: lines of `setup` one by one, lists at their commas, numbers and switches where the key wants them, else text."""
     fields = (KubernetesDocument if on == KUBERNETES else SlurmDocument).model_fields
     found: dict[str, Any] = {}
-    for key, text in key_values(options, "time=4h"):
+    for key, text in key_values(options, field="--option", example="--option time=4h"):
         wanted = str(fields[key].annotation) if key in fields else ""
         if key == "setup":
             found[key] = [*found.get(key, ()), text]

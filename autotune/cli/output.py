@@ -195,19 +195,6 @@ def strict(value: Any) -> Any:
     return value
 
 
-def key_values(options: Iterable[str], example: str) -> Iterator[tuple[str, str]]:
-    """Key and value of each --option. Raises `SpecError`."""
-    for pair in options:
-        key, sign, value = pair.partition("=")
-        if not sign or not key:
-            raise SpecError(
-                f"--option must be KEY=VALUE, but is {pair!r}",
-                remedy=f"e.g. --option {example}",
-                field="--option",
-            )
-        yield key, value
-
-
 def write_text(path: Path, text: str, *, field: str, remedy: str = "") -> None:
     """Writes a file that was asked for, and its folder. `?` replaces half characters from logs of programs. Raises `SpecError`."""
     try:

@@ -170,7 +170,7 @@ class StudyTools:
         study: StudyId,
         trainer: Annotated[str, Field(description="A trainer of the catalog.")],
         options: Annotated[
-            dict[str, str] | None,
+            dict[str, str | int | float] | None,
             Field(description='Options of the trainer, e.g. {"data_path": "/data"}.'),
         ] = None,
         trial: Annotated[

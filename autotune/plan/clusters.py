@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, final
 
 from autotune.cost import Calibration
-from autotune.errors import InfeasibleError, SpecError
+from autotune.errors import CatalogError, InfeasibleError, SpecError
 from autotune.plan.plan import Bill, NearestMiss, plan
 from autotune.space import Launchable, SearchSpace
 from autotune.spec import KNOBS, ClusterSpec, Estimate, ParallelConfig, SpaceSpec, Workload, catalog
@@ -96,7 +96,11 @@ def clusters_of(asked: Sequence[str | ClusterSpec], num_gpus: int) -> tuple[Clus
 
 def _named(word: str, num_gpus: int) -> ClusterSpec:
     sized = re.search(r"-[0-9]+x[0-9]+$", word)
-    return catalog.cluster(word) if sized else catalog.usual_cluster(word, num_gpus=num_gpus)
+    try:
+        return catalog.cluster(word) if sized else catalog.usual_cluster(word, num_gpus=num_gpus)
+    except CatalogError as error:
+        error.field = "clusters"
+        raise
 
 
 def compare_clusters(

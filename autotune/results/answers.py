@@ -531,7 +531,9 @@ def trial_of(result: Result, number: int) -> Trial:
     if found is None:
         raise NotFoundError(
             f"study {result.record.id} has no trial {number}",
-            remedy=f"its {len(result.trials):,} trials are numbered from 0",
+            remedy=f"its {len(result.trials):,} trials are numbered from 0"
+            if result.trials
+            else "it has no trials yet",
         )
     return found
 

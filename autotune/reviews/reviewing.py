@@ -655,8 +655,9 @@ def _refuse_beyond_the_peak(predicted: Estimate, measured_s: float) -> None:
     """Raises `SpecError` for a step that is shorter than its matmuls take at the peak of the GPUs."""
     mfu = float(predicted.mfu) * float(predicted.step_time_s) / measured_s
     if mfu > 1.0:
+        share = f"{mfu:.0%} of" if mfu < 100 else f"{mfu:.3g} times"
         raise SpecError(
-            f"a step of {measured_s:g} s would be {mfu:.0%} of the GPUs' peak, but the limit is 100%",
+            f"a step of {measured_s:g} s would be {share} the GPUs' peak, but the limit is 100%",
             remedy="give the time of an optimizer step, not of a micro-batch, and correct what the review misread: --config, --batch, --seq-len, --model or --cluster",
             field="--measured",
         )

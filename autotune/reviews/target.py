@@ -175,7 +175,8 @@ def folder_of(texts: Mapping[str, str]) -> Iterator[Path]:
         inner.mkdir(parents=True)
         for name, text in texts.items():
             path = Path(name)
-            if path.is_absolute() or ".." in path.parts or len(path.parts) > 8 or not name.strip():
+            is_outside = path.is_absolute() or ".." in path.parts
+            if is_outside or not 1 <= len(path.parts) <= 8 or not name.strip():
                 raise SpecError(
                     f"{name!r} is not a file name",
                     remedy="give plain file names: train.sh",
@@ -185,8 +186,9 @@ def folder_of(texts: Mapping[str, str]) -> Iterator[Path]:
                 (inner / path).parent.mkdir(parents=True, exist_ok=True)
                 (inner / path).write_text(_confined(text), encoding="utf-8")
             except (OSError, ValueError) as error:
+                why = error.strerror if isinstance(error, OSError) else error
                 raise SpecError(
-                    f"{name!r} cannot be written next to the other files: {error}",
+                    f"{name!r} cannot be written next to the other files: {why}",
                     remedy="give plain file names: train.sh",
                     field="files",
                 ) from None

@@ -279,6 +279,12 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
 """patterns of the parser's words, what they mean, and what to do; the first that matches counts"""
 
 
+def plain_problem(error: Exception) -> str:
+    """What a parser says of a value. Python tells its programmers what to do about long numbers, which no caller can."""
+    said = " ".join(str(error).split())[:200]
+    return "a whole number has too many digits" if "integer string conversion" in said else said
+
+
 def _yaml_mistake(error: Exception, source: SourceText, *, what: str) -> SpecError:
     """The parser's error as a `SpecError`, with its place when the parser knows it."""
     if isinstance(error, RecursionError):
@@ -287,7 +293,7 @@ def _yaml_mistake(error: Exception, source: SourceText, *, what: str) -> SpecErr
     begin: Any = getattr(error, "context_mark", None) or mark
     problem = str(getattr(error, "problem", None) or "")
     if mark is None or not problem:
-        return SpecError(f"the {what}{_named(source)} is not YAML: {' '.join(str(error).split())}")
+        return SpecError(f"the {what}{_named(source)} is not YAML: {plain_problem(error)}")
     message, remedy = problem, ""
     for pattern, words, todo in _WORDS:
         if re.search(pattern, problem):

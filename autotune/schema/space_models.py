@@ -41,10 +41,10 @@ class ValueRule(Document, defer_build=True):
                 "empty_range",
                 "the first number of a range must not exceed the second, and a step must be at least 1",
             )
-        if self.range is not None and (high - low) // (step[0] if step else 1) >= MAX_VALUES:
-            raise PydanticCustomError(
-                "long_range", "the range may have {most} values", {"most": MAX_VALUES}
-            )
+        count = (high - low) // (step[0] if step else 1) + 1
+        if self.range is not None and count > MAX_VALUES:
+            told = f"a range must have at most {MAX_VALUES:,} values, but has {count:,}"
+            raise PydanticCustomError("long_range", "{told}", {"told": told})
         return self
 
     def listed(self) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import TypeVar
 
@@ -23,6 +23,33 @@ LONGEST_NAME = 60
 NEAR, NEAR_SHORT = 0.7, 0.6
 """minimum similarity of a word and the name suggested for it: one of three letters may be wrong"""
 _LEAST_FIGURE, _LARGEST_FIGURE = 1.0, 1e30
+
+
+def key_values(pairs: Iterable[str], *, field: str, example: str) -> Iterator[tuple[str, str]]:
+    """Key and value of each KEY=VALUE. Raises `SpecError` for another form."""
+    for pair in pairs:
+        key, sign, value = pair.partition("=")
+        if not sign or not key:
+            raise SpecError(
+                f"an option must be KEY=VALUE, but one is {pair[:80]!r}",
+                remedy=f"e.g. {example}",
+                field=field,
+            )
+        yield key, value
+
+
+def options_of(pairs: Iterable[str], *, field: str, example: str) -> dict[str, str]:
+    """The same by key. Raises `SpecError` for a key that is given twice, too."""
+    found: dict[str, str] = {}
+    for key, value in key_values(pairs, field=field, example=example):
+        if key in found:
+            raise SpecError(
+                f"the option {key[:80]} is given twice",
+                remedy="leave one of them out",
+                field=field,
+            )
+        found[key] = value
+    return found
 
 
 def positive_int(name: str, value: object, *, at_most: int = MAX_COUNT, least: int = 1) -> int:

@@ -354,7 +354,7 @@ def knobs_of(text: str, own: Mapping[str, Knob] | None = None) -> dict[str, Any]
     """The knobs in a text, typed as `tp=2,pp=1,precision=bf16` or pasted from a table as `tp2 pp1 dp2 mb8 acc1 fp32`.
 
     `own`: declarations of the study's own knobs; their values are under `extra`. Raises `ConfigError` for words that are not part of a label, for unknown
-    knobs and for a knob that is given twice.
+    knobs, for values that a knob cannot have and for a knob that is given twice.
     """
     known = {**KNOBS, **(own or {})}
     values: dict[str, Any] = {}
@@ -365,6 +365,7 @@ def knobs_of(text: str, own: Mapping[str, Knob] | None = None) -> dict[str, Any]
         name, parsed = (name, known[name].parse(value)) if sign else _of_label(piece)
         if name in values:
             raise ConfigError(f"{name} is given twice", field=name)
+        known[name].check(parsed)
         values[name] = parsed
     extra = {name: value for name, value in values.items() if name not in KNOBS}
     return {

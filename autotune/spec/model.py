@@ -92,11 +92,13 @@ class ModelSpec(Plain):
         ):
             positive_int(name, getattr(self, name), at_most=1 << 24)
         for name in (
-            *("num_experts", "experts_per_token", "max_positions", "attention_head_dim"),
+            *("num_experts", "experts_per_token", "attention_head_dim"),
             *("num_dense_layers", "dense_ffn_hidden_size", "shared_ffn_hidden_size"),
             *("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "v_head_dim", "mtp_layers"),
         ):
             positive_int(name, getattr(self, name), at_most=1 << 24, least=0)
+        # as many as the longest sequence
+        positive_int("max_positions", self.max_positions, at_most=1 << 27, least=0)
         if not self.attention_head_dim and self.hidden_size % self.num_attention_heads:
             raise SpecError(
                 "hidden_size must be a multiple of num_attention_heads, "

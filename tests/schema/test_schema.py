@@ -361,7 +361,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"space": {"tp": ["2"]}}, "space.tp", "whole number from 1"),
     ({"space": {"tp": [1, [2]]}}, "space.tp.1", "must be a word, a whole number"),
     ({"space": {"tp": {"powers_of_two": [8, 1]}}}, "space.tp", "must not exceed"),
-    ({"space": {"tp": {"range": [1, 10**9]}}}, "space.tp", "may have 4096 values"),
+    (
+        {"space": {"tp": {"range": [1, 10**9]}}},
+        "space.tp",
+        "at most 4,096 values, but has 1,000,000,000",
+    ),
     ({"space": {"tp": {"range": [1, 5, 0]}}}, "space.tp", "must not exceed"),
     ({"space": {"tp": {}}}, "space.tp", "give either"),
     ({"space": {"precision": "fp9"}}, "space.precision", "did you mean fp8?"),
@@ -506,6 +510,11 @@ def test_a_key_that_every_spec_needs_is_asked_for_with_what_to_write() -> None:
     asked = [raised.value, *raised.value.others]
     assert {error.field for error in asked} == {"cluster", "space"}
     assert all("`autotune " in error.remedy for error in asked)
+
+
+def test_learned_positions_reach_as_far_as_the_longest_sequence() -> None:
+    longest = {"seq_len": 1 << 27, "global_batch_size": 8}
+    assert study(model="gpt2-medium", workload=longest).workload.model.max_positions == 1 << 27
 
 
 def test_all_wrong_configs_of_a_spec_are_told_at_once() -> None:

@@ -16,7 +16,6 @@ from autotune.cli.output import (
     UrlOption,
     consoles,
     emit,
-    key_values,
     note,
     or_print,
     write_text,
@@ -75,11 +74,12 @@ def export(
     import shlex
 
     from autotune.cli.named_study import source_of
+    from autotune.spec.checks import options_of
     from autotune.spec.texts.secrets import masked
     from autotune.trainers import Launch, trainer, write_launch
     from autotune.trainers.schedulers import scheduler
 
-    options = dict(key_values(option or (), "data_path=/data"))
+    options = options_of(option or (), field="--option", example="--option data_path=/data")
     starter = scheduler(on)
     if to:
         trainer(to)

@@ -199,7 +199,10 @@ def of_validation(request: Request, error: Exception) -> JSONResponse:
     # never markup
     if kind not in (*_OF_KIND, "unknown_key", "quantity") and _WORD.fullmatch(str(given)):
         message += f", but is {given!r}"
-    remedy = context.get("remedy", "/openapi.json describes the parameters")
+    usual = "/openapi.json describes the parameters"
+    if kind in _OF_KIND and not place:
+        usual = "send one, with the header Content-Type: application/json"
+    remedy = context.get("remedy", usual)
     # that of an unknown key is sought for those that are told
     told = str(remedy() if callable(remedy) else remedy)
     return error_response(422, "spec", message, field=".".join(place), remedy=told)

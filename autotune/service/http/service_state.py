@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_origin
 
 from fastapi import Depends, Path, Query, Request
 
@@ -129,11 +129,12 @@ TheService = Annotated[ServiceState, Depends(service_state)]
 
 
 def check_parameters(request: Request) -> None:
-    """Raises `SpecError` for a query parameter that the route does not have: a misspelt filter would otherwise match everything.
+    """Raises `SpecError` for a query parameter that the route does not have, and for one value too many: a misspelt filter would otherwise match everything.
 
     Called after authentication, so that strangers learn no parameter names.
     """
-    known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
+    parameters = request.scope["route"].dependant.query_params
+    known = {each.alias: get_origin(each.field_info.annotation) for each in parameters}
     for name in request.query_params:
         if name not in known:
             near = nearest(name, known)
@@ -141,6 +142,10 @@ def check_parameters(request: Request) -> None:
                 f"unknown parameter {name[:80]!r}",
                 remedy=near or (f"it has {', '.join(known)}" if known else "it takes none"),
                 field=name[:80],
+            )
+        if known[name] not in (list, Sequence) and len(request.query_params.getlist(name)) > 1:
+            raise SpecError(
+                f"{name} is given more than once", remedy="leave all but one out", field=name
             )
 
 

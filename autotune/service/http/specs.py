@@ -30,7 +30,7 @@ from typing import Any
 
 from autotune.errors import SpecError
 from autotune.schema import ReadDocument, places_in
-from autotune.schema.reading import check_size, once, parse_text
+from autotune.schema.reading import check_size, once, parse_text, plain_problem
 from autotune.schema.source_text import SourceText
 from autotune.service.http.error_responses import RefusalError
 from autotune.service.options import ServiceOptions
@@ -145,7 +145,7 @@ def _strict_json(text: str) -> ReadDocument:
         place = source.place(error.lineno, error.colno)
         raise SpecError(f"the request is not valid JSON: {error.msg}", place=place) from None
     except ValueError as error:
-        raise SpecError(f"the request is not valid JSON: {str(error)[:200]}") from None
+        raise SpecError(f"the request is not valid JSON: {plain_problem(error)}") from None
     if not isinstance(document, dict):
         raise SpecError(
             f"a spec must be a mapping of keys to values, but this is {text.strip()[:40]}"

@@ -133,7 +133,7 @@ async def plan(
         study = confined(read_body(body, media), service.options, may_run=may_run, only_plans=True)
         # no dry runs within a request: they take minutes, and may run the caller's code
         found = api.plan_of(study, top=top, store=service.store, profile=False).to_dict()
-        if names:
+        if clusters.strip():
             compared = api.compare_clusters_of(study, names, tokens=tokens, store=service.store)
             found["clusters"] = [choice.to_dict() for choice in compared]
         return found

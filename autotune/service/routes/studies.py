@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from autotune import api
-from autotune.errors import NotFoundError, SpecError
+from autotune.errors import NotFoundError
 from autotune.ports import StudyRecord
 from autotune.results.hidden import hidden_record
 from autotune.service.http.access import Caller
@@ -43,6 +43,7 @@ from autotune.service.routes.response_models import (
     responses,
 )
 from autotune.spec import StudyStatus
+from autotune.spec.checks import options_of
 from autotune.spec.runs.versions import asked_versions
 from autotune.trainers import trainer_names
 
@@ -316,16 +317,7 @@ def exported(
             f"there is no trainer {trainer[:80]!r}",
             remedy=f"choose one of {', '.join(trainer_names())}",
         )
-    options: dict[str, Any] = {}
-    for pair in pairs:
-        key, sign, value = pair.partition("=")
-        if not sign or not key:
-            raise SpecError(
-                f"an option must be KEY=VALUE, but one is {pair[:80]!r}",
-                remedy="e.g. data_path=/data",
-                field="option",
-            )
-        options[key] = value
+    options = options_of(pairs, field="option", example="data_path=/data")
     record = service.store.study(study_id)
     study = record.study if caller is not None and caller.owns(record) else None
     return api.launch_document(

@@ -22,6 +22,7 @@ _WORDS = (
     (r"^Unable to parse input string as an integer, exceeded maximum size", "must be a smaller whole number"),
     (r"\ba valid number(, unable [a-z ]+)?", "a number"),
     (r"\ba valid boolean(, unable [a-z ]+)?", "true or false"),
+    (r"\ba valid string, unable [a-z ]+", "Unicode text"),
     (r"\ba valid (list|string)\b", r"a \1"),
 )  # fmt: skip
 
@@ -29,7 +30,7 @@ _WORDS = (
 def broken_rule(
     problem: Mapping[str, Any], of_kind: Mapping[str, str] = MappingProxyType({})
 ) -> str:
-    """The rule in words. `problem`: {type, msg, ctx} of pydantic, of which only `msg` must be there. `of_kind`: the caller's own words for some types."""
+    """The rule in words. `problem`: {type, msg, ctx} of pydantic; only `msg` is required. `of_kind`: the caller's own words for some types."""
     words = {**_OF_KIND, **of_kind}.get(problem.get("type", ""), "")
     if words:
         return words.format(**problem.get("ctx", {}))

@@ -10,6 +10,13 @@ from autotune.errors import StoreUnavailableError
 from tests.service.running import API, Service, spec
 
 JSON = {"Content-Type": "application/json"}
+LAUNCH = {
+    "files": {
+        "run.sh": "torchrun --nproc_per_node 8 t.py --model_name_or_path meta-llama/Llama-3.1-8B "
+        "--per_device_train_batch_size 1 --block_size 4096 --bf16 True\n"
+    },
+    "cluster": "h100-sxm",
+}
 
 
 @pytest.mark.parametrize(
@@ -49,6 +56,8 @@ JSON = {"Content-Type": "application/json"}
         ("POST", f"{API}/studies", {"content": b"", "headers": JSON}, 422, "spec", ""),
         ("POST", f"{API}/studies", {"json": spec(seed="x")}, 422, "spec", "seed"),
         ("POST", f"{API}/plan?top=0", {"json": spec()}, 422, "spec", "top"),
+        ("POST", f"{API}/plan?top=1&top=2", {"json": spec()}, 422, "spec", "top"),
+        ("POST", f"{API}/plan?clusters=zz", {"json": spec()}, 422, "catalog", "clusters"),
     ],
 )
 def test_errors(
@@ -91,12 +100,54 @@ def test_errors(
             "the request is not valid JSON: Expecting property",
         ),
         ("POST", "/review", {"json": [1]}, "must be a JSON object"),
+        ("POST", "/review", {"content": b"{}"}, "must be a JSON object"),
         ("POST", "/review", {"json": {}}, "this is required, but is missing"),
         (
             "POST",
             "/plan",
             {"json": [1]},
             "a spec must be a mapping of keys to values, but this is [1]",
+        ),
+        (
+            "POST",
+            "/plan",
+            {"content": b'{"seed":' + b"9" * 5000 + b"}", "headers": JSON},
+            "the request is not valid JSON: a whole number has too many digits",
+        ),
+        (
+            "POST",
+            "/plan",
+            {"content": b"seed: " + b"9" * 5000, "headers": {"Content-Type": "application/yaml"}},
+            "the study spec is not YAML: a whole number has too many digits",
+        ),
+        ("GET", "/studies?name=a&name=b", {}, "name is given more than once"),
+        (
+            "POST",
+            "/plan?clusters=,,",
+            {"json": spec()},
+            "there must be 1 to 100 clusters to compare, but there are 0",
+        ),
+        *(
+            (
+                "POST",
+                "/review",
+                {"json": {**LAUNCH, "config": f"{knob}=0"}},
+                f"{knob} must be a whole number from 1",
+            )
+            for knob in ("tp", "dp", "micro_batch_size")
+        ),
+        (
+            "POST",
+            "/review",
+            {"json": {**LAUNCH, "measured_s": 1e-300, "batch": 8}},
+            "a step of 1e-300 s would be 2e+299 times the GPUs' peak",
+        ),
+        ("POST", "/review", {"json": {"files": {".": "x"}}}, "'.' is not a file name"),
+        (
+            "POST",
+            "/review",
+            {"json": {"files": {"a": "x", "a/b": "y"}}},
+            "'a/b' cannot be written next to the other files: File exists",
         ),
     ],
 )

@@ -280,6 +280,10 @@ def test_a_trial_is_exported_the_same_way_everywhere(
             launch = StudyTools(local).export_launch(study, "native", {"steps": "3"}, number)
             assert launch.config == str(pending(number).config)
             assert launch.notes == served["notes"]
+        assert cli.run([*asked, "--option", "steps=4", "--url", service.url]) == 2
+        twice = f"/studies/{study}/export/native?option=steps=3&option=steps=4"
+        for told in (capsys.readouterr().err, service.http.get(API + twice).text):
+            assert "the option steps is given twice" in told
         best = client.export(study, "native")
         assert best["config"] == pending(0).config.to_dict()
         assert not any(note.startswith("trial") for note in best["notes"])
