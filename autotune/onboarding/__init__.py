@@ -26,6 +26,7 @@ Modules, from the parts to the whole:
         started_program.py    the draft of what a launch script starts
         watched_launch.py     init --run: it runs under the probe for a few optimizer steps
         seen_draft.py         the draft with what was seen in place of what was read
+        own_outputs.py        the trial's own folder in place of paths that the run wrote to
     settings/                 programs that take a file of settings
         program.py            LLaMA-Factory, axolotl           draft.py   the draft of such settings
         file.py               the files of settings of a script, DeepSpeed's with placeholders

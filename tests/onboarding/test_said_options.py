@@ -13,6 +13,7 @@ import pytest
 from autotune.onboarding.draft import Draft
 from autotune.onboarding.first_spec import command_draft, first_draft
 from autotune.onboarding.script.options import SAID
+from tests.matrix import sampled
 from tests.shortcuts import file_with
 from tests.workers.probe.test_parsed_options import run_of
 
@@ -170,7 +171,201 @@ def test_programs_whose_command_sets_a_file_keep_what_was_read(tmp_path: Path) -
         """
     (tmp_path / "conf.yaml").write_text("batch_size: 4\n")
     path = file_with(tmp_path / "train.py", dedent(script))
-    option = {"names": ["--batch-size"], "dest": "batch_size", "action": "_StoreAction"}
+    option = {
+        "parser": "argparse",
+        "names": ["--batch-size"],
+        "dest": "batch_size",
+        "action": "_StoreAction",
+    }
     option |= {"type": "int", "nargs": None, "required": False, "given": False, "default": 1}
     read = first_draft(path, folder=tmp_path, **PLACE)
     assert first_draft(path, folder=tmp_path, said=[option], **PLACE).text == read.text
+
+
+PARSERS = {
+    "click": """\
+        import click
+        def main(**given): print(given)
+        for name, default in NUMBERS.items():
+            main = click.option("--" + name.replace("_", "-"), type=int, default=default)(main)
+        main = click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32")(main)
+        click.command()(main)()
+        """,
+    "typer": """\
+        import typer
+        def make():
+            def main(micro_batch_size: int = 4, grad_accum: int = 2, seq_len: int = 512, bf16: bool = False): pass
+            return main
+        app = typer.Typer()
+        app.command()(make())
+        app()
+        """,
+    "tyro": """\
+        import tyro
+        from dataclasses import make_dataclass
+        tyro.cli(make_dataclass("Options", [(name, type(value), value) for name, value in FIELDS.items()]))
+        """,
+    "jsonargparse": """\
+        from jsonargparse import ArgumentParser
+        parser = ArgumentParser()
+        for name, default in FIELDS.items():
+            parser.add_argument("--train." + name, type=type(default), default=default)
+        parser.parse_args()
+        """,
+    "absl": """\
+        from absl import app, flags
+        for name, default in NUMBERS.items():
+            flags.DEFINE_integer(name, default, "a number")
+        flags.DEFINE_bool("bf16", False, "the format")
+        app.run(lambda words: None)
+        """,
+    "fire": """\
+        import fire
+        def make():
+            def main(micro_batch_size=4, grad_accum=2, seq_len=512, *, bf16=False): pass
+            return main
+        fire.Fire(make())
+        """,
+    "draccus": """\
+        import draccus
+        from dataclasses import field, make_dataclass
+        fields = [(name, type(value), value) for name, value in FIELDS.items()]
+        Model = make_dataclass("Model", [("size", int, 64)])
+        draccus.parse(make_dataclass("Options", [*fields, ("model", Model, field(default_factory=Model))]))
+        """,
+    "simple_parsing": """\
+        import simple_parsing
+        from dataclasses import make_dataclass
+        simple_parsing.parse(make_dataclass("Options", [(name, type(value), value) for name, value in FIELDS.items()]))
+        """,
+    "omegaconf": """\
+        from omegaconf import OmegaConf
+        OmegaConf.merge(OmegaConf.create({"elsewhere": 1}), OmegaConf.create({"train": FIELDS}))
+        OmegaConf.merge(OmegaConf.create({"train": FIELDS}), OmegaConf.from_cli())
+        """,
+    "hydra": """\
+        import hydra
+        from hydra.core.config_store import ConfigStore
+        from dataclasses import make_dataclass
+        Options = make_dataclass("Options", [(name, type(value), value) for name, value in FIELDS.items()])
+        ConfigStore.instance().store(name="options", node=Options)
+        hydra.main(version_base=None, config_name="options")(lambda settings: None)()
+        """,
+}
+"""Programs whose text does not show their options, by parser."""
+BEGIN = """\
+    NUMBERS = {"micro_batch_size": 4, "grad_accum": 2, "seq_len": 512}
+    FIELDS = {**NUMBERS, "bf16": False}
+    """
+SUBCOMMANDS = {
+    "click": """\
+        import click
+        group = click.Group()
+        options = [click.Option(["--" + name], type=int, default=value) for name, value in NUMBERS.items()]
+        group.add_command(click.Command("train", params=options))
+        group.params.append(click.Option(["--seq_length"], type=int))
+        group()
+        """,
+    "tyro": """\
+        import tyro
+        from dataclasses import make_dataclass
+        Train = make_dataclass("Train", [(name, int, value) for name, value in NUMBERS.items()])
+        Other = make_dataclass("Other", [("batch_size", int, 1)])
+        tyro.cli(Train | Other)
+        """,
+    "jsonargparse": """\
+        from jsonargparse import ArgumentParser
+        parser, train = ArgumentParser(), ArgumentParser()
+        parser.add_argument(*["--seq_length"], type=int, default=1)
+        for name, value in NUMBERS.items():
+            train.add_argument("--" + name, type=int, default=value)
+        parser.add_subcommands().add_subcommand("train", train)
+        parser.parse_args()
+        """,
+    "fire": """\
+        import fire
+        class Program:
+            def train(self, micro_batch_size=4, grad_accum=2, seq_len=512): pass
+        fire.Fire(Program)
+        """,
+}
+
+
+@pytest.mark.parametrize("parser", sampled(PARSERS, ["click", "tyro", "absl", "fire"]))
+def test_each_parser_says_its_options(tmp_path: Path, parser: str) -> None:
+    text, is_setting = dedent(BEGIN) + dedent(PARSERS[parser]), parser in ("omegaconf", "hydra")
+    before = "train." if parser in ("jsonargparse", "omegaconf") else ""
+    word = f"{before}grad_accum=3" if is_setting else f"--{before}grad_accum=3"
+    word = word.replace("_", "-") if parser in ("click", "typer") else word
+    seen = run_of(tmp_path, text, word)
+    assert seen.code == 0, seen.text
+    told = [each for report in seen.of("options") for each in report["options"]]
+    given = {each["dest"].rpartition(".")[2].replace("-", "_"): each["given"] for each in told}
+    assert (given["grad_accum"], given["micro_batch_size"]) == (True, False)
+    _, said = drafts(tmp_path, text, word)
+    words = [each.lstrip("-").removeprefix(before).replace("-", "_") for each in argv_of(said)]
+    assert {"micro_batch_size={micro_batch_size}", "grad_accum={accumulation_steps}"} <= {*words}
+    assert "seq_len={seq_len}" in words
+    document = said.document
+    assert document["workload"]["global_batch_size"] == 12
+    assert document["workload"]["seq_len"] == 512
+    assert document["baseline"].startswith("dp=1,micro_batch_size=4,precision=fp32")
+    assert set(document["space"]["precision"]) == {"fp32", "bf16"}
+    assert f"options with {'argparse' if parser == 'simple_parsing' else parser};" in " ".join(
+        said.notes
+    )
+    again = run_of(
+        tmp_path,
+        text,
+        *_as_tuned(argv_of(said), document["trainer"]["values"]["precision"]["bf16"]),
+    )
+    assert again.code == 0, again.text
+
+
+def _as_tuned(words: list[str], bf16: str) -> list[str]:
+    """The words of a trial in bf16."""
+    number = {"micro_batch_size": 4, "accumulation_steps": 3, "seq_len": 512, "precision": bf16}
+    return [word.format(**number) for word in words]
+
+
+@pytest.mark.parametrize("parser", sampled(SUBCOMMANDS, ["click"]))
+def test_options_of_the_subcommand_that_runs(tmp_path: Path, parser: str) -> None:
+    text = dedent(BEGIN) + dedent(SUBCOMMANDS[parser])
+    _, said = drafts(tmp_path, text, "train --micro_batch_size=8")
+    words = [word.replace("-", "_") for word in argv_of(said)]
+    assert words[0] == "train"
+    assert "__micro_batch_size={micro_batch_size}" in words
+    assert "__grad_accum={accumulation_steps}" in words
+    assert not any("seq_length" in word for word in words)
+    assert said.document["workload"]["global_batch_size"] == 16
+
+
+def test_a_switch_is_turned_off_as_its_parser_says(tmp_path: Path) -> None:
+    text = """\
+        import click
+        main = click.option("--compile/--eager", default=True)(lambda **given: print(given))
+        main = click.option("--micro-batch-size", type=int, default=4)(main)
+        click.command()(main)()
+        """
+    _, said = drafts(tmp_path, text.replace('"--compile/--eager"', '*["--compile/--eager"]'))
+    assert said.document["trainer"]["values"]["compile"] == {True: "--compile", False: "--eager"}
+
+
+@pytest.mark.thorough
+def test_lightnings_own_defaults_are_those_that_it_takes_for_none(tmp_path: Path) -> None:
+    text = """\
+        from lightning.pytorch.cli import LightningCLI
+        from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
+        class Data(BoringDataModule):
+            def __init__(self, **sizes: int) -> None:
+                super().__init__()
+        class Sized(Data):
+            def __init__(self, batch_size: int = 4, workers: int = 0) -> None:
+                super().__init__()
+        LightningCLI(BoringModel, Sized, run=False)
+        """
+    _, said = drafts(tmp_path, text, "--data.batch_size 8")
+    words = argv_of(said)
+    assert "--data.batch_size={micro_batch_size}" in words
+    assert "--trainer.precision={precision}" in words
+    assert said.document["workload"]["global_batch_size"] == 8

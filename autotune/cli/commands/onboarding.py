@@ -128,6 +128,7 @@ def _watched(
         launch_of_script,
         lawful,
     )
+    from autotune.onboarding.launch.own_outputs import with_own_outputs
     from autotune.onboarding.launch.seen_draft import seen_document, seen_draft
     from autotune.onboarding.launch.watched_launch import (
         STEPS,
@@ -176,12 +177,14 @@ def _watched(
         steps=watched.steps,
         folder=folder,
     )
+    draft, elsewhere = with_own_outputs(draft, seen, folder)
     if seen.files:
         existed = {path: told for path, told in seen.files.items() if told["existed"]}
         lost = {path: told for path, told in existed.items() if not told["kept"]}
         note(f"note: it wrote outside its own folder: {listed(seen.files)}")
-        if draft.document.get("outputs") != "keep":
-            note(f"note: `tune` stops where a trial would overwrite these files: {OUTPUTS}")
+        if elsewhere and draft.document.get("outputs") != "keep":
+            files = {path: seen.files[path] for path in elsewhere}
+            note(f"note: `tune` stops where a trial would overwrite {listed(files)}: {OUTPUTS}")
         if existed:
             note(
                 f"note: these existed before: {listed(existed)}; "

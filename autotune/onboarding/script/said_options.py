@@ -1,5 +1,6 @@
 """The options of a script as its own parser said them when it ran (`autotune init --run`), beside those that were read of its source.
 
+settings said     Hydra's or OmegaConf's, as they were composed: these alone, because the command sets any of them
 read and said     what was read, with the parser's default
 said alone        added: all where nothing was read, else those for which nothing that was read stands
 read alone        stays
@@ -25,24 +26,35 @@ _OF_TRAINER = {MICRO_BATCH, "logging_steps", "save_strategy"}
 
 def with_said(script: Script, said: Said) -> Script:
     """The script with what its parser said."""
+    parser = next((told["parser"] for told in reversed(said)), "")
+    if composed := [told for told in said if told["action"] == _OVERRIDE]:
+        options = tuple(said_options(composed))
+        return replace(script, options=options, overridden="", parser=parser, written=None)
     if not said or script.overridden or script.parser == "configurator":
         return script
     by_name: dict[str, ScriptOption] = {}
-    for told in said:
-        option = _option(told)
+    for option in said_options(said):
         by_name.setdefault(option.name, option)
     read = tuple(_overruled(option, by_name.get(option.name)) for option in script.options)
     options = (*read, *_added(read, by_name))
     written = script.written
     if written is not None and not written.adds_to(options):
         written = None
-    parser = "HfArgumentParser" if by_name.keys() >= _OF_TRAINER else "argparse"
+    if by_name.keys() >= _OF_TRAINER:
+        parser = "HfArgumentParser"
     return replace(script, options=options, written=written, parser=script.parser or parser)
+
+
+def said_options(said: Said) -> Iterator[ScriptOption]:
+    """The options as those of a script."""
+    return (_setting(told) if told["action"] == _OVERRIDE else _option(told) for told in said)
 
 
 def _overruled(option: ScriptOption, said: ScriptOption | None) -> ScriptOption:
     if said is None or not said.is_said or said.default == option.default:
         return option
+    if said.default is None and option.name.startswith("trainer."):
+        return option  # Lightning's own default, which it takes for None
     if option.kind == "flag" and not said.default and not option.default:
         return option  # None is as good as False
     return replace(option, default=said.default, computed="", is_said=True)
@@ -60,6 +72,15 @@ def _added(
             yield option
 
 
+def _setting(told: Mapping[str, Any]) -> ScriptOption:
+    """A setting that the command may override: `optim.lr=0.1`."""
+    name, value = told["dest"], told.get("value")
+    kind = KINDS.get(told["type"], "text")
+    option = ScriptOption(name=name, prefix=f"{name}=", kind=kind, is_said=True)
+    own = replace(option, given=value) if told["given"] else replace(option, default=value)
+    return replace(own, on="true", off="false") if kind == "flag" else own
+
+
 def _option(told: Mapping[str, Any]) -> ScriptOption:
     names, dest, nargs = list(told["names"]) or [told["dest"]], told["dest"], told["nargs"]
     action = _ACTIONS.get(told["action"], "store_const" if nargs == 0 else "")
@@ -74,9 +95,9 @@ def _option(told: Mapping[str, Any]) -> ScriptOption:
         default=default if default != _SUPPRESSED else None,
         choices=tuple(told.get("choices") or ()),
         is_required=told["required"],
-        is_said="default" in told,
+        is_said=not told.keys().isdisjoint(("default", "value")),
     )
-    return argparse_option(
+    option = argparse_option(
         names,
         dest=dest,
         action=action,
@@ -84,7 +105,10 @@ def _option(told: Mapping[str, Any]) -> ScriptOption:
         nargs=1 if nargs is None else nargs,
         known=known,
     )
+    return replace(option, off=told["off"]) if "off" in told else option
 
 
+_OVERRIDE = "override"
+"""what sets `name=value` on settings of a file or of code, in the place of an action of argparse"""
 _SUPPRESSED = "==SUPPRESS=="
 """argparse's word for no default"""

@@ -129,7 +129,8 @@ def _ready(check: ProgramCheck) -> str:
 
 
 OUTPUTS = (
-    "set its output folder to {trial_dir} and set your own under `training` for the exported launch, "
+    "set its output folder to {trial_dir} and set your own under `training` for the exported launch "
+    "(a program without such an option can read the variable AUTOTUNE_TRIAL_DIR), "
     "or write `outputs: keep` into the spec if trials may overwrite its outputs"
 )
 """what to do about a program that writes outside its trial's folder"""

@@ -43,6 +43,7 @@ def test_options_that_are_made_in_a_loop(tmp_path: Path) -> None:
     assert {report["program"] for report in seen.of("options")} == {str(tmp_path / "train.py")}
     assert list(told(seen)) == ["batch_size", "dtype", "accumulate", "amp"]
     assert told(seen)["batch_size"] == {
+        "parser": "argparse",
         "names": ["--batch-size"],
         "dest": "batch_size",
         "action": "_StoreAction",

@@ -1,10 +1,11 @@
-"""The options of the program's own command line, as its parser has them: told once, when argparse has read the command.
+"""The options of the program's own command line, as its parser has them: told once, when it has read the command.
 
-Only where ASKED names a file: the rules by which a name is that of a secret. HfArgumentParser, configargparse and simple_parsing read by argparse's public method; tyro and
-jsonargparse do not, so nothing is told of them. A parser that hands the command to one of its subparsers is not told either: its own options stand before the subparser's name.
+Only where ASKED names a file: the rules by which a name is that of a secret. Which parsers there are, and what they say, is in `parsers`. One that hands the command to a
+subcommand is not told: its own options stand before the subcommand's name.
 
-    names, dest, action, type, nargs, help    of the action; `action`: the class of argparse that it is or derives from
-    required, given                           whether it must be given; whether a word of the command is one of its names
+    parser                                    its library
+    names, dest, action, type, nargs, help    as `parsers` has them; `action`: the class of argparse that it is, derives from or does the same as
+    required, given, off                      whether it must be given; whether a word of the command is one of its names; what makes a flag false
     default, const, choices, value            plain and short values alone; none of them where the name is that of a secret. `value`: what came of the command
 """
 
@@ -14,129 +15,146 @@ import os
 import sys
 
 from .model_facts import launched_rank, program
+from .parsers import PARSERS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # `typing` takes milliseconds that a program may not spend
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from typing import Any
+
+    from .parsers import Options, Words
 
 ASKED = "AUTOTUNE_PROBE_OPTIONS"
 MOST_PARSES, MOST_OPTIONS = 16, 800
 MOST_NAMES, MOST_VALUES, MOST_CHARACTERS = 4, 16, 64
 AT_ONCE = 8
 """options of a report: a line must be shorter than what a keeper reads at once"""
-_UNTOLD = ("_HelpAction", "_VersionAction")
+_VALUES = ("default", "const", "choices", "value")
 
 
-def watch(argparse: Any, reports: Any) -> None:
-    """Begins to listen to its parsers."""
+def watched(reports: Any) -> dict[str, Callable[[Any], None]]:
+    """What is done with each library that has a parser, by the module to wait for; nothing in other ranks."""
     try:
         from importlib.util import module_from_spec, spec_from_file_location
 
         spec: Any = spec_from_file_location("autotune_probe.secret_names", os.environ[ASKED])
         secrets = module_from_spec(spec)
         spec.loader.exec_module(secrets)
-        if not launched_rank():
-            _Parsers(argparse, reports, secrets).listen()
+        return {} if launched_rank() else dict.fromkeys(PARSERS, _Parsers(reports, secrets).listen)
     except Exception:  # what is read of the source stays
-        return
+        return {}
 
 
 class _Parsers:
     """What the parsers of this process were told by its command."""
 
-    def __init__(self, argparse: Any, reports: Any, secrets: Any) -> None:
-        self._argparse, self._reports, self._secrets = argparse, reports, secrets
-        self._depth = 0
-        """parsers that read the command now: one within another is a subparser"""
+    def __init__(self, reports: Any, secrets: Any) -> None:
+        self._reports, self._secrets = reports, secrets
+        self._within: list[Any] = []
+        """libraries whose parsers read the command now: a parser within another of its library is a subparser, and within one of another library its tool"""
         self._rest: Any = None
         """the words that the last one left over: the next one may be given these, even if there are none"""
         self._told: set[str] = set()
         self._parses = 0
 
-    def listen(self) -> None:
+    def listen(self, module: Any) -> None:
+        """Begins to listen to a library's parsers."""
+        for what, words, options in PARSERS[module.__name__]:
+            try:
+                owner, _, name = what.rpartition(".")
+                self._wrap(
+                    module, getattr(module, owner) if owner else module, name, words, options
+                )
+            except Exception:  # a release that has it elsewhere: what is read of the source stays
+                continue
+
+    def _wrap(self, module: Any, holder: Any, name: str, words: Words, options: Options) -> None:
         from functools import wraps
 
-        kind = self._argparse.ArgumentParser
-        read = kind.parse_known_args
+        whole = vars(holder)[name]
+        is_static = isinstance(whole, staticmethod)
+        read = whole.__func__ if is_static else whole
 
         @wraps(read)
-        def parse_known_args(parser: Any, *given: Any, **named: Any) -> Any:
-            is_own = bool(self._depth) or self._is_command(given[0] if given else named.get("args"))
-            self._depth += is_own
+        def reading(*given: Any, **named: Any) -> Any:
+            is_own = bool(self._within) or self._is_command(words, given, named)
+            self._within += [module] * is_own
             try:
-                found = read(parser, *given, **named)
+                found = read(*given, **named)
             finally:
-                self._depth -= is_own
-            if is_own and self._parses < MOST_PARSES:
+                del self._within[len(self._within) - is_own :]
+            is_tool = any(each is not module for each in self._within)
+            if is_own and not is_tool and self._parses < MOST_PARSES:
                 self._parses += 1
-                self._tell(parser, found)
-            elif self._parses >= MOST_PARSES and kind.parse_known_args is parse_known_args:
-                kind.parse_known_args = read
+                self._tell(module, options, (*given, *named.values()), found)
+            elif self._parses >= MOST_PARSES and getattr(holder, name) is reading:
+                setattr(holder, name, whole)
             return found
 
-        kind.parse_known_args = parse_known_args
+        setattr(holder, name, staticmethod(reading) if is_static else reading)
 
-    def _is_command(self, words: Any) -> bool:
-        """Whether these are words of the program's own command, all or a part, or the whole command and more (of a file). Libraries parse others, to get defaults."""
+    def _is_command(self, words: Words, given: tuple[Any, ...], named: dict[str, Any]) -> bool:
+        """Whether it reads words of the program's own command, all or a part, or the whole command and more (of a file). Libraries parse others, to get defaults."""
         try:
-            own = sys.argv[1:]
-            if words is None or words is self._rest or words == own:
+            read, own = words(*given, **named), sys.argv[1:]
+            if read is None or read is self._rest or read == own:
                 return True
-            if not isinstance(words, (list, tuple)) or not words or not own:
+            if not isinstance(read, (list, tuple)) or not read or not own:
                 return False
-            return set(words) <= set(own) or set(own) <= set(words)
+            some, whole = _alike(read), _alike(own)
+            return some <= whole or whole <= some
         except Exception:  # words that are no words: the parser says so itself
             return False
 
-    def _tell(self, parser: Any, found: Any) -> None:
+    def _tell(self, module: Any, options: Options, given: tuple[Any, ...], found: Any) -> None:
         try:
-            namespace, self._rest = found
-            actions = list(parser._actions)
-            if any(isinstance(each, self._argparse._SubParsersAction) for each in actions):
-                return
-            options = [
-                option for action in actions for option in self._described(action, namespace)
-            ]
-            for start in range(0, len(options), AT_ONCE):
-                told = options[start : start + AT_ONCE]
-                self._reports.send("options", program=program(), options=told)
+            if type(found) is tuple:
+                self._rest = found[-1]
+            told = [*self._seen(module, options(module, given, found))]
+            for start in range(0, len(told), AT_ONCE):
+                self._reports.send(
+                    "options", program=program(), options=told[start : start + AT_ONCE]
+                )
         except Exception:  # a parser of another make: what is read of the source stays
             return
 
-    def _described(self, action: Any, namespace: Any) -> Iterator[dict[str, Any]]:
-        """The one option of the action; nothing where it is known, or one too many."""
-        kinds = type(action).__mro__
-        of = next(each.__name__ for each in kinds if each.__module__ == self._argparse.__name__)
-        names = list(map(str, action.option_strings))[:MOST_NAMES]
-        dest = str(action.dest)
-        key = names[0] if names else dest
-        shown = (dest, *names)
-        is_known = key in self._told or of in _UNTOLD or len(self._told) >= MOST_OPTIONS
-        if is_known or max(map(len, shown)) > MOST_CHARACTERS:
-            return
-        self._told.add(key)
-        words = {word.partition("=")[0] for word in sys.argv[1:]}
+    def _seen(self, module: Any, options: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """The options that are not known yet, as they are told; not more than may be."""
+        for option in options:
+            names, dest = option["names"][:MOST_NAMES], option["dest"]
+            key = names[0] if names else dest
+            is_known = key in self._told or len(self._told) >= MOST_OPTIONS
+            if not is_known and max(map(len, (dest, *names))) <= MOST_CHARACTERS:
+                self._told.add(key)
+                parser = module.__name__.partition(".")[0]
+                yield self._secrets.masked({"parser": parser, **self._shown(names, option)})
+
+    def _shown(self, names: list[str], option: dict[str, Any]) -> dict[str, Any]:
+        words = _alike(word.partition("=")[0] for word in sys.argv[1:])
+        spelled = _alike(filter(None, (*option["names"], option.get("off"))))
         told = {
             "names": names,
-            "dest": dest,
-            "action": of,
-            "type": str(getattr(action.type, "__name__", ""))[:MOST_CHARACTERS],
-            "nargs": action.nargs if isinstance(action.nargs, (int, str)) else None,
-            "help": str(action.help or "").strip().partition("\n")[0][:MOST_CHARACTERS],
-            "required": bool(action.required),
-            "given": not words.isdisjoint(action.option_strings),
+            "dest": option["dest"],
+            "action": option["action"],
+            "type": str(option["type"])[:MOST_CHARACTERS],
+            "nargs": option["nargs"] if isinstance(option["nargs"], (int, str)) else None,
+            "help": str(option["help"] or "").strip().partition("\n")[0][:MOST_CHARACTERS],
+            "required": bool(option["required"]),
+            "given": not words.isdisjoint(spelled),
         }
-        if not any(map(self._secrets.is_secret_name, shown)):
-            values = {
-                "default": action.default,
-                "const": action.const,
-                "choices": _few(action.choices),
-                "value": getattr(namespace, dest, None),
-            }
+        if option.get("off"):
+            told["off"] = str(option["off"])[:MOST_CHARACTERS]
+        if not any(map(self._secrets.is_secret_name, (option["dest"], *names))):
+            values = {name: option[name] for name in _VALUES if name in option}
+            values["choices"] = _few(values.get("choices"))
             values = {name: _plain(value) for name, value in values.items()}
             told.update({name: value for name, value in values.items() if _is_short(value)})
-        yield self._secrets.masked(told)
+        return told
+
+
+def _alike(words: Iterable[str]) -> set[str]:
+    """Words in which `_` and `-` are the same, as they are to click, tyro and fire, and Hydra's signs are left out."""
+    return {word.lstrip("+~").replace("_", "-") for word in words}
 
 
 def _few(values: Any) -> list[Any] | None:
@@ -152,9 +170,11 @@ def _few(values: Any) -> list[Any] | None:
 
 
 def _plain(value: Any) -> Any:
-    """The value of an enumeration of words or numbers; any other as it is."""
+    """A path as its text, the value of an enumeration of words or numbers; any other as it is."""
     if type(value) is tuple:
         return list(value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
     of_enumeration = isinstance(value, (str, int, float)) and type(value) is not bool
     return getattr(value, "value", value) if of_enumeration else value
 

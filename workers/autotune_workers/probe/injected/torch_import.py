@@ -77,9 +77,9 @@ def watch(reports: Channel) -> None:
         "safetensors.numpy": on_safetensors,
     }
     if os.environ.get("AUTOTUNE_PROBE_OPTIONS"):
-        from .parsed_options import watch as watch_parsers
+        from .parsed_options import watched
 
-        wanted["argparse"] = lambda module: watch_parsers(module, reports)
+        wanted.update(watched(reports))
     # a file of site-packages (`*.pth`) was first
     for name in [name for name in wanted if name in sys.modules]:
         wanted.pop(name)(sys.modules[name])

@@ -1,0 +1,268 @@
+"""The parsers of command lines: for each library what reads the command, and the options that it then has.
+
+    PARSERS    module: (what reads it, the words that it reads, the options that it has)
+               what: `Class.method`, or a function of the module; words: None for the program's own command
+    option     names, dest, action (argparse's word, or `override` for `name=value` on a settings file), type, nargs, help, required, off (what makes a flag false),
+               default, const, choices, value (what came of the command)
+
+transformers' HfArgumentParser, configargparse and simple_parsing read by argparse itself. typer has a copy of click; tyro before 1.0 is not heard.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # `typing` takes milliseconds that a program may not spend
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import Any
+
+    Words = Callable[..., Any]
+    Options = Callable[[Any, tuple[Any, ...], Any], Iterable[dict[str, Any]]]
+    """of the library's module, the arguments of the call, and what it gave"""
+
+OVERRIDE = "override"
+_UNTOLD = ("_HelpAction", "_VersionAction")
+_TYPES = {"integer": "int", "text": "str", "boolean": "bool"}
+"""click's names of types"""
+_OF_TYRO = {
+    "store_true": "_StoreTrueAction",
+    "store_false": "_StoreFalseAction",
+    "boolean_optional_action": "BooleanOptionalAction",
+}
+
+
+def _option(names: Iterable[Any], dest: Any, **told: Any) -> dict[str, Any]:
+    known = {"action": "_StoreAction", "type": "", "nargs": None, "help": "", "required": False}
+    return {"names": list(map(str, names)), "dest": str(dest), **known, **told}
+
+
+def _of_argparse(module: Any, given: tuple[Any, ...], found: Any) -> Iterator[dict[str, Any]]:
+    parser, namespace = given[0], found[0]
+    # its own options stand before the subparser's name
+    if not any(isinstance(each, module._SubParsersAction) for each in parser._actions):
+        yield from _of_actions(module, parser, lambda dest: getattr(namespace, dest, None))
+
+
+def _of_actions(
+    module: Any, parser: Any, value_of: Callable[[str], Any]
+) -> Iterator[dict[str, Any]]:
+    for action in parser._actions:
+        kinds = type(action).__mro__
+        of = next(each.__name__ for each in kinds if each.__module__ == module.__name__)
+        if of not in _UNTOLD:
+            yield _option(
+                action.option_strings,
+                action.dest,
+                action=of,
+                type=getattr(action.type, "__name__", ""),
+                nargs=action.nargs,
+                help=action.help,
+                required=action.required,
+                default=action.default,
+                const=action.const,
+                choices=action.choices,
+                value=value_of(str(action.dest)),
+            )
+
+
+def _of_jsonargparse(module: Any, given: tuple[Any, ...], found: Any) -> Iterator[dict[str, Any]]:
+    import argparse
+
+    parser = given[0]
+    while (chosen := getattr(parser, "_subcommands_action", None)) is not None:
+        name = found.get(chosen.dest)
+        if name is None:
+            return
+        parser, found = chosen._name_parser_map[name], found.get(name)
+    yield from _of_actions(argparse, parser, found.get)
+
+
+def _of_draccus(module: Any, given: tuple[Any, ...], found: Any) -> Iterator[dict[str, Any]]:
+    """Its actions, whose types and defaults it clears as it parses; the values are those of the dataclass."""
+    import argparse
+
+    for option in _of_actions(argparse, given[0].parser, lambda dest: _at(found[0], dest)):
+        value = option["value"]
+        # `--model`, before `--model.size`, takes a file of these
+        if not hasattr(value, "__dataclass_fields__") and option["dest"] != "config_path":
+            del option["default"]
+            yield {**option, "type": type(value).__name__}
+
+
+def _at(value: Any, path: str) -> Any:
+    for name in path.split("."):
+        value = getattr(value, name, None)
+    return value
+
+
+def _of_tyro(module: Any, given: tuple[Any, ...], found: Any) -> Iterator[dict[str, Any]]:
+    spec, values = given[1], found[0]
+    # options of the last subcommand alone may stand at the end of the command
+    while below := list(spec.subparsers_from_intern_prefix.items()):
+        prefix, of = below[-1]
+        name = values.get(module._strings.make_subparser_dest(prefix))
+        if name not in of.parser_from_name:
+            return
+        spec = of.parser_from_name[name].evaluate()
+    for each in spec.get_args_including_children():
+        argument, how = each.arg, each.arg.lowered
+        if how.instance_from_str is None or argument.is_positional() or argument.is_suppressed():
+            continue
+        names, default = list(how.name_or_flags), argument.field.default
+        off = [name for name in names if name.rpartition(".")[2].lstrip("-").startswith("no-")]
+        action = _OF_TYRO.get(how.action, "_StoreAction")
+        if action == "BooleanOptionalAction" and not off:
+            head, dot, last = names[-1].rpartition(".")
+            off = [f"{head}{dot}no-{last}" if dot else f"--no-{last[2:]}"]
+        yield _option(
+            [name for name in names if name not in off] or names,
+            how.dest,
+            action=action,
+            type=getattr(argument.field.type_stripped, "__name__", ""),
+            nargs=0 if how.action else how.nargs,
+            required=bool(how.required),
+            off=off[0] if off else None,
+            default=default,
+            choices=how.choices,
+            value=values.get(how.dest, default),
+        )
+
+
+def _of_click(module: Any, given: tuple[Any, ...], found: Any) -> Iterator[dict[str, Any]]:
+    command, context = given[:2]
+    if hasattr(
+        command, "list_commands"
+    ):  # a group, whose own options stand before the name of a command
+        return
+    for each in command.params:
+        if each.param_type_name != "option":
+            continue
+        # typer's copy has a description of the annotation in place of a type
+        kind = getattr(each, "type", None) or each.type_descriptor
+        name = str(getattr(kind, "name", "") or getattr(kind.annotation, "__name__", ""))
+        off = each.secondary_opts[:1]
+        flag = "BooleanOptionalAction" if off else "_StoreTrueAction"
+        yield _option(
+            each.opts,
+            each.name,
+            action=flag if each.is_flag else "_StoreAction",
+            type=_TYPES.get(name.partition(" ")[0], name),
+            nargs=0 if each.is_flag else each.nargs,
+            help=getattr(each, "help", ""),
+            required=each.required,
+            off=off[0] if off else None,
+            default=each.get_default(context, call=False),
+            choices=getattr(kind, "choices", None),
+            value=context.params.get(each.name),
+        )
+
+
+def _of_absl(module: Any, given: tuple[Any, ...], found: Any) -> Iterator[dict[str, Any]]:
+    flags = given[0]
+    for name in flags:
+        flag = flags[name]
+        is_own = str(flags.find_module_defining_flag(name)).partition(".")[0] != "absl"
+        if not is_own or name != flag.name:  # a short name has an entry of its own
+            continue
+        short = [flag.short_name] if flag.short_name else []
+        spelled = [f"{dashes}{each}" for each in (name, *short) for dashes in ("--", "-")]
+        is_switch = bool(flag.boolean)
+        yield _option(
+            spelled,
+            name,
+            action="BooleanOptionalAction" if is_switch else "_StoreAction",
+            type=flag.flag_type(),
+            nargs=0 if is_switch else None,
+            help=flag.help,
+            off=f"--no{name}" if is_switch else None,
+            default=flag.default,
+            choices=getattr(flag.parser, "enum_values", None),
+            value=flag.value,
+        )
+
+
+def _of_fire(module: Any, given: tuple[Any, ...], found: Any) -> Iterator[dict[str, Any]]:
+    """The parameters of the function or class that it is about to call."""
+    spec = module.inspectutils.GetFullArgSpec(given[0])
+    last = range(-len(spec.defaults), 0)
+    defaults = {spec.args[place]: spec.defaults[place] for place in last}
+    defaults.update(spec.kwonlydefaults)
+    names = [*spec.args, *spec.kwonlyargs]
+    for name in names:
+        is_only = [each[0] for each in names].count(name[0]) == 1
+        kind = spec.annotations.get(name, type(defaults.get(name)))
+        told = {"default": defaults[name]} if name in defaults else {}
+        yield _option(
+            [f"--{name}", *([f"-{name[0]}"] if is_only else [])],
+            name,
+            type=getattr(kind, "__name__", ""),
+            required=name not in defaults,
+            **told,
+        )
+
+
+_TOLD_BY_COMMAND: list[Any] = []
+"""what OmegaConf made of the program's words"""
+
+
+def _of_words(module: Any, given: tuple[Any, ...], found: Any) -> Iterator[dict[str, Any]]:
+    _TOLD_BY_COMMAND.append(found)
+    yield from ()
+
+
+def _if_of_command(*given: Any, **named: Any) -> Any:
+    """The command where its words are merged with settings; no words where other settings are."""
+    return None if any(each is told for each in given for told in _TOLD_BY_COMMAND) else ()
+
+
+def _of_settings(module: Any, given: tuple[Any, ...], found: Any) -> Iterator[dict[str, Any]]:
+    settings = module.OmegaConf.to_container(found, resolve=False)
+    settings.pop("hydra", None)
+    todo = list(settings.items())
+    for path, value in todo:
+        if isinstance(value, dict):
+            todo += [(f"{path}.{name}", each) for name, each in value.items()]
+        else:
+            kind = type(value).__name__
+            yield _option([path], path, action=OVERRIDE, type=kind, value=value)
+
+
+def _args(place: int) -> Words:
+    """The words of a method that is given them as `args`, or there among its arguments."""
+
+    def words(*given: Any, **named: Any) -> Any:
+        return named.get("args", given[place] if len(given) > place else None)
+
+    return words
+
+
+def _of_context(command: Any, context: Any, words: Any) -> Any:
+    """click's: those of a subcommand are what the group left, which may be none."""
+    return None if context.parent is not None else words
+
+
+def _behind_program(flags: Any, words: Any, *given: Any, **named: Any) -> Any:
+    return list(words)[1:]
+
+
+def _own(*given: Any, **named: Any) -> None:
+    """Nothing: it is called for the program's own command alone."""
+
+
+_CLICK = ("Command.parse_args", _of_context, _of_click)
+PARSERS: dict[str, list[tuple[str, Words, Options]]] = {
+    "argparse": [("ArgumentParser.parse_known_args", _args(1), _of_argparse)],
+    "tyro._backends._tyro_backend": [("TyroBackend.parse_args", _args(2), _of_tyro)],
+    "jsonargparse._core": [("ArgumentParser.parse_args", _args(1), _of_jsonargparse)],
+    "draccus.argparsing": [("ArgumentParser.parse_known_args", _args(1), _of_draccus)],
+    "click.core": [_CLICK],
+    "typer._click.core": [_CLICK],
+    "absl.flags._flagvalues": [("FlagValues.__call__", _behind_program, _of_absl)],
+    "fire.core": [("_MakeParseFn", _own, _of_fire)],
+    "hydra._internal.config_loader_impl": [
+        ("ConfigLoaderImpl.load_configuration", _own, _of_settings)
+    ],
+    "omegaconf.omegaconf": [
+        ("OmegaConf.from_cli", _own, _of_words),
+        ("OmegaConf.merge", _if_of_command, _of_settings),
+    ],
+}
