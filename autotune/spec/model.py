@@ -291,6 +291,11 @@ class ModelSpec(Plain):
             )
         if code is None:
             return tuple(found)
+        if code.takes:
+            found.append(
+                f"{self.name} takes {code.takes}, not tokens: predictions count seq_len tokens for each sample, so write the patches or frames that its layers get of one; "
+                "the native trainer cannot train it, so set `trainer` to your own program"
+            )
         if code.layers:
             kinds = ", ".join(f"{kind.count} x {kind.name}" for kind in code.layers)
             found.append(

@@ -53,6 +53,8 @@ class ModelCode:
     """weights outside the embedding, the layers and the output projection, such as a vision tower's"""
     reads_tokens: bool = True
     """whether it is trained on tokens with their cross entropy; false if the builder has its own input or loss"""
+    takes: str = ""
+    """what transformers' class takes in place of tokens, such as pixel_values; empty for tokens"""
     fingerprint: str = ""
     """digest of the code, its arguments and the versions of the packages that determine what it builds"""
 

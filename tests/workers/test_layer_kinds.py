@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import autotune
-from autotune.errors import SpecError
+from autotune.errors import DryRunError, SpecError
 from autotune.schema.files import transformers_model
 from autotune.spec import ModelCode, ModelSpec, ParallelConfig, Workload, catalog
 from autotune_workers.own_model.inspection import decoder_of_kinds, inspect
@@ -144,3 +144,22 @@ def test_kinds_of_layers_survive_plain_values() -> None:
     model = built({**FILES["jamba"], "model_type": "jamba"})
     assert ModelSpec.from_dict(json.loads(json.dumps(to_plain(model)))) == model
     assert isinstance(model.code, ModelCode)
+
+
+VIT = {"model_type": "vit", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 128, "image_size": 32, "patch_size": 8}  # fmt: skip
+
+
+def test_a_model_of_images_is_said_to_be_one() -> None:
+    """By the assumptions, which plan, review, check, the service, MCP and Python all show."""
+    model = built({**VIT, "architectures": ["ViTForImageClassification"]})
+    (said, *_) = (text for text in model.assumptions if "pixel_values" in text)
+    assert "not tokens" in said
+    assert "patches" in said
+    assert said in described(model).assumptions
+    for family in FILES:
+        assert not code_of(built({**FILES[family], "model_type": family})).takes
+
+
+def test_a_file_of_no_language_model_needs_its_class() -> None:
+    with pytest.raises(DryRunError, match=r"vit has no causal language model.*architectures"):
+        built(VIT)

@@ -44,15 +44,31 @@ def seen_model(
     facts: ProgramFacts, read: ModelSpec | None, *, seq_len: int | None
 ) -> tuple[Any, str] | None:
     """(what the spec says, where it is from); None where what was read stands, or nothing was seen. `read`: the model that was read, if any."""
-    found = facts.parameters
-    if found is None or (read is not None and _differs(read, found) <= AGREES):
+    found, kind = facts.parameters, facts.values.get("model", "")
+    if found is None:
+        return None
+    if why := _no_decoder(facts):
+        return {"parameters": found}, f"weights counted in {kind}: no decoder, because {why}"
+    if read is not None and _differs(read, found) <= AGREES:
         return None
     if (shape := _of_config(facts, found) or _of_modules(facts, found, seq_len)) is not None:
-        return _written(shape), f"{facts.values.get('model', '')}, as observed: {found:,} weights"
+        assumed = "; taken as a decoder: no mask of its attention was seen"
+        is_seen = facts.values.get("is_causal") is not None
+        return _written(
+            shape
+        ), f"{kind}, as observed: {found:,} weights{'' if is_seen else assumed}"
     return (
         {"parameters": found},
-        f"weights counted in {facts.values.get('model', '')}; give its shape instead if it is a decoder",
+        f"weights counted in {kind}; give its shape instead if it is a decoder",
     )
+
+
+def _no_decoder(facts: ProgramFacts) -> str:
+    """Why it cannot be one; empty where nothing speaks against it."""
+    shape = facts.values.get("shape") or {}
+    if facts.values.get("is_causal") is False:
+        return "its attention sees later tokens"
+    return "nothing projects onto its vocabulary" if shape.get("has_head") is False else ""
 
 
 def _differs(model: ModelSpec, parameters: int) -> float:

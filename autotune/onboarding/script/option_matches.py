@@ -21,10 +21,12 @@ from autotune.onboarding.script.adapters import loaded_in
 from autotune.onboarding.script.option_names import (
     OF_MODEL,
     Meaning,
+    are_of_fairseq,
     counts_tokens,
     is_explicit_micro,
     is_log_interval,
     is_performance_choice,
+    may_be_batch,
     meaning_of,
 )
 from autotune.onboarding.script.options import ScriptOption
@@ -204,12 +206,18 @@ def match_options(script: Script, cwd: Path) -> OptionMatches:
     formats = next(
         (o for o in options if switch and AMP_FORMATS.fullmatch(o.name.rpartition(".")[2])), None
     )
+    of_fairseq = are_of_fairseq(options)
     for option in options:
         if option is formats:
             continue  # it only says which format the flag switches on
         autocast = _format_of(formats) if option is switch and formats else script.autocast
         meaning = meaning_of(
-            option, script.divided, autocast, has_micro=has_micro, by_tokens=by_tokens
+            option,
+            script.divided,
+            autocast,
+            has_micro=has_micro,
+            by_tokens=by_tokens,
+            of_fairseq=of_fairseq,
         )
         name = option.name.rpartition(".")[2]
         if name in _SUPPLIED:
@@ -251,6 +259,11 @@ def match_options(script: Script, cwd: Path) -> OptionMatches:
             found.used.setdefault(meaning.target, (option, meaning))
         elif not _is_launched_otherwise(meaning.target, script):
             found.used.setdefault(meaning.target, (option, meaning))
+    if found.used.keys().isdisjoint(("micro_batch_size", "global_batch_size")):
+        found.unclear += [
+            f"{each.shown}={each.present} (a batch in tokens is `{each.prefix}{{micro_batch_size * seq_len}}`)"
+            for each in filter(may_be_batch, options)
+        ]
     if "precision" in found.used:
         option, meaning = found.used["precision"]
         is_said = any(

@@ -19,8 +19,10 @@ from typing import Any
 
 from autotune.onboarding.script.options import ScriptOption
 from autotune.spec.texts.usual_names import (
+    BESIDE_IT,
     EXPLICIT_MICRO,
     IN_TOKENS,
+    MAYBE_TOKENS,
     NAMES,
     OTHER_DEGREES,
     OTHER_PARTS,
@@ -99,16 +101,19 @@ def meaning_of(
     *,
     has_micro: bool = False,
     by_tokens: bool = False,
+    of_fairseq: bool = False,
 ) -> Meaning | None:
     """What the option stands for; None for options that autotune has no word for. `divided`: names that the script divides by its ranks;
     `autocast`: the number format of its autocast, where its text says it; `has_micro`: whether another option can only be the micro-batch;
-    `by_tokens`: whether another says that batches are counted in tokens."""
+    `by_tokens`: whether another says that batches are counted in tokens; `of_fairseq`: whether the options are those of fairseq, whose `--max-tokens` is a batch."""
     if OTHER_PARTS.search(option.name.lower()):
         return None
     name = _last(option.name)
     if option.kind == "flag":
         return _flag(option, name, autocast)
     target = "zero_stage" if name == "stage" and set(option.choices) == _STAGES else target_of(name)
+    if of_fairseq and name == MAYBE_TOKENS:
+        target = "micro_batch_size"
     if target is not None and target in WORDS:
         return _worded(option, target)
     if target == "micro_batch_size" and has_micro and not is_explicit_micro(option):
@@ -175,6 +180,16 @@ def counts_tokens(options: Iterable[ScriptOption]) -> bool:
     return any(
         _last(o.name) == "batch_type" and str(o.present).startswith("token") for o in options
     )
+
+
+def are_of_fairseq(options: Iterable[ScriptOption]) -> bool:
+    """Whether the options are those of fairseq."""
+    return not BESIDE_IT.isdisjoint(_last(option.name) for option in options)
+
+
+def may_be_batch(option: ScriptOption) -> bool:
+    """Whether it may be a batch in tokens, and may be something else."""
+    return _last(option.name) == MAYBE_TOKENS and type(option.present) is int
 
 
 def _batch(option: ScriptOption, target: str, divided: frozenset[str], by_tokens: bool) -> Meaning:

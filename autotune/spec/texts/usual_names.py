@@ -21,12 +21,12 @@ NAMES: Mapping[str, str] = {
     "micro_batch_size": f"batch{_SIZE}|bsz?|(train(ing)?_)?micro_?(train_)?batch{_SIZE}(_per_{_RANK})?|mbs|micro_bs|mini_?batch{_SIZE}|"
     f"(per_)?{_RANK}(_train(ing)?)?_((micro_?)?batch{_SIZE}|bs)|(train(ing)?_)?(micro_?)?(batch{_SIZE}|bs)_per_({_RANK}|train_gpu)|"
     f"train(ing)?_(batch{_SIZE}|bs)|local_(train_)?batch{_SIZE}|batch_size_train|(samples|imgs|images|sequences|seqs|tokens)_per_{_RANK}|"
-    f"micro_?batch{_SIZE}_(in_)?tokens|tokens_per_micro_?batch|micro_?batch_tokens",
+    f"micro_?batch{_SIZE}_(in_)?tokens|tokens_per_(micro_?)?batch|(train(ing)?_|micro_?|max_)?batch(_size)?_(in_)?tokens|max_tokens_(per|in)_((micro_?)?batch|{_RANK})",
     "accumulation_steps": "((gradient|grad)s?_?)?acc(um|umulate|umulation)?(_(gradients?|grads?|(grad_|gradient_)?batches))?"
     "(_(steps?|iters?|iterations?|every|freq(uency)?|factor|counts?))?|(num|n)_(grad(ient)?_)?acc(um|umulate|umulation)?(_steps?)?|iters_to_accumulate|"
     "update_freq|gas?|ga_steps|batch_accumulation(_per_replica)?",
     "global_batch_size": f"(global|total|effective|overall)_((train(ing)?)_)?(batch{_SIZE}|bsz?)|gbs|(train_)?batch_size_(total|global)|"
-    "tokens_per_(global_)?batch|((global|total)_)?batch(_size)?_(in_)?tokens",
+    "tokens_per_(global_batch|(optimizer_|train_)?step)|(global|total)_batch(_size)?_(in_)?tokens",
     "precision": "(d|torch_d|compute_d|amp_d|autocast_d|mixed_precision_d|train_d|param_d|model_d|weight_d)type|(mixed_|amp_|train_)?precision|mixed|amp|"
     "compute_type",
     "recompute": "(use_|enable_)?(gradient|grad|activation|act)s?_?(checkpoint|ckpt|recompute)(ing|s)?|(full_)?checkpoint_activations|use_checkpoint(ing)?|"
@@ -63,6 +63,10 @@ EXPLICIT_MICRO = re.compile(
 (DeepSpeed, verl, OpenRLHF, alpaca-lora)"""
 IN_TOKENS = re.compile(r"tokens|^rank_microbatch_size$")
 """names of batches that count tokens; the last is OLMo-core's (`rank_microbatch_size`, "in tokens", olmo_core/train/train_module)"""
+MAYBE_TOKENS = "max_tokens"
+"""fairseq's batch of a rank, in tokens; in other programs the tokens of a whole training (litgpt), or of an answer"""
+BESIDE_IT = frozenset({"update_freq", "max_sentences"})
+"""fairseq's options that tell it"""
 OTHER_PARTS = re.compile(
     r"(^|[._])(eval(uation)?|val(id|idation)?|test(ing)?|sampl(e|er|ing)|generat(e|ion)|infer(ence)?|rollout|ref(erence)?|critic|reward|actor|"
     r"ckpt|checkpoint(ing|er)?|log(ging|ger)?|save|tokenizer|vocab|profil(e|er|ing))\."

@@ -263,7 +263,12 @@ def _class(transformers: Any, config: Any, document: dict[str, Any]) -> Any:
         raise ValueError(
             f"it has no class {' or '.join(named)}, named in the file's `architectures`; without that key the causal language model class for {document['model_type']} is built"
         )
-    return transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    found = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if found is None:
+        raise ValueError(
+            f"{document['model_type']} has no causal language model, and the file has no `architectures`, which name its class"
+        )
+    return found
 
 
 def _reach(config: Any, positions: int) -> None:

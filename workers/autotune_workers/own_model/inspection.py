@@ -216,6 +216,16 @@ def _version(package: str) -> str:
         return ""
 
 
+_TOKENS = "input_ids"
+
+
+def _takes(built: BuiltModel) -> str:
+    """What a class of transformers takes in place of tokens; empty for tokens and for other models."""
+    is_open = built.input is None and is_transformers(built.model)
+    main = str(getattr(built.model, "main_input_name", _TOKENS)) if is_open else _TOKENS
+    return "" if main == _TOKENS else main
+
+
 _GUESSED = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size", "ffn_hidden_size")
 """fields that every model needs, and that are guessed where nothing tells them"""
 NEAR = 0.01
@@ -254,6 +264,7 @@ def inspect(model: ModelSpec) -> ModelSpec:
         layers=() if is_plain else kinds,
         other_parameters=other,
         reads_tokens=built.input is None and built.loss is None,
+        takes=_takes(built),
         fingerprint=code_fingerprint(model, set(sys.modules) - before),
     )
     try:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from .graph_facts import Graph
 from .versions import versions
 
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
@@ -149,19 +150,19 @@ def facts(torch: Any, seen: Any, optimizers: dict[int, Any]) -> dict[str, Any]:
         "recomputed": round(seen.repeated / seen.calls, 3) if seen.calls else 0.0,
         "graph": [
             name
-            for name in seen.graph
+            for name in seen.graph.names
             if any(word in name for word in ("Attention", "Attn", "Compiled", "Checkpoint"))
         ],
         "workers": seen.workers,
-        "compiled": _is_compiled(roots, seen.graph),
-        **(_model(model, parameter_count(*modules)) if model is not None else {}),
+        "compiled": _is_compiled(roots, seen.graph.names),
+        **(_model(model, parameter_count(*modules), seen.graph) if model is not None else {}),
         **_optimizer_types(stepping),
     }
 
 
 def of_model(model: Any) -> dict[str, Any]:
     """Those of a model alone, of a program that is in this process."""
-    return _model(model, parameter_count(model))
+    return _model(model, parameter_count(model), Graph())
 
 
 def _name(value: Any) -> str:
@@ -201,7 +202,7 @@ def _is_compiled(roots: list[Any], graph: list[str]) -> bool:
     return False
 
 
-def _model(model: Any, parameters: int) -> dict[str, Any]:
+def _model(model: Any, parameters: int, graph: Graph) -> dict[str, Any]:
     types: dict[str, int] = {}
     trainable = 0
     for parameter in model.parameters():
@@ -221,7 +222,8 @@ def _model(model: Any, parameters: int) -> dict[str, Any]:
         "sharded_type": sharded,
         "attention": str(getattr(config, "_attn_implementation", "") or ""),
         "config": _config(config),
-        "shape": _shape(_inner(model)),
+        "shape": _shape(_inner(model), graph),
+        "is_causal": _is_causal(_inner(model), graph),
         "degrees": _degrees(model),
     }
 
@@ -237,8 +239,20 @@ def _config(config: Any) -> Any:
         return None
 
 
-def _shape(model: Any) -> dict[str, Any]:
-    """Sizes that a decoder with these modules would have, each by what it is called everywhere; what is missing is not told."""
+def _is_causal(model: Any, graph: Graph) -> bool | None:
+    """Whether no token sees a later one: as its first backward pass showed, else as its modules say; None where neither does."""
+    said = [
+        flag for m in model.modules() if isinstance(flag := getattr(m, "is_causal", None), bool)
+    ]
+    causal, full = graph.masks["causal"], graph.masks["full"]
+    if causal or full:
+        return causal > full  # a decoder may have a small encoder beside it
+    return all(said) if said else None
+
+
+def _shape(model: Any, graph: Graph) -> dict[str, Any]:
+    """Sizes that a decoder with these modules would have, each by what it is called everywhere; what is missing is not told. `has_head`: whether something projects onto its
+    vocabulary; None where that was not seen."""
     tables = [
         (int(m.num_embeddings), int(m.embedding_dim))
         for m in model.modules()
@@ -250,11 +264,10 @@ def _shape(model: Any) -> dict[str, Any]:
         (int(m.out_features), int(m.in_features))
         for m in model.modules()
         if _has(m, "in_features", "out_features")
-    }
-    # positions may have more rows than the vocabulary, which alone has a projection
-    vocab_size, hidden_size = max(
-        [table for table in tables if table in projected], default=max(tables)
-    )
+    } | {shape for shape, is_read in graph.matrices.items() if is_read}
+    # positions may have more rows than the vocabulary, which alone has a projection; two classes are as many as the types of a token
+    heads = [table for table in tables if table in projected and table[0] > 2]
+    vocab_size, hidden_size = max(heads, default=max(tables))
     stacks = sorted(_stacks(model, hidden_size), key=len)
     if not stacks:
         return {}
@@ -288,7 +301,9 @@ def _shape(model: Any) -> dict[str, Any]:
         "num_attention_heads": _number(owners, _HEADS),
         "num_kv_heads": _number(owners, _KV_HEADS),
     }
-    return {name: value for name, value in found.items() if value}
+    told = {name: value for name, value in found.items() if value}
+    is_seen = bool(heads) or max(tables) in graph.matrices
+    return {**told, "has_head": bool(heads)} if is_seen else told
 
 
 def _stacks(model: Any, hidden_size: int) -> Any:

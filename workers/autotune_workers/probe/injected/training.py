@@ -28,6 +28,7 @@ from typing import Any
 
 from . import model_facts, profile
 from .channel import Channel
+from .graph_facts import Graph
 from .phases import BACKWARD, CHECKPOINT, DATA, EVALUATION, FORWARD, OPTIMIZER, Phases, wrapped
 from .versions import uses_cuda
 from .watch import Watch
@@ -42,8 +43,6 @@ LOOKS_AT_WEIGHTS, SAMPLE = 64, 32
 """backward passes without an optimizer step after which a few weights are compared, and how many weights"""
 OWN_UPDATES = "the program updates its weights itself, without a torch optimizer"
 MOST_ROOTS = 256
-MOST_NODES = 20_000
-"""nodes of a backward graph that are looked at"""
 
 
 class Root:
@@ -77,8 +76,8 @@ class Seen:
         self.calls = self.repeated = 0
         """calls of modules, and those within backward passes"""
         self.autocast = ""
-        self.graph: list[str] = []
-        """names of the backward graph's nodes that tell of attention, compilation and recomputation"""
+        self.graph = Graph()
+        """of the first backward pass"""
         self.workers: int | None = None
         self.off = False
         self.phases = Phases()
@@ -457,11 +456,11 @@ def _wrap_backward(
         if not seen.inside_backward:
             seen.backwards += 1
             seen.worked = seen.ever_worked = True
-            if not seen.graph:
+            if not seen.graph.names:
                 try:
-                    seen.graph = _nodes(args[0] if args else kwargs.get("tensors"))
+                    seen.graph.read(args[0] if args else kwargs.get("tensors"))
                 except Exception:
-                    seen.graph = ["unknown"]
+                    seen.graph.names = ["unknown"]
         seen.inside_backward += 1
         seen.phases.enter(BACKWARD)
         seen.profile.pass_begins()
@@ -475,22 +474,6 @@ def _wrap_backward(
                 after_pass()
 
     torch.autograd.backward = backward
-
-
-def _nodes(tensors: Any) -> list[str]:
-    """Names of the kinds of nodes in the graph of these tensors."""
-    if not isinstance(tensors, (list, tuple)):
-        tensors = [tensors]
-    todo = [tensor.grad_fn for tensor in tensors if getattr(tensor, "grad_fn", None) is not None]
-    known, names = set(todo), set()
-    while todo and len(known) < MOST_NODES:
-        node = todo.pop()
-        names.add(node.name())
-        for following, _ in node.next_functions:
-            if following is not None and following not in known:
-                known.add(following)
-                todo.append(following)
-    return sorted(names)[:200] or ["none"]
 
 
 def _wrap_loaders(torch: Any, seen: Seen) -> None:
