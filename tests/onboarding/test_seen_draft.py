@@ -316,3 +316,11 @@ def test_what_was_read_as_tf32_is_fp32_on_a_cpu(tmp_path: Path) -> None:
     assert "tf32" not in found["space"]["precision"]
     assert found["trainer"]["values"]["precision"]["fp32"] is None
     assert set(found["space"]["precision"]) == set(found["trainer"]["values"]["precision"])
+
+
+def test_a_first_phase_of_other_sizes_is_named(read: Draft, tmp_path: Path) -> None:
+    hint = "if this is only a first phase"
+    found = overlaid(read, seen(micro=1, sequences=2, length=32), tmp_path)
+    assert any(hint in note for note in found.notes)
+    for agrees in (seen(), seen(length=32), seen(micro=1, sequences=2)):
+        assert not any(hint in note for note in overlaid(read, agrees, tmp_path).notes)

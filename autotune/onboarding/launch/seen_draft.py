@@ -532,8 +532,11 @@ def _differences(draft: Draft, run: SeenLaunch, told: Mapping[str, Any]) -> Iter
         for knob, value in run.knobs.items()
         if knob != "dp" and f"space.{knob}" not in draft.fill_in
     ]
+    differing = {name for name, before, after in said if before is not None and before != after}
+    if {"micro_batch_size", "seq_len"} <= differing:
+        yield "the first steps train other sizes than the options say: if this is only a first phase, as a warm-up is, start the program behind it (or set its length to 0) and observe again"
     for name, before, after in said:
-        if before is not None and before != after:
+        if name in differing:
             yield f"{name}: read {value_word(before)}, observed {value_word(after)}; the spec has the observed value"
 
 

@@ -380,7 +380,7 @@ def _space(found: OptionMatches, ranks: RanksToday, place: Place) -> dict[str, A
     space: dict[str, Any] = {}
     if starts_one(found.script):
         space["world_sizes"] = [1]
-    elif ranks.is_part:
+    elif ranks.is_part or _spawns_unasked(found):
         space["world_sizes"] = [ranks.of_trials]
     micro = _micro(found, ranks)
     if "micro_batch_size" in found.used or (micro and _divides_batch(found)):
@@ -683,6 +683,12 @@ def _what_weights(script: Script) -> Iterator[str]:
     yield f"{ASSUMED_WEIGHTS}fp32 ({why}): transformers 5 takes the checkpoint's own type by default, often bf16, which needs about half the memory; if so, set workload.pure_bf16: true, or give the type in the launch (dtype)"
 
 
+def _spawns_unasked(found: OptionMatches) -> bool:
+    """Whether it starts its ranks itself, as many as its text says."""
+    told = found.used.keys() & {"world_size", "nproc_per_node"}
+    return found.script.spawns and not told
+
+
 def _what_is_off(found: OptionMatches, source: Path, ranks: RanksToday) -> Iterator[str]:
     """What trials do otherwise than the launch, and what they cannot do."""
     if found.finds_batch:
@@ -693,6 +699,8 @@ def _what_is_off(found: OptionMatches, source: Path, ranks: RanksToday) -> Itera
         yield f"left out in trials, but kept in the exported launch: {named}"
     if found.script.started and starts_one(found.script) and ranks.of_cluster > 1:
         yield f"{source.name} starts one process, so trials have one rank; to tune over several ranks, give a script that uses torchrun, accelerate or srun"
+    if _spawns_unasked(found):
+        yield f"{found.script.name} starts its own ranks, and no option says how many: {ranks.of_trials} are assumed; give it such an option (--world-size) to tune their number"
     if ranks.is_elsewhere:
         yield f"{source.name} starts {ranks.today} ranks, and trials have {ranks.of_trials}: the batch per step stays the same"
 

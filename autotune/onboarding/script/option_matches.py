@@ -403,9 +403,9 @@ def _unclear(option: ScriptOption, meaning: Meaning | None) -> str | None:
 
 def _is_launched_otherwise(target: str, script: Script) -> bool:
     """Options that count ranks are the launcher's business, except where the script starts its ranks itself."""
-    starts_its_own = not script.imports.isdisjoint(
-        {"lightning", "pytorch_lightning"}
-    )  # it compares them with torchrun's
+    # Lightning compares them with torchrun's
+    of_lightning = not script.imports.isdisjoint({"lightning", "pytorch_lightning"})
+    starts_its_own = script.spawns or of_lightning
     return target in ("nnodes", "nproc_per_node", "world_size") and not starts_its_own
 
 
@@ -479,6 +479,8 @@ def ranks_today(found: OptionMatches, place: Place) -> RanksToday:
             today=1, of_trials=1, of_cluster=place.ranks, degrees=degrees, is_assumed=False, is_started=False, is_named=place.name is not None,
         )  # fmt: skip
     asked = place.asked if found.script.started else None
+    if found.script.spawns:
+        asked = found.count("world_size") or found.count("nproc_per_node") or asked
     cluster = place.ranks
     today = asked or cluster
     return RanksToday(

@@ -132,6 +132,8 @@ class Script:
     """top-level names of the packages that it imports"""
     is_distributed: bool
     """whether it expects torchrun's environment"""
+    has_spawn: bool = False
+    """whether its text starts processes of torch that train together (`mp.spawn`)"""
     divided: frozenset[str] = frozenset()
     """names that it divides by the number of ranks, as nanoGPT its accumulation steps"""
     variables: Mapping[str, Any] = field(default_factory=dict)
@@ -187,11 +189,18 @@ class Script:
         return self.started.arguments if self.started else ()
 
     @property
+    def spawns(self) -> bool:
+        """Whether it starts its ranks itself, without a launcher."""
+        return self.has_spawn and (self.started is None or self.started.launcher == "python")
+
+    @property
     def launcher(self) -> str:
         """What a launch script starts it by, and nothing else; where none is known, torchrun, accelerate, deepspeed or python by what it imports.
         DeepSpeed's own tells each rank its number by an option, which torchrun does not."""
         if self.started is not None:
             return self.started.launcher
+        if self.spawns:
+            return "python"
         if "accelerate" in self.imports:
             return "accelerate"
         if "deepspeed" in self.imports:
@@ -213,6 +222,8 @@ def starts_one(script: Script) -> bool:
     told = (
         {option.name for option in script.started.options} if script.started is not None else set()
     )
+    if script.spawns:
+        return False
     return script.launcher == "python" or (script.launcher == "accelerate" and "cpu" in told)
 
 
@@ -258,6 +269,7 @@ def read_script(
         imports=frozenset(_imports(body)),
         is_distributed=_DISTRIBUTED.search(ast.unparse(whole) if imports_parser else text)
         is not None,
+        has_spawn=any(map(_is_spawn, calls_of(whole))),
         divided=frozenset(_divided(whole)),
         variables=dict(_variables(whole)),
         constants=() if parser == "configurator" else constants_of(tree),
@@ -282,6 +294,15 @@ def read_script(
         computes_targets=_computes_targets(whole),
         unread=unread,
     )
+
+
+_SPAWN = re.compile(r"((torch\.)?(multiprocessing|mp)\.)?(spawn|start_processes)")
+
+
+def _is_spawn(call: ast.Call) -> bool:
+    """Whether it is torch's start of several processes: `mp.spawn(main, nprocs=4)`."""
+    is_told = bool({"nprocs", "args"} & keywords_of(call).keys())
+    return is_told and _SPAWN.fullmatch(ast.unparse(call.func)) is not None
 
 
 _OPTIMIZER = re.compile(

@@ -73,7 +73,10 @@ MEGATRON = {
     "types": {"bfloat16": 20800},
     "stepped_types": {"float32": 20800},
     "parameters": 20800,
-    "shape": {"num_layers": 2, "hidden_size": 32, "vocab_size": 64, "ffn_hidden_size": 128},
+    "shape": {
+        **{"num_layers": 2, "hidden_size": 32, "vocab_size": 64, "ffn_hidden_size": 128},
+        "has_head": True,
+    },
 }
 PROGRAMS_SEEN = {
     "inputs given as keywords are found further inside": Seen(
@@ -440,6 +443,28 @@ def test_a_folder_of_more_files_than_can_be_kept_ends_the_program_before_it_is_r
     assert seen.code == 9, seen.text
     assert [report["files"] for report in seen.of("unkept")] == [[str(data)]]
     assert len(list(data.iterdir())) == 5
+
+
+@pytest.mark.thorough
+def test_ranks_that_the_program_spawns_itself_are_seen(tmp_path: Path) -> None:
+    program = (
+        "import torch, torch.distributed as dist\n"
+        "def main(rank):\n"
+        "    dist.init_process_group('gloo', init_method='file:///' + MEETS, rank=rank, world_size=2)\n"
+        "    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))\n"
+        "    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "    for _ in range(4):\n"
+        "        model(torch.ones(3, 4)).sum().backward()\n"
+        "        optimizer.step()\n"
+        "if __name__ == '__main__':\n"
+        "    torch.multiprocessing.spawn(main, nprocs=2)\n"
+    )
+    meets = f"MEETS = {str(tmp_path / 'meets')!r}\n"
+    file = file_with(tmp_path / "train.py", meets + program)
+    seen = watched([sys.executable, str(file)], cwd=tmp_path)
+    assert seen.code == 0, seen.text
+    assert [step["sequences"] for step in seen.steps(1)] == [[3]] * 4
+    assert seen.facts()["world"] == 2
 
 
 @pytest.mark.thorough
