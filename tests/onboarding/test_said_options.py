@@ -238,6 +238,13 @@ PARSERS = {
         from dataclasses import make_dataclass
         simple_parsing.parse(make_dataclass("Options", [(name, type(value), value) for name, value in FIELDS.items()]))
         """,
+    "ml_collections": """\
+        import sys
+        from absl import app, flags
+        from ml_collections import ConfigDict, config_flags
+        config_flags.DEFINE_config_dict("train", ConfigDict(FIELDS))
+        app.run(lambda words: None)
+        """,
     "omegaconf": """\
         from omegaconf import OmegaConf
         OmegaConf.merge(OmegaConf.create({"elsewhere": 1}), OmegaConf.create({"train": FIELDS}))
@@ -253,6 +260,8 @@ PARSERS = {
         """,
 }
 """Programs whose text does not show their options, by parser."""
+OF = {"simple_parsing": "argparse", "ml_collections": "absl"}
+"""the parser of those that are built on one"""
 BEGIN = """\
     NUMBERS = {"micro_batch_size": 4, "grad_accum": 2, "seq_len": 512}
     FIELDS = {**NUMBERS, "bf16": False}
@@ -294,7 +303,7 @@ SUBCOMMANDS = {
 @pytest.mark.parametrize("parser", sampled(PARSERS, ["click", "tyro", "absl", "fire"]))
 def test_each_parser_says_its_options(tmp_path: Path, parser: str) -> None:
     text, is_setting = dedent(BEGIN) + dedent(PARSERS[parser]), parser in ("omegaconf", "hydra")
-    before = "train." if parser in ("jsonargparse", "omegaconf") else ""
+    before = "train." if parser in ("jsonargparse", "omegaconf", "ml_collections") else ""
     word = f"{before}grad_accum=3" if is_setting else f"--{before}grad_accum=3"
     word = word.replace("_", "-") if parser in ("click", "typer") else word
     seen = run_of(tmp_path, text, word)
@@ -311,9 +320,7 @@ def test_each_parser_says_its_options(tmp_path: Path, parser: str) -> None:
     assert document["workload"]["seq_len"] == 512
     assert document["baseline"].startswith("dp=1,micro_batch_size=4,precision=fp32")
     assert set(document["space"]["precision"]) == {"fp32", "bf16"}
-    assert f"options with {'argparse' if parser == 'simple_parsing' else parser};" in " ".join(
-        said.notes
-    )
+    assert f"options with {OF.get(parser, parser)};" in " ".join(said.notes)
     again = run_of(
         tmp_path,
         text,

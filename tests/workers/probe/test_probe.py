@@ -74,7 +74,10 @@ MEGATRON = {
     "stepped_types": {"float32": 20800},
     "parameters": 20800,
     "shape": {
-        **{"num_layers": 2, "hidden_size": 32, "vocab_size": 64, "ffn_hidden_size": 128},
+        "num_layers": 2,
+        "hidden_size": 32,
+        "vocab_size": 64,
+        "ffn_hidden_size": 128,
         "has_head": True,
     },
 }

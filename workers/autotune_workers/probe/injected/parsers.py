@@ -163,6 +163,10 @@ def _of_absl(module: Any, given: tuple[Any, ...], found: Any) -> Iterator[dict[s
         is_own = str(flags.find_module_defining_flag(name)).partition(".")[0] != "absl"
         if not is_own or name != flag.name:  # a short name has an entry of its own
             continue
+        if hasattr(flag.value, "to_dict"):  # ml_collections' settings, each of them an option
+            for path, value in _leaves(flag.value.to_dict()):
+                key, kind = f"{name}.{path}", type(value).__name__
+                yield _option([f"--{key}"], key, type=kind, value=value)
         short = [flag.short_name] if flag.short_name else []
         spelled = [f"{dashes}{each}" for each in (name, *short) for dashes in ("--", "-")]
         is_switch = bool(flag.boolean)
@@ -217,13 +221,18 @@ def _if_of_command(*given: Any, **named: Any) -> Any:
 def _of_settings(module: Any, given: tuple[Any, ...], found: Any) -> Iterator[dict[str, Any]]:
     settings = module.OmegaConf.to_container(found, resolve=False)
     settings.pop("hydra", None)
+    for path, value in _leaves(settings):
+        yield _option([path], path, action=OVERRIDE, type=type(value).__name__, value=value)
+
+
+def _leaves(settings: Any) -> Iterator[tuple[str, Any]]:
+    """(path, value) of what is no mapping."""
     todo = list(settings.items())
     for path, value in todo:
         if isinstance(value, dict):
             todo += [(f"{path}.{name}", each) for name, each in value.items()]
         else:
-            kind = type(value).__name__
-            yield _option([path], path, action=OVERRIDE, type=kind, value=value)
+            yield path, value
 
 
 def _args(place: int) -> Words:
