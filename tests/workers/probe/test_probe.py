@@ -453,7 +453,7 @@ def test_ranks_that_the_program_spawns_itself_are_seen(tmp_path: Path) -> None:
     program = (
         "import torch, torch.distributed as dist\n"
         "def main(rank):\n"
-        "    dist.init_process_group('gloo', init_method='file:///' + MEETS, rank=rank, world_size=2)\n"
+        "    dist.init_process_group('gloo', init_method='file://' + MEETS, rank=rank, world_size=2)\n"
         "    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))\n"
         "    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
         "    for _ in range(4):\n"
