@@ -22,11 +22,11 @@ from autotune.onboarding.configuration_files import read_present, recognized
 from autotune.onboarding.launch.launch_script import Started, started_by
 from autotune.onboarding.launch.started_program import where_it_runs
 from autotune.trainers.documents.shell_words import commands_of
-from autotune.trainers.nemo_rl.trainer import BASE, bases_of, with_bases
+from autotune.trainers.nemo_rl.bases import BASE, bases_of, with_bases
 from autotune.trainers.post_training.programs import PROGRAMS, UNREAD, USUAL, program_of
 from autotune.trainers.present_configuration import PresentConfiguration, parse_document
-from autotune.trainers.trl.trainer import LAUNCHERS_FILES, as_trl_grpo
-from autotune.trainers.verl.trainer import OWN_GROUPS
+from autotune.trainers.trl.launchers import LAUNCHERS_FILES, as_trl_grpo
+from autotune.trainers.verl.read import OWN_GROUPS
 
 NEMO_RL = "nemo_rl"
 TRL = " ".join(USUAL["trl"])

@@ -64,7 +64,7 @@ def _parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _of_config(name: str) -> list[str]:
     """accelerate's options for what `--accelerate_config` names: one of the configurations that TRL ships, or a file."""
-    from autotune.trainers.trl.trainer import ACCELERATE
+    from autotune.trainers.trl.launchers import ACCELERATE
 
     if name not in ACCELERATE:
         return ["--config_file", name]

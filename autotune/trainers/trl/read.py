@@ -1,0 +1,159 @@
+"""GRPOConfig read back: its file, over which the flags of `trl grpo` count."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from autotune.trainers.post_training.adapters import read_adapters
+from autotune.trainers.post_training.programs import program_of
+from autotune.trainers.post_training.trainer import whole_nodes
+from autotune.trainers.present_configuration import (
+    KeyReader,
+    PresentConfiguration,
+    Reading,
+    completed,
+    flags_of,
+    merged,
+    parse_document,
+)
+from autotune.trainers.trl.launchers import read_launched, with_launchers
+
+
+def document_of(present: PresentConfiguration, words: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """(name, contents) of its file, over which the flags of the command count."""
+    program = program_of(words)
+    flags = flags_of(words[program.end :] if program else words)
+    named = flags.pop("config", "")
+    launcher = os.path.normpath(str(flags.get("accelerate_config", "")))
+    name = next(
+        (name for name in present.files if name.endswith((".yaml", ".yml")) and name != launcher),
+        "",
+    )
+    if not name and not flags:
+        name, _ = present.named(".yaml", ".yml")
+    document = parse_document(name, present.files[name]) if name else {}
+    told = {
+        key: {"true": True, "false": False}.get(str(value).lower(), value)
+        for key, value in flags.items()
+    }
+    return name or named or "the command", with_launchers(merged(document, told), present.files)
+
+
+def with_ranks(found: Reading, ranks_of_cluster: int | None) -> Reading:
+    """The reading with its ranks, those of file or command, else all of a cluster, and with what follows from them."""
+    knobs = completed(found.knobs, ranks=found.knobs.get("dp") or ranks_of_cluster)
+    rl = {name: value for name, value in found.rl.items() if name not in ("steps", "sequences")}
+    micro, accumulation, ranks = (
+        knobs["micro_batch_size"],
+        knobs["accumulation_steps"],
+        knobs.get("dp"),
+    )
+    # of a step; else so many micro-batches of each rank
+    batch, sequences = (
+        None,
+        found.rl.get("sequences"),
+    )
+    if ranks:
+        batch, sequences = (
+            micro * accumulation * ranks,
+            sequences or micro * found.rl["steps"] * ranks,
+        )
+        rl |= {
+            "prompts": max(sequences // rl["responses"], 1),
+            "mini_batches": max(sequences // batch, 1),
+        }
+    return replace(found, knobs=knobs, global_batch_size=batch, rl=rl)
+
+
+def read(keys: KeyReader) -> Reading:
+    """GRPOConfig."""
+    keys.drop(
+        "use_cpu",
+        "num_machines",
+        "fsdp_config.version",
+        "fsdp_config.transformer_layer_cls_to_wrap",
+        "fsdp_config.auto_wrap_policy",
+    )
+    flags = {word: keys.flag(word) for word in ("fp16", "bf16", "tf32")}
+    flags["bf16"] = not flags["fp16"] if flags["bf16"] is None else flags["bf16"]
+    shards, kept = keys.find("fsdp"), keys.flag("fsdp_config.reshard_after_forward")
+    launched = read_launched(keys)
+    stage = launched.stage
+    keys.drop("fsdp")
+    if shards:
+        stage = 2 if kept is False or "grad_op" in str(shards) else 3
+    processes = keys.count("num_processes") or launched.ranks  # those of all machines
+    machines = keys.count("num_machines") or 1
+    accumulation = keys.count("gradient_accumulation_steps")
+    steps = keys.count("steps_per_generation") or accumulation
+    beta, response, loss = (
+        keys.number("beta"),
+        keys.count("max_completion_length"),
+        keys.text("loss_type"),
+    )
+    algorithm = "dapo" if loss == "dapo" else "grpo"
+    keys.keep_unless("loss_type", algorithm)
+    generates_by_vllm = keys.keep_unless("use_vllm", True)
+    is_server = keys.keep_unless("vllm_mode", "colocate") == "server" and generates_by_vllm
+    if is_server:
+        keys.remarks.append(
+            f"{keys.name}: vllm_mode=server: the vLLM server runs on GPUs outside this launch and must "
+            f"be running during trials; "
+            "plans only count its speed"
+        )
+    knobs = {
+        "dp": processes,
+        "micro_batch_size": keys.count("per_device_train_batch_size"),
+        "accumulation_steps": accumulation,
+        "precision": next((word for word, on in flags.items() if on), "fp32"),
+        "recompute": "full" if keys.flag("gradient_checkpointing") else "none",
+        "compile": keys.flag("torch_compile") or False,
+        "zero_stage": stage,
+    }
+    rl = {
+        "algorithm": algorithm, "engine": launched.engine, "responses": keys.count("num_generations"), "epochs": keys.count("num_iterations"), "reference": bool(beta),
+        "response_lengths": response, "steps": steps, "sequences": keys.count("generation_batch_size"),
+    }  # fmt: skip
+    tp, share = (
+        keys.count("vllm_tensor_parallel_size"),
+        keys.number("vllm_gpu_memory_utilization"),
+    )
+    sleeps = keys.flag("vllm_enable_sleep_mode")
+    rollout: dict[str, Any] = {"tp": 1}
+    if generates_by_vllm and not is_server:
+        rollout = {"tp": tp, "memory_fraction": share, **({} if sleeps else {"sleeps": False})}
+    path = keys.text("model_name_or_path")
+    options = {
+        "model": path,
+        "learning_rate": keys.number("learning_rate"),
+        "seed": keys.count("seed"),
+    }
+    keys.keep("beta")
+    for path in (
+        "seed",
+        "logging_steps",
+        "max_steps",
+        "output_dir",
+        "save_strategy",
+    ):  # what launches write otherwise
+        keys.keep_unless(path, None)
+    adapters = keys.count("lora_r") if keys.flag("use_peft") else 0
+    modules = keys.keep_unless("lora_target_modules", None) if adapters else None
+    if keys.find("load_in_4bit") or keys.find("load_in_8bit"):
+        keys.remarks.append(
+            "load_in_4bit, load_in_8bit: launches keep them; plans assume 16-bit weights"
+        )
+    return Reading(
+        knobs={name: value for name, value in knobs.items() if value is not None},
+        model_file=path or "",
+        nodes=whole_nodes(processes // machines if processes else None, processes),
+        options=options,
+        rl=rl,
+        rollout=rollout,
+        peft=read_adapters(adapters, modules),
+        missing=launched.missing,
+        held=frozenset({"zero_stage"} if launched.is_held else ()),
+    )

@@ -1,0 +1,93 @@
+"""The keys of verl's configuration: names, defaults, and what the knobs of its two engines become."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.spec import ModelSpec, ParallelConfig
+from autotune.spec.post_training import PostTraining
+from autotune.trainers.post_training.trainer import EXPERT_TP
+
+ACTOR, ROLLOUT, REF, MODEL = (
+    f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref", "model")
+)
+MEGATRON = {
+    "tp": "tensor_model_parallel_size", "pp": "pipeline_model_parallel_size", "cp": "context_parallel_size", "ep": "expert_model_parallel_size",
+}  # fmt: skip
+ESTIMATORS = {"grpo": "grpo", "dapo": "grpo", "ppo": "gae"}
+CRITIC = "critic"
+ENGINE = {
+    ACTOR: {"fsdp": "fsdp_config", "megatron": "megatron"},
+    CRITIC: {"fsdp": "fsdp", "megatron": "megatron"},
+}
+"""the key of what trains, by role and engine"""
+TOKENS, BEFORE, SEQUENCES = (
+    "ppo_max_token_len_per_gpu",
+    "forward_max_token_len_per_gpu",
+    "ppo_micro_batch_size_per_gpu",
+)
+RECOMPUTE = "override_transformer_config.recompute_"
+FORWARD = "log_prob_micro_batch_size"
+"""sequences of all data-parallel ranks together, the older way to say them"""
+CPU_OPTIMIZER = f"{ACTOR}.optim.override_optimizer_config"
+EPOCHS, KL_IN_REWARD = "trainer.total_epochs", "algorithm.use_kl_in_reward"
+DEFAULTS: Mapping[str, Any] = {
+    "algorithm.adv_estimator": "gae",
+    "data.train_batch_size": 1024,
+    "data.max_prompt_length": 512,
+    "data.max_response_length": 512,
+    f"{ACTOR}.ppo_mini_batch_size": 256,
+    f"{ACTOR}.{TOKENS}": 16384,
+    f"{ACTOR}.optim.lr": 1e-6,
+    f"{ROLLOUT}.tensor_model_parallel_size": 2,
+    f"{ROLLOUT}.gpu_memory_utilization": 0.5,
+    "trainer.n_gpus_per_node": 8,
+}
+ADAPTERS = f"{MODEL}.lora_adapter_path"
+"""adapters that exist already"""
+SENDS = "nccl"
+"""the way by which weights go to engines of their own"""
+
+
+def fsdp_settings(c: ParallelConfig, role: str) -> dict[str, Any]:
+    """What FSDP is told of the policy or the critic (`role`), by dotted paths."""
+    where = f"{role}.{ENGINE[role]['fsdp']}"
+    return {
+        f"{role}.ulysses_sequence_parallel_size": c.cp,
+        f"{where}.reshard_after_forward": c.zero_stage == 3,
+        f"{where}.fsdp_size": -1 if c.dp_replicas == 1 else c.dp * c.cp // c.dp_replicas,
+        f"{MODEL if role == ACTOR else 'critic.model'}.enable_gradient_checkpointing": c.recompute
+        == "full",
+    }
+
+
+def megatron_settings(
+    c: ParallelConfig, rl: PostTraining, role: str, model: ModelSpec
+) -> dict[str, Any]:
+    """What Megatron is told of the policy, with its reference, or of the critic (`role`), by dotted paths."""
+    found: dict[str, Any] = {path: getattr(c, knob) for knob, path in MEGATRON.items()}
+    found["sequence_parallel"] = c.sequence_parallel
+    if rl.whole_experts and model.num_experts:
+        found[EXPERT_TP] = 1
+    if rl.fused_rope:
+        found["override_transformer_config.apply_rope_fusion"] = True
+    if c.virtual_stages > 1:
+        found["virtual_pipeline_model_parallel_size"] = c.virtual_stages
+    if c.recompute == "full":
+        found |= {
+            f"{RECOMPUTE}granularity": "full",
+            f"{RECOMPUTE}method": "uniform",
+            f"{RECOMPUTE}num_layers": 1,
+        }
+    elif c.recompute == "selective":
+        found |= {f"{RECOMPUTE}granularity": "selective", f"{RECOMPUTE}modules": ["core_attn"]}
+    reference = {
+        f"{REF}.megatron.{path}": found[path]
+        for path in (*MEGATRON.values(), EXPERT_TP)
+        if path in found
+    }
+    return {
+        **(reference if role == ACTOR else {}),
+        **{f"{role}.megatron.{path}": v for path, v in found.items()},
+    }

@@ -1,0 +1,296 @@
+"""verl's configuration read back: its file, over which the overrides of its command count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import PurePosixPath
+from typing import Any
+
+from autotune.errors import SpecError
+from autotune.trainers.post_training.adapters import read_adapters
+from autotune.trainers.post_training.trainer import (
+    EXPERT_TP,
+    fitted,
+    read_whole_experts,
+    whole_nodes,
+)
+from autotune.trainers.present_configuration import (
+    KeyReader,
+    PresentConfiguration,
+    Reading,
+    dotted,
+    merged,
+)
+from autotune.trainers.verl.knobs import (
+    ACTOR,
+    ADAPTERS,
+    BEFORE,
+    CPU_OPTIMIZER,
+    CRITIC,
+    ENGINE,
+    EPOCHS,
+    ESTIMATORS,
+    FORWARD,
+    KL_IN_REWARD,
+    MEGATRON,
+    MODEL,
+    RECOMPUTE,
+    REF,
+    ROLLOUT,
+    SENDS,
+    SEQUENCES,
+    TOKENS,
+)
+
+COUNTED = "ppo_micro_batch_size"
+"""sequences of all data-parallel ranks together, the older way to say them"""
+RANK = 32
+"""the rank that plans take for adapters that exist already"""
+OWN_GROUPS = ("ppo_trainer", "ppo_megatron_trainer", "_self_")
+"""what its configurations start from, of which launches write the same"""
+UNREAD_ENGINES = ("veomni", "torchtitan", "automodel", "mlite")
+
+
+def with_groups(document: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
+    """The document with the groups of settings that the words of its command choose: `--config-name=ppo_megatron_trainer`, `actor@path=mlite_actor`."""
+    named = PurePosixPath(PresentConfiguration(argv=tuple(words)).option("config-name") or "").stem
+    chosen = [named] if named in OWN_GROUPS else []
+    chosen += [word for word in words if "@" in word.partition("=")[0] and "=" in word]
+    if not chosen:
+        return dict(document)
+    return {**document, "defaults": [*(document.get("defaults") or []), *chosen]}
+
+
+def with_epochs(found: Reading) -> Reading:
+    """The reading with how long it trains by default, of which a trial has its own."""
+    if {"trainer.total_training_steps", EPOCHS} & set(dotted(found.settings)):
+        return found
+    return replace(found, settings=merged({"trainer": {"total_epochs": 30}}, found.settings))
+
+
+def read(keys: KeyReader) -> Reading:
+    """Both engines; what lengths there are, only the program's log knows."""
+    is_megatron = _engine(keys) == "megatron"
+    groups = (str(each).strip("{}").replace("'", "") for each in keys.find("defaults") or ())
+    keys.remarks += [
+        f"{each}: the content of these settings is not read, and exports omit it"
+        for each in groups
+        if each not in OWN_GROUPS
+    ]
+    keys.drop("hydra.searchpath", "defaults")
+    nodes, per_node = keys.count("trainer.nnodes"), keys.count("trainer.n_gpus_per_node")
+    ranks = None if per_node is None else per_node * (nodes or 1)
+    knobs = _read_megatron(keys) if is_megatron else _read_fsdp(keys)
+    is_dynamic, sequences = (
+        keys.flag(f"{ACTOR}.use_dynamic_bsz"),
+        keys.count(f"{ACTOR}.{SEQUENCES}"),
+    )
+    if (counted := keys.count(f"{ACTOR}.{COUNTED}")) and not sequences and ranks:
+        sequences = max(counted // (ranks // knobs.get("cp", 1)), 1)
+    knobs |= {"precision": "bf16", "micro_batch_size": 1 if is_dynamic else sequences or 1}
+    prompts, responses = keys.count("data.train_batch_size"), keys.count(f"{ROLLOUT}.n") or 1
+    mini = keys.count(f"{ACTOR}.ppo_mini_batch_size")
+    keys.drop("trainer.v1.trainer_mode", "trainer.v1.separate_async.parameter_sync_step", "actor_rollout_ref.hybrid_engine")  # fmt: skip
+    if keys.find(f"{ROLLOUT}.checkpoint_engine.backend") == SENDS:
+        keys.drop(f"{ROLLOUT}.checkpoint_engine.backend")
+    batch = None if mini is None else mini * responses
+    knobs = fitted(knobs, ranks, batch, alone={"zero_stage": 0})  # there is nothing to shard
+    shards = keys.find(f"{ACTOR}.fsdp_config.fsdp_size")
+    keys.drop(f"{ACTOR}.fsdp_config.fsdp_size")
+    if ranks and isinstance(shards, int) and 0 < shards < ranks and ranks % shards == 0:
+        knobs["dp_replicas"] = ranks // shards
+    tokens, before = (
+        keys.count(f"{ACTOR}.ppo_max_token_len_per_gpu"),
+        keys.count(f"{ROLLOUT}.log_prob_max_token_len_per_gpu"),
+    )
+    keys.drop(f"{REF}.log_prob_max_token_len_per_gpu")
+    again = {  # what launches write themselves; another value is kept
+        f"{ROLLOUT}.name": "vllm", f"{MODEL}.use_remove_padding": True, f"{ACTOR}.strategy": "megatron" if is_megatron else "fsdp",
+        **{f"{part}.{FORWARD}_per_gpu": sequences for part in (ROLLOUT, REF)},
+    }  # fmt: skip
+    keys.keep(*again)
+    keys.drop(*(path for path, value in again.items() if keys.written(path) == value))
+    where = f"{ACTOR}.{'megatron' if is_megatron else 'fsdp_config'}"
+    params, states = (
+        keys.flag(f"{where}.param_offload"),
+        keys.flag(f"{where}.optimizer_offload"),
+    )
+    estimator = keys.text("algorithm.adv_estimator")
+    # rloo, gpg and others cost what grpo costs, and stay what they are
+    if estimator not in ESTIMATORS.values():
+        keys.keep_unless("algorithm.adv_estimator", None)
+    in_loss, in_reward = keys.flag(f"{ACTOR}.use_kl_loss"), keys.flag(KL_IN_REWARD)
+    keys.keep(KL_IN_REWARD)
+    of_reference = f"{REF}.{'megatron' if is_megatron else 'fsdp_config'}.param_offload"
+    packs = keys.find(f"{MODEL}.use_remove_padding")
+    adapters = keys.count(f"{MODEL}.lora_rank") or keys.count(f"{MODEL}.lora.rank")
+    keys.keep(f"{MODEL}.lora.rank")
+    if not adapters and keys.find(ADAPTERS):
+        adapters = RANK
+        keys.remarks.append(
+            f"{ADAPTERS}: the rank of its adapters is not read; plans assume rank {RANK}"
+        )
+    keys.remarks += _uncounted(keys)
+    prompt, response = (
+        keys.count("data.max_prompt_length"),
+        keys.count("data.max_response_length"),
+    )
+    generating = (keys.count(f"{ROLLOUT}.nnodes") or 0) * (
+        keys.count(f"{ROLLOUT}.n_gpus_per_node") or per_node or 0
+    )
+    stale = keys.count("trainer.v1.sampler.max_off_policy_threshold")
+    phase_offload = "optimizer" if states else None
+    if params:
+        phase_offload = "all"
+    rl: dict[str, Any] = {
+        "algorithm": "ppo" if estimator == "gae" else "grpo",
+        "prompts": prompts, "responses": responses, "mini_batch_prompts": mini, "epochs": keys.count(f"{ACTOR}.ppo_epochs"),
+        "fused_rope": keys.flag(f"{ACTOR}.megatron.override_transformer_config.apply_rope_fusion"),
+        "whole_experts": read_whole_experts(keys, f"{ACTOR}.megatron", knobs.get("tp", 1)) if is_megatron else None,
+        "engine": "megatron" if is_megatron else "fsdp", "reference": bool(in_loss or in_reward),
+        "reference_offload": keys.flag(of_reference), "padded": True if packs is False else None,
+        "micro_batch_tokens": tokens if is_dynamic else None, "log_prob_micro_batch_tokens": before if is_dynamic else None,
+        "phase_offload": phase_offload,
+        "balance": "none" if keys.flag("trainer.balance_batch") is False else None,
+        "prompt_lengths": prompt, "response_lengths": response,
+        "placement": {"async": [ranks, generating], "staleness": max((stale or 1) - 1, 0)} if generating and ranks else None,
+    }  # fmt: skip
+    rollout: dict[str, Any] = {
+        "tp": keys.count(f"{ROLLOUT}.tensor_model_parallel_size"),
+        "memory_fraction": keys.number(f"{ROLLOUT}.gpu_memory_utilization"),
+    }
+    if keys.flag(f"{ROLLOUT}.free_cache_engine") is False:
+        rollout["sleeps"] = False
+    # what a log says of lengths cuts no prompt
+    keys.keep("data.max_prompt_length", "data.max_response_length")
+    path = keys.text(f"{MODEL}.path")
+    if estimator == "gae":
+        _read_critic(keys, "megatron" if is_megatron else "fsdp", path)
+    options = {"model": path, "learning_rate": keys.number(f"{ACTOR}.optim.lr")}
+    return Reading(
+        knobs=knobs,
+        model_file=path or "",
+        seq_len=None if prompt is None or response is None else prompt + response,
+        global_batch_size=batch,
+        nodes=whole_nodes(per_node, (ranks or 0) + generating),
+        options=options,
+        rl=rl,
+        rollout=rollout,
+        peft=read_adapters(adapters, keys.find(f"{MODEL}.target_modules")),
+    )
+
+
+def _engine(keys: KeyReader) -> str:
+    """What trains, by the groups of settings that a configuration takes. Raises `SpecError` for an engine that is not read."""
+    groups = keys.find("defaults") or ()
+    named = (
+        keys.find(path)
+        for path in (
+            f"{ACTOR}.strategy",
+            "model_engine",
+            f"{ACTOR}.model_engine",
+            "actor@actor_rollout_ref.actor",
+        )
+    )
+    told = " ".join(map(str, (*named, *groups)))
+    if unread := next((engine for engine in UNREAD_ENGINES if engine in told), None):
+        raise SpecError(
+            f"the launch trains with verl's {unread} engine, which autotune does not support",
+            remedy="autotune supports verl's FSDP and Megatron engines",
+            field="FILE",
+        )
+    return (
+        "megatron" if "megatron" in told or keys.find(f"{ACTOR}.megatron") is not None else "fsdp"
+    )
+
+
+def _uncounted(keys: KeyReader) -> Iterator[str]:
+    """What plans leave out, in words."""
+    if keys.find("reward_model.enable") or keys.find("reward.reward_model.enable"):
+        yield "the reward model's memory and time are not counted: give its time per step as rl.reward_s"
+    if keys.find("algorithm.filter_groups.enable"):
+        yield "algorithm.filter_groups: regenerated responses are not counted, unless `rollout: {log: run.log}` says how long generation takes"
+    if keys.find("distillation.enabled"):
+        gpus = (keys.find("distillation.nnodes") or 0) * (
+            keys.find("distillation.n_gpus_per_node") or 8
+        )
+        yield f"distillation: the teacher's {gpus} GPUs and its time are not counted; launches pass these settings on unchanged"
+    if keys.find(f"{ACTOR}.entropy_coeff"):
+        yield f"{ACTOR}.entropy_coeff: an entropy term in the loss needs copies of the logits, whose memory is not counted"
+
+
+def _read_fsdp(keys: KeyReader) -> dict[str, Any]:
+    recompute = keys.flag(f"{MODEL}.enable_gradient_checkpointing")
+    gathered = keys.flag(f"{ACTOR}.fsdp_config.reshard_after_forward")
+    cp = (
+        keys.count(f"{ACTOR}.ulysses_sequence_parallel_size")
+        or keys.count(f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size")
+        or 1
+    )
+    return {
+        "cp": cp,
+        **({"cp_style": "heads"} if cp > 1 else {}),
+        "zero_stage": 2 if gathered is False else 3,
+        "recompute": "none" if recompute is False else "full",
+    }
+
+
+def _read_megatron(keys: KeyReader) -> dict[str, Any]:
+    found = {knob: keys.count(f"{ACTOR}.megatron.{path}") or 1 for knob, path in MEGATRON.items()}
+    keys.drop(*(f"{REF}.megatron.{path}" for path in (*MEGATRON.values(), EXPERT_TP)))
+    recompute = f"{ACTOR}.megatron.{RECOMPUTE}"
+    granularity = keys.text(f"{recompute}granularity")
+    keys.drop(*(f"{recompute}{key}" for key in ("method", "num_layers", "modules")))
+    on_host = any(
+        (
+            keys.flag(f"{CPU_OPTIMIZER}.optimizer_cpu_offload"),
+            keys.number(f"{CPU_OPTIMIZER}.optimizer_offload_fraction"),
+        )
+    )
+    if on_host:
+        keys.drop(f"{CPU_OPTIMIZER}.use_precision_aware_optimizer")
+    virtual = keys.count(f"{ACTOR}.megatron.virtual_pipeline_model_parallel_size")
+    sequence = keys.flag(f"{ACTOR}.megatron.sequence_parallel")
+    return {
+        **found,
+        "zero_stage": 1,
+        "offload": "optimizer" if on_host else "none",
+        "recompute": granularity if granularity in ("full", "selective") else "none",
+        "sequence_parallel": found["tp"] > 1 and sequence is not False,
+        **(
+            {"virtual_stages": virtual, "pp_schedule": "interleaved_1f1b"}
+            if virtual and virtual > 1
+            else {}
+        ),
+    }
+
+
+def _read_critic(keys: KeyReader, engine: str, policy: str | None) -> None:
+    """What launches write of a critic again from the policy's; where it differs today, it is said."""
+    own, of_policy = (f"{role}.{ENGINE[role][engine]}" for role in (CRITIC, ACTOR))
+    alike = {
+        f"{CRITIC}.model.{key}": f"{MODEL}.{key}"
+        for key in ("use_remove_padding", "enable_gradient_checkpointing")
+    } | {
+        f"{CRITIC}.{key}": f"{ACTOR}.{key}"
+        for key in (TOKENS, SEQUENCES, "ulysses_sequence_parallel_size")
+    }
+    inner = ("param_offload", "optimizer_offload", "reshard_after_forward", "fsdp_size", *MEGATRON.values(), "sequence_parallel",
+             "virtual_pipeline_model_parallel_size", "override_transformer_config.apply_rope_fusion",
+             *(f"{RECOMPUTE}{key}" for key in ("granularity", "method", "num_layers", "modules")))  # fmt: skip
+    alike |= {f"{own}.{key}": f"{of_policy}.{key}" for key in inner}
+    alike[f"{CRITIC}.{BEFORE}"] = f"{ROLLOUT}.log_prob_max_token_len_per_gpu"
+    for path, other in alike.items():
+        value = keys.find(path)
+        if value is not None and value != keys.find(other):
+            keys.remarks.append(
+                f"{path}={value} differs from the policy's: plans and launches treat the critic like the policy"
+            )
+        keys.drop(path)
+    if keys.find(f"{CRITIC}.model.path") == policy:
+        keys.drop(f"{CRITIC}.model.path")
+    elif keys.find(f"{CRITIC}.model.path"):
+        keys.remarks.append(
+            "the critic has its own weights: if its shape differs from the policy's, describe it under rl.critic"
+        )
