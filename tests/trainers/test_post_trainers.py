@@ -302,6 +302,16 @@ def test_what_is_no_knob_stays_as_it_is(name: str, file: str, text: str, kept: d
         assert reading.rl["phase_offload"] == "all"
 
 
+@pytest.mark.parametrize(
+    ("name", "file", "text"),
+    [("trl", "grpo.yaml", TRL_FILE), ("openrlhf", "run.sh", OPENRLHF_SCRIPT), ("verl", "verl.yaml", VERL_FILE), ("nemo_rl", "grpo.yaml", NEMO_FILE)],
+)  # fmt: skip
+def test_the_models_file_is_the_path_of_the_weights(name: str, file: str, text: str) -> None:
+    reading = trainer(name).read_config(PresentConfiguration(files={file: text}))
+    assert reading.model_file == reading.options["model"]
+    assert reading.model_file.startswith("Qwen/")
+
+
 def test_what_the_engines_assert_is_refused() -> None:
     """DeepSpeed's AutoTP has neither ZeRO 3 nor sequence parallelism; Megatron-Core wants equal virtual stages."""
 

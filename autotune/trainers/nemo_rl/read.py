@@ -145,8 +145,8 @@ def read(keys: KeyReader) -> Reading:
     )
     options = {"model": path, "seed": keys.count("grpo.seed"), "learning_rate": rate}
     keys.keep(PENALTY)
-    for path in ("grpo.seed", "grpo.max_num_steps"):  # what launches write otherwise
-        keys.keep_unless(path, None)
+    for key in ("grpo.seed", "grpo.max_num_steps"):  # what launches write otherwise
+        keys.keep_unless(key, None)
     return Reading(
         knobs=knobs,
         model_file=path or "",

@@ -132,14 +132,14 @@ def read(keys: KeyReader) -> Reading:
         "seed": keys.count("seed"),
     }
     keys.keep("beta")
-    for path in (
+    for key in (
         "seed",
         "logging_steps",
         "max_steps",
         "output_dir",
         "save_strategy",
     ):  # what launches write otherwise
-        keys.keep_unless(path, None)
+        keys.keep_unless(key, None)
     adapters = keys.count("lora_r") if keys.flag("use_peft") else 0
     modules = keys.keep_unless("lora_target_modules", None) if adapters else None
     if keys.find("load_in_4bit") or keys.find("load_in_8bit"):
