@@ -14,6 +14,9 @@ DTENSOR, MEGATRON, PACKING, DYNAMIC, GENERATION = (
     "policy.dynamic_batching",
     "policy.generation",
 )
+ENGINES = {"fsdp": DTENSOR, "megatron": MEGATRON}
+RATES = {"fsdp": "policy.optimizer.kwargs.lr", "megatron": f"{MEGATRON}.optimizer.lr"}
+"""the keys of what trains, and of its learning rate"""
 PENALTY = "loss_fn.reference_policy_kl_penalty"
 _LENGTH = "${mul:${policy.max_total_sequence_length}, ${policy.%s}}"
 DEFAULTS: Mapping[str, Any] = {

@@ -14,11 +14,13 @@ from autotune.trainers.nemo_rl.knobs import (
     DEGREES,
     DTENSOR,
     DYNAMIC,
+    ENGINES,
     GENERATION,
     MEGATRON,
     PACKING,
     PENALTY,
     PRECISIONS,
+    RATES,
     WITH_ASYNC,
 )
 from autotune.trainers.post_training.trainer import fitted, mini_batches, read_whole_experts
@@ -65,90 +67,47 @@ def read_over_bases(
 def read(keys: KeyReader) -> Reading:
     """Both engines."""
     keys.drop("defaults")
-    is_megatron = bool(keys.flag(f"{MEGATRON}.enabled"))
-    keys.flag(f"{DTENSOR}.enabled")
-    engine, where = ("megatron", MEGATRON) if is_megatron else ("fsdp", DTENSOR)
+    enabled = {engine: keys.flag(f"{where}.enabled") for engine, where in ENGINES.items()}
+    engine = "megatron" if enabled["megatron"] else "fsdp"
     nodes, per_node = keys.count("cluster.num_nodes") or 1, keys.count("cluster.gpus_per_node")
-    apart = keys.flag(f"{GENERATION}.colocated.enabled") is False
-    own_nodes, own_gpus = (
-        keys.count(f"{GENERATION}.colocated.resources.{key}")
-        for key in ("num_nodes", "gpus_per_node")
-    )
-    generating = ((own_nodes or 1) * (own_gpus or per_node or 0)) if apart else 0
+    generating = _generating(keys, per_node)
     ranks = None if per_node is None else nodes * per_node - generating
-    degrees = {knob: keys.count(f"{where}.{path}") or 1 for knob, path in DEGREES[engine].items()}
-    recompute, sequence = (
-        keys.flag(f"{where}.activation_checkpointing"),
-        keys.flag(f"{where}.sequence_parallel"),
-    )
-    micro, length = (
-        keys.count("policy.train_micro_batch_size") or 1,
-        keys.count("policy.max_total_sequence_length"),
-    )
-    packs, groups = keys.flag(f"{PACKING}.enabled"), keys.flag(f"{DYNAMIC}.enabled")
-    if packs:
-        way = PACKING
-    else:
-        way = DYNAMIC if groups else ""
-    tokens, before = (
-        keys.count(f"{way}.{name}_mb_tokens") if way else None for name in ("train", "logprob")
-    )
-    knobs: dict[str, Any] = {
-        **degrees,
-        "precision": keys.word("policy.precision", {v: k for k, v in PRECISIONS.items()}) or "bf16",
-        "micro_batch_size": 1 if tokens else micro,
-        "recompute": "full" if recompute else "none",
-        "zero_stage": 1 if is_megatron else 3,
-        "sequence_parallel": bool(sequence) and degrees["tp"] > 1,
-    }
+    packing, length = _packing(keys), keys.count("policy.max_total_sequence_length")
     batch = keys.count("policy.train_global_batch_size")
-    knobs = fitted(knobs, ranks, batch, alone={"zero_stage": 0})  # there is nothing to shard
+    knobs = _knobs(keys, engine, has_limit=bool(packing.get("micro_batch_tokens")))
     prompts, responses = (
         keys.count("grpo.num_prompts_per_step"),
         keys.count("grpo.num_generations_per_prompt") or 1,
     )
-    penalty = keys.number(PENALTY)
-    stale, overlaps = (
-        keys.count("grpo.async_grpo.max_trajectory_age_steps"),
-        keys.flag("grpo.async_grpo.enabled"),
-    )
-    placement = None
-    if overlaps:
-        keys.drop(*WITH_ASYNC)
-    else:
-        keys.keep("grpo.async_grpo.max_trajectory_age_steps")
-    if apart and ranks:
-        placement = (
-            {"async": [ranks, generating], "staleness": stale or 1}
-            if overlaps
-            else {"split": [ranks, generating]}
-        )
-    whole = read_whole_experts(keys, MEGATRON, degrees["tp"]) if is_megatron else None
+    path = keys.text("policy.model_name")
     rl = {
-        "algorithm": "grpo", "prompts": prompts, "responses": responses, "engine": engine, "placement": placement,
+        "algorithm": "grpo",
+        "prompts": prompts,
+        "responses": responses,
+        "engine": engine,
+        "placement": _placement(keys, ranks, generating),
         "mini_batches": mini_batches(prompts, responses, batch),
-        "whole_experts": whole,
-        "reference": None if penalty is None else penalty > 0, "padded": None if packs else True,
-        "micro_batch_tokens": tokens,
-        "log_prob_micro_batch_tokens": before,
+        "whole_experts": read_whole_experts(keys, MEGATRON, knobs["tp"])
+        if engine == "megatron"
+        else None,
+        "reference": _reference(keys),
+        **packing,
         "response_lengths": length,
-    }  # fmt: skip
+    }
     rollout = {
         "tp": keys.count(f"{GENERATION}.vllm_cfg.tensor_parallel_size"),
         "memory_fraction": keys.number(f"{GENERATION}.vllm_cfg.gpu_memory_utilization"),
     }
-    path = keys.text("policy.model_name")
-    rate = (
-        keys.number(f"{MEGATRON}.optimizer.lr")
-        if is_megatron
-        else keys.number("policy.optimizer.kwargs.lr")
-    )
-    options = {"model": path, "seed": keys.count("grpo.seed"), "learning_rate": rate}
-    keys.keep(PENALTY)
+    options = {
+        "model": path,
+        "seed": keys.count("grpo.seed"),
+        "learning_rate": keys.number(RATES[engine]),
+    }
     for key in ("grpo.seed", "grpo.max_num_steps"):  # what launches write otherwise
         keys.keep_unless(key, None)
     return Reading(
-        knobs=knobs,
+        # a rank alone has nothing to shard
+        knobs=fitted(knobs, ranks, batch, alone={"zero_stage": 0}),
         model_file=path or "",
         seq_len=length,
         global_batch_size=batch,
@@ -157,6 +116,62 @@ def read(keys: KeyReader) -> Reading:
         rl=rl,
         rollout=rollout,
     )
+
+
+def _generating(keys: KeyReader, per_node: int | None) -> int:
+    """GPUs of engines of their own."""
+    where = f"{GENERATION}.colocated"
+    nodes, gpus = (keys.count(f"{where}.resources.{key}") for key in ("num_nodes", "gpus_per_node"))
+    is_apart = keys.flag(f"{where}.enabled") is False
+    return (nodes or 1) * (gpus or per_node or 0) if is_apart else 0
+
+
+def _packing(keys: KeyReader) -> dict[str, Any]:
+    """How sequences share micro-batches: packed, or padded in groups within a limit of tokens."""
+    ways = {way: keys.flag(f"{way}.enabled") for way in (PACKING, DYNAMIC)}
+    found: dict[str, Any] = {} if ways[PACKING] else {"padded": True}
+    if way := next((way for way, is_on in ways.items() if is_on), None):
+        found["micro_batch_tokens"] = keys.count(f"{way}.train_mb_tokens")
+        found["log_prob_micro_batch_tokens"] = keys.count(f"{way}.logprob_mb_tokens")
+    return found
+
+
+def _knobs(keys: KeyReader, engine: str, *, has_limit: bool) -> dict[str, Any]:
+    """Degrees, precision, micro-batch and memory. `has_limit`: whether micro-batches are counted in tokens."""
+    where = ENGINES[engine]
+    degrees = {knob: keys.count(f"{where}.{path}") or 1 for knob, path in DEGREES[engine].items()}
+    precision = keys.word("policy.precision", {word: knob for knob, word in PRECISIONS.items()})
+    sequences = keys.count("policy.train_micro_batch_size") or 1
+    recompute = keys.flag(f"{where}.activation_checkpointing")
+    return {
+        **degrees,
+        "precision": precision or "bf16",
+        "micro_batch_size": 1 if has_limit else sequences,
+        "recompute": "full" if recompute else "none",
+        "zero_stage": 1 if engine == "megatron" else 3,
+        "sequence_parallel": bool(keys.flag(f"{where}.sequence_parallel")) and degrees["tp"] > 1,
+    }
+
+
+def _placement(keys: KeyReader, ranks: int | None, generating: int) -> dict[str, Any] | None:
+    """Where responses are generated, and how old their policy may be; None on the GPUs that train."""
+    age = "grpo.async_grpo.max_trajectory_age_steps"
+    stale, overlaps = keys.count(age), keys.flag("grpo.async_grpo.enabled")
+    if overlaps:
+        keys.drop(*WITH_ASYNC)
+    else:
+        keys.keep(age)
+    if not generating or not ranks:
+        return None
+    both = [ranks, generating]
+    return {"async": both, "staleness": stale or 1} if overlaps else {"split": both}
+
+
+def _reference(keys: KeyReader) -> bool | None:
+    """Whether there is a reference model, by the weight of its penalty, which stays a setting."""
+    penalty = keys.number(PENALTY)
+    keys.keep(PENALTY)
+    return None if penalty is None else penalty > 0
 
 
 def _refuse_others(name: str, whole: Mapping[str, Any]) -> None:

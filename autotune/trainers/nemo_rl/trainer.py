@@ -32,11 +32,13 @@ from autotune.trainers.nemo_rl.knobs import (
     DEGREES,
     DTENSOR,
     DYNAMIC,
+    ENGINES,
     GENERATION,
     MEGATRON,
     PACKING,
     PENALTY,
     PRECISIONS,
+    RATES,
     WITH_ASYNC,
 )
 from autotune.trainers.post_training.programs import USUAL
@@ -209,7 +211,7 @@ class NemoRl(PostTrainer):
             int(rl_value(rl, c, "micro_batch_tokens")),
             int(rl_value(rl, c, "log_prob_micro_batch_tokens")),
         )
-        where = MEGATRON if rl.engine == "megatron" else DTENSOR
+        where = ENGINES[rl.engine]
         stale = int(rl_value(rl, c, "staleness"))
         base = options[BASE.name]
         found: dict[str, Any] = {
@@ -238,9 +240,7 @@ class NemoRl(PostTrainer):
             "cluster.num_nodes": nodes,
             "cluster.gpus_per_node": per_node,
         }
-        found[
-            "policy.optimizer.kwargs.lr" if rl.engine == "fsdp" else f"{MEGATRON}.optimizer.lr"
-        ] = options["learning_rate"]
+        found[RATES[rl.engine]] = options["learning_rate"]
         if workload.model.num_experts and rl.engine == "megatron":
             found[f"{MEGATRON}.{EXPERT_TP}"] = 1 if rl.whole_experts else c.tp
         if tokens:

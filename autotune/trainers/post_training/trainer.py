@@ -315,6 +315,14 @@ def mini_batches(prompts: int | None, responses: int, batch: int | None) -> int 
     )
 
 
+def read_algorithm(keys: KeyReader, path: str, estimators: Mapping[str, str]) -> str:
+    """`rl.algorithm` by the estimator of advantages at this path: PPO or GRPO. rloo, gpg and others cost what GRPO costs, and stay what they are."""
+    estimator = keys.text(path)
+    if estimator not in estimators.values():
+        keys.keep_unless(path, None)
+    return "ppo" if estimator == estimators["ppo"] else "grpo"
+
+
 def read_whole_experts(keys: KeyReader, where: str, tp: int) -> bool | None:
     """`rl.whole_experts` of a launch of Megatron-Core, which splits experts by tp by default; None: the default of specs."""
     path = f"{where}.{EXPERT_TP}"

@@ -46,106 +46,52 @@ def with_ranks(found: Reading, ranks_of_cluster: int | None) -> Reading:
     """The reading with its ranks, those of file or command, else all of a cluster, and with what follows from them."""
     knobs = completed(found.knobs, ranks=found.knobs.get("dp") or ranks_of_cluster)
     rl = {name: value for name, value in found.rl.items() if name not in ("steps", "sequences")}
-    micro, accumulation, ranks = (
-        knobs["micro_batch_size"],
-        knobs["accumulation_steps"],
-        knobs.get("dp"),
-    )
+    if not (ranks := knobs.get("dp")):
+        return replace(found, knobs=knobs, global_batch_size=None, rl=rl)
+    of_all = knobs["micro_batch_size"] * ranks
+    batch = of_all * knobs["accumulation_steps"]
     # of a step; else so many micro-batches of each rank
-    batch, sequences = (
-        None,
-        found.rl.get("sequences"),
-    )
-    if ranks:
-        batch, sequences = (
-            micro * accumulation * ranks,
-            sequences or micro * found.rl["steps"] * ranks,
-        )
-        rl |= {
-            "prompts": max(sequences // rl["responses"], 1),
-            "mini_batches": max(sequences // batch, 1),
-        }
+    sequences = found.rl.get("sequences") or of_all * found.rl["steps"]
+    rl |= {
+        "prompts": max(sequences // rl["responses"], 1),
+        "mini_batches": max(sequences // batch, 1),
+    }
     return replace(found, knobs=knobs, global_batch_size=batch, rl=rl)
 
 
 def read(keys: KeyReader) -> Reading:
     """GRPOConfig."""
-    keys.drop(
-        "use_cpu",
-        "num_machines",
-        "fsdp_config.version",
-        "fsdp_config.transformer_layer_cls_to_wrap",
-        "fsdp_config.auto_wrap_policy",
-    )
-    flags = {word: keys.flag(word) for word in ("fp16", "bf16", "tf32")}
-    flags["bf16"] = not flags["fp16"] if flags["bf16"] is None else flags["bf16"]
-    shards, kept = keys.find("fsdp"), keys.flag("fsdp_config.reshard_after_forward")
+    keys.drop("use_cpu", *(f"fsdp_config.{key}" for key in ("version", "auto_wrap_policy", "transformer_layer_cls_to_wrap")))  # fmt: skip
     launched = read_launched(keys)
-    stage = launched.stage
-    keys.drop("fsdp")
-    if shards:
-        stage = 2 if kept is False or "grad_op" in str(shards) else 3
     processes = keys.count("num_processes") or launched.ranks  # those of all machines
     machines = keys.count("num_machines") or 1
     accumulation = keys.count("gradient_accumulation_steps")
-    steps = keys.count("steps_per_generation") or accumulation
-    beta, response, loss = (
-        keys.number("beta"),
-        keys.count("max_completion_length"),
-        keys.text("loss_type"),
-    )
-    algorithm = "dapo" if loss == "dapo" else "grpo"
-    keys.keep_unless("loss_type", algorithm)
-    generates_by_vllm = keys.keep_unless("use_vllm", True)
-    is_server = keys.keep_unless("vllm_mode", "colocate") == "server" and generates_by_vllm
-    if is_server:
-        keys.remarks.append(
-            f"{keys.name}: vllm_mode=server: the vLLM server runs on GPUs outside this launch and must "
-            f"be running during trials; "
-            "plans only count its speed"
-        )
     knobs = {
         "dp": processes,
         "micro_batch_size": keys.count("per_device_train_batch_size"),
         "accumulation_steps": accumulation,
-        "precision": next((word for word, on in flags.items() if on), "fp32"),
+        "precision": _precision(keys),
         "recompute": "full" if keys.flag("gradient_checkpointing") else "none",
         "compile": keys.flag("torch_compile") or False,
-        "zero_stage": stage,
+        "zero_stage": _zero_stage(keys, launched.stage),
     }
     rl = {
-        "algorithm": algorithm, "engine": launched.engine, "responses": keys.count("num_generations"), "epochs": keys.count("num_iterations"), "reference": bool(beta),
-        "response_lengths": response, "steps": steps, "sequences": keys.count("generation_batch_size"),
-    }  # fmt: skip
-    tp, share = (
-        keys.count("vllm_tensor_parallel_size"),
-        keys.number("vllm_gpu_memory_utilization"),
-    )
-    sleeps = keys.flag("vllm_enable_sleep_mode")
-    rollout: dict[str, Any] = {"tp": 1}
-    if generates_by_vllm and not is_server:
-        rollout = {"tp": tp, "memory_fraction": share, **({} if sleeps else {"sleeps": False})}
-    path = keys.text("model_name_or_path")
+        "algorithm": _algorithm(keys),
+        "engine": launched.engine,
+        "responses": keys.count("num_generations"),
+        "epochs": keys.count("num_iterations"),
+        "reference": bool(keys.number("beta")),
+        "response_lengths": keys.count("max_completion_length"),
+        "steps": keys.count("steps_per_generation") or accumulation,
+        "sequences": keys.count("generation_batch_size"),
+    }
+    rollout, path = _rollout(keys), keys.text("model_name_or_path")
     options = {
         "model": path,
         "learning_rate": keys.number("learning_rate"),
         "seed": keys.count("seed"),
     }
-    keys.keep("beta")
-    for key in (
-        "seed",
-        "logging_steps",
-        "max_steps",
-        "output_dir",
-        "save_strategy",
-    ):  # what launches write otherwise
-        keys.keep_unless(key, None)
-    adapters = keys.count("lora_r") if keys.flag("use_peft") else 0
-    modules = keys.keep_unless("lora_target_modules", None) if adapters else None
-    if keys.find("load_in_4bit") or keys.find("load_in_8bit"):
-        keys.remarks.append(
-            "load_in_4bit, load_in_8bit: launches keep them; plans assume 16-bit weights"
-        )
+    _keep_what_launches_write_otherwise(keys)
     return Reading(
         knobs={name: value for name, value in knobs.items() if value is not None},
         model_file=path or "",
@@ -153,7 +99,65 @@ def read(keys: KeyReader) -> Reading:
         options=options,
         rl=rl,
         rollout=rollout,
-        peft=read_adapters(adapters, modules),
+        peft=_adapters(keys),
         missing=launched.missing,
         held=frozenset({"zero_stage"} if launched.is_held else ()),
     )
+
+
+def _precision(keys: KeyReader) -> str:
+    """The first that is on; bf16 is where fp16 is off."""
+    flags = {word: keys.flag(word) for word in ("fp16", "bf16", "tf32")}
+    flags["bf16"] = not flags["fp16"] if flags["bf16"] is None else flags["bf16"]
+    return next((word for word, is_on in flags.items() if is_on), "fp32")
+
+
+def _zero_stage(keys: KeyReader, launched: int) -> int:
+    """ZeRO by GRPOConfig's own `fsdp`, else as Accelerate is told."""
+    shards, gathers = keys.find("fsdp"), keys.flag("fsdp_config.reshard_after_forward")
+    keys.drop("fsdp")
+    if not shards:
+        return launched
+    return 2 if gathers is False or "grad_op" in str(shards) else 3
+
+
+def _algorithm(keys: KeyReader) -> str:
+    """DAPO or GRPO; other losses cost what GRPO costs, and stay what they are."""
+    algorithm = "dapo" if keys.text("loss_type") == "dapo" else "grpo"
+    keys.keep_unless("loss_type", algorithm)
+    return algorithm
+
+
+def _rollout(keys: KeyReader) -> dict[str, Any]:
+    """vLLM on the GPUs of the launch; else what generates takes no memory of its own there."""
+    by_vllm = keys.keep_unless("use_vllm", True)
+    is_server = keys.keep_unless("vllm_mode", "colocate") == "server" and by_vllm
+    if is_server:
+        keys.remarks.append(
+            f"{keys.name}: vllm_mode=server: the vLLM server runs on GPUs outside this launch and must "
+            "be running during trials; plans only count its speed"
+        )
+    engine: dict[str, Any] = {
+        "tp": keys.count("vllm_tensor_parallel_size"),
+        "memory_fraction": keys.number("vllm_gpu_memory_utilization"),
+    }
+    if not keys.flag("vllm_enable_sleep_mode"):
+        engine["sleeps"] = False
+    return engine if by_vllm and not is_server else {"tp": 1}
+
+
+def _adapters(keys: KeyReader) -> dict[str, Any]:
+    """`peft` of the workload."""
+    rank = keys.count("lora_r") if keys.flag("use_peft") else 0
+    modules = keys.keep_unless("lora_target_modules", None) if rank else None
+    if keys.find("load_in_4bit") or keys.find("load_in_8bit"):
+        keys.remarks.append(
+            "load_in_4bit, load_in_8bit: launches keep them; plans assume 16-bit weights"
+        )
+    return read_adapters(rank, modules)
+
+
+def _keep_what_launches_write_otherwise(keys: KeyReader) -> None:
+    keys.keep("beta")
+    for key in ("seed", "logging_steps", "max_steps", "output_dir", "save_strategy"):
+        keys.keep_unless(key, None)

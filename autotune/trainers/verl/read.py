@@ -12,6 +12,7 @@ from autotune.trainers.post_training.adapters import read_adapters
 from autotune.trainers.post_training.trainer import (
     EXPERT_TP,
     fitted,
+    read_algorithm,
     read_whole_experts,
     whole_nodes,
 )
@@ -71,114 +72,181 @@ def with_epochs(found: Reading) -> Reading:
 
 def read(keys: KeyReader) -> Reading:
     """Both engines; what lengths there are, only the program's log knows."""
-    is_megatron = _engine(keys) == "megatron"
-    groups = (str(each).strip("{}").replace("'", "") for each in keys.find("defaults") or ())
-    keys.remarks += [
-        f"{each}: the content of these settings is not read, and exports omit it"
-        for each in groups
-        if each not in OWN_GROUPS
-    ]
-    keys.drop("hydra.searchpath", "defaults")
+    engine = _engine(keys)
+    keys.remarks += _unread_groups(keys)
     nodes, per_node = keys.count("trainer.nnodes"), keys.count("trainer.n_gpus_per_node")
     ranks = None if per_node is None else per_node * (nodes or 1)
-    knobs = _read_megatron(keys) if is_megatron else _read_fsdp(keys)
-    is_dynamic, sequences = (
-        keys.flag(f"{ACTOR}.use_dynamic_bsz"),
-        keys.count(f"{ACTOR}.{SEQUENCES}"),
-    )
-    if (counted := keys.count(f"{ACTOR}.{COUNTED}")) and not sequences and ranks:
-        sequences = max(counted // (ranks // knobs.get("cp", 1)), 1)
-    knobs |= {"precision": "bf16", "micro_batch_size": 1 if is_dynamic else sequences or 1}
-    prompts, responses = keys.count("data.train_batch_size"), keys.count(f"{ROLLOUT}.n") or 1
-    mini = keys.count(f"{ACTOR}.ppo_mini_batch_size")
-    keys.drop("trainer.v1.trainer_mode", "trainer.v1.separate_async.parameter_sync_step", "actor_rollout_ref.hybrid_engine")  # fmt: skip
-    if keys.find(f"{ROLLOUT}.checkpoint_engine.backend") == SENDS:
-        keys.drop(f"{ROLLOUT}.checkpoint_engine.backend")
-    batch = None if mini is None else mini * responses
-    knobs = fitted(knobs, ranks, batch, alone={"zero_stage": 0})  # there is nothing to shard
-    shards = keys.find(f"{ACTOR}.fsdp_config.fsdp_size")
-    keys.drop(f"{ACTOR}.fsdp_config.fsdp_size")
-    if ranks and isinstance(shards, int) and 0 < shards < ranks and ranks % shards == 0:
-        knobs["dp_replicas"] = ranks // shards
-    tokens, before = (
-        keys.count(f"{ACTOR}.ppo_max_token_len_per_gpu"),
-        keys.count(f"{ROLLOUT}.log_prob_max_token_len_per_gpu"),
-    )
-    keys.drop(f"{REF}.log_prob_max_token_len_per_gpu")
-    again = {  # what launches write themselves; another value is kept
-        f"{ROLLOUT}.name": "vllm", f"{MODEL}.use_remove_padding": True, f"{ACTOR}.strategy": "megatron" if is_megatron else "fsdp",
-        **{f"{part}.{FORWARD}_per_gpu": sequences for part in (ROLLOUT, REF)},
-    }  # fmt: skip
-    keys.keep(*again)
-    keys.drop(*(path for path, value in again.items() if keys.written(path) == value))
-    where = f"{ACTOR}.{'megatron' if is_megatron else 'fsdp_config'}"
-    params, states = (
-        keys.flag(f"{where}.param_offload"),
-        keys.flag(f"{where}.optimizer_offload"),
-    )
-    estimator = keys.text("algorithm.adv_estimator")
-    # rloo, gpg and others cost what grpo costs, and stay what they are
-    if estimator not in ESTIMATORS.values():
-        keys.keep_unless("algorithm.adv_estimator", None)
-    in_loss, in_reward = keys.flag(f"{ACTOR}.use_kl_loss"), keys.flag(KL_IN_REWARD)
-    keys.keep(KL_IN_REWARD)
-    of_reference = f"{REF}.{'megatron' if is_megatron else 'fsdp_config'}.param_offload"
-    packs = keys.find(f"{MODEL}.use_remove_padding")
-    adapters = keys.count(f"{MODEL}.lora_rank") or keys.count(f"{MODEL}.lora.rank")
-    keys.keep(f"{MODEL}.lora.rank")
-    if not adapters and keys.find(ADAPTERS):
-        adapters = RANK
-        keys.remarks.append(
-            f"{ADAPTERS}: the rank of its adapters is not read; plans assume rank {RANK}"
-        )
+    degrees = _read_megatron(keys) if engine == "megatron" else _read_fsdp(keys)
+    is_dynamic, sequences = keys.flag(f"{ACTOR}.use_dynamic_bsz"), _sequences(keys, ranks, degrees)
+    _drop_written_again(keys, engine, sequences)
+    step = _step(keys)
+    mini = step["mini_batch_prompts"]
+    batch = None if mini is None else mini * step["responses"]
+    degrees |= {"precision": "bf16", "micro_batch_size": 1 if is_dynamic else sequences or 1}
+    knobs = fitted(degrees, ranks, batch, alone={"zero_stage": 0})  # there is nothing to shard
+    knobs |= _replicas(keys, ranks)
+    peft = _adapters(keys)
     keys.remarks += _uncounted(keys)
-    prompt, response = (
-        keys.count("data.max_prompt_length"),
-        keys.count("data.max_response_length"),
-    )
-    generating = (keys.count(f"{ROLLOUT}.nnodes") or 0) * (
-        keys.count(f"{ROLLOUT}.n_gpus_per_node") or per_node or 0
-    )
-    stale = keys.count("trainer.v1.sampler.max_off_policy_threshold")
-    phase_offload = "optimizer" if states else None
-    if params:
-        phase_offload = "all"
+    generating = _generating(keys, per_node)
+    prompt, response = _lengths(keys)
     rl: dict[str, Any] = {
-        "algorithm": "ppo" if estimator == "gae" else "grpo",
-        "prompts": prompts, "responses": responses, "mini_batch_prompts": mini, "epochs": keys.count(f"{ACTOR}.ppo_epochs"),
-        "fused_rope": keys.flag(f"{ACTOR}.megatron.override_transformer_config.apply_rope_fusion"),
-        "whole_experts": read_whole_experts(keys, f"{ACTOR}.megatron", knobs.get("tp", 1)) if is_megatron else None,
-        "engine": "megatron" if is_megatron else "fsdp", "reference": bool(in_loss or in_reward),
-        "reference_offload": keys.flag(of_reference), "padded": True if packs is False else None,
-        "micro_batch_tokens": tokens if is_dynamic else None, "log_prob_micro_batch_tokens": before if is_dynamic else None,
-        "phase_offload": phase_offload,
+        "algorithm": read_algorithm(keys, "algorithm.adv_estimator", ESTIMATORS),
+        **step,
+        **_of_megatron(keys, engine, knobs.get("tp", 1)),
+        "engine": engine,
+        **_reference(keys, engine),
+        **_packing(keys, is_dynamic),
+        "phase_offload": _phase_offload(keys, engine),
         "balance": "none" if keys.flag("trainer.balance_batch") is False else None,
-        "prompt_lengths": prompt, "response_lengths": response,
-        "placement": {"async": [ranks, generating], "staleness": max((stale or 1) - 1, 0)} if generating and ranks else None,
-    }  # fmt: skip
-    rollout: dict[str, Any] = {
-        "tp": keys.count(f"{ROLLOUT}.tensor_model_parallel_size"),
-        "memory_fraction": keys.number(f"{ROLLOUT}.gpu_memory_utilization"),
+        "prompt_lengths": prompt,
+        "response_lengths": response,
+        "placement": _placement(keys, ranks, generating),
     }
-    if keys.flag(f"{ROLLOUT}.free_cache_engine") is False:
-        rollout["sleeps"] = False
-    # what a log says of lengths cuts no prompt
-    keys.keep("data.max_prompt_length", "data.max_response_length")
-    path = keys.text(f"{MODEL}.path")
-    if estimator == "gae":
-        _read_critic(keys, "megatron" if is_megatron else "fsdp", path)
-    options = {"model": path, "learning_rate": keys.number(f"{ACTOR}.optim.lr")}
+    rollout, path = _rollout(keys), keys.text(f"{MODEL}.path")
+    if rl["algorithm"] == "ppo":
+        _read_critic(keys, engine, path)
     return Reading(
         knobs=knobs,
         model_file=path or "",
         seq_len=None if prompt is None or response is None else prompt + response,
         global_batch_size=batch,
         nodes=whole_nodes(per_node, (ranks or 0) + generating),
-        options=options,
+        options={"model": path, "learning_rate": keys.number(f"{ACTOR}.optim.lr")},
         rl=rl,
         rollout=rollout,
-        peft=read_adapters(adapters, keys.find(f"{MODEL}.target_modules")),
+        peft=peft,
     )
+
+
+def _unread_groups(keys: KeyReader) -> Iterator[str]:
+    """The groups of settings that are not verl's usual ones, in words."""
+    keys.drop("hydra.searchpath", "defaults")
+    for each in keys.find("defaults") or ():
+        group = str(each).strip("{}").replace("'", "")
+        if group not in OWN_GROUPS:
+            yield f"{group}: the content of these settings is not read, and exports omit it"
+
+
+def _sequences(keys: KeyReader, ranks: int | None, degrees: Mapping[str, Any]) -> int | None:
+    """Sequences of a rank's micro-batch."""
+    sequences, counted = keys.count(f"{ACTOR}.{SEQUENCES}"), keys.count(f"{ACTOR}.{COUNTED}")
+    if counted and not sequences and ranks:
+        sequences = max(counted // (ranks // degrees.get("cp", 1)), 1)
+    return sequences
+
+
+def _drop_written_again(keys: KeyReader, engine: str, sequences: int | None) -> None:
+    """What launches write themselves; another value is kept."""
+    again = {
+        f"{ROLLOUT}.name": "vllm",
+        f"{MODEL}.use_remove_padding": True,
+        f"{ACTOR}.strategy": engine,
+        **{f"{part}.{FORWARD}_per_gpu": sequences for part in (ROLLOUT, REF)},
+        f"{ROLLOUT}.checkpoint_engine.backend": SENDS,
+    }
+    keys.drop(*(path for path, value in again.items() if keys.written(path) == value))
+
+
+def _step(keys: KeyReader) -> dict[str, Any]:
+    """The sequences of a step, and how often it trains on them."""
+    return {
+        "prompts": keys.count("data.train_batch_size"),
+        "responses": keys.count(f"{ROLLOUT}.n") or 1,
+        "mini_batch_prompts": keys.count(f"{ACTOR}.ppo_mini_batch_size"),
+        "epochs": keys.count(f"{ACTOR}.ppo_epochs"),
+    }
+
+
+def _replicas(keys: KeyReader, ranks: int | None) -> dict[str, int]:
+    """Copies of the shards of FSDP."""
+    shards = keys.find(f"{ACTOR}.fsdp_config.fsdp_size")
+    keys.drop(f"{ACTOR}.fsdp_config.fsdp_size")
+    is_part = isinstance(shards, int) and ranks and 0 < shards < ranks and ranks % shards == 0
+    return {"dp_replicas": ranks // shards} if ranks and is_part else {}
+
+
+def _adapters(keys: KeyReader) -> dict[str, Any]:
+    """`peft` of the workload."""
+    rank = keys.count(f"{MODEL}.lora_rank") or keys.count(f"{MODEL}.lora.rank")
+    keys.keep(f"{MODEL}.lora.rank")
+    if not rank and keys.find(ADAPTERS):
+        rank = RANK
+        keys.remarks.append(
+            f"{ADAPTERS}: the rank of its adapters is not read; plans assume rank {RANK}"
+        )
+    return read_adapters(rank, keys.find(f"{MODEL}.target_modules"))
+
+
+def _generating(keys: KeyReader, per_node: int | None) -> int:
+    """GPUs of engines of their own."""
+    nodes, gpus = keys.count(f"{ROLLOUT}.nnodes"), keys.count(f"{ROLLOUT}.n_gpus_per_node")
+    return (nodes or 0) * (gpus or per_node or 0)
+
+
+def _placement(keys: KeyReader, ranks: int | None, generating: int) -> dict[str, Any] | None:
+    """Where responses are generated, and how old their policy may be; None on the GPUs that train."""
+    keys.drop("trainer.v1.trainer_mode", "trainer.v1.separate_async.parameter_sync_step", "actor_rollout_ref.hybrid_engine")  # fmt: skip
+    stale = keys.count("trainer.v1.sampler.max_off_policy_threshold")
+    if not generating or not ranks:
+        return None
+    return {"async": [ranks, generating], "staleness": max((stale or 1) - 1, 0)}
+
+
+def _lengths(keys: KeyReader) -> tuple[int | None, int | None]:
+    """The longest prompt and response, which stay settings: what a log says of lengths cuts no prompt."""
+    paths = ("data.max_prompt_length", "data.max_response_length")
+    prompt, response = (keys.count(path) for path in paths)
+    keys.keep(*paths)
+    return prompt, response
+
+
+def _of_megatron(keys: KeyReader, engine: str, tp: int) -> dict[str, Any]:
+    """What only Megatron-Core's layers have."""
+    where = f"{ACTOR}.megatron"
+    return {
+        "fused_rope": keys.flag(f"{where}.override_transformer_config.apply_rope_fusion"),
+        "whole_experts": read_whole_experts(keys, where, tp) if engine == "megatron" else None,
+    }
+
+
+def _reference(keys: KeyReader, engine: str) -> dict[str, bool | None]:
+    """Whether there is a reference model, and whether its weights wait on the host."""
+    in_loss, in_reward = keys.flag(f"{ACTOR}.use_kl_loss"), keys.flag(KL_IN_REWARD)
+    keys.keep(KL_IN_REWARD)
+    return {
+        "reference": bool(in_loss or in_reward),
+        "reference_offload": keys.flag(f"{REF}.{ENGINE[ACTOR][engine]}.param_offload"),
+    }
+
+
+def _packing(keys: KeyReader, is_dynamic: bool | None) -> dict[str, Any]:
+    """How sequences share micro-batches."""
+    limits = {
+        "micro_batch_tokens": keys.count(f"{ACTOR}.{TOKENS}"),
+        "log_prob_micro_batch_tokens": keys.count(f"{ROLLOUT}.log_prob_max_token_len_per_gpu"),
+    }
+    keys.drop(f"{REF}.log_prob_max_token_len_per_gpu")
+    is_padded = keys.find(f"{MODEL}.use_remove_padding") is False
+    return {"padded": True if is_padded else None, **(limits if is_dynamic else {})}
+
+
+def _phase_offload(keys: KeyReader, engine: str) -> str | None:
+    """What the trainer keeps on the host while responses are generated."""
+    where = f"{ACTOR}.{ENGINE[ACTOR][engine]}"
+    weights, states = (keys.flag(f"{where}.{part}_offload") for part in ("param", "optimizer"))
+    if weights:
+        return "all"
+    return "optimizer" if states else None
+
+
+def _rollout(keys: KeyReader) -> dict[str, Any]:
+    """The engine that generates."""
+    rollout: dict[str, Any] = {
+        "tp": keys.count(f"{ROLLOUT}.tensor_model_parallel_size"),
+        "memory_fraction": keys.number(f"{ROLLOUT}.gpu_memory_utilization"),
+    }
+    is_awake = keys.flag(f"{ROLLOUT}.free_cache_engine") is False
+    return {**rollout, "sleeps": False} if is_awake else rollout
 
 
 def _engine(keys: KeyReader) -> str:
