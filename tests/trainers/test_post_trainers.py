@@ -312,6 +312,23 @@ def test_the_models_file_is_the_path_of_the_weights(name: str, file: str, text: 
     assert reading.model_file.startswith("Qwen/")
 
 
+@pytest.mark.parametrize("value", ["auto", "$N", "0"])
+@pytest.mark.parametrize(
+    "key", ["per_device_train_batch_size", "gradient_accumulation_steps", "num_generations"]
+)
+def test_a_count_of_trl_that_is_not_said_counts_as_one(key: str, value: str) -> None:
+    told = {**yaml.safe_load(TRL_FILE), key: value, "num_processes": 8}
+    found = trainer("trl").read_config(PresentConfiguration(files={"a.yaml": yaml.safe_dump(told)}))
+    counts = {
+        "per_device_train_batch_size": found.knobs["micro_batch_size"],
+        "gradient_accumulation_steps": found.knobs["accumulation_steps"],
+        "num_generations": found.rl["responses"],
+    }
+    assert counts[key] == 1
+    assert [each for each in found.remarks if key in each] or value == "0"
+    assert found.global_batch_size == found.knobs["micro_batch_size"] * found.knobs["accumulation_steps"] * 8  # fmt: skip
+
+
 def test_what_the_engines_assert_is_refused() -> None:
     """DeepSpeed's AutoTP has neither ZeRO 3 nor sequence parallelism; Megatron-Core wants equal virtual stages."""
 

@@ -65,10 +65,10 @@ def read(keys: KeyReader) -> Reading:
     launched = read_launched(keys)
     processes = keys.count("num_processes") or launched.ranks  # those of all machines
     machines = keys.count("num_machines") or 1
-    accumulation = keys.count("gradient_accumulation_steps")
+    accumulation = keys.count("gradient_accumulation_steps") or 1
     knobs = {
         "dp": processes,
-        "micro_batch_size": keys.count("per_device_train_batch_size"),
+        "micro_batch_size": keys.count("per_device_train_batch_size") or 1,
         "accumulation_steps": accumulation,
         "precision": _precision(keys),
         "recompute": "full" if keys.flag("gradient_checkpointing") else "none",
@@ -78,7 +78,7 @@ def read(keys: KeyReader) -> Reading:
     rl = {
         "algorithm": _algorithm(keys),
         "engine": launched.engine,
-        "responses": keys.count("num_generations"),
+        "responses": keys.count("num_generations") or 1,
         "epochs": keys.count("num_iterations"),
         "reference": bool(keys.number("beta")),
         "response_lengths": keys.count("max_completion_length"),
