@@ -3,8 +3,10 @@
 target.py    a script, a command, a configuration, a manifest or a spec, as a spec        manifest.py  Kubernetes
 gains.py     how much faster configs are, with intervals                                    edits.py     the changes that surely gain
 lines.py     an edit as lines of somebody's files                                           dangers.py   what is wrong or dangerous
-earlier.py   what was measured before
-answer.py    the answer                                                                     words.py     the answer as text
+earlier.py   what was measured before                                                       completing.py     what was said beside it, and what nobody said
+answer.py    the answer                                                                     measured_step.py  its step time, as given or by its log
+words.py     the answer as text                                                             understood.py     the launch in one line
+reviewing.py from the text to the answer
 kubeflow.py  the answer to a TrainJob at its admission
 """
 
