@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from autotune.onboarding.draft import named_cluster
 from autotune.onboarding.imported_spec import NOT_VALID
@@ -51,6 +51,8 @@ VOCABULARY = "fill in: vocab_size"
 """the comment of a shape that lacks only that"""
 OF_WORKLOAD = {"seq_len": "seq_len", "batch": "global_batch_size"}
 """what is said of the workload: its keys there"""
+_TOLD = {"precision": "space.precision", "config": "baseline", "cluster": "cluster"}
+"""what else is said, and the key that it fills in"""
 
 
 def completed(
@@ -62,128 +64,137 @@ def completed(
     is_measured: bool,
 ) -> tuple[dict[str, Any], list[Missing], tuple[str, ...]]:
     """The spec with what was said in its place, what is still missing, and what is at its limit because nobody told it."""
-    document = dict(found.document)
-    workload = dict(document.get("workload") or {})
-    open_keys = dict.fromkeys(
-        key for key in found.fill_in if key not in ("trainer.argv", "trainer.cwd")
-    )
-    if any(VOCABULARY in comment for comment in found.comments):  # the shape is known but for that
-        open_keys.pop("model", None)
-    for name, key in OF_WORKLOAD.items():
-        if said.get(name) is not None:
-            workload[key] = said[name]
-            open_keys.pop(f"workload.{key}", None)
-    document["workload"] = workload
-    if log is not None and "rl" in document and not found.is_spec:
+    document = _with_said(found, said)
+    generates = "rl" in document and not found.is_spec
+    answered: tuple[str, ...] = ()
+    if log is not None and generates:
         changed, answered = answered_by_log(document, log)
         document |= changed
-        for key in answered:
-            open_keys.pop(key, None)
+    open_keys = _open_keys(found, said, document, local_cluster)
+    open_keys = [key for key in open_keys if key not in answered]
+    bounds: tuple[str, ...] = ()
+    if generates and not {"workload.seq_len", "rl.prompts"} & set(open_keys):
+        # a measured step has its own lengths and generation: at their limits they would pass for its error
+        parts = ("rl.prompt_lengths",) if is_measured else ("rl.", "rollout.")
+        bounded = [key for key in open_keys if key.startswith(parts)]
+        seq_len = said.get("seq_len") if "workload.seq_len" in found.fill_in else None
+        changed, bounds = at_the_longest(document, bounded, seq_len)
+        document |= changed
+        open_keys = [key for key in open_keys if key not in bounded]
+    of_shell = [] if said.get("config") else _only_the_shell_knows(found)
+    keys = (_missing(found, said, key, has_log=log is not None) for key in open_keys)
+    return document, [*of_shell, *keys], bounds
+
+
+def _with_said(found: Target, said: Mapping[str, Any]) -> dict[str, Any]:
+    """The spec with what was said in its place."""
+    document = dict(found.document)
+    told = {key: said[name] for name, key in OF_WORKLOAD.items() if said.get(name) is not None}
+    document["workload"] = {**(document.get("workload") or {}), **told}
     if found.is_spec:  # a draft has them already
         document |= {key: said[key] for key in ("model", "cluster") if said.get(key)}
     if said.get("precision"):
-        document["space"] = (
-            {**document["space"], "precision": [said["precision"]]}
-            if isinstance(document.get("space"), dict)
-            else document.get("space")
-        )
-        if isinstance(document.get("baseline"), str):
-            document["baseline"] = re.sub(
-                r"precision=\w+", f"precision={said['precision']}", document["baseline"]
-            )
-        launcher = document.get("trainer")
-        if (
-            isinstance(launcher, dict)
-            and launcher.get("kind") == "command"
-            and "{precision}" not in str(launcher.get("argv"))
-        ):
-            document["trainer"] = {
-                **launcher,
-                "fixed": {**(launcher.get("fixed") or {}), "precision": said["precision"]},
-            }
-        open_keys.pop("space.precision", None)
+        document |= _with_precision(document, said["precision"])
     if said.get("config"):
         document["baseline"] = said["config"]
         document |= {} if found.is_spec else _with_config(document, said["config"])
-        open_keys.pop("baseline", None)
-    if one_gpu := _one_gpu(found, said):
-        open_keys["cluster"] = None
-    elif said.get("cluster"):
-        open_keys.pop("cluster", None)
-    elif document.get("cluster") == "local" and not found.is_spec:
-        here = local_cluster() if local_cluster else None
-        if here is None or here.gpu.is_cpu:
-            open_keys["cluster"] = None
+    return document
+
+
+def _with_precision(document: Mapping[str, Any], precision: str) -> dict[str, Any]:
+    """Space, baseline and trainer of a program that trains in this precision."""
+    changed: dict[str, Any] = {}
+    space, baseline, launcher = (document.get(key) for key in ("space", "baseline", "trainer"))
+    if isinstance(space, dict):
+        changed["space"] = {**space, "precision": [precision]}
+    if isinstance(baseline, str):
+        changed["baseline"] = re.sub(r"precision=\w+", f"precision={precision}", baseline)
+    if _is_command(launcher) and "{precision}" not in str(launcher.get("argv")):
+        changed["trainer"] = _with_fixed(launcher, {"precision": precision})
+    return changed
+
+
+def _is_command(launcher: Any) -> TypeGuard[dict[str, Any]]:
+    """Whether a spec's trainer is a program of the user's own."""
+    return isinstance(launcher, dict) and launcher.get("kind") == "command"
+
+
+def _with_fixed(launcher: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The trainer of a program that does these in every config."""
+    return {**launcher, "fixed": {**(launcher.get("fixed") or {}), **values}}
+
+
+def _open_keys(
+    found: Target,
+    said: Mapping[str, Any],
+    document: Mapping[str, Any],
+    local_cluster: Callable[[], ClusterSpec] | None,
+) -> list[str]:
+    """The keys of the spec that nobody told."""
+    one_gpu = _one_gpu(found, said)
+    told = {"trainer.argv", "trainer.cwd"}
+    told |= {f"workload.{key}" for name, key in OF_WORKLOAD.items() if said.get(name) is not None}
+    told |= {key for name, key in _TOLD.items() if said.get(name)}
+    if any(VOCABULARY in comment for comment in found.comments):  # the shape is known but for that
+        told.add("model")
+    keys = [key for key in found.fill_in if key not in told or (key == "cluster" and one_gpu)]
+    if one_gpu or (not said.get("cluster") and _is_elsewhere(found, document, local_cluster)):
+        keys.append("cluster")
     if "baseline" not in document and not found.is_spec:
-        open_keys["baseline"] = None
-    bounds: tuple[str, ...] = ()
-    if (
-        "rl" in document
-        and not found.is_spec
-        and not open_keys.keys() & {"workload.seq_len", "rl.prompts"}
-    ):
-        seq_len = said.get("seq_len") if "workload.seq_len" in found.fill_in else None
-        # a measured step has its own lengths and generation: at their limits they would pass for its error
-        bounded = [
-            key
-            for key in open_keys
-            if key.startswith("rl.prompt_lengths" if is_measured else ("rl.", "rollout."))
-        ]
-        changed, bounds = at_the_longest(document, bounded, seq_len)
-        document |= changed
-        open_keys = {key: None for key in open_keys if key not in bounded}
-    missing = []
-    if (nodes := _open_nodes(found.started)) and not said.get("config"):
-        missing.append(
-            Missing(
-                what=f"the number of nodes: only the shell can compute {nodes}",
-                remedy="write the number into the launch, or give the config: --config dp=...",
-            )
+        keys.append("baseline")
+    return list(dict.fromkeys(keys))
+
+
+def _is_elsewhere(
+    found: Target,
+    document: Mapping[str, Any],
+    local_cluster: Callable[[], ClusterSpec] | None,
+) -> bool:
+    """Whether a launch runs on GPUs that this machine does not have."""
+    if document.get("cluster") != "local" or found.is_spec:
+        return False
+    here = local_cluster() if local_cluster else None
+    return here is None or here.gpu.is_cpu
+
+
+def _only_the_shell_knows(found: Target) -> Iterator[Missing]:
+    """Numbers of a step that are variables which nothing sets."""
+    if nodes := _open_nodes(found.started):
+        yield Missing(
+            what=f"the number of nodes: only the shell can compute {nodes}",
+            remedy="write the number into the launch, or give the config: --config dp=...",
         )
     for remark in remarks_of(found):
         option, mark, _ = remark.partition(f": {ONLY_THE_SHELL}")
-        if mark and not said.get("config") and not _DECIDES_NO_STEP.search(option):
-            missing.append(
-                Missing(
-                    what=f"a number that only the shell can compute: {option}",
-                    remedy="write it into the launch, or give the config: --config micro_batch_size=4,tp=2,...",
-                )
+        if mark and not _DECIDES_NO_STEP.search(option):
+            yield Missing(
+                what=f"a number that only the shell can compute: {option}",
+                remedy="write it into the launch, or give the config: --config micro_batch_size=4,tp=2,...",
             )
-    for key in open_keys:
-        if log is not None and key.startswith(("rl.", "rollout.")):
-            missing.append(
-                Missing(
-                    what=_HOW.get(key, (key, ""))[0],
-                    remedy=f"the log contains none; create a spec with autotune init {found.name} -o study.yaml and write {key} into it",
-                )
-            )
-            continue
-        what, remedy = _HOW.get(
-            key,
-            (
-                key,
-                f"create a spec with autotune init {found.name} -o study.yaml and write {key} into it",
-            ),
-        )
-        if key == "cluster" and one_gpu:
-            what, remedy = (
-                f"the number of GPUs: {one_gpu} gives only the GPU type",
-                f"give nodes and GPUs: --cluster {one_gpu}-1x8",
-            )
-        elif key == "cluster" and found.asked:
-            remedy = f"name the GPU type, e.g. --cluster h100-sxm: the launch requests {found.asked[0]} x {found.asked[1]} GPUs"
-        if key == "baseline":
-            what, remedy = _no_baseline(found, what, remedy)
-        missing.append(Missing(what=what, remedy=remedy))
-    return document, missing, bounds
+
+
+def _missing(found: Target, said: Mapping[str, Any], key: str, *, has_log: bool) -> Missing:
+    """What nobody told, and how to say it."""
+    write_it = (
+        f"create a spec with autotune init {found.name} -o study.yaml and write {key} into it"
+    )
+    what, remedy = _HOW.get(key, (key, write_it))
+    if has_log and key.startswith(("rl.", "rollout.")):
+        remedy = f"the log contains none; {write_it}"
+    elif key == "cluster" and (one_gpu := _one_gpu(found, said)):
+        what = f"the number of GPUs: {one_gpu} gives only the GPU type"
+        remedy = f"give nodes and GPUs: --cluster {one_gpu}-1x8"
+    elif key == "cluster" and found.asked:
+        remedy = f"name the GPU type, e.g. --cluster h100-sxm: the launch requests {found.asked[0]} x {found.asked[1]} GPUs"
+    elif key == "baseline":
+        what, remedy = _no_baseline(found, what, remedy)
+    return Missing(what=what, remedy=remedy)
 
 
 def _with_config(document: Mapping[str, Any], said: str) -> dict[str, Any]:
     """Trainer and space of a program that has no options for some of the knobs that are said: it does them all the same, and none of them changes."""
     launcher, space = document.get("trainer"), document.get("space")
-    if not (
-        isinstance(launcher, dict) and launcher.get("kind") == "command" and isinstance(space, dict)
-    ):
+    if not (_is_command(launcher) and isinstance(space, dict)):
         return {}
     told = str({key: value for key, value in launcher.items() if key != "fixed"})
     held = {
@@ -192,7 +203,7 @@ def _with_config(document: Mapping[str, Any], said: str) -> dict[str, Any]:
         if name not in ("dp", "extra") and re.search(rf"\{{[^{{}}]*\b{name}\b", told) is None
     }
     return {
-        "trainer": {**launcher, "fixed": {**(launcher.get("fixed") or {}), **held}},
+        "trainer": _with_fixed(launcher, held),
         "space": {**space, **{name: [value] for name, value in held.items()}},
     }
 

@@ -7,13 +7,30 @@ import re
 from statistics import median
 
 from autotune.errors import SpecError
+from autotune.reviews.answer import Observed
 from autotune.spec import Estimate, ParallelConfig, Study
 from autotune.spec.post_training import TRAINED
 from autotune.trainers import trainer
 from autotune.trainers.post_training.logs import read_phases
 
 
-def measured(
+def observed_step(
+    study: Study,
+    config: ParallelConfig,
+    predicted: Estimate,
+    measured_s: float | None,
+    log: str | None,
+) -> Observed | None:
+    """The step of a launch that ran, as given or by its log; None where nothing says how long it took. Raises `SpecError` for a time that no step has."""
+    measured_s, source = _measured(study, config, predicted, measured_s, log)
+    if measured_s is None:
+        return None
+    _refuse_beyond_the_peak(predicted, measured_s)
+    slower = measured_s / float(predicted.step_time_s)
+    return Observed(step_time_s=measured_s, source=source, slower=slower)
+
+
+def _measured(
     study: Study,
     config: ParallelConfig,
     predicted: Estimate,
@@ -79,7 +96,7 @@ def _trained_s(log: str) -> tuple[float, int] | None:
     return sum(phases.median(name) or 0.0 for name in (*TRAINED, "update_critic")), len(updates)
 
 
-def refuse_beyond_the_peak(predicted: Estimate, measured_s: float) -> None:
+def _refuse_beyond_the_peak(predicted: Estimate, measured_s: float) -> None:
     """Raises `SpecError` for a step that is shorter than its matmuls take at the peak of the GPUs."""
     mfu = float(predicted.mfu) * float(predicted.step_time_s) / measured_s
     if mfu > 1.0:

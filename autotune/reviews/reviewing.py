@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.cost import calibration_for, estimate
+from autotune.cost import Calibration, calibration_for, estimate
 from autotune.errors import SpecError
 from autotune.onboarding.configuration_files import MAY_SHARD, UNREAD
 from autotune.onboarding.draft import named_cluster
@@ -22,14 +23,14 @@ from autotune.onboarding.script.adapters import (
 )
 from autotune.onboarding.script.draft import ASSUMED_WEIGHTS
 from autotune.results.calibrations import program_of, stored_calibration
-from autotune.reviews.answer import Edit, LineEdit, Observed, Review
+from autotune.reviews.answer import Edit, LineEdit, Review
 from autotune.reviews.completing import OF_WORKLOAD, VOCABULARY, completed, remarks_of
 from autotune.reviews.dangers import code_lines, dangers_of
 from autotune.reviews.earlier import earlier_of
-from autotune.reviews.edits import Proposal, proposal, space_around
+from autotune.reviews.edits import proposal, space_around
 from autotune.reviews.gains import corrected, given_that_it_ran
 from autotune.reviews.lines import baseline_line, changed_lines, other_trainings
-from autotune.reviews.measured_step import measured, refuse_beyond_the_peak
+from autotune.reviews.measured_step import observed_step
 from autotune.reviews.said_where import with_lines
 from autotune.reviews.target import Target, folder_of, named_text, read_target
 from autotune.reviews.understood import part, whole
@@ -59,6 +60,9 @@ _STARTS_MORE = {
 """what one process of a training loop does with several GPUs"""
 _NEEDS_ROOM = "try it first: the launch needs more memory than predicted"
 _ASSUMED = ("taken as", "assumed", "if it does not")
+"""parts of comments that say what is taken for granted"""
+_UNSURE = (NOT_PREDICTED, NOT_COUNTED, ASSUMED_WEIGHTS, ASSUMED_TARGETS, UNREAD)
+"""how notes begin that say it"""
 
 
 def review(
@@ -148,40 +152,12 @@ def _review(
     store: BestKnownStore | None,
     local_cluster: Callable[[], ClusterSpec] | None,
 ) -> Review:
-    document, missing, bounds = completed(
-        found, said, local_cluster, log, is_measured=log is not None or measured_s is not None
-    )
-    assumed = (*bounds, *(each for each in remarks_of(found) if ONLY_THE_SHELL not in each))
-    assumed += tuple(dict.fromkeys(c for c in found.comments if _is_assumed(c)))
-    assumed += tuple(
-        note
-        for note in found.notes
-        if note.startswith((NOT_PREDICTED, NOT_COUNTED, ASSUMED_WEIGHTS, ASSUMED_TARGETS, UNREAD))
-    )
-    shape = document.get("model")
-    if isinstance(shape, dict) and any(VOCABULARY in comment for comment in found.comments):
-        assumed += (f"vocabulary size {shape['vocab_size']}; --model sets another",)
-    text = next(iter(found.texts.values()), "")
-    if others := other_trainings(text, found.started):
-        of_others = f"line{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"
-        assumed += (
-            f"only one training of {found.name} is reviewed, not {of_others}; to review another, give it as a command: autotune review -- ...",
-        )
-    launch = "\n".join(line for _, line in code_lines(text))
-    unmodelled = tuple(flag for flag in LOWER_MEMORY if flag in launch)
-    if unmodelled:
-        assumed += (
-            f"the cost model ignores the memory saved by {', '.join(unmodelled)}, so the launch may need less",
-        )
+    is_measured = log is not None or measured_s is not None
+    document, missing, bounds = completed(found, said, local_cluster, log, is_measured=is_measured)
+    code = _code(found)
+    lowering = tuple(option for option in LOWER_MEMORY if option in code)
+    assumed = (*bounds, *_assumed(found, document, lowering))
     other_ranks = _other_ranks(found, document, said)
-    is_upper_bound = bool(unmodelled or bounds) or any(
-        (note.startswith(NOT_COUNTED) and (ALL_TRAINED in note or NEEDS_LESS in note))
-        or (note.startswith(UNREAD) and note.endswith(MAY_SHARD))
-        for note in found.notes
-    )
-    is_lower_bound = any(
-        note.startswith(NOT_PREDICTED) or NEEDS_MORE in note for note in found.notes
-    )
     if missing:
         return Review(
             target=found.name,
@@ -193,81 +169,131 @@ def _review(
             spec=_spec(found, said),
             metrics=_metrics(document),
         )
-    if isinstance(document.get("trainer"), dict) and not found.is_spec and found.base:
-        document["trainer"] = with_program_files(document["trainer"], found.base.absolute())
-    study = parse_study(document, base=found.base, local_cluster=local_cluster, inspect=None)
-    config = _config(study, said.get("config"))
-    assumed += tuple(f"{words}: {config.world_size} ranks are reviewed" for words in other_ranks)
-    used = config.world_size + (study.workload.rl.rollout_gpus if study.workload.rl else 0)
-    if used < study.workload.cluster.num_gpus and not other_ranks:
-        assumed += (
-            f"the launch uses {used} of the {study.workload.cluster.num_gpus} GPUs of {study.workload.cluster.name}",
-        )
-        starts_one = (
-            found.started is not None
-            and found.started.launcher == "python"
-            and "CUDA_VISIBLE_DEVICES" not in launch
-        )
-        if starts_one and study.workload.loop in _STARTS_MORE:
-            assumed += (_STARTS_MORE[study.workload.loop],)
-    constants = stored_calibration(study.workload, store, program_of(study)) or calibration_for(
-        study.workload
-    )
-    predicted = estimate(study.workload, config, calibration=constants)
-    measured_s, source = measured(study, config, predicted, measured_s, log)
-    observed = None
-    if measured_s is not None:
-        observed = Observed(
-            step_time_s=measured_s, source=source, slower=measured_s / float(predicted.step_time_s)
-        )
-        refuse_beyond_the_peak(predicted, measured_s)
-        predicted = corrected(study.workload, config, predicted, constants, measured_s)
+    study = _study(found, document, local_cluster)
+    workload, config = study.workload, _config(study, said.get("config"))
+    constants = stored_calibration(workload, store, program_of(study)) or calibration_for(workload)
+    predicted = estimate(workload, config, calibration=constants)
+    if observed := observed_step(study, config, predicted, measured_s, log):
+        predicted = corrected(workload, config, predicted, constants, observed.step_time_s)
         predicted = given_that_it_ran(predicted, predicted)
-    space = space_around(study, config)
-    proposed = Proposal((), None, 1.0)
-    if space is not None:
-        proposed = proposal(space, config, constants, measured_s, Launchable.of(study))
-    edits = tuple(_located(found, study, config, edit) for edit in proposed.edits)
-    if is_lower_bound:
-        edits = tuple(
-            replace(edit, remark=_NEEDS_ROOM) if edit.memory_bytes > 0 else edit for edit in edits
-        )
-    lines, unplaced = (
-        _lines(found, study, config, proposed.together.config) if proposed.together else ((), ())
+    is_upper_bound = bool(lowering or bounds) or any(map(_may_need_less, found.notes))
+    is_lower_bound = any(map(_needs_more, found.notes))
+    dangers = dangers_of(
+        found.texts,
+        workload,
+        config,
+        predicted,
+        is_upper_bound=is_upper_bound,
+        is_lower_bound=is_lower_bound,
     )
-    return Review(
+    reviewed = Review(
         target=found.name,
         understood=whole(study, config),
-        assumed=(*assumed, *study.workload.assumptions),
+        assumed=(
+            *assumed,
+            *_of_ranks(found, study, config, other_ranks),
+            *workload.assumptions,
+        ),
         study=study,
         config=config,
         estimate=predicted,
         observed=observed,
         earlier=earlier_of(study, config, store),
-        edits=edits,
-        together=proposed.together,
         is_upper_bound=is_upper_bound,
         is_lower_bound=is_lower_bound,
-        best_gain=proposed.best_gain,
-        trials=tuple(_located(found, study, config, edit) for edit in proposed.trials),
-        if_out_of_memory=_located(found, study, config, proposed.if_out_of_memory)
-        if proposed.if_out_of_memory
-        else None,
-        lines=lines,
-        unplaced=unplaced,
-        warnings=tuple(
-            dangers_of(
-                found.texts,
-                study.workload,
-                config,
-                predicted,
-                is_upper_bound=is_upper_bound,
-                is_lower_bound=is_lower_bound,
-            )
-        ),
+        warnings=tuple(dangers),
         texts=found.texts,
         spec=_spec(found, said),
     )
+    return _with_edits(reviewed, found, study, config, constants)
+
+
+def _with_edits(
+    reviewed: Review, found: Target, study: Study, config: ParallelConfig, constants: Calibration
+) -> Review:
+    """The review with what to change, as lines of the files."""
+    if (space := space_around(study, config)) is None:
+        return reviewed
+    measured_s = reviewed.observed.step_time_s if reviewed.observed else None
+    proposed = proposal(space, config, constants, measured_s, Launchable.of(study))
+    together, fitting = proposed.together, proposed.if_out_of_memory
+    located = partial(_located, found, study, config)
+    edits = tuple(map(located, proposed.edits))
+    if reviewed.is_lower_bound:
+        edits = tuple(
+            replace(edit, remark=_NEEDS_ROOM) if edit.memory_bytes > 0 else edit for edit in edits
+        )
+    lines, unplaced = _lines(found, study, config, together.config) if together else ((), ())
+    return replace(
+        reviewed,
+        edits=edits,
+        together=together,
+        best_gain=proposed.best_gain,
+        trials=tuple(map(located, proposed.trials)),
+        if_out_of_memory=located(fitting) if fitting else None,
+        lines=lines,
+        unplaced=unplaced,
+    )
+
+
+def _code(found: Target) -> str:
+    """The launch without its comments."""
+    return "\n".join(line for _, line in code_lines(next(iter(found.texts.values()), "")))
+
+
+def _assumed(found: Target, document: Mapping[str, Any], lowering: Sequence[str]) -> Iterator[str]:
+    """What is taken for granted of a launch, in words. `lowering`: its options that lower the peak memory and are not in the cost model."""
+    yield from (each for each in remarks_of(found) if ONLY_THE_SHELL not in each)
+    yield from dict.fromkeys(filter(_is_assumed, found.comments))
+    yield from (note for note in found.notes if note.startswith(_UNSURE))
+    shape = document.get("model")
+    if isinstance(shape, dict) and any(VOCABULARY in comment for comment in found.comments):
+        yield f"vocabulary size {shape['vocab_size']}; --model sets another"
+    if others := other_trainings(next(iter(found.texts.values()), ""), found.started):
+        of_others = f"line{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"
+        yield f"only one training of {found.name} is reviewed, not {of_others}; to review another, give it as a command: autotune review -- ..."
+    if lowering:
+        yield f"the cost model ignores the memory saved by {', '.join(lowering)}, so the launch may need less"
+
+
+def _may_need_less(note: str) -> bool:
+    """Whether a note says that the launch may need less memory than is predicted."""
+    if note.startswith(NOT_COUNTED):
+        return ALL_TRAINED in note or NEEDS_LESS in note
+    return note.startswith(UNREAD) and note.endswith(MAY_SHARD)
+
+
+def _needs_more(note: str) -> bool:
+    """Whether a note says that the launch needs more memory than is predicted."""
+    return note.startswith(NOT_PREDICTED) or NEEDS_MORE in note
+
+
+def _study(
+    found: Target,
+    document: Mapping[str, Any],
+    local_cluster: Callable[[], ClusterSpec] | None,
+) -> Study:
+    """The study of a spec in which nothing is missing."""
+    launcher = document.get("trainer")
+    if isinstance(launcher, dict) and not found.is_spec and found.base:
+        launcher = with_program_files(launcher, found.base.absolute())
+        document = {**document, "trainer": launcher}
+    return parse_study(document, base=found.base, local_cluster=local_cluster, inspect=None)
+
+
+def _of_ranks(
+    found: Target, study: Study, config: ParallelConfig, other_ranks: Sequence[str]
+) -> Iterator[str]:
+    """What there is to say of the ranks that are reviewed, and of the GPUs beside them."""
+    yield from (f"{words}: {config.world_size} ranks are reviewed" for words in other_ranks)
+    rl, cluster, loop = study.workload.rl, study.workload.cluster, study.workload.loop
+    used = config.world_size + (rl.rollout_gpus if rl else 0)
+    if used >= cluster.num_gpus or other_ranks:
+        return
+    yield f"the launch uses {used} of the {cluster.num_gpus} GPUs of {cluster.name}"
+    is_one_process = found.started is not None and found.started.launcher == "python"
+    if is_one_process and loop in _STARTS_MORE and "CUDA_VISIBLE_DEVICES" not in _code(found):
+        yield _STARTS_MORE[loop]
 
 
 def _other_ranks(
