@@ -11,7 +11,7 @@ Without finals the claim rests on one measurement each, at the slowest figure th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import final
 
@@ -113,6 +113,37 @@ class _Comparison:
         return abs(total_of(leader) - total_of(other)) <= self.slope * margin
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Race:
+    """Who may win a study, and what was measured of them."""
+
+    trials: Sequence[Trial]
+    study: Study
+    levels: MachineLevels
+    baseline: Trial | None
+    """its first measurement"""
+    default: Trial | None
+    """the same with its finals, where it ran in any"""
+    alive: Sequence[ParallelConfig]
+    """configs that ran side by side in finals; none where there were no finals"""
+    ranked: Sequence[Trial]
+    """the best reward first"""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Leader:
+    """Who wins, and what is said of it."""
+
+    best: Trial
+    notes: Sequence[str] = ()
+    too_noisy: TooNoisy | None = None
+    """why nothing is claimed"""
+    clear: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    """by trial, the range of a gain that is clear of the noise of a noisy machine"""
+
+
 def decide(
     trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] | None = None
 ) -> Winner:
@@ -121,8 +152,7 @@ def decide(
     failed, baseline = failed_in_finals(finals), baseline_of(trials)
     alive = [c for c in (participants(trials, study) if who is None else who) if c not in failed]
     alive, not_run = _raced(alive, finals, baseline)
-    is_raced = bool(alive)
-    confirmed = confirmed_by(trials, study, alive) if is_raced else []
+    confirmed = confirmed_by(trials, study, alive) if alive else []
     default = next(
         (t for t in confirmed if baseline is not None and t.config == baseline.config), baseline
     )
@@ -131,86 +161,123 @@ def decide(
         *(f"{config} was not re-measured before the end" for config in not_run),
         *(f"{t.config} could not be re-measured: {t.reason}" for t in cannot_run(finals)),
         *changes_in_words(levels, trials, default),
-        *(
-            since_search_in_words(levels, trials, default)
-            if default is not None and default is not baseline
-            else ()
-        ),
     ]
+    if default is not None and default is not baseline:
+        notes += since_search_in_words(levels, trials, default)
     ranked = confirmed or [t for t in contenders(trials, study) if t.config not in failed]
     if not ranked:
         return Winner(best=None, baseline=baseline, speedup=None, notes=tuple(notes))
-    best, rivals, slope = ranked[0], len(ranked) - 1, slope_of(study)
-    if is_raced:
-        others = [t for t in ranked if t is not default]
-        late = {t.number: joined(t.config, finals, baseline) for t in others}
-        run = {t.number: rounds_of(t.config, alive, finals, baseline) for t in others}
-        counted = {t.number: counted_rounds(t.config, alive, finals, baseline) for t in others}
-        noise = noise_of(trials, alive, max(late[n] + run[n] for n in run))
-        compared = _Comparison(noise=noise, rounds=counted, joined=late, rivals=rivals, slope=slope)
-    else:
-        noise = RunNoise.of(t.measurement for t in ranked[:2] if t.measurement)
-        unknown = {t.number: levels.at(t.number).width for t in ranked}
-        compared, run = _Comparison(noise=noise, rivals=rivals, slope=slope, unknown=unknown), {}
-    noisy = too_noisy(trials, baseline)
-    clear: dict[int, tuple[float, float]] = {}
-    if noisy is not None and default is not None:
-        clear = _clear_of(noisy, ranked, default, trials)
-        best = next((t for t in ranked if t.number in clear), default)
-        notes += noisy.notes() if best is default else [noisy.note_beside(clear[best.number])]
-        noisy = noisy if best is default else None
-    elif (
-        is_raced and default in ranked and compared.are_tied(best, default) and best is not default
-    ):
-        # who was measured less often may lead by chance, and be tied with the baseline where others surely beat it
-        ahead = ranked[: ranked.index(default)]
-        best = next((t for t in ahead if not compared.are_tied(t, default)), default)
-        if best is default:
-            notes.append(
-                "no config tried is faster than the baseline by more than the noise between runs"
-            )
-    tied = [t for t in ranked if t is not best and compared.are_tied(best, t)]
-    if noisy is not None or clear:  # among those that are clear of the noise nothing is told apart
-        tied = [t for t in ranked if t is not best and t.number in clear]
+    race = _Race(trials=trials, study=study, levels=levels, baseline=baseline, default=default, alive=alive, ranked=ranked)  # fmt: skip
+    others = [t for t in ranked if t is not default]
+    run = {t.number: rounds_of(t.config, alive, finals, baseline) for t in others if alive}
+    compared = _by_finals(race, finals, run) if alive else _by_search(race)
+    leader = _leader(race, compared)
+    best = leader.best
     # the baseline is in no row of its own: as winner it has the rounds of the one that it is compared with, or the most that any other ran beside it
     rounds = run.get(best.number, run.get(ranked[0].number, max(run.values(), default=0)))
-    measured = best  # the trial of the best config that the speedup is of
-    if noisy is None and not rounds:
-        if {t.config for t in (*ranked, default) if t is not None} != {best.config}:
-            notes.append(
-                "no final round finished, so the winner and the speedup rest on one measurement of each config"
-            )
-    elif noisy is None and baseline is not None and default is baseline:
-        notes.append(
-            "the baseline was not re-measured, so the speedup rests on one measurement of each config"
-        )
-        measured = next(t for t in first_measurements(trials, study) if t.config == best.config)
-        compared = replace(
-            compared, rounds={}, unknown={measured.number: levels.at(measured.number).width}
-        )
-    if study.objective.metric == "goodput" and not any(
-        known_noise_scale(t.measurement) is not None for t in trials
-    ):
-        notes.append(
-            "no trial measured the gradient noise scale: larger batches were assumed to learn no more per step"
-        )
-    speedup, low, high = (
-        _speedup(measured, default, compared) if noisy is None else (None, None, None)
-    )
-    if speedup is not None and best.number in clear:
-        low, high = min(speedup, clear[best.number][0]), max(speedup, clear[best.number][1])
-    return Winner(
+    won = Winner(
         best=best,
         baseline=default,
-        speedup=speedup,
-        speedup_low=low,
-        speedup_high=high,
-        tied_with=tuple(t.number for t in tied),
+        speedup=None,
+        tied_with=tuple(_tied(race, leader, compared)),
         rounds=rounds,
         confirmed=tuple(sorted(confirmed, key=lambda t: (t.config != best.config, by_reward(t)))),
-        notes=tuple(notes),
-        too_noisy=noisy,
+        notes=(*notes, *leader.notes, *_rests_on(race, leader, rounds)),
+        too_noisy=leader.too_noisy,
     )
+    return won if leader.too_noisy is not None else _with_speedup(won, race, leader, compared)
+
+
+def _by_finals(race: _Race, finals: Sequence[Trial], run: Mapping[int, int]) -> _Comparison:
+    """How configs that ran side by side are told apart. `run`: by trial, its rounds."""
+    alive, baseline = race.alive, race.baseline
+    others = [t for t in race.ranked if t is not race.default]
+    late = {t.number: joined(t.config, finals, baseline) for t in others}
+    return _Comparison(
+        noise=noise_of(race.trials, alive, max(late[n] + run[n] for n in run)),
+        rounds={t.number: counted_rounds(t.config, alive, finals, baseline) for t in others},
+        joined=late,
+        rivals=len(race.ranked) - 1,
+        slope=slope_of(race.study),
+    )
+
+
+def _by_search(race: _Race) -> _Comparison:
+    """How configs that were measured once are told apart."""
+    return _Comparison(
+        noise=RunNoise.of(t.measurement for t in race.ranked[:2] if t.measurement),
+        rivals=len(race.ranked) - 1,
+        slope=slope_of(race.study),
+        unknown={t.number: race.levels.at(t.number).width for t in race.ranked},
+    )
+
+
+def _leader(race: _Race, compared: _Comparison) -> _Leader:
+    """The leader of the ranking, or the baseline where nothing surely beats it."""
+    ranked, default = race.ranked, race.default
+    noisy = too_noisy(race.trials, race.baseline)
+    if noisy is not None and default is not None:
+        return _leader_in_noise(noisy, race, default)
+    best = ranked[0]
+    is_beside = bool(race.alive) and default in ranked and best is not default
+    if default is None or not is_beside or not compared.are_tied(best, default):
+        return _Leader(best=best)
+    # who was measured less often may lead by chance, and be tied with the baseline where others surely beat it
+    ahead = ranked[: ranked.index(default)]
+    if sure := next((t for t in ahead if not compared.are_tied(t, default)), None):
+        return _Leader(best=sure)
+    note = "no config tried is faster than the baseline by more than the noise between runs"
+    return _Leader(best=default, notes=(note,))
+
+
+def _leader_in_noise(noisy: TooNoisy, race: _Race, default: Trial) -> _Leader:
+    """The best config that is clear of the noise, or the baseline, which stays."""
+    clear = _clear_of(noisy, race.ranked, default, race.trials)
+    best = next((t for t in race.ranked if t.number in clear), None)
+    if best is None:
+        return _Leader(best=default, notes=noisy.notes(), too_noisy=noisy, clear=clear)
+    return _Leader(best=best, notes=(noisy.note_beside(clear[best.number]),), clear=clear)
+
+
+def _tied(race: _Race, leader: _Leader, compared: _Comparison) -> Iterator[int]:
+    """The trials whose configs cannot be told from the winner; among those that are clear of the noise nothing is told apart."""
+    in_noise = leader.too_noisy is not None or bool(leader.clear)
+    for t in race.ranked:
+        is_tied = t.number in leader.clear if in_noise else compared.are_tied(leader.best, t)
+        if t is not leader.best and is_tied:
+            yield t.number
+
+
+def _is_of_search(race: _Race, rounds: int) -> bool:
+    """Whether the baseline was left out of the finals, so that a speedup is that of the search."""
+    return rounds > 0 and race.baseline is not None and race.default is race.baseline
+
+
+def _rests_on(race: _Race, leader: _Leader, rounds: int) -> Iterator[str]:
+    """What a speedup rests on that is less than it might, in words."""
+    known = {t.config for t in (*race.ranked, race.default) if t is not None}
+    if leader.too_noisy is None and not rounds and known != {leader.best.config}:
+        yield "no final round finished, so the winner and the speedup rest on one measurement of each config"
+    if leader.too_noisy is None and _is_of_search(race, rounds):
+        yield "the baseline was not re-measured, so the speedup rests on one measurement of each config"
+    scales = (known_noise_scale(t.measurement) for t in race.trials)
+    if race.study.objective.metric == "goodput" and all(scale is None for scale in scales):
+        yield "no trial measured the gradient noise scale: larger batches were assumed to learn no more per step"
+
+
+def _with_speedup(won: Winner, race: _Race, leader: _Leader, compared: _Comparison) -> Winner:
+    """The winner with its speedup and the interval of it."""
+    measured = leader.best
+    if _is_of_search(race, won.rounds):
+        first = first_measurements(race.trials, race.study)
+        measured = next(t for t in first if t.config == measured.config)
+        unknown = {measured.number: race.levels.at(measured.number).width}
+        compared = replace(compared, rounds={}, unknown=unknown)
+    speedup, low, high = _speedup(measured, race.default, compared)
+    if speedup is not None and leader.best.number in leader.clear:
+        least, most = leader.clear[leader.best.number]
+        low, high = min(speedup, least), max(speedup, most)
+    return replace(won, speedup=speedup, speedup_low=low, speedup_high=high)
 
 
 def _clear_of(
