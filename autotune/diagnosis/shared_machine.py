@@ -19,69 +19,67 @@ def foreign_processes(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
     """Others use the processors that ranks wait for."""
     if not steps.ranks:
         return
-    delays = steps.delay.sum(axis=1) / np.maximum(steps.time.sum(axis=1), 1e-12)
     for machine in sorted({node.machine for node in evidence.nodes}):
         nodes = [node for node in evidence.nodes if node.machine == machine]
         names = {node.name for node in nodes}
         here = [at for at, rank in enumerate(steps.ranks) if rank.node in names]
-        if not here:
-            continue
-        cores = nodes[0].cores
-        foreign, stolen = _taken(nodes)
-        usable = min(cores, max((steps.ranks[at].cores for at in here), default=cores) * len(names))
-        wanted = sum(
-            float(
-                (sum(busy[at] for busy in steps.busy.values()) + steps.delay[at]).sum()
-                / steps.time[at].sum()
-            )
-            for at in here
+        if here and (found := _on_machine(nodes, steps, here)):
+            yield found
+
+
+def _on_machine(nodes: Sequence[Node], steps: Steps, here: Sequence[int]) -> Finding | None:
+    """What others take from the ranks of one machine; None where that is too little. `here`: indices of these ranks."""
+    delays = steps.delay.sum(axis=1) / np.maximum(steps.time.sum(axis=1), 1e-12)
+    taken, due = sum(_taken(nodes)), _due(nodes, steps, here)
+    at = max(here, key=lambda i: delays[i])
+    excess = (float(delays[at]) - due) / (1.0 - due)
+    if taken < _noticed(nodes[0].cores) or excess <= 0:
+        return None
+    running = float(np.mean([1 - delays[i] for i in here]))
+    cost = min(excess, taken / max(taken + running, 1e-9))
+    waited = steps.delay[at] / np.maximum(steps.time[at], 1e-12)
+    by_step = np.maximum(0.0, (waited - due) / (1 - due)) * steps.slowest
+    _, low, high = steps.share(by_step * (cost / excess))
+    is_alone = len(here) > 1 and delays[at] >= 2 * max(delays[i] for i in here if i != at)
+    rank, node = steps.ranks[at].rank if is_alone else None, steps.ranks[at].node
+    waits = f"{who(rank, 'ranks')} waited for a processor {float(delays[at]):.0%} of the time; having more ranks than cores explains {due:.0%}"
+    return Finding(
+        cause="foreign_process",
+        share=cost,
+        low=min(low, cost),
+        high=max(high, cost),
+        rank=rank,
+        node=node,
+        what=f"other processes use the processors of {f'node {node}' if node else 'its machine'}",
+        evidence=(waits, *_who_takes(nodes, steps)),
+        confirm="look at the machine with `top` while it trains",
+        change="stop them, or reserve processors for the ranks (taskset, cgroups, an exclusive allocation)",
+    )
+
+
+def _due(nodes: Sequence[Node], steps: Steps, here: Sequence[int]) -> float:
+    """Share of the time that ranks would wait without others, because there are more of them than cores."""
+    cores, names = nodes[0].cores, {node.name for node in nodes}
+    usable = min(cores, max(steps.ranks[at].cores for at in here) * len(names))
+    wanted = sum(
+        float(
+            (sum(busy[at] for busy in steps.busy.values()) + steps.delay[at]).sum()
+            / steps.time[at].sum()
         )
-        due = max(0.0, 1.0 - usable / wanted) if wanted > 0 else 0.0
-        at = max(here, key=lambda i: delays[i])
-        excess = (float(delays[at]) - due) / (1.0 - due)
-        if foreign + stolen < _noticed(cores) or excess <= 0:
-            continue
-        cost = min(
-            excess,
-            (foreign + stolen)
-            / max(foreign + stolen + float(np.mean([1 - delays[i] for i in here])), 1e-9),
-        )
-        by_step = (
-            np.maximum(0.0, (steps.delay[at] / np.maximum(steps.time[at], 1e-12) - due) / (1 - due))
-            * steps.slowest
-        )
-        _, low, high = steps.share(by_step * (cost / excess))
-        own = tuple(f"(process {rank.pid})" for rank in steps.ranks)
-        processes = (
-            (cores_used, name) for node in nodes for name, cores_used in node.others.items()
-        )
-        others = sorted(
-            ((cores_used, name) for cores_used, name in processes if not name.endswith(own)),
-            reverse=True,
-        )
-        is_alone = len(here) > 1 and delays[at] >= 2 * max(delays[i] for i in here if i != at)
-        rank = steps.ranks[at].rank if is_alone else None
-        told = [
-            f"{who(rank, 'ranks')} waited for a processor {float(delays[at]):.0%} of the time; having more ranks than cores explains {due:.0%}"
-        ]
-        told.append(
-            f"on {cores} processors, others used {foreign:.2f}"
-            + (f", and a hypervisor took {stolen:.2f}" if stolen > 0.02 else "")
-        )
-        told += [f"{name} used {used:.2f} processors" for used, name in others[:2]]
-        yield Finding(
-            cause="foreign_process",
-            share=cost,
-            low=min(low, cost),
-            high=max(high, cost),
-            rank=rank,
-            node=steps.ranks[at].node,
-            what="other processes use the processors of "
-            + (f"node {steps.ranks[at].node}" if steps.ranks[at].node else "its machine"),
-            evidence=tuple(told),
-            confirm="look at the machine with `top` while it trains",
-            change="stop them, or reserve processors for the ranks (taskset, cgroups, an exclusive allocation)",
-        )  # fmt: skip
+        for at in here
+    )
+    return max(0.0, 1.0 - usable / wanted) if wanted > 0 else 0.0
+
+
+def _who_takes(nodes: Sequence[Node], steps: Steps) -> Iterator[str]:
+    """What others take of a machine's processors, and the two processes that take most, in words."""
+    foreign, stolen = _taken(nodes)
+    of_host = f", and a hypervisor took {stolen:.2f}" if stolen > 0.02 else ""
+    yield f"on {nodes[0].cores} processors, others used {foreign:.2f}{of_host}"
+    own = tuple(f"(process {rank.pid})" for rank in steps.ranks)
+    processes = ((used, name) for node in nodes for name, used in node.others.items())
+    others = sorted((each for each in processes if not each[1].endswith(own)), reverse=True)
+    yield from (f"{name} used {used:.2f} processors" for used, name in others[:2])
 
 
 def others_use(evidence: Evidence, name: str) -> float:

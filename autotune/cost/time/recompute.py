@@ -19,7 +19,7 @@ it are not repeated, unless the outputs of experts must still be weighted. Negle
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -53,67 +53,104 @@ def repeated(
     model: ModelSpec, table: ConfigTable, layout: Layout, traits: Traits, seq_len: float | Column
 ) -> Repeated:
     """The shares that are computed again; `seq_len`: tokens per sequence that attend to one another, the same for all rows or of each."""
-    work = dict.fromkeys(("inputs", "output", "up", "down"), 0.0)
-    grouped = dict.fromkeys(("up", "down"), 0.0)
-    for matmul in layer_matmuls(model):
-        work[matmul.part] += weighed(model, matmul)
-        if matmul.expert:
-            grouped[matmul.part] += weighed(model, matmul)
-    qkv, out, up, down = work.values()
-    all_four = qkv + out + up + down
+    work = _Work.of(model)
     stops = traits.stops_early and not model.num_experts
+    behind = np.where(layout.sequence_parallel, 0.25, 0.5)
     # with sequence parallelism each of the two collectives is a gather before and a scatter after its matmuls
     gather = np.where(layout.sequence_parallel, 0.25, 0.0)
-    keys = model.hidden_size * model.num_kv_heads * model.head_dim
-    experts = grouped["up"] + grouped["down"]
-    gate = (up - grouped["up"]) / 2.0 if model.gated_mlp else down - grouped["down"]
-    some_matmuls, some_scores, some_moved, some_gathers = {
-        "scores": (0.0, 1.0, 0.0, 0.0),
-        "attention": (qkv / all_four, 1.0, 0.0, 0.0),  # its gathered input is what is kept
-        "operators": ((keys + out + gate + experts) / all_four, 0.0, 1.0, 2.0),
-    }[traits.selective]
-    behind = np.where(layout.sequence_parallel, 0.25, 0.5)
-    ringless = whole_expert_share(model, layout)
-    mlp_rings = (2.0 - 2.0 * ringless) / (4.0 - 2.0 * ringless)
     moved = moved_elements(model, table, layout, traits)
-    mlp_share = moved.mlp / moved.total
-    activation = mlp_share * (1.0 if not model.num_experts else 0.5)  # tokens are not sorted again
-    budget = _budgets(model, table, seq_len)
-
-    def shares(*, full: Any, selective: Any, norm: Any, mlp: Any, kept_by_compiler: Any) -> Column:
-        found = np.asarray(kept_by_compiler, dtype=np.float64)
-        for word, share in (("full", full), ("selective", selective), ("norm", norm), ("mlp", mlp)):
-            found = np.where(table.is_word("recompute", word), share, found)
-        return found
-
-    return Repeated(
-        matmuls=shares(
-            full=1.0 - stops * down / all_four,
-            selective=some_matmuls,
-            norm=0.0,
-            mlp=(up + down * (1.0 - stops)) / all_four,
-            kept_by_compiler=budget[0],
+    mlp = moved.mlp / moved.total
+    activation = mlp * (1.0 if not model.num_experts else 0.5)  # tokens are not sorted again
+    by_word = {
+        "full": _shares(
+            1.0 - stops * work.down / work.all_four,
+            scores=1.0,
+            moved=1.0,
+            collectives=1.0 - stops * behind,
+            dispatches=1.0,
         ),
-        scores=shares(
-            full=1.0, selective=some_scores, norm=0.0, mlp=0.0, kept_by_compiler=budget[1]
+        "selective": _selective(model, traits, work, gather),
+        "norm": _shares(0.0, moved=moved.norms / moved.total + activation),
+        "mlp": _shares(
+            (work.up + work.down * (1.0 - stops)) / work.all_four,
+            moved=mlp,
+            # its gather before the first matmul, and what follows the second one
+            collectives=_mlp_rings(model, layout) - stops * behind,
+            dispatches=1.0,
         ),
-        moved=shares(
-            full=1.0,
-            selective=some_moved,
-            norm=moved.norms / moved.total + activation,
-            mlp=mlp_share,
-            kept_by_compiler=budget[2],
-        ),
-        # the MLP's gather before its first matmul, and what follows its second one
-        collectives=shares(
-            full=1.0 - stops * behind,
-            selective=some_gathers * gather,
-            norm=0.0,
-            mlp=mlp_rings - stops * behind,
-            kept_by_compiler=budget[0] * 2.0 * gather,
-        ),
-        dispatches=shares(full=1.0, selective=0.0, norm=0.0, mlp=1.0, kept_by_compiler=budget[0]),
+    }
+    matmuls, scores, other = _budgets(model, table, seq_len)
+    found = _shares(
+        matmuls, scores=scores, moved=other, collectives=matmuls * 2.0 * gather, dispatches=matmuls
     )
+    for word, shares in by_word.items():
+        rows = table.is_word("recompute", word)
+        found = {part: np.where(rows, share, found[part]) for part, share in shares.items()}
+    return Repeated(**found)
+
+
+def _shares(
+    matmuls: float | Column,
+    *,
+    scores: float | Column = 0.0,
+    moved: float | Column = 0.0,
+    collectives: float | Column = 0.0,
+    dispatches: float | Column = 0.0,
+) -> dict[str, Any]:
+    """What one way to recompute repeats, by the names of `Repeated`."""
+    return {
+        "matmuls": matmuls,
+        "scores": scores,
+        "moved": moved,
+        "collectives": collectives,
+        "dispatches": dispatches,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """Work of a layer's matmuls by part, and that of experts among it."""
+
+    inputs: float
+    output: float
+    up: float
+    down: float
+    experts_up: float
+    experts_down: float
+
+    @classmethod
+    def of(cls, model: ModelSpec) -> _Work:
+        """By the shapes of a layer."""
+        found = dict.fromkeys((field.name for field in fields(cls)), 0.0)
+        for matmul in layer_matmuls(model):
+            found[matmul.part] += weighed(model, matmul)
+            if matmul.expert:
+                found[f"experts_{matmul.part}"] += weighed(model, matmul)
+        return cls(**found)
+
+    @property
+    def all_four(self) -> float:
+        """Of all parts."""
+        return self.inputs + self.output + self.up + self.down
+
+
+def _selective(model: ModelSpec, traits: Traits, work: _Work, gather: Column) -> dict[str, Any]:
+    """What the trainer's selective recomputation repeats. `gather`: share of one gather among the collectives."""
+    if traits.selective == "scores":
+        return _shares(0.0, scores=1.0)
+    if traits.selective == "attention":  # its gathered input is what is kept
+        return _shares(work.inputs / work.all_four, scores=1.0)
+    keys = model.hidden_size * model.num_kv_heads * model.head_dim
+    experts = work.experts_up + work.experts_down
+    gate = (work.up - work.experts_up) / 2.0 if model.gated_mlp else work.down - work.experts_down
+    matmuls = (keys + work.output + gate + experts) / work.all_four
+    return _shares(matmuls, moved=1.0, collectives=2.0 * gather)
+
+
+def _mlp_rings(model: ModelSpec, layout: Layout) -> Column:
+    """Share of the MLP in the collectives of tensor parallelism."""
+    ringless = whole_expert_share(model, layout)
+    return (2.0 - 2.0 * ringless) / (4.0 - 2.0 * ringless)
 
 
 def _budgets(model: ModelSpec, table: ConfigTable, seq_len: float | Column) -> NDArray[np.float64]:

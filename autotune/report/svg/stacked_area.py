@@ -6,7 +6,7 @@ x is the number of a sample, y the height of the stack; steps are drawn square, 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -14,6 +14,7 @@ from autotune.report.svg.canvas import LEFT, RIGHT, TOP, Format, open_figure, ti
 
 WIDTH, PLOT = 860.0, 260.0
 """user units: of the figure, and of the plot's height"""
+BOTTOM = TOP + PLOT
 PER_ROW = 6
 """entries of the legend side by side"""
 LEAST_LABEL, LEAST_LETTER = 56.0, 10.0
@@ -45,69 +46,101 @@ def stacked_area(
     description: str,
 ) -> str:
     """`layers`: heights by name, all of one length, from the bottom up; `titles`: what the pointer shows at each sample."""
-    count = len(titles)
-    totals = [sum(layer[i] for layer in layers.values()) for i in range(count)]
-    high = 1.06 * max([*totals, limit or 0.0, 1e-12])
-    bottom = TOP + PLOT
+    highest = max(sum(heights) for heights in zip(*layers.values(), strict=True))
+    plot = _Plot(count=len(titles), high=1.06 * max(highest, limit or 0.0, 1e-12))
     used = [name for name in names if any(layers.get(name, ()))]
-    height = bottom + 50.0 + 20.0 * math.ceil(len(used) / PER_ROW)
-
-    def at_x(index: float) -> float:
-        return LEFT + index / count * (WIDTH - LEFT - RIGHT)
-
-    def at_y(value: float) -> float:
-        return bottom - value / high * PLOT
-
-    out = [open_figure(WIDTH, height, description)]
-    for value in (unit * tick for tick in ticks(0.0, high / unit)):
-        y = at_y(value)
-        out.append(
-            f'<line class="grid" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        )
-        out.append(
-            f'<text class="tick" x="{LEFT - 8:g}" y="{y + 4:.1f}" text-anchor="end">{escape(number(value))}</text>'
-        )
-    floor = [0.0] * count
-    for name in used:
-        roof = [low + part for low, part in zip(floor, layers[name], strict=True)]
-        forth = "".join(f"V{at_y(y):.1f}H{at_x(i + 1):.1f}" for i, y in enumerate(roof))
-        back = "".join(f"V{at_y(y):.1f}H{at_x(i):.1f}" for i, y in reversed(list(enumerate(floor))))
-        path = f"M{at_x(0):.1f} {at_y(floor[0]):.1f}{forth}{back}Z"
-        out.append(
-            f'<path d="{path}" fill="{escape(colours[name])}"><title>{escape(names[name])}</title></path>'
-        )
-        floor = roof
-    for index, title in enumerate(titles):
-        x, wide = at_x(index), at_x(1) - at_x(0)
-        out.append(
-            f'<rect x="{x:.1f}" y="{TOP:g}" width="{wide:.1f}" height="{PLOT:g}" fill="transparent"><title>{escape(title)}</title></rect>'
-        )
-    out.append(
-        f'<line class="axis" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{bottom:g}" y2="{bottom:g}"/>'
+    height = BOTTOM + 50.0 + 20.0 * math.ceil(len(used) / PER_ROW)
+    parts = (
+        open_figure(WIDTH, height, description),
+        *_grid(plot, number, unit),
+        *_areas(plot, {name: layers[name] for name in used}, names, colours),
+        *_pointed_at(plot, titles),
+        _horizontal("axis", f"{BOTTOM:g}"),
+        *_stretches(plot, stretches),
+        *(() if limit is None else _limit(plot, limit, limit_label)),
+        *_legend(used, names, colours),
+        "</svg>",
     )
-    for stretch in stretches:
-        x, wide = at_x(stretch.first), at_x(stretch.end) - at_x(stretch.first)
-        out.append(
-            f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{bottom:g}" y2="{bottom + 6:g}"/>'
+    return "".join(parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plot:
+    """Where samples and heights are drawn."""
+
+    count: int
+    """samples"""
+    high: float
+    """height of the plot, in units of the layers"""
+
+    def x(self, index: float) -> float:
+        """Where a sample begins."""
+        return LEFT + index / self.count * (WIDTH - LEFT - RIGHT)
+
+    def y(self, value: float) -> float:
+        """Where a height is."""
+        return BOTTOM - value / self.high * PLOT
+
+
+def _horizontal(kind: str, y: str) -> str:
+    return f'<line class="{kind}" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{y}" y2="{y}"/>'
+
+
+def _text(text: str, x: str, y: str, anchor: str = "") -> str:
+    placed = f' text-anchor="{anchor}"' if anchor else ""
+    return f'<text class="tick" x="{x}" y="{y}"{placed}>{escape(text)}</text>'
+
+
+def _grid(plot: _Plot, number: Format, unit: float) -> Iterator[str]:
+    for value in (unit * tick for tick in ticks(0.0, plot.high / unit)):
+        y = plot.y(value)
+        yield _horizontal("grid", f"{y:.1f}")
+        yield _text(number(value), f"{LEFT - 8:g}", f"{y + 4:.1f}", "end")
+
+
+def _areas(
+    plot: _Plot,
+    layers: Mapping[str, Sequence[float]],
+    names: Mapping[str, str],
+    colours: Mapping[str, str],
+) -> Iterator[str]:
+    floor = [0.0] * plot.count
+    for name, heights in layers.items():
+        roof = [low + part for low, part in zip(floor, heights, strict=True)]
+        forth = "".join(f"V{plot.y(y):.1f}H{plot.x(i + 1):.1f}" for i, y in enumerate(roof))
+        back = "".join(
+            f"V{plot.y(y):.1f}H{plot.x(i):.1f}" for i, y in reversed(list(enumerate(floor)))
         )
+        path = f"M{plot.x(0):.1f} {plot.y(floor[0]):.1f}{forth}{back}Z"
+        yield f'<path d="{path}" fill="{escape(colours[name])}"><title>{escape(names[name])}</title></path>'
+        floor = roof
+
+
+def _pointed_at(plot: _Plot, titles: Sequence[str]) -> Iterator[str]:
+    wide = plot.x(1) - plot.x(0)
+    for index, title in enumerate(titles):
+        yield f'<rect x="{plot.x(index):.1f}" y="{TOP:g}" width="{wide:.1f}" height="{PLOT:g}" fill="transparent"><title>{escape(title)}</title></rect>'
+
+
+def _stretches(plot: _Plot, stretches: Sequence[Stretch]) -> Iterator[str]:
+    for stretch in stretches:
+        x, wide = plot.x(stretch.first), plot.x(stretch.end) - plot.x(stretch.first)
+        yield f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{BOTTOM:g}" y2="{BOTTOM + 6:g}"/>'
         if wide >= LEAST_LETTER:
             label = stretch.label if wide >= LEAST_LABEL else stretch.label[:1]
-            out.append(
-                f'<text class="tick" x="{x + wide / 2:.1f}" y="{bottom + 18:g}" text-anchor="middle">{escape(label)}</text>'
-            )
-    if limit is not None:
-        y = at_y(limit)
-        out.append(
-            f'<line class="limit" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        )
-        out.append(
-            f'<text class="tick" x="{WIDTH - RIGHT - 4:g}" y="{y - 5:.1f}" text-anchor="end">{escape(limit_label)}</text>'
-        )
+            yield _text(label, f"{x + wide / 2:.1f}", f"{BOTTOM + 18:g}", "middle")
+
+
+def _limit(plot: _Plot, limit: float, label: str) -> tuple[str, str]:
+    y = plot.y(limit)
+    right = f"{WIDTH - RIGHT - 4:g}"
+    return _horizontal("limit", f"{y:.1f}"), _text(label, right, f"{y - 5:.1f}", "end")
+
+
+def _legend(
+    used: Sequence[str], names: Mapping[str, str], colours: Mapping[str, str]
+) -> Iterator[str]:
     for index, name in enumerate(used):
-        x, y = LEFT + 130.0 * (index % PER_ROW), bottom + 34 + 20.0 * (index // PER_ROW)
-        out.append(
-            f'<rect x="{x:g}" y="{y:g}" width="11" height="11" fill="{escape(colours[name])}"/>'
-        )
-        out.append(f'<text class="tick" x="{x + 16:g}" y="{y + 10:g}">{escape(names[name])}</text>')
-    out.append("</svg>")
-    return "".join(out)
+        x, y = LEFT + 130.0 * (index % PER_ROW), BOTTOM + 34 + 20.0 * (index // PER_ROW)
+        yield f'<rect x="{x:g}" y="{y:g}" width="11" height="11" fill="{escape(colours[name])}"/>'
+        yield _text(names[name], f"{x + 16:g}", f"{y + 10:g}")
