@@ -30,7 +30,14 @@ TOKENS, BEFORE, SEQUENCES = (
 RECOMPUTE = "override_transformer_config.recompute_"
 FORWARD = "log_prob_micro_batch_size"
 """sequences of all data-parallel ranks together, the older way to say them"""
-CPU_OPTIMIZER = f"{ACTOR}.optim.override_optimizer_config"
+LOG_PROB_TOKENS = "log_prob_max_token_len_per_gpu"
+_OPTIMIZER = f"{ACTOR}.optim.override_optimizer_config"
+OPTIMIZER_ON_HOST = {
+    f"{_OPTIMIZER}.optimizer_cpu_offload": True,
+    f"{_OPTIMIZER}.optimizer_offload_fraction": 1.0,
+    f"{_OPTIMIZER}.use_precision_aware_optimizer": True,
+}
+"""Megatron's optimizer step on the host; the first two say it"""
 EPOCHS, KL_IN_REWARD = "trainer.total_epochs", "algorithm.use_kl_in_reward"
 DEFAULTS: Mapping[str, Any] = {
     "algorithm.adv_estimator": "gae",

@@ -27,15 +27,16 @@ from autotune.trainers.verl.knobs import (
     ACTOR,
     ADAPTERS,
     BEFORE,
-    CPU_OPTIMIZER,
     CRITIC,
     ENGINE,
     EPOCHS,
     ESTIMATORS,
     FORWARD,
     KL_IN_REWARD,
+    LOG_PROB_TOKENS,
     MEGATRON,
     MODEL,
+    OPTIMIZER_ON_HOST,
     RECOMPUTE,
     REF,
     ROLLOUT,
@@ -223,9 +224,9 @@ def _packing(keys: KeyReader, is_dynamic: bool | None) -> dict[str, Any]:
     """How sequences share micro-batches."""
     limits = {
         "micro_batch_tokens": keys.count(f"{ACTOR}.{TOKENS}"),
-        "log_prob_micro_batch_tokens": keys.count(f"{ROLLOUT}.log_prob_max_token_len_per_gpu"),
+        "log_prob_micro_batch_tokens": keys.count(f"{ROLLOUT}.{LOG_PROB_TOKENS}"),
     }
-    keys.drop(f"{REF}.log_prob_max_token_len_per_gpu")
+    keys.drop(f"{REF}.{LOG_PROB_TOKENS}")
     is_padded = keys.find(f"{MODEL}.use_remove_padding") is False
     return {"padded": True if is_padded else None, **(limits if is_dynamic else {})}
 
@@ -310,14 +311,10 @@ def _read_megatron(keys: KeyReader) -> dict[str, Any]:
     recompute = f"{ACTOR}.megatron.{RECOMPUTE}"
     granularity = keys.text(f"{recompute}granularity")
     keys.drop(*(f"{recompute}{key}" for key in ("method", "num_layers", "modules")))
-    on_host = any(
-        (
-            keys.flag(f"{CPU_OPTIMIZER}.optimizer_cpu_offload"),
-            keys.number(f"{CPU_OPTIMIZER}.optimizer_offload_fraction"),
-        )
-    )
+    is_away, share, aware = OPTIMIZER_ON_HOST
+    on_host = any((keys.flag(is_away), keys.number(share)))
     if on_host:
-        keys.drop(f"{CPU_OPTIMIZER}.use_precision_aware_optimizer")
+        keys.drop(aware)
     virtual = keys.count(f"{ACTOR}.megatron.virtual_pipeline_model_parallel_size")
     sequence = keys.flag(f"{ACTOR}.megatron.sequence_parallel")
     return {
@@ -348,7 +345,7 @@ def _read_critic(keys: KeyReader, engine: str, policy: str | None) -> None:
              "virtual_pipeline_model_parallel_size", "override_transformer_config.apply_rope_fusion",
              *(f"{RECOMPUTE}{key}" for key in ("granularity", "method", "num_layers", "modules")))  # fmt: skip
     alike |= {f"{own}.{key}": f"{of_policy}.{key}" for key in inner}
-    alike[f"{CRITIC}.{BEFORE}"] = f"{ROLLOUT}.log_prob_max_token_len_per_gpu"
+    alike[f"{CRITIC}.{BEFORE}"] = f"{ROLLOUT}.{LOG_PROB_TOKENS}"
     for path, other in alike.items():
         value = keys.find(path)
         if value is not None and value != keys.find(other):

@@ -36,7 +36,6 @@ from autotune.trainers.verl.knobs import (
     ACTOR,
     ADAPTERS,
     BEFORE,
-    CPU_OPTIMIZER,
     CRITIC,
     DEFAULTS,
     ENGINE,
@@ -44,7 +43,9 @@ from autotune.trainers.verl.knobs import (
     ESTIMATORS,
     FORWARD,
     KL_IN_REWARD,
+    LOG_PROB_TOKENS,
     MODEL,
+    OPTIMIZER_ON_HOST,
     REF,
     ROLLOUT,
     SENDS,
@@ -159,7 +160,7 @@ class Verl(PostTrainer):
             int(rl_value(rl, c, "micro_batch_tokens")),
             int(rl_value(rl, c, "log_prob_micro_batch_tokens")),
         )
-        offload = rl_value(rl, c, "phase_offload")
+        offload, settings = rl_value(rl, c, "phase_offload"), options[SETTINGS.name]
         found: dict[str, Any] = {
             "hydra.searchpath": ["pkg://verl.trainer.config"],
             "defaults": [
@@ -176,8 +177,7 @@ class Verl(PostTrainer):
             f"{ACTOR}.ppo_mini_batch_size": rl.mini_batch // rl.responses,
             f"{ACTOR}.ppo_epochs": rl.epochs,
             f"{ACTOR}.use_dynamic_bsz": tokens > 0,
-            f"{ACTOR}.use_kl_loss": rl.reference
-            and not at_path(options[SETTINGS.name], KL_IN_REWARD),
+            f"{ACTOR}.use_kl_loss": rl.reference and not at_path(settings, KL_IN_REWARD),
             f"{ACTOR}.optim.lr": options["learning_rate"],
             f"{ROLLOUT}.name": "vllm",
             f"{ROLLOUT}.n": rl.responses,
@@ -186,12 +186,10 @@ class Verl(PostTrainer):
             "trainer.n_gpus_per_node": per_node,
             "trainer.balance_batch": rl_value(rl, c, "balance") != "none",
             # a run that counts epochs has them among its settings, which trials leave out
-            "trainer.total_training_steps": None
-            if at_path(options[SETTINGS.name], EPOCHS)
-            else options["steps"],
+            "trainer.total_training_steps": None if at_path(settings, EPOCHS) else options["steps"],
         }
         if workload.peft is not None and not any(
-            at_path(options[SETTINGS.name], key) for key in (f"{MODEL}.lora", ADAPTERS)
+            at_path(settings, key) for key in (f"{MODEL}.lora", ADAPTERS)
         ):
             found |= {
                 f"{MODEL}.lora_rank": workload.peft.rank,
@@ -202,43 +200,30 @@ class Verl(PostTrainer):
         if rl.rollout is not None and not rl.rollout.sleeps:
             found[f"{ROLLOUT}.free_cache_engine"] = False
         if tokens:
-            found[f"{ACTOR}.ppo_max_token_len_per_gpu"] = tokens
-            found |= {
-                f"{part}.log_prob_max_token_len_per_gpu": before or tokens
-                for part in (ROLLOUT, REF)
-            }
+            found[f"{ACTOR}.{TOKENS}"] = tokens
+            found |= {f"{part}.{LOG_PROB_TOKENS}": before or tokens for part in (ROLLOUT, REF)}
         else:
-            found[f"{ACTOR}.ppo_micro_batch_size_per_gpu"] = c.micro_batch_size
-            counted = [
-                part
-                for part in (ROLLOUT, REF)
-                if at_path(options[SETTINGS.name], f"{part}.{FORWARD}")
-            ]
+            found[f"{ACTOR}.{SEQUENCES}"] = c.micro_batch_size
             found |= {
                 f"{part}.{FORWARD}_per_gpu": c.micro_batch_size
                 for part in (ROLLOUT, REF)
-                if part not in counted
+                if not at_path(settings, f"{part}.{FORWARD}")
             }
         if rl.critic is not None:
-            if rl.critic != workload.model and f"{CRITIC}.model.path" not in dotted(
-                options[SETTINGS.name]
-            ):
+            if rl.critic != workload.model and f"{CRITIC}.model.path" not in dotted(settings):
                 raise ExportError(
                     "the critic's model differs from the policy's, but its weights are not given",
                     remedy="specify them in the trainer's settings: {critic: {model: {path: ...}}}",
                     field="settings",
                 )
             found[f"{CRITIC}.model.path"] = options["model"]
-            packs = (
-                {TOKENS: tokens, BEFORE: before or tokens}
-                if tokens
-                else {SEQUENCES: c.micro_batch_size}
-            )
-            found |= {f"{CRITIC}.{key}": value for key, value in packs.items()}
+            if tokens:
+                found |= {f"{CRITIC}.{TOKENS}": tokens, f"{CRITIC}.{BEFORE}": before or tokens}
+            else:
+                found[f"{CRITIC}.{SEQUENCES}"] = c.micro_batch_size
             found[f"{CRITIC}.model.use_remove_padding"] = not rl.padded
         if c.offload == "optimizer":
-            found |= {f"{CPU_OPTIMIZER}.{key}": value for key, value in (
-                ("optimizer_cpu_offload", True), ("optimizer_offload_fraction", 1.0), ("use_precision_aware_optimizer", True))}  # fmt: skip
+            found |= OPTIMIZER_ON_HOST
         if rl.reference and rl.reference_offload:
             found[f"{REF}.{ENGINE[ACTOR][rl.engine]}.param_offload"] = True
         if generating:
