@@ -21,7 +21,7 @@ from pydantic import BaseModel, ValidationError
 
 from autotune.assets import space_file
 from autotune.errors import AutotuneError, SpecError
-from autotune.schema.clusters import LOCAL, SLURM, asked_cluster, asked_job
+from autotune.schema.clusters import LOCAL, SLURM, AskedJob, asked_cluster, asked_job
 from autotune.schema.document import MOST_MISTAKES
 from autotune.schema.files import (
     Inspect,
@@ -102,77 +102,32 @@ def parse_study(
     inspect: Inspect | None = None,
 ) -> Study:
     """The study that the document asks for. Raises `SpecError` (or `CatalogError` for an unknown name), with the field."""
-    document = in_own_keys(document)
-    try:
-        asked = _checked(StudyDocument, document)
-    except SpecError as error:
-        raise with_others(error, unknown_names(document)) from None
-    checked_names(document)
-    in_job = (
-        None if slurm_cluster is None else partial(slurm_cluster, asked.slurm or SlurmDocument())
-    )
-    job = asked_job(asked, asked_cluster(asked.cluster, local_cluster, in_job))
+    asked = _asked(document)
+    job = _job(asked, local_cluster, slurm_cluster)
     trainer_name, trainer_options = _kind(asked.trainer)
     trainer(trainer_name).checked(trainer_options)
     _refuse_export_options(trainer_name, trainer_options)
     check_searcher(asked.searcher)
     runner, runner_options = _kind(asked.runner)
-    model = _for_sequence(_named(_model(asked.model, base, inspect), asked), job.seq_len)
-    rl = _post_training(asked, trainer_name, model, job.cluster, base)
-    batch = job.global_batch_size if rl is None or asked.rl is None else rl.mini_batch
-    workload = located(
-        "workload",
-        lambda: Workload(
-            model=model,
-            cluster=job.cluster,
-            seq_len=job.seq_len,
-            rl=rl,
-            global_batch_size=batch if isinstance(batch, int) else _listed(batch),
-            optimizer=asked.workload.optimizer,
-            trainer=trainer_name,
-            document_len=asked.workload.document_len,
-            peft=None if asked.workload.peft is None else Peft(**asked.workload.peft.model_dump()),
-            pure_bf16=asked.workload.pure_bf16,
-            shards_in_fp32=asked.workload.shards_in_fp32,
-            unfused_attention=asked.workload.unfused_attention,
-            attention_kernel=asked.workload.attention_kernel,
-            loop=asked.workload.loop,
-        ),
-    )
+    workload = _workload(asked, job, trainer_name, base, inspect)
     space = replace(
         parse_space(asked.space, base=base), extra=_today_first(_own_knobs(asked), workload.rl)
     )
     guesses = {} if asked.baseline is None else {"baseline": asked.baseline}
     guesses |= {f"enqueue.{i}": guess for i, guess in enumerate(asked.enqueue)}
-    configs: dict[str, ParallelConfig] = {}
-    mistakes: list[AutotuneError] = []
-    for field, guess in guesses.items():
-        try:
-            configs[field] = located(field, partial(complete, workload, guess, space.own_knobs))
-        except AutotuneError as error:
-            mistakes.append(error)
+    configs, mistakes = _configs(workload, guesses, space)
     launchable = Launchable.in_space(trainer(trainer_name), trainer_options, workload, space)
     if not mistakes:
         launchable.trainer.check_own_knobs(space.extra, launchable.options)
-    varying = [name for name, values in {**space.knobs, **space.extra}.items() if len(values) > 1]
-    is_found_here = asked.cluster in (LOCAL, SLURM) and job.at_hand is None
-    filled_in: list[str] = []
-    left_out: list[str] = []
-    for field, config in tuple(configs.items()):
-        guess, is_baseline = guesses[field], field == "baseline"
-        said = guess if isinstance(guess, str) else config
-        if not is_baseline and (words := filled_words(guess, config, varying)):
-            filled_in.append(f"{words} in {said}")
-        broken = why_not(workload, config) or launchable.why_not(workload, config)
-        if not broken or (is_baseline and job.at_hand is not None):
-            continue
-        if is_baseline or not is_found_here:
-            mistakes.append(SpecError(broken, field=field))
-            continue
-        del configs[field]  # the spec was written before anybody knew this machine
-        left_out.append(f"{said}: {broken}")
+    broken = dict(_broken(job, workload, launchable, configs))
+    left_out: dict[str, str] = {}
+    if asked.cluster in (LOCAL, SLURM) and job.at_hand is None:
+        # the spec was written before anybody knew this machine
+        left_out = {field: why for field, why in broken.items() if field != "baseline"}
+    mistakes += (SpecError(broken[field], field=field) for field in broken if field not in left_out)
     if mistakes:
         raise with_others(mistakes[0], mistakes[1:MOST_MISTAKES])
+    skipped = (f"{_said(guesses[field], configs[field])}: {why}" for field, why in left_out.items())
     baseline = configs.pop("baseline", None)
     return Study(
         name=asked.name or f"{workload.model.name}-{job.name}",
@@ -197,11 +152,113 @@ def parse_study(
         seed=asked.seed,
         data=asked.data if asked.data is None or base is None else find_data(asked.data, base),
         baseline=baseline,
-        enqueue=tuple(dict.fromkeys(configs.values())),
-        left_out=tuple(dict.fromkeys(left_out)),
-        filled_in=tuple(dict.fromkeys(filled_in)),
+        enqueue=tuple(dict.fromkeys(c for field, c in configs.items() if field not in left_out)),
+        left_out=tuple(dict.fromkeys(skipped)),
+        filled_in=_filled_in(guesses, configs, space),
         at_hand=job.at_hand,
     )
+
+
+def _asked(document: Mapping[str, Any]) -> StudyDocument:
+    """The document with its names checked. Raises `SpecError` with the first mistakes."""
+    document = in_own_keys(document)
+    try:
+        asked = _checked(StudyDocument, document)
+    except SpecError as error:
+        raise with_others(error, unknown_names(document)) from None
+    checked_names(document)
+    return asked
+
+
+def _job(
+    asked: StudyDocument,
+    local_cluster: Callable[[], ClusterSpec] | None,
+    slurm_cluster: Callable[[SlurmDocument], ClusterSpec] | None,
+) -> AskedJob:
+    """The job of a spec, on the cluster that it names or that is here."""
+    in_job = (
+        None if slurm_cluster is None else partial(slurm_cluster, asked.slurm or SlurmDocument())
+    )
+    return asked_job(asked, asked_cluster(asked.cluster, local_cluster, in_job))
+
+
+def _workload(
+    asked: StudyDocument,
+    job: AskedJob,
+    trainer_name: str,
+    base: Path | None,
+    inspect: Inspect | None,
+) -> Workload:
+    """What is trained, on the cluster of the job."""
+    model = _for_sequence(_named(_model(asked.model, base, inspect), asked), job.seq_len)
+    rl = _post_training(asked, trainer_name, model, job.cluster, base)
+    batch = job.global_batch_size if rl is None or asked.rl is None else rl.mini_batch
+    step = asked.workload
+    return located(
+        "workload",
+        lambda: Workload(
+            model=model,
+            cluster=job.cluster,
+            seq_len=job.seq_len,
+            rl=rl,
+            global_batch_size=batch if isinstance(batch, int) else _listed(batch),
+            optimizer=step.optimizer,
+            trainer=trainer_name,
+            document_len=step.document_len,
+            peft=None if step.peft is None else Peft(**step.peft.model_dump()),
+            pure_bf16=step.pure_bf16,
+            shards_in_fp32=step.shards_in_fp32,
+            unfused_attention=step.unfused_attention,
+            attention_kernel=step.attention_kernel,
+            loop=step.loop,
+        ),
+    )
+
+
+def _configs(
+    workload: Workload, guesses: Mapping[str, Any], space: SpaceSpec
+) -> tuple[dict[str, ParallelConfig], list[AutotuneError]]:
+    """(the baseline and the guesses as configs, what is wrong with the others), by field."""
+    configs: dict[str, ParallelConfig] = {}
+    mistakes: list[AutotuneError] = []
+    for field, guess in guesses.items():
+        try:
+            configs[field] = located(field, partial(complete, workload, guess, space.own_knobs))
+        except AutotuneError as error:
+            mistakes.append(error)
+    return configs, mistakes
+
+
+def _broken(
+    job: AskedJob,
+    workload: Workload,
+    launchable: Launchable,
+    configs: Mapping[str, ParallelConfig],
+) -> Iterator[tuple[str, str]]:
+    """(field, reason) of the configs that cannot run; the baseline of a target may."""
+    for field, config in configs.items():
+        is_of_target = field == "baseline" and job.at_hand is not None
+        reason = why_not(workload, config) or launchable.why_not(workload, config)
+        if reason and not is_of_target:
+            yield field, reason
+
+
+def _said(guess: Any, config: ParallelConfig) -> str:
+    """A guess as it is written, or its config."""
+    return guess if isinstance(guess, str) else str(config)
+
+
+def _filled_in(
+    guesses: Mapping[str, Any], configs: Mapping[str, ParallelConfig], space: SpaceSpec
+) -> tuple[str, ...]:
+    """What guesses do not say of the knobs that vary, in words."""
+    varying = [name for name, values in {**space.knobs, **space.extra}.items() if len(values) > 1]
+    found = {
+        f"{words} in {_said(guesses[field], config)}": None
+        for field, config in configs.items()
+        if field != "baseline" and (words := filled_words(guesses[field], config, varying))
+    }
+    return tuple(found)
 
 
 def parse_space(
