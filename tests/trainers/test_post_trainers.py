@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import pytest
 import yaml
 
+from autotune.errors import SpecError
 from autotune.onboarding.configuration_files import read_present, recognized
 from autotune.onboarding.imported_spec import import_draft
 from autotune.schema import parse_study
@@ -327,6 +328,25 @@ def test_a_count_of_trl_that_is_not_said_counts_as_one(key: str, value: str) -> 
     assert counts[key] == 1
     assert [each for each in found.remarks if key in each] or value == "0"
     assert found.global_batch_size == found.knobs["micro_batch_size"] * found.knobs["accumulation_steps"] * 8  # fmt: skip
+
+
+def test_engines_that_take_all_gpus_of_nemo_rl_leave_none_for_training() -> None:
+    told = yaml.safe_load(NEMO_FILE)
+    told["policy"]["generation"] = {
+        "colocated": {"enabled": False, "resources": {"num_nodes": 1, "gpus_per_node": 8}}
+    }
+    present = PresentConfiguration(files={"grpo.yaml": yaml.safe_dump(told)})
+    with pytest.raises(SpecError, match="has 8 GPUs, and its engines alone take 8"):
+        trainer("nemo_rl").read_config(present)
+
+
+@pytest.mark.parametrize("defaults", [3, "ppo_trainer", {"a": 1}])
+def test_defaults_of_verl_that_are_no_list_name_no_group(defaults: Any) -> None:
+    told = {**yaml.safe_load(VERL_FILE), "defaults": defaults}
+    found = trainer("verl").read_config(
+        PresentConfiguration(files={"verl.yaml": yaml.safe_dump(told)})
+    )
+    assert found.rl["engine"] == "fsdp"
 
 
 def test_what_the_engines_assert_is_refused() -> None:

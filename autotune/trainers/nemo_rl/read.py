@@ -72,6 +72,12 @@ def read(keys: KeyReader) -> Reading:
     nodes, per_node = keys.count("cluster.num_nodes") or 1, keys.count("cluster.gpus_per_node")
     generating = _generating(keys, per_node)
     ranks = None if per_node is None else nodes * per_node - generating
+    if ranks is not None and ranks < 1:
+        raise SpecError(
+            f"the launch has {nodes * (per_node or 0)} GPUs, and its engines alone take {generating}, so none is left for training",
+            remedy="correct cluster.num_nodes, cluster.gpus_per_node or policy.generation.colocated.resources",
+            field="FILE",
+        )
     packing, length = _packing(keys), keys.count("policy.max_total_sequence_length")
     batch = keys.count("policy.train_global_batch_size")
     knobs = _knobs(keys, engine, has_limit=bool(packing.get("micro_batch_tokens")))

@@ -61,7 +61,12 @@ def with_groups(document: Mapping[str, Any], words: Sequence[str]) -> dict[str, 
     chosen += [word for word in words if "@" in word.partition("=")[0] and "=" in word]
     if not chosen:
         return dict(document)
-    return {**document, "defaults": [*(document.get("defaults") or []), *chosen]}
+    return {**document, "defaults": [*_groups(document.get("defaults")), *chosen]}
+
+
+def _groups(defaults: Any) -> Sequence[Any]:
+    """The groups of settings that a configuration starts from; one that is no list names none."""
+    return defaults if isinstance(defaults, list) else ()
 
 
 def with_epochs(found: Reading) -> Reading:
@@ -122,7 +127,7 @@ def read(keys: KeyReader) -> Reading:
 def _unread_groups(keys: KeyReader) -> Iterator[str]:
     """The groups of settings that are not verl's usual ones, in words."""
     keys.drop("hydra.searchpath", "defaults")
-    for each in keys.find("defaults") or ():
+    for each in _groups(keys.find("defaults")):
         group = str(each).strip("{}").replace("'", "")
         if group not in OWN_GROUPS:
             yield f"{group}: the content of these settings is not read, and exports omit it"
@@ -132,7 +137,7 @@ def _sequences(keys: KeyReader, ranks: int | None, degrees: Mapping[str, Any]) -
     """Sequences of a rank's micro-batch."""
     sequences, counted = keys.count(f"{ACTOR}.{SEQUENCES}"), keys.count(f"{ACTOR}.{COUNTED}")
     if counted and not sequences and ranks:
-        sequences = max(counted // (ranks // degrees.get("cp", 1)), 1)
+        sequences = max(counted // max(ranks // degrees.get("cp", 1), 1), 1)
     return sequences
 
 
@@ -252,7 +257,7 @@ def _rollout(keys: KeyReader) -> dict[str, Any]:
 
 def _engine(keys: KeyReader) -> str:
     """What trains, by the groups of settings that a configuration takes. Raises `SpecError` for an engine that is not read."""
-    groups = keys.find("defaults") or ()
+    groups = _groups(keys.find("defaults"))
     named = (
         keys.find(path)
         for path in (
