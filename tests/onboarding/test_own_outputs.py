@@ -150,3 +150,12 @@ def test_variables_and_rendered_files(tmp_path: Path) -> None:
     assert told["files"]["c.yaml"]["ckpt_dir"] == "{trial_dir}/ckpt_dir"
     assert told["training"]["MY_LOGS"] == "logs"
     assert told["training"]["c.yaml"]["ckpt_dir"] == "ckpts"
+
+
+def test_a_folder_whose_name_begins_that_of_the_programs_own_is_an_output(tmp_path: Path) -> None:
+    folder, outputs = tmp_path / "experiment", tmp_path / "exp"
+    folder.mkdir()
+    draft, rest = after_run(folder, [str(outputs / "a.pt")], f"--ckpt_dir {outputs}")
+    assert rest == []
+    assert "--ckpt_dir={trial_dir}" in commands(draft)[0]
+    assert f"--ckpt_dir={outputs}" in commands(draft)[1]

@@ -113,7 +113,8 @@ class _Outputs:
         """What a trial has in place of the value; None where the run wrote nothing there, or may read there."""
         name = name.lstrip("-+").replace("-", "_").rpartition(".")[2].lower()
         path = os.path.normpath(self.cwd / value) if value else ""
-        if "{" in value or not path or str(self.cwd).startswith(path) or _READ.search(name):
+        is_around = f"{self.cwd}{os.sep}".startswith(path + os.sep)
+        if "{" in value or not path or is_around or _READ.search(name):
             return None
         inside = [file for file in self.files if file.startswith(path + os.sep)]
         beside = [file for file in self.files if file.startswith(path)]
