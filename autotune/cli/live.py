@@ -99,8 +99,9 @@ class LiveView:
                     + (f", continued after {len(past)} trials" if past else "")
                 )
                 if not past and (expected := expected_runs(record.study)):
-                    self.message = expected
-                    self._line(expected)
+                    # above the live table, where it stays
+                    in_lines = self._live is None
+                    self.console.print(expected, markup=False, highlight=False, soft_wrap=in_lines)
             case progress.PhaseEntered(phase=phase, message=message):
                 self.phase, self.message = str(phase), message
                 self._line(f"{phase}: {message}" if message else str(phase))

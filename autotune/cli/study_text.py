@@ -418,6 +418,8 @@ CAUSES: Mapping[str, str] = {
 }
 """what the controller decided upon, by the name of the event (`autotune.study.controller.commands.Event`)"""
 
+SIMULATED_RANKS = 1 << 20
+"""what the `simulated` runner offers: as many as anybody wants"""
 MESSAGES: Mapping[str, str] = {
     EventKind.MACHINE_CHANGED: "",
     EventKind.GUESS_LEFT_OUT: "",
@@ -443,7 +445,8 @@ def history_line(event: Mapping[str, Any]) -> str:
     kind, data = event["kind"], event["data"]
     if kind.startswith("trial."):
         number = data.get("number")
-        words = [f"trial {number} {kind.removeprefix('trial.')}"]
+        what = kind.removeprefix("trial.").replace("asked", "proposed")
+        words = [f"trial {number} {what}"]
         if config := data.get("config"):
             words.append(
                 str(config)
@@ -465,7 +468,10 @@ def history_line(event: Mapping[str, Any]) -> str:
         return f"trial {data.get('number')}: it {asked}: {data.get('reason', '')}"
     if kind == EventKind.CONTROLLER_BEGAN:
         known = data.get("capacity")
-        return f"controller started; {known} ranks available" if known else "controller started"
+        is_counted = known and known < SIMULATED_RANKS
+        return (
+            f"controller started; {known} ranks available" if is_counted else "controller started"
+        )
     if kind in MESSAGES:
         return f"{MESSAGES[kind]}{data.get('message', '')}"
     if kind == EventKind.WANTED:

@@ -50,7 +50,7 @@ def export(
             "-o",
             "--output",
             callback=or_print,
-            help="Folder to write the files to. Default, and -: print them.",
+            help="Folder to write the files to. - prints them, which is the default.",
         ),
     ] = None,
     option: Annotated[
@@ -136,7 +136,10 @@ def report(
     output: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", callback=or_print, help="File to write. Default, and -: print it."
+            "-o",
+            "--output",
+            callback=or_print,
+            help="File to write. - prints it, which is the default.",
         ),
     ] = None,
     form: Annotated[

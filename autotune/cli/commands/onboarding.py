@@ -25,7 +25,7 @@ OutputOption = Annotated[
         "--output",
         metavar="FILE",
         callback=or_print,
-        help="File to write the spec to. Default, and -: print it.",
+        help="File to write the spec to. - prints it, which is the default.",
     ),
 ]
 ForceOption = Annotated[

@@ -66,7 +66,7 @@ def feasible_map(source: FigureSource) -> Figure | None:
         name="feasible_map",
         title="Map of the feasible set",
         shows=f"The {total:,} valid {'config' if total == 1 else 'configs'} by {down} and {across}: tokens per second of the best config in each cell, over all other knobs.",
-        how_to_read="The more a cell stands out from the page's background, the faster it is. "
+        how_to_read="The stronger a cell's color, the faster it is. "
         + (
             "Solid frame: measured. Dashed frame: only predicted. "
             if has_trials

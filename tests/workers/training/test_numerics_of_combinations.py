@@ -26,7 +26,7 @@ MATRIX: dict[int, list[tuple[str, str]]] = {
         ("uneven", f"{PP}"),
         ("llama", f"{PP},recompute=full"),
         ("llama", f"{PP},pp_schedule=interleaved_1f1b,virtual_stages=2"),
-        ("llama", f"{PP},pp_schedule=interleaved_zero_bubble"),
+        ("llama", f"{PP},pp_schedule=interleaved_zero_bubble,virtual_stages=2"),
         ("llama", f"{PP},zero_stage=3,pp_schedule=gpipe"),
         ("uneven", f"{PP},zero_stage=3,pp_schedule=interleaved_1f1b,virtual_stages=2"),
         ("llama", "pp=2,micro_batch_size=2,accumulation_steps=2,precision=bf16,zero_stage=2"),

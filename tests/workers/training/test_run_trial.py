@@ -172,9 +172,9 @@ def test_refusals_of_gangs_come_from_every_rank_before_anything_is_built(tmp_pat
     refused = {
         "pp=2,precision=fp32,micro_batch_size=4": "micro-batches",
         "pp=2,precision=fp32,accumulation_steps=3,pp_schedule=interleaved_1f1b,virtual_stages=4": "num_layers",
-        "pp=2,precision=fp32,accumulation_steps=2,pp_schedule=interleaved_zero_bubble,recompute=full": "recompute",
-        "pp=2,precision=fp32,accumulation_steps=2,pp_schedule=interleaved_zero_bubble,compile=true": "compile",
-        "pp=2,precision=fp32,accumulation_steps=2,pp_schedule=interleaved_zero_bubble,zero_stage=3": "zero_stage",
+        "pp=2,precision=fp32,accumulation_steps=2,pp_schedule=interleaved_zero_bubble,virtual_stages=2,recompute=full": "recompute",
+        "pp=2,precision=fp32,accumulation_steps=2,pp_schedule=interleaved_zero_bubble,virtual_stages=2,compile=true": "compile",
+        "pp=2,precision=fp32,accumulation_steps=2,pp_schedule=interleaved_zero_bubble,virtual_stages=2,zero_stage=3": "zero_stage",
         "pp=2,precision=fp32,accumulation_steps=2,virtual_stages=2": "virtual_stages",
         "dp=2,ep=2,precision=fp32": "num_experts",
     }
@@ -193,7 +193,7 @@ def test_profile_adds_up_to_the_step(alone: RankContext) -> None:
     measurement = run_trial(request("llama", PLAIN, profile=True), alone, go_on).measurement
     parts = dict(measurement.breakdown_s)
     overlapped = parts.pop("communication_overlapped")
-    assert set(parts) == {"compute", "optimizer", "communication", "bubble", "host"}
+    assert set(parts) == {"compute", "optimizer", "communication", "bubble", "host", "input"}
     assert parts["compute"] > 0
     assert parts["optimizer"] > 0
     assert parts["bubble"] == 0

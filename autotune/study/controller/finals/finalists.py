@@ -134,12 +134,18 @@ def expected_runs(study: Study) -> str:
     """How many runs a study takes and what for, as people are told before it begins; empty for one of proxies, whose trials are chosen as it goes."""
     if study.at_hand is not None:
         return ""
-    most, least, longest = study.budget.max_trials, least_runs(study), 2 * most_runs(study)
-    if not least:
-        return f"expect up to {most + 1} runs: {most} search trials and the baseline"
+    most, rounds = study.budget.max_trials, study.measure.final_rounds
+    search = f"up to {most} search trials" if most > 1 else "1 search trial"
+    if most > 1:
+        search += " (fewer once no other config is likely to be faster)"
+    best = min(study.measure.finalists, most)
+    if not (rounds and best):
+        return f"expect up to {most + 1} runs: the baseline and {search}"
+    least, longest = rounds * (best + 1), 2 * most_runs(study)
+    raced = f"the best {best}" if best > 1 else "the best"
     return (
-        f"expect {most + 1 + least} runs, at most {most + 1 + longest}: {most} search trials, the baseline, and {least} finals that re-measure the best "
-        f"{study.measure.finalists} and the baseline side by side (more, up to {longest}, while the winner is unclear)"
+        f"expect up to {most + 1 + least} runs: the baseline, {search}, and {least} finals that re-measure {raced} and the baseline side by side. "
+        f"Up to {longest - least} more finals follow only while the winner is unclear"
     )
 
 
