@@ -322,11 +322,11 @@ def test_a_file_that_another_rank_moved_aside_existed_whoever_reports_first() ->
 
 def test_a_program_about_to_change_a_file_that_cannot_be_kept_is_ended_and_says_why() -> None:
     trial = ProgramTrial(request(), [stock_reader()], 0.0)
-    trial.see([{"kind": "unkept", "pid": 1, "files": ["/data/big.bin"]}], 1.0)
+    trial.see([{"kind": "unkept", "pid": 1, "files": ["/data/big.bin"], "why": "too long"}], 1.0)
     assert trial.ending
     failure = failure_of(trial.end([NodeEnd(node=0, code=-15)]))
     assert failure.kind is FailureKind.INVALID
-    assert "/data/big.bin" in failure.message
+    assert "/data/big.bin (too long)" in failure.message
     assert "outputs: keep" in failure.message
 
 

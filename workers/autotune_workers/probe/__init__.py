@@ -17,7 +17,7 @@ Nothing of it ever raises into the program; whatever goes wrong is reported once
     facts     {"pid", "rank", ...}                                      after the first and the third step, see `model_facts`
     options   {"pid", "program", "options": [...]}                      before the first step, on rank 0 and where asked for, see `parsed_options`
     files     {"pid", "files": [[PATH, HOW, EXISTED, KEPT], ...]}       HOW: written or removed
-    unkept    {"pid", "files": [PATH, ...]}                             these cannot be kept; the process waits, before it changes them, to be ended
+    unkept    {"pid", "files": [PATH, ...], "why": TEXT}                these cannot be kept; the process waits, before it changes them, to be ended
     lost      {"files": [TEXT, ...]}                                    of the keeper itself: these could not be put back, and where they are
     trouble   {"pid", "error"}                                          the watching ended
 """

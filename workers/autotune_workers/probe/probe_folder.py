@@ -2,7 +2,7 @@
 
     CODE/sitecustomize.py, CODE/autotune_probe/   copies, so that a program of another user, or of another Python, can read them
     REPORTS/PID.jsonl                             what each process says (`channel`)
-    REPORTS/kept/PID.jsonl                        files of the user's that are kept while the program writes others in their place (`written_files`)
+    REPORTS/kept/PID.jsonl                        the journal of what is kept of the user's while the program changes it (`injected.written_files`)
 
     KEEPER                                        locked as long as the keeper lives: the kernel gives the lock back whatever ends it
 
@@ -96,15 +96,21 @@ class ProbeFolder:
             shutil.copyfile(file, (self._code if file.name == _START else package) / file.name)
 
     def variables(
-        self, environment: Mapping[str, str], *, trial_folder: str, keeps_files: bool
+        self,
+        environment: Mapping[str, str],
+        *,
+        trial_folder: str,
+        keeps_files: bool,
+        has_several_nodes: bool = False,
     ) -> dict[str, str]:
-        """What the program's environment gets. `keeps_files`: whether what was there before the trial is kept."""
+        """What the program's environment gets. `keeps_files`: whether what was there before the trial is kept; `has_several_nodes`: whether others may keep it."""
         path = environment.get("PYTHONPATH", "")
         return {
             "PYTHONPATH": f"{self._code}{os.pathsep}{path}" if path else str(self._code),
             "AUTOTUNE_PROBE_REPORTS": str(self._reports),
             "AUTOTUNE_PROBE_BEGAN_S": repr(time.time()),
             "AUTOTUNE_PROBE_KEEP_FILES": str(int(keeps_files)),
+            "AUTOTUNE_PROBE_SEVERAL_NODES": str(int(has_several_nodes)),
             "AUTOTUNE_PROBE_ROOT": str(os.getpid()),
             "AUTOTUNE_TRIAL_DIR": trial_folder,
         }
@@ -146,18 +152,93 @@ def put_back_abandoned() -> list[str]:
 
 
 def _put_back(reports: Path) -> list[str]:
-    lost = []
-    for journal in sorted(reports.glob("kept/*.jsonl")):
-        for line in journal.read_text(encoding="utf-8", errors="replace").splitlines():
-            path, kept = json.loads(line)
-            try:
-                os.makedirs(os.path.dirname(path), exist_ok=True)
-                os.replace(kept, path)
-            except FileNotFoundError:  # another node put it back
-                continue
-            except OSError as error:
-                lost.append(f"{path} is now {kept}: {error}")
+    lost, undo = [], _Undo()
+    done = [line for journal in reports.glob("kept/*.jsonl") for line in _journal(journal)]
+    for _, act, path, *rest in sorted(done, key=lambda line: line[0], reverse=True):
+        try:
+            getattr(undo, act)(path, *rest)
+        except FileNotFoundError:  # another node put it back, or it was not done any more
+            continue
+        except OSError as error:
+            where = f" is now {rest[0]}" if act in ("link", "copy", "rename") else ""
+            lost.append(f"{path}{where}: {error}")
     return lost
+
+
+def _journal(file: Path) -> list[list[Any]]:
+    """What a process has done, without what it then left to another. A full disk may have cut lines off."""
+    lines = []
+    for text in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        with contextlib.suppress(ValueError):
+            lines.append(json.loads(text))
+    done, left = [], [line[3] for line in lines if line[1] == "not"]
+    for line in lines:
+        if line[1] in ("link", "copy") and line[3] in left:
+            left.remove(line[3])
+        elif line[1] != "not":
+            done.append(line)
+    return done
+
+
+class _Undo:
+    """What the lines of a journal say (`injected.written_files`), undone, the last one first."""
+
+    def __init__(self) -> None:
+        self._again: dict[str, list[int]] = {}
+        """folders that have been made again, and which they were"""
+
+    def link(self, path: str, kept: str) -> None:
+        os.lstat(kept)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.replace(kept, path)
+        if os.path.lexists(kept):  # both are names of one file, so nothing was replaced
+            os.unlink(kept)
+
+    def copy(self, path: str, kept: str, identity: list[int]) -> None:
+        """The same file gets its content again, so that its owner and its other names stay."""
+        mode = stat.S_IMODE(os.lstat(kept).st_mode)
+        with contextlib.suppress(OSError):
+            if self._identity(path) == identity and not os.path.islink(path):
+                os.chmod(path, mode | stat.S_IWUSR)
+                with open(kept, "rb") as source, open(path, "r+b") as target:
+                    shutil.copyfileobj(source, target)
+                    target.truncate()
+                shutil.copystat(kept, path)
+                os.unlink(kept)
+                return
+        self.link(path, kept)
+
+    def rename(self, folder: str, target: str, identity: list[int]) -> None:
+        if self._identity(target) == identity:
+            _merge(target, folder)
+            self._again[folder] = identity
+
+    def folder(self, path: str, mode: int, was_there: bool, identity: list[int]) -> None:
+        if was_there:
+            os.makedirs(path, exist_ok=True)
+        os.chmod(path, mode)
+        self._again[path] = identity
+
+    def spare(self, path: str) -> None:
+        os.unlink(path)
+
+    def _identity(self, path: str) -> list[int]:
+        found = os.stat(path)
+        return self._again.get(path, [found.st_dev, found.st_ino])
+
+
+def _merge(source: str, target: str) -> None:
+    """Renames a folder; what is in one that has its name already stays there, unless it is replaced."""
+    if not os.path.isdir(target):
+        os.rename(source, target)
+        return
+    for entry in list(os.scandir(source)):
+        name = os.path.join(target, entry.name)
+        if entry.is_dir(follow_symlinks=False):
+            _merge(entry.path, name)
+        else:
+            os.replace(entry.path, name)
+    os.rmdir(source)
 
 
 def _locked(folder: Path) -> int | None:

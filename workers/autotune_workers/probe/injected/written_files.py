@@ -1,12 +1,23 @@
 """Files that the program writes or removes outside of the folder of its trial, by Python's audit events (PEP 578) and torch's own writers.
 
-A file that was there before the trial began is kept: before it is cut to nothing it is moved aside, before it is replaced or removed it gets a second link, before it
-is written in place it is copied: to `.NAME.before-autotune` in the same folder, from where the keeper puts it back once nothing of the trial is left. That name
-is also how processes of several nodes agree who keeps a file: only one can make it.
+A file that was there before the trial began is kept as `.NAME.before-autotune` in the same folder, from where the keeper puts it back once nothing of the trial is
+left. Only one can make that name, which is also how processes of several nodes agree who keeps a file.
 
-    not kept     a file that is too long to be copied, or that cannot be, and a folder with more than `MOST_FILES` files that is removed: the program waits here,
-                 before it writes, until the keeper has ended it
-    left alone   devices, temporary and cache folders, the folders of Python's own modules, and what the trial itself has made
+    cut, replaced, removed   it gets that name as a second link; where its own name is then written, that becomes another, empty file
+    written in place         it is copied
+    a folder is renamed      it gets its name again
+    not kept                 a file that is too long to be copied, or that cannot be, a folder with more than `MOST_FILES` files that is removed, and a file that
+                             another attempt keeps: the program waits here, before it writes, until the keeper has ended it, and never writes
+    left alone               devices, temporary and cache folders, the folders of Python's own modules, and what the trial itself has made
+
+What is done is written to the journal of the process before it is done, so that it can be undone, in reverse order, wherever the process was killed.
+
+    [AT_S, "link", PATH, KEPT]               PATH is also KEPT
+    [AT_S, "copy", PATH, KEPT, ID]           KEPT has what PATH had; ID: device and inode of PATH
+    [AT_S, "rename", FOLDER, TO, ID]         the program does it, or fails to
+    [AT_S, "folder", FOLDER, MODE, OLD, ID]  is removed; OLD: nothing in it had changed since the trial began
+    [AT_S, "not", PATH, KEPT]                another node keeps it, after all
+    [AT_S, "spare", PATH]                    is left over if it is there
 """
 
 from __future__ import annotations
@@ -20,6 +31,7 @@ from _thread import _local
 TYPE_CHECKING = False
 # `typing` takes milliseconds that a program may not spend, as do `tempfile` and `shutil`
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
     from .channel import Channel
@@ -28,8 +40,14 @@ KEPT = ".before-autotune"
 """end of the name of a file that is kept"""
 COPY_BYTES = 256 << 20
 """a longer file that is written in place is not copied"""
+FREE_BYTES = 1 << 30
+"""room that a copy must leave on its disk"""
 MOST_FILES = 2000
-"""files of one process that are reported; a folder with more is not kept"""
+"""files of one process that are reported; a folder that is removed with more is not kept"""
+LONGEST_NAME = 255
+"""bytes"""
+NO_LINKS = (1, 38, 95)
+"""EPERM, ENOSYS, EOPNOTSUPP: what disks without links answer"""
 JOURNAL = "kept"
 """folder of the reports in which each process says what it keeps"""
 _CACHES = (
@@ -40,8 +58,6 @@ _ALONE = ("__pycache__", ".cache", ".triton", ".nv", ".ipython", ".matplotlib")
 """folders of caches, wherever they are"""
 HELD_S = 60.0
 """time that the keeper gets to end a program which is about to change a file that cannot be kept"""
-PATIENCE_S = 0.2
-"""time that another process gets to move a file aside which both are about to cut"""
 
 
 class _Watch:
@@ -74,7 +90,11 @@ class _Watch:
         self.inside = tuple(
             os.path.realpath(folder) + os.sep for folder in (reports.folder, own) if folder
         )
+        self.has_several_nodes = os.environ.get("AUTOTUNE_PROBE_SEVERAL_NODES") == "1"
         self.seen: set[str] = set()
+        self.renamed: set[str] = set()
+        """names that something else got"""
+        self.told = 0
         self.local = _local()
 
 
@@ -99,7 +119,7 @@ def watch_writer(module: Any, name: str, *, position: int, keyword: str) -> None
     def told(*args: Any, **kwargs: Any) -> Any:
         target = kwargs.get(keyword, args[position] if len(args) > position else None)
         if isinstance(target, (str, os.PathLike)):
-            _noted(os.fspath(target), "written", cut=True)
+            _noted(target, "written", cut=True)
         return write(*args, **kwargs)
 
     setattr(module, name, told)
@@ -108,132 +128,318 @@ def watch_writer(module: Any, name: str, *, position: int, keyword: str) -> None
 def _heard(event: str, args: tuple[Any, ...]) -> None:
     if event == "open":
         path, mode, flags = args
-        if isinstance(mode, str):
-            if not ("w" in mode or "a" in mode or "x" in mode or "+" in mode):
-                return
-            _noted(path, "written", cut="w" in mode)
-        elif isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR):
-            _noted(path, "written", cut=bool(flags & os.O_TRUNC))
-    elif event in ("os.remove", "os.rename", "shutil.rmtree", "os.truncate"):
-        if (
-            any(isinstance(at, int) and at >= 0 for at in args[2 if event == "os.rename" else 1 :])
-            and event != "os.truncate"
-        ):
+        if not (isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR)):
+            return
+        if flags & os.O_EXCL and not isinstance(path, int) and os.path.lexists(path):
+            return  # it fails
+        # without a mode it may be relative to an open folder, and so not the file that it seems
+        is_sure = mode is not None or os.path.isabs(path)
+        _noted(path, "written", cut=bool(flags & os.O_TRUNC) and is_sure)
+    elif event == "os.truncate":
+        _noted(args[0], "written", cut=False)
+    elif event in ("os.remove", "os.rmdir", "os.rename", "shutil.rmtree"):
+        is_renamed = event == "os.rename"
+        if any(isinstance(at, int) and at >= 0 for at in args[1 + is_renamed :]):
             return  # relative to an open folder, as `shutil.rmtree` does it, which was heard itself
-        if event == "os.truncate":
-            _noted(args[0], "written", cut=False)
-        else:
-            _noted(args[0], "removed", cut=True, link_only=True)
-        if event == "os.rename":
-            _noted(args[1], "written", cut=True, link_only=True)
+        to = args[1] if is_renamed else ""
+        how = "emptied" if event == "os.rmdir" else "removed"
+        _noted(args[0], how, cut=True, is_name=True, to=to)
+        _noted(to, "written", cut=True, is_name=True)
 
 
-def _noted(path: Any, how: str, *, cut: bool, link_only: bool = False) -> None:
-    """Reports the file once, and keeps what was there. Never raises. `link_only`: the program itself takes the name away."""
+def _noted(path: Any, how: str, *, cut: bool, is_name: bool = False, to: Any = "") -> None:
+    """Reports the file once, and keeps what was there. Never raises. `is_name`: its name is taken away, or given to another; `to`: which name it gets."""
     watch = _watch
     if watch is None or getattr(watch.local, "busy", False):
         return
     watch.local.busy = True
+    found = ""
     try:
-        if isinstance(path, (bytes, os.PathLike)):
-            path = os.fsdecode(path)
-        if not isinstance(path, str) or not path:
+        found, target = _place(path, is_name=is_name), _place(to, is_name=True)
+        if not found or not _counts(watch, found):
             return
-        found = os.path.realpath(path)
-        if found in watch.seen or not _counts(watch, found) or len(watch.seen) >= MOST_FILES:
-            return
-        is_tree = os.path.isdir(found)
-        if is_tree and how == "written":
-            return  # opened to make a file without a name in it, or by mistake: no file of it changes
-        watch.seen.add(found)
-        files = _files_of(watch, found) if is_tree else [found]
-        told: list[list[Any]] = []
-        if len(files) > MOST_FILES:
-            files = []
-            told.append([found, how, True, False])
-        for file in files:
-            existed = _is_older(watch, file)
-            kept = (
-                existed
-                and watch.keeps
-                and _keep(
-                    watch, file, cut=cut, link_only=link_only, tree=found if is_tree else file
-                )
-            )
-            if how == "written" or existed:
-                told.append([file, how, existed, kept])
-        if told:
-            watch.reports.send("files", files=told)
-        unkept = [file for file, _, existed, kept in told if existed and not kept]
-        if watch.keeps and unkept:
-            watch.reports.send("unkept", files=unkept)
-            time.sleep(HELD_S)
+        if not os.path.isdir(found) or os.path.islink(found):
+            _note_file(watch, found, how, cut=cut, is_name=is_name)
+        elif how == "emptied":
+            _note_emptied(watch, found)
+        elif (
+            how == "removed"
+        ):  # one that is opened is so by mistake, or to make a file without a name in it
+            _note_folder(watch, found, target)
+    except FileNotFoundError:  # another process has taken it away meanwhile, and keeps it
+        return
+    except OSError as error:
+        if watch.keeps and found:
+            _wait_for_end(watch, found, how, error.strerror or str(error))
     except Exception:  # a file that cannot be looked at is not worth the program
         return
     finally:
         watch.local.busy = False
 
 
-def _files_of(watch: _Watch, folder: str) -> list[str]:
-    """The files below a folder that were there before the trial, of many not all."""
-    found: list[str] = []
-    for top, _, names in os.walk(folder):
-        found += [file for name in names if _is_older(watch, file := os.path.join(top, name))]
-        if len(found) > MOST_FILES:
+def _wait_for_end(watch: _Watch, path: str, how: str, why: str) -> None:
+    """Says that it cannot be kept, and never comes back to change it."""
+    watch.reports.send("files", files=[[path, how, True, False]])
+    watch.reports.send("unkept", files=[path], why=why)
+    time.sleep(HELD_S)
+    os.write(2, f"ended before it changed {path}, which cannot be backed up: {why}\n".encode())
+    os.kill(os.getpid(), 9)
+
+
+def _place(path: Any, *, is_name: bool) -> str:
+    """The whole path: of a link its own where its name is meant, else that of what it leads to. Empty for what is none."""
+    if isinstance(path, (bytes, os.PathLike)):
+        path = os.fsdecode(path)
+    if not isinstance(path, str) or not path:
+        return ""
+    folder, name = os.path.split(path.rstrip(os.sep))
+    if not is_name or name in ("", ".", ".."):
+        return os.path.realpath(path)
+    return os.path.join(os.path.realpath(folder), name)
+
+
+def _note_file(watch: _Watch, path: str, how: str, *, cut: bool, is_name: bool) -> None:
+    if not is_name and os.path.exists(path) and not os.access(path, os.W_OK):
+        return  # it fails
+    is_known, is_older = path in watch.seen, _is_older(watch, path)
+    is_kept = _is_kept(watch, path)
+    existed = is_older or (is_kept and path not in watch.renamed)
+    if watch.keeps:
+        kept = _beside(path, os.path.dirname(path))
+        if not is_known and (existed or os.path.lexists(kept)):
+            _keep(watch, path, kept, by_link=cut)
+        if not is_name and (is_kept or (cut and existed)):
+            _part(watch, path, cut=cut)
+    if is_name and how == "written":
+        watch.renamed.add(path)
+    if not is_known and (existed or len(watch.seen) < MOST_FILES):
+        watch.seen.add(path)
+        if how == "written" or existed:
+            _tell(watch, how, {path: existed})
+
+
+def _note_folder(watch: _Watch, folder: str, to: str) -> None:
+    """A folder that is renamed, or removed with all that is in it."""
+    files, folders = _older_in(watch, folder)
+    if watch.keeps and to and (files or any(folders.values())):
+        _journal(watch, "rename", folder, to, _identity(folder))
+    elif watch.keeps and not to:
+        if len(files) > MOST_FILES:
+            raise OSError(0, f"more than {MOST_FILES:,} files")
+        _journal_folders(watch, folders)
+        for file in files:
+            _keep(watch, file, _beside(file, os.path.dirname(folder)), by_link=True)
+    _tell(watch, "removed", dict.fromkeys(files[:MOST_FILES], True))
+
+
+def _note_emptied(watch: _Watch, folder: str) -> None:
+    """A folder that is removed once it is empty, so what is kept in it is moved out."""
+    names = os.listdir(folder)
+    if not watch.keeps or not all(name.endswith(KEPT) for name in names):
+        return
+    _journal_folders(watch, {folder: os.stat(folder).st_ctime < watch.began_s})
+    for path in (os.path.join(folder, name) for name in names):
+        _keep(watch, path, _beside(path, os.path.dirname(folder)), by_link=True)
+        os.unlink(path)
+
+
+def _journal_folders(watch: _Watch, older: dict[str, bool]) -> None:
+    for folder, is_older in older.items():
+        mode = stat.S_IMODE(os.stat(folder).st_mode)
+        _journal(watch, "folder", folder, mode, is_older, _identity(folder))
+
+
+def _tell(watch: _Watch, how: str, existed: dict[str, bool]) -> None:
+    """Files that changed, and whether they were there before."""
+    told = [
+        [path, how, there, there and watch.keeps]
+        for path, there in existed.items()
+        if not path.endswith(KEPT)
+    ]
+    if told := told[: MOST_FILES - watch.told]:
+        watch.told += len(told)
+        watch.reports.send("files", files=told)
+
+
+def _older_in(watch: _Watch, folder: str) -> tuple[list[str], dict[str, bool]]:
+    """The files and links below a folder that were there before the trial, of many not all; and the folders, with whether nothing of them has changed since."""
+    files: list[str] = []
+    folders: dict[str, bool] = {}
+    for top, below, names in os.walk(folder):
+        folders[top] = os.stat(top).st_ctime < watch.began_s
+        paths = [os.path.join(top, name) for name in (*below, *names)]
+        files += [path for path in paths if _is_older(watch, path)]
+        if len(files) > MOST_FILES:
             break
-    return found
+    return files, folders
 
 
 def _counts(watch: _Watch, path: str) -> bool:
-    if path.startswith(watch.inside) or path.endswith(KEPT):
-        return False
     at = path + os.sep  # a temporary folder itself is left alone as what lies in it is
-    if at.startswith(watch.alone) and not (watch.here and path.startswith(watch.here)):
+    if path.startswith(watch.inside) or (
+        at.startswith(watch.alone) and not (watch.here and path.startswith(watch.here))
+    ):
         return False
     return not any(os.sep + name + os.sep in path for name in _ALONE)
 
 
 def _is_older(watch: _Watch, path: str) -> bool:
-    """Whether it is a plain file that was there before the trial."""
+    """Whether it is a file or link that was there before the trial, or one that is kept."""
     try:
         found = os.lstat(path)
     except OSError:
         return False
-    return stat.S_ISREG(found.st_mode) and found.st_ctime < watch.began_s
+    is_plain = stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)
+    return is_plain and (found.st_ctime < watch.began_s or path.endswith(KEPT))
 
 
-def _keep(watch: _Watch, path: str, *, cut: bool, link_only: bool, tree: str) -> bool:
-    """Whether its content is kept beside it, or beside the folder `tree` that is removed with it."""
-    beside = os.path.dirname(tree)
-    import json
+def _is_kept(watch: _Watch, path: str) -> bool:
+    """Whether it has a second name under which it is kept: it has then changed since the trial began, though its content has not."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return found.st_nlink > 1 and any(_is_file(found, kept) for kept in _kept_here(watch))
+
+
+def _beside(path: str, folder: str) -> str:
+    """The name in that folder under which a file is kept."""
+    name = os.path.relpath(path, folder).replace("%", "%25").replace(os.sep, "%2F")
+    if len(os.fsencode(name)) + len(KEPT) >= LONGEST_NAME:
+        import hashlib
+
+        name = hashlib.sha256(os.fsencode(name)).hexdigest()
+    return os.path.join(folder, "." + name + KEPT)
+
+
+class _Turn:
+    """The turn to keep files: no two processes or threads of this node do it at once."""
+
+    def __init__(self, watch: _Watch) -> None:
+        folder = os.path.join(watch.reports.folder, JOURNAL)
+        os.makedirs(folder, exist_ok=True)
+        self._lock = os.open(
+            os.path.join(folder, "TURN"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+        )
+
+    def __enter__(self) -> None:
+        import fcntl
+
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def __exit__(self, *_: object) -> None:
+        import fcntl
+
+        fcntl.flock(self._lock, fcntl.LOCK_UN)  # a child that was forked meanwhile has it, too
+        os.close(self._lock)
+
+
+def _keep(watch: _Watch, path: str, kept: str, *, by_link: bool) -> None:
+    """Keeps a file that was there before. Raises `OSError` where that cannot be done."""
+    with _Turn(watch):
+        if not os.path.lexists(kept):
+            try:
+                _link(watch, path, kept) if by_link else _copy(watch, path, kept)
+            except FileNotFoundError:  # another process has taken it away meanwhile, and keeps it
+                return
+        elif not watch.has_several_nodes and kept not in _kept_here(watch):
+            raise OSError(
+                0, f"{kept} is the backup of another trial: if none is running, rename it to {path}"
+            )
+
+
+def _link(watch: _Watch, path: str, kept: str) -> None:
+    _journal(watch, "link", path, kept)
+    try:
+        os.link(path, kept, follow_symlinks=False)
+    except FileExistsError:  # another node was faster
+        _journal(watch, "not", path, kept)
+    except OSError as error:
+        is_plain = stat.S_ISREG(os.lstat(path).st_mode) and os.stat(path).st_uid == os.geteuid()
+        if error.errno not in NO_LINKS or not is_plain:
+            raise
+        _copy(watch, path, kept)
+
+
+def _copy(watch: _Watch, path: str, kept: str) -> None:
+    identity, spare = _identity(path), _copied(watch, path)
+    _journal(watch, "copy", path, kept, identity)
+    try:
+        os.link(spare, kept)
+    except FileExistsError:
+        _journal(watch, "not", path, kept)
+    except OSError:  # a disk without links
+        os.rename(spare, kept)
+        return
+    os.unlink(spare)
+
+
+def _part(watch: _Watch, path: str, *, cut: bool) -> None:
+    """Gives a name whose file is kept as well a file of its own, before it is written: an empty one where it is about to be cut."""
+    with _Turn(watch):
+        if _is_kept(watch, path):
+            os.replace(_copied(watch, path, empty=cut), path)
+
+
+def _identity(path: str) -> tuple[int, int]:
+    found = os.stat(path)
+    return found.st_dev, found.st_ino
+
+
+def _is_file(found: os.stat_result, path: str) -> bool:
+    try:
+        return os.path.samestat(found, os.lstat(path))
+    except OSError:
+        return False
+
+
+def _copied(watch: _Watch, path: str, *, empty: bool = False) -> str:
+    """A copy in the same folder, with the same mode and, where we may, owner. Raises `OSError` where there cannot be one."""
     import shutil
 
-    kept = os.path.join(beside, "." + os.path.relpath(path, beside).replace(os.sep, "--") + KEPT)
-    is_made = False
-    try:
-        if cut and link_only:
-            os.link(path, kept)
-        elif not cut and os.path.getsize(path) > COPY_BYTES:
-            return False
-        else:
-            os.close(os.open(kept, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-            is_made = True
-            if cut:
-                os.replace(path, kept)
-            else:
-                shutil.copy2(path, kept)
-    except FileExistsError:  # another process of this trial keeps it
-        end_s = time.monotonic() + PATIENCE_S
-        while cut and not link_only and _is_older(watch, path) and time.monotonic() < end_s:
-            time.sleep(1e-3)
-        return True
-    except OSError as error:
-        if is_made:
-            os.unlink(kept)
-        # another process has taken it away meanwhile, and keeps it
-        return isinstance(error, FileNotFoundError)
-    journal = os.path.join(watch.reports.folder, JOURNAL)
-    os.makedirs(journal, exist_ok=True)
-    with open(os.path.join(journal, str(os.getpid()) + ".jsonl"), "a") as file:
-        file.write(json.dumps([path, kept]) + "\n")
-    return True
+    found, folder = os.stat(path), os.path.dirname(path)
+    if not empty:
+        disk = os.statvfs(folder)
+        if found.st_size > COPY_BYTES:
+            raise OSError(0, f"larger than the {COPY_BYTES >> 20} MiB that are copied")
+        if disk.f_bavail * disk.f_frsize < found.st_size + FREE_BYTES:
+            raise OSError(0, "a copy would leave less than 1 GiB free on its disk")
+    spare = os.path.join(folder, f".{os.getpid()}-{time.monotonic_ns()}{KEPT}")
+    _journal(watch, "spare", spare)
+    os.close(os.open(spare, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    (shutil.copymode if empty else shutil.copy2)(path, spare)
+    if (found.st_uid, found.st_gid) != (os.geteuid(), os.getegid()):
+        try:
+            os.chown(spare, found.st_uid, found.st_gid)
+        except OSError:  # only root may: it is put back by its content
+            return spare
+    return spare
+
+
+def _journal(watch: _Watch, *what: Any) -> None:
+    import json
+
+    folder = os.path.join(watch.reports.folder, JOURNAL)
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, str(os.getpid()) + ".jsonl"), "a") as file:
+        # the line before may have been cut off by a full disk
+        file.write("\n" + json.dumps([time.monotonic(), *what]) + "\n")
+
+
+def _kept_here(watch: _Watch) -> Iterator[str]:
+    """Where processes of this node keep files."""
+    import json
+
+    folder = os.path.join(watch.reports.folder, JOURNAL)
+    for name in os.listdir(folder) if os.path.isdir(folder) else ():
+        if not name.endswith(".jsonl"):
+            continue
+        with open(os.path.join(folder, name)) as file:
+            lines = [json.loads(line) for line in file if line.endswith("]\n")]
+        others = [line[3] for line in lines if line[1] == "not"]
+        for line in lines:
+            if line[1] in ("link", "copy"):
+                if line[3] in others:
+                    others.remove(line[3])
+                else:
+                    yield line[3]

@@ -243,7 +243,10 @@ class _Keeper:
             self._outbox.send({"event": "probe", "reports": [{"kind": "lost", "files": lost}]})
         self._probe = ProbeFolder()
         return self._probe.variables(
-            order["env"], trial_folder=outputs, keeps_files=order["keeps_files"] and who is None
+            order["env"],
+            trial_folder=outputs,
+            keeps_files=order["keeps_files"] and who is None,
+            has_several_nodes=bool(order["meets_at"]),
         )
 
     @property

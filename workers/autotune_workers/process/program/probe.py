@@ -62,8 +62,8 @@ class ProgramProbe:
         """what the measured process trains, as it last said"""
         self.files: dict[str, dict[str, Any]] = {}
         """files outside of the trial's folder, by path: how they were changed, whether they existed before, whether they are kept"""
-        self.unkept: list[str] = []
-        """those that were there before and cannot be kept; the process that is about to change one waits to be ended"""
+        self.unkept: dict[str, str] = {}
+        """those that were there before and cannot be kept, with the reason; the process that is about to change one waits to be ended"""
         self.lost: list[str] = []
         """those that could not be put back, each with where it is"""
         self.troubles: list[str] = []
@@ -124,7 +124,9 @@ class ProgramProbe:
                     for path, how, existed, kept in report.get("files", ()):
                         self._note_file(str(path), how, bool(existed), bool(kept))
                 case "unkept":
-                    self.unkept += map(str, report.get("files", ()))
+                    self.unkept |= {
+                        str(file): str(report.get("why")) for file in report.get("files", ())
+                    }
                 case "lost":
                     self.lost += map(str, report.get("files", ()))
                 case "step":

@@ -176,7 +176,10 @@ class ProgramTrial:
         """A program that would change a file of the user's which cannot be put back is ended before it does."""
         if self.ending or not (files := self._probe.unkept):
             return
-        law = f"the program was stopped before changing {' and '.join(files)}: an existing file that cannot be backed up (too large, or its folder is not writable)"
+        told = " and ".join(f"{file} ({why})" for file, why in files.items())
+        law = (
+            f"the program was stopped before changing {told}, which existed and cannot be backed up"
+        )
         self._fail(
             FailureKind.INVALID,
             f"{law}; make the program write elsewhere ({{trial_dir}}), or write `outputs: keep`",
