@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from autotune.errors import MissingExtraError, SpecError
+from autotune.errors import ConflictError, MissingExtraError, SpecError
 from autotune.ports import CloseAttempt, EndTrial, KeepTrial, StepsReported
 from autotune.spec import Failure, FailureKind, ParallelConfig, StudyStatus, Trial, TrialStatus
 from autotune.store import MemoryStore, SqlStore, open_store
@@ -213,6 +213,23 @@ def test_parquet_says_what_it_needs(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingExtraError, match=r"autotune-parallel\[parquet\]"):
         maintenance.export(store, tmp_path / "out", format="parquet")
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_an_export_replaces_its_own_files_and_no_others(
+    store: SqlStore, tmp_path: Path, kind: str
+) -> None:
+    if kind == "parquet":
+        pytest.importorskip("pyarrow")
+    out = tmp_path / "out"
+    first = maintenance.export(store, out, format=kind)
+    assert maintenance.export(store, out, format=kind) == first
+    for name in (f"trials.{kind}", f"studies.{kind}.part"):
+        (out / name).write_text("weeks of work")
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    with pytest.raises(ConflictError, match=f"trials.{kind} exists and was not written"):
+        maintenance.export(store, out, format=kind)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
 def test_export_as_parquet(store: SqlStore, tmp_path: Path) -> None:

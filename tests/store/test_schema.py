@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -328,3 +330,15 @@ def test_many_processes_open_a_new_store_at_once(new_address: str) -> None:
     with closing(open_store(new_address)) as store:
         assert len(store.studies()) == 4
         assert maintenance.check(store) == []
+
+
+def test_the_database_of_another_program_stays_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE runs (id)")
+        database.commit()
+    before = path.read_bytes()
+    with pytest.raises(StoreCorruptError, match="not an autotune store: it has the tables runs"):
+        open_store(path)
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == [path.name]

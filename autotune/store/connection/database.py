@@ -278,7 +278,8 @@ def _make_engine(location: StoreLocation, database: Database) -> Engine:
         cursor = connection.cursor()
         if not database.is_read_only:
             cursor.execute("PRAGMA page_size=8192")  # of a new file: fits several trials on a page
-            _use_wal(cursor)
+            if _is_ours(cursor):
+                _use_wal(cursor)
         cursor.execute("PRAGMA foreign_keys=ON")
         cursor.execute("PRAGMA cache_size=-16384")
         cursor.close()
@@ -293,6 +294,12 @@ def _make_engine(location: StoreLocation, database: Database) -> Engine:
         cursor.close()
 
     return engine
+
+
+def _is_ours(cursor: Any) -> bool:
+    """Whether it is new or a store; the database of another program is rejected later, and stays as it is."""
+    tables = cursor.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+    return not tables or ("autotune_version",) in tables
 
 
 def _use_wal(cursor: Any) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import select
 
-from autotune.errors import SpecError
+from autotune.errors import ConflictError, SpecError
 from autotune.extras import require_extra
 from autotune.ports import HistoryEvent, StudyRecord
 from autotune.spec.plain import canonical
@@ -63,7 +63,8 @@ EVENTS: Columns = {"study": str, "sequence": int, "at": str, "kind": str, "data"
 def export(store: SqlStore, folder: str | os.PathLike[str], *, format: str = "csv") -> list[Path]:  # noqa: A002
     """Writes one file per table into `folder`, each completely or not at all, and returns their paths.
 
-    `format`: csv, or parquet with pyarrow. Raises `SpecError` for another or a folder that cannot be written, `MissingExtraError` without pyarrow.
+    `format`: csv, or parquet with pyarrow. Raises `SpecError` for another or a folder that cannot be written, `ConflictError` where a file would be
+    replaced that is not of an export, `MissingExtraError` without pyarrow.
     """
     if format not in ("csv", "parquet"):
         raise SpecError(
@@ -80,12 +81,36 @@ def export(store: SqlStore, folder: str | os.PathLike[str], *, format: str = "cs
     written = []
     with diagnosed(store.database.location), writing(folder, "folder"):
         folder.mkdir(parents=True, exist_ok=True)
+        paths = {name: folder / f"{name}.{format}" for name in tables}
+        _refuse_other_files(paths.values())
         for name, (columns, rows) in tables.items():
-            path = folder / f"{name}.{format}"
+            path = paths[name]
             with _whole(path) as part:
                 write(part, columns, rows(store))
             written.append(path)
     return written
+
+
+def _refuse_other_files(paths: Iterable[Path]) -> None:
+    """Raises `ConflictError` for a file that no earlier export wrote."""
+    for path in paths:
+        if not path.is_file():
+            continue
+        if path.suffix == ".csv":
+            with path.open(errors="replace") as file:
+                is_ours = file.read(6) in ("study,", "")
+        else:
+            from pyarrow import parquet  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+            try:
+                is_ours = parquet.read_schema(path).names[:1] == ["study"]
+            except ValueError:  # no parquet file
+                is_ours = False
+        if not is_ours:
+            raise ConflictError(
+                f"{path} exists and was not written by an export",
+                remedy="export to another folder, or move that file away",
+            )
 
 
 def study_keys(store: SqlStore) -> Iterator[tuple[int, str]]:
@@ -205,7 +230,7 @@ def _parquet_writer() -> Callable[[Path, Columns, Iterable[Row]], None]:
 @contextlib.contextmanager
 def _whole(path: Path) -> Iterator[Path]:
     """A temporary name to write under; the file gets its own name when it is complete."""
-    part = path.with_name(path.name + ".part")
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield part
         part.replace(path)
