@@ -193,7 +193,7 @@ UNKEPT = {
     ),
     "no room for a copy": (
         "",
-        "w.FREE_BYTES = 1 << 62\nwith open('a.txt', 'a') as f: f.write('x')",
+        "w.SMALL_BYTES, w.FREE_BYTES = 0, 1 << 62\nwith open('a.txt', 'a') as f: f.write('x')",
         "less than 1 GiB free",
     ),
     "a file that is too long": (

@@ -190,6 +190,48 @@ def test_files_of_an_attempt_of_which_everything_was_killed_are_put_back_by_the_
     assert not probe.path.exists()
 
 
+def test_folders_of_an_attempt_whose_keeper_was_killed_are_removed_by_a_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    keeper = KeeperProcess(detached=False)
+    code = (
+        "import os, time\n"
+        "open(os.path.join(os.environ['AUTOTUNE_TRIAL_DIR'], 'checkpoint'), 'w').close()\n"
+        "print('here', flush=True)\n"
+        "time.sleep(3600)"
+    )
+    begin(keeper, code, cwd=str(tmp_path))
+    heard_to(keeper, "lines")
+    folders = set(tmp_path.glob("autotune-*"))
+    assert {path.name.rpartition("-")[0] for path in folders} == {
+        "autotune-launch",
+        "autotune-probe",
+    }
+    for folder in folders:
+        [lock] = (*folder.glob("KEEPER"), *folder.glob(".KEEPER"))
+        os.utime(lock, (0, 0))
+    assert put_back_abandoned() == []
+    assert set(tmp_path.glob("autotune-*")) == folders, "their keeper lives"
+    os.kill(keeper._pid, signal.SIGKILL)
+    until(lambda: keeper.receive() and not keeper._channel.is_open, 60.0)
+    keeper.close(1.0)
+    put_back_abandoned()
+    assert not list(tmp_path.glob("autotune-*"))
+
+
+def test_a_young_folder_is_left_alone_because_its_keeper_may_be_about_to_lock_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for name in ("autotune-launch-young", "autotune-launch-without-lock"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "autotune-launch-young" / ".KEEPER").touch()
+    put_back_abandoned()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_a_file_that_is_too_long_to_be_kept_is_not_changed(
     keeper: KeeperProcess, tmp_path: Path
 ) -> None:

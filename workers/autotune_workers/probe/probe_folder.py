@@ -6,7 +6,7 @@
 
     KEEPER                                        locked as long as the keeper lives: the kernel gives the lock back whatever ends it
 
-Files of attempts whose keeper was killed are put back by whoever comes next on this machine (`put_back_abandoned`).
+Files of attempts whose keeper was killed are put back by whoever comes next on this machine (`put_back_abandoned`), which also removes their folders.
 
 The variable AUTOTUNE_PROBE=off, in the environment of autotune or of the trainer, leaves the probe out.
 """
@@ -33,7 +33,10 @@ MOST_READ = 256 << 10
 """bytes of one process that are read at once"""
 ENDED_S = 10.0
 """time that processes of an abandoned attempt get to be gone once they are killed"""
-_PREFIX, _LOCK = "autotune-probe-", "KEEPER"
+ABANDONED_S = 60.0
+"""age of a folder that nobody has locked which is left over"""
+_PROBE, _LAUNCH = "autotune-probe-", "autotune-launch-"
+_JOURNALS = "reports/kept/*.jsonl"
 _CODE = Path(__file__).parent / "injected"
 _START = "sitecustomize.py"
 
@@ -85,8 +88,7 @@ class ProbeFolder:
 
     def __init__(self) -> None:
         """Raises `OSError` where no folder can be made."""
-        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        self._lock = _locked(self.path)
+        self.path, self._lock = _locked_folder(_PROBE)
         self._code, self._reports = self.path / "code", self.path / "reports"
         package = self._code / "autotune_probe"
         package.mkdir(parents=True)
@@ -131,20 +133,34 @@ class ProbeFolder:
             self._lock = None
 
 
+def launch_folder() -> Path:
+    """A new folder for the files of an attempt, locked as long as this process lives. Raises `OSError`."""
+    return _locked_folder(_LAUNCH)[0]
+
+
+def _locked_folder(prefix: str) -> tuple[Path, int | None]:
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    return folder, _locked(folder)
+
+
 def put_back_abandoned() -> list[str]:
-    """Gives files their names again that attempts of this user have kept on this machine whose keeper was killed, once what is left of these attempts is ended;
-    those that cannot be put back, with where they are. Attempts that run are left alone."""
+    """Gives files their names again that attempts of this user have kept on this machine whose keeper was killed, once what is left of these attempts is ended,
+    and removes the folders of these attempts; those that cannot be put back, with where they are. Attempts that run are left alone."""
     lost: list[str] = []
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+    here = Path(tempfile.gettempdir())
+    for folder in (*here.glob(f"{_PROBE}*"), *here.glob(f"{_LAUNCH}*")):
         with contextlib.suppress(OSError):
-            if folder.stat().st_uid != os.geteuid() or not any(folder.glob("reports/kept/*.jsonl")):
+            age_s = time.time() - _lock_of(folder).lstat().st_mtime
+            has_journal = folder.name.startswith(_PROBE) and any(folder.glob(_JOURNALS))
+            is_over = age_s > ABANDONED_S or has_journal
+            if folder.lstat().st_uid != os.geteuid() or not is_over:
                 continue
             lock = _locked(folder)
             if lock is None:
                 continue
             try:
-                if _end_processes(str(folder / "reports").encode()):
-                    lost += _put_back(folder / "reports")
+                if _end_processes(f"{folder}/".encode()):
+                    lost += _put_back(folder / "reports") if has_journal else []
                     shutil.rmtree(folder, ignore_errors=True)
             finally:
                 os.close(lock)
@@ -153,7 +169,7 @@ def put_back_abandoned() -> list[str]:
 
 def _put_back(reports: Path) -> list[str]:
     lost, undo = [], _Undo()
-    done = [line for journal in reports.glob("kept/*.jsonl") for line in _journal(journal)]
+    done = [line for journal in reports.parent.glob(_JOURNALS) for line in _journal(journal)]
     for _, act, path, *rest in sorted(done, key=lambda line: line[0], reverse=True):
         try:
             getattr(undo, act)(path, *rest)
@@ -241,9 +257,14 @@ def _merge(source: str, target: str) -> None:
     os.rmdir(source)
 
 
+def _lock_of(folder: Path) -> Path:
+    """Its file; hidden where programs run."""
+    return folder / (".KEEPER" if folder.name.startswith(_LAUNCH) else "KEEPER")
+
+
 def _locked(folder: Path) -> int | None:
     """The lock of a folder; None where another process has it."""
-    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    lock = os.open(_lock_of(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

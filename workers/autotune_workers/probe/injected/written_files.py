@@ -40,8 +40,8 @@ KEPT = ".before-autotune"
 """end of the name of a file that is kept"""
 COPY_BYTES = 256 << 20
 """a longer file that is written in place is not copied"""
-FREE_BYTES = 1 << 30
-"""room that a copy must leave on its disk"""
+SMALL_BYTES, FREE_BYTES = 1 << 20, 1 << 30
+"""a copy of a longer file must leave so much room on its disk"""
 MOST_FILES = 2000
 """files of one process that are reported; a folder that is removed with more is not kept"""
 LONGEST_NAME = 255
@@ -299,7 +299,12 @@ def _is_kept(watch: _Watch, path: str) -> bool:
         found = os.lstat(path)
     except OSError:
         return False
-    return found.st_nlink > 1 and any(_is_file(found, kept) for kept in _kept_here(watch))
+    if found.st_nlink < 2 or found.st_ctime < watch.began_s:
+        return False
+    # journals are long where many files are kept, so this is tried first
+    if _is_file(found, _beside(path, os.path.dirname(path))):
+        return True
+    return any(_is_file(found, kept) for kept in _kept_here(watch))
 
 
 def _beside(path: str, folder: str) -> str:
@@ -402,7 +407,8 @@ def _copied(watch: _Watch, path: str, *, empty: bool = False) -> str:
         disk = os.statvfs(folder)
         if found.st_size > COPY_BYTES:
             raise OSError(0, f"larger than the {COPY_BYTES >> 20} MiB that are copied")
-        if disk.f_bavail * disk.f_frsize < found.st_size + FREE_BYTES:
+        is_full = disk.f_bavail * disk.f_frsize < found.st_size + FREE_BYTES
+        if is_full and found.st_size > SMALL_BYTES:
             raise OSError(0, "a copy would leave less than 1 GiB free on its disk")
     spare = os.path.join(folder, f".{os.getpid()}-{time.monotonic_ns()}{KEPT}")
     _journal(watch, "spare", spare)

@@ -32,13 +32,17 @@ import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune_workers.probe.probe_folder import ProbeFolder, is_off, put_back_abandoned
+from autotune_workers.probe.probe_folder import (
+    ProbeFolder,
+    is_off,
+    launch_folder,
+    put_back_abandoned,
+)
 from autotune_workers.process.failure import flight_recorder
 from autotune_workers.process.keeper.log import LogReader, Outbox, StepTest, widen
 from autotune_workers.process.machine import (
@@ -147,7 +151,7 @@ class _Keeper:
         log, sink = os.pipe2(os.O_CLOEXEC)
         widen(log)
         try:
-            folder = tempfile.mkdtemp(prefix="autotune-launch-")
+            folder = str(launch_folder())
             _write(
                 {
                     name: text.replace(order["folder_word"], folder)
@@ -156,18 +160,19 @@ class _Keeper:
                 folder,
             )
             os.mkdir(os.path.join(folder, order["outputs"]))
-            records = tempfile.mkdtemp(prefix="autotune-flight-recorder-")
+            records = os.path.join(folder, ".flight-recorder")
+            os.mkdir(records)
             who = program_account.account(order["user"])
             variables = {
                 **flight_recorder.variables(records, order["env"]),
                 **self._watched(order, folder, who),
             }
             variables |= _interface(order)
-            program_account.hand_over(who, folder, records, *self._probes, *order["remove"])
+            program_account.hand_over(who, folder, *self._probes, *order["remove"])
             program = _started(order, folder, sink, variables, who)
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             reason = _refusal(order, folder, error)
-            _remove(folder, records, *self._probes)
+            _remove(folder, *self._probes)
             self._outbox.send({"event": "refused", "reason": reason})
             return
         finally:
@@ -191,7 +196,7 @@ class _Keeper:
         self._end(program.pid, GRACE_S if self._code is None else LEFTOVERS_S)
         reader.join(LOG_END_S)
         self._hear_probe(is_last=True)
-        _remove(folder, records, *self._probes)
+        _remove(folder, *self._probes)
         if self._commands.terminated:
             self._outbox.send({"event": "gone", "why": TERMINATED, "terminated": True})
             return
