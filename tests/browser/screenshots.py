@@ -45,21 +45,21 @@ class Picture:
     """what must be there before the picture is taken"""
 
 
+PLAN = "/plan?model=qwen3-8b&cluster=h200-sxm-4x8&seq_len=8192&batch=512&trainer="
 RUNNING = Picture(
     name="study-running", path="/studies/{study}", at="Running now", ready="ul.running"
 )
 ENDED = (
     Picture(name="studies", path="/studies", ready="table"),
-    Picture(
-        name="plan",
-        path="/plan?model=qwen3-8b&cluster=h200-sxm-4x8&seq_len=8192&batch=512&trainer=",
-        ready="table",
-    ),
+    Picture(name="studies-phone", path="/studies", window=PHONE, ready="table"),
+    Picture(name="plan", path=PLAN, ready="table"),
+    Picture(name="plan-phone", path=PLAN, window=PHONE, ready="table"),
     Picture(name="study", path="/studies/{study}"),
     Picture(name="study-dark", path="/studies/{study}", scheme="dark"),
     Picture(name="study-map", path="/studies/{study}", at="Figures"),
     Picture(name="study-trials", path="/studies/{study}", at="Trials"),
     Picture(name="study-phone", path="/studies/{study}", window=PHONE),
+    Picture(name="figures-phone", path="/studies/{study}", window=PHONE, at="Figures"),
     Picture(name="trial", path="/studies/{study}/trials/{best}"),
     Picture(name="trial-figures", path="/studies/{study}/trials/{best}", at="Figures"),
     Picture(name="compare", path="/studies/{study}/compare?trial={default}&trial={best}"),
