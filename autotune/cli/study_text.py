@@ -15,6 +15,7 @@ from typing import Any
 
 from autotune.cli.output import bare_table, consoles, print_table
 from autotune.ports import EventKind
+from autotune.ports.trial_runner import UNLIMITED_RANKS
 from autotune.report.notes import infeasible_line, note_of, placed_lines
 from autotune.report.table_layout import Column, FittedTable, Shortening
 from autotune.report.terminal import (
@@ -418,8 +419,6 @@ CAUSES: Mapping[str, str] = {
 }
 """what the controller decided upon, by the name of the event (`autotune.study.controller.commands.Event`)"""
 
-SIMULATED_RANKS = 1 << 20
-"""what the `simulated` runner offers: as many as anybody wants"""
 MESSAGES: Mapping[str, str] = {
     EventKind.MACHINE_CHANGED: "",
     EventKind.GUESS_LEFT_OUT: "",
@@ -468,7 +467,7 @@ def history_line(event: Mapping[str, Any]) -> str:
         return f"trial {data.get('number')}: it {asked}: {data.get('reason', '')}"
     if kind == EventKind.CONTROLLER_BEGAN:
         known = data.get("capacity")
-        is_counted = known and known < SIMULATED_RANKS
+        is_counted = known and known < UNLIMITED_RANKS
         return (
             f"controller started; {known} ranks available" if is_counted else "controller started"
         )

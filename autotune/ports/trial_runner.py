@@ -18,6 +18,9 @@ from autotune.spec import Failure, Measurement, MeasureSpec, ParallelConfig, Stu
 from autotune.spec.plain import Plain
 from autotune.trainers.base.torchrun import Placement
 
+UNLIMITED_RANKS = 1 << 20
+"""capacity of a runner that has as many ranks as anybody asks for"""
+
 
 class AttemptId(NamedTuple):
     """The id by which commands and events refer to an attempt."""

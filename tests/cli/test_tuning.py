@@ -14,6 +14,7 @@ from autotune.cost.traits import POST_TRAINERS
 from autotune.report.target_text import target_sentences
 from autotune.study.controller import commands
 from autotune.trainers import python_line, trainer_names
+from autotune_workers.runners.simulated import SimulatedRunner
 from tests.matrix import sampled
 from tests.space.test_launchable import POST_TRAINING
 
@@ -148,6 +149,10 @@ def test_each_cause_of_a_decision_has_words():
     }
     began = {"kind": "controller.began", "data": {"capacity": 4}}
     assert logged_line(began) == "controller started; 4 ranks available"
+    began["data"] = {"capacity": SimulatedRunner().capacity}
+    assert logged_line(began) == "controller started"
+    proposed = {"kind": "trial.asked", "data": {"number": 3, "config": "tp2 mb1"}}
+    assert logged_line(proposed) == "trial 3 proposed: tp2 mb1"
     asked = {
         "kind": "study.decided",
         "data": {"decision": 7, "cause": {"event": "InterruptAsked", "reason": "Ctrl-C"}},

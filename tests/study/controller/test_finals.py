@@ -18,6 +18,7 @@ from autotune.spec import (
 )
 from autotune.study.controller.finals.finalists import (
     contenders,
+    expected_runs,
     first_finalists,
     most_runs,
     next_final,
@@ -448,3 +449,18 @@ def test_late_comers_that_could_not_be_measured_leave_the_claim_of_the_first_fin
     winner = decide(interrupted, ONE)
     assert present(winner.best).config == A
     assert winner.speedup == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(
+    ("max_trials", "measure", "said"),
+    [
+        (20, MeasureSpec(), "expect up to 27 runs: the baseline, up to 20 search trials (fewer"),
+        (20, MeasureSpec(), "and 6 finals that re-measure the best 2 and the baseline side by side. Up to 18 more"),
+        (1, MeasureSpec(), "expect up to 6 runs: the baseline, 1 search trial, and 4 finals that re-measure the best and"),
+        (3, MeasureSpec(finalists=0), "expect up to 4 runs: the baseline and up to 3 search trials"),
+    ],
+)  # fmt: skip
+def test_a_study_says_how_many_runs_it_takes_and_what_for(
+    max_trials: int, measure: MeasureSpec, said: str
+) -> None:
+    assert said in expected_runs(study(max_trials=max_trials, measure=measure))

@@ -35,6 +35,7 @@ from autotune.ports import (
     StepsReported,
     TrialRequest,
 )
+from autotune.ports.trial_runner import UNLIMITED_RANKS
 from autotune.spec import Failure, FailureKind, Measurement
 from autotune.spec.checks import one_of, positive
 from autotune.spec.texts.as_text import format_bytes
@@ -123,7 +124,7 @@ class SimulatedRunner:
         seed: int = 0,
         faults: Mapping[str, float] | Sequence[Mapping[str, Any]] = (),
         time_scale: float = 0.0,
-        capacity: int = 1 << 20,
+        capacity: int = UNLIMITED_RANKS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`noise`, `bias`, `memory_bias`: standard deviations of the logarithms above; `outlier_every`: 0 means never.
