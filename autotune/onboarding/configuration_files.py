@@ -1,6 +1,6 @@
 """A file, or a folder that `autotune export` wrote, as the current configuration of a program; and the trainer that it belongs to.
 
-A folder's launch.json tells command and environment; a single file is all that is known.
+A folder's launch.json tells command and environment, or its launch.sh where somebody edited that; a single file is all that is known.
 
 Whose a file is that autotune does not read: by the keys that it has and where they stand, never by a word in its text.
 
@@ -26,7 +26,8 @@ from autotune.errors import SpecError
 from autotune.onboarding.launch.launch_script import Started
 from autotune.trainers import Trainer, trainer, trainer_names
 from autotune.trainers.accelerate.read import PRECISIONS
-from autotune.trainers.launch_files import MANIFEST
+from autotune.trainers.documents.shell_words import command_of, commands_of
+from autotune.trainers.launch_files import MANIFEST, SCRIPT, digest_of
 from autotune.trainers.present_configuration import (
     DOCUMENTS,
     PresentConfiguration,
@@ -98,15 +99,28 @@ def read_present(path: Path) -> PresentConfiguration:
     try:
         launch = json.loads(_text(path / MANIFEST))
         names, argv, env = list(launch["files"]), tuple(launch["argv"]), dict(launch["env"])
-        cwd = str(launch.get("cwd", ""))
-    except (ValueError, KeyError, TypeError):
+        cwd, digest = str(launch.get("cwd", "")), launch.get("sha256", {}).get(SCRIPT)
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise SpecError(
             f"{path / MANIFEST} is not a manifest of `autotune export`", field="FILE"
         ) from None
     # the files themselves, not the manifest's copy: somebody may have edited them since
+    if (path / SCRIPT).is_file() and digest_of((script := _text(path / SCRIPT)).encode()) != digest:
+        argv, env = command_of(script).words, dict(commands_of(script).exported)
+        argv = argv[1:] if argv[:1] == ("exec",) else argv
     return PresentConfiguration(
         files={name: _text(path / name) for name in names}, argv=argv, env=env, cwd=cwd
     )
+
+
+def exported_folder(path: Path) -> Path:
+    """The folder of an exported launch whose `launch.sh` it is, where its trainer's files say all; else the path itself."""
+    folder = path.absolute().parent
+    if path.name != SCRIPT or not (folder / MANIFEST).is_file():
+        return path
+    with suppress(SpecError):
+        return folder if recognized(read_present(folder)) else path
+    return path
 
 
 def recognized(present: PresentConfiguration) -> str | None:

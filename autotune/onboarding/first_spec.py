@@ -22,6 +22,7 @@ from autotune.cost.traits import POST_TRAINERS
 from autotune.errors import AutotuneError, SpecError
 from autotune.onboarding.configuration_files import (
     document_of,
+    exported_folder,
     foreign_program,
     importing_trainers,
     ranks_asked,
@@ -142,11 +143,9 @@ def first_draft(
     said: Said = (),
 ) -> Draft:
     """The draft for the file; `folder`: of the spec; `said`: what the program's parser said as it ran. Raises `SpecError` for a file that is neither."""
-    return lawful(
-        _first_draft(path, model=model, cluster=cluster, folder=folder, said=said),
-        path.name,
-        folder,
-    )
+    place = exported_folder(path)
+    draft = _first_draft(place, model=model, cluster=cluster, folder=folder, said=said)
+    return lawful(draft, path.name, folder)
 
 
 def command_draft(

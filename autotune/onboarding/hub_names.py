@@ -12,7 +12,7 @@ from autotune.spec import catalog
 
 
 def model_named(named: Any, base: Path, folder: Path) -> tuple[str, str] | None:
-    """(the model for the spec, a comment): of the hub as the catalog has it, or the config.json of a folder; None for any other.
+    """(the model for the spec, a comment): of the hub as the catalog has it, or a config.json, also of a folder that is named; None for any other.
 
     `base`: the folder that a path begins at; `folder`: of the spec.
     """
@@ -22,9 +22,9 @@ def model_named(named: Any, base: Path, folder: Path) -> tuple[str, str] | None:
     of_tail = {_tail(hub): name for hub, name in catalog.hub_models().items()}
     if text and (found := of_tail.get(_tail(text))) is not None:
         return found, f"assumed for {text}"
-    local = base / text / "config.json"
-    if text and local.is_file() and is_model_file(str(local)):
-        return os.path.relpath(local.resolve(), folder.resolve()), ""
+    for local in (base / text, base / text / "config.json") if text else ():
+        if is_model_file(str(local)) and local.is_file():
+            return os.path.relpath(local.resolve(), folder.resolve()), ""
     return None
 
 

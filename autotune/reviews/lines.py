@@ -13,16 +13,20 @@ Of a script that starts several programs only the command that is reviewed chang
 
 from __future__ import annotations
 
+import ast
 import difflib
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import PurePosixPath
 from typing import Any
 
 from autotune.errors import AutotuneError
 from autotune.onboarding.launch.launch_script import Started, arguments_of, started_by
 from autotune.reviews.answer import LineEdit, Review
-from autotune.reviews.new_keys import with_key
+from autotune.reviews.new_keys import GONE, text_of, with_key, with_values
 from autotune.spec import ParallelConfig, Study
 from autotune.trainers import trainer
 from autotune.trainers.launch_files import Launch
@@ -41,6 +45,8 @@ class Change:
     old: str | None
     """None: it is not there; empty: a flag without a value"""
     new: str | None
+    file: str = ""
+    """the file of the launch that has the key; empty for an option of its command"""
 
 
 CONNECTIONS = Change("CUDA_DEVICE_MAX_CONNECTIONS", "1", "8")
@@ -60,20 +66,24 @@ def changed_lines(
     """(the lines that change from one config to the other, settings for which the texts have no line, as they are written). `held`: options that
     Python code alone sets, and no command; `beside`: its keyword argument behind which new ones are written; `started`: the command that is reviewed."""
     lines = {name: _without_others(text, started) for name, text in texts.items()}
-    touched: list[tuple[str, int]] = []
+    unedited = {name: list(text) for name, text in lines.items()}
     unplaced: list[str] = []
     changes = list(_changes(study, before, after))
     if before.accumulation_steps != after.accumulation_steps:
         changes += _batch_unsaid(texts, study, after)
     if any(change.name == "--use-megatron-fsdp" and change.new is not None for change in changes):
         changes += [CONNECTIONS] if any(CONNECTIONS.name in text for text in texts.values()) else []
+    for name, text in lines.items():
+        own = [change for change in changes if change.file and name in _in_its_file(lines, change)]
+        if name.endswith(".json") and own and with_values(text, {c.name: c.new for c in own}):
+            changes = [change for change in changes if change not in own]
     for told in changes:
         alone = _holds_options(told, texts, started)
         change = _as_key(told) if alone else told
         is_held = change.name.lstrip("-") in held
         among = {
             n: text
-            for n, text in lines.items()
+            for n, text in _in_its_file(lines, change).items()
             if (n in alone if alone else n.endswith(".py") or not is_held)
         }
         places = next((p for name in among if (p := _applied(lines[name], name, change))), [])
@@ -82,22 +92,26 @@ def changed_lines(
             places = _written(among, change, beside) if is_held else _added(among, change)
             left = not places
         if places:
-            touched += places
-        elif change is CONNECTIONS or (change.new is None and not change.name.startswith("-")):
+            continue
+        if change is CONNECTIONS or (change.new is None and not change.name.startswith("-")):
             continue  # a key that no text has need not go
-        elif left and is_held:
+        if left and is_held:
             unplaced.append(f"{change.name.lstrip('-')}={change.new}")
         elif left:
             unplaced.append(change.name if change.new is None else f"{change.name}={change.new}")
     found = []
-    for name, at in dict.fromkeys(touched):
-        old = texts[name].splitlines()[at]
-        found.append(LineEdit(file=name, line=at + 1, before=old, after=lines[name][at]))
-    changed = sorted(
-        (each for each in found if each.before != each.after),
-        key=lambda each: (each.file, each.line),
-    )
-    return tuple(changed), tuple(unplaced)
+    for name in sorted(lines):
+        for at, (old, new) in enumerate(zip(unedited[name], lines[name], strict=True), start=1):
+            if old != new:
+                after = "" if new == GONE else new
+                found.append(LineEdit(file=name, line=at, before=old, after=after))
+    return tuple(found), tuple(unplaced)
+
+
+def _in_its_file(lines: dict[str, list[str]], change: Change) -> dict[str, list[str]]:
+    """The texts among which the change is looked for: the file of that name, where there is one."""
+    own = PurePosixPath(change.file).name
+    return {n: text for n, text in lines.items() if PurePosixPath(n).name == own} or lines
 
 
 def _holds_options(change: Change, texts: Mapping[str, str], started: Started | None) -> list[str]:
@@ -168,14 +182,14 @@ def _changes(study: Study, before: ParallelConfig, after: ParallelConfig) -> Ite
         return
     own = study.trainer_options.get("env") or {}  # variables that tell the program its config
 
-    def said(launch: Launch) -> dict[str, str | None]:
-        variables = {name: text for name, text in launch.env.items() if name in own}
-        return {**dict(_told(launch)), **variables}
+    def said(launch: Launch) -> dict[tuple[str, str], str]:
+        variables = {("", name): text for name, text in launch.env.items() if name in own}
+        return {**{(file, name): value for file, name, value in _told(launch)}, **variables}
 
     old, new = said(launches[0]), said(launches[1])
-    for name in dict.fromkeys([*old, *new]):
-        if old.get(name) != new.get(name):
-            yield Change(name, old.get(name), new.get(name))
+    for at in dict.fromkeys([*old, *new]):
+        if old.get(at) != new.get(at):
+            yield Change(at[1], old.get(at), new.get(at), file=at[0])
 
 
 def _batch_unsaid(
@@ -183,13 +197,13 @@ def _batch_unsaid(
 ) -> Iterator[Change]:
     """The batch of a step where the launch tells it and the texts do not: there it follows from micro-batch and ranks, which change."""
     launch = _launched(study, after)
-    for name, value in dict(_told(launch)).items() if launch else ():
+    for file, name, value in _told(launch) if launch else ():
         key = name.lstrip("-").rpartition(".")[2]
         is_batch = re.fullmatch(r"global[-_]batch[-_]size|train_batch_size", key) is not None
         if is_batch and not any(
             re.search(rf"\b{re.escape(key)}\b", text) for text in texts.values()
         ):
-            yield Change(name, None, value)
+            yield Change(name, None, value, file=file)
 
 
 def _launched(study: Study, config: ParallelConfig) -> Launch | None:
@@ -208,20 +222,54 @@ def _launched(study: Study, config: ParallelConfig) -> Launch | None:
     return None
 
 
-def _told(launch: Launch) -> Iterator[tuple[str, str]]:
+def _told(launch: Launch) -> Iterator[tuple[str, str, str]]:
+    """(file, name, value) of all that the launch says: options of its command, whose file is empty, and keys of its files."""
     for argument in arguments_of(launch.argv):
         settings = [word for word in argument.values if re.match(r"\+*[A-Za-z_][\w.]*=", word)]
         if argument.name:
             rest = [word for word in argument.values if word not in settings]
-            yield argument.words[0].partition("=")[0], " ".join(rest)
+            yield "", argument.words[0].partition("=")[0], " ".join(rest)
         for word in settings:
             name, _, value = word.partition("=")
-            yield name, value
+            yield "", name, value
     for file, text in launch.files.items():
-        if file.endswith(DOCUMENTS):
-            for path, value in flat(parse_document(file, text)):
-                if not isinstance(value, Mapping):
-                    yield path, str(value).lower() if isinstance(value, bool) else str(value)
+        yield from ((file, path, value) for path, value in keys_of(file, text).items())
+
+
+def keys_of(file: str, text: str) -> dict[str, str]:
+    """The values of a file of settings as they are written, by their path: of YAML, JSON, TOML, and of the nested calls of a Python configuration. Empty where it cannot be read."""
+    if file.endswith(".py"):
+        try:
+            calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Return)]
+        except SyntaxError:
+            return {}
+        return {path: value for call in calls for path, value in _arguments(call.value, "")}
+    if not file.endswith(DOCUMENTS):
+        return {}
+    try:
+        document = parse_document(file, text)
+    except AutotuneError:
+        return {}
+    return {
+        path: _as_written(value) for path, value in flat(document) if not isinstance(value, Mapping)
+    }
+
+
+def _arguments(node: ast.AST | None, before: str) -> Iterator[tuple[str, str]]:
+    """(path, text) of the keyword arguments of a call, and of calls among them."""
+    for keyword in node.keywords if isinstance(node, ast.Call) else ():
+        path = f"{before}{keyword.arg}"
+        if isinstance(keyword.value, ast.Call) and keyword.value.keywords:
+            yield from _arguments(keyword.value, f"{path}.")
+        elif isinstance(keyword.value, ast.Constant) and isinstance(keyword.value.value, str):
+            yield path, keyword.value.value
+        else:
+            yield path, ast.unparse(keyword.value)
+
+
+def _as_written(value: Any) -> str:
+    """A value as YAML and JSON have it; a text without its quotes."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _apply(lines: list[str], file: str, change: Change) -> tuple[str, int] | None:
@@ -231,7 +279,7 @@ def _apply(lines: list[str], file: str, change: Change) -> tuple[str, int] | Non
     if change.name.startswith("-"):
         at = _of_option(lines, spelled, change, has_flags=not file.endswith(".py"))
         if at is None and file.endswith(DOCUMENTS):
-            at = _of_key(lines, spelled, change)
+            at = _of_key(lines, file, spelled, change)
         if at is None and file.endswith(".py"):
             at = _of_default(lines, spelled, change)
         if (
@@ -242,7 +290,7 @@ def _apply(lines: list[str], file: str, change: Change) -> tuple[str, int] | Non
         ):
             at = _appended(lines, change)
     else:
-        at = _of_key(lines, spelled, change)
+        at = _of_key(lines, file, spelled, change)
         if at is None and change is CONNECTIONS:
             at = _of_variable(lines, change.name, change)
     return None if at is None else (file, at)
@@ -392,7 +440,11 @@ def _of_option(lines: list[str], spelled: str, change: Change, *, has_flags: boo
         for at, line in enumerate(lines):
             if not _is_comment(line) and pattern.search(line):
                 left = pattern.sub("", line, count=1)
-                lines[at] = left if left.strip(" \\\t") else ""  # a line of its own goes whole
+                lines[at] = left
+                if not left.strip(" \\\t"):  # a line of its own goes whole
+                    lines[at] = GONE
+                    if not left.rstrip().endswith("\\"):
+                        _end_before(lines, at)
                 return at
         return None
     if change.old in (None, ""):
@@ -424,6 +476,13 @@ def _of_option(lines: list[str], spelled: str, change: Change, *, has_flags: boo
             if name := re.fullmatch(r"\$\{?([A-Za-z_]\w*)(?::?-[^}]*)?\}?", value_text):
                 return _of_variable(lines, name[1], change)
     return None
+
+
+def _end_before(lines: list[str], at: int) -> None:
+    """Ends a command before the line that was its last one and goes."""
+    kept = next((n for n in range(at - 1, -1, -1) if lines[n] != GONE), -1)
+    if kept >= 0 and lines[kept].rstrip().endswith("\\"):
+        lines[kept] = lines[kept].rstrip()[:-1].rstrip()
 
 
 def _of_variable(lines: list[str], name: str, change: Change) -> int | None:
@@ -477,25 +536,42 @@ def _of_default(lines: list[str], spelled: str, change: Change) -> int | None:
     return None
 
 
-def _of_key(lines: list[str], spelled: str, change: Change) -> int | None:
+def _of_key(lines: list[str], file: str, spelled: str, change: Change) -> int | None:
+    """The line with the key. In a file that has the very path, only the line that changes that value and no other one."""
     if change.old is None:
         return None
     key = re.compile(
         rf"""(^|[\s{{,\[(])(?:--)?(["']?)(?:[\w.]+\.)?{spelled}\2\s*[:=]\s*(["']?)(?P<value>[^\s,"'}}#)]+)\3"""
     )
+    held = keys_of(file, text_of(lines))
+    call = re.compile(rf"\b{spelled}=(?P<value>{re.escape(change.old)})(?=,|$)")  # Python's
     for at, line in enumerate(lines):
         if _is_comment(line):
             continue
-        for found in key.finditer(line):
+        for found in chain(key.finditer(line), call.finditer(line)):
             if not _same(found["value"], change.old):
                 continue
             if change.new is None:  # a key that goes, where its line has nothing else
-                lines[at] = "" if line.strip() == found[0].strip() else line
-                return at if not lines[at] else None
-            new = change.new.capitalize() if found["value"] in ("True", "False") else change.new
-            lines[at] = line[: found.start("value")] + new + line[found.end("value") :]
-            return at
+                if line.strip().rstrip(",") != found[0].strip():
+                    continue
+                lines[at] = GONE
+            else:
+                is_python = found["value"] in ("True", "False")
+                new = change.new.capitalize() if is_python else change.new
+                lines[at] = line[: found.start("value")] + new + line[found.end("value") :]
+            if not held or _changes_alone(held, keys_of(file, text_of(lines)), change):
+                return at
+            lines[at] = line
     return None
+
+
+def _changes_alone(held: Mapping[str, str], now: Mapping[str, str], change: Change) -> bool:
+    """Whether the value of the change's key, and no other, is another one now. A text that cannot be read any more has no values."""
+    differ = {path for path in (*held, *now) if held.get(path) != now.get(path)}
+    if change.name in held:
+        return differ == {change.name}
+    key = change.name.lstrip("-").rpartition(".")[2]
+    return {path.rpartition(".")[2].replace("-", "_") for path in differ} <= {key.replace("-", "_")}
 
 
 def _appended(lines: list[str], change: Change) -> int | None:

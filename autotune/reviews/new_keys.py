@@ -3,16 +3,76 @@
 [compile]            enable = true          at the end of a file that has no such section, behind the header of one that has it
 optimizer:           zero_stage: 1          with the indentation of the section
 {                    "key": 1,              behind the line that opens the section
+
+JSON as `json.dumps` indents it is written anew, so that sections and commas come out right.
 """
 
 from __future__ import annotations
 
+import difflib
+import json
 import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
+from typing import Any
 
 from autotune.errors import AutotuneError
 from autotune.trainers.present_configuration import DOCUMENTS, flat, parse_document
+
+GONE = "\\"
+"""what a line becomes that goes: to a shell it is nothing, and the command goes on"""
+
+
+def text_of(lines: list[str]) -> str:
+    """The text of the lines that stay."""
+    return "\n".join(line for line in lines if line != GONE)
+
+
+def with_values(lines: list[str], values: Mapping[str, str | None]) -> bool:
+    """Gives a JSON file these values, by their paths; None: the key goes, and its section if nothing else is in it. False, and nothing changes, if the file is not as `json.dumps` indents it."""
+    text = text_of(lines)
+    try:
+        document = json.loads(text)
+    except ValueError:
+        return False
+    indent = next((n for n in (2, 4, 1, 8) if json.dumps(document, indent=n) == text), None)
+    if indent is None:
+        return False
+    for path, value in values.items():
+        _set(document, path.split("."), value)
+    written = json.dumps(document, indent=indent).splitlines()
+    matcher = difflib.SequenceMatcher(a=list(lines), b=written, autojunk=False)
+    for _, begin, end, first, last in reversed(matcher.get_opcodes()):
+        if lines[begin:end] == written[first:last]:
+            continue
+        new = "\n".join(written[first:last])
+        if begin == end:  # behind the line before it
+            lines[begin - 1] += f"\n{new}"
+        else:
+            lines[begin:end] = [new if last > first else GONE, *[GONE] * (end - begin - 1)]
+    return True
+
+
+def _set(section: dict[str, Any], path: list[str], value: str | None) -> None:
+    """Sets the value, or removes it and the sections that it leaves empty."""
+    key, *rest = path
+    if rest:
+        inner = section.setdefault(key, {}) if value is not None else section.get(key)
+        if isinstance(inner, dict):
+            _set(inner, rest, value)
+            if not inner:
+                del section[key]
+    elif value is None:
+        section.pop(key, None)
+    else:
+        section[key] = value if isinstance(section.get(key), str) else _typed(value)
+
+
+def _typed(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
 
 
 def with_key(lines: Mapping[str, list[str]], path: str, value: str) -> list[tuple[str, int]]:
@@ -21,7 +81,7 @@ def with_key(lines: Mapping[str, list[str]], path: str, value: str) -> list[tupl
     for name in files:
         before = list(lines[name])
         try:
-            document = parse_document(name, "\n".join(before))
+            document = parse_document(name, text_of(before))
         except AutotuneError:
             continue
         sections, inside = [], document
@@ -42,7 +102,7 @@ def with_key(lines: Mapping[str, list[str]], path: str, value: str) -> list[tupl
 
 def _has_key(name: str, lines: list[str], path: str) -> bool:
     try:
-        return path in dict(flat(parse_document(name, "\n".join(lines))))
+        return path in dict(flat(parse_document(name, text_of(lines))))
     except AutotuneError:
         return False
 
@@ -116,4 +176,5 @@ _ADDS = {".toml": _add_to_toml, ".yaml": _add_to_yaml, ".yml": _add_to_yaml, ".j
 
 def _written_value(value: str) -> str:
     """A value as TOML and JSON write it."""
-    return value if re.fullmatch(r"true|false|-?\d+(\.\d+)?", value) else f'"{value}"'
+    is_plain = re.fullmatch(r"true|false|null|-?\d+(\.\d+)?|\[.*\]", value) is not None
+    return value if is_plain else f'"{value}"'

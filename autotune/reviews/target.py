@@ -26,7 +26,7 @@ from typing import Any
 
 from autotune.assets import search_spaces
 from autotune.errors import SpecError
-from autotune.onboarding.configuration_files import document_of, read_present
+from autotune.onboarding.configuration_files import document_of, exported_folder, read_present
 from autotune.onboarding.draft import Draft
 from autotune.onboarding.first_spec import SHELL_SCRIPTS, first_draft, text_draft
 from autotune.onboarding.launch.launch_script import Started, started_by
@@ -109,8 +109,10 @@ def read_target(
     if not isinstance(target, str | Path):
         return _of_command(shlex.join(target), COMMAND, Path.cwd(), model=model, cluster=cluster)
     path = Path(target)
-    if path.is_dir():
-        return _drafted(path, path.name, {}, None, model=model, cluster=cluster)
+    if (folder := exported_folder(path)).is_dir():
+        names = [LAUNCH, *read_present(folder).files]
+        texts = {name: _text(folder / name) for name in names if (folder / name).is_file()}
+        return _drafted(folder, path.name, texts, None, model=model, cluster=cluster)
     text = _text(path)
     document = document_of(path.name, text)
     if all(key in document for key in _OF_SPEC):

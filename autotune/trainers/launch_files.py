@@ -227,7 +227,7 @@ def write_launch(
     except OSError as error:
         raise _unwritable(folder, error) from None
     texts = {**launch.files, SCRIPT: launch.script, **(job["files"] if job else {})}
-    digests = {name: _digest(text.encode()) for name, text in texts.items()}
+    digests = {name: digest_of(text.encode()) for name, text in texts.items()}
     manifest = {**launch.to_dict(), **({"job": dict(job)} if job else {}), "sha256": digests}
     texts[MANIFEST] = json.dumps(manifest, indent=2) + "\n"
     mine = _manifest(root)
@@ -267,7 +267,7 @@ def _check_free(root: Path, name: str, text: str, mine: Mapping[str, str]) -> No
         )
     present = path.read_bytes()
     ours = name == MANIFEST and bool(mine)
-    if present != text.encode() and not ours and mine.get(name) != _digest(present):
+    if present != text.encode() and not ours and mine.get(name) != digest_of(present):
         raise ExportError(
             f"{path} exists and was not written by an export, or has been edited since",
             remedy="export to another folder, or move that file away",
@@ -290,7 +290,8 @@ def _write_whole(path: Path, text: str, *, executable: bool, secret: bool) -> No
         raise
 
 
-def _digest(data: bytes) -> str:
+def digest_of(data: bytes) -> str:
+    """Of a file of a launch, as its manifest has it."""
     return hashlib.sha256(data).hexdigest()
 
 

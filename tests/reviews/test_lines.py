@@ -19,12 +19,14 @@ from autotune.reviews.lines import (
     Change,
     _added,
     _applied,
+    _apply,
     changed_lines,
     edited,
+    keys_of,
     other_trainings,
     patch,
 )
-from autotune.reviews.new_keys import with_key
+from autotune.reviews.new_keys import text_of, with_key, with_values
 from tests.shortcuts import file_with
 
 CLM = "run_clm.py --model_name_or_path Qwen/Qwen2.5-7B --block_size 4096 --bf16 True --fsdp full_shard"
@@ -229,3 +231,47 @@ def test_a_variable_of_a_pod_changes_in_its_manifest() -> None:
     assert _applied(lines, "job.yaml", CONNECTIONS) == [("job.yaml", 4)]
     assert lines[2].strip() == 'value: "1"'
     assert lines[4].strip() == 'value: "8"'
+
+
+@pytest.mark.parametrize(
+    ("script", "after"),
+    [
+        ("torchrun t.py \\\n  --a 1 \\\n  --ckpt\necho done\n", "torchrun t.py \\\n  --a 1\necho done\n"),
+        ("torchrun t.py \\\n  --ckpt \\\n  --off\necho done\n", "torchrun t.py\necho done\n"),
+    ],
+)  # fmt: skip
+def test_a_command_ends_where_its_last_option_went(script: str, after: str) -> None:
+    lines = script.splitlines()
+    for name in ("--off", "--ckpt"):
+        _apply(lines, "a.sh", Change(name, "", None))
+    assert text_of(lines) + "\n" == after
+
+
+def test_an_option_is_added_behind_the_command_and_not_within_it() -> None:
+    lines = "torchrun t.py \\\n  --ckpt \\\n  --b 2\necho done".splitlines()
+    _apply(lines, "a.sh", Change("--ckpt", "", None))
+    _added({"a.sh": lines}, Change("--new", None, "3"))
+    assert text_of(lines) == "torchrun t.py \\\n  --b 2 --new 3\necho done"
+
+
+def test_a_key_changes_in_its_own_section_only() -> None:
+    lines = "a:\n  enabled: true\nb:\n  enabled: true\n".splitlines()
+    assert _apply(lines, "c.yaml", Change("b.enabled", "true", "false")) == ("c.yaml", 3)
+    assert lines == ["a:", "  enabled: true", "b:", "  enabled: false"]
+
+
+def test_a_value_that_is_nothing_is_null_in_yaml() -> None:
+    assert keys_of("a.yaml", "x: null\ny: [1, 2]\n") == {"x": "null", "y": "[1, 2]"}
+
+
+def test_json_is_written_anew_with_its_commas_and_sections() -> None:
+    document = {"a": {"x": 1}, "b": {"y": True, "z": "one"}, "keep": [1]}
+    lines = json.dumps(document, indent=2).splitlines()
+    assert with_values(lines, {"a.x": None, "b.y": None, "b.z": "two", "c.d": "[1]"})
+    assert json.loads(text_of(lines)) == {"b": {"z": "two"}, "keep": [1], "c": {"d": [1]}}
+
+
+def test_json_of_another_form_is_left_to_its_lines() -> None:
+    lines = ['{"a":  1}']
+    assert not with_values(lines, {"a": "2"})
+    assert lines == ['{"a":  1}']

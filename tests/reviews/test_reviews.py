@@ -19,7 +19,7 @@ from autotune.reviews import lines_of, review, review_texts
 from autotune.reviews.answer import Gain, LineEdit
 from autotune.reviews.edits import LEAST_CHANCE, RISKY, SURE, TRIALS
 from autotune.reviews.gains import given_that_it_ran
-from autotune.reviews.lines import Change, _added, _apply, edited, patch
+from autotune.reviews.lines import GONE, Change, _added, _apply, edited, patch
 from autotune.reviews.target import reading_only
 from autotune.schema.parsing import parse_study
 from autotune.space import why_not
@@ -301,7 +301,8 @@ def test_a_flag_on_a_line_of_its_own_goes_with_the_line() -> None:
     text = "torchrun t.py \\\n  --ckpt \\\n  --x 1\n"
     lines = text.splitlines()
     assert _apply(lines, "a.sh", Change("--ckpt", "", None)) == ("a.sh", 1)
-    gone = LineEdit(file="a.sh", line=2, before="  --ckpt \\", after=lines[1])
+    assert lines[1] == GONE
+    gone = LineEdit(file="a.sh", line=2, before="  --ckpt \\", after="")
     assert edited({"a.sh": text}, (gone,)) == {"a.sh": "torchrun t.py \\\n  --x 1\n"}
 
 

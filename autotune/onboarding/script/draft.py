@@ -58,7 +58,12 @@ from autotune.onboarding.script.option_matches import (
     match_options,
     ranks_today,
 )
-from autotune.onboarding.script.option_names import SHAPE, meaning_of
+from autotune.onboarding.script.option_names import (
+    FLAGS_OF_SHAPE,
+    MORE_OF_SHAPE,
+    SHAPE,
+    meaning_of,
+)
 from autotune.onboarding.script.print_statements import EVERY_STEP, is_known, patterns_of
 from autotune.onboarding.script.reading import Script, starts_one
 from autotune.spec.texts.usual_names import optimizer_named
@@ -595,13 +600,29 @@ def _model(found: OptionMatches, asked: str | None, cwd: Path, folder: Path) -> 
         found.used[target][0].given for target in SHAPE if target in found.used
     )
     if all(isinstance(sizes[target], int) for target in SHAPE[:3]) and not is_default:
-        vocab = sizes["vocab_size"] or VOCAB_SIZE
-        return Entry(
-            key="model",
-            value={**sizes, "vocab_size": vocab},
-            comment="" if sizes["vocab_size"] else "fill in: vocab_size",
-        )
+        return _shape(found, {**sizes, "vocab_size": sizes["vocab_size"] or VOCAB_SIZE})
     return None
+
+
+_USUAL_SHAPE = {
+    "ffn_hidden_size": "a feed-forward of four times the width",
+    "num_kv_heads": "as many key-value heads as heads",
+    "gated_mlp": "a plain MLP (not gated)",
+    "tied_embeddings": "a head that is not tied to the embedding",
+}
+"""what is taken for granted of a shape that does not say it"""
+
+
+def _shape(found: OptionMatches, sizes: dict[str, Any]) -> Entry:
+    """The model by the sizes that the program is told, with what they leave open."""
+    said = {name: found.count(name) for name in MORE_OF_SHAPE}
+    flags = {name: found.default(name) for name in FLAGS_OF_SHAPE if name in found.used}
+    told = {**{name: size for name, size in said.items() if size}, **flags}
+    open_ = ", ".join(words for name, words in _USUAL_SHAPE.items() if name not in told)
+    comments = [] if found.count("vocab_size") else ["fill in: vocab_size"]
+    comments += [f"taken as having {open_}"] if open_ else []
+    value = {**sizes, **{name: size for name, size in told.items() if size}}
+    return Entry(key="model", value=value, comment="; ".join(comments))
 
 
 def _loop(script: Script) -> str:

@@ -197,9 +197,13 @@ def match_options(script: Script, cwd: Path) -> OptionMatches:
     given = [option for option in script.options if option.given is not None]
     others = [option for option in script.options if option.given is None]
     of_file = tuple(told_by_file(found.settings)) if found.settings else ()
-    options = (*given, *overridden(script, cwd), *of_file, *others, *_told_by_variables(script))
+    of_deepspeed = tuple(found.template.options) if found.template else ()
+    options = (
+        *(*given, *overridden(script, cwd), *of_file, *others),
+        *(*_told_by_variables(script), *of_deepspeed),
+    )
     has_micro, by_tokens = (
-        any(is_explicit_micro(option) for option in options),
+        any(is_explicit_micro(option) for option in options if option not in of_deepspeed),
         counts_tokens(options),
     )
     switch = next((option for option in options if _is_amp_switch(option)), None)
@@ -264,6 +268,7 @@ def match_options(script: Script, cwd: Path) -> OptionMatches:
             f"{each.shown}={each.present} (a batch in tokens is `{each.prefix}{{micro_batch_size * seq_len}}`)"
             for each in filter(may_be_batch, options)
         ]
+    found.unclear += _contradicting(found)
     if "precision" in found.used:
         option, meaning = found.used["precision"]
         is_said = any(
@@ -323,6 +328,14 @@ def match_options(script: Script, cwd: Path) -> OptionMatches:
         if knob not in told and value not in (False, "none")
     }
     return found
+
+
+def _contradicting(found: OptionMatches) -> Iterator[str]:
+    """Options of the batch beside DeepSpeed's file, which says another number."""
+    for of_file in found.template.options if found.template else ():
+        option, meaning = found.used[of_file.name]
+        if not meaning.expression and option.present not in (None, of_file.given):
+            yield f"{option.shown}={option.present} beside {of_file.given} in {of_file.file}"
 
 
 _BY_VARIABLE = frozenset(

@@ -33,7 +33,20 @@ from autotune.spec.texts.usual_names import (
 
 SHAPE = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
 """figures that make a model's shape"""
-OF_MODEL = frozenset({*SHAPE, "model"})
+MORE_OF_SHAPE = (
+    "ffn_hidden_size",
+    "num_kv_heads",
+    "attention_head_dim",
+    "num_experts",
+    "experts_per_token",
+)
+"""further figures of it, which have usual values"""
+FLAGS_OF_SHAPE = {
+    "gated_mlp": r"(use_)?(swi|ge|re)?glu|gated_(mlp|ffn|linear_units?)|(use_)?gated_mlp",
+    "tied_embeddings": r"(use_)?tied?_(word_|input_output_)?embeddings?(_weights)?|tied?_weights|weight_tying|share_(input_output_)?embeddings?",
+}
+"""flags of it, by the names of their options"""
+OF_MODEL = frozenset({*SHAPE, *MORE_OF_SHAPE, *FLAGS_OF_SHAPE, "model"})
 """what says which model is trained: read, and told to no trial"""
 _FAMILIES = (
     {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"},
@@ -271,6 +284,9 @@ def _flag(option: ScriptOption, name: str, autocast: str) -> Meaning | None:
                 values=(precision,),
                 default=default,
             )
+    for target, pattern in FLAGS_OF_SHAPE.items():
+        if re.fullmatch(pattern, name):
+            return Meaning(target=target, default=bool(option.present))
     on_off = {
         "compile": ("true", "false"),
         "sequence_parallel": ("true", "false"),

@@ -100,7 +100,10 @@ class ScriptOption:
     @property
     def shown(self) -> str:
         """The option as people write it."""
-        return (self.prefix or str(self.on or self.off or self.name)).rstrip("=")
+        words = (
+            word for word in (self.prefix, self.on, self.off) if isinstance(word, str) and word
+        )
+        return next(words, self.name).rstrip("=")
 
     @property
     def place(self) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, final
 
@@ -213,10 +213,11 @@ def _replaced(node: Any, written: Mapping[str, Any], path: str, *, braces: bool 
 OPTIONS = ("deepspeed", "deepspeed_config")
 """arguments that name the file"""
 _BATCH = {
-    "train_batch_size": "{global_batch_size}",
-    "train_micro_batch_size_per_gpu": "{micro_batch_size}",
-    "gradient_accumulation_steps": "{accumulation_steps}",
+    "train_batch_size": "global_batch_size",
+    "train_micro_batch_size_per_gpu": "micro_batch_size",
+    "gradient_accumulation_steps": "accumulation_steps",
 }
+"""keys of the file by which DeepSpeed is told the batch; it works out those that are not there"""
 
 
 @final
@@ -234,25 +235,56 @@ class Template:
     """ZeRO stages that it can have, that of today first"""
     precision: str = ""
     """the number format that it fixes; empty where it leaves that to the program (`auto`)"""
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    """its batch and tensor parallel degree today, by the knob or figure; empty where the program fills them in (`auto`)"""
+
+    @property
+    def options(self) -> Iterator[ScriptOption]:
+        """These numbers as options that no argument carries. With a batch alone DeepSpeed does not accumulate."""
+        numbers = dict(self.numbers)
+        if not {"micro_batch_size", "accumulation_steps"} & numbers.keys() and numbers:
+            numbers["accumulation_steps"] = 1
+        for name, number in numbers.items():
+            yield ScriptOption(name=name, kind="int", given=number, file=self.given)
 
 
 def deepspeed_template(started: Started, base: Path) -> Template | None:
-    """The template of the file that the script names; None where it names none, or one that is not there or shards nothing."""
+    """The template of the file that the script names; None where it names none, or one that is not there or has neither a batch nor a sharding."""
     given = value_of(started.arguments, *OPTIONS)
     path = base / given
     if not given or path.suffix != ".json" or not path.is_file():
         return None
     document = _replaced(parse_document(path.name, read_present(path).files[path.name]), {}, "")
+    told: dict[str, Any] = dict(document)
+    numbers: dict[str, int] = {}
+    for key, target in _BATCH.items():
+        if type(number := document.get(key)) is int:
+            numbers[target] = number
+    if numbers:  # a trial is told all that DeepSpeed cannot work out from them
+        named = {key for key in _BATCH if key in document} | {*_BATCH} - {"train_batch_size"}
+        told |= {
+            key: f"{{{name}}}"
+            for key, name in _BATCH.items()
+            if key in named and not isinstance(document.get(key), str)
+        }
+    split = document.get("tensor_parallel")
+    if isinstance(split, dict) and type(degree := split.get("autotp_size")) is int and degree > 0:
+        numbers["tp"], told["tensor_parallel"] = degree, {**split, "autotp_size": "{tp}"}
     sharding = document.get("zero_optimization")
-    stage = sharding.get("stage") if isinstance(sharding, dict) else None
-    if stage not in (1, 2, 3):
+    stage = sharding.get("stage", 0) if isinstance(sharding, dict) else 0
+    if stage not in (0, 1, 2, 3) or not (numbers or stage):
         return None
-    of_stage_3 = "offload_param" in sharding
-    stages = (stage,) if of_stage_3 else (stage, *(other for other in (1, 2, 3) if other != stage))
-    batch = {key: text for key, text in _BATCH.items() if isinstance(document.get(key), int)}
-    told = {**document, **batch, "zero_optimization": {**sharding, "stage": "{zero_stage}"}}
+    is_fixed = stage == 0 or "offload_param" in sharding  # offloaded parameters need stage 3
+    stages = (stage,) if is_fixed else (stage, *(each for each in (1, 2, 3) if each != stage))
+    if stage:
+        told["zero_optimization"] = {**sharding, "stage": "{zero_stage}"}
     return Template(
-        name=path.name, given=given, document=told, stages=stages, precision=_fixed_format(document)
+        name=path.name,
+        given=given,
+        document=told,
+        stages=stages,
+        precision=_fixed_format(document),
+        numbers=numbers,
     )
 
 

@@ -30,7 +30,7 @@ NAMES: Mapping[str, str] = {
     "precision": "(d|torch_d|compute_d|amp_d|autocast_d|mixed_precision_d|train_d|param_d|model_d|weight_d)type|(mixed_|amp_|train_)?precision|mixed|amp|"
     "compute_type",
     "recompute": "(use_|enable_)?(gradient|grad|activation|act)s?_?(checkpoint|ckpt|recompute)(ing|s)?|(full_)?checkpoint_activations|use_checkpoint(ing)?|"
-    "recompute(_activations|_granularity)?|activations?_checkpoint(ing)?_(method|granularity)|ac(_mode)?|activation_checkpoint_mode|remat|use_gc",
+    "recompute(_activations|_granularity|_layers)?|activations?_checkpoint(ing)?_(method|granularity)|ac(_mode)?|activation_checkpoint_mode|remat|use_gc",
     "compile": "(torch_|use_|use_torch_|enable_|do_)?compile(_model)?",
     "zero_stage": "(deepspeed_|ds_)?zero(_stage|_level)?|(deepspeed_|ds_)stage|sharding_strategy|fsdp_sharding_strategy",
     "tp": "tp(_size|_degree|_dim|_world_size)?|tensor(_model)?_parallel(_size|_degree|ism)?|model_parallel_size",
@@ -51,6 +51,11 @@ NAMES: Mapping[str, str] = {
     "hidden_size": "n_?embd?|hidden_(size|dim)|d_model|dim|emb(ed(ding)?)?_?(dim|size)|emsize|n_embed",
     "num_attention_heads": "n_?heads?|num_(attention_)?heads",
     "vocab_size": "vocab(_size)?|padded_vocab_size",
+    "num_kv_heads": "n_?kv_?heads?|num_(kv|key_value)_heads|(num|n)_(query|kv)_groups|kv_heads",
+    "ffn_hidden_size": "(ffn|mlp|ff)_?(hidden_)?(size|dim)|ffn_(inner_)?hidden_size|intermediate_(size|dim)|d_(ff|ffn|mlp)|n_inner|inner_dim|dim_feedforward|feed_?forward_(size|dim)",
+    "attention_head_dim": "(attention_)?head_(dim|size)|d_head|kv_channels|d_kv",
+    "num_experts": "(num|n)_(local_|routed_)?experts",
+    "experts_per_token": "(num_)?experts_per_tok(en)?|moe_(router_)?top_?k|num_selected_experts|router_top_?k",
     "model": "model(_name|_id|_path)?(_or_path)?|config_name|pretrained_model_name_or_path|base_model",
 }
 """name patterns, by knob or figure. Sources: the parsers of transformers 5.23 and trl 1.16, Megatron-LM core 0.16 and Megatron-DeepSpeed, DeepSpeed 0.18,

@@ -1,0 +1,132 @@
+"""Programs whose batch is in DeepSpeed's file, and models by their sizes or the path of a config.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import autotune
+from tests.onboarding.drafting import drafted, loaded
+
+CLUSTER = "h200-sxm-1x8"
+PROGRAM = """\
+import argparse, deepspeed
+parser = argparse.ArgumentParser()
+parser.add_argument("--model", default="gpt2-medium")
+parser.add_argument("--seq-len", type=int, default=1024)
+parser = deepspeed.add_config_arguments(parser)
+args = parser.parse_args()
+engine, *_ = deepspeed.initialize(args=args, model=build(args.model))
+"""
+ZERO_2 = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}
+
+
+def _launch(folder: Path, settings: dict[str, Any], *, program: str = PROGRAM) -> Path:
+    (folder / "train.py").write_text(program)
+    (folder / "ds.json").write_text(json.dumps(settings, indent=2))
+    run = folder / "run.sh"
+    run.write_text("deepspeed --num_gpus 8 train.py --deepspeed --deepspeed_config ds.json\n")
+    return run
+
+
+@pytest.mark.parametrize(
+    ("batch", "config"),
+    [
+        ({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2}, "tp=1,pp=1,dp=8,micro_batch_size=2,accumulation_steps=4"),
+        ({"train_batch_size": 64, "gradient_accumulation_steps": 2}, "tp=1,pp=1,dp=8,micro_batch_size=4,accumulation_steps=2"),
+        ({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}, "tp=1,pp=1,dp=8,micro_batch_size=2,accumulation_steps=4"),
+        ({"train_micro_batch_size_per_gpu": 2}, "tp=1,pp=1,dp=8,micro_batch_size=2,accumulation_steps=1"),
+        ({"train_batch_size": 64}, "tp=1,pp=1,dp=8,micro_batch_size=8,accumulation_steps=1"),
+        ({"train_batch_size": 32, "train_micro_batch_size_per_gpu": 2, "tensor_parallel": {"autotp_size": 2}}, "tp=2,pp=1,dp=4,micro_batch_size=2,accumulation_steps=4"),
+    ],
+)  # fmt: skip
+def test_the_batch_of_deepspeeds_file_is_read_as_deepspeed_reads_it(
+    tmp_path: Path, batch: dict[str, Any], config: str
+) -> None:
+    found = autotune.review(_launch(tmp_path, {**batch, **ZERO_2}), cluster=CLUSTER)
+    assert found.missing == ()
+    assert str(found.config) == f"{config},precision=bf16,zero_stage=2"
+
+
+@pytest.mark.parametrize("sharding", [{}, {"zero_optimization": {"stage": 0}}])
+def test_a_file_that_shards_nothing_has_a_batch_all_the_same(
+    tmp_path: Path, sharding: dict[str, Any]
+) -> None:
+    run = _launch(tmp_path, {"train_micro_batch_size_per_gpu": 2, **sharding})
+    found = autotune.review(run, cluster=CLUSTER, precision="bf16").config
+    assert found is not None
+    assert (found.micro_batch_size, found.zero_stage) == (2, 0)
+
+
+def test_a_trial_has_its_batch_in_a_file_of_its_own(tmp_path: Path) -> None:
+    run = _launch(tmp_path, {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2, **ZERO_2})
+    draft = drafted(tmp_path, {"run.sh": run.read_text()}, cluster=CLUSTER)
+    study = loaded(draft, tmp_path)
+    assert study.trainer_options["files"]["ds.json"] == {
+        "train_batch_size": "{global_batch_size}",
+        "train_micro_batch_size_per_gpu": "{micro_batch_size}",
+        "gradient_accumulation_steps": "{accumulation_steps}",
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": "{zero_stage}"},
+    }
+    assert study.baseline is not None
+    assert study.baseline.accumulation_steps == 4
+
+
+def test_an_option_that_contradicts_the_file_is_named(tmp_path: Path) -> None:
+    option = 'parser.add_argument("--batch-size", type=int, default=16)\nparser = deepspeed'
+    run = _launch(
+        tmp_path,
+        {"train_micro_batch_size_per_gpu": 2, **ZERO_2},
+        program=PROGRAM.replace("parser = deepspeed", option),
+    )
+    (missing,) = autotune.review(run, cluster=CLUSTER).missing
+    assert "--batch-size=16 beside 2 in ds.json" in missing.what
+
+
+def test_the_path_of_a_config_json_names_the_model(tmp_path: Path) -> None:
+    run = _launch(tmp_path, {"train_micro_batch_size_per_gpu": 2, **ZERO_2})
+    shape = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 1000}  # fmt: skip
+    (tmp_path / "sizes.json").write_text(json.dumps(shape))
+    run.write_text(run.read_text().replace("ds.json", "ds.json --model sizes.json"))
+    found = autotune.review(run, cluster=CLUSTER)
+    assert found.study is not None
+    assert found.study.workload.model.num_layers == 2
+
+
+SIZES = "--n-layer=2 --n-embd=64 --n-head=4 --vocab-size=1000 --batch-size=2 --seq-len=128"
+OPTIONS = "n-layer n-embd n-head vocab-size batch-size seq-len n-kv-head intermediate-size head-dim num-experts experts-per-token"
+
+
+@pytest.mark.parametrize(
+    ("words", "more", "taken"),
+    [
+        ("", {"ffn_hidden_size": 256, "num_kv_heads": 4, "gated_mlp": False}, "four times the width, as many key-value heads"),
+        ("--n-kv-head=2", {"num_kv_heads": 2, "ffn_hidden_size": 256}, "four times the width, a plain MLP"),
+        ("--n-kv-head=2 --intermediate-size=160 --swiglu --tie-embeddings", {"num_kv_heads": 2, "ffn_hidden_size": 160, "gated_mlp": True, "tied_embeddings": True}, ""),
+        ("--head-dim=32", {"attention_head_dim": 32}, "four times the width"),
+        ("--num-experts=8 --experts-per-token=2", {"num_experts": 8, "experts_per_token": 2}, "four times the width"),
+    ],
+)  # fmt: skip
+def test_all_sizes_of_a_model_count_and_the_others_are_named(
+    tmp_path: Path, words: str, more: dict[str, Any], taken: str
+) -> None:
+    declared = "".join(f'p.add_argument("--{name}", type=int)\n' for name in OPTIONS.split())
+    flags = "".join(
+        f'p.add_argument("--{name}", action="store_true")\n'
+        for name in ("swiglu", "tie-embeddings")
+        if name in words
+    )
+    text = f"import argparse, torch\np = argparse.ArgumentParser()\n{declared}{flags}a = p.parse_args()\n"
+    (tmp_path / "train.py").write_text(text)
+    (tmp_path / "run.sh").write_text(f"torchrun --nproc-per-node 8 train.py {SIZES} {words}\n")
+    found = autotune.review(tmp_path / "run.sh", cluster=CLUSTER, precision="bf16")
+    assert found.study is not None
+    model = found.study.workload.model
+    assert {name: getattr(model, name) for name in more} == more
+    said = next((each for each in found.assumed if each.startswith("model: taken as having")), "")
+    assert taken in said
+    assert bool(said) == bool(taken)
