@@ -103,8 +103,8 @@ def changed_lines(
     for name in sorted(lines):
         for at, (old, new) in enumerate(zip(unedited[name], lines[name], strict=True), start=1):
             if old != new:
-                after = "" if new == GONE else new
-                found.append(LineEdit(file=name, line=at, before=old, after=after))
+                now = "" if new == GONE else new
+                found.append(LineEdit(file=name, line=at, before=old, after=now))
     return tuple(found), tuple(unplaced)
 
 
