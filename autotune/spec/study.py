@@ -203,6 +203,13 @@ class Study(Plain):
             _check_searcher_of_proxies(self.searcher)
             _check_no_baseline(self.baseline)
 
+    @property
+    def reference_batches(self) -> tuple[int, ...]:
+        """Global batch sizes at which losses in lower precisions are compared with an fp32 reference; none where stability does not count, configs see different
+        data, or trials are proxies."""
+        compares = self.objective.stability_weight > 0 and self.same_data and self.at_hand is None
+        return self.workload.global_batch_sizes if compares else ()
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values. A study without a target has no `at_hand`, so its fingerprint is the same as before targets existed."""
         values = Plain.to_dict(self)

@@ -110,15 +110,8 @@ class Assembly:
         step, or where that does not fit the config in the space that needs the least memory, in fp32. Without those that are not needed
         (stability counts for nothing, all configs are fp32, configs do not see the same data, the baseline is its own) or cannot be run."""
         lower = bool((~self.space.table.is_word("precision", "fp32")).any())
-        study = self.study
-        if (
-            study.objective.stability_weight == 0
-            or not lower
-            or not study.same_data
-            or study.at_hand is not None
-        ):
-            return {}
-        found = {batch: self._reference(batch) for batch in self.study.workload.global_batch_sizes}
+        batches = self.study.reference_batches if lower else ()
+        found = {batch: self._reference(batch) for batch in batches}
         return {
             batch: config
             for batch, config in found.items()

@@ -121,7 +121,7 @@ def test_an_error_of_the_operating_system_ends_no_study_for_good(store: Store) -
     assert "No space left on device" in record.message
     result = api.run_study(store, study)
     assert result.record.status is StudyStatus.COMPLETED
-    assert len(result.trials) == 13
+    assert len(result.trials) == 11
 
 
 def test_a_finished_study_wants_nothing_more(store: Store) -> None:

@@ -4,7 +4,7 @@ The best of many noisy measurements is on average too good (the winner's curse),
 claim does not rest on the search's own numbers: finalists and baseline alternate, every other round in the opposite order, which
 cancels a linear drift, and each config is held against the baseline of the same rounds, with equally many steps of each.
 
-    finalists   the best `MeasureSpec.finalists`, and all whose first measurement cannot be told from the best's
+    finalists   the best `MeasureSpec.finalists` that ran to their end, and all whose first measurement cannot be told from the best's
     a round     all that are still in the race; who is surely behind the leader drops out after `MeasureSpec.final_rounds` rounds
     the end     one is surely ahead of all others, or what the others may be ahead by is under `WORTH`, or `RACE` times the runs of
                 `final_rounds` rounds of `finalists` and baseline are used up
@@ -100,13 +100,16 @@ def first_finalists(trials: Sequence[Trial], study: Study) -> tuple[ParallelConf
     """Who is re-measured: the baseline, where it was measured, the best other configs (`MeasureSpec.finalists`), and those that cannot be told from the
     best; empty when that is under two.
 
-    Trials that were stopped early may come back: a lucky measurement of another may have stopped them.
+    Trials that were stopped because they cannot win take part only where there is nothing else to compare. A lucky measurement of another may have stopped them:
+    then the finals show how good that is, and they join as late comers.
     """
     baseline, least = baseline_of(trials), study.measure.finalists
     first = [baseline.config] if baseline is not None else []
     measured = first_measurements(trials, study)
     best_of = {t.config: t for t in reversed(measured) if t.config not in first}
-    others = sorted(best_of.values(), key=by_reward)[: RACE * (least + 1) - 1 if least else 0]
+    ended = [t for t in best_of.values() if t.status is TrialStatus.COMPLETED]
+    others = sorted(ended if len(first) + len(ended) > 1 else best_of.values(), key=by_reward)
+    others = others[: RACE * (least + 1) - 1 if least else 0]
     near = [t for t in others[1:] if not _is_behind(t, others[0], study)]
     chosen = [t.config for t in others[: max(least, len(near) + 1)]]
     return tuple(first + chosen) if chosen and len(first + chosen) > 1 else ()
@@ -119,9 +122,10 @@ def _is_behind(trial: Trial, best: Trial, study: Study) -> bool:
     return difference > slope_of(study) * noise.half_width(1, confidence=0.9)
 
 
-def least_runs(study: Study) -> int:
-    """Measurements of the first race's `final_rounds` rounds, where nobody fails."""
-    return study.measure.final_rounds * (study.measure.finalists + 1)
+def least_runs(study: Study, who: Sequence[ParallelConfig] | None = None) -> int:
+    """Measurements of the first race's `final_rounds` rounds, where nobody fails. `who`: the first finalists, once they are known."""
+    expected = 1 + min(study.measure.finalists, study.budget.max_trials)
+    return study.measure.final_rounds * (expected if who is None else len(who))
 
 
 def most_runs(study: Study) -> int:
@@ -130,22 +134,32 @@ def most_runs(study: Study) -> int:
     return max(least_runs(study), min(RACE * least_runs(study), study.budget.max_trials))
 
 
+def longest_finals(study: Study) -> int:
+    """Measurements of all races at most, repeated rounds aside: the first one, in which all that are tied run `final_rounds` rounds, the run of the baseline that
+    closes it, and late comers."""
+    least, references = study.measure.finalists, len(study.reference_batches)
+    configs = min(RACE * (least + 1), 1 + study.budget.max_trials + references)
+    return max(most_runs(study), study.measure.final_rounds * configs) + 1 + most_runs(study)
+
+
 def expected_runs(study: Study) -> str:
     """How many runs a study takes and what for, as people are told before it begins; empty for one of proxies, whose trials are chosen as it goes."""
     if study.at_hand is not None:
         return ""
-    most, rounds = study.budget.max_trials, study.measure.final_rounds
+    most, least = study.budget.max_trials, least_runs(study)
     search = f"up to {most} search trials" if most > 1 else "1 search trial"
     if most > 1:
         search += " (fewer once no other config is likely to be faster)"
+    beside = "repeats where a worker is lost or the machine changes"
+    if study.reference_batches:
+        beside = f"fp32 references for losses, one per global batch size, and {beside}"
     best = min(study.measure.finalists, most)
-    if not (rounds and best):
-        return f"expect up to {most + 1} runs: the baseline and {search}"
-    least, longest = rounds * (best + 1), 2 * most_runs(study)
+    if not (least and best):
+        return f"expect up to {most + 1} runs: the baseline and {search}. Not counted: {beside}"
     raced = f"the best {best}" if best > 1 else "the best"
     return (
-        f"expect up to {most + 1 + least} runs: the baseline, {search}, and {least} finals that re-measure {raced} and the baseline side by side. "
-        f"Up to {longest - least} more finals follow only while the winner is unclear"
+        f"expect up to {most + 1 + least} runs: the baseline, {search}, and up to {least} finals that re-measure {raced} and the baseline side by side. "
+        f"Up to {longest_finals(study) - least} more finals follow only while the winner is unclear. Not counted: {beside}"
     )
 
 
@@ -232,7 +246,8 @@ def _next_late(
         return None
     default, left = baseline.config, most_runs(study)
     while True:
-        seats = min(max(1, study.measure.finalists), left // least - 1)
+        after_closing = left - rounds % 2
+        seats = min(max(1, study.measure.finalists), after_closing // least - 1)
         joining = _late_comers(raced, known, trials, study, rounds)[: max(0, seats)]
         if not joining:
             return None
@@ -240,7 +255,7 @@ def _next_late(
         if rounds % 2:  # the baseline closes the pair of rounds that it opened
             if done[default] <= rounds:
                 return NextFinal(config=default, round=rounds, of_race=rounds, is_closing=True)
-            rounds, left = rounds + 1, left - 1
+            rounds, left = rounds + 1, after_closing
         began, known = rounds, known + joining
         alive = [default, *(c for c in joining if c not in failed)]
         done |= {c: began + len(measured_finals(c, finals)) for c in alive[1:]}
