@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.spec import MeasureSpec
+from autotune.spec.texts.as_text import format_duration
 
 STAKES = (0.5, 0.9)
 """Fractions of its wealth that the bettor of `evidence_slower` stakes: cautious, and quick when every step is slower."""
@@ -107,7 +108,7 @@ def trial_decision(
     n = len(step_times)
     is_look = n > 0 and n == measure.first_look
     if is_look and beat_step_time_s is not None and min(step_times) > (1 + FAR) * beat_step_time_s:
-        reason = f"cannot win: the first {n} steps took over {(1 + FAR) * beat_step_time_s:.3g} s each; winning needs {beat_step_time_s:.3g} s or less"
+        reason = f"cannot win: the first {n} steps took over {format_duration((1 + FAR) * beat_step_time_s)} each; winning needs {format_duration(beat_step_time_s)} or less"
         return StopDecision(stop=True, reason=reason, stopped_early=True)
     if n < measure.min_steps:
         return StopDecision(stop=False)
@@ -122,7 +123,7 @@ def trial_decision(
     ):
         return StopDecision(
             stop=True,
-            reason=f"cannot win: median step {middle:.3g} s after {n} steps; winning needs {beat_step_time_s:.3g} s or less",
+            reason=f"cannot win: median step {format_duration(middle)} after {n} steps; winning needs {format_duration(beat_step_time_s)} or less",
             stopped_early=True,
         )
     if n >= measure.max_steps:

@@ -26,6 +26,7 @@ from autotune.errors import (
     SourcePlace,
     SpecError,
 )
+from autotune.spec.texts.as_text import format_duration
 
 if TYPE_CHECKING:
     from autotune.ports import AskedRuns, AskedStudies
@@ -342,7 +343,7 @@ def _waited(url: str, study_id: str, timeout_s: float, poll_s: float) -> Script[
             return document
         if time.monotonic() >= deadline:
             raise ServiceError(
-                f"study {study_id} is still {status} after {timeout_s:.0f} s",
+                f"study {study_id} is still {status} after {format_duration(timeout_s)}",
                 remedy="wait longer, with a larger timeout_s",
             )
         yield poll_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.reviews.words import against_prediction
 from autotune.spec import ObservedRun, Outcome
-from autotune.spec.texts.as_text import format_bytes, format_count, format_duration
+from autotune.spec.texts.as_text import format_bytes, format_count, format_duration, format_span
 
 PREFIX = "autotune: "
 WORST = 160
@@ -47,7 +47,7 @@ def _how(time_from: str) -> str:
 
 
 def _ended(run: ObservedRun, kept: str) -> str:
-    lasted = format_duration((run.ended_at - run.started_at).total_seconds())
+    lasted = format_span((run.ended_at - run.started_at).total_seconds())
     if run.failure is not None:
         text = f"failed after {lasted}: {run.failure.kind}: {run.failure.message[:WORST]}"
     elif run.outcome is Outcome.INTERRUPTED:

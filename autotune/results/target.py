@@ -10,6 +10,7 @@ from typing import Any
 
 from autotune.ports import StudyRecord
 from autotune.spec import ParallelConfig
+from autotune.spec.texts.as_text import format_duration
 
 
 def target_of(record: StudyRecord) -> Mapping[str, Any] | None:
@@ -36,5 +37,5 @@ def prediction_note(record: StudyRecord) -> str:
     row = found["configs"][0]
     return (
         f"this config was not run on {found['cluster']}: it ranks first according to {found['proxies']} {'proxy' if found['proxies'] == 1 else 'proxies'} on {found['at_hand']}, with a predicted step of "
-        f"{row['step_time_s']:.3g} s (90%: {row['step_time_low_s']:.3g} to {row['step_time_high_s']:.3g} s)"
+        f"{format_duration(row['step_time_s'])} (90%: {format_duration(row['step_time_low_s'])} to {format_duration(row['step_time_high_s'])})"
     )

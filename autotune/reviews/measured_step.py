@@ -10,6 +10,7 @@ from autotune.errors import SpecError
 from autotune.reviews.answer import Observed
 from autotune.spec import Estimate, ParallelConfig, Study
 from autotune.spec.post_training import TRAINED
+from autotune.spec.texts.as_text import format_duration
 from autotune.trainers import trainer
 from autotune.trainers.post_training.logs import read_phases
 
@@ -102,7 +103,7 @@ def _refuse_beyond_the_peak(predicted: Estimate, measured_s: float) -> None:
     if mfu > 1.0:
         share = f"{mfu:.0%} of" if mfu < 100 else f"{mfu:.3g} times"
         raise SpecError(
-            f"a step of {measured_s:g} s would be {share} the GPUs' peak, but the limit is 100%",
+            f"a step of {format_duration(measured_s)} would be {share} the GPUs' peak, but the limit is 100%",
             remedy="give the time of an optimizer step, not of a micro-batch, and correct what the review misread: --config, --batch, --seq-len, --model or --cluster",
             field="--measured",
         )

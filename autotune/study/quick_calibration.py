@@ -20,6 +20,7 @@ from autotune.registry import CALIBRATORS, calibrator, registered
 from autotune.results.calibrations import keep_outliers, measured_constants
 from autotune.space import SearchSpace
 from autotune.spec import Study, Trial
+from autotune.spec.texts.as_text import format_span
 from autotune.study.assembly import assemble
 from autotune.study.preflight import check_here
 from autotune.study.progress import Notice, OnEvent
@@ -84,7 +85,7 @@ def calibrate_quickly(
     took_s = time.monotonic() - began_s
     tell(
         Notice(
-            message=f"calibrated in {took_s:.0f} s; `autotune calibrate` measures it more precisely"
+            message=f"calibrated in {format_span(took_s)}; `autotune calibrate` measures it more precisely"
         )
     )
     return Calibration.from_dict(values)

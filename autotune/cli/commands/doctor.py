@@ -222,6 +222,7 @@ def _ray_dashboard() -> Check:
 def _slurm() -> Check:
     """The allocation of this process; on a login node, how a study becomes a job."""
     from autotune.slurm.allocation import allocation, in_container
+    from autotune.spec.texts.as_text import format_span
 
     job = allocation()
     if job is None:
@@ -233,7 +234,7 @@ def _slurm() -> Check:
     left_s = job.left_s()
     cpus = f" with {job.cpus_per_node} CPUs each" if job.cpus_per_node else ""
     detail = f"job {job.job}: {counted(job.num_nodes, 'node', 'nodes')} ({job.node_list}){cpus}"
-    detail += f", {left_s / 60:.0f} min left" if left_s is not None else ", no limit known"
+    detail += f", {format_span(left_s)} left" if left_s is not None else ", no limit known"
     detail += "; runner: ray starts Ray on them, runner: slurm starts programs without it"
     detail += ", in a container" if in_container() else ""
     if job.cpus_per_node == 1:

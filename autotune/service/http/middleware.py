@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from autotune.service.http.error_responses import RefusalError
 from autotune.service.options import ServiceOptions, is_loopback
+from autotune.spec.texts.as_text import format_duration
 
 _SECURITY = (
     (b"x-content-type-options", b"nosniff"),
@@ -102,7 +103,7 @@ class RequestGuards:
             raise RefusalError(
                 408,
                 "too_slow",
-                f"the request was not complete after {self.options.body_timeout_s:.0f} s",
+                f"the request was not complete after {format_duration(self.options.body_timeout_s)}",
                 remedy="send it again",
             ) from None
         return {"type": "http.request", "body": b"".join(chunks), "more_body": False}

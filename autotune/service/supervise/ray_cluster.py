@@ -29,6 +29,7 @@ from typing import Self
 from autotune.errors import RunnerError
 from autotune.extras import require_extra
 from autotune.settings import data_folder
+from autotune.spec.texts.as_text import format_duration
 from autotune.study.process_id import is_gone
 
 START_S = 120.0
@@ -91,7 +92,7 @@ class RayHead:
         if not line.startswith("{"):
             cls(process, where={}, token="", place=place).close(5.0)
             raise RunnerError(
-                f"Ray did not start on this machine: it ended, or gave no address within {START_S:.0f} s",
+                f"Ray did not start on this machine: it ended, or gave no address within {format_duration(START_S)}",
                 remedy="run `autotune doctor` to check Ray, or run `autotune serve --runner local`, which needs no Ray",
             )
         return cls(process, where=json.loads(line), token=token, place=place)

@@ -24,6 +24,7 @@ from autotune.service.options import RUNNER_OPTIONS
 from autotune.service.supervise.launcher import Ended, Launcher
 from autotune.service.supervise.worker import ENDED, HELD, NOT_STARTED, STORE_AWAY
 from autotune.spec import StudyStatus, Wanted
+from autotune.spec.texts.as_text import format_span
 from autotune.study.lease import release_dead
 from autotune.study.process_id import is_beside, is_gone
 
@@ -119,7 +120,7 @@ class Supervisor:
         """What is wrong; empty when it works."""
         silent_s = self._monotonic() - self._last_round_s
         if silent_s > 30 + 10 * self._poll_s:
-            return f"the supervisor has not checked for work for {silent_s:.0f} s"
+            return f"the supervisor has not checked for work for {format_span(silent_s)}"
         return self._problem or self._launcher.health()
 
     @property

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+UNKNOWN = "-"
+"""what stands for a value that is not known"""
+
 
 def value_word(value: Any) -> str:
     """A value as text; flags become true and false, as in YAML and JSON."""
@@ -14,7 +17,7 @@ def value_word(value: Any) -> str:
 def format_bytes(value: float | None) -> str:
     """`1.5 GiB`, with three significant digits; `-` when unknown."""
     if value is None or not math.isfinite(value):
-        return "-"
+        return UNKNOWN
     size, sign = abs(value), "-" if value < 0 else ""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if size < 1023.5 or unit == "TiB":
@@ -28,7 +31,7 @@ def format_bytes(value: float | None) -> str:
 def format_count(value: float | None) -> str:
     """`1.23k`, `45.6M`: three significant digits and an SI prefix; `-` when unknown."""
     if value is None or not math.isfinite(value):
-        return "-"
+        return UNKNOWN
     size = abs(value)
     for unit in ("", "k", "M", "G", "T"):
         if size < 999.5 or unit == "T":
@@ -44,22 +47,29 @@ def format_count(value: float | None) -> str:
 def format_duration(seconds: float | None) -> str:
     """`850 us`, `12.3 ms`, `4.21 s`, `3m 05s`, `2h 10m`; `-` when unknown."""
     if seconds is None or not math.isfinite(seconds):
-        return "-"
+        return UNKNOWN
     if seconds < 0:
         return "-" + format_duration(-seconds)
     if seconds == 0:
         return "0 s"
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.0f} us"
+    if seconds < 9.995e-4:
+        return f"{seconds * 1e6:.3g} us"
     if seconds < 1:
         return f"{seconds * 1e3:.3g} ms" if seconds < 0.9995 else "1 s"
-    if seconds < 60:
+    if seconds < 59.95:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes}m {rest:02d}s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h {minutes:02d}m"
+
+
+def format_span(seconds: float | None) -> str:
+    """`<1 s`, `47 s`, `1m 07s`, `2h 10m`: what people wait for, in whole seconds; `-` when unknown."""
+    if seconds is not None and 0 < seconds < 1:
+        return "<1 s"
+    return format_duration(None if seconds is None else float(f"{seconds:.0f}"))
 
 
 def format_gain(factor: float) -> str:

@@ -34,6 +34,7 @@ from sqlalchemy.pool import QueuePool, StaticPool
 
 from autotune.errors import StoreUnavailableError, StoreVersionError
 from autotune.extras import require_extra
+from autotune.spec.texts.as_text import format_duration
 from autotune.store.connection.diagnosis import diagnosed
 from autotune.store.connection.location import StoreLocation
 
@@ -190,7 +191,7 @@ class Database:
             return
         if not self._write_lock.acquire(timeout=2 * BUSY_TIMEOUT_S):
             raise StoreUnavailableError(
-                f"the store {self.location} is busy: other threads have been writing for {2 * BUSY_TIMEOUT_S:.0f} s",
+                f"the store {self.location} is busy: other threads have been writing for {format_duration(2 * BUSY_TIMEOUT_S)}",
                 remedy="try again",
             )
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autotune.spec import Budget
+from autotune.spec.texts.as_text import format_span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,23 +55,21 @@ def search_is_over(spent: Spent, budget: Budget, reserve: Reserve) -> str:
     if spent.refused >= REFUSED_PER_TRIAL * budget.max_trials:
         return f"{spent.refused} configs proposed by the searcher cannot run here"
     if spent.wall_s + min(reserve.wall_s, budget.max_wall_s / 2) >= budget.max_wall_s:
-        return f"{spent.wall_s:.0f} of {budget.max_wall_s:.0f} s of wall time are spent; the rest is reserved for the finals"
+        return f"{format_span(spent.wall_s)} of {format_span(budget.max_wall_s)} of wall time are spent; the rest is reserved for the finals"
     if (
         budget.max_gpu_s is not None
         and spent.gpu_s + min(reserve.gpu_s, budget.max_gpu_s / 2) >= budget.max_gpu_s
     ):
         return f"{spent.gpu_s:.0f} of {budget.max_gpu_s:.0f} rank-seconds are spent; the rest is reserved for the finals"
     if spent.left_s is not None and JOB_SLACK * reserve.wall_s * spent.longest >= spent.left_s:
-        return (
-            f"this job has {max(0.0, spent.left_s):.0f} s left, which are reserved for the finals"
-        )
+        return f"this job has {format_span(max(0.0, spent.left_s))} left, which are reserved for the finals"
     return ""
 
 
 def everything_is_over(spent: Spent, budget: Budget) -> str:
     """Why even what runs must end now, in words; empty while it may go on."""
     if spent.wall_s >= budget.max_wall_s:
-        return f"the wall time of {budget.max_wall_s:.0f} s is spent"
+        return f"the wall time of {format_span(budget.max_wall_s)} is spent"
     if budget.max_gpu_s is not None and spent.gpu_s >= budget.max_gpu_s:
         return f"the budget of {budget.max_gpu_s:.0f} rank-seconds is spent"
     return ""

@@ -140,7 +140,7 @@ def test_errors(
             "POST",
             "/review",
             {"json": {**LAUNCH, "measured_s": 1e-300, "batch": 8}},
-            "a step of 1e-300 s would be 2e+299 times the GPUs' peak",
+            "a step of 1e-294 us would be 2e+299 times the GPUs' peak",
         ),
         ("POST", "/review", {"json": {"files": {".": "x"}}}, "'.' is not a file name"),
         (

@@ -254,7 +254,7 @@ def test_output_of_any_node_is_life_until_the_trial_is_over() -> None:
     failure = two.failure
     assert failure.kind is FailureKind.TIMEOUT
     assert failure.message == (
-        "the trial took longer than trial_timeout_s=100; it was still active, but no step came in the last 101 s"
+        "the trial took longer than trial_timeout_s=100; it was still active, but no step came in the last 1m 41s"
     )
 
 
@@ -454,7 +454,7 @@ def test_waiting_for_a_place_outlasts_every_deadline_and_is_reported(
     ("short", "patience", "kind", "says"),
     [
         ("the cluster has one node", Patience(), FailureKind.INVALID, "the cluster has one node"),
-        ("", Patience(placement_s=0.1), FailureKind.WORKER_LOST, "must be placed within 0.1 s"),
+        ("", Patience(placement_s=0.1), FailureKind.WORKER_LOST, "must be placed within 100 ms"),
     ],
 )
 def test_a_place_that_cannot_be_had_is_an_end(

@@ -19,6 +19,7 @@ from autotune.errors import DryRunError
 from autotune.ports import DryRunLimits
 from autotune.spec import DryRun, ModelSpec, ParallelConfig, Workload
 from autotune.spec.plain import to_plain
+from autotune.spec.texts.as_text import format_duration
 from autotune_workers.dryrun.memory_guard import beyond_memory, was_refused_memory
 from autotune_workers.own_model.users_line import dumped_line
 from autotune_workers.process.children import rank_environment
@@ -117,7 +118,7 @@ def _error(
     reached = f"; it got as far as: {told.get('reached', 'starting Python')}"
     if not in_time:
         return DryRunError(
-            f"the dry run was stopped after {limits.wall_s:g} s{reached}", remedy=FEWER
+            f"the dry run was stopped after {format_duration(limits.wall_s)}{reached}", remedy=FEWER
         )
     if line := dumped_line(output):
         reached += f", at {line}"

@@ -18,6 +18,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar, final
 from autotune.errors import RunnerError
 from autotune.ports import AttemptEnded, AttemptId, AttemptQueued, RunnerEvent, TrialRequest
 from autotune.spec import Failure, FailureKind
+from autotune.spec.texts.as_text import format_duration
 from autotune.trainers.base.torchrun import Placement
 from autotune_workers.gang.ladder import Patience
 from autotune_workers.gang.wire import Message
@@ -53,7 +54,7 @@ class PlacementWait:
             return Failure(kind=FailureKind.INVALID, message=why)
         if waited_s >= placement_s:
             message = (
-                f"{self._what} must be placed within {placement_s:g} s, but {absence() or 'others use the cluster'}; "
+                f"{self._what} must be placed within {format_duration(placement_s)}, but {absence() or 'others use the cluster'}; "
                 "use fewer ranks, or a larger cluster"
             )
             return Failure(kind=FailureKind.WORKER_LOST, message=message)

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from autotune.spec.texts.as_text import format_duration
+
 _WAITING_FILES = re.compile(
     r"torch/distributed/(distributed_c10d|c10d_logger|_functional_collectives)\.py|torch/cuda/"
 )
@@ -62,7 +64,11 @@ def culprit(
     silent = [r for r in busy if now_s - members[r].heard_s >= silent_s]
     if silent:
         unheard_s = now_s - members[silent[0]].heard_s
-        return silent[0], f"sent no heartbeat for {unheard_s:.1f} s: stopped or frozen", True
+        return (
+            silent[0],
+            f"sent no heartbeat for {format_duration(unheard_s)}: stopped or frozen",
+            True,
+        )
     if not busy:
         return None
     waiting = {r for r in busy if _waits(members[r])}

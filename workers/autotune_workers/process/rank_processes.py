@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
+from autotune.spec.texts.as_text import format_duration
 from autotune_workers.gang.wire import Message
 from autotune_workers.process.children import ForkedChild, OwnChild, RankForkServer
 from autotune_workers.process.machine import oom_kills
@@ -103,7 +104,7 @@ class RankProcess:
         messages = self._channel.receive()
         why = ""
         if was_open and not self._channel.is_open and (code := self._wait(EXIT_S)) is None:
-            why = f"it closed its channel, but did not end within {EXIT_S:g} s, and was killed"
+            why = f"it closed its channel, but did not end within {format_duration(EXIT_S)}, and was killed"
             self.kill()  # without its channel a rank is of no use
             self._wait(10.0)
         for message in messages:

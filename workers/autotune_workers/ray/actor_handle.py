@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, final
 
+from autotune.spec.texts.as_text import format_duration
 from autotune_workers.gang.wire import Message
 
 LOST_S = 15.0
@@ -59,7 +60,7 @@ class Silence:
 
     def reason(self, address: str) -> str:
         """Why the node at that address is lost, in words."""
-        return f"node {address} was silent for {self._lost_s:g} s: it is down, frozen or cut off"
+        return f"node {address} was silent for {format_duration(self._lost_s)}: it is down, frozen or cut off"
 
 
 RETRY_S = 1.0

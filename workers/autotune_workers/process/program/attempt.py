@@ -34,6 +34,7 @@ from autotune.ports import (
 )
 from autotune.settings import data_folder
 from autotune.spec import Failure, FailureKind
+from autotune.spec.texts.as_text import format_duration
 from autotune.spec.texts.secrets import without
 from autotune.trainers.base.trainer import MAX_LINE
 from autotune_workers.gang.attempt_runner import AttemptRunner, Place, PlacementWait
@@ -187,7 +188,7 @@ class ProgramAttempt:
         if self._told_s is not None and now_s - self._told_s >= GONE_S:
             self.healthy = False
             for node in [node for node in self._nodes if not node.over]:
-                why = f"its keeper did not stop the program within {GONE_S:g} s"
+                why = f"its keeper did not stop the program within {format_duration(GONE_S)}"
                 self._note_end(NodeEnd(**self._who(node), gone=why), now_s)
 
     def _read(self, node: _Node, message: Message, now_s: float) -> None:

@@ -18,6 +18,7 @@ from autotune.cost import training_flops_per_token
 from autotune.diagnosis.collect import Reports
 from autotune.ports import AttemptEnded, ProgramSeen, StepsReported, TrialRequest
 from autotune.spec import Failure, FailureKind, Measurement
+from autotune.spec.texts.as_text import format_span
 from autotune.stopping import trial_decision
 from autotune.trainers.base.trainer import LineReader, StepMetrics
 from autotune.trainers.logs.pattern_proposals import propose_patterns
@@ -261,7 +262,9 @@ class ProgramTrial:
         if now_s - self._launched_s >= measure.trial_timeout_s:
             law = f"the trial took longer than trial_timeout_s={measure.trial_timeout_s:g}"
             if done and (silent_s := now_s - self._progress_s) >= measure.step_timeout_s:
-                law += f"; it was still active, but no step came in the last {silent_s:.0f} s"
+                law += (
+                    f"; it was still active, but no step came in the last {format_span(silent_s)}"
+                )
             self._fail(FailureKind.TIMEOUT, law, step=done or None)
         elif not done and now_s - self._launched_s >= measure.start_timeout_s:
             law = f"the log has no first step within start_timeout_s={measure.start_timeout_s:g}"

@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 from autotune.errors import RunnerError
 from autotune.extras import require_extra
 from autotune.slurm.allocation import Allocation, allocation, in_container, is_on_a_node
+from autotune.spec.texts.as_text import format_duration
 from autotune_workers.ray.cluster import watchdog
 from autotune_workers.ray.cluster.slurm_step import RayStep
 from autotune_workers.ray.placement import is_among
@@ -230,7 +231,7 @@ class RayCluster:
         if self._silent_for() >= HEAD_GONE_S:
             self._retry_at_s, self._unanswered = (
                 math.inf,
-                f"accepted no connection for {HEAD_GONE_S:g} s",
+                f"accepted no connection for {format_duration(HEAD_GONE_S)}",
             )
             raise self._no_answer(self._unanswered)
 
@@ -286,9 +287,9 @@ class RayCluster:
                         raise
                 self._check_step()
                 if self._silent_for() >= ANSWERLESS_S:
-                    what = f"accepted no connection for {ANSWERLESS_S:g} s"
+                    what = f"accepted no connection for {format_duration(ANSWERLESS_S)}"
                 elif time.monotonic() >= end_s:
-                    what = f"gave no answer within {ANSWER_S:g} s"
+                    what = f"gave no answer within {format_duration(ANSWER_S)}"
             self._retry_at_s, self._unanswered = time.monotonic() + ANSWER_S, what
         self._check_step()  # whoever asks after the end is told so too
         raise self._no_answer(self._unanswered)

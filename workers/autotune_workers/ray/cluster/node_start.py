@@ -16,6 +16,7 @@ import sys
 import time
 from pathlib import Path
 
+from autotune.spec.texts.as_text import format_duration
 from autotune_workers.process.children import OF_A_JOB
 from autotune_workers.ray.cluster import watchdog
 
@@ -137,7 +138,7 @@ def _read_head(file: Path) -> str:
         os.listdir(file.parent)  # has a network file system look again
         time.sleep(0.1)
     sys.exit(
-        f"{file} did not appear within {HEAD_S:g} s: the folder is not shared with this node, or Ray's head did not start"
+        f"{file} did not appear within {format_duration(HEAD_S)}: the folder is not shared with this node, or Ray's head did not start"
     )
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from autotune.errors import JobEndedError, RunnerError
 from autotune.slurm.allocation import Allocation, ask, in_container, step_environment
+from autotune.spec.texts.as_text import format_duration
 from autotune_workers.ray.cluster import node_start
 
 READY_S = 300.0
@@ -91,7 +92,7 @@ class RayStep:
                 self.address = (self._folder / node_start.HEAD).read_text().split()[0]
             self._check_start()
             if time.monotonic() > end_s:
-                raise self._failed(f"Ray's head did not start within {READY_S:g} s")
+                raise self._failed(f"Ray's head did not start within {format_duration(READY_S)}")
             os.listdir(self._folder)  # has a network file system look again
             time.sleep(0.05)
         return self.address
@@ -116,7 +117,7 @@ class RayStep:
                     if not any(name.partition(".")[0] == host.partition(".")[0] for name in there)
                 ]
                 raise self._failed(
-                    f"Ray runs on {len(there)} of {self.job.num_nodes} nodes after {READY_S:g} s; {', '.join(absent)} did not join"
+                    f"Ray runs on {len(there)} of {self.job.num_nodes} nodes after {format_duration(READY_S)}; {', '.join(absent)} did not join"
                 )
             time.sleep(0.1)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from autotune.spec.texts.as_text import format_duration
 from autotune_workers.gang.wire import Message
 from autotune_workers.ray.actor_handle import ActorHandle, Silence
 from autotune_workers.ray.ranks.host import HostState
@@ -43,7 +44,7 @@ class RayRank(ActorHandle):
         """Why its actor is gone."""
         place = f"its host on node {self.address or '(not yet placed)'}"
         words = f"is lost: {' '.join(str(error).split())[:500]}"
-        return f"{place} {f'did not answer for {HOST_KILL_S:g} s' if self.given_up else words}"
+        return f"{place} {f'did not answer for {format_duration(HOST_KILL_S)}' if self.given_up else words}"
 
     def gone(self, why: str) -> Message:
         """Its last message, on its behalf. Its host was lost, unless we ended it ourselves."""
