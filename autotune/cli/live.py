@@ -1,14 +1,19 @@
 """The live view of a running study, on stderr: in a terminal a table that is redrawn, elsewhere one line per event.
 
-`LiveView` takes the loop's events (`autotune.study.progress`) of a study that runs in this process, or documents of one that runs elsewhere.
+`LiveView` takes the loop's events (`autotune.study.progress`) of a study that runs in this process, or the result so far of one that runs elsewhere.
+
+A figure that was shown stays: a config's row has the figures of its first run, as measured. What finals add shows in the number of runs, and figures that they measure
+again are marked. Pooled figures would move with every final run, those of all other configs with every run of the baseline, and be read as results each time. They
+come once, in the table at the end.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +22,23 @@ from autotune.cli.study_text import noisy_line, trial_line
 from autotune.ports import StudyRecord
 from autotune.report.table_layout import FittedTable
 from autotune.report.terminal import (
+    RE_MEASURED,
+    ConfigRuns,
     Palette,
+    by_config,
+    configs_of_study_table,
     format_count,
-    format_duration,
-    trials_table,
 )
 from autotune.results.answers import result_from
 from autotune.results.result import Result
 from autotune.spec import Study, StudyStatus, Trial, TrialPurpose, TrialStatus, config_label
-from autotune.study.controller.finals.finalists import expected_runs, least_runs, most_runs
+from autotune.spec.texts.as_text import format_span
+from autotune.study.controller.finals.finalists import (
+    expected_runs,
+    first_finalists,
+    least_runs,
+    longest_finals,
+)
 from autotune.study.controller.finals.rounds import baseline_of
 from autotune.study.controller.finals.too_noisy import too_noisy
 from autotune.study.controller.trial_index import ASKED
@@ -37,7 +50,10 @@ if TYPE_CHECKING:
 
 REDRAWS_PER_S = 4
 JUDGING = 20.0
-"""times as long as the figures took to work out, they are kept"""
+"""times as long as the result so far took to work out, it is kept"""
+IN_FINALS = (
+    f"{RE_MEASURED} is being re-measured; final figures come at the end, corrected for drift"
+)
 
 
 class LiveView:
@@ -54,13 +70,17 @@ class LiveView:
         """that the machine is too noisy to tell so far, and what to do; empty while it is not"""
         self._has_warned = False
         self._record: StudyRecord | None = None
-        self._judged: tuple[int, Result] | None = None
-        """what its trials come to, and how many had ended then"""
+        self._found: Result | None = None
+        """what its trials come to, of which only the best one and the reasons are shown"""
+        self._ended = 0
+        """trials that had ended then"""
         self._judge_after_s = 0.0
+        self._least_finals = 0
+        """as announced, or fewer where fewer configs can be re-measured"""
         self.phase = "starting"
         self.message = ""
-        self.began = time.monotonic()
-        """when the study would have begun, had it been running without a break"""
+        self.began: float | None = None
+        """when the study would have begun, had it been running without a break; None while it is being prepared, which its time does not include"""
         self._live: Any = None
 
     def __enter__(self) -> LiveView:
@@ -108,7 +128,11 @@ class LiveView:
             case progress.TrialAsked(trial=trial):
                 self.trials[trial.number] = trial
             case progress.TrialStarted(number=number):
-                self.trials[number] = replace(self.trials[number], status=TrialStatus.RUNNING)
+                asked = self.trials[number]
+                began_at = asked.started_at or datetime.now(UTC)
+                self.trials[number] = replace(
+                    asked, status=TrialStatus.RUNNING, started_at=began_at
+                )
             case progress.TrialStepped(number=number, steps=steps):
                 self.steps[number] = steps.first_step + len(steps.step_times_s)
             case progress.TrialRetried(number=number, attempt=attempt, failure=failure):
@@ -116,21 +140,23 @@ class LiveView:
                     f"trial {number}: attempt {attempt} was lost ({failure.message}); retrying"
                 )
             case progress.TrialEnded(trial=trial):
-                self.trials[trial.number] = trial
+                started_at = self.trials.get(trial.number, trial).started_at
+                ended_at = trial.ended_at or datetime.now(UTC)
+                self.trials[trial.number] = replace(trial, started_at=started_at, ended_at=ended_at)
                 self._line(trial_line(trial, self.palette))
                 self._look_for_noise(trial)
-            case progress.BestChanged(trial=trial) if self._judged is None:
+            case progress.BestChanged(trial=trial) if self._found is None:
                 self.best = trial.number
             case progress.Notice(message=message):
                 self.message = message
                 self._line(message)
 
-    def show(self, document: Mapping[str, Any], trials: Sequence[Mapping[str, Any]]) -> None:
-        """Takes the state of a study that runs elsewhere, as documents of the public contract."""
-        study, best = document["study"], document["best"]
-        self.trials = {trial["number"]: Trial.from_dict(trial) for trial in trials}
+    def show(self, document: Mapping[str, Any], found: Result) -> None:
+        """Takes the state of a study that runs elsewhere: its document, and what its trials come to."""
+        study = document["study"]
+        self.trials = {trial.number: trial for trial in found.trials}
         self.noisy = noisy_line(document["too_noisy"]) if document.get("too_noisy") else ""
-        self.best = best["number"] if best and best["number"] in self.trials else None
+        self._found, self.best = found, found.best.number if found.best is not None else None
         self.phase, self.message = study["status"].lower(), study["message"]
         self.began = time.monotonic() - study["elapsed_s"]
 
@@ -159,6 +185,7 @@ class LiveView:
             (self._best_line(), "bold"),
             (self.noisy, "yellow"),
             (self.message, "dim"),
+            (IN_FINALS if self._finals_ended() is not None else "", "dim"),
             (title, "italic"),
         )
         head = Group(
@@ -181,56 +208,69 @@ class LiveView:
         yield SegmentLines(lines[:room], new_lines=True)
 
     def _table(self, rows: int) -> FittedTable:
-        """A table of the last trials; the best one is always among them."""
-        figures = self._figures()
-        trials = [figures.get(n, t) for n, t in sorted(self.trials.copy().items())]
-        shown = trials[-rows:] if rows else []
-        if self.best is not None and shown and all(t.number != self.best for t in shown):
-            shown = [figures.get(self.best, self.trials[self.best]), *shown[1:]]
-        running = [
-            replace(t, reason=f"step {self.steps[t.number]}")
-            if t.status is TrialStatus.RUNNING and t.number in self.steps
-            else t
-            for t in shown
+        """A table of the last configs; the best one and those that run are always among them."""
+        below = self._found.below if self._found else {}
+        trials = [
+            replace(t, reason=below.get(n, "")) if t.status is TrialStatus.COMPLETED else t
+            for n, t in self.trials.copy().items()
         ]
-        return trials_table(running, best=self.best, palette=self.palette, one_line=True)
+        best = self.trials[self.best].config if self.best is not None else None
+
+        def last(row: ConfigRuns) -> tuple[bool, int]:
+            runs = any(not t.status.is_terminal for t in row.runs)
+            return runs or row.trial.config == best, row.trial.number
+
+        shown = sorted(by_config(trials), key=last)[-rows:] if rows else []
+        return configs_of_study_table(
+            sorted(shown, key=lambda row: row.trial.number),
+            best=best,
+            palette=self.palette,
+            steps=self.steps,
+        )
 
     def _summary(self) -> str:
         budget = self.study.budget
         searched = sum(t.purpose in ASKED and t.status.is_terminal for t in self.trials.values())
+        finals = self._finals_ended()
+        most = f"{searched} of at most {_trials(budget.max_trials)}"
+        if finals is not None:
+            least, longest = self._least_finals, longest_finals(self.study)
+            of = f"{least} to {longest}" if finals <= least else f"up to {max(finals, longest)}"
+            most = f"{_trials(searched)} + {finals} of {of} finals"
+        if self.began is None:
+            return f"{self.phase}   {most}"
         elapsed = time.monotonic() - self.began
         left = max(0.0, budget.max_wall_s - elapsed)
-        ended = [t for t in self.trials.values() if t.status.is_terminal]
+        ended = sum(t.status.is_terminal for t in self.trials.values())
         if ended:
-            # with late comers
-            runs = 0 if self.study.at_hand is not None else 2 * most_runs(self.study)
-            finals = runs - sum(t.purpose is TrialPurpose.FINAL for t in ended)
-            ahead = max(0, budget.max_trials - searched) + finals
-            left = min(left, elapsed / len(ended) * max(0, ahead))
-        return (
-            f"{self.phase}   {searched} of at most {budget.max_trials} trials{self._finals_done()}   {format_duration(elapsed)} elapsed, "
-            f"at most {format_duration(left)} left"
-        )
+            ahead = max(0, budget.max_trials - searched) if finals is None else 0
+            if self.study.at_hand is None:
+                ahead += max(0, longest_finals(self.study) - (finals or 0))
+            left = min(left, elapsed / ended * ahead)
+        spent, rest = (format_span(s) for s in (elapsed, left))
+        return f"{self.phase}   {most}   {spent} elapsed, at most {rest} left"
 
-    def _finals_done(self) -> str:
-        """` + 4 of 6 or more finals`, once they began."""
-        done = sum(
-            t.purpose is TrialPurpose.FINAL and t.status.is_terminal for t in self.trials.values()
-        )
-        return (
-            f" + {done} of {max(done, least_runs(self.study))} finals"
-            if self.phase == "finals"
-            else ""
-        )
+    def _finals_ended(self) -> int | None:
+        """Final runs that ended; None before the first one began."""
+        finals = [t for t in self.trials.values() if t.purpose is TrialPurpose.FINAL]
+        if not finals:
+            return None
+        if not self._least_finals:
+            listed = [trial for _, trial in sorted(self.trials.items())]
+            known = least_runs(self.study, first_finalists(listed, self.study))
+            self._least_finals = min(known, least_runs(self.study))
+        return sum(t.status.is_terminal for t in finals)
 
     def _best_line(self) -> str:
-        if self.best is None:
+        best = None if self.best is None else self.trials[self.best]
+        if best is None or best.measured is None or self.noisy:
             return ""
-        measured = self._figures().get(self.best, self.trials[self.best]).measurement
-        if measured is None or self.noisy:
-            return ""
-        config = config_label(self.trials[self.best].config)
-        return f"best {format_count(measured.tokens_per_s)} tokens/s: trial {self.best}, {config}"
+        again = any(
+            t.purpose is TrialPurpose.FINAL and t.config == best.config
+            for t in self.trials.values()
+        )
+        speed = (RE_MEASURED if again else "") + format_count(best.measured.tokens_per_s)
+        return f"best so far: trial {best.number} ({speed} tokens/s), {config_label(best.config)}"
 
     def _look_for_noise(self, ended: Trial) -> None:
         """Says that the machine is too noisy once a run of the baseline shows it."""
@@ -245,22 +285,20 @@ class LiveView:
             self._line(self.noisy)
 
     def _judge(self) -> None:
-        """Works out the figures of all configs and the best one where trials ended since; as often as takes a twentieth of the time."""
+        """Works out the best config where trials ended since; as often as takes a twentieth of the time."""
         ended = sum(t.status.is_terminal for t in self.trials.copy().values())
         began_s = time.monotonic()
-        known = self._judged[0] if self._judged else 0
-        if self._record is None or not ended or ended == known or began_s < self._judge_after_s:
+        if self._record is None or ended == self._ended or began_s < self._judge_after_s:
             return
-        result = result_from(self._record, self.trials.copy().values())
-        self._judged = ended, result
-        if result.best is not None:
-            self.best = result.best.number
+        self._found, self._ended = result_from(self._record, self.trials.copy().values()), ended
+        if self._found.best is not None:
+            self.best = self._found.best.number
         self._judge_after_s = time.monotonic() + JUDGING * (time.monotonic() - began_s)
-
-    def _figures(self) -> dict[int, Trial]:
-        """Trials that were measured, with their configs' figures, by number."""
-        return {t.number: t for t in self._judged[1].shown if t.is_measured} if self._judged else {}
 
     def _line(self, text: str) -> None:
         if self._live is None:
             self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _trials(count: int) -> str:
+    return "1 trial" if count == 1 else f"{count} trials"

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import shlex
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.cli.output import bare_table, consoles, print_table
 from autotune.ports import EventKind
@@ -21,6 +23,7 @@ from autotune.report.table_layout import Column, FittedTable, Shortening
 from autotune.report.terminal import (
     MIN_CONFIG,
     Palette,
+    by_config,
     configs_of_study_table,
     format_bytes,
     format_count,
@@ -28,6 +31,7 @@ from autotune.report.terminal import (
     safe,
 )
 from autotune.results.answers import waiting_words
+from autotune.results.without_baseline import why_unmeasured
 from autotune.spec import (
     ParallelConfig,
     StudyStatus,
@@ -38,7 +42,10 @@ from autotune.spec import (
     config_label,
 )
 from autotune.spec.runs.trial import trial_numbers
-from autotune.spec.texts.as_text import DEFAULT_IS_BEST, format_speedup
+from autotune.spec.texts.as_text import DEFAULT_IS_BEST, UNKNOWN, format_span, format_speedup
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 OPTIONAL_COLUMNS = ("stability", "step", "memory", "reward")
 """columns of configs that a narrow terminal leaves out, in this order"""
@@ -85,12 +92,16 @@ def print_study(
     rows = [Trial.from_dict(dict(t)) for t in trials]
     if rows:
         chosen = ParallelConfig.from_dict(best["config"]) if best else None
-        out.print(configs_of_study_table(rows, best=chosen, palette=palette))
+        missing = _unmeasured_baseline(document)
+        table = configs_of_study_table(
+            by_config(rows), best=chosen, unmeasured=missing, palette=palette
+        )
+        out.print(table)
     target = document.get("target")
     if target:
         print_target(target)
     for name, text in answer_lines(document, rows, folder):
-        out.print(f"{name:10} {text}", soft_wrap=True)
+        _print_answer(out, name, text)
     if best or (target and target["proxies"]):
         err.print(f"export     {next_step(document, folder)}", soft_wrap=True)
     if not verbose:
@@ -109,37 +120,42 @@ def print_study(
         out.print(f"  {sentence}")
 
 
+def _print_answer(out: Console, name: str, text: str) -> None:
+    """A line of the answer. A terminal that is too narrow for it gets further lines below its text, except of a config, which people copy."""
+    if not out.is_terminal or " " not in text:
+        out.print(f"{name:10} {text}", soft_wrap=True)
+        return
+    room = max(MIN_CONFIG, out.width - 11)
+    lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
+    out.print(
+        "\n".join(f"{head:10} {line}" for head, line in zip_longest([name], lines, fillvalue=""))
+    )
+
+
 def answer_lines(
     document: Mapping[str, Any], trials: Sequence[Trial], folder: Path | None = None
 ) -> list[tuple[str, str]]:
     """The end of a study, answer first: what to change against the baseline, by how much that is faster, how sure that is, and what it costs."""
-    study, best, baseline = document["study"], document["best"], document.get("baseline")
+    study, best = document["study"], document["best"]
+    missing = _unmeasured_baseline(document)
     lines: list[tuple[str, str]] = []
     if best:
-        config = ParallelConfig.from_dict(best["config"])
-        changes = (
-            config_changes(ParallelConfig.from_dict(baseline["config"]), config) if baseline else ""
-        )
+        won = Trial.from_dict(dict(best))
+        baseline = Trial.from_dict(dict(document["baseline"])) if document.get("baseline") else None
         lines.append(
-            (
-                "change",
-                changes
-                or (
-                    "nothing: keep the baseline" if baseline else "(the baseline was not measured)"
-                ),
-            )
+            ("change", _change(won, baseline or missing, is_measured=baseline is not None))
         )
-        if line := speedup_line(document):
+        if line := _speedup(document, won, missing):
             lines.append(("speedup", line + next_best(document, trials)))
         by_number = {t.number: t for t in trials}
         rival = next(
             (by_number[n] for n in document.get("tied_with") or () if n in by_number), None
         )
         if rival is not None:
-            changes = config_changes(config, rival.config)
+            changes = config_changes(won.config, rival.config)
             lines.append(("tied", f"trial {rival.number} differs from the winner in {changes}"))
-        lines.append(("stability", _beside_baseline(best, baseline)))
-        lines.append(("config", str(config)))
+        lines.append(("stability", _beside_baseline(won, baseline, missing)))
+        lines.append(("config", str(won.config)))
     failures = Counter(
         str(t.failure.kind) if t.failure else "ERROR"
         for t in trials
@@ -148,7 +164,8 @@ def answer_lines(
     if failures:
         kinds = ", ".join(f"{n} {kind}" for kind, n in failures.items())
         lines.append(("failed", f"{kinds} (`autotune logs {study['id']} TRIAL` shows one)"))
-    if notes := list(document.get("notes") or ()):
+    notes = [note for note in document.get("notes") or () if why_unmeasured(missing) not in note]
+    if notes:
         more = f" (+{len(notes) - 1} more: --verbose)" if len(notes) > 1 else ""
         lines.append(("note", f"{notes[0]}{more}"))
     message = f", {study['message']}" if study["message"] else ""
@@ -158,23 +175,56 @@ def answer_lines(
     lines.append(
         (
             "runs",
-            f"{runs} in {format_duration(study.get('elapsed_s'))}; details: autotune explain {_named(study, folder)}",
+            f"{runs} in {format_span(study.get('elapsed_s'))} (autotune explain {_named(study, folder)})",
         )
     )
     return lines
 
 
-def _beside_baseline(best: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> str:
-    """Stability and memory of the winner, and in brackets the baseline's."""
-    texts = []
-    for trial in (best, baseline):
-        if trial is not None:
-            reward, measured = trial.get("reward"), trial.get("measurement") or {}
-            stability = f"{reward['stability']:.2f}" if reward else "-"
-            texts.append((stability, format_bytes(measured.get("peak_memory_bytes"))))
-    (stability, memory), *other = texts
-    was_stable, used = (f" (baseline {text})" for text in other[0]) if other else ("", "")
-    return f"{stability}{was_stable}; memory {memory}{used}"
+def _unmeasured_baseline(document: Mapping[str, Any]) -> Trial | None:
+    found = document.get("unmeasured_baseline")
+    return Trial.from_dict(dict(found)) if found else None
+
+
+def _change(won: Trial, baseline: Trial | None, *, is_measured: bool) -> str:
+    """What to change against the baseline, also against one that could not be measured."""
+    if baseline is None:
+        return "(the baseline was not measured)"
+    changes = config_changes(baseline.config, won.config)
+    if is_measured or not changes:
+        return changes or "nothing: keep the baseline"
+    return f"{changes} (against the baseline, which was not measured)"
+
+
+def _speedup(document: Mapping[str, Any], won: Trial, missing: Trial | None) -> str:
+    """The speedup; without a measured baseline why there is none, the speed of the best, and what was predicted for the baseline."""
+    if missing is None:
+        return speedup_line(document)
+    speed = format_count(won.measured.tokens_per_s if won.measured else None)
+    words = f"none: {why_unmeasured(missing)}; best: {speed} tokens/s"
+    if missing.estimate is None:
+        return words
+    predicted = missing.estimate
+    speed = format_count(float(predicted.tokens_per_s))
+    return f"{words}; predicted for the baseline: {speed} tokens/s"
+
+
+def _beside_baseline(won: Trial, baseline: Trial | None, missing: Trial | None) -> str:
+    """Stability and memory of the winner, and in brackets the baseline's; of one that was not measured the predicted memory."""
+
+    def of(trial: Trial) -> tuple[str, str]:
+        reward = trial.reward
+        stability = f"{reward.stability:.2f}" if reward else UNKNOWN
+        return stability, format_bytes(trial.peak_memory_bytes)
+
+    stability, memory = of(won)
+    if baseline is not None:
+        stable_too, used = of(baseline)
+        return f"{stability} (baseline {stable_too}); memory {memory} (baseline {used})"
+    if missing is None or missing.estimate is None:
+        return f"{stability}; memory {memory}"
+    predicted = format_bytes(float(missing.estimate.peak_memory_bytes))
+    return f"{stability}; memory {memory} (predicted for the baseline: {predicted})"
 
 
 def print_target(target: Mapping[str, Any], *, top: int | None = None) -> None:
@@ -351,8 +401,8 @@ def configs_table(configs: Sequence[Mapping[str, Any]]) -> FittedTable:
             format_count(m.get("tokens_per_s")),
             format_duration(m.get("step_time_s")),
             format_bytes(m.get("peak_memory_bytes")),
-            f"{r['stability']:.2f}" if r else "-",
-            f"{r['total']:+.3f}" if r else "-",
+            f"{r['stability']:.2f}" if r else UNKNOWN,
+            f"{r['total']:+.3f}" if r else UNKNOWN,
             *(
                 safe(str(of[name]), palette)
                 for name in (("model", "cluster", "runner", "id") if across else ())
@@ -381,7 +431,7 @@ def studies_table(studies: Sequence[Mapping[str, Any]]) -> FittedTable:
         ellipsis=palette.unicode,
     )
     for s in studies:
-        speedup = format_speedup(s["speedup"], *interval_of(s)) if s.get("speedup") else ""
+        speedup = format_speedup(s["speedup"], *interval_of(s)) if s.get("speedup") else UNKNOWN
         table.add_row(
             s["id"],
             safe(s["name"], palette),

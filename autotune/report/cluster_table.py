@@ -8,8 +8,8 @@ from autotune.plan.clusters import ClusterChoice
 from autotune.report.table_layout import Column, FittedTable, Shortening
 from autotune.report.terminal import FULL, MIN_CONFIG, Palette, format_count, plain_table
 from autotune.spec import config_label
+from autotune.spec.texts.as_text import UNKNOWN
 
-_UNKNOWN = "-"
 """a price or a power that is not in the catalog"""
 
 
@@ -60,14 +60,14 @@ def _cells(choice: ClusterChoice, billed: bool) -> list[str]:
         cost, energy = choice.bill.cost_usd, choice.bill.energy_kwh
         cells.append(f"{choice.bill.days:,.1f}")
         cells.append(format_usd(cost))
-        cells.append(_UNKNOWN if energy is None else f"{energy / 1e3:,.1f} MWh")
+        cells.append(UNKNOWN if energy is None else f"{energy / 1e3:,.1f} MWh")
     return cells
 
 
 def format_usd(cost: float | None) -> str:
     """Two digits, as a prediction deserves: `$95`, `$1,200`, `$45k`, `$2.3M`; `-` where the price is not known."""
     if cost is None:
-        return _UNKNOWN
+        return UNKNOWN
     rounded = float(f"{cost:.2g}")
     for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if rounded >= (size if unit != "k" else 1e4):
@@ -76,7 +76,10 @@ def format_usd(cost: float | None) -> str:
 
 
 def _nothing(choice: ClusterChoice, billed: int) -> list[str]:
-    return ["nothing fits" if choice.nearest_miss else "nothing is valid", *[""] * (5 + billed)]
+    return [
+        "nothing fits" if choice.nearest_miss else "nothing is valid",
+        *[UNKNOWN] * (5 + billed),
+    ]
 
 
 def cluster_notes(choices: Sequence[ClusterChoice]) -> list[str]:

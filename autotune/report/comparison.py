@@ -29,7 +29,7 @@ from autotune.results.result import Result
 from autotune.results.target import first_pick
 from autotune.reward import stability, token_cost, tokens_per_s
 from autotune.spec import Measurement, ParallelConfig, Trial, Workload, config_label
-from autotune.spec.texts.as_text import value_word
+from autotune.spec.texts.as_text import UNKNOWN, format_span, value_word
 from autotune.study.recheck import differences
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def facts(found: Result) -> dict[str, str]:
         "study": f"{record.id} ({record.status.lower()})",
         "model": workload.model.name,
         "cluster": workload.cluster.name,
-        "proxies on": record.study.at_hand.name if record.study.at_hand is not None else "-",
+        "proxies on": record.study.at_hand.name if record.study.at_hand is not None else UNKNOWN,
         "tokens per sequence": str(workload.seq_len),
         "sequences per step": ", ".join(map(str, workload.global_batch_sizes)),
         "objective": f"{objective.metric}, stability weight {objective.stability_weight:g}",
@@ -89,30 +89,27 @@ def facts(found: Result) -> dict[str, str]:
         "trials": ", ".join(
             f"{n} {status.lower()}" for status, n in status_counts(found.shown).items()
         )
-        or "-",
-        "time": format_duration(record.elapsed_s),
-        "best config": config_label(best.config) if best is not None else "-",
+        or UNKNOWN,
+        "time": format_span(record.elapsed_s),
+        "best config": config_label(best.config) if best is not None else UNKNOWN,
         "first config of the target": config_label(first)
         if (first := first_pick(record)) is not None
-        else "-",
-        "tokens/s": format_count(tokens_per_s(best)) if best is not None else "-",
+        else UNKNOWN,
+        "tokens/s": format_count(tokens_per_s(best)) if best is not None else UNKNOWN,
         "step time": format_duration(measured.step_time_s if measured else None),
         "peak memory": format_bytes(measured.peak_memory_bytes if measured else None),
-        "stability": f"{stability(measured):.2f}" if measured else "-",
-        "per million tokens": _cost(measured, workload) if measured else "-",
-        "speedup over the baseline": speedup_word(found, times="", nothing="-"),
+        "stability": f"{stability(measured):.2f}" if measured else UNKNOWN,
+        "per million tokens": _cost(measured, workload) if measured else UNKNOWN,
+        "speedup over the baseline": speedup_word(found, times=""),
         "median error of predicted step time": f"{errors['step_time']:.0%}"
         if "step_time" in errors
-        else "-",
+        else UNKNOWN,
     }
 
 
 def _cost(measurement: Measurement, workload: Workload) -> str:
     cost = token_cost(measurement, workload.cluster.gpu)
     return cost_label(cost.value * 1e6, cost.unit)
-
-
-UNKNOWN = "-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

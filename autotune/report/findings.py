@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from autotune.report.terminal import PART_NAMES, format_bytes, format_count, format_duration
 from autotune.results.result import Result
+from autotune.results.without_baseline import why_unmeasured
 from autotune.reward import tokens_per_s
 from autotune.spec import Trial, TrialPurpose, TrialStatus
 from autotune.spec.runs.trial import trial_numbers
@@ -44,9 +45,9 @@ def why(found: Result) -> list[str]:
             ]
         return ["No trial was measured, so there is no winner."]
     if baseline is None:
-        return [
-            f"Trial {best.number} is the best of {len(found.measured)} measured ones; the baseline was not measured."
-        ]
+        missing = found.unmeasured_baseline
+        measured = f"Trial {best.number} is the best of {len(found.measured)} measured ones; {why_unmeasured(missing)}."
+        return [measured, *([_differs(missing, best)] if missing else ())]
     rivals = trial_numbers(found.tied_with) if found.tied_with else ""
     tied = [f"Trial {best.number} is statistically tied with {rivals}."] if rivals else []
     if found.too_noisy is not None:
@@ -62,15 +63,16 @@ def why(found: Result) -> list[str]:
             f"{format_speedup(found.speedup, found.speedup_low, found.speedup_high, times=' times')} the baseline."
         )
     sentences += tied
-    changes = changed_knobs(baseline, best)
-    sentences.append(
-        "It differs by "
-        + ", ".join(f"{n} {value_word(a)} -> {value_word(b)}" for n, (a, b) in changes.items())
-        + "."
-    )
+    sentences.append(_differs(baseline, best))
     sentences += _moves(baseline, best)
     memory = _memory(baseline, best)
     return [*sentences, memory] if memory else sentences
+
+
+def _differs(baseline: Trial, best: Trial) -> str:
+    changes = changed_knobs(baseline, best)
+    words = [f"{n} {value_word(a)} -> {value_word(b)}" for n, (a, b) in changes.items()]
+    return f"It differs by {', '.join(words)}."
 
 
 def _moves(baseline: Trial, best: Trial) -> list[str]:

@@ -156,7 +156,7 @@ def _trials(found: Result, page: str) -> str:
     count, cut = len(ranked), len(ranked) - len(rows)
     finals = len(found.shown) - count
     lines = [
-        speeds_line(found.shown),
+        speeds_line(found.shown, found.unmeasured_baseline),
         *notes.shared[:MOST_FAILURES],
         *([f"{cut:,} more are not shown"] if cut else []),
         *(

@@ -41,6 +41,7 @@ from autotune.results.result import Result
 from autotune.results.target import target_of
 from autotune.reward import STABILITY_RULE
 from autotune.spec import Trial
+from autotune.spec.texts.as_text import UNKNOWN
 
 MAX_SPEC = 20_000
 """characters of the spec that are shown"""
@@ -80,13 +81,13 @@ def _head(found: Result) -> str:
 
 def _answer(found: Result) -> str:
     best = found.best
-    speed, step, memory, mfu = speed_row(best) if best else ["–"] * 4
+    speed, step, memory, mfu = speed_row(best) if best else [UNKNOWN] * 4
     cards = [
         ("speedup over the baseline", speedup_word(found)),
         ("tokens per second", speed),
         ("step time", step),
         ("peak memory", memory),
-        *([("model FLOPs utilization", mfu)] if mfu != "–" else []),
+        *([("model FLOPs utilization", mfu)] if mfu != UNKNOWN else []),
         ("trials", f"{len(found.shown):,}"),
     ]
     boxes = "".join(

@@ -11,6 +11,7 @@ from typing import Any
 from autotune.report.terminal import format_bytes, format_count
 from autotune.reward import STABILITY_PARTS, THROUGHPUT_TERMS
 from autotune.spec import ParallelConfig, config_label
+from autotune.spec.texts.as_text import UNKNOWN
 
 UNITS: Mapping[str, str] = {"USD": "$", "J": " J", "rank_s": " rank-s"}
 
@@ -32,7 +33,7 @@ def reward_rows(explanation: Mapping[str, Any]) -> tuple[list[str], list[list[st
     def row(
         label: str, values: Sequence[float | None], digits: int = 2, *, sign: str = ""
     ) -> list[str]:
-        return [label, *("-" if v is None else f"{v:{sign}.{digits}f}" for v in values)]
+        return [label, *(UNKNOWN if v is None else f"{v:{sign}.{digits}f}" for v in values)]
 
     def known(names: Mapping[str, str], indent: str) -> list[list[str]]:
         return [
@@ -81,7 +82,7 @@ def front_rows(configs: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[li
                 f"{merits['stability']:.2f}",
                 f"{headroom:.0%} ({format_bytes(m['peak_memory_bytes'])} used)"
                 if headroom is not None
-                else "-",
+                else UNKNOWN,
                 cost_label(merits["cost_of_million_tokens"], merits["cost_unit"]),
                 *([trial.get("note") or ""] if has_notes else []),
             ]

@@ -14,7 +14,7 @@ from autotune.report.terminal import format_bytes, format_count, format_duration
 from autotune.results.result import Result
 from autotune.reward import tokens_per_s
 from autotune.spec import Trial, TrialPurpose, config_label
-from autotune.spec.texts.as_text import format_speedup
+from autotune.spec.texts.as_text import UNKNOWN, format_span, format_speedup
 from autotune.trainers import python_line
 
 TRIAL_HEADS = (
@@ -57,11 +57,11 @@ def when_line(found: Result) -> str:
     return (
         record.status.lower()
         + started
-        + (f", {format_duration(record.elapsed_s)}" if record.elapsed_s else "")
+        + (f", {format_span(record.elapsed_s)}" if record.elapsed_s else "")
     )
 
 
-def speedup_word(found: Result, *, over: str = "", times: str = "×", nothing: str = "–") -> str:
+def speedup_word(found: Result, *, over: str = "", times: str = "×", nothing: str = UNKNOWN) -> str:
     """`1.18× (95% CI 1.14-1.22)` and `over`; `nothing` where there is none."""
     if found.too_noisy is not None:
         return "too noisy to tell"
@@ -88,20 +88,20 @@ def counts_line(found: Result) -> str:
 
 
 def speed_row(trial: Trial) -> list[str]:
-    """Tokens per second, step time, peak memory and model FLOPs utilization as measured; dashes without a measurement."""
+    """Tokens per second, step time, peak memory and model FLOPs utilization as measured; `UNKNOWN` without a measurement."""
     m = trial.measurement
     return [
-        format_count(tokens_per_s(trial)) if m else "–",
-        format_duration(m.step_time_s) if m else "–",
-        format_bytes(m.peak_memory_bytes) if m and m.peak_memory_bytes else "–",
-        f"{m.mfu:.1%}" if m and m.mfu is not None else "–",
+        format_count(tokens_per_s(trial)) if m else UNKNOWN,
+        format_duration(m.step_time_s) if m else UNKNOWN,
+        format_bytes(m.peak_memory_bytes) if m and m.peak_memory_bytes else UNKNOWN,
+        f"{m.mfu:.1%}" if m and m.mfu is not None else UNKNOWN,
     ]
 
 
 def trial_row(trial: Trial, note: str) -> list[str]:
     """A trial under `TRIAL_HEADS`; speeds in tokens per second."""
     m = trial.measured
-    predicted, measured, step, memory = measured_cells(trial, "–")
+    predicted, measured, step, memory = measured_cells(trial)
     return [
         str(trial.number),
         config_label(trial.config)
@@ -110,9 +110,9 @@ def trial_row(trial: Trial, note: str) -> list[str]:
         predicted,
         measured,
         step,
-        f"{m.step_time_spread:.1%}" if m else "–",
+        f"{m.step_time_spread:.1%}" if m else UNKNOWN,
         memory,
-        f"{trial.reward.total:.3f}" if trial.reward else "–",
+        f"{trial.reward.total:.3f}" if trial.reward else UNKNOWN,
         note,
     ]
 
@@ -125,7 +125,7 @@ def failure_row(trial: Trial) -> list[str]:
     places = (("rank", failure.rank), ("step", failure.step))
     where = ", ".join(f"{name} {value}" for name, value in places if value is not None)
     kind = str(failure.kind).lower().replace("_", " ")
-    return [str(trial.number), config_label(trial.config), kind, where or "–", failure.message]
+    return [str(trial.number), config_label(trial.config), kind, where or UNKNOWN, failure.message]
 
 
 def commands_again(found: Result) -> list[str]:

@@ -56,6 +56,8 @@ class Shortening:
     """keys of the columns that are left out"""
     shorten: tuple[str, ...] = ()
     """keys of the columns that may be shortened, first to last"""
+    close: bool = False
+    """whether one space is between columns"""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -117,6 +119,8 @@ class FittedTable:
     def _table(self, stage: Shortening, widths: Mapping[str, int]) -> Table:
         table = self.empty()
         table.caption = self.caption
+        if stage.close:
+            table.padding = 0
         shown = [
             place for place, column in enumerate(self.columns) if column.key not in stage.without
         ]

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from autotune.report.notes import brief_note, gist_of, notes_of
 from autotune.report.table_layout import Column, FittedTable, Shortening
+from autotune.results.without_baseline import why_unmeasured
 from autotune.spec import ParallelConfig, Trial, TrialPurpose, TrialStatus, config_label
 from autotune.spec.estimate import MemoryParts, TimeParts
+from autotune.spec.texts.as_text import UNKNOWN, format_span
 from autotune.spec.texts.as_text import format_bytes as format_bytes
 from autotune.spec.texts.as_text import format_count as format_count
 from autotune.spec.texts.as_text import format_duration as format_duration
@@ -72,15 +74,16 @@ STATUS_COLOURS: Mapping[str, str] = {
 }
 
 SPEEDS = (
-    "Tokens/s are corrected for machine drift with the baseline and exclude disturbed final runs "
-    "(lines of a running study show each run as measured). "
-    "Step is the median step time."
+    "Tokens/s are corrected for machine drift with the baseline, unlike the first runs that a running study shows, "
+    "and exclude disturbed final runs. Step is the median step time."
 )
 """under tables of trials: which figure a config has (`autotune.results.config_figures`)"""
-AS_MEASURED = "Tokens/s are as measured: the baseline was not measured, so drift is not corrected. Step is the median step time."
-"""the same where the baseline could not be measured"""
+AS_MEASURED = "Tokens/s are as measured: {why}, so drift is not corrected and there is no speedup. Step is the median step time."
+"""the same where the baseline could not be measured, and why"""
 MIN_CONFIG = 24
 """columns that a config has at the least; three or four knobs to a line"""
+RE_MEASURED = "~"
+"""before figures of a config that the finals measure again"""
 MAX_NOTE, MIN_NOTE = 48, 24
 """columns of a note; with less room only its gist is shown"""
 
@@ -111,11 +114,6 @@ class Palette:
     def best(self) -> str:
         """The mark of the best trial."""
         return "★" if self.unicode else "*"
-
-    @property
-    def nothing(self) -> str:
-        """What stands for a missing value."""
-        return "–" if self.unicode else "-"
 
 
 FULL = Palette()
@@ -171,20 +169,33 @@ def time_legend(
     return "  ".join(words)
 
 
-def speeds_line(trials: Sequence[Trial]) -> str:
-    """What the speeds in a table of these trials are."""
-    return (
-        SPEEDS
-        if any(t.purpose is TrialPurpose.BASELINE and t.is_measured for t in trials)
-        else AS_MEASURED
-    )
+def speeds_line(trials: Iterable[Trial], unmeasured: Trial | None = None) -> str:
+    """What the speeds in a table of these trials are. `unmeasured`: the baseline, where it could not be measured."""
+    is_measured = any(t.purpose is TrialPurpose.BASELINE and t.is_measured for t in trials)
+    return SPEEDS if is_measured else AS_MEASURED.format(why=why_unmeasured(unmeasured))
 
 
-def by_config(trials: Iterable[Trial]) -> list[tuple[Trial, int, float]]:
-    """One trial for each config, how often the config ran, and the seconds that took.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigRuns:
+    """All runs of a config in a study; each reference and each proxy is by itself."""
 
-    The trial is the first one that is no final: in `Result.shown` it has the figure of all runs of its config. A later failure counts.
-    """
+    trial: Trial
+    """the first one that is no final: in `Result.shown` it has the figure of all runs. A later failure counts"""
+    runs: tuple[Trial, ...]
+    """by number, the finals last"""
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds that they took."""
+        return sum(
+            (t.ended_at - t.started_at).total_seconds()
+            for t in self.runs
+            if t.started_at and t.ended_at
+        )
+
+
+def by_config(trials: Iterable[Trial]) -> list[ConfigRuns]:
+    """One row for each config, by the number of its trial."""
     groups: dict[object, list[Trial]] = {}
     for trial in sorted(trials, key=lambda t: (t.purpose is TrialPurpose.FINAL, t.number)):
         alone = trial.purpose in (TrialPurpose.REFERENCE, TrialPurpose.PROXY)
@@ -194,92 +205,120 @@ def by_config(trials: Iterable[Trial]) -> list[tuple[Trial, int, float]]:
         shown = next((t for t in group if t.is_measured), group[0])
         if (failed := next((t for t in group if t.failure is not None), None)) is not None:
             shown = replace(shown, status=failed.status, failure=failed.failure)
-        rows.append((shown, len(group), spent_s(group)))
-    return sorted(rows, key=lambda row: row[0].number)
+        rows.append(ConfigRuns(trial=shown, runs=tuple(group)))
+    return sorted(rows, key=lambda row: row.trial.number)
 
 
 def configs_of_study_table(
-    trials: Iterable[Trial], *, best: ParallelConfig | None = None, palette: Palette = FULL
+    rows: Sequence[ConfigRuns],
+    *,
+    best: ParallelConfig | None = None,
+    unmeasured: Trial | None = None,
+    palette: Palette = FULL,
+    steps: Mapping[int, int] | None = None,
 ) -> FittedTable:
-    """One row per config: runs, status, predicted and measured tokens/s, step, memory, stability, time spent, and why it ended early.
+    """One row per config: its runs (n), status, predicted and measured tokens/s, step, memory, stability, time spent, and why it ended early.
 
-    A narrow terminal leaves out notes first, then predictions, times spent, steps, and stability last.
+    A narrow terminal has one column for status and note, sets columns closer, and leaves out predictions, then steps. Only then configs are shortened,
+    and memory, time spent and stability left out.
+
+    `unmeasured`: the baseline, where it could not be measured. `steps`: the study runs, and these of its trials have taken so many steps. Then rows have one line and nothing is written under the table, because the view
+    counts lines. Figures are those of each config's first run, as measured, so that no later run moves them. Finals have `RE_MEASURED` before theirs.
     """
-    rows = by_config(trials)
-    notes = notes_of([trial for trial, _, _ in rows if trial.status is not TrialStatus.COMPLETED])
-    dropped = ("note", "predicted", "spent", "gist", "step", "stability")
+    is_live = steps is not None
+    shown = [row.trial for row in rows]
+    notes = notes_of([trial for trial in shown if trial.status is not TrialStatus.COMPLETED])
     table = FittedTable(
         empty=lambda: plain_table(palette),
         columns=(
             Column(key="#", right=True),
-            Column(key="config", least=MIN_CONFIG, cut=False),
-            Column(key="runs", right=True),
+            Column(key="config", least=MIN_CONFIG, cut=is_live),
+            Column(key="n", right=True),
             Column(key="status"),
-            *(
-                Column(key=n, right=True)
-                for n in ("predicted", "measured", "step", "memory", "stability", "spent")
-            ),
+            Column(key="ended", heading="status"),
+            Column(key="predicted", right=True),
+            Column(key="speed", heading="first run" if is_live else "tokens/s", right=True),
+            *(Column(key=n, right=True) for n in ("step", "memory", "stable", "spent")),
             Column(key="note", most=MAX_NOTE, least=MIN_NOTE),
-            Column(key="gist", heading="note"),
         ),
-        stages=(
-            Shortening(without=frozenset({"gist"}), shorten=("note",)),
-            *(Shortening(without=frozenset(dropped[:n])) for n in range(1, len(dropped))),
-            Shortening(without=frozenset(dropped), shorten=("config",)),
-        ),
+        stages=_STAGES,
         ellipsis=palette.unicode,
-        caption="\n".join(
-            (speeds_line([t for t, _, _ in rows]), *(safe(line, palette) for line in notes.shared))
+        caption=None
+        if is_live
+        else "\n".join(
+            (speeds_line(shown, unmeasured), *(safe(line, palette) for line in notes.shared))
         ),
     )
-    chosen = next(
-        (t for t, _, _ in rows if t.config == best and t.purpose is not TrialPurpose.REFERENCE),
-        None,
-    )
-    for trial, runs, spent in rows:
-        wins = (
-            best is not None
-            and trial.config == best
-            and trial.purpose is not TrialPurpose.REFERENCE
-        )
-        named = trial.purpose in (TrialPurpose.BASELINE, TrialPurpose.REFERENCE, TrialPurpose.PROXY)
+    chosen = next((row.trial for row in rows if _wins(row.trial, best)), None)
+    for row in rows:
+        trial, wins = row.trial, _wins(row.trial, best)
+        note = notes.cells.get(trial.number, "")
+        running = [t for t in row.runs if not t.status.is_terminal]
+        status = _status_now(running[0], steps) if running and is_live else _status(trial.status)
+        is_final = is_live and any(t.purpose is TrialPurpose.FINAL for t in row.runs)
         table.add_row(
             f"{trial.number}{palette.best if wins else ''}",
-            config_label(trial.config) + (f" ({trial.purpose})" if named else ""),
-            str(runs),
-            _status(trial.status),
-            *measured_cells(trial, palette.nothing),
-            f"{trial.reward.stability:.2f}" if trial.reward else palette.nothing,
-            format_duration(spent) if spent else palette.nothing,
-            safe(_row_note(trial, notes.cells.get(trial.number, ""), chosen), palette),
-            safe(gist_of(trial), palette),
+            config_label(trial.config) + (f" ({trial.purpose})" if _is_named(trial) else ""),
+            str(len(row.runs)),
+            status,
+            status if running and is_live else gist_of(trial) or status,
+            *_marked(measured_cells(trial), RE_MEASURED if is_final else ""),
+            f"{trial.reward.stability:.2f}" if trial.reward else UNKNOWN,
+            format_span(row.spent_s or None),
+            safe(_row_note(trial, note, chosen, is_brief=is_live), palette),
             style="bold" if wins else "",
         )
     return table
 
 
-def measured_cells(trial: Trial, nothing: str) -> list[str]:
-    """Predicted and measured tokens per second, step time and peak memory; `nothing` where one is not known."""
+_STAGES = (
+    Shortening(without=frozenset({"ended"}), shorten=("note",)),
+    *(
+        Shortening(
+            without=frozenset({"status", "note", *without}), shorten=shorten, close=bool(without)
+        )
+        for without, shorten in (
+            ((), ()),
+            (("predicted",), ()),
+            (("predicted", "step"), ("config",)),
+            (("predicted", "step", "memory"), ("config",)),
+            (("predicted", "step", "memory", "spent"), ("config",)),
+            (("predicted", "step", "memory", "spent", "stable"), ("config",)),
+        )
+    ),
+)
+
+
+def _wins(trial: Trial, best: ParallelConfig | None) -> bool:
+    return trial.config == best and trial.purpose is not TrialPurpose.REFERENCE
+
+
+def _is_named(trial: Trial) -> bool:
+    """Whether its row says what it was run for."""
+    return trial.purpose in (TrialPurpose.BASELINE, TrialPurpose.REFERENCE, TrialPurpose.PROXY)
+
+
+def _marked(cells: Sequence[str], mark: str) -> list[str]:
+    """`measured_cells`, those of speed with a mark before them."""
+    predicted, speed, step, memory = cells
+    return [predicted, mark + speed, mark + step, memory]
+
+
+def measured_cells(trial: Trial) -> list[str]:
+    """Predicted and measured tokens per second, step time and peak memory."""
     m, memory = trial.measured, trial.peak_memory_bytes
     return [
-        format_count(float(trial.estimate.tokens_per_s)) if trial.estimate else nothing,
-        format_count(m.tokens_per_s) if m else nothing,
-        format_duration(m.step_time_s) if m else nothing,
-        format_bytes(memory) if memory else nothing,
+        format_count(float(trial.estimate.tokens_per_s)) if trial.estimate else UNKNOWN,
+        format_count(m.tokens_per_s) if m else UNKNOWN,
+        format_duration(m.step_time_s) if m else UNKNOWN,
+        format_bytes(memory) if memory else UNKNOWN,
     ]
 
 
-def spent_s(trials: Iterable[Trial]) -> float:
-    """Seconds that these trials took."""
-    return sum(
-        (t.ended_at - t.started_at).total_seconds() for t in trials if t.started_at and t.ended_at
-    )
-
-
-def _row_note(trial: Trial, note: str, best: Trial | None) -> str:
+def _row_note(trial: Trial, note: str, best: Trial | None, *, is_brief: bool) -> str:
     """The note of a trial that did not run to its end; of one that did, why it is not the best where it has the higher figure, which its reason says first."""
     if trial.status is not TrialStatus.COMPLETED:
-        return note
+        return brief_note(trial, most=MAX_NOTE) if is_brief else note
     is_above = (
         best is not None
         and trial.measured
@@ -287,66 +326,6 @@ def _row_note(trial: Trial, note: str, best: Trial | None) -> str:
         and trial.measured.tokens_per_s > best.measured.tokens_per_s
     )
     return trial.reason.partition("; ")[0] if is_above else ""
-
-
-def trials_table(
-    trials: Iterable[Trial],
-    *,
-    best: int | None = None,
-    palette: Palette = FULL,
-    one_line: bool = False,
-) -> FittedTable:
-    """One row per trial: config, status, predicted and measured tokens per second, step time, memory, why.
-
-    A narrow terminal shows the first words of the notes, or none, then no predictions, then no step times. Notes that many rows share are written
-    once, under the table. With `one_line` a long config is cut short rather than wrapped, notes are brief, and nothing is written under the table: the
-    view of a running study counts lines.
-    """
-    shown = list(trials)
-    notes = notes_of(shown)
-    cells = {t.number: brief_note(t, most=MAX_NOTE) for t in shown} if one_line else notes.cells
-    table = FittedTable(
-        empty=lambda: plain_table(palette),
-        columns=(
-            Column(key="#", right=True),
-            Column(key="config", least=MIN_CONFIG, cut=one_line),
-            Column(key="status"),
-            *(Column(key=name, right=True) for name in ("predicted", "measured", "step", "memory")),
-            Column(key="note", most=MAX_NOTE, least=MIN_NOTE),
-            Column(key="gist", heading="note"),
-        ),
-        stages=(
-            Shortening(without=frozenset({"gist"}), shorten=("note",)),
-            Shortening(without=frozenset({"note"})),
-            Shortening(without=frozenset({"note", "predicted"})),
-            Shortening(
-                without=frozenset({"note", "predicted", "step"}),
-                shorten=() if one_line else ("config",),
-            ),
-            Shortening(
-                without=frozenset({"note", "predicted", "step", "gist"}), shorten=("config",)
-            ),
-        ),
-        ellipsis=palette.unicode,
-        caption=None
-        if one_line
-        else "\n".join((speeds_line(shown), *(safe(line, palette) for line in notes.shared))),
-    )
-    for trial in shown:
-        number = f"{trial.number}{palette.best if trial.number == best else ''}"
-        label = config_label(trial.config)
-        if trial.purpose is not TrialPurpose.SEARCH:
-            label += f" ({trial.purpose})"
-        table.add_row(
-            number,
-            label,
-            _status(trial.status),
-            *measured_cells(trial, palette.nothing),
-            safe(cells[trial.number], palette),
-            safe(gist_of(trial), palette),
-            style="bold" if trial.number == best else "",
-        )
-    return table
 
 
 def plan_table(plan: Any, *, top: int | None = None, palette: Palette = FULL) -> FittedTable:
@@ -365,6 +344,15 @@ def plan_table(plan: Any, *, top: int | None = None, palette: Palette = FULL) ->
         else baseline.estimate.tokens_per_s
     )
     without = frozenset() if base else frozenset({"gain"})
+    caption = Text.from_markup(
+        time_legend(_shown_parts(shown[0].estimate), palette=palette) if shown else ""
+    )
+    if baseline is not None and base is None:
+        risk = float(baseline.estimate.oom_probability)
+        caption.append(
+            f"\nno gain is shown: the baseline is not expected to fit (OOM risk {risk:.0%})"
+        )
+    caption.style = "table.caption"
     table = FittedTable(
         empty=lambda: plain_table(palette),
         columns=(
@@ -383,11 +371,7 @@ def plan_table(plan: Any, *, top: int | None = None, palette: Palette = FULL) ->
             Shortening(without=without | {"step by parts", "step"}, shorten=("config",)),
         ),
         ellipsis=palette.unicode,
-        caption=Text.from_markup(
-            time_legend(_shown_parts(shown[0].estimate), palette=palette), style="table.caption"
-        )
-        if shown
-        else None,
+        caption=caption if shown else None,
     )
     for row in (*shown, *((baseline,) if baseline is not None else ())):
         estimate = row.estimate
@@ -395,7 +379,7 @@ def plan_table(plan: Any, *, top: int | None = None, palette: Palette = FULL) ->
             str(row.rank) if row is not baseline else "",
             config_label(row.config) + (" (baseline)" if row is baseline else ""),
             format_count(float(estimate.tokens_per_s)),
-            f"{float(estimate.tokens_per_s / base):.2f}x" if base else palette.nothing,
+            f"{float(estimate.tokens_per_s / base):.2f}x" if base else UNKNOWN,
             format_duration(float(estimate.step_time_s)),
             f"{float(estimate.mfu):.1%}",
             format_bytes(float(estimate.peak_memory_bytes)),
@@ -424,6 +408,14 @@ def plain_table(palette: Palette, title: str = "") -> Table:
         highlight=False,
         padding=(0, 1, 0, 0) if palette.unicode else (0, 1),
     )
+
+
+def _status_now(trial: Trial, steps: Mapping[int, int] | None) -> Text:
+    """The status of a run that has not ended, with the steps that it has taken."""
+    status = _status(trial.status)
+    if steps and trial.number in steps:
+        status.plain = f"step {steps[trial.number]}"
+    return status
 
 
 def _status(status: TrialStatus) -> Text:

@@ -27,6 +27,7 @@ from autotune.results.result import Result
 from autotune.results.standing_notes import why_below, with_standing
 from autotune.results.target import first_pick, prediction_note, target_of
 from autotune.results.winner import confirmed_best, standings, winner_of
+from autotune.results.without_baseline import unmeasured_baseline, why_unmeasured
 from autotune.reward import at_first_level
 from autotune.reward.explanation import learning_rate_note
 from autotune.spec import (
@@ -42,7 +43,7 @@ from autotune.spec.plain import to_plain
 from autotune.spec.post_training import TRAINED
 from autotune.spec.runs.versions import asked_versions, has_versions
 from autotune.spec.study import SIMULATED
-from autotune.spec.texts.as_text import format_duration
+from autotune.spec.texts.as_text import format_duration, format_span
 from autotune.spec.texts.usual_names import OF_A_RUN
 from autotune.study.controller import Winner, noisy_of, training_s
 from autotune.study.controller.finals.finalists import ROUNDING, total_of
@@ -85,6 +86,7 @@ def result_from(record: StudyRecord, found: Iterable[Trial]) -> Result:
     is_settled = record.status.is_terminal or winner.rounds >= max(
         1, record.study.measure.final_rounds
     )
+    missing = unmeasured_baseline(record, trials)
     result = Result(
         record=record,
         trials=trials,
@@ -92,6 +94,7 @@ def result_from(record: StudyRecord, found: Iterable[Trial]) -> Result:
         infeasible=_infeasible(record, trials),
         best=winner.best,
         baseline=winner.baseline,
+        unmeasured_baseline=missing,
         speedup=winner.speedup,
         speedup_low=winner.speedup_low if is_settled else None,
         speedup_high=winner.speedup_high if is_settled else None,
@@ -100,6 +103,11 @@ def result_from(record: StudyRecord, found: Iterable[Trial]) -> Result:
         confirmed=winner.confirmed,
         notes=(
             *winner.notes,
+            *(
+                [f"there is no speedup: {why_unmeasured(missing)}"]
+                if missing and winner.best
+                else ()
+            ),
             *_drawn_lengths(winner),
             *(() if winner.too_noisy else _payback(record, winner)),
         ),
@@ -128,7 +136,9 @@ def _drawn_lengths(winner: Winner) -> list[str]:
 
     def said(measured: bool) -> str:
         return ", ".join(
-            f"{n} {s:.3g} s" for n, s in phases.items() if (n in TRAINED) is measured and s > 0
+            f"{n} {format_duration(s)}"
+            for n, s in phases.items()
+            if (n in TRAINED) is measured and s > 0
         )
 
     lengths = "trials ran on lengths drawn from the given distribution, the same for every config"
@@ -154,7 +164,7 @@ def _payback(record: StudyRecord, winner: Winner) -> list[str]:
         # a token may be worth less
         ours = default / math.exp(best.reward.throughput - baseline.reward.throughput)
     cost = (
-        f"; the study took {format_duration(record.elapsed_s)}"
+        f"; the study took {format_span(record.elapsed_s)}"
         if record.study.runner != SIMULATED
         else ""
     )
@@ -361,6 +371,7 @@ def document(result: Result, *, top: int = 0) -> dict[str, Any]:
         "study": study,
         "best": to_plain(result.best),
         "baseline": to_plain(result.baseline),
+        "unmeasured_baseline": to_plain(result.unmeasured_baseline),
         "speedup": result.speedup,
         "speedup_low": result.speedup_low,
         "speedup_high": result.speedup_high,

@@ -25,6 +25,7 @@ from typing import Any
 
 from autotune import assets
 from autotune.errors import SpecError
+from autotune.spec.texts.as_text import UNKNOWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ class Column:
     def shown(self, value: Any) -> str:
         """The formatted value; a dash if there is none."""
         return (
-            "–"
+            UNKNOWN
             if value is None or (isinstance(value, float) and math.isnan(value))
             else self.show(value)
         )

@@ -38,7 +38,9 @@ class Result:
     baseline: Trial | None
     """the baseline trial from `shown`, if it could be measured; after the finals, with the measurement from them"""
     speedup: float | None
-    """tokens per second of the best config relative to the baseline's"""
+    """tokens per second of the best config relative to the baseline's; None without a measured baseline, or where the machine is too noisy"""
+    unmeasured_baseline: Trial | None = None
+    """the baseline where it could not be measured: its failed trial, or one that says why it cannot run here; with its prediction"""
     speedup_low: float | None = None
     """lower end of the speedup's 95% CI, which includes the noise between runs and the choice among several configs"""
     speedup_high: float | None = None

@@ -19,9 +19,11 @@ from autotune.cli.study_text import (
     studies_table,
     trials_line,
 )
+from autotune.results.answers import result_from
 from autotune.reward import slowed
 from autotune.spec import TrialPurpose, TrialStatus, config_changes
-from autotune.study.progress import StudyOpened
+from autotune.study.controller.finals.finalists import expected_runs
+from autotune.study.progress import StudyOpened, TrialAsked, TrialEnded, TrialStarted
 from tests.matrix import sampled
 from tests.report.worlds import record, trial, trials
 
@@ -35,7 +37,7 @@ def terminal(width: int, height: int) -> Console:
 def view_of(console: Console, count: int = 60) -> LiveView:
     """A study in its searching phase; the first of its trials is the best, the last one runs."""
     view = LiveView(record().study, console=console)
-    view.trials = {n: trial(n, step_time_s=1.0 + n) for n in range(count)}
+    view.trials = {n: trial(n, step_time_s=1.0 + n, micro_batch_size=1 + n) for n in range(count)}
     view.trials[count - 1] = replace(
         view.trials[count - 1], status=TrialStatus.RUNNING, measurement=None
     )
@@ -66,7 +68,69 @@ def test_the_view_uses_the_screen_and_keeps_the_best_in_sight() -> None:
     assert lines[0].startswith("searching   ")
     assert lines[1].startswith("best ")
     assert any(line.split()[:4] == ["1★", "tp1", "pp1", "dp8"] for line in lines)
-    assert any(line.split()[:1] == ["59"] and "running" in line for line in lines)
+    assert any(line.split()[:1] == ["59"] and "step 12" in line for line in lines)
+
+
+def rows_of(console: Console, view: LiveView) -> dict[str, list[str]]:
+    """The cells of each row by its number, with those of the heading."""
+    console.file = io.StringIO()
+    console.print(view)
+    lines = [line.split() for line in console.file.getvalue().splitlines()]
+    return {line[0].rstrip("★"): line[1:] for line in lines if line and line[0][0] in "#0123456789"}
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_a_figure_that_was_shown_stays_and_is_marked_while_it_is_measured_again(width: int) -> None:
+    """The finals run at half the speed of the search: pooled figures, and all that are relative to the baseline, would fall by half."""
+    default, *others = (
+        trial(n, step_time_s=1.0 - n / 10, micro_batch_size=1 + n) for n in range(5)
+    )
+    slow = [
+        replace(t, number=n, purpose=TrialPurpose.FINAL, measurement=slowed(t.measurement, 2.0))
+        for n, t in enumerate((default, others[3], others[2], others[2], others[3], default), 5)
+    ]
+    console = terminal(width, 24)
+    view = LiveView(record().study, console=console)
+    view.on_event(StudyOpened(record=record(), past=(default,)))
+    first, figures = {}, {}
+    for ended in (*others, *slow):
+        view.on_event(
+            TrialAsked(trial=replace(ended, status=TrialStatus.PENDING, measurement=None))
+        )
+        view.on_event(TrialStarted(number=ended.number, attempt=1))
+        view.on_event(TrialEnded(trial=ended))
+        rows = rows_of(console, view)
+        figures = {
+            number: next(cell for cell in reversed(cells) if cell.endswith("k"))
+            for number, cells in rows.items()
+            if number != "#"
+        }
+        for number, figure in figures.items():
+            assert first.setdefault(number, figure) == figure.lstrip("~")
+        is_marked = [number for number, figure in figures.items() if figure.startswith("~")]
+        raced = {t.config for t in slow if t.number <= ended.number}
+        assert is_marked == [str(t.number) for t in (default, *others) if t.config in raced]
+    assert len(figures) == 5, "one row per config"
+    assert {"stable", "spent", "memory"} <= set(rows_of(console, view)["#"])
+    assert " + 6 of 6 to 25 finals" in view._summary()
+
+
+def test_the_finals_are_counted_as_they_were_announced() -> None:
+    """With one search trial there is one config to re-measure beside the baseline."""
+    one = replace(record().study, budget=replace(record().study.budget, max_trials=1))
+    view = LiveView(one, console=terminal(80, 24))
+    default, other = trial(0), trial(1, step_time_s=0.5, micro_batch_size=2)
+    final = replace(default, number=2, purpose=TrialPurpose.FINAL)
+    view.on_event(StudyOpened(record=replace(record(), study=one), past=(default, other, final)))
+    assert "up to 4 finals" in expected_runs(one)
+    assert " 1 trial + 1 of 4 to 11 finals" in view._summary()
+
+
+def test_the_time_of_preparing_a_study_is_not_shown_as_that_of_the_study() -> None:
+    view = LiveView(record().study, console=terminal(80, 24))
+    assert "elapsed" not in view._summary()
+    view.on_event(StudyOpened(record=record(elapsed_s=0.0), past=()))
+    assert "<1 s elapsed" in view._summary()
 
 
 def test_a_view_without_trials() -> None:
@@ -216,11 +280,10 @@ def test_a_narrow_table_across_studies_keeps_the_id_of_the_study() -> None:
 def test_a_study_that_runs_elsewhere_looks_as_if_it_ran_here() -> None:
     console = terminal(110, 24)
     view = LiveView(record().study, console=console)
-    found = [trial(n, step_time_s=1.0 + n) for n in range(5)]
+    found = [trial(n, step_time_s=1.0 + n, micro_batch_size=1 + n) for n in range(5)]
     running = replace(found[4], status=TrialStatus.RUNNING, measurement=None)
     study = {"status": "RUNNING", "message": "on its way", "elapsed_s": 90.0}
-    documents = [t.to_dict() for t in (*found[:4], running)]
-    view.show({"study": study, "best": documents[0]}, documents)
+    view.show({"study": study}, result_from(record(), (*found[:4], running)))
     console.print(view)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert text.startswith("running   ")

@@ -7,7 +7,12 @@ from dataclasses import replace
 import pytest
 
 from autotune.report.notes import SHARED_BY, brief_note, infeasible_line, notes_of
-from autotune.report.terminal import AS_MEASURED, SPEEDS, speeds_line, trials_table
+from autotune.report.terminal import (
+    SPEEDS,
+    by_config,
+    configs_of_study_table,
+    speeds_line,
+)
 from autotune.spec import Failure, FailureKind, Trial, TrialPurpose, TrialStatus
 from tests.report.test_terminal import shown
 from tests.report.worlds import out_of_memory, trial
@@ -18,7 +23,8 @@ CANNOT_WIN = (
 
 
 def stopped(number: int, reason: str = CANNOT_WIN) -> Trial:
-    return replace(trial(number), status=TrialStatus.STOPPED, reason=reason)
+    found = trial(number, micro_batch_size=1 + number)
+    return replace(found, status=TrialStatus.STOPPED, reason=reason)
 
 
 def infeasible(number: int, reason: str) -> Trial:
@@ -34,7 +40,7 @@ def infeasible(number: int, reason: str) -> Trial:
 
 def test_a_note_that_many_rows_share_is_written_once_under_the_table() -> None:
     found = [stopped(number) for number in range(1, 19)]
-    text = shown(trials_table(found), width=200)
+    text = shown(configs_of_study_table(by_config(found)), width=200)
     assert text.count("all of its first 3 steps") == 1
     assert "cannot win (18 trials): all of its first 3 steps" in text
     assert text.count("cannot win") == 19
@@ -89,7 +95,10 @@ def test_other_notes_stay_in_their_rows(found: list[Trial]) -> None:
 
 
 def test_the_view_of_a_running_study_writes_nothing_under_its_table() -> None:
-    text = shown(trials_table([stopped(number) for number in range(9)], one_line=True), width=200)
+    text = shown(
+        configs_of_study_table(by_config([stopped(number) for number in range(9)]), steps={}),
+        width=200,
+    )
     assert "cannot win (9" not in text
 
 
@@ -140,7 +149,11 @@ def test_infeasible_configs_are_one_line_with_the_most_frequent_reasons() -> Non
 def test_the_line_under_a_table_says_what_the_speeds_are_relative_to() -> None:
     found = [replace(trial(0), purpose=TrialPurpose.BASELINE), trial(1)]
     assert speeds_line(found) == SPEEDS
-    assert speeds_line(found[1:]) == AS_MEASURED
+    unmeasured = replace(out_of_memory(0), purpose=TrialPurpose.BASELINE)
+    assert speeds_line([unmeasured, trial(1)], unmeasured) == (
+        "Tokens/s are as measured: the baseline ran out of memory (trial 0), so drift is not corrected and there is no speedup. "
+        "Step is the median step time."
+    )
 
 
 def test_a_brief_note_keeps_what_went_wrong_and_drops_what_everybody_knows() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+import autotune
 from autotune.report.terminal import (
     Palette,
+    by_config,
     configs_of_study_table,
     format_bytes,
     format_count,
@@ -23,9 +27,9 @@ from autotune.report.terminal import (
     plan_table,
     time_bar,
     time_legend,
-    trials_table,
 )
 from autotune.spec import Failure, FailureKind, ParallelConfig, TrialStatus, config_label
+from autotune.spec.texts.as_text import format_span
 from tests.report.worlds import estimate, trial
 
 ASCII = Palette(unicode=False)
@@ -43,7 +47,7 @@ def test_a_summary_has_no_footnote_for_reasons_that_its_rows_do_not_show() -> No
         replace(trial(n), reason="expected gain 0.6% over the best so far, 99% likely to run")
         for n in range(4)
     ]
-    assert "expected gain" not in shown(configs_of_study_table(found), width=200)
+    assert "expected gain" not in shown(configs_of_study_table(by_config(found)), width=200)
 
 
 def test_labels_leave_out_what_has_no_effect() -> None:
@@ -110,6 +114,39 @@ def test_durations(value: float | None, text: str) -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
+        (0, "0 s"),
+        (0.4, "<1 s"),
+        (12.6, "13 s"),
+        (59.7, "1m 00s"),
+        (67.2, "1m 07s"),
+        (7800, "2h 10m"),
+        (None, "-"),
+        (math.nan, "-"),
+    ],
+)
+def test_spans_that_people_wait_for_have_whole_seconds(value: float | None, text: str) -> None:
+    assert format_span(value) == text
+
+
+def test_seconds_and_what_is_not_known_are_written_in_one_way() -> None:
+    """By `format_duration`, `format_span` and `UNKNOWN`."""
+    root = Path(autotune.__file__).parents[1]
+    sources = [*root.glob("autotune/**/*.py"), *root.glob("workers/**/*.py")]
+    assert len(sources) > 100
+    by_hand = re.compile(r":\.?\d*[fg]\} m?s\b")
+    for path in (*sources, *root.glob("dashboards/web/*.html")):
+        text = path.read_text()
+        assert "–" not in text, path
+        if path.name not in (
+            "as_text.py",
+            "cluster.py",
+        ):  # whose latency_s is shown as it was given
+            assert not by_hand.search(text), path
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
         (0, "0"),
         (999.4, "999"),
         (999.9, "1k"),
@@ -159,7 +196,13 @@ def test_the_plain_trials_table_is_ascii_and_keeps_foreign_text_harmless() -> No
             kind=FailureKind.OUT_OF_MEMORY, message="[red]rank 3\x1b[31m ran out – of memory"
         ),
     )
-    text = shown(trials_table([trial(0), trial(1), failed], best=1, palette=ASCII), width=220)
+    other = trial(1, micro_batch_size=2)
+    text = shown(
+        configs_of_study_table(
+            by_config([trial(0), other, failed]), best=other.config, palette=ASCII
+        ),
+        width=220,
+    )
     assert text.isascii()
     assert "1*" in text
     assert "[red]rank 3" in text
@@ -210,6 +253,18 @@ def test_a_plan_keeps_rank_and_config_on_narrow_terminals(width: int, palette: P
         assert word in words, word
 
 
+def test_a_plan_says_why_it_shows_no_gain() -> None:
+    rows = [SimpleNamespace(rank=1, config=trial(1).config, estimate=estimate(1.5))]
+    fits = SimpleNamespace(rank=0, config=LONG, estimate=estimate(2.0))
+    too_large = replace(fits.estimate, oom_probability=0.97)
+    baseline = SimpleNamespace(rank=0, config=LONG, estimate=too_large)
+    text = shown(plan_table(SimpleNamespace(rows=rows, baseline=baseline)))
+    assert "no gain is shown: the baseline is not expected to fit (OOM risk 97%)" in text
+    text = shown(plan_table(SimpleNamespace(rows=rows, baseline=fits)))
+    assert "no gain" not in text
+    assert "1.33x" in text
+
+
 def test_a_plan_gives_up_the_parts_first_then_the_step() -> None:
     rows = [SimpleNamespace(rank=1, config=trial(1).config, estimate=estimate(1.5))]
     assert "step by parts" in shown(plan_table(rows), width=120)
@@ -224,13 +279,15 @@ def test_a_plan_gives_up_the_parts_first_then_the_step() -> None:
 
 def test_trials_on_narrow_terminals_keep_configs_and_numbers_whole() -> None:
     stopped = replace(
-        trial(7),
+        trial(7, micro_batch_size=2),
         status=TrialStatus.STOPPED,
         reason="cannot win: median 0.5 s after 8 steps is above what may still win, 0.4 s",
     )
-    again = replace(trial(9), reason="re-measured")
+    again = replace(trial(9, micro_batch_size=4), reason="re-measured")
     found = [trial(0), stopped, replace(trial(8), config=LONG), again]
-    wide, narrow = (shown(trials_table(found), width=width) for width in (170, 80))
+    wide, narrow = (
+        shown(configs_of_study_table(by_config(found)), width=width) for width in (170, 80)
+    )
     assert "cannot win: median 0.5 s" in wide
     assert "predicted" in wide
     assert "cannot win" in narrow
@@ -243,7 +300,7 @@ def test_trials_on_narrow_terminals_keep_configs_and_numbers_whole() -> None:
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_one_line_each(width: int) -> None:
     found = [trial(0), replace(trial(8), config=LONG)]
-    lines = shown(trials_table(found, one_line=True), width=width).splitlines()
+    lines = shown(configs_of_study_table(by_config(found), steps={}), width=width).splitlines()
     assert [line.split()[0] for line in lines if line.strip()][2:] == ["0", "8"]
 
 
@@ -274,9 +331,13 @@ def test_text_in_a_fitted_table_is_as_wide_as_it_is_long() -> None:
         status=TrialStatus.FAILED,
         failure=Failure(kind=FailureKind.ERROR, message="[rank0] [/x]"),
     )
-    assert "[rank0] [/x]" in shown(trials_table([failed], palette=ASCII), width=200)
+    assert "[rank0] [/x]" in shown(
+        configs_of_study_table(by_config([failed]), palette=ASCII), width=200
+    )
     own = replace(trial(4), config=ParallelConfig(extra={"layout": "[data]", "mount": "[/x]"}))
-    assert "layout=[data] mount=[/x]" in shown(trials_table([own], palette=ASCII), width=200)
+    assert "layout=[data] mount=[/x]" in shown(
+        configs_of_study_table(by_config([own]), palette=ASCII), width=200
+    )
 
 
 def test_parts_and_statuses_have_their_colours() -> None:
@@ -285,7 +346,7 @@ def test_parts_and_statuses_have_their_colours() -> None:
     console.print(
         plan_table([SimpleNamespace(rank=1, config=ParallelConfig(), estimate=estimate(1.0))])
     )
-    console.print(trials_table([trial(0)]))
+    console.print(configs_of_study_table(by_config([trial(0)])))
     blue, green = "38;2;76;120;168", "\x1b[32m"  # of PART_COLOURS and STATUS_COLOURS
     assert stream.getvalue().count(blue) >= 2, "in the bar and in the legend"
     assert green in stream.getvalue()

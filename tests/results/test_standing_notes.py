@@ -17,7 +17,7 @@ from autotune.ports import StudyRecord
 from autotune.report.figures import figures_of
 from autotune.report.markdown_page import markdown_report
 from autotune.report.page import html_report
-from autotune.report.terminal import trials_table
+from autotune.report.terminal import by_config, configs_of_study_table, format_count
 from autotune.results import rankings
 from autotune.results.answers import document, ranked_documents, result_from, standings_of
 from autotune.results.rankings import front_documents, ranking_document
@@ -102,7 +102,7 @@ def page_table(result: Result) -> str:
 
 PLACES: dict[str, Callable[[Result], str]] = {
     "the end of tune, status, watch": lambda r: shown_in_a_terminal(
-        trials_table(r.shown, best=WINNER)
+        configs_of_study_table(by_config(r.shown), best=r.best.config)
     ),
     "best --top": lambda r: shown_in_a_terminal(configs_table(document(r, top=5)["configs"])),
     "best --pareto": lambda r: str(front_documents(r)),
@@ -157,11 +157,14 @@ def test_a_running_study_says_so_far_and_who_is_measured_again_needs_no_reason()
     )
 
 
-def test_the_live_view_shows_figures_and_stars_the_best_of_them(result: Result) -> None:
+def test_the_live_view_shows_first_runs_and_stars_the_best_config(result: Result) -> None:
     text = live(result)
     assert re.search(rf"^\W*{WINNER}★", text, re.M)
-    assert "measured once so far" in text
-    assert "best 93.6k tokens/s: trial 1" in text
+    for t in result.trials[:3]:
+        row = re.search(rf"^\W*{t.number}\W.*$", text, re.M)
+        assert row is not None
+        assert format_count(t.measurement.tokens_per_s) in row[0]
+    assert "best so far: trial 1 (~" in text
     assert "(95% CI" not in text
 
 

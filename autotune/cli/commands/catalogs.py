@@ -284,6 +284,7 @@ def _show(
         return
     from autotune.report.table_layout import Column, FittedTable, Shortening
     from autotune.report.terminal import Palette, safe
+    from autotune.spec.texts.as_text import UNKNOWN
 
     palette = Palette.of(sys.stdout)
     cells = shown or rows
@@ -311,9 +312,7 @@ def _show(
         ellipsis=palette.unicode,
     )
     for row in cells:
-        table.add_row(
-            *(palette.nothing if v is None else safe(_cell(v), palette) for v in row.values())
-        )
+        table.add_row(*(UNKNOWN if v is None else safe(_cell(v), palette) for v in row.values()))
     consoles()[0].print(table)
 
 

@@ -108,6 +108,7 @@ class _LogView:
 
 def _said(line: LogLine) -> str:
     from autotune.report.terminal import format_bytes, format_duration
+    from autotune.spec.texts.as_text import UNKNOWN
 
     words = []
     for name, value in line.metrics.items():
@@ -119,7 +120,7 @@ def _said(line: LogLine) -> str:
             words.append({"ends_step": "a step"}.get(name, name))
         else:
             words.append(f"{name} {value:.6g}")
-    return ", ".join(words) or "-"
+    return ", ".join(words) or UNKNOWN
 
 
 def _space(prepared: PreparedCheck) -> str:

@@ -230,7 +230,7 @@ def _watch(source: Any, study: str, as_json: bool, folder: Path | None = None) -
             # read before the events: a study is terminal only after its last event
             document = source.status(study)
             if view is not None:
-                view.show(document, shown_trials(source, study))
+                view.show(document, source.result(study))
             while view is None and (events := source.events(study, after=seen)):
                 for event in events:
                     if line := history_line(event):

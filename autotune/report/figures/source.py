@@ -32,6 +32,7 @@ from autotune.results.result import Result
 from autotune.reward import counted_once, tokens_per_s
 from autotune.space import SearchSpace
 from autotune.spec import ConfigTable, Study, Trial, TrialPurpose, config_label
+from autotune.spec.texts.as_text import UNKNOWN
 
 StepSeries = Mapping[str, Sequence[float]]
 """step, step_time_s, loss, grad_norm of an attempt so far"""
@@ -163,7 +164,7 @@ def word_of(value: Any) -> str:
     """A knob's value as people write it."""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return "–" if value is None else str(value)
+    return UNKNOWN if value is None else str(value)
 
 
 def order_of(value: Any) -> tuple[bool, float, str]:

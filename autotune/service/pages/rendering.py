@@ -15,10 +15,11 @@ from starlette.responses import HTMLResponse
 from autotune import assets
 from autotune.report.notes import infeasible_line
 from autotune.report.terminal import format_bytes, format_count, format_duration
+from autotune.results.without_baseline import why_unmeasured
 from autotune.service.options import LOOPBACK
-from autotune.spec import ParallelConfig, config_changes, config_label
+from autotune.spec import ParallelConfig, Trial, config_changes, config_label
 from autotune.spec.runs.trial import trial_numbers
-from autotune.spec.texts.as_text import format_speedup
+from autotune.spec.texts.as_text import format_span, format_speedup
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -60,11 +61,13 @@ def environment() -> Environment:
         "thousands": "{:,}".format,
         "bytes": format_bytes,
         "duration": format_duration,
+        "span": format_span,
         "speedup": format_speedup,
         "infeasible": infeasible_line,
         "trials": trial_numbers,
         "config": lambda config: config_label(ParallelConfig.from_dict(config)),
         "changes": _changes,
+        "why_unmeasured": lambda trial: why_unmeasured(Trial.from_dict(trial)),
         "label": config_label,
         "sentence": _sentence,
         "moment": lambda text: str(text or "")[:19].replace("T", " "),

@@ -34,6 +34,7 @@ from autotune.service.pages.rendering import render
 from autotune.service.pages.visits import REFRESH_S, Visitor
 from autotune.service.routes.studies import exported
 from autotune.spec import Trial, TrialStatus
+from autotune.spec.texts.as_text import UNKNOWN
 
 router = APIRouter()
 
@@ -145,7 +146,7 @@ def _knobs(trial: Trial, baseline: Trial | None) -> list[dict[str, Any]]:
         {
             "name": name,
             "value": value,
-            "default": theirs.get(name, "-"),
+            "default": theirs.get(name, UNKNOWN),
             "differs": theirs.get(name) != value,
         }
         for name, value in ours.items()

@@ -19,9 +19,9 @@ from urllib.parse import urlencode
 
 from autotune.errors import SpecError
 from autotune.report.notes import brief_note, note_of
-from autotune.report.terminal import by_config, spent_s
+from autotune.report.terminal import ConfigRuns, by_config
 from autotune.results.result import Result
-from autotune.spec import FIELDS, Trial, TrialPurpose, TrialStatus, config_label
+from autotune.spec import FIELDS, TrialPurpose, TrialStatus, config_label
 from autotune.spec.checks import member_of, nearest, one_of
 
 PAGE = 50
@@ -30,27 +30,29 @@ NOTE = 70
 """characters of a note; the trial's own page holds the whole"""
 MOST_WORDS = 20
 """words of a filter"""
-Row = tuple[Trial, int, float]
-"""(trial, runs of its config, seconds that they took)"""
-_Key = Callable[[Row], Any]
+_Key = Callable[[ConfigRuns], Any]
 COLUMNS: Mapping[str, tuple[str, bool, _Key]] = {
-    "number": ("#", True, lambda row: row[0].number),
-    "config": ("Config", False, lambda row: config_label(row[0].config)),
-    "status": ("Status", False, lambda row: str(row[0].status)),
+    "number": ("#", True, lambda row: row.trial.number),
+    "config": ("Config", False, lambda row: config_label(row.trial.config)),
+    "status": ("Status", False, lambda row: str(row.trial.status)),
     "measured": (
         "Measured",
         True,
-        lambda row: row[0].measured.tokens_per_s if row[0].measured else None,
+        lambda row: row.trial.measured.tokens_per_s if row.trial.measured else None,
     ),
     "predicted": (
         "Predicted",
         True,
-        lambda row: float(row[0].estimate.tokens_per_s) if row[0].estimate else None,
+        lambda row: float(row.trial.estimate.tokens_per_s) if row.trial.estimate else None,
     ),
-    "step": ("Step", True, lambda row: row[0].measured.step_time_s if row[0].measured else None),
-    "memory": ("Memory", True, lambda row: row[0].peak_memory_bytes),
-    "runs": ("Runs", True, lambda row: row[1]),
-    "spent": ("Spent", True, lambda row: row[2] or None),
+    "step": (
+        "Step",
+        True,
+        lambda row: row.trial.measured.step_time_s if row.trial.measured else None,
+    ),
+    "memory": ("Memory", True, lambda row: row.trial.peak_memory_bytes),
+    "runs": ("Runs", True, lambda row: len(row.runs)),
+    "spent": ("Spent", True, lambda row: row.spent_s or None),
 }
 """(heading, whether it is a number, value) by the name in the address"""
 NARROW = ("number", "config", "status", "measured")
@@ -105,12 +107,12 @@ def trial_table(result: Result, query: TrialQuery) -> dict[str, Any]:
     rows = (
         by_config(result.shown)
         if not query.each_run
-        else [(t, 1, spent_s([t])) for t in result.shown]
+        else [ConfigRuns(trial=t, runs=(t,)) for t in result.shown]
     )
     found = _filtered(rows, query)
     _, _, key = COLUMNS[query.sort]
     known = [(value, row) for row in found if (value := key(row)) is not None]
-    known.sort(key=lambda pair: (pair[0], pair[1][0].number), reverse=query.descending)
+    known.sort(key=lambda pair: (pair[0], pair[1].trial.number), reverse=query.descending)
     order = [row for _, row in known] + [row for row in found if key(row) is None]
     pages = max(1, -(-len(order) // PAGE))
     at = min(query.page, pages)
@@ -147,8 +149,8 @@ def _head(name: str, query: TrialQuery) -> dict[str, Any]:
     }
 
 
-def _row(row: Row, best: int | None) -> dict[str, Any]:
-    trial = row[0]
+def _row(row: ConfigRuns, best: int | None) -> dict[str, Any]:
+    trial = row.trial
     values = {name: key(row) for name, (_, _, key) in COLUMNS.items()}
     note = note_of(trial)
     brief = note if len(note) <= NOTE else brief_note(trial, most=NOTE)
@@ -162,9 +164,9 @@ def _row(row: Row, best: int | None) -> dict[str, Any]:
     }
 
 
-def _filtered(rows: Sequence[Row], query: TrialQuery) -> list[Row]:
+def _filtered(rows: Sequence[ConfigRuns], query: TrialQuery) -> list[ConfigRuns]:
     pairs, words = _asked(query.where)
-    own = {name for t, _, _ in rows[:1] for name in t.config.extra}
+    own = {name for row in rows[:1] for name in row.trial.config.extra}
     for name in pairs:
         if name not in FIELDS and name not in own:
             raise SpecError(
@@ -176,9 +178,9 @@ def _filtered(rows: Sequence[Row], query: TrialQuery) -> list[Row]:
     return [
         row
         for row in rows
-        if (not query.status or row[0].status == query.status)
-        and all(str(row[0].config.value(name)).lower() == value for name, value in pairs.items())
-        and (not words or all(word in config_label(row[0].config).lower() for word in words))
+        if (not query.status or row.trial.status == query.status)
+        and all(str(row.trial.config.value(name)).lower() == value for name, value in pairs.items())
+        and (not words or all(word in config_label(row.trial.config).lower() for word in words))
     ]
 
 

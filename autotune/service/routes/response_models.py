@@ -215,6 +215,10 @@ class StatusAnswer(StudyAnswer):
 
     best: TrialDocument | None
     baseline: TrialDocument | None
+    unmeasured_baseline: TrialDocument | None = Field(
+        default=None,
+        description="the baseline if it could not be measured: its failed trial, or one with status INFEASIBLE and the reason; with its prediction. Then there is no speedup",
+    )
     speedup: float | None = Field(
         description="speed of the best config relative to the baseline", examples=[1.31]
     )

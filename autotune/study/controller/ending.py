@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from autotune.space.enumeration import in_words
@@ -37,13 +37,13 @@ class Ending:
 
     def paused(self, phase: StudyPhase, stop_reason: str, why: str) -> EndStudy:
         """The pause of a study that can go on later."""
-        outcome = _outcome(self._index.listed(), self._study, phase, stop_reason)
+        outcome = _outcome(self._index, self._study, phase, stop_reason)
         return EndStudy(status=StudyStatus.PAUSED, message=why, **outcome)
 
     def ended(self, phase: StudyPhase, stop_reason: str, why: str, *, cancelled: bool) -> EndStudy:
         """The end of a study. `why` is empty when it ran its course."""
         trials = self._index.listed()
-        outcome = _outcome(trials, self._study, phase, stop_reason)
+        outcome = _outcome(self._index, self._study, phase, stop_reason)
         if cancelled:
             status, message = StudyStatus.CANCELLED, why
         elif has_found(outcome["best"], trials):
@@ -73,10 +73,10 @@ def _refusals(infeasible: Mapping[str, int]) -> str:
 
 
 def _outcome(
-    trials: Sequence[Trial], study: Study, phase: StudyPhase, stop_reason: str
+    index: TrialIndex, study: Study, phase: StudyPhase, stop_reason: str
 ) -> dict[str, Any]:
     """The winner as the fields of `EndStudy`: baseline, best, speedup, result."""
-    winner = decide(trials, study)
+    winner = decide(index.listed(), study)
     finals = [
         {
             "number": t.number,
@@ -100,5 +100,6 @@ def _outcome(
             "finals": finals,
             "notes": list(winner.notes),
             "too_noisy": to_plain(winner.too_noisy),
+            "refused_baseline": to_plain(index.refused_baseline),
         },
     }

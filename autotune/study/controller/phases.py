@@ -98,8 +98,6 @@ class Phases:
         self._references = dict(references)
         """fp32 configs by global batch that were not asked for yet"""
         self._refuse = refuse
-        self._no_baseline = ""
-        """why the baseline cannot be measured, in words"""
         self._quiet = ""
         """why the searcher has nothing to propose until another trial ends, in words"""
         self._told: dict[int, Trial] = {}
@@ -163,11 +161,11 @@ class Phases:
         if moved or replaced:
             self._searcher.correct(moved.values(), without=replaced)
 
-    def refused(self, ask: Ask, reason: str) -> None:
-        """Takes in that a config cannot be run, and why."""
+    def refused(self, trial: Trial) -> None:
+        """Takes in that what was asked for cannot be run, for its reason."""
         self._quiet = ""
-        if ask.purpose is TrialPurpose.BASELINE:
-            self._baseline, self._no_baseline = None, f"the baseline is not measured ({reason})"
+        if trial.purpose is TrialPurpose.BASELINE:
+            self._baseline, self._index.refused_baseline = None, trial
 
     def next_move(self, phase: StudyPhase, *, running: int, spent: Spent) -> Move | None:
         """What is done next with `running` attempts under way; None: wait for them."""
@@ -184,7 +182,12 @@ class Phases:
                 asks=(Ask(config=self._baseline, purpose=TrialPurpose.BASELINE, reason=reason),)
             )
         if self._index.baseline is None:
-            why = self._no_baseline or "there is no measured baseline"
+            refused = self._index.refused_baseline
+            why = (
+                f"the baseline is not measured ({refused.reason})"
+                if refused
+                else "there is no measured baseline"
+            )
             message = f"{why}: rewards are relative to the first measured config"
         elif references := self._reference_for(self._index.baseline.config):
             return Move(asks=references)

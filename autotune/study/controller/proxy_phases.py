@@ -38,7 +38,7 @@ class ProxyPhases:
         """Takes in a proxy that ended."""
         self._searcher.tell([trial])
 
-    def refused(self, ask: Ask, reason: str) -> None:
+    def refused(self, trial: Trial) -> None:
         """A proxy that cannot be run stays asked for: it is not proposed again."""
 
     def next_move(self, phase: StudyPhase, *, running: int, spent: Spent) -> Move | None:

@@ -383,7 +383,7 @@ class Controller:
         trial = self._admission.trial_of(ask)
         if ask.purpose is not TrialPurpose.FINAL and (refusal := self._admission.refusal(trial)):
             self._infeasible.refuse(ask.config, refusal)
-            self._phases.refused(ask, refusal)
+            self._phases.refused(replace(trial, status=TrialStatus.INFEASIBLE, reason=refusal))
             return
         self.index.put(trial)
         self._out.append(KeepTrial(trial=trial))

@@ -30,6 +30,8 @@ class TrialIndex:
         """trials that failed, of any purpose"""
         self.baseline: Trial | None = None
         """first measurement of the baseline"""
+        self.refused_baseline: Trial | None = None
+        """the baseline where it cannot be run, and why; no trial of the study"""
         self.levels = MachineLevels()
         """how fast the machine was in each trial"""
         self.measured: Counter[ParallelConfig] = Counter()
