@@ -10,6 +10,7 @@ from typing import Any
 
 from autotune.errors import ConflictError
 from autotune.spec import Study
+from autotune.whole_files import whole_file
 
 SPEC = "study.yaml"
 """the spec in the folder"""
@@ -52,11 +53,8 @@ def write(made: Submission) -> list[Path]:
     written = []
     for name, text in made.files.items():
         path = made.folder / name
-        part = path.with_name(f".{name}.part")
-        part.unlink(missing_ok=True)
-        part.touch(mode=0o600)
-        part.write_text(text)
-        part.replace(path)
+        with whole_file(path) as part:
+            part.write_text(text)
         written.append(path)
     return written
 

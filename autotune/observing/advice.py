@@ -11,7 +11,6 @@ import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from autotune.errors import SpecError
@@ -24,6 +23,7 @@ from autotune.registry import RUNNERS, load
 from autotune.reviews import Review, review
 from autotune.reviews.words import short_lines
 from autotune.spec import ObservedRun
+from autotune.temporary_folders import TemporaryFolder
 from autotune.trainers.base.own_program import COMMAND
 
 
@@ -99,8 +99,8 @@ def reviewed(training: Training, *, cluster: str | None, store: str | Path | Non
     if "parameters" in shape[0]:  # only the program itself can build it
         document["trainer"] = {"kind": COMMAND, "argv": ["python", program()], "fixed": knobs}
     here = cluster_of_ranks(training.nodes, max(1, training.ranks // training.nodes))
-    with _opened(store) as database, TemporaryDirectory() as folder:
-        path = Path(folder, "study.json")
+    with _opened(store) as database, TemporaryFolder("review") as folder:
+        path = folder / "study.json"
         path.write_text(json.dumps(document), encoding="utf-8")
         found = review(path, store=database, local_cluster=lambda: here)
         # the study is autotune's own, no file of the user's

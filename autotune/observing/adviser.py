@@ -9,6 +9,7 @@ import getpass
 import json
 import os
 import re
+import shutil
 import socket
 import struct
 import threading
@@ -26,7 +27,6 @@ from autotune.diagnosis import Diagnosis, Evidence, diagnose, lines_of
 from autotune.errors import AutotuneError
 from autotune.observing.launch import cluster_here, results_database, target_of
 from autotune.observing.versions import versions_of
-from autotune.observing.watched import remove
 from autotune.observing.words import PREFIX, after
 from autotune.registry import RUNNERS, load
 from autotune.results.diagnoses import expected, with_asked
@@ -220,7 +220,7 @@ class _Adviser:
             return seen, None
         predicted = expected(found.estimate if found else None)
         evidence = program.evidence(**predicted)
-        remove(self._asked.reports)
+        shutil.rmtree(self._asked.reports, ignore_errors=True)
         if evidence is None:
             return seen, diagnose(
                 Evidence(

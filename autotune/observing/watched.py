@@ -9,8 +9,6 @@ The probe's own files are not copied: the run is that of the user who asked.
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,13 +44,3 @@ def variables_of(
         "AUTOTUNE_PROBE_FILES": "off",
         "AUTOTUNE_PROBE_ROOT": str(os.getpid()),
     }
-
-
-def folder() -> str:
-    """A new folder for the reports."""
-    return tempfile.mkdtemp(prefix="autotune-diagnose-")
-
-
-def remove(reports: str) -> None:
-    """Removes it."""
-    shutil.rmtree(reports, ignore_errors=True)

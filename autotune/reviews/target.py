@@ -21,7 +21,6 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from autotune.assets import search_spaces
@@ -34,6 +33,7 @@ from autotune.onboarding.launch.started_program import SAY_IT, placed, where_it_
 from autotune.onboarding.settings.file import holds_settings
 from autotune.reviews.manifest import gpus_of, is_manifest, launch_of
 from autotune.spec import ParallelConfig, catalog
+from autotune.temporary_folders import TemporaryFolder
 from autotune.trainers import trainer, trainer_names
 from autotune.trainers.present_configuration import DOCUMENTS
 
@@ -148,8 +148,8 @@ def read_target(
 @contextmanager
 def named_text(text: str) -> Iterator[Path]:
     """A file with that text for as long as it is needed, with the name of what it is."""
-    with TemporaryDirectory() as folder:
-        path = Path(folder, name_for(text))
+    with TemporaryFolder("review") as folder:
+        path = folder / name_for(text)
         path.write_text(text, encoding="utf-8")
         yield path
 
@@ -172,8 +172,8 @@ def folder_of(texts: Mapping[str, str]) -> Iterator[Path]:
     """A folder with texts that came from elsewhere, for as long as it is needed: the path of the first of them. No other file is read meanwhile."""
     if not texts:
         raise SpecError("there is no text to review", field="files")
-    with TemporaryDirectory() as folder:
-        inner = Path(folder, "a", "b", "c", "d")  # a program is looked for above its script
+    with TemporaryFolder("review") as folder:
+        inner = folder / "a" / "b" / "c" / "d"  # a program is looked for above its script
         inner.mkdir(parents=True)
         for name, text in texts.items():
             path = Path(name)
@@ -196,7 +196,7 @@ def folder_of(texts: Mapping[str, str]) -> Iterator[Path]:
                 ) from None
         for trainer_name in trainer_names():  # packages of others may lie anywhere
             trainer(trainer_name)
-        with reading_only(Path(folder)):
+        with reading_only(folder):
             yield inner / next(iter(texts))
 
 

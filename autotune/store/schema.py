@@ -20,6 +20,7 @@ from autotune.settings import data_folder
 from autotune.store.connection.database import Database, lock
 from autotune.store.connection.diagnosis import diagnosed
 from autotune.store.connection.file_systems import shared_mount
+from autotune.whole_files import whole_file
 
 HEAD = "0010"
 """The version that this release reads and writes."""
@@ -107,19 +108,14 @@ def upgrade(connection: Connection, target: str) -> None:
 
 def back_up(source: Path, target: Path) -> None:
     """Copies an SQLite store, which may be in use. The copy appears under its name only when it is complete."""
-    part = target.with_name(target.name + ".part")
-    try:
-        with contextlib.closing(sqlite3.connect(f"{source.as_uri()}?mode=ro", uri=True)) as old:
-            make_private(part)
-            with contextlib.closing(sqlite3.connect(part)) as new:
-                # in one step, from one snapshot: copied in several steps it begins again after each write of others
-                old.backup(new)
-                new.execute("PRAGMA journal_mode=DELETE")
-            with part.open("rb+") as file:
-                os.fsync(file.fileno())
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
+    with (
+        contextlib.closing(sqlite3.connect(f"{source.as_uri()}?mode=ro", uri=True)) as old,
+        whole_file(target) as part,
+        contextlib.closing(sqlite3.connect(part)) as new,
+    ):
+        # in one step, from one snapshot: copied in several steps it begins again after each write of others
+        old.backup(new)
+        new.execute("PRAGMA journal_mode=DELETE")
 
 
 def _make_folder(database: Database, path: Path) -> None:

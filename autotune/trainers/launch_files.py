@@ -9,13 +9,11 @@ with its SHA-256, so that a second export recognizes its own files.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import re
 import shlex
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +22,7 @@ from typing import Any
 from autotune.errors import ExportError
 from autotune.spec.texts.secrets import FROM_ENVIRONMENT, masked
 from autotune.trainers.provenance_comments import comments
+from autotune.whole_files import whole_file
 
 MANIFEST = "launch.json"
 SCRIPT = "launch.sh"
@@ -276,18 +275,9 @@ def _check_free(root: Path, name: str, text: str, mine: Mapping[str, str]) -> No
 
 def _write_whole(path: Path, text: str, *, executable: bool, secret: bool) -> None:
     """`secret`: for its owner's eyes alone."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, (0o755 if executable else 0o644) & (0o700 if secret else 0o777))
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    with whole_file(path) as part:
+        part.write_text(text, encoding="utf-8", newline="\n")
+        part.chmod((0o755 if executable else 0o644) & (0o700 if secret else 0o777))
 
 
 def digest_of(data: bytes) -> str:

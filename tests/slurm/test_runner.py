@@ -193,6 +193,25 @@ def test_what_is_sent_needs_no_other_file_and_no_newer_python() -> None:
                 assert name.partition(".")[0] in sys.stdlib_module_names, f"{path}: {name}"
 
 
+def test_the_keeper_that_is_sent_finds_the_rest_of_autotune_where_the_node_has_it(
+    tmp_path: Path,
+) -> None:
+    for path, text in keeper_step.keepers_code().items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from autotune_workers.process.keeper import keeper\n"
+        "from autotune import temporary_folders\n"
+        "from autotune.trainers import trainer\n"
+        "print(keeper.__file__, temporary_folders.__file__, trainer('torchtitan').name)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    *sent, name = done.stdout.split()
+    assert name == "torchtitan", done
+    assert all(file.startswith(f"{tmp_path}/") for file in sent)
+
+
 @pytest.mark.thorough
 def test_a_lost_node_stays_out_until_slurm_starts_something_on_it(
     runner: SlurmRunner, slurm: Path, monkeypatch: pytest.MonkeyPatch

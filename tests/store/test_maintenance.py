@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -13,7 +14,12 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from autotune.errors import ConflictError, MissingExtraError, SpecError
+from autotune.errors import (
+    ConflictError,
+    MissingExtraError,
+    SpecError,
+    StoreUnavailableError,
+)
 from autotune.ports import CloseAttempt, EndTrial, KeepTrial, StepsReported
 from autotune.spec import Failure, FailureKind, ParallelConfig, StudyStatus, Trial, TrialStatus
 from autotune.store import MemoryStore, SqlStore, open_store
@@ -178,6 +184,28 @@ def test_a_backup_is_a_store_of_its_own_and_never_overwrites(
             maintenance.backup(store, place)
         assert refused.value.field == "target"
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_backup_leaves_files_of_others_alone_and_nothing_where_it_fails(
+    store: SqlStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = {f"copy.db{end}": "weeks of work" for end in (".part", ".part-journal", ".tmp")}
+    folder = tmp_path / "backups"
+    folder.mkdir()
+    for name, content in others.items():
+        (folder / name).write_text(content)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StoreUnavailableError, match="No space left"):
+        maintenance.backup(store, folder / "copy.db")
+    monkeypatch.undo()
+    assert {path.name: path.read_text() for path in folder.iterdir()} == others
+    maintenance.backup(store, folder / "copy.db")
+    assert {path.name for path in folder.iterdir()} == {*others, "copy.db"}
+    assert all((folder / name).read_text() == content for name, content in others.items())
 
 
 def test_an_export_says_the_same_as_the_store(store: SqlStore, tmp_path: Path) -> None:

@@ -167,8 +167,11 @@ def test_a_store_that_is_open_is_not_restored(tmp_path: Path, backup: Path) -> N
 def test_a_damaged_or_deleted_store_is_restored(tmp_path: Path, backup: Path) -> None:
     path = tmp_path / "store.db"
     path.write_bytes(b"no database at all\n" * 500)
+    mine = path.with_name("store.db.part")
+    mine.write_text("weeks of work")
     assert restored(path, backup) == 0
     assert names(path) == ["backed-up"]
+    assert mine.read_text() == "weeks of work"
     path.unlink()
     path.with_name("store.db-wal").write_bytes(b"of the deleted one")
     assert restored(path, backup) == 0

@@ -19,6 +19,7 @@ from autotune.store import open_store
 from autotune.store.connection import file_systems
 from autotune.store.upkeep import study_folder
 from autotune.store.upkeep.study_folder import COPY, HOLDER, StudyFolder, opened_copy, wish
+from autotune.temporary_folders import LOCK
 from tests.nodes.network import until
 from tests.shortcuts import present
 from tests.store.forging import rows
@@ -187,3 +188,20 @@ def test_a_folder_that_cannot_be_written_at_the_end_is_said_and_the_store_is_kep
     monkeypatch.undo()
     assert str(home.path) in said.value.remedy
     assert home.path.exists()
+    assert not home.path.with_name(LOCK).exists(), "or the next study would remove it"
+
+
+def test_a_store_that_could_not_be_copied_outlives_its_process_and_the_next_study(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    with StudyFolder(folder, on_trouble=said.append) as home:
+        assert home.path.with_name(LOCK).exists()
+        monkeypatch.setattr(StudyFolder, "copy", lambda _: os.listdir("/no/folder"))
+        submitted(home.path)
+        home.changed()
+        until(lambda: bool(said), 60)
+        assert not home.path.with_name(LOCK).exists()
+        monkeypatch.undo()
+    assert "is not copied" in said[0]
+    assert not home.path.exists(), "the last copy has all of it"

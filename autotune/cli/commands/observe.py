@@ -64,14 +64,15 @@ def run(
     """
     from autotune.observing.in_place import exec_in_place, run_in_place
     from autotune.observing.rank import is_first
-    from autotune.observing.watched import NOWHERE, folder, variables_of
+    from autotune.observing.watched import NOWHERE, variables_of
+    from autotune.temporary_folders import TemporaryFolder
 
     diagnose = diagnose or profile
     if not is_first(os.environ, command):
         exec_in_place(
             command, variables_of(os.environ, NOWHERE, profile=profile) if diagnose else None
         )
-    reports = folder() if diagnose else ""
+    reports = str(TemporaryFolder("diagnose").path) if diagnose else ""
 
     def advise(channel: object) -> None:
         from autotune.cli.brief import brief

@@ -21,6 +21,7 @@ from typing import Any
 from autotune import assets
 from autotune.errors import AutotuneError
 from autotune.settings import data_folder, own_folder
+from autotune.whole_files import whole_file
 
 log = logging.getLogger("autotune.service")
 
@@ -67,10 +68,9 @@ def write(name: str, targets: Targets) -> None:
     """Replaces a file as a whole: Prometheus reads it at any time, as whatever user may enter the data folder."""
     folder = own_folder(FOLDER)
     folder.chmod(0o755)
-    part = folder / f"{name}.part"
-    part.write_text(json.dumps(targets, indent=1))
-    part.chmod(0o644)
-    part.replace(folder / f"{name}.json")
+    with whole_file(folder / f"{name}.json") as part:
+        part.write_text(json.dumps(targets, indent=1))
+        part.chmod(0o644)
 
 
 CONTAINER_FOLDER = "/data/prometheus"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import tempfile
 import zipfile
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from autotune.service.http.service_state import TheService
 from autotune.service.pages.rendering import render
 from autotune.service.pages.visits import Visitor, trial_number
 from autotune.service.routes.studies import exported
+from autotune.temporary_folders import TemporaryFolder
 from autotune.trainers import Launch, trainer_names, write_launch
 from autotune.trainers.schedulers import SCHEDULERS
 
@@ -98,7 +98,7 @@ def _launch_of(document: dict[str, Any]) -> Launch:
 def _archive(document: dict[str, Any]) -> bytes:
     packed = io.BytesIO()
     with (
-        tempfile.TemporaryDirectory(prefix="autotune-export-") as folder,
+        TemporaryFolder("export") as folder,
         zipfile.ZipFile(packed, "w") as file,
     ):
         for path in write_launch(_launch_of(document), folder, job=document["job"]):

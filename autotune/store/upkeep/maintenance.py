@@ -15,6 +15,7 @@ from autotune.store.connection.diagnosis import diagnosed, writing
 from autotune.store.sql import SqlStore
 from autotune.store.upkeep.examination import examine
 from autotune.store.upkeep.table_files import export
+from autotune.whole_files import whole_file
 
 __all__ = ["backup", "check", "export", "vacuum"]
 
@@ -77,11 +78,9 @@ def _dump(store: SqlStore, target: Path) -> None:
             remedy="install the PostgreSQL client programs",
         )
     url = store.database.location.url
-    part = target.with_name(target.name + ".part")
     plain = url.set(drivername="postgresql", password=None).render_as_string(hide_password=False)
     environment = {**os.environ, **({"PGPASSWORD": str(url.password)} if url.password else {})}
-    try:
-        schema.make_private(part)
+    with whole_file(target) as part:
         done = subprocess.run(
             [program, "--format=custom", f"--file={part}", f"--dbname={plain}"],
             env=environment,
@@ -96,6 +95,3 @@ def _dump(store: SqlStore, target: Path) -> None:
                 f"pg_dump failed: {''.join(reason)}",
                 remedy="check that the server is running and pg_dump is at least as new as the server",
             )
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)

@@ -36,6 +36,7 @@ from autotune.store.connection.diagnosis import DAMAGED, diagnosed
 from autotune.store.connection.location import StoreLocation
 from autotune.store.tables import studies, trials
 from autotune.store.upkeep.examination import read_rows, rows_changed
+from autotune.whole_files import part_of
 
 LOCK_BYTES = (0x40000000, 512)
 """first byte and length of the range of a database file in which SQLite locks (https://www.sqlite.org/lockingv3.html): every open connection to a store in
@@ -87,8 +88,7 @@ def restore(location: StoreLocation, backup: Path) -> Restored:
         )
     with diagnosed(location):
         version, num_studies, num_trials = _checked(backup)
-        part = path.with_name(path.name + ".part")
-        try:
+        with part_of(path) as part:
             schema.back_up(backup, part)  # with its own WAL, where it has one
             _take_in_wal(path)
             with _alone(path):
@@ -96,8 +96,6 @@ def restore(location: StoreLocation, backup: Path) -> Restored:
                 for suffix in BESIDE:
                     _beside(path, suffix).unlink(missing_ok=True)
                 part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
         _sync_folder(path.parent)
     return Restored(version=version, studies=num_studies, trials=num_trials, kept=kept)
 

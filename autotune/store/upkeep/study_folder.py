@@ -14,7 +14,6 @@ import json
 import os
 import shutil
 import sqlite3
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +24,8 @@ from autotune.errors import ConflictError, NotFoundError, StoreUnavailableError
 from autotune.store import open_store, schema
 from autotune.store.sql import SqlStore
 from autotune.study.process_id import is_gone, this_process
+from autotune.temporary_folders import TemporaryFolder
+from autotune.whole_files import whole_file
 
 COPY, HOLDER, WISH = "store.db", "runs.json", "wish-"
 COPY_S = 5.0
@@ -48,7 +49,7 @@ class StudyFolder:
     ) -> None:
         """`job`: the scheduler's number of the job, whose later start takes over from an earlier one; `on_wish`: is told what people want; `on_trouble`: of copies that fail."""
         self._folder, self._job, self._on_wish, self._on_trouble = folder, job, on_wish, on_trouble
-        self._local = Path()
+        self._local: TemporaryFolder | None = None
         self._me = {"process": this_process(), "job": job}
         self._asked, self._closed = threading.Event(), threading.Event()
         self._copying = threading.Lock()
@@ -65,11 +66,12 @@ class StudyFolder:
                 f"there is no folder {self._folder}", remedy="give a study folder with --in"
             )
         self._claim()
-        for old in self._folder.glob(f"{WISH}*"):  # of a job that did not live to hear it
+        # of a job that was killed before it heard or ended them
+        for old in (*self._folder.glob(f"{WISH}*"), *self._folder.glob(f".{COPY}.*.part")):
             old.unlink(missing_ok=True)
         try:
-            self._local = Path(tempfile.mkdtemp(prefix="autotune-"))
-            self.path = self._local / COPY
+            self._local = TemporaryFolder("study")
+            self.path = self._local.path / COPY
             if (self._folder / COPY).exists():
                 schema.make_private(self.path)
                 shutil.copyfile(self._folder / COPY, self.path)
@@ -104,20 +106,11 @@ class StudyFolder:
     def copy(self) -> None:
         """Puts a copy of the store into the folder, completely or not at all. Raises `OSError`."""
         with self._copying:
-            local = self._local / "copy.db"
+            local = self.path.with_name("copy.db")
             local.unlink(missing_ok=True)
             schema.back_up(self.path, local)
-            part = self._folder / f".{COPY}.{os.uname().nodename}-{os.getpid()}"
-            try:
-                part.unlink(missing_ok=True)
-                part.touch(mode=0o600)
-                with local.open("rb") as source, part.open("wb") as target:
-                    shutil.copyfileobj(source, target)
-                    target.flush()
-                    os.fsync(target.fileno())
-                part.replace(self._folder / COPY)
-            finally:
-                part.unlink(missing_ok=True)
+            with whole_file(self._folder / COPY) as part:
+                shutil.copyfile(local, part)
 
     def _keep(self) -> None:
         with contextlib.closing(
@@ -131,6 +124,8 @@ class StudyFolder:
                 try:
                     self._look(watcher, is_asked)
                 except (OSError, sqlite3.Error) as error:
+                    if self._local is not None:
+                        self._local.keep()  # it may have the only results
                     if str(error) != self._trouble:
                         self._on_trouble(f"the store is not copied to {self._folder} now: {error}")
                     self._trouble = str(error)
@@ -196,8 +191,10 @@ class StudyFolder:
     def _give_back(self, *, keep_local: bool = False) -> None:
         if self._is_mine():
             (self._folder / HOLDER).unlink(missing_ok=True)
-        if self._local != Path() and not keep_local:
-            shutil.rmtree(self._local, ignore_errors=True)
+        if self._local is not None and keep_local:
+            self._local.keep()
+        elif self._local is not None:
+            self._local.remove()
 
 
 def holder_of(folder: Path) -> dict[str, str] | None:
@@ -235,8 +232,8 @@ def wish(folder: Path, action: str) -> None:
 @contextlib.contextmanager
 def opened_copy(folder: Path) -> Iterator[SqlStore]:
     """The last copy of the store, to be read: a copy of the copy, as nobody may open what lies in the folder. Raises `NotFoundError` before there is one."""
-    with tempfile.TemporaryDirectory(prefix="autotune-") as place:
-        path = Path(place, COPY)
+    with TemporaryFolder("copy") as place:
+        path = place / COPY
         schema.make_private(path)
         try:
             shutil.copyfile(folder / COPY, path)

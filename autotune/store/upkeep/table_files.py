@@ -5,7 +5,6 @@ Columns carry units in their names; times are ISO 8601 in UTC; what is unknown i
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import itertools
 import os
@@ -24,6 +23,7 @@ from autotune.store.connection.diagnosis import diagnosed, writing
 from autotune.store.packing import unpack_steps
 from autotune.store.sql import SqlStore
 from autotune.store.tables import attempts, studies
+from autotune.whole_files import whole_file
 
 PAGE = 1000
 """Rows that are read or written at once; bounds the memory that a large store needs."""
@@ -85,7 +85,7 @@ def export(store: SqlStore, folder: str | os.PathLike[str], *, format: str = "cs
         _refuse_other_files(paths.values())
         for name, (columns, rows) in tables.items():
             path = paths[name]
-            with _whole(path) as part:
+            with whole_file(path, mode=0o666) as part:
                 write(part, columns, rows(store))
             written.append(path)
     return written
@@ -225,14 +225,3 @@ def _parquet_writer() -> Callable[[Path, Columns, Iterable[Row]], None]:
                 writer.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
 
     return write
-
-
-@contextlib.contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """A temporary name to write under; the file gets its own name when it is complete."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        yield part
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from autotune.temporary_folders import LOCK
 from autotune.trainers.launch_files import FOLDER
 from autotune_workers.gang.wire import Lines, Message
 from autotune_workers.probe.injected.written_files import COPY_BYTES
@@ -180,8 +181,9 @@ def test_files_of_an_attempt_of_which_everything_was_killed_are_put_back_by_the_
     )
     assert put_back_abandoned() == []
     assert (tmp_path / "mine.txt").read_text() == "the trial", "its keeper lives"
-    assert probe._lock is not None
-    os.close(probe._lock)  # as the kernel does when the keeper is killed
+    lock = probe._folder._lock
+    assert lock is not None
+    os.close(lock)  # as the kernel does when the keeper is killed
     keeper = KeeperProcess(detached=False)
     begin(keeper, "pass", cwd=str(tmp_path))
     heard_to(keeper, "ended")
@@ -210,8 +212,7 @@ def test_folders_of_an_attempt_whose_keeper_was_killed_are_removed_by_a_later_on
         "autotune-probe",
     }
     for folder in folders:
-        [lock] = (*folder.glob("KEEPER"), *folder.glob(".KEEPER"))
-        os.utime(lock, (0, 0))
+        os.utime(folder / LOCK, (0, 0))
     assert put_back_abandoned() == []
     assert set(tmp_path.glob("autotune-*")) == folders, "their keeper lives"
     os.kill(keeper._pid, signal.SIGKILL)
@@ -227,7 +228,7 @@ def test_a_young_folder_is_left_alone_because_its_keeper_may_be_about_to_lock_it
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     for name in ("autotune-launch-young", "autotune-launch-without-lock"):
         (tmp_path / name).mkdir()
-    (tmp_path / "autotune-launch-young" / ".KEEPER").touch()
+    (tmp_path / "autotune-launch-young" / LOCK).write_text(os.uname().nodename)
     put_back_abandoned()
     assert len(list(tmp_path.iterdir())) == 2
 

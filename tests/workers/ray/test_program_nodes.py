@@ -123,14 +123,14 @@ def test_a_folder_that_was_sent_along_is_needed_no_more(shared: RayRunner, tmp_p
     here = tmp_path / "project"
     here.mkdir()
     shutil.copy(GLOO, here)
-    before = set(Path(tempfile.gettempdir()).glob("autotune-folder-*"))
+    before = set(Path(tempfile.gettempdir()).glob("autotune-program-*"))
     events = measured(shared, on_two_nodes(0, cwd=here, working_dir="upload"))
     folders = {line.split()[5] for line in said(events, "rank ").values()}
     assert len(folders) == 2, "a folder for each node"
     (here / GLOO.name).unlink()
     measured(shared, on_two_nodes(1, cwd=here, working_dir="upload"))
     until(
-        lambda: set(Path(tempfile.gettempdir()).glob("autotune-folder-*")) <= before,
+        lambda: set(Path(tempfile.gettempdir()).glob("autotune-program-*")) <= before,
         SOON_S,
         "unpacked folders",
     )

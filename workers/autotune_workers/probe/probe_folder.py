@@ -4,8 +4,6 @@
     REPORTS/PID.jsonl                             what each process says (`channel`)
     REPORTS/kept/PID.jsonl                        the journal of what is kept of the user's while the program changes it (`injected.written_files`)
 
-    KEEPER                                        locked as long as the keeper lives: the kernel gives the lock back whatever ends it
-
 Files of attempts whose keeper was killed are put back by whoever comes next on this machine (`put_back_abandoned`), which also removes their folders.
 
 The variable AUTOTUNE_PROBE=off, in the environment of autotune or of the trainer, leaves the probe out.
@@ -14,17 +12,17 @@ The variable AUTOTUNE_PROBE=off, in the environment of autotune or of the traine
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
 import signal
 import stat
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from autotune.temporary_folders import TemporaryFolder, abandoned
 
 SWITCH = "AUTOTUNE_PROBE"
 """the variable that switches it off"""
@@ -33,9 +31,7 @@ MOST_READ = 256 << 10
 """bytes of one process that are read at once"""
 ENDED_S = 10.0
 """time that processes of an abandoned attempt get to be gone once they are killed"""
-ABANDONED_S = 60.0
-"""age of a folder that nobody has locked which is left over"""
-_PROBE, _LAUNCH = "autotune-probe-", "autotune-launch-"
+_PROBE, _LAUNCH = "probe", "launch"
 _JOURNALS = "reports/kept/*.jsonl"
 _CODE = Path(__file__).parent / "injected"
 _START = "sitecustomize.py"
@@ -88,7 +84,8 @@ class ProbeFolder:
 
     def __init__(self) -> None:
         """Raises `OSError` where no folder can be made."""
-        self.path, self._lock = _locked_folder(_PROBE)
+        self._folder = TemporaryFolder(_PROBE, removes_abandoned=False)
+        self.path = self._folder.path
         self._code, self._reports = self.path / "code", self.path / "reports"
         package = self._code / "autotune_probe"
         package.mkdir(parents=True)
@@ -127,44 +124,31 @@ class ProbeFolder:
 
     def remove(self) -> None:
         """Removes the folder."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._folder.remove()
 
 
-def launch_folder() -> Path:
-    """A new folder for the files of an attempt, locked as long as this process lives. Raises `OSError`."""
-    return _locked_folder(_LAUNCH)[0]
-
-
-def _locked_folder(prefix: str) -> tuple[Path, int | None]:
-    folder = Path(tempfile.mkdtemp(prefix=prefix))
-    return folder, _locked(folder)
+def launch_folder() -> TemporaryFolder:
+    """A new folder for the files of an attempt. Raises `OSError`."""
+    return TemporaryFolder(_LAUNCH, removes_abandoned=False)
 
 
 def put_back_abandoned() -> list[str]:
     """Gives files their names again that attempts of this user have kept on this machine whose keeper was killed, once what is left of these attempts is ended,
     and removes the folders of these attempts; those that cannot be put back, with where they are. Attempts that run are left alone."""
     lost: list[str] = []
-    here = Path(tempfile.gettempdir())
-    for folder in (*here.glob(f"{_PROBE}*"), *here.glob(f"{_LAUNCH}*")):
+    for folder in abandoned(_PROBE, is_used=_has_journal):
         with contextlib.suppress(OSError):
-            age_s = time.time() - _lock_of(folder).lstat().st_mtime
-            has_journal = folder.name.startswith(_PROBE) and any(folder.glob(_JOURNALS))
-            is_over = age_s > ABANDONED_S or has_journal
-            if folder.lstat().st_uid != os.geteuid() or not is_over:
-                continue
-            lock = _locked(folder)
-            if lock is None:
-                continue
-            try:
-                if _end_processes(f"{folder}/".encode()):
-                    lost += _put_back(folder / "reports") if has_journal else []
-                    shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(lock)
+            if _end_processes(f"{folder}/".encode()):
+                lost += _put_back(folder / "reports")
+                shutil.rmtree(folder, ignore_errors=True)
+    for folder in abandoned(_LAUNCH):
+        if _end_processes(f"{folder}/".encode()):
+            shutil.rmtree(folder, ignore_errors=True)
     return lost
+
+
+def _has_journal(folder: Path) -> bool:
+    return any(folder.glob(_JOURNALS))
 
 
 def _put_back(reports: Path) -> list[str]:
@@ -255,22 +239,6 @@ def _merge(source: str, target: str) -> None:
         else:
             os.replace(entry.path, name)
     os.rmdir(source)
-
-
-def _lock_of(folder: Path) -> Path:
-    """Its file; hidden where programs run."""
-    return folder / (".KEEPER" if folder.name.startswith(_LAUNCH) else "KEEPER")
-
-
-def _locked(folder: Path) -> int | None:
-    """The lock of a folder; None where another process has it."""
-    lock = os.open(_lock_of(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        return None
-    return lock
 
 
 def _end_processes(mark: bytes) -> bool:

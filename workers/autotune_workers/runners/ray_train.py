@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
-import tempfile
 import threading
 import time
 import traceback
@@ -21,6 +19,7 @@ from typing import Any
 from autotune.errors import MissingExtraError, RunnerError
 from autotune.ports import AttemptEnded, AttemptId, AttemptStarted, RunnerEvent, TrialRequest
 from autotune.spec import Failure, FailureKind, ParallelConfig, Study
+from autotune.temporary_folders import TemporaryFolder
 from autotune.trainers.logs.steplines import parse_step_line
 from autotune_workers.gang.failure_kind import Evidence, of_death, of_exception, weigh
 from autotune_workers.gang.gang_runner import too_many
@@ -188,7 +187,7 @@ class _Run:
         self._began = False
         self._asked_s: float | None = None
         self._error: BaseException | None = None
-        self._folder = tempfile.mkdtemp(prefix="autotune-ray-train-")
+        self._folder = TemporaryFolder("ray-train")
         self._recorder = ray.remote(Recorder).options(num_cpus=0).remote(request.config.world_size)
         self._thread = threading.Thread(
             target=self._fit, args=(trainer,), daemon=True, name="autotune ray_train"
@@ -203,7 +202,7 @@ class _Run:
             run_config = replace(
                 trainer.run_config,
                 name=f"{study}-{number}-{attempt}",
-                storage_path=self._folder,
+                storage_path=str(self._folder.path),
                 failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
             )
             loop = measured(trainer.train_loop_per_worker, self._recorder)
@@ -285,7 +284,7 @@ class _Run:
         self.is_over = True
         with contextlib.suppress(ray.exceptions.RayError):
             ray.kill(self._recorder)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.remove()
 
 
 def evidence_of(error: BaseException) -> Evidence:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import final
 
 import autotune_workers
+from autotune import temporary_folders
 from autotune.slurm.allocation import Allocation, in_container, step_environment
 from autotune_workers.gang.wire import Message
 from autotune_workers.process.keeper.owner import KeeperProcess
@@ -56,6 +57,8 @@ KEEPERS_CODE = (
     "process/program/account.py",
 )
 """files of `autotune_workers` that the keeper imports, beside what the probe puts into programs"""
+_REST_OF_AUTOTUNE = "__path__ = __import__('pkgutil').extend_path(__path__, __name__)\n"
+"""finds the other modules of the package where the node has it"""
 
 
 @final
@@ -284,6 +287,10 @@ def keepers_code() -> dict[str, str]:
         path.relative_to(root).as_posix() for path in (root / "probe/injected").glob("*.py")
     )
     return {
-        f"{root.name}/{path}": (root / path).read_text("utf-8")
-        for path in (*KEEPERS_CODE, *injected)
+        **{
+            f"{root.name}/{path}": (root / path).read_text("utf-8")
+            for path in (*KEEPERS_CODE, *injected)
+        },
+        "autotune/__init__.py": _REST_OF_AUTOTUNE,
+        "autotune/temporary_folders.py": Path(temporary_folders.__file__).read_text("utf-8"),
     }

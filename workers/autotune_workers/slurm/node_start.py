@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import tempfile
+from pathlib import Path
 
 TOKEN = "AUTOTUNE_KEEPER_TOKEN"
 CONNECT_S = 20.0
@@ -54,8 +55,11 @@ def main(port: int) -> None:
                 opened.write(code)
         sys.path.insert(0, folder)
         sys.argv = ["autotune-keeper", "--fd", str(channel.detach())]
+        from autotune.temporary_folders import hold, remove_abandoned
         from autotune_workers.process.keeper import keeper
 
+        hold(Path(folder))
+        remove_abandoned("keeper")
         keeper.main()
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -151,7 +151,7 @@ class _Keeper:
         log, sink = os.pipe2(os.O_CLOEXEC)
         widen(log)
         try:
-            folder = str(launch_folder())
+            folder = str(launch_folder().path)
             _write(
                 {
                     name: text.replace(order["folder_word"], folder)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
-import tempfile
 import threading
 import time
 from typing import Any
 
+from autotune.temporary_folders import TemporaryFolder
 from autotune_workers.gang.wire import Message
 from autotune_workers.process.keeper.log import LeftOut
 from autotune_workers.process.keeper.owner import KeeperProcess
@@ -59,6 +58,7 @@ class NodeHost(OwnedActor):
         self._log = MessageLog(keeps_trial=False)
         self._attempt = 0
         self._keeper: KeeperProcess | None = None
+        self._folder: TemporaryFolder | None = None
         self._reader: threading.Thread | None = None
 
     def prepare(self, owner: str, attempt: int) -> None:
@@ -81,7 +81,7 @@ class NodeHost(OwnedActor):
             folder = self._unpacked()
             keeper = KeeperProcess(detached=True)
         except OSError as error:
-            shutil.rmtree(folder, ignore_errors=True)
+            self._remove_folder()
             self._tell({"event": "refused", "reason": f"node {self._address}: {error}"}, attempt)
             return
         with self._lock:  # with its reader at once: `_end_program` ends both or finds neither
@@ -108,13 +108,20 @@ class NodeHost(OwnedActor):
 
         if not self._package:
             return ""
-        folder = tempfile.mkdtemp(prefix="autotune-folder-")
+        self._folder = TemporaryFolder("program")
+        folder = str(self._folder.path)
         try:
             unpack(ray.get(self._package[0]), folder)
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            self._remove_folder()
             raise
         return folder
+
+    def _remove_folder(self) -> None:
+        """The keeper has done so, unless it was killed or there was none."""
+        if self._folder is not None:
+            self._folder.remove()
+            self._folder = None
 
     def _relay(self, keeper: KeeperProcess, attempt: int) -> None:
         """Logs the messages of that keeper until its last one."""
@@ -168,6 +175,7 @@ class NodeHost(OwnedActor):
             keeper.end()
             reader.join(END_S)
             keeper.close()
+        self._remove_folder()
 
     def _abandon(self) -> None:
         self._attempt = 0
