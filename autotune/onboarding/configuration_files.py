@@ -15,7 +15,6 @@ A file that is not there is judged by its name: `ds_z3_config.json`, `zero2.yaml
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -24,6 +23,7 @@ from typing import Any, NamedTuple
 
 from autotune.errors import SpecError
 from autotune.onboarding.launch.launch_script import Started
+from autotune.spec.texts.json_text import read_json
 from autotune.trainers import Trainer, trainer, trainer_names
 from autotune.trainers.accelerate.read import PRECISIONS
 from autotune.trainers.documents.shell_words import command_of, commands_of
@@ -97,7 +97,7 @@ def read_present(path: Path) -> PresentConfiguration:
             field="FILE",
         )
     try:
-        launch = json.loads(_text(path / MANIFEST))
+        launch = read_json(_text(path / MANIFEST))
         names, argv, env = list(launch["files"]), tuple(launch["argv"]), dict(launch["env"])
         cwd, digest = str(launch.get("cwd", "")), launch.get("sha256", {}).get(SCRIPT)
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -12,7 +12,6 @@ the config.json; what no shape describes has to be built: a family that is not k
 from __future__ import annotations
 
 import glob
-import json
 import os
 import re
 import tomllib
@@ -34,6 +33,7 @@ from autotune.spec.hugging_face.reading import text_model, text_of
 from autotune.spec.hugging_face.shapes import PIPELINE_SPLITS, TENSOR_PLANS
 from autotune.spec.model import read_config_json
 from autotune.spec.plain import canonical, fingerprint
+from autotune.spec.texts.json_text import read_json
 from autotune.trainers import trainer, trainer_names
 from autotune.trainers.base.own_program import CWD, PROGRAM_OPTIONS
 from autotune.trainers.base.trainer_option import Option
@@ -63,7 +63,7 @@ def _include_files(document: ReadDocument, base: Path) -> None:
     model, space, data = (document.get(key) for key in ("model", "space", "data"))
     if isinstance(model, dict) and isinstance(model.get("hf"), str) and "source" not in model:
         path = config_json(model["hf"], base)
-        config = canonical(json.loads(path.read_text(encoding="utf-8")))
+        config = canonical(read_config_json(path))
         document["model"] = {**model, "hf": model_name(path), "source": config}
     elif isinstance(model, dict) and isinstance(model.get("module"), str):
         document["model"] = {
@@ -207,9 +207,7 @@ def read_model(text: str, base: Path | None) -> ModelSpec:
     """The model of a Hugging Face `config.json`, or of the folder that holds one, named after the folder."""
     path = config_json(text, base)
     model = ModelSpec.from_hf(path, name=model_name(path))
-    return check_source(
-        replace(model, source=canonical(json.loads(path.read_text(encoding="utf-8"))))
-    )
+    return check_source(replace(model, source=canonical(read_config_json(path))))
 
 
 def config_json(text: str, base: Path | None) -> Path:
@@ -308,7 +306,7 @@ def transformers_model(
         document, name = _parsed(source), name_of(text)
     else:
         path = config_json(text, base)
-        document, name = json.loads(path.read_text(encoding="utf-8")), model_name(path)
+        document, name = dict(read_config_json(path)), model_name(path)
     family, _ = text_model(document)
     if family in FAMILIES and not FAMILIES[family].has_class:
         raise SpecError(
@@ -343,7 +341,7 @@ def _unknown(name: str, *, code: ModelCode) -> ModelSpec:
 
 def _parsed(source: str) -> dict[str, Any]:
     try:
-        document = json.loads(source)
+        document = read_json(source)
     except ValueError as error:
         raise SpecError(f"the config.json is not JSON: {error}", field="model.source") from None
     if not isinstance(document, dict):

@@ -29,6 +29,7 @@ from autotune.schema.source_text import (
     places_in,
 )
 from autotune.spec.checks import nearest
+from autotune.spec.texts.json_text import RepeatedKeyError, read_json
 
 MAX_BYTES = 1 << 18
 MAX_NODES = 50_000
@@ -183,19 +184,11 @@ def _field(place: Any) -> str:
 def _json(text: str) -> Any:
     """The JSON document, or None when it is no JSON (a YAML flow mapping begins with a brace as well)."""
     try:
-        return json.loads(text, object_pairs_hook=once)
+        return read_json(text)
+    except RepeatedKeyError as error:
+        raise SpecError(str(error)) from None
     except json.JSONDecodeError:
         return None
-
-
-def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object of these pairs, for `json.loads`. Raises `SpecError` for a key that is given twice (JSON would silently take the last)."""
-    document: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in document:
-            raise SpecError(f"the key {name[:80]!r} is given twice")
-        document[name] = value
-    return document
 
 
 def _loader() -> Any:

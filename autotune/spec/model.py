@@ -20,6 +20,7 @@ from autotune.spec.checks import positive_int
 from autotune.spec.hugging_face.reading import fields_of, guessed_family, text_of
 from autotune.spec.model_code import ModelCode
 from autotune.spec.plain import Plain
+from autotune.spec.texts.json_text import read_json
 
 _ASPECT, _HEAD = 64, 64
 """width by layers, and head width, of the decoder that represents a model whose only known size is its number of weights"""
@@ -364,7 +365,7 @@ class ModelSpec(Plain):
 def read_config_json(path: str | Path) -> Mapping[str, Any]:
     """The JSON object of a model's file. Raises `SpecError` if it cannot be read or contains something else."""
     try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
+        document = read_json(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise SpecError(
             f"the model file {path} cannot be read: {error.strerror or error}", field="model"

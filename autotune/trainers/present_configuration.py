@@ -22,7 +22,6 @@ batch = micro_batch_size * accumulation_steps * dp        sequences per optimize
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import tomllib
@@ -34,6 +33,7 @@ from pathlib import PurePosixPath
 from typing import Any, TypeVar, final
 
 from autotune.errors import SpecError
+from autotune.spec.texts.json_text import read_json
 from autotune.trainers.base.trainer_option import Option, Reach
 from autotune.trainers.documents.file_formats import to_json, to_toml, to_yaml
 from autotune.trainers.launch_files import Launch
@@ -55,7 +55,7 @@ def parse_document(name: str, text: str) -> dict[str, Any]:
         if ending == ".toml":
             found = tomllib.loads(text)
         else:
-            found = json.loads(text) if ending == ".json" else _of_yaml(text)
+            found = read_json(text) if ending == ".json" else _of_yaml(text)
         values = _num_values(found, {})
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         kind = {".toml": "TOML", ".json": "JSON"}.get(ending, "YAML")

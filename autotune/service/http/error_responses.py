@@ -195,6 +195,8 @@ def of_validation(request: Request, error: Exception) -> JSONResponse:
         for part in (*first.get("loc", ())[1:], *([context["key"]] if "key" in context else []))
     ]
     kind, given = str(first.get("type", "")), first.get("input")
+    if kind == "json_invalid":  # its place is a position in the text, which the message has
+        place = []
     message = broken_rule({"msg": "a parameter is wrong", **first}, _OF_KIND)
     # never markup
     if kind not in (*_OF_KIND, "unknown_key", "quantity") and _WORD.fullmatch(str(given)):

@@ -30,12 +30,13 @@ from typing import Any
 
 from autotune.errors import SpecError
 from autotune.schema import ReadDocument, places_in
-from autotune.schema.reading import check_size, once, parse_text, plain_problem
+from autotune.schema.reading import check_size, parse_text, plain_problem
 from autotune.schema.source_text import SourceText
 from autotune.service.http.error_responses import RefusalError
 from autotune.service.options import ServiceOptions
 from autotune.spec import Study
 from autotune.spec.checks import nearest
+from autotune.spec.texts.json_text import RepeatedKeyError, read_json
 from autotune.trainers import Option, trainer
 from autotune.trainers.base.trainer_option import PYTHON, Reach
 
@@ -136,11 +137,13 @@ def _data(text: str, options: ServiceOptions) -> Path:
 def _strict_json(text: str) -> ReadDocument:
     source = SourceText(text=text)
     try:
-        document = json.loads(text, object_pairs_hook=once, parse_constant=_no_constant)
+        document = read_json(text, parse_constant=_no_constant)
     except SpecError:
         raise
     except RecursionError:
         raise SpecError("the request is nested too deeply") from None
+    except RepeatedKeyError as error:
+        raise SpecError(str(error)) from None
     except json.JSONDecodeError as error:
         place = source.place(error.lineno, error.colno)
         raise SpecError(f"the request is not valid JSON: {error.msg}", place=place) from None

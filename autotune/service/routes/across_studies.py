@@ -17,6 +17,7 @@ from autotune.results.question import Asked
 from autotune.reviews import review_texts
 from autotune.schema.document import IN_QUERY, Document, SequenceLength, Tokens
 from autotune.service.http.error_responses import StrictJSONResponse
+from autotune.service.http.json_route import JsonRoute
 from autotune.service.http.service_state import (
     Limit,
     Offset,
@@ -37,7 +38,7 @@ from autotune.service.routes.response_models import (
 from autotune.service.routes.studies import SPEC_BODY, Metric
 from autotune.spec import Outcome
 
-router = APIRouter(tags=["answers"])
+router = APIRouter(tags=["answers"], route_class=JsonRoute)
 
 _DEFAULT = "default: as in the measured studies, otherwise a typical value"
 

@@ -16,6 +16,7 @@ from autotune.ports import StudyRecord
 from autotune.schema.document import Document
 from autotune.service.http.access import Caller
 from autotune.service.http.error_responses import StrictJSONResponse
+from autotune.service.http.json_route import JsonRoute
 from autotune.service.http.service_state import Reader, ServiceState, StudyId, Submitter, TheService
 from autotune.service.routes.response_models import (
     DeletionAnswer,
@@ -26,7 +27,7 @@ from autotune.service.routes.response_models import (
 )
 from autotune.spec.runs.observed import MAX_NOTE, MAX_TAGS
 
-router = APIRouter(tags=["annotations"])
+router = APIRouter(tags=["annotations"], route_class=JsonRoute)
 
 NoteNumber = Annotated[int, Path(ge=0, le=1 << 60, description="number of the note")]
 Tags = Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=5 * MAX_TAGS)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 from autotune.errors import SpecError
 from autotune.spec.checks import MAX_PORT, nearest
+from autotune.spec.texts.json_text import RepeatedKeyError, read_json
 
 MAX_OPTION = 4096
 """characters of an option's value"""
@@ -79,7 +79,9 @@ class Option:
                 raise self._wrong(value, kind) from None
         if kind in (tuple, dict) and isinstance(value, str):
             try:
-                value = json.loads(value[:MAX_OPTION])
+                value = read_json(value[:MAX_OPTION])
+            except RepeatedKeyError as error:
+                raise SpecError(str(error), field=f"trainer.{self.name}") from None
             except (ValueError, RecursionError):
                 raise self._wrong(value, kind) from None
         if kind is float and isinstance(value, int) and not isinstance(value, bool):

@@ -99,6 +99,19 @@ def test_errors(
             {"content": b"{,}", "headers": JSON},
             "the request is not valid JSON: Expecting property",
         ),
+        *(
+            (
+                method,
+                path,
+                {"content": b'{"%s": 1, "%s": 2}' % (key, key), "headers": JSON},
+                f"the request is not valid JSON: the key '{key.decode()}' is given twice",
+            )
+            for method, path, key in (
+                ("POST", "/review", b"files"),
+                ("POST", "/studies/any/notes", b"text"),
+                ("PATCH", "/studies/any/tags", b"add"),
+            )
+        ),
         ("POST", "/review", {"json": [1]}, "must be a JSON object"),
         ("POST", "/review", {"content": b"{}"}, "must be a JSON object"),
         ("POST", "/review", {"json": {}}, "this is required, but is missing"),
