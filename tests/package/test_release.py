@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -115,6 +116,29 @@ def test_builds_are_reproducible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         header = HeaderParser().parsestr(wheel.read(information).decode())
     assert (header["Name"], header["Version"]) == (DISTRIBUTION, __version__)
     assert not [name for name in names if name.endswith((".pyc", ".db"))]
+
+
+@pytest.mark.thorough
+def test_a_release_has_none_of_the_passwords_that_lie_in_its_checkout(tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    targets = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    checkout.mkdir()
+    for source in ("pyproject.toml", *targets["targets"]["sdist"]["include"]):
+        if (ROOT / source).is_dir():
+            unwanted = shutil.ignore_patterns("__pycache__", "images")
+            shutil.copytree(ROOT / source, checkout / source, ignore=unwanted)
+        else:
+            shutil.copy(ROOT / source, checkout / source)
+    secrets = checkout / "dashboards" / "deploy" / "secrets"
+    secrets.mkdir(exist_ok=True)
+    (secrets / "postgres_password").write_text("hunter2")
+    build(checkout, tmp_path / "dist")
+    with tarfile.open(next((tmp_path / "dist").glob("*.tar.gz"))) as sdist:
+        names = sdist.getnames()
+    with ZipFile(next((tmp_path / "dist").glob("*.whl"))) as wheel:
+        names += wheel.namelist()
+    assert any(name.endswith("deploy/make-secrets") for name in names)
+    assert not [name for name in names if "postgres_password" in name]
 
 
 def build(source: Path, folder: Path, *options: str) -> dict[str, str]:
