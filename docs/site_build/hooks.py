@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import yaml
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -37,6 +38,10 @@ BESIDE = {
 """addresses in the results and their record, and what they are on the site, where both lie beside the pages that they link to"""
 NOT_SEARCHED = ("measurements.md", "predictions.md", "results.md", "style.md")
 """records and tables of figures, and a page for authors: a search would list them before the pages that answer it"""
+KEYWORDS: dict[str, list[str]] = yaml.safe_load(
+    Path(__file__).with_name("keywords.yaml").read_text(encoding="utf-8")
+)
+"""by page, words that its search weighs as those of a title"""
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 
 
@@ -70,9 +75,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Takes pages out of the search."""
+    """Takes pages out of the search, and gives others words by which they are found."""
     if page.file.src_uri in NOT_SEARCHED:
         page.meta["search"] = {"exclude": True}
+    page.meta["tags"] = KEYWORDS.get(page.file.src_uri, [])
     return markdown
 
 

@@ -1,7 +1,7 @@
 """The site's search finds the page that answers a question among its first three pages, with the pages that its build makes from the code.
 
-Sections are indexed as mkdocs does it and asked as the theme's search asks: lunr, with titles far ahead of texts and the last word also as
-a beginning. Of a page its best section counts; those that have all words, and the beginnings of pages, count more.
+Sections are indexed as mkdocs does it and asked as the theme's search asks: lunr, with titles and keywords far ahead of texts and the last word also as
+a beginning. Keywords belong to the beginning of a page. Of a page its best section counts; those that have all words, and the beginnings of pages, count more.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import re
 import sys
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.docs.pages import ROOT
 
@@ -21,6 +23,7 @@ lunr = pytest.importorskip("lunr", reason="lunr is not installed; install the de
 griffe = pytest.importorskip("griffe", reason="griffe is not installed; install the dev extra")
 pytest.importorskip("mkdocs", reason="mkdocs is not installed; install the dev extra")
 
+PLUGINS = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["plugins"]
 QUESTIONS = {
     "micro-batch recompute accelerate script": "how-to/accelerate-script.md",
     "gradient checkpointing my accelerate script": "how-to/accelerate-script.md",
@@ -62,41 +65,115 @@ QUESTIONS = {
     "how is the speedup's CI computed": "mathematics/search.md",
     "script_args": "how-to/accelerate-script.md",
     "accelerate script batch": "how-to/accelerate-script.md",
+    "run on slurm": "how-to/slurm.md",
+    "how much GPU memory does my model need": "how-to/fit.md",
+    "my loss is nan": "concepts/reward.md",
+    "resume a study": "how-to/resume.md",
+    "tune on spot nodes": "how-to/ray.md",
+    "change optimizer": "how-to/knobs.md",
+    "multi node torchrun": "how-to/two-nodes.md",
+    "cancel": "how-to/resume.md",
+    "compare two clusters": "how-to/clusters.md",
+    "DeepSpeed zero stage": "trainers/deepspeed.md",
+    "out of memory what now": "how-to/fit.md",
+    "add a knob": "how-to/knobs.md",
+    "price": "how-to/plan.md",
+    "privacy offline": "operations.md",
+    "does it send data": "operations.md",
+    "password": "operations.md",
+    "upgrade": "operations.md",
+    "uninstall": "how-to/install.md",
+    "run on kubernetes": "how-to/kubernetes.md",
+    "report a bug": "how-to/install.md",
+    "which python version": "releasing.md",
+    "docker": "how-to/deploy.md",
+    "container image": "how-to/deploy.md",
+    "train my own script": "how-to/your-program.md",
+    "how do I use my own model": "how-to/your-module.md",
+    "hugging face trainer": "trainers/hf_trainer.md",
+    "pytorch lightning": "trainers/lightning.md",
+    "fsdp": "how-to/knobs.md",
+    "why is my training slow": "how-to/my-run-is-slow.md",
+    "slow rank": "how-to/my-run-is-slow.md",
+    "export the best config": "how-to/launch.md",
+    "how long does it take": "how-to/cost.md",
+    "limit the time": "how-to/tune.md",
+    "cpu only": "how-to/plan.md",
+    "which gpu should I buy": "how-to/clusters.md",
+    "amd gpu": "how-to/clusters.md",
+    "lora": "how-to/knobs.md",
+    "grpo": "how-to/post-training.md",
+    "rlhf": "how-to/post-training.md",
+    "activation checkpointing": "how-to/knobs.md",
+    "wandb": "questions.md",
+    "share results with my team": "how-to/team.md",
+    "postgres database": "operations.md",
+    "delete a study": "reference/commands.md",
+    "jupyter notebook": "how-to/notebook.md",
+    "rest api": "reference/rest.md",
+    "python api": "how-to/python.md",
+    "environment variables": "operations.md",
+    "where are results stored": "how-to/install.md",
+    "exit codes": "reference/commands.md",
+    "is the speedup real": "concepts/measurement.md",
+    "search space": "how-to/space.md",
+    "https proxy": "operations.md",
+    "fp8 stable": "concepts/reward.md",
+    "hang": "concepts/measurement.md",
+    "timeout": "concepts/measurement.md",
+    "getting started": "tutorial.md",
+    "no module named torch": "how-to/install.md",
+    "does my data leave the machine": "operations.md",
+    "tokens and passwords": "operations.md",
+    "grafana": "how-to/monitor.md",
+    "QLoRA": "how-to/knobs.md",
+    "abort": "how-to/resume.md",
+    "megatron tensor parallel": "trainers/megatron.md",
+    "batch size too large": "how-to/fit.md",
+    "quickstart": "tutorial.md",
 }
 
 
 def sections() -> list[dict[str, str]]:
-    """One document per heading of each page that is searched: its address, title and text."""
+    """One document per heading of each page that is searched: its address, title, text and keywords."""
     found = []
+    keywords = built("hooks").KEYWORDS
     for name, text in searched_pages():
         text = re.sub(r"<!--.*?-->|^```\w* ?.*$", "", text, flags=re.MULTILINE)
         for number, part in enumerate(re.split(r"^#{1,3} ", text, flags=re.MULTILINE)[1:]):
             title, _, body = part.partition("\n")
-            found.append({"location": f"{name}#{number}", "title": title, "text": body})
+            tags = " ".join(keywords.get(name, ())) if number == 0 else ""
+            found.append(
+                {"location": f"{name}#{number}", "title": title, "text": body, "tags": tags}
+            )
     return found
 
 
 def searched_pages() -> Iterator[tuple[str, str]]:
     """Every page of the site by its path, but those that its build takes out of the search."""
-    sys.path.insert(0, str(ROOT / "docs" / "site_build"))
-    try:
-        from hooks import NOT_SEARCHED, NOTEBOOK
-        from reference import pages
-    finally:
-        sys.path.pop(0)
+    hooks = built("hooks")
     for path in sorted((ROOT / "docs").rglob("*.md")):
-        if (name := path.relative_to(ROOT / "docs").as_posix()) not in NOT_SEARCHED:
+        if (name := path.relative_to(ROOT / "docs").as_posix()) not in hooks.NOT_SEARCHED:
             yield name, path.read_text(encoding="utf-8")
-    for name, text in pages().items():
+    for name, text in built("reference").pages().items():
         yield (
             name,
             re.sub(r"^::: (\S+)$", lambda found: _documented(found[1]), text, flags=re.MULTILINE),
         )
-    cells = json.loads((ROOT / NOTEBOOK).read_text(encoding="utf-8"))["cells"]
+    cells = json.loads((ROOT / hooks.NOTEBOOK).read_text(encoding="utf-8"))["cells"]
     yield (
         "how-to/notebook.md",
         "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"),
     )
+
+
+def built(name: str) -> Any:
+    """A module of the site's build."""
+    sys.path.insert(0, str(ROOT / "docs" / "site_build"))
+    try:
+        return import_module(name)
+    finally:
+        sys.path.pop(0)
 
 
 @cache
@@ -116,12 +193,15 @@ def _documented(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def index():
-    fields = [{"field_name": "title", "boost": 1000}, "text"]
+    [boosts] = (each["search"]["fields"] for each in PLUGINS if "search" in each)
+    fields = [{"field_name": name, **how} for name, how in boosts.items()]
     return lunr.lunr(ref="location", fields=fields, documents=sections())
 
 
-def test_there_are_thirty_questions() -> None:
-    assert len(QUESTIONS) >= 30
+def test_there_are_a_hundred_questions_and_keywords_belong_to_pages() -> None:
+    assert len(QUESTIONS) >= 100
+    pages = {name for name, _ in searched_pages()}
+    assert {*built("hooks").KEYWORDS} <= pages
 
 
 @pytest.mark.thorough  # the index takes as long to make as the site
