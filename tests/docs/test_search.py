@@ -1,7 +1,7 @@
 """The site's search finds the page that answers a question among its first three pages, with the pages that its build makes from the code.
 
 Sections are indexed as mkdocs does it and asked as the theme's search asks: lunr, with titles and keywords far ahead of texts and the last word also as
-a beginning. Keywords belong to the beginning of a page. Of a page its best section counts; those that have all words, and the beginnings of pages, count more.
+a beginning. All sections of a page have its keywords. Of a page its best section counts; those that have all words, and the beginnings of pages, count more.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def sections() -> list[dict[str, str]]:
         text = re.sub(r"<!--.*?-->|^```\w* ?.*$", "", text, flags=re.MULTILINE)
         for number, part in enumerate(re.split(r"^#{1,3} ", text, flags=re.MULTILINE)[1:]):
             title, _, body = part.partition("\n")
-            tags = " ".join(keywords.get(name, ())) if number == 0 else ""
+            tags = " ".join(keywords.get(name, ()))
             found.append(
                 {"location": f"{name}#{number}", "title": title, "text": body, "tags": tags}
             )

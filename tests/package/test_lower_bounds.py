@@ -107,3 +107,38 @@ def test_tested_versions_lie_within_the_bounds() -> None:
     for one in ASKED:
         bound = version_job().lowest(one).partition("==")[2]
         assert numbers(pins[name_of(one)]) >= numbers(bound), one
+
+
+def test_the_job_keeps_what_it_tried_in_its_own_column() -> None:
+    job = version_job()
+    text = f"before\n{job.BEGIN}| package |\n| --- |\n{job.END}after\n"
+    first = {"tried on": "2026-01-02", "torch": "2.13.0", "numpy": "2.0.0"}
+    text = job.with_column(text, "lowest, Python 3.11", first)
+    text = job.with_column(text, "newest, Python 3.12", {"tried on": "2026-03-04", "mcp": "2.3.0"})
+    text = job.with_column(text, "newest, Python 3.12", {"tried on": "2026-05-06", "mcp": "2.4.0"})
+    assert text == (
+        f"before\n{job.BEGIN}"
+        "| package | lowest, Python 3.11 | newest, Python 3.12 |\n"
+        "| --- | --- | --- |\n"
+        "| tried on | 2026-01-02 | 2026-05-06 |\n"
+        "| mcp | - | 2.4.0 |\n"
+        "| numpy | 2.0.0 | - |\n"
+        "| torch | 2.13.0 | - |\n"
+        f"{job.END}after\n"
+    )
+
+
+def test_each_python_that_is_declared_was_tried_with_every_package_within_its_bounds() -> None:
+    job = version_job()
+    table = job.PAGE.read_text().split(job.BEGIN)[1].split(job.END)[0]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    rows = {name: dict(zip(cells[0][1:], row, strict=True)) for name, *row in cells[2:]}
+    declared = [
+        word.rpartition(":: ")[2] for word in PROJECT["classifiers"] if re.search(r":: 3\.\d", word)
+    ]
+    assert {f"newest, Python {each}" for each in declared} <= {*cells[0]}
+    for one in ASKED:
+        bound = numbers(job.lowest(one).partition("==")[2])
+        tried = [version for version in rows[name_of(one)].values() if version != "-"]
+        assert tried, f"{one} was never tried"
+        assert all(numbers(version) >= bound for version in tried), one

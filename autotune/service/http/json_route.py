@@ -1,4 +1,4 @@
-"""Routes whose body is JSON that people write: a key that is given twice is refused."""
+"""Routes whose body is JSON that people write: a key that is given twice is rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON that people write. A key that is given twice in one object is refused: JSON itself allows it, and Python takes the last value without a word."""
+"""JSON that people write. A key that is given twice in one object is rejected: JSON itself allows it, and Python takes the last value without a word."""
 
 from __future__ import annotations
 
