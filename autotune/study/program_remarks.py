@@ -35,7 +35,7 @@ def remarks(seen: ProgramSeen, *, keeps_outputs: bool) -> Iterator[str]:
     if seen.troubles:
         yield f"the probe ended early ({seen.troubles[0]}), so step times may come from the log"
     if seen.lost:
-        yield f"existing files could not be restored: {'; '.join(seen.lost)}"
+        yield f"look at these existing files: {'; '.join(seen.lost)}"
     existing = {path: file for path, file in seen.files.items() if file["existed"]}
     if existing and not keeps_outputs:
         kept = all(file["kept"] for file in existing.values())

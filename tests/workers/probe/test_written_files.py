@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from autotune_workers.probe import probe_folder
 from autotune_workers.probe.probe_folder import ProbeFolder
 from tests.workers.probe.watching import Watched, watched
 
@@ -309,4 +310,80 @@ def test_a_line_of_the_journal_that_a_full_disk_cut_off_does_not_hold_up_the_oth
     )
     seen = run(home, code)
     assert (seen.code, seen.lost) == (0, []), seen.text
+    assert {path: state(home).get(path) for path in before} == before
+
+
+BY_ANOTHER = "time.sleep(0.5); subprocess.run(['sh', '-c', {!r}], check=True)"
+"""what the probe does not hear, as an editor of the user's"""
+
+
+@pytest.mark.parametrize(
+    ("code", "edit", "path"),
+    [
+        ("open('a.txt', 'w').write('x')", "echo mine > a.txt", "a.txt"),
+        ("open('a.txt', 'w').write('x')", "echo mine > n; mv n a.txt", "a.txt"),
+        ("open('in-place.bin', 'r+').write('x')", "echo mine > in-place.bin", "in-place.bin"),
+        ("os.remove('a.txt')", "echo mine > a.txt", "a.txt"),
+        ("shutil.rmtree('out')", "mkdir out; echo mine > out/a--b", "out/a--b"),
+        ("os.rename('out', 'x')", "mkdir out; echo mine > out/a--b", "out/a--b"),
+    ],
+)
+def test_what_somebody_else_writes_during_a_trial_stays_beside_what_was_there_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, edit: str, path: str
+) -> None:
+    monkeypatch.setattr(probe_folder, "SLOW_S", 0.3)
+    home = made(tmp_path / "home")
+    before = state(home)
+    seen = run(home, f"import time\n{code}\n{BY_ANOTHER.format(edit)}")
+    (newer,) = home.rglob("*.during-trial")
+    assert newer.read_text() == "mine\n"
+    assert newer.parent == (home / path).parent
+    assert seen.lost == [
+        f"{home / path} was changed by something else during the trial; it was restored, and that version is {newer}"
+    ]
+    assert {path: state(home).get(path) for path in before} == before
+
+
+def test_a_lock_that_a_trial_leaves_behind_does_not_hold_up_the_users_next_run(
+    tmp_path: Path,
+) -> None:
+    home = made(tmp_path / "home")
+    (home / "old.lock").write_text("the user's own run")
+    code = "os.open('train.lock', os.O_CREAT | os.O_EXCL | os.O_WRONLY); open('train.pid', 'w').write('1'); open('old.lock').read(); os._exit(9)"
+    assert run(home, code).lost == []
+    assert {path.name for path in home.iterdir() if path.suffix in (".lock", ".pid")} == {
+        "old.lock"
+    }
+
+
+@pytest.mark.parametrize("end", ["pass", "note_open"])
+def test_a_file_that_the_program_has_open_to_its_end_is_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """As a log is. A program that is killed cannot say so, and is looked at before."""
+    monkeypatch.setattr(probe_folder, "SLOW_S", 0.3)
+    home = made(tmp_path / "home")
+    before = state(home)
+    probe = ProbeFolder()
+    try:
+        code = "import time\nf = open('log.txt', 'a', buffering=1); time.sleep(0.5); print('x', file=f); print('ready', flush=True); input()"
+        variables = probe.variables(
+            os.environ, trial_folder=str(tmp_path / "trial"), keeps_files=True
+        )
+        pipe = subprocess.PIPE
+        command = [sys.executable, "-c", code]
+        with subprocess.Popen(
+            command, cwd=home, env={**os.environ, **variables}, stdin=pipe, stdout=pipe, text=True
+        ) as program:
+            assert program.stdin is not None
+            assert program.stdout is not None
+            assert program.stdout.readline() == "ready\n"
+            if end == "note_open":
+                probe.note_open([program.pid])
+                program.kill()
+            else:
+                program.stdin.write("\n")
+        assert probe.put_back() == []
+    finally:
+        probe.remove()
     assert {path: state(home).get(path) for path in before} == before

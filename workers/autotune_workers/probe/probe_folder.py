@@ -18,11 +18,12 @@ import shutil
 import signal
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from autotune.temporary_folders import TemporaryFolder, abandoned
+from autotune_workers.probe.injected.written_files import open_of
 
 SWITCH = "AUTOTUNE_PROBE"
 """the variable that switches it off"""
@@ -31,6 +32,10 @@ MOST_READ = 256 << 10
 """bytes of one process that are read at once"""
 ENDED_S = 10.0
 """time that processes of an abandoned attempt get to be gone once they are killed"""
+SLOW_S = 3.0
+"""time between the begin of a program's last write to a file and its end"""
+NEWER = ".during-trial"
+"""end of the name of a version that something else wrote during a trial"""
 _PROBE, _LAUNCH = "probe", "launch"
 _JOURNALS = "reports/kept/*.jsonl"
 _CODE = Path(__file__).parent / "injected"
@@ -118,8 +123,16 @@ class ProbeFolder:
         """Reports since the last call, each process's in its order."""
         return self._reader.read()
 
+    def note_open(self, pids: Iterable[int]) -> None:
+        """Writes down which files these processes, which are about to be ended, have been writing until now."""
+        paths = {line[2] for line in _lines(self._reports) if line[1] == "wrote"}
+        for path in {path for pid in pids for path in open_of(pid, paths)} if paths else ():
+            with (self._reports / "kept" / "KEEPER.jsonl").open("a") as journal:
+                journal.write(json.dumps([time.monotonic(), "wrote", path]) + "\n")
+
     def put_back(self) -> list[str]:
-        """Gives the user's files their names again, once nothing is left that writes; those that cannot be put back, with where they are."""
+        """Gives the user's files their names again, once nothing is left that writes. Those to look at, in words: they cannot be put back, or something else
+        than the program has changed them meanwhile."""
         return _put_back(self._reports)
 
     def remove(self) -> None:
@@ -152,17 +165,23 @@ def _has_journal(folder: Path) -> bool:
 
 
 def _put_back(reports: Path) -> list[str]:
-    lost, undo = [], _Undo()
-    done = [line for journal in reports.parent.glob(_JOURNALS) for line in _journal(journal)]
-    for _, act, path, *rest in sorted(done, key=lambda line: line[0], reverse=True):
+    lines = sorted(_lines(reports), key=lambda line: line[0])
+    boot_s = time.time() - time.monotonic()
+    undo = _Undo({line[2]: boot_s + line[0] for line in lines if line[1] == "wrote"})
+    lost = []
+    for _, act, path, *rest in reversed([line for line in lines if line[1] != "wrote"]):
         try:
             getattr(undo, act)(path, *rest)
         except FileNotFoundError:  # another node put it back, or it was not done any more
             continue
         except OSError as error:
-            where = f" is now {rest[0]}" if act in ("link", "copy", "rename") else ""
-            lost.append(f"{path}{where}: {error}")
-    return lost
+            where = f"; it is {rest[0]}" if act in ("link", "copy", "rename") else ""
+            lost.append(f"{path} could not be restored: {error}{where}")
+    return lost + undo.newer
+
+
+def _lines(reports: Path) -> list[list[Any]]:
+    return [line for journal in reports.parent.glob(_JOURNALS) for line in _journal(journal)]
 
 
 def _journal(file: Path) -> list[list[Any]]:
@@ -183,13 +202,18 @@ def _journal(file: Path) -> list[list[Any]]:
 class _Undo:
     """What the lines of a journal say (`injected.written_files`), undone, the last one first."""
 
-    def __init__(self) -> None:
+    def __init__(self, wrote: Mapping[str, float]) -> None:
+        self._wrote = wrote
+        """by file: when the program last wrote it"""
         self._again: dict[str, list[int]] = {}
         """folders that have been made again, and which they were"""
+        self.newer: list[str] = []
+        """in words: versions that are somebody else's, and where they are"""
 
     def link(self, path: str, kept: str) -> None:
         os.lstat(kept)
         os.makedirs(os.path.dirname(path), exist_ok=True)
+        self._keep_newer(path, kept)
         os.replace(kept, path)
         if os.path.lexists(kept):  # both are names of one file, so nothing was replaced
             os.unlink(kept)
@@ -199,6 +223,7 @@ class _Undo:
         mode = stat.S_IMODE(os.lstat(kept).st_mode)
         with contextlib.suppress(OSError):
             if self._identity(path) == identity and not os.path.islink(path):
+                self._keep_newer(path, kept)
                 os.chmod(path, mode | stat.S_IWUSR)
                 with open(kept, "rb") as source, open(path, "r+b") as target:
                     shutil.copyfileobj(source, target)
@@ -210,7 +235,7 @@ class _Undo:
 
     def rename(self, folder: str, target: str, identity: list[int]) -> None:
         if self._identity(target) == identity:
-            _merge(target, folder)
+            self._merge(target, folder)
             self._again[folder] = identity
 
     def folder(self, path: str, mode: int, was_there: bool, identity: list[int]) -> None:
@@ -220,25 +245,41 @@ class _Undo:
         self._again[path] = identity
 
     def spare(self, path: str) -> None:
-        os.unlink(path)
+        """Unless another process has locked it meanwhile."""
+        with contextlib.suppress(BlockingIOError), open(path) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(path)
+
+    def _keep_newer(self, path: str, kept: str) -> None:
+        """Copies what something else than the program has written here since the program last did."""
+        with contextlib.suppress(FileNotFoundError):
+            found = os.lstat(path)
+            is_own = found.st_ctime <= self._wrote.get(path, 0.0) + SLOW_S
+            if is_own or os.path.samestat(found, os.lstat(kept)):
+                return
+            newer = f"{path}.{time.time_ns()}{NEWER}"
+            shutil.copy2(path, newer, follow_symlinks=False)
+            self.newer.append(
+                f"{path} was changed by something else during the trial; it was restored, and that version is {newer}"
+            )
+
+    def _merge(self, source: str, target: str) -> None:
+        """Renames a folder; what is in one that has its name already stays there, unless it is replaced."""
+        if not os.path.isdir(target):
+            os.rename(source, target)
+            return
+        for entry in list(os.scandir(source)):
+            name = os.path.join(target, entry.name)
+            if entry.is_dir(follow_symlinks=False):
+                self._merge(entry.path, name)
+            else:
+                self._keep_newer(name, entry.path)
+                os.replace(entry.path, name)
+        os.rmdir(source)
 
     def _identity(self, path: str) -> list[int]:
         found = os.stat(path)
         return self._again.get(path, [found.st_dev, found.st_ino])
-
-
-def _merge(source: str, target: str) -> None:
-    """Renames a folder; what is in one that has its name already stays there, unless it is replaced."""
-    if not os.path.isdir(target):
-        os.rename(source, target)
-        return
-    for entry in list(os.scandir(source)):
-        name = os.path.join(target, entry.name)
-        if entry.is_dir(follow_symlinks=False):
-            _merge(entry.path, name)
-        else:
-            os.replace(entry.path, name)
-    os.rmdir(source)
 
 
 def _end_processes(mark: bytes) -> bool:

@@ -8,6 +8,7 @@ left. Only one can make that name, which is also how processes of several nodes 
     a folder is renamed      it gets its name again
     not kept                 a file that is too long to be copied, or that cannot be, a folder with more than `MOST_FILES` files that is removed, and a file that
                              another attempt keeps: the program waits here, before it writes, until the keeper has ended it, and never writes
+    a lock                   is removed at the end if the trial has made it (`_LOCKS`)
     left alone               devices, temporary and cache folders, the folders of Python's own modules, and what the trial itself has made
 
 What is done is written to the journal of the process before it is done, so that it can be undone, in reverse order, wherever the process was killed.
@@ -18,10 +19,12 @@ What is done is written to the journal of the process before it is done, so that
     [AT_S, "folder", FOLDER, MODE, OLD, ID]  is removed; OLD: nothing in it had changed since the trial began
     [AT_S, "not", PATH, KEPT]                another node keeps it, after all
     [AT_S, "spare", PATH]                    is left over if it is there
+    [AT_S, "wrote", PATH]                    the program writes it now, or still has it open: what it becomes later is somebody else's
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import stat
 import sys
@@ -56,6 +59,10 @@ _CACHES = (
 )  # fmt: skip
 _ALONE = ("__pycache__", ".cache", ".triton", ".nv", ".ipython", ".matplotlib")
 """folders of caches, wherever they are"""
+WROTE_S = 1.0
+"""time in which further writes to a file are not written down again"""
+_LOCKS = (".lock", ".lck", ".pid")
+"""ends of the names of files by which a program says that it runs: those that the trial makes are removed at its end"""
 HELD_S = 60.0
 """time that the keeper gets to end a program which is about to change a file that cannot be kept"""
 
@@ -94,6 +101,8 @@ class _Watch:
         self.seen: set[str] = set()
         self.renamed: set[str] = set()
         """names that something else got"""
+        self.wrote: dict[str, float] = {}
+        """when it was last written down that a file is written"""
         self.told = 0
         self.local = _local()
 
@@ -106,6 +115,7 @@ def watch(reports: Channel) -> None:
     global _watch
     _watch = _Watch(reports)
     sys.addaudithook(_heard)
+    atexit.register(_ends)
 
 
 def watch_writer(module: Any, name: str, *, position: int, keyword: str) -> None:
@@ -120,9 +130,34 @@ def watch_writer(module: Any, name: str, *, position: int, keyword: str) -> None
         target = kwargs.get(keyword, args[position] if len(args) > position else None)
         if isinstance(target, (str, os.PathLike)):
             _noted(target, "written", cut=True)
-        return write(*args, **kwargs)
+        written = write(*args, **kwargs)
+        if isinstance(target, (str, os.PathLike)):
+            _noted(target, "written", cut=False)
+        return written
 
     setattr(module, name, told)
+
+
+def _ends() -> None:
+    """Files that are still open when the process ends have been written until now."""
+    if _watch is not None and _watch.keeps:
+        for path in open_of(os.getpid(), set(_watch.wrote)):
+            _journal(_watch, "wrote", path)
+
+
+def open_of(pid: int, paths: set[str]) -> list[str]:
+    """Those of these files that a process has open."""
+    folder, found = f"/proc/{pid}/fd", []
+    try:
+        for number in os.listdir(folder):
+            try:
+                path = os.readlink(os.path.join(folder, number))
+            except OSError:  # closed meanwhile
+                continue
+            found += [path] if path in paths else []
+    except OSError:  # it has ended, or is another user's
+        return found
+    return found
 
 
 def _heard(event: str, args: tuple[Any, ...]) -> None:
@@ -132,9 +167,13 @@ def _heard(event: str, args: tuple[Any, ...]) -> None:
             return
         if flags & os.O_EXCL and not isinstance(path, int) and os.path.lexists(path):
             return  # it fails
+        if isinstance(path, str) and path.endswith(_LOCKS) and not os.path.lexists(path):
+            _made_lock(path)
         # without a mode it may be relative to an open folder, and so not the file that it seems
         is_sure = mode is not None or os.path.isabs(path)
         _noted(path, "written", cut=bool(flags & os.O_TRUNC) and is_sure)
+    elif event in ("os.symlink", "os.link"):
+        _noted(args[1], "written", cut=False, is_name=True)
     elif event == "os.truncate":
         _noted(args[0], "written", cut=False)
     elif event in ("os.remove", "os.rmdir", "os.rename", "shutil.rmtree"):
@@ -145,6 +184,20 @@ def _heard(event: str, args: tuple[Any, ...]) -> None:
         how = "emptied" if event == "os.rmdir" else "removed"
         _noted(args[0], how, cut=True, is_name=True, to=to)
         _noted(to, "written", cut=True, is_name=True)
+
+
+def _made_lock(path: str) -> None:
+    """Such a file of a program that is ended would keep the user's next run from starting."""
+    watch, found = _watch, os.path.realpath(path)
+    if watch is not None and watch.keeps and not getattr(watch.local, "busy", False):
+        watch.local.busy = True
+        try:
+            if _counts(watch, found):
+                _journal(watch, "spare", found)
+        except OSError:  # it stays
+            return
+        finally:
+            watch.local.busy = False
 
 
 def _noted(path: Any, how: str, *, cut: bool, is_name: bool = False, to: Any = "") -> None:
@@ -212,10 +265,19 @@ def _note_file(watch: _Watch, path: str, how: str, *, cut: bool, is_name: bool) 
             _part(watch, path, cut=cut)
     if is_name and how == "written":
         watch.renamed.add(path)
+    if watch.keeps and how == "written":
+        _write_down(watch, path)
     if not is_known and (existed or len(watch.seen) < MOST_FILES):
         watch.seen.add(path)
         if how == "written" or existed:
             _tell(watch, how, {path: existed})
+
+
+def _write_down(watch: _Watch, path: str) -> None:
+    now_s = time.monotonic()
+    if now_s - watch.wrote.get(path, -WROTE_S) >= WROTE_S:
+        watch.wrote[path] = now_s
+        _journal(watch, "wrote", path)
 
 
 def _note_folder(watch: _Watch, folder: str, to: str) -> None:

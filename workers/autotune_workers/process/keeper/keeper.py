@@ -272,6 +272,7 @@ class _Keeper:
     def _end(self, program: int, grace_s: float) -> None:
         """SIGTERM to the program's group (or to what it left behind), SIGKILL to whatever is there after `grace_s`, until nothing is."""
         began_s = time.monotonic()
+        self._note_open(self._living())
         if self._code is None:
             _signal(os.killpg, program, signal.SIGTERM)
         else:
@@ -281,12 +282,17 @@ class _Keeper:
             waited_s := time.monotonic() - began_s
         ) < grace_s + GONE_S:
             if waited_s >= grace_s:
+                self._note_open(living)
                 for pid in living:
                     _signal(os.kill, pid, signal.SIGKILL)
             self._reap(program)
             self._outbox.flush()
             time.sleep(0.02)
         self._reap(program)
+
+    def _note_open(self, living: list[int]) -> None:
+        if self._probe is not None:
+            self._probe.note_open(living)
 
     def _reap(self, program: int) -> None:
         with contextlib.suppress(ChildProcessError):
