@@ -211,3 +211,52 @@ def test_the_parser_is_left_after_many_commands(tmp_path: Path) -> None:
         print(argparse.ArgumentParser.parse_known_args is before.__wrapped__)
         """
     assert run_of(tmp_path, text).text == "True\n"
+
+
+OLD_TYRO = {
+    "__init__": """\
+        import sys
+        from types import SimpleNamespace as Of
+        from ._argparse import ArgumentParser
+
+        def argument(name, default, **how):
+            dest = name[2:]
+            lowered = Of(instance_from_str=str, name_or_flags=(name,), dest=dest, required=False, nargs=1, choices=None, action=None)
+            vars(lowered).update(how)
+            field = Of(default=default, type_stripped=type(default), is_positional=lambda: False)
+            return Of(lowered=lowered, field=field, is_suppressed=lambda: False)
+
+        class BooleanOptionalAction: pass
+
+        def cli():
+            both = argument("--amp", False, name_or_flags=("--amp", "--no-amp"), action=BooleanOptionalAction)
+            inside = Of(args=[argument("--opt.lr", 0.1)], child_from_prefix={}, subparsers=None)
+            parser = ArgumentParser()
+            parser._parser_specification = Of(args=[argument("--batch-size", 8), both], child_from_prefix={"opt": inside}, subparsers=None)
+            parser.add_argument("--batch-size", dest="batch-size", nargs=1, default=None)
+            return parser.parse_args(args=sys.argv[1:])
+        """,
+    "_argparse": """\
+        import argparse
+
+        class ArgumentParser(argparse.ArgumentParser):
+            def parse_known_args(self, args=None, namespace=None):
+                return super().parse_known_args(args, namespace)
+        """,
+}
+"""what tyro 0.9 has of a parser, as far as it is looked at"""
+
+
+def test_tyro_before_its_first_release_says_the_defaults_of_its_fields(tmp_path: Path) -> None:
+    (tmp_path / "tyro").mkdir()
+    for name, text in OLD_TYRO.items():
+        file_with(tmp_path / "tyro" / f"{name}.py", dedent(text))
+    options = told(run_of(tmp_path, "import tyro\ntyro.cli()", "--batch-size", "4"))
+    assert list(options) == ["batch-size", "amp", "opt.lr"]
+    found = [(o["type"], o["default"], o["given"], o.get("off")) for o in options.values()]
+    assert found == [
+        ("int", 8, True, None),
+        ("bool", False, False, "--no-amp"),
+        ("float", 0.1, False, None),
+    ]
+    assert {option["parser"] for option in options.values()} == {"tyro"}

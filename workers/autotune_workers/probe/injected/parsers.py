@@ -5,7 +5,7 @@
     option     names, dest, action (argparse's word, or `override` for `name=value` on a settings file), type, nargs, help, required, off (what makes a flag false),
                default, const, choices, value (what came of the command)
 
-transformers' HfArgumentParser, configargparse and simple_parsing read by argparse itself. typer has a copy of click; tyro before 1.0 is not heard.
+transformers' HfArgumentParser, configargparse and simple_parsing read by argparse itself. typer has a copy of click, and tyro before 1.0 one of argparse.
 """
 
 from __future__ import annotations
@@ -104,27 +104,46 @@ def _of_tyro(module: Any, given: tuple[Any, ...], found: Any) -> Iterator[dict[s
             return
         spec = of.parser_from_name[name].evaluate()
     for each in spec.get_args_including_children():
-        argument, how = each.arg, each.arg.lowered
-        if how.instance_from_str is None or argument.is_positional() or argument.is_suppressed():
-            continue
-        names, default = list(how.name_or_flags), argument.field.default
-        off = [name for name in names if name.rpartition(".")[2].lstrip("-").startswith("no-")]
-        action = _OF_TYRO.get(how.action, "_StoreAction")
-        if action == "BooleanOptionalAction" and not off:
-            head, dot, last = names[-1].rpartition(".")
-            off = [f"{head}{dot}no-{last}" if dot else f"--no-{last[2:]}"]
-        yield _option(
-            [name for name in names if name not in off] or names,
-            how.dest,
-            action=action,
-            type=getattr(argument.field.type_stripped, "__name__", ""),
-            nargs=0 if how.action else how.nargs,
-            required=bool(how.required),
-            off=off[0] if off else None,
-            default=default,
-            choices=how.choices,
-            value=values.get(how.dest, default),
-        )
+        yield from _of_tyro_argument(each.arg, values)
+
+
+def _of_old_tyro(module: Any, given: tuple[Any, ...], found: Any) -> Iterator[dict[str, Any]]:
+    """Before 1.0: its own copy of argparse reads; it knows no types and defaults, which the fields have."""
+    parsers = [given[0]._parser_specification]
+    if parsers[0].subparsers is not None:
+        return
+    for spec in parsers:
+        parsers += spec.child_from_prefix.values()
+        for argument in spec.args:
+            yield from _of_tyro_argument(argument, vars(found[0]))
+
+
+def _of_tyro_argument(argument: Any, values: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    how = argument.lowered
+    is_positional = getattr(argument, "is_positional", None) or argument.field.is_positional
+    if how.instance_from_str is None or is_positional() or argument.is_suppressed():
+        return
+    names, default = list(how.name_or_flags), argument.field.default
+    off = [name for name in names if name.rpartition(".")[2].lstrip("-").startswith("no-")]
+    action = _OF_TYRO.get(how.action, "_StoreAction")
+    if getattr(how.action, "__name__", "") == "BooleanOptionalAction":
+        action = "BooleanOptionalAction"
+    if action == "BooleanOptionalAction" and not off:
+        head, dot, last = names[-1].rpartition(".")
+        off = [f"{head}{dot}no-{last}" if dot else f"--no-{last[2:]}"]
+    value = values.get(how.dest, default)
+    yield _option(
+        [name for name in names if name not in off] or names,
+        how.dest,
+        action=action,
+        type=getattr(argument.field.type_stripped, "__name__", ""),
+        nargs=0 if how.action else how.nargs,
+        required=bool(how.required),
+        off=off[0] if off else None,
+        default=default,
+        choices=how.choices,
+        value=default if type(value).__module__ == "tyro._singleton" else value,
+    )
 
 
 def _of_click(module: Any, given: tuple[Any, ...], found: Any) -> Iterator[dict[str, Any]]:
@@ -134,19 +153,18 @@ def _of_click(module: Any, given: tuple[Any, ...], found: Any) -> Iterator[dict[
     ):  # a group, whose own options stand before the name of a command
         return
     for each in command.params:
-        if each.param_type_name != "option":
-            continue
         # typer's copy has a description of the annotation in place of a type
         kind = getattr(each, "type", None) or each.type_descriptor
         name = str(getattr(kind, "name", "") or getattr(kind.annotation, "__name__", ""))
         off = each.secondary_opts[:1]
+        is_option, is_flag = each.param_type_name == "option", getattr(each, "is_flag", False)
         flag = "BooleanOptionalAction" if off else "_StoreTrueAction"
         yield _option(
-            each.opts,
+            each.opts if is_option else (),
             each.name,
-            action=flag if each.is_flag else "_StoreAction",
+            action=flag if is_flag else "_StoreAction",
             type=_TYPES.get(name.partition(" ")[0], name),
-            nargs=0 if each.is_flag else each.nargs,
+            nargs=0 if is_flag else _nargs(each, is_option),
             help=getattr(each, "help", ""),
             required=each.required,
             off=off[0] if off else None,
@@ -154,6 +172,13 @@ def _of_click(module: Any, given: tuple[Any, ...], found: Any) -> Iterator[dict[
             choices=getattr(kind, "choices", None),
             value=context.params.get(each.name),
         )
+
+
+def _nargs(each: Any, is_option: bool) -> Any:
+    """As argparse has them."""
+    if each.nargs < 0:
+        return "*"
+    return each.nargs if is_option or each.required or each.nargs > 1 else "?"
 
 
 def _of_absl(module: Any, given: tuple[Any, ...], found: Any) -> Iterator[dict[str, Any]]:
@@ -260,6 +285,7 @@ def _own(*given: Any, **named: Any) -> None:
 _CLICK = ("Command.parse_args", _of_context, _of_click)
 PARSERS: dict[str, list[tuple[str, Words, Options]]] = {
     "argparse": [("ArgumentParser.parse_known_args", _args(1), _of_argparse)],
+    "tyro._argparse": [("ArgumentParser.parse_known_args", _args(1), _of_old_tyro)],
     "tyro._backends._tyro_backend": [("TyroBackend.parse_args", _args(2), _of_tyro)],
     "jsonargparse._core": [("ArgumentParser.parse_args", _args(1), _of_jsonargparse)],
     "draccus.argparsing": [("ArgumentParser.parse_known_args", _args(1), _of_draccus)],

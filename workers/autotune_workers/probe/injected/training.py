@@ -1,9 +1,8 @@
 """Watches a training in torch: optimizer steps, what was computed between them, and what they cost.
 
     step           from one step of the first optimizer to its next one. Other optimizers (a GAN's second, the inner ones of ZeRO) step within it;
-                   a step without any forward or backward pass before it belongs to the last one
-    micro-batches  calls of the outermost module with gradients; without any (a module that is compiled in place), backward passes
-    sequences      leading dimension of what that module is given: an integer tensor of two dimensions where there is one, also one further inside
+                   a step without any forward or backward pass before it belongs to the last one; an optimizer that holds another one steps where that one does
+    micro-batches  calls of the outermost module with gradients (`passes`); without any (a module that is compiled in place), backward passes
     time           between events on the device, which hold nobody up; without a device, between the ends of the steps
     skipped        a gradient scaler left its optimizer out
 
@@ -29,6 +28,7 @@ from typing import Any
 from . import model_facts, profile
 from .channel import Channel
 from .graph_facts import Graph
+from .passes import MOST_ROOTS, Call, Root, counted, sizing
 from .phases import BACKWARD, CHECKPOINT, DATA, EVALUATION, FORWARD, OPTIMIZER, Phases, wrapped
 from .versions import uses_cuda
 from .watch import Watch
@@ -39,21 +39,12 @@ FACTS_AT = (1, 3)
 """steps after which the facts are reported"""
 LAST_EVENTS_S = 0.5
 """time that the device gets at the end to finish the last steps"""
-LOOKS_AT_WEIGHTS, SAMPLE = 64, 32
-"""backward passes without an optimizer step after which a few weights are compared, and how many weights"""
+LOOKS_AT_WEIGHTS, SAMPLE, CHANGES = 64, 32, 3
+"""backward passes without an optimizer step after which a few weights are compared, how many weights, and how often they must have changed: SAM changes them once
+before its optimizer steps"""
+MOST_CALLS = 256
+"""calls of an optimizer that holds another in which that one may not step, before they count themselves"""
 OWN_UPDATES = "the program updates its weights itself, without a torch optimizer"
-MOST_ROOTS = 256
-
-
-class Root:
-    """A module that the program calls itself."""
-
-    __slots__ = ("calls", "parameters", "ref", "sequences", "tokens")
-
-    def __init__(self, module: Any) -> None:
-        self.ref = weakref.ref(module)
-        self.parameters = model_facts.parameter_count(module)
-        self.calls = self.sequences = self.tokens = 0
 
 
 class Seen:
@@ -65,8 +56,8 @@ class Seen:
         """the one that trains"""
         self.depth = self.inside_backward = 0
         self.roots: dict[int, Root] = {}
-        self.looking: Root | None = None
-        """the outermost module whose input is still to be found further inside"""
+        self.call: Call | None = None
+        """of the outermost module that runs now, if it may train"""
         self.worked = self.ever_worked = False
         self.backwards = 0
         self.loaded = 0
@@ -92,7 +83,9 @@ class Seen:
         self.pipelined = False
         self.sample: tuple[Any, Any] | None = None
         """a parameter of a program in which no optimizer has stepped yet, and some of its weights as they were"""
-        self.looks = 0
+        self.looks = self.changes = 0
+        self.stepping = 0
+        """optimizers that step now"""
 
 
 class Steps:
@@ -114,11 +107,26 @@ class Steps:
         self.optimizers: dict[int, Any] = {}
         self.heard: dict[int, int] = {}
         """calls by optimizer"""
+        self._begun: dict[int, int] = {}
+        """by optimizer that holds another: calls of all when it began to step"""
+
+    def begin(self, optimizer: Any) -> None:
+        """An optimizer is about to step."""
+        kind = self._torch.optim.Optimizer
+        if any(isinstance(value, kind) for value in getattr(optimizer, "__dict__", {}).values()):
+            self._begun[id(optimizer)] = sum(self.heard.values())
+
+    def _waits(self, optimizer: Any) -> bool:
+        """Whether it only accumulates now: the one that it holds has not stepped within its step."""
+        begun = self._begun.pop(id(optimizer), None)
+        return begun == sum(self.heard.values()) and self.heard.get(id(optimizer), 0) < MOST_CALLS
 
     def hear(self, seen: Seen, optimizer: Any, *, skipped: bool) -> bool:
         """An optimizer has stepped, or was left out; whether that ends a step."""
-        key = id(optimizer)
+        key, waits = id(optimizer), self._waits(optimizer)
         self.heard[key] = self.heard.get(key, 0) + 1
+        if waits:
+            return False
         if key not in self.optimizers and len(self.optimizers) < MOST_ROOTS:
             self.optimizers[key] = weakref.ref(optimizer)
         if not seen.worked and seen.ever_worked:
@@ -136,7 +144,12 @@ class Steps:
     def _end(self, seen: Seen, optimizer: Any, skipped: bool, takes_turns: bool) -> None:
         now_s = time.monotonic()
         begin_s = self._last_s if self._last_s is not None else seen.began_s
-        micro, sequences, tokens = counted(seen, takes_turns)
+        micro, sequences, tokens = counted(
+            seen.roots.values(),
+            backwards=seen.backwards,
+            loaded=seen.loaded,
+            takes_turns=takes_turns,
+        )
         step = {
             "at": now_s,
             "s": now_s - begin_s if begin_s is not None else 0.0,
@@ -193,28 +206,6 @@ class Steps:
         self.flush()
 
 
-def counted(seen: Seen, takes_turns: bool) -> tuple[int, list[int], int | None]:
-    """Micro-batches, possible numbers of sequences (the likeliest first) and tokens since the last step. `takes_turns`: other optimizers have stepped in it,
-    each of which may have computed on the same sequences."""
-    called = [root for root in seen.roots.values() if root.calls]
-    if not called:
-        loaded = [seen.loaded] if seen.loaded else []
-        return seen.backwards, loaded, None
-    main = max(called, key=lambda root: root.parameters)
-    sequences: list[int] = []
-    for root in sorted(called, key=lambda root: root is not main):
-        if root.sequences:
-            sequences.append(root.sequences)
-            if seen.backwards and root.calls % seen.backwards == 0:
-                sequences.append(root.sequences * seen.backwards // root.calls)
-            if takes_turns:
-                sequences.append(root.sequences // root.calls)
-    tokens = next(
-        (root.tokens for root in called if root.tokens and root.calls == main.calls), None
-    )
-    return main.calls, list(dict.fromkeys(sequences)), tokens
-
-
 def compiled(seen: Seen) -> float:
     """Seconds that torch's compiler took since it was last asked."""
     times = getattr(sys.modules.get("torch._dynamo.utils"), "compilation_time_metrics", None) or {}
@@ -222,27 +213,6 @@ def compiled(seen: Seen) -> float:
     new = [float(seconds) for seconds in frames[seen.compiled :]]
     seen.compiled = len(frames)
     return round(sum(new), 5)
-
-
-def size_of(torch: Any, value: Any, depth: int = 0) -> tuple[int, int] | None:
-    """Sequences and tokens (0 where these are not told) of an input; None when it holds no tensor that tells."""
-    best: tuple[int, int] | None = None
-    if isinstance(value, torch.Tensor):
-        if value.dim() < 2:
-            return None
-        is_tokens = value.dim() == 2 and not (
-            value.is_floating_point() or value.is_complex() or value.dtype == torch.bool
-        )
-        return (int(value.shape[0]), int(value.numel()) if is_tokens else 0)
-    if depth < 3:
-        if hasattr(value, "keys") and hasattr(value, "__getitem__"):
-            value = [value[name] for name in list(value.keys())[:16]]
-        if isinstance(value, (list, tuple)):
-            for part in value[:16]:
-                found = size_of(torch, part, depth + 1)
-                if found is not None and (best is None or (found[1] and not best[1])):
-                    best = found
-    return best
 
 
 def watch(torch: Any, reports: Channel) -> None:
@@ -263,9 +233,12 @@ def watch(torch: Any, reports: Channel) -> None:
         if steps.count or seen.looks >= LOOKS_AT_WEIGHTS:
             seen.sample = None
             return
+        if seen.stepping:
+            return
         seen.looks += 1
         try:
-            if _changes_itself(torch, seen):
+            seen.changes += _changes_itself(torch, seen)
+            if seen.changes >= CHANGES:
                 seen.looks = LOOKS_AT_WEIGHTS
                 reports.send("own_updates", error=OWN_UPDATES)
         except Exception:  # weights that cannot be compared: nothing is known of them
@@ -290,13 +263,16 @@ def watch(torch: Any, reports: Channel) -> None:
         except Exception as error:
             reports.send("trouble", error="facts: " + repr(error)[:500])
 
-    def steps_now() -> None:
+    def steps_now(optimizer: Any) -> None:
         if not (compiling() or seen.off):
+            seen.stepping += 1
+            steps.begin(optimizer)
             seen.phases.enter(OPTIMIZER)
             profiler.enter(profile.OPTIMIZER)
 
     def stepped(optimizer: Any, skipped: bool = False) -> None:
         if not skipped:
+            seen.stepping = max(0, seen.stepping - 1)
             seen.phases.leave(OPTIMIZER)
             profiler.leave()
         if compiling() or seen.off or os.getpid() != seen.pid:
@@ -304,9 +280,9 @@ def watch(torch: Any, reports: Channel) -> None:
         try:
             if not steps.hear(seen, optimizer, skipped=skipped):
                 return
-            seen.depth, seen.looking, seen.worked, seen.entered = 0, None, False, None
+            seen.depth, seen.call, seen.worked, seen.entered = 0, None, False, None
             for root in seen.roots.values():
-                root.calls = root.sequences = root.tokens = 0
+                root.step_ends()
             seen.backwards, seen.loaded, seen.wait_s = 0, 0, 0.0
             if steps.count in FACTS_AT:
                 tell_facts()
@@ -318,7 +294,7 @@ def watch(torch: Any, reports: Channel) -> None:
         except Exception as error:
             trouble(error)
 
-    register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: steps_now())
+    register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: steps_now(optimizer))
     register_optimizer_step_post_hook(lambda optimizer, args, kwargs: stepped(optimizer))
     _wrap_scaler(torch, steps, stepped)
 
@@ -352,7 +328,7 @@ def _hook_modules(torch: Any, seen: Seen, compiling: Callable[[], bool]) -> None
         if seen.inside_backward:
             seen.repeated += 1
             return
-        if seen.depth > 1 and not seen.exploring and seen.looking is None:
+        if seen.depth > 1 and not (seen.exploring or (seen.call is not None and seen.call.is_open)):
             return
         try:
             if seen.depth == 1:
@@ -363,7 +339,7 @@ def _hook_modules(torch: Any, seen: Seen, compiling: Callable[[], bool]) -> None
                     seen.entered = FORWARD if trains else EVALUATION
                     seen.phases.enter(seen.entered)
             elif is_grad_enabled():
-                _inside(torch, seen, args)
+                _inside(torch, seen, module, args)
         except Exception:
             seen.off = True
 
@@ -372,7 +348,15 @@ def _hook_modules(torch: Any, seen: Seen, compiling: Callable[[], bool]) -> None
             return
         if seen.depth > 0:
             seen.depth -= 1
-        if seen.depth == 0 and seen.entered is not None:
+        if seen.depth:
+            return
+        call, seen.call = seen.call, None
+        if call is not None:
+            try:
+                call.ends(torch, out)
+            except Exception:
+                seen.off = True
+        if seen.entered is not None:
             seen.phases.leave(seen.entered)
             seen.entered = None
 
@@ -389,7 +373,6 @@ def _outermost(torch: Any, seen: Seen, module: Any, args: Any) -> None:
         if len(seen.roots) >= MOST_ROOTS:
             return
         root = seen.roots[id(module)] = Root(module)
-    root.calls += 1
     seen.profile.pass_begins()
     seen.worked = seen.ever_worked = True
     if seen.began_s is None:
@@ -397,29 +380,20 @@ def _outermost(torch: Any, seen: Seen, module: Any, args: Any) -> None:
         seen.cpu_s = time.process_time()
         seen.phases.begin()
         seen.watch.start()
-    seen.looking = None if _has_size(torch, root, args) else root
+    seen.call = Call(root)
+    seen.call.look(torch, module, args)
     if seen.exploring:
         seen.calls += 1
         seen.autocast = seen.autocast or model_facts.autocast(torch)
 
 
-def _inside(torch: Any, seen: Seen, args: Any) -> None:
+def _inside(torch: Any, seen: Seen, module: Any, args: Any) -> None:
     if seen.exploring:
         seen.calls += 1
         if not seen.autocast and seen.calls < 64:
             seen.autocast = model_facts.autocast(torch)
-    if seen.looking is not None and _has_size(torch, seen.looking, args):
-        seen.looking = None
-
-
-def _has_size(torch: Any, root: Root, args: Any) -> bool:
-    """Whether the input tells its size, which is counted for the outermost module."""
-    size = size_of(torch, args)
-    if size is None:
-        return False
-    root.sequences += size[0]
-    root.tokens += size[1]
-    return True
+    if seen.call is not None:
+        seen.call.look(torch, module, args)
 
 
 def _changes_itself(torch: Any, seen: Seen) -> bool:
@@ -436,7 +410,9 @@ def _changes_itself(torch: Any, seen: Seen) -> bool:
             seen.sample = parameter, parameter.detach().flatten()[:SAMPLE].clone()
         return False
     parameter, before = seen.sample
-    return not torch.equal(parameter.detach().flatten()[:SAMPLE], before)
+    now = parameter.detach().flatten()[:SAMPLE].clone()
+    seen.sample = parameter, now
+    return not torch.equal(now, before)
 
 
 def _is_capturing(torch: Any) -> bool:
@@ -454,6 +430,8 @@ def _wrap_backward(
         if compiling() or seen.off:
             return run(*args, **kwargs)
         if not seen.inside_backward:
+            if threading.get_ident() != seen.thread:  # the other one only tried the model
+                seen.thread, seen.depth, seen.call = threading.get_ident(), 0, None
             seen.backwards += 1
             seen.worked = seen.ever_worked = True
             if not seen.graph.names:
@@ -495,8 +473,8 @@ def _wrap_loaders(torch: Any, seen: Seen) -> None:
         if not seen.off and os.getpid() == seen.pid:
             seen.wait_s += time.monotonic() - begin_s
             try:
-                size = size_of(torch, batch)
-                seen.loaded += size[0] if size is not None else 0
+                first, _ = sizing(torch, batch)
+                seen.loaded += int(first.shape[0]) if first is not None else 0
                 seen.workers = int(getattr(self, "_num_workers", 0))
             except Exception:
                 seen.off = True
