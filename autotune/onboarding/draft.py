@@ -6,7 +6,7 @@ The cluster that a draft names, and what follows from it: how many ranks there a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 from autotune.errors import SpecError
@@ -141,6 +141,8 @@ class Draft:
     """the keyword argument of that text behind which others may be written"""
     held: frozenset[str] = frozenset()
     """names of options that only that text has"""
+    today: Mapping[str, Any] = field(default_factory=dict)
+    """what the program's options are set to, by the placeholder that stands for them in trials"""
     nodes: tuple[int, int] | None = None
     """(nodes, GPUs of a node) of the launch, where a configuration says so"""
 

@@ -131,6 +131,16 @@ class LogRead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FirstStep:
+    """What one process trained on in one of the first steps. None: not observed."""
+
+    sequences: int | None
+    """sequences"""
+    tokens: int | None
+    """tokens"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramSeen:
     """What the probe observed of a program, reported at its end, for requests that ask for the log."""
 
@@ -145,6 +155,8 @@ class ProgramSeen:
     """sequences that one process trains on in a typical step"""
     tokens: int | None = None
     """tokens that one process trains on in a typical step; on average if `lengths_vary`"""
+    first_steps: tuple[FirstStep, ...] = ()
+    """the first steps, in their order"""
     wait_share: float | None = None
     """share of the step time spent waiting for data"""
     skipped_steps: int = 0

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
+from autotune.onboarding.first_spec import command_draft, first_draft
 from tests.onboarding.drafting import Launch, Read, argv, drafted
+from tests.shortcuts import file_with
 
 PRINTS = '\nfor step in range(9):\n    print(f"step {step} loss {loss:.3f}")\n'
 ARGPARSE = """
@@ -153,3 +156,49 @@ READ = {
 @pytest.mark.parametrize("name", READ)
 def test_what_is_read(name: str, tmp_path: Path) -> None:
     READ[name].check(tmp_path)
+
+
+PLACES = {
+    "argparse": """\
+        import argparse
+        p = argparse.ArgumentParser()
+        p.add_argument("out", nargs="?", default="o")
+        p.add_argument("batch_size", type=int, nargs="?", default=4)
+        p.parse_args()
+        """,
+    "click": """\
+        import click
+        @click.command()
+        @click.argument("out", default="o")
+        @click.argument("batch_size", type=int, default=4)
+        def main(out, batch_size): pass
+        main()
+        """,
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "due"),
+    [
+        ("", ["o", "{micro_batch_size}"]),
+        ("my", ["my", "{micro_batch_size}"]),
+        ("my 8", ["my", "{micro_batch_size}"]),
+    ],
+)
+@pytest.mark.parametrize("parser", PLACES)
+def test_a_positional_that_is_tuned_stays_behind_those_before_it(
+    tmp_path: Path, parser: str, words: str, due: list[str]
+) -> None:
+    path = file_with(tmp_path / "train.py", dedent(PLACES[parser]))
+    place = {"model": "gpt2-small", "cluster": "h100-sxm-1x1"}
+    draft = command_draft(["python", str(path), *words.split()], folder=tmp_path, **place)
+    assert draft.document["trainer"]["argv"][2:] == due
+    if not words:
+        alone = first_draft(path, folder=tmp_path, **place)
+        assert alone.document["trainer"]["argv"][2:] == due
+
+
+def test_one_that_is_required_before_it_is_asked_for_in_its_place(tmp_path: Path) -> None:
+    text = dedent(PLACES["click"]).replace('"out", default="o"', '"out"')
+    draft = first_draft(file_with(tmp_path / "train.py", text), folder=tmp_path, cluster="cpu-1x1")
+    assert draft.document["trainer"]["argv"][2:] == ["FILL-IN", "{micro_batch_size}"]

@@ -107,6 +107,20 @@ def test_options_of_a_subcommand_stand_behind_its_name(tmp_path: Path) -> None:
     assert said.document["workload"]["global_batch_size"] == 16
 
 
+def test_positionals_that_no_text_shows_are_told_in_their_places(tmp_path: Path) -> None:
+    text = """\
+        import click
+        def main(**given): pass
+        main = click.option("--seq-len", type=int, default=64)(main)
+        for name in ("batch_size", "out"):
+            main = click.argument(name, type=int if name == "batch_size" else str)(main)
+        click.command()(main)()
+        """
+    _, said = drafts(tmp_path, text, "my 16")
+    assert argv_of(said)[:2] == ["my", "{micro_batch_size}"]
+    assert "micro_batch_size=16" in said.document["baseline"]
+
+
 HALF_READ = """\
     import argparse
     parser = argparse.ArgumentParser()

@@ -13,7 +13,7 @@ from autotune import api
 from autotune.onboarding.draft import Draft
 from autotune.onboarding.first_spec import command_draft, first_draft, lawful
 from autotune.onboarding.launch.seen_draft import seen_draft, seen_model
-from autotune.ports import ProgramSeen
+from autotune.ports import FirstStep, ProgramSeen
 from autotune.ports.program_facts import ProgramFacts
 from autotune.spec import ModelSpec
 from autotune_workers.probe.injected.model_facts import of_model
@@ -150,6 +150,86 @@ def test_an_option_of_the_longest_sequence_stays_as_it_is(read: Draft, tmp_path:
     assert not any("{seq_len}" in word for word in words)
     assert any(word.endswith("=64") for word in words)
     assert any(note.startswith("the length option stays 64") for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("micro", "sequences", "batch_size", "grad_accum", "sizes"),
+    [
+        (4, 16, "{micro_batch_size}", "{accumulation_steps}", [1, 2, 4, 8, 16]),
+        (4, 8, "{micro_batch_size * dp}", "{accumulation_steps}", [1, 2, 4, 8]),
+        (2, 8, "{micro_batch_size}", "{accumulation_steps * dp}", [1, 2, 4, 8]),
+        (4, 4, "{micro_batch_size * accumulation_steps}", "{accumulation_steps}", [1, 2, 4]),
+        (4, 32, "{micro_batch_size // 2}", "{accumulation_steps}", [2, 4, 8, 16]),
+        (4, 24, "4", "{accumulation_steps}", [6]),
+        (1, 4, "{micro_batch_size}", "4", [4]),
+    ],
+)
+def test_the_baseline_gives_the_options_of_the_batch_their_values_of_today(
+    read: Draft,
+    tmp_path: Path,
+    micro: int,
+    sequences: int,
+    batch_size: str,
+    grad_accum: str,
+    sizes: list[int],
+) -> None:
+    """What an option means is what gives its value by what was seen; where nothing does, it is not tuned."""
+    found = overlaid(read, seen(micro=micro, sequences=sequences), tmp_path)
+    words = found.document["trainer"]["argv"]
+    assert {f"--batch_size={batch_size}", f"--grad_accum={grad_accum}"} <= set(words)
+    assert found.document["space"]["micro_batch_size"] == sizes
+    assert found.document["workload"]["global_batch_size"] == 2 * sequences
+    is_unclear = any(
+        note.startswith("it is unclear what the batch options") for note in found.notes
+    )
+    assert is_unclear == ("4" in (batch_size, grad_accum))
+
+
+def growing(*steps: tuple[int | None, int | None]) -> tuple[FirstStep, ...]:
+    return tuple(FirstStep(sequences=count, tokens=tokens) for count, tokens in steps)
+
+
+def test_a_batch_that_grows_is_not_that_of_the_training(read: Draft, tmp_path: Path) -> None:
+    steps = growing((4, 256), (4, 256), (8, 512))
+    found = seen_draft(
+        read,
+        replace(seen(micro=1, sequences=4), first_steps=steps),
+        launched="it",
+        steps=3,
+        folder=tmp_path,
+    )
+    assert {"baseline", "workload.global_batch_size"} <= set(found.fill_in)
+    assert "baseline" not in found.document
+    assert found.document["workload"]["global_batch_size"] == 32
+    (note,) = [note for note in found.notes if note.startswith("no baseline")]
+    assert "4, 4, 8 sequences" in note
+
+
+def test_sequences_that_grow_tell_no_length(read: Draft, tmp_path: Path) -> None:
+    steps = growing((16, 256), (16, 256), (16, 512))
+    found = overlaid(read, replace(seen(length=16), first_steps=steps), tmp_path)
+    assert found.document["workload"]["seq_len"] == 64
+    assert found.fill_in == ("workload.seq_len",)
+    assert any("{seq_len}" in word for word in found.document["trainer"]["argv"])
+    assert any("16, 16, 32 tokens" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [(16, 1024)] * 3,
+        [(16, 1024), (16, 1024), (8, 512)],
+        [(16, 1024), (17, 1000), (18, 1020)],
+        [(None, None)] * 3,
+        [(16, 1024)],
+    ],
+)
+def test_other_steps_are_no_first_phase(
+    read: Draft, tmp_path: Path, steps: list[tuple[int | None, int | None]]
+) -> None:
+    found = overlaid(read, replace(seen(), first_steps=growing(*steps)), tmp_path)
+    assert found.fill_in == ()
+    assert "baseline" in found.document
 
 
 def test_degrees_of_the_programs_own_meshes_share_the_data(read: Draft, tmp_path: Path) -> None:

@@ -29,6 +29,9 @@ SCRIPT = """\
     """
 
 
+SPAWN = SCRIPT.replace('parser.add_argument("--world-size", type=int, default=4)', "")
+
+
 def draft_of(folder: Path, text: str = SCRIPT, words: str = "") -> Draft:
     path = file_with(folder / "train.py", dedent(text))
     place = {"model": "gpt2-small", "cluster": "h100-sxm-1x8"}
@@ -56,13 +59,43 @@ def test_a_launcher_that_starts_them_stays(tmp_path: Path) -> None:
     assert "{world_size}" not in " ".join(argv)
 
 
-def test_without_such_an_option_their_number_is_that_of_today(tmp_path: Path) -> None:
-    text = SCRIPT.replace('parser.add_argument("--world-size", type=int, default=4)', "")
-    text = text.replace("nprocs=given.world_size", "nprocs=8")
+LOOP = """\
+    import torch.distributed as dist
+    import torch.multiprocessing as mp
+
+    def main(rank, size):
+        dist.init_process_group("gloo", rank=rank, world_size=size)
+
+    if __name__ == "__main__":
+        size = 4
+        for rank in range(size):
+            mp.Process(target=main, args=(rank, size)).start()
+    """
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "assumed"),
+    [
+        (SPAWN.replace("given.world_size)", "4)"), 4, False),
+        ("N = 2\n" + dedent(SPAWN).replace("nprocs=given.world_size", "nprocs=N"), 2, False),
+        (SPAWN.replace("nprocs=given.world_size", "nprocs=torch.cuda.device_count()"), 8, True),
+        (LOOP, 4, False),
+        (LOOP.replace("size = 4", "size = torch.cuda.device_count()"), 8, True),
+    ],
+)
+def test_without_such_an_option_their_number_is_that_of_its_text(
+    tmp_path: Path, text: str, ranks: int, assumed: bool
+) -> None:
     draft = draft_of(tmp_path, text)
     assert draft.document["trainer"]["argv"][0] == "python"
-    assert draft.document["space"]["world_sizes"] == [8]
-    assert any("starts its own ranks" in note for note in draft.notes)
+    assert draft.document["space"]["world_sizes"] == [ranks]
+    (note,) = [note for note in draft.notes if "starts its own ranks" in note]
+    assert ("are assumed" in note) == assumed
+
+
+def test_a_loop_over_other_processes_starts_no_ranks(tmp_path: Path) -> None:
+    text = LOOP.replace("target=main", "target=prepare") + "\n    def prepare(rank, size): pass\n"
+    assert draft_of(tmp_path, text).document["trainer"]["argv"][0] == "torchrun"
 
 
 def test_processes_of_something_else_are_no_ranks(tmp_path: Path) -> None:

@@ -11,12 +11,15 @@ program's own meshes tell.
 The model of a draft, by what the probe saw: the shape that was read where the weights agree with it, that of the model's own config, that of its modules, else the number of weights.
 
 A shape is taken only where it has as many weights as were counted: what the modules look like is a guess until then.
+
+The baseline is the launch: an option that sets the batch means whatever gives its value of today by what was seen. Where nothing does, it keeps that value.
+Steps that grow are a first phase, whose sizes are not those of the training.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -25,7 +28,7 @@ from pathlib import Path
 from typing import Any, final
 
 from autotune.errors import AutotuneError, SpecError
-from autotune.onboarding.draft import Draft, Entry, around, baseline_text
+from autotune.onboarding.draft import Draft, Entry, Item, around, baseline_text
 from autotune.onboarding.script.argv import FILL_IN
 from autotune.onboarding.script.draft import NOT_PRINTED
 from autotune.ports import ProgramSeen
@@ -34,6 +37,7 @@ from autotune.schema import parse_study
 from autotune.spec import FIELDS, KNOBS, ModelSpec
 from autotune.spec.config import knobs_of
 from autotune.spec.texts.as_text import value_word
+from autotune.trainers.documents.placeholders import Values, parse
 
 AGREES, IS_SAME = 0.05, 0.01
 """relative differences of weights: of a shape that was read (padded vocabularies, biases), and of one that is put together from what was seen"""
@@ -129,6 +133,7 @@ def _written(model: ModelSpec) -> dict[str, Any]:
 
 
 _DEGREES = ("tp", "pp", "cp")
+_PHASE = "if this is a warm-up, set its length to 0 and observe again"
 _SAME_LENGTH = 0.02
 """relative difference of sequences that are the same: inputs are often a token short"""
 _OF_GPUS = ("fp16", "tf32", *NARROW)
@@ -186,6 +191,20 @@ class SeenLaunch:
             else None
         )
 
+    @property
+    def grows_in_batch(self) -> bool:
+        """Whether no step trained less than the one before, and the last one more."""
+        steps = self.seen.first_steps
+        tokens = [each.tokens for each in steps if each.tokens]
+        return _grows([each.sequences for each in steps]) and (not tokens or _grows(tokens))
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens per sequence of the first steps, where no sequences are shorter than those before, and the last ones are longer; else none."""
+        steps = [each for each in self.seen.first_steps if each.tokens and each.sequences]
+        found = [round((each.tokens or 0) / (each.sequences or 1)) for each in steps]
+        return found if _grows(found) else []
+
     @cached_property
     def knobs(self) -> dict[str, Any]:
         """The config that it trains with, as far as it was seen."""
@@ -209,6 +228,14 @@ class SeenLaunch:
             found["recompute"] = read if is_alike else facts.recompute
         found["compile"] = facts.is_compiled
         return found
+
+
+def _grows(values: Sequence[int | None]) -> bool:
+    """Whether none is below the one before, and the last is more than the first; False where one is not known."""
+    known = [value for value in values if value]
+    if len(known) < max(2, len(values)):
+        return False
+    return known == sorted(known) and known[-1] > (1 + _SAME_LENGTH) * known[0]
 
 
 def seen_draft(
@@ -239,6 +266,12 @@ def seen_draft(
     notes += _unseen(run, read, fill_in)
     entries["workload"] = replace(entries["workload"], value=told, comment=_comment(run, fill_in))
     fill_in = [name for name in fill_in if name not in _filled(run)]
+    if run.lengths:
+        fill_in.append(_LENGTH)
+        notes.append(
+            f"the sequences grew from step to step ({', '.join(map(str, run.lengths))} tokens), so their length is not known: {_PHASE}; "
+            "if they are padded, write their average as seq_len"
+        )
     if run.seq_len is None and _LENGTH in draft.fill_in:
         notes.append(
             "no tokens were observed: use seq_len: 1 for a model without sequences; tokens/s then means samples/s"
@@ -248,11 +281,9 @@ def seen_draft(
     ) is not None:
         entries["model"] = Entry(key="model", value=model[0], comment=model[1])
         fill_in = [name for name in fill_in if name != "model"]
-    if run.micro_batch_size is None:
-        fill_in.append("baseline")
-        notes.append(
-            "no baseline: the sequences per micro-batch were not observed; add its current settings as `baseline:`"
-        )
+    if why := _no_baseline(run):
+        fill_in += ["baseline", *(["workload.global_batch_size"] if run.grows_in_batch else [])]
+        notes.append(f"no baseline: {why} add its current settings as `baseline:`")
         entries.pop("baseline", None)
     else:
         misread = _misread(entries["trainer"], run)
@@ -264,15 +295,25 @@ def seen_draft(
             key="baseline", value=_config(run, read), comment=f"{SEEN}: {run.facts.world} ranks"
         )
         entries["trainer"] = _trainer(entries["trainer"], run, misread)
+        meant = dict(_meant(draft.today, run))
+        entries["trainer"] = _rewritten(entries["trainer"], meant)
+        entries["space"] = _space_of(entries["space"], run, meant)
+        if kept := _kept(meant):
+            notes.append(
+                f"it is unclear what the batch options mean: set to {' and '.join(kept)}, they gave {run.seen.micro_batches} x {run.micro_batch_size} "
+                "sequences per step and rank; they keep these values, so the batch is not tuned"
+            )
+            told["global_batch_size"] = run.batch
+            entries["workload"] = replace(entries["workload"], value=told)
     read_length = draft.document["workload"].get("seq_len")
     if (
         run.seq_len
-        and _LENGTH not in draft.fill_in
+        and _LENGTH not in (*draft.fill_in, *fill_in)
         and not _is_same_length(read_length, run.seq_len)
     ):
         before, entries["trainer"] = (
             entries["trainer"],
-            _with_own_length(entries["trainer"], read_length),
+            _rewritten(entries["trainer"], {"{seq_len}": str(read_length)}),
         )
         if entries["trainer"] != before:
             notes.append(
@@ -288,14 +329,21 @@ def seen_draft(
         f"A first spec from `autotune init --run`: {launched} ran for {steps} optimizer step{'s' if steps != 1 else ''}, and was stopped.",
         "Values are what the probe observed. Those that come only from the source are marked with their line. Next: `autotune check`, then `autotune tune`.",
     )
-    kept = tuple(entries[key] for key in order if key in entries)
     return replace(
         draft,
         heading=heading,
-        entries=kept,
+        entries=tuple(entries[key] for key in order if key in entries),
         fill_in=tuple(dict.fromkeys(fill_in)),
         notes=tuple(notes),
     )
+
+
+def _no_baseline(run: SeenLaunch) -> str:
+    """Why what was seen is none; empty where it is."""
+    if run.grows_in_batch:
+        counts = ", ".join(str(each.sequences) for each in run.seen.first_steps)
+        return f"the batch grew from step to step ({counts} sequences per rank): {_PHASE}, or"
+    return "" if run.micro_batch_size else "the sequences per micro-batch were not observed;"
 
 
 def seen_document(seen: ProgramSeen, steps: int) -> dict[str, Any]:
@@ -342,16 +390,16 @@ def _model_of(draft: Draft, folder: Path) -> ModelSpec | None:
 
 def _filled(run: SeenLaunch) -> set[str]:
     found = {"space.precision"} if "precision" in run.knobs else set()
-    found |= {_LENGTH} if run.seq_len else set()
+    found |= {_LENGTH} if run.seq_len and not run.lengths else set()
     return found | ({"workload.global_batch_size"} if run.batch else set())
 
 
 def _workload(read: Mapping[str, Any], run: SeenLaunch) -> Iterator[tuple[str, Any]]:
     """The workload with what was seen."""
     told = dict(read)
-    if run.seq_len and not _is_same_length(told.get("seq_len"), run.seq_len):
+    if run.seq_len and not run.lengths and not _is_same_length(told.get("seq_len"), run.seq_len):
         told["seq_len"] = run.seq_len
-    if run.batch:
+    if run.batch and not run.grows_in_batch:
         batches = told.get("global_batch_size")
         if not isinstance(batches, list):
             told["global_batch_size"] = run.batch
@@ -439,26 +487,80 @@ def _space(
     return replace(entry, value=space)
 
 
-def _with_own_length(entry: Entry, length: int) -> Entry:
-    """The trainer whose program gets the length that it has today, where that is not the length of its sequences."""
-    value = _filled_in(entry.value, length)
-    items = tuple(replace(item, value=_filled_in(item.value, length)) for item in entry.items)
-    return replace(
-        entry,
-        value=value,
-        items=items,
-        parts=tuple(_with_own_length(part, length) for part in entry.parts),
-    )
+def _rewritten(entry: Entry, placeholders: Mapping[str, str]) -> Entry:
+    """The trainer with other texts in the place of these placeholders."""
+    if not placeholders:
+        return entry
+    items = tuple(_rewritten_item(item, placeholders) for item in entry.items)
+    parts = tuple(_rewritten(part, placeholders) for part in entry.parts)
+    return replace(entry, value=_filled_in(entry.value, placeholders), items=items, parts=parts)
 
 
-def _filled_in(value: Any, length: int) -> Any:
+def _rewritten_item(item: Item, placeholders: Mapping[str, str]) -> Item:
+    value = _filled_in(item.value, placeholders)
+    if value == item.value:
+        return item
+    return replace(item, value=value, comment=item.comment.partition(", taken as")[0])
+
+
+def _filled_in(value: Any, placeholders: Mapping[str, str]) -> Any:
     if isinstance(value, Mapping):
-        return {key: _filled_in(each, length) for key, each in value.items()}
+        return {key: _filled_in(each, placeholders) for key, each in value.items()}
     if isinstance(value, list):
-        return [_filled_in(each, length) for each in value]
+        return [_filled_in(each, placeholders) for each in value]
     if not isinstance(value, str):
         return value
-    return length if value == "{seq_len}" else value.replace("{seq_len}", str(length))
+    for placeholder, text in placeholders.items():
+        if value == placeholder and text.isdecimal():
+            return int(text)
+        value = value.replace(placeholder, text)
+    return value
+
+
+def _meant(today: Mapping[str, Any], run: SeenLaunch) -> Iterator[tuple[str, str]]:
+    """(placeholder of the batch, what stands for it): where it does not give its option's value of today by what was seen, one that does, else that value."""
+    for source, value in today.items():
+        if _result(source, run) in (None, value) or type(value) is not int or value < 1:
+            continue
+        known = _ACCUMULATIONS if source in _ACCUMULATIONS else _BATCHES
+        rows = run.knobs["micro_batch_size"] / value
+        of_rows = [f"micro_batch_size // {rows:g}"] if known is _BATCHES and rows % 1 == 0 else []
+        meant = [each for each in (*known, *of_rows) if _result(each, run) == value]
+        yield f"{{{source}}}", f"{{{meant[0]}}}" if meant else str(value)
+
+
+_BATCHES = tuple(
+    " * ".join(("micro_batch_size", *more))
+    for more in ((), ("dp",), ("accumulation_steps",), ("accumulation_steps", "dp"))
+)
+_ACCUMULATIONS = ("accumulation_steps", "accumulation_steps * dp")
+
+
+def _result(source: str, run: SeenLaunch) -> int | None:
+    """What a placeholder of the batch stands for in the config that was seen; None for others."""
+    names = ("micro_batch_size", "accumulation_steps", "dp")
+    sizes = {name: int(run.knobs[name]) for name in names}
+    sizes["global_batch_size"] = math.prod(sizes.values())
+    (expression,) = parse(f"{{{source}}}").expressions
+    return int(Values(known=sizes).of(expression)) if expression.names <= sizes.keys() else None
+
+
+def _kept(meant: Mapping[str, str]) -> list[str]:
+    """The values of options that keep them."""
+    return [text for text in meant.values() if text.isdecimal()]
+
+
+def _space_of(entry: Entry, run: SeenLaunch, meant: Mapping[str, str]) -> Entry:
+    """The space without what these placeholders cannot tell: other batches than the one that was seen, and parts of a sample of several rows."""
+    if not isinstance(entry.value, dict):
+        return entry
+    space = dict(entry.value)
+    if _kept(meant):
+        space |= {name: [run.knobs[name]] for name in ("micro_batch_size", "accumulation_steps")}
+    rows = [int(text.strip("{}").split()[-1]) for text in meant.values() if "//" in text]
+    if rows and isinstance(sizes := space.get("micro_batch_size"), list):
+        space["micro_batch_size"] = [size for size in sizes if size % rows[0] == 0]
+    return replace(entry, value=space)
 
 
 def _config(run: SeenLaunch, read: Mapping[str, Any]) -> str:
@@ -501,9 +603,9 @@ def _with_seen(
 
 def _comment(run: SeenLaunch, fill_in: list[str]) -> str:
     length = f"seq_len: {SEEN}" if run.seq_len else "seq_len: not observed"
-    if not run.seq_len and _LENGTH in fill_in:
+    if run.lengths or (not run.seq_len and _LENGTH in fill_in):
         length = "fill in: seq_len, tokens per sequence"
-    if not run.batch:
+    if not run.batch or run.grows_in_batch:
         return f"{length}; fill in: global_batch_size, sequences per optimizer step"
     each = (
         f"{run.seen.micro_batches} x {run.micro_batch_size}"

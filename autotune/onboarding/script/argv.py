@@ -20,6 +20,7 @@ from autotune.trainers.documents.placeholders import braced
 FILL_IN = "FILL-IN"
 """value of an option that the script requires and that nobody but its owner knows"""
 EACH_STEP = "--logging_steps=1"
+_REQUIRED = "fill in: the script requires it ({})"
 OFF_IN_TRIALS = "off in trials; your value is under `training` below"
 MAX_IDEAS = 4
 """options that are suggested as knobs of the study's own"""
@@ -154,9 +155,11 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
         yield Item("fit")
     if started:
         yield from map(Item, _kept(found))
-    in_place = {name for name, _ in _in_place(found)}
+    places = list(_places(found))
+    yield from (item for _, item in places)
+    placed = {name for name, _ in (*_in_place(found), *places)}
     for target, option, meaning in _told(found):
-        if option.name in in_place:
+        if option.name in placed:
             continue
         word = "{%s}" % (meaning.expression or target)
         yield Item(f"{option.prefix}{word}", _where(option, meaning))
@@ -185,7 +188,8 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
         said = _said(found.log_interval)
         yield from (Item(word, f"a line for every step ({said})") for word in trial_words(found))
     for option in found.required:
-        yield Item(f"{option.prefix}{FILL_IN}", f"fill in: the script requires it ({option.place})")
+        if option.name not in placed:
+            yield Item(f"{option.prefix}{FILL_IN}", _REQUIRED.format(option.place))
 
 
 def _outputs_by_default(script: Script) -> Iterator[ScriptOption]:
@@ -229,6 +233,27 @@ def _in_place(found: OptionMatches) -> Iterator[tuple[str, str]]:
     for target, option, meaning in _told(found):
         if option.is_positional and option.given is not None:
             yield option.name, "{%s}" % (meaning.expression or target)
+
+
+def _places(found: OptionMatches) -> Iterator[tuple[str, Item]]:
+    """(name, word) of the positionals that the launch does not have, up to the last one that a trial is told: those before it must be given, too."""
+    told = {option.name: (target, meaning) for target, option, meaning in _told(found)}
+    places = [option for option in found.script.options if option.is_positional]
+    while places and places[-1].name not in told:
+        places.pop()
+    for option in places:
+        if option.given is not None:
+            continue
+        if option.name in told:
+            target, meaning = told[option.name]
+            yield (
+                option.name,
+                Item("{%s}" % (meaning.expression or target), _where(option, meaning)),
+            )
+        elif option.default is None:
+            yield option.name, Item(FILL_IN, _REQUIRED.format(option.place))
+        else:
+            yield option.name, Item(braced(str(option.default)), f"{option.name}, {_said(option)}")
 
 
 def _kept(found: OptionMatches) -> Iterator[str]:

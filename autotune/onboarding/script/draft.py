@@ -257,7 +257,14 @@ def script_draft(
         runner,
     )
     return Draft(
-        heading=heading, entries=entries, fill_in=tuple(dict.fromkeys(fill_in)), notes=tuple(notes)
+        heading=heading,
+        entries=entries,
+        fill_in=tuple(dict.fromkeys(fill_in)),
+        notes=tuple(notes),
+        today={
+            meaning.expression or target: option.present
+            for target, (option, meaning) in found.used.items()
+        },
     )
 
 
@@ -721,7 +728,8 @@ def _what_is_off(found: OptionMatches, source: Path, ranks: RanksToday) -> Itera
     if found.script.started and starts_one(found.script) and ranks.of_cluster > 1:
         yield f"{source.name} starts one process, so trials have one rank; to tune over several ranks, give a script that uses torchrun, accelerate or srun"
     if _spawns_unasked(found):
-        yield f"{found.script.name} starts its own ranks, and no option says how many: {ranks.of_trials} are assumed; give it such an option (--world-size) to tune their number"
+        many = f"{ranks.of_trials}{'' if found.script.spawned else ' are assumed'}"
+        yield f"{found.script.name} starts its own ranks, and no option says how many: {many}; give it such an option (--world-size) to tune their number"
     if ranks.is_elsewhere:
         yield f"{source.name} starts {ranks.today} ranks, and trials have {ranks.of_trials}: the batch per step stays the same"
 

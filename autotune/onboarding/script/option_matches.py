@@ -493,7 +493,8 @@ def ranks_today(found: OptionMatches, place: Place) -> RanksToday:
         )  # fmt: skip
     asked = place.asked if found.script.started else None
     if found.script.spawns:
-        asked = found.count("world_size") or found.count("nproc_per_node") or asked
+        told = found.count("world_size") or found.count("nproc_per_node")
+        asked = told or found.script.spawned or asked
     cluster = place.ranks
     today = asked or cluster
     return RanksToday(

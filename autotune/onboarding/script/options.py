@@ -202,6 +202,10 @@ def argparse_option(
 ) -> ScriptOption:
     """An option of argparse. `kind`: by its `type`; empty where that does not say it; `known`: what is known of it besides."""
     long = _best_name(names)
+    if nargs == "?" and not long.startswith("-"):
+        takes: int | None = 1
+    else:
+        takes = nargs if isinstance(nargs, int) else None
     is_short = isinstance(dest, str) and (
         not long.startswith("--") or target_of(_plain(long)) is None
     )
@@ -213,7 +217,7 @@ def argparse_option(
         is_required=known.is_required
         or (not long.startswith("-") and (isinstance(nargs, int) or nargs == "+")),
         names=tuple(names),
-        takes=nargs if isinstance(nargs, int) else None,
+        takes=takes,
     )
     if action == "store_true":
         return replace(base, kind="flag", on=long, default=base.default or False, takes=0)
@@ -471,8 +475,32 @@ def _absl(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
             yield replace(option, prefix=f"--{name}=")
 
 
+def _click_argument(call: ast.Call) -> Iterator[ScriptOption]:
+    """An argument of click's, which is told by its place."""
+    given = keywords_of(call)
+    name = literal_or_none(call.args[0]) if call.args else None
+    if not isinstance(name, str):
+        return
+    default, several = literal_or_none(given.get("default")), literal_or_none(given.get("nargs"))
+    is_required = literal_or_none(given.get("required", ast.Constant("default" not in given)))
+    kind = KINDS.get(last_name(given["type"]), "") if "type" in given else ""
+    nargs = several if isinstance(several, int) and several > 0 else 1 if is_required else "?"
+    yield argparse_option(
+        [name],
+        dest=name,
+        action="",
+        kind=kind,
+        nargs="*" if several == -1 else nargs,
+        known=ScriptOption(
+            name="", default=default, is_required=bool(is_required), line=call.lineno
+        ),
+    )
+
+
 def _click(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
     for call in calls:
+        if ast.unparse(call.func) in ("click.argument", "argument"):
+            yield from _click_argument(call)
         if ast.unparse(call.func) not in ("click.option", "option"):
             continue
         names = [value for node in call.args if isinstance(value := literal_or_none(node), str)]

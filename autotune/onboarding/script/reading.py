@@ -132,8 +132,8 @@ class Script:
     """top-level names of the packages that it imports"""
     is_distributed: bool
     """whether it expects torchrun's environment"""
-    has_spawn: bool = False
-    """whether its text starts processes of torch that train together (`mp.spawn`)"""
+    spawned: int | None = None
+    """how many processes of torch that train together its text starts (`mp.spawn`); 0: as many as is computed; None: it starts none"""
     divided: frozenset[str] = frozenset()
     """names that it divides by the number of ranks, as nanoGPT its accumulation steps"""
     variables: Mapping[str, Any] = field(default_factory=dict)
@@ -191,7 +191,9 @@ class Script:
     @property
     def spawns(self) -> bool:
         """Whether it starts its ranks itself, without a launcher."""
-        return self.has_spawn and (self.started is None or self.started.launcher == "python")
+        return self.spawned is not None and (
+            self.started is None or self.started.launcher == "python"
+        )
 
     @property
     def launcher(self) -> str:
@@ -269,7 +271,7 @@ def read_script(
         imports=frozenset(_imports(body)),
         is_distributed=_DISTRIBUTED.search(ast.unparse(whole) if imports_parser else text)
         is not None,
-        has_spawn=any(map(_is_spawn, calls_of(whole))),
+        spawned=next(_spawned(whole), None),
         divided=frozenset(_divided(whole)),
         variables=dict(_variables(whole)),
         constants=() if parser == "configurator" else constants_of(tree),
@@ -299,10 +301,34 @@ def read_script(
 _SPAWN = re.compile(r"((torch\.)?(multiprocessing|mp)\.)?(spawn|start_processes)")
 
 
-def _is_spawn(call: ast.Call) -> bool:
-    """Whether it is torch's start of several processes: `mp.spawn(main, nprocs=4)`."""
-    is_told = bool({"nprocs", "args"} & keywords_of(call).keys())
-    return is_told and _SPAWN.fullmatch(ast.unparse(call.func)) is not None
+def _spawned(tree: ast.Module) -> Iterator[int]:
+    """How many processes each of torch's starts of several has: `mp.spawn(main, nprocs=4)`, and a loop over `Process(target=main)` whose `main` forms their group."""
+    for call in calls_of(tree):
+        given = keywords_of(call)
+        if given.keys() & {"nprocs", "args"} and _SPAWN.fullmatch(ast.unparse(call.func)):
+            yield _number(tree, given.get("nprocs"))
+    forming = {
+        function.name
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef)
+        and any(called_name(call) == "init_process_group" for call in calls_of(function))
+    }
+    for loop in ast.walk(tree):
+        if isinstance(loop, ast.For) and isinstance(loop.iter, ast.Call) and loop.iter.args:
+            started = (c for c in calls_of(loop) if called_name(c) == "Process")
+            targets = {last_name(keywords_of(c).get("target", c.func)) for c in started}
+            if targets & forming and called_name(loop.iter) == "range":
+                yield _number(tree, loop.iter.args[-1])
+
+
+def _number(tree: ast.Module, node: ast.expr | None) -> int:
+    """A whole number, also that of a name that is set once; 0 where it is computed."""
+    found = literal_or_none(node)
+    if isinstance(node, ast.Name):
+        sets = (each for each in ast.walk(tree) if isinstance(each, ast.Assign))
+        values = [each.value for each in sets if node.id in map(last_name, each.targets)]
+        found = literal_or_none(values[0]) if len(values) == 1 else None
+    return found if type(found) is int else 0
 
 
 _OPTIMIZER = re.compile(

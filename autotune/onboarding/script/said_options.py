@@ -36,7 +36,7 @@ def with_said(script: Script, said: Said) -> Script:
     for option in said_options(said):
         by_name.setdefault(option.name, option)
     read = tuple(_overruled(option, by_name.get(option.name)) for option in script.options)
-    options = (*read, *_added(read, by_name))
+    options = _in_places((*read, *_added(read, by_name)), list(by_name))
     written = script.written
     if written is not None and not written.adds_to(options):
         written = None
@@ -60,6 +60,13 @@ def _overruled(option: ScriptOption, said: ScriptOption | None) -> ScriptOption:
     return replace(option, default=said.default, computed="", is_said=True)
 
 
+def _in_places(options: Sequence[ScriptOption], order: list[str]) -> tuple[ScriptOption, ...]:
+    """The options, those that are told by their place in the parser's order."""
+    places = [option for option in options if option.is_positional]
+    places.sort(key=lambda option: order.index(option.name) if option.name in order else -1)
+    return (*(option for option in options if not option.is_positional), *places)
+
+
 def _added(
     read: Sequence[ScriptOption], said: Mapping[str, ScriptOption]
 ) -> Iterator[ScriptOption]:
@@ -68,7 +75,7 @@ def _added(
     for option in said.values():
         meaning = meaning_of(option)
         is_new = is_of_knob(option) and (meaning is None or meaning.target not in known)
-        if option.name not in names and (is_new or not read):
+        if option.name not in names and (is_new or option.is_positional or not read):
             yield option
 
 

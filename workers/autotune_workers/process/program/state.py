@@ -16,7 +16,7 @@ from typing import Any
 
 from autotune.cost import training_flops_per_token
 from autotune.diagnosis.collect import Reports
-from autotune.ports import AttemptEnded, ProgramSeen, StepsReported, TrialRequest
+from autotune.ports import AttemptEnded, FirstStep, ProgramSeen, StepsReported, TrialRequest
 from autotune.spec import Failure, FailureKind, Measurement
 from autotune.spec.texts.as_text import format_span
 from autotune.stopping import trial_decision
@@ -30,6 +30,8 @@ from autotune_workers.process.program.log import LoggedStep, ProgramLog, as_seri
 from autotune_workers.process.program.probe import SETTLED, ProgramProbe
 from autotune_workers.process.program.second_witness import SecondWitness
 
+FIRST = 8
+"""steps that are told one by one"""
 PROBE_STEPS, PROBE_S = 3, 2.0
 """steps of the log, and the time since the first of them, after which it counts though a probe was there"""
 OWN_END_S = 30.0
@@ -368,6 +370,12 @@ class ProgramTrial:
             micro_batches=usual.micro_batches if usual else None,
             sequences=usual.sequences[0] if usual and usual.sequences else None,
             tokens=tokens,
+            first_steps=tuple(
+                FirstStep(
+                    sequences=step.sequences[0] if step.sequences else None, tokens=step.tokens
+                )
+                for step in probe.steps[:FIRST]
+            ),
             wait_share=sum(step.wait_s for step in probe.steps) / total_s if total_s > 0 else None,
             skipped_steps=sum(step.skipped for step in probe.steps),
             files=probe.files,
