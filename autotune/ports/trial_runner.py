@@ -173,6 +173,8 @@ class ProgramSeen:
     """whether the number of sequences varies from step to step, as with micro-batches filled up to a token limit"""
     lengths_vary: bool = False
     """whether the tokens per sequence vary from step to step, as with batches padded to their longest sequence"""
+    unevenness: str = ""
+    """how ranks differ in the number of sequences they train on, as text"""
     disagreement: str = ""
     """how a step differs from the config, as text"""
     witness: str = ""

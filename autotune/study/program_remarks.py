@@ -30,6 +30,8 @@ def remarks(seen: ProgramSeen, *, keeps_outputs: bool) -> Iterator[str]:
             f"sequences differ in length from step to step ({seen.tokens / seen.sequences:.0f} tokens on average), and tokens/s counts the spec's seq_len "
             "for each of them"
         )
+    if seen.unevenness:
+        yield seen.unevenness
     if seen.left_out:
         yield f"left out of its log: {seen.left_out}"
     if seen.troubles:

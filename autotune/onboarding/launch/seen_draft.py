@@ -263,7 +263,7 @@ def seen_draft(
     notes = [note for note in draft.notes if not note.startswith(dropped)]
     told = dict(_workload(entries["workload"].value, run))
     notes += _differences(draft, run, told)
-    notes += _unseen(run, read, fill_in)
+    notes += [*_unseen(run, read, fill_in), *filter(None, [seen.unevenness])]
     entries["workload"] = replace(entries["workload"], value=told, comment=_comment(run, fill_in))
     fill_in = [name for name in fill_in if name not in _filled(run)]
     if run.lengths:

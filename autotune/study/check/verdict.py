@@ -81,6 +81,8 @@ def verdict_of(check: ProgramCheck) -> Verdict:
             message=_ready(check).replace("ready: ", "", 1),
             remedy="; ".join(check.doubts),
         )
+    if failure is None and (why := _continues(check)):
+        return Verdict(ready=False, message=_ready(check).replace("ready: ", "", 1), remedy=why)
     if failure is None and (why := uncounted(check)):
         return Verdict(ready=False, message=_ready(check).replace("ready: ", "", 1), remedy=why)
     if failure is None:
@@ -152,6 +154,19 @@ def _files(check: ProgramCheck) -> list[str]:
         f"the program writes outside its trial's folder, to existing files: {listed(files)}; {back} each trial would overwrite them: {OUTPUTS}",
         *stay,
     ]
+
+
+def _continues(check: ProgramCheck) -> str:
+    """How the second run shows that a trial continues where another one ended; empty where it does not."""
+    second = check.second
+    if second is None or second.failure is None or not check.files:
+        return ""
+    if second.failure.kind is not FailureKind.METRICS_MISSING:
+        return ""
+    return (
+        f"the second config, {config_label(second.config)}, ended after too few steps, probably because it continued from what the first run wrote: "
+        f"{listed(check.files)}. Remove what is left of them, and {OUTPUTS.partition(', or write')[0]}"
+    )
 
 
 def _remarks(check: ProgramCheck) -> list[str]:

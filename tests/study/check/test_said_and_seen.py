@@ -10,7 +10,7 @@ import pytest
 
 from autotune import api
 from autotune.ports import ProgramSeen
-from autotune.spec import ParallelConfig, Study
+from autotune.spec import Failure, FailureKind, ParallelConfig, Study
 from autotune.study.assembly import assemble
 from autotune.study.check.contrast import contrast_of
 from autotune.study.check.program_check import LogLine, ProgramCheck
@@ -363,6 +363,26 @@ def test_a_log_of_a_known_form_proves_it_and_so_do_rates_of_tokens_and_an_accumu
         space={"micro_batch_size": [4], "accumulation_steps": [8], "dp": [2], "precision": ["bf16"]}
     )
     assert uncounted(replace(plain, study=alone)) == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "files", "ready"),
+    [
+        (FailureKind.METRICS_MISSING, ["/w/last.pt"], False),
+        (FailureKind.METRICS_MISSING, [], True),
+        (FailureKind.OUT_OF_MEMORY, ["/w/last.pt"], True),
+    ],
+)
+def test_a_second_run_that_continues_where_the_first_ended_is_not_ready(
+    kind: FailureKind, files: list[str], ready: bool
+) -> None:
+    of, other = study(), replace(CONFIG, micro_batch_size=2)
+    new = {path: {"how": "written", "existed": False, "kept": False} for path in files}
+    second = replace(check(of, config=other), failure=Failure(kind=kind, message="2 steps"))
+    verdict = verdict_of(check(of, seen=seen(of, files=new), second=second))
+    assert verdict.ready == ready
+    if not ready:
+        assert "continued from what the first run wrote: /w/last.pt" in verdict.remedy
 
 
 def test_the_second_config_differs_in_what_can_be_seen_and_is_not_compiled_first() -> None:

@@ -330,6 +330,24 @@ def test_a_program_about_to_change_a_file_that_cannot_be_kept_is_ended_and_says_
     assert "outputs: keep" in failure.message
 
 
+@pytest.mark.parametrize(
+    ("others", "differ"),
+    [([8, 8, 8], False), ([4, 4, 4], True), ([4, 8, 4], False), ([4], False)],
+)
+def test_ranks_that_train_on_other_numbers_of_sequences_are_told(
+    others: list[int], differ: bool
+) -> None:
+    of = trial()
+    of.see([TORCH], 0.0)
+    for number in range(3):
+        of.see([report(step(1.0 + number))], 1.0 + number)
+    for number, count in enumerate(others):
+        of.see([report(step(1.0 + number, sequences=(count,)), pid=8, rank=1)], 4.0)
+    said = of.seen().unevenness
+    assert ("8 on the measured rank, 4 on another" in said) == differ == bool(said)
+    assert said in list(remarks(of.seen(), keeps_outputs=True)) or not differ
+
+
 def test_files_that_could_not_be_put_back_are_told() -> None:
     trial = ProgramTrial(request(), [stock_reader()], 0.0)
     trial.see([{"kind": "lost", "files": ["/a is now /.a.before-autotune: read-only"]}], 1.0)

@@ -73,6 +73,8 @@ class ProgramProbe:
         self.peak_bytes: int | None = None
         self.reserved_bytes: int | None = None
         self.steps: list[SeenStep] = []
+        self._first: dict[tuple[int, Any], list[SeenStep]] = {}
+        """the first steps of each process"""
         self._options: dict[str, tuple[tuple[int, Any], list[Any]]] = {}
         """by the file that a process runs: the first process that told its options, and these"""
         self._places: dict[tuple[int, Any], dict[tuple[Any, ...], int]] = {}
@@ -131,8 +133,11 @@ class ProgramProbe:
                     self.lost += map(str, report.get("files", ()))
                 case "step":
                     self._peak(report)
+                    steps = [_step(told) for told in report["steps"]]
+                    first = self._first.setdefault(who, [])
+                    first += steps[: SETTLED - len(first)]
                     if who == self._leader:
-                        found += map(_step, report["steps"])
+                        found += steps
         self.steps += found
         return found
 
@@ -209,6 +214,20 @@ class ProgramProbe:
         step = self.typical
         return step is not None and bool(step.sequences) and self._varies and not self._agrees(step)
 
+    def unevenness(self) -> str:
+        """How many sequences another rank trains on, in words, where these are other ones than those of the measured rank in each of its first steps."""
+        if (self.facts.get("degrees") or {}).get("pp", 1) > 1 or self._leader is None:
+            return ""
+        own = _counts(self._first.get(self._leader, []))
+        for other in map(_counts, self._first.values()):
+            pairs = [(a, b) for a, b in zip(own, other, strict=False) if a and b]
+            if len(pairs) >= SETTLED - 1 and all(a != b for a, b in pairs):
+                return (
+                    f"ranks train on different numbers of sequences per step ({pairs[0][0]} on the measured rank, {pairs[0][1]} on another), and the batch "
+                    "counts the measured rank's for all"
+                )
+        return ""
+
     @property
     def lengths(self) -> tuple[float, ...]:
         """Tokens per sequence of each step, where both were seen."""
@@ -245,6 +264,11 @@ class ProgramProbe:
         expected = self._share * self._request.workload.seq_len
         is_same = step.tokens is not None and abs(step.tokens - expected) <= TOKENS_SLACK * expected
         return is_same or self._agrees_in_sequences(step)
+
+
+def _counts(steps: Iterable[SeenStep]) -> list[int]:
+    """Sequences of the first steps; 0: not known."""
+    return [step.sequences[0] if step.sequences else 0 for step in steps][:SETTLED]
 
 
 def _step(told: Mapping[str, Any]) -> SeenStep:

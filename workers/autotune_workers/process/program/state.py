@@ -384,6 +384,7 @@ class ProgramTrial:
             has_own_updates=probe.has_own_updates,
             fills_by_tokens=probe.fills_by_tokens,
             lengths_vary=probe.lengths_vary,
+            unevenness=probe.unevenness(),
             disagreement="" if self.request.as_it_is else probe.disagreement(),
             witness=self._witness.difference() if self._counts == "probe" else "",
             measured=self._counts == "probe",
