@@ -350,7 +350,8 @@ def test_a_lock_that_a_trial_leaves_behind_does_not_hold_up_the_users_next_run(
     home = made(tmp_path / "home")
     (home / "old.lock").write_text("the user's own run")
     code = "os.open('train.lock', os.O_CREAT | os.O_EXCL | os.O_WRONLY); open('train.pid', 'w').write('1'); open('old.lock').read(); os._exit(9)"
-    assert run(home, code).lost == []
+    seen = run(home, code)
+    assert (seen.lost, seen.files) == ([], {})
     assert {path.name for path in home.iterdir() if path.suffix in (".lock", ".pid")} == {
         "old.lock"
     }

@@ -53,7 +53,8 @@ class Seen:
     def __init__(self, torch: Any, reports: Channel) -> None:
         self.pid = os.getpid()
         self.thread = 0
-        """the one that trains"""
+        """the one that trains; the last one that called a module before `has_trained`"""
+        self.has_trained = False
         self.depth = self.inside_backward = 0
         self.roots: dict[int, Root] = {}
         self.call: Call | None = None
@@ -321,9 +322,9 @@ def _hook_modules(torch: Any, seen: Seen, compiling: Callable[[], bool]) -> None
             if seen.inside_backward:  # recomputed in a thread of the backward pass
                 seen.repeated += 1
                 return
-            if seen.thread or not is_grad_enabled():
+            if seen.has_trained or not is_grad_enabled():
                 return
-            seen.thread = get_ident()
+            seen.thread, seen.depth = get_ident(), 0
         seen.depth += 1
         if seen.inside_backward:
             seen.repeated += 1
@@ -433,6 +434,7 @@ def _wrap_backward(
             if threading.get_ident() != seen.thread:  # the other one only tried the model
                 seen.thread, seen.depth, seen.call = threading.get_ident(), 0, None
             seen.backwards += 1
+            seen.has_trained = True
             seen.worked = seen.ever_worked = True
             if not seen.graph.names:
                 try:

@@ -169,6 +169,7 @@ def _heard(event: str, args: tuple[Any, ...]) -> None:
             return  # it fails
         if isinstance(path, str) and path.endswith(_LOCKS) and not os.path.lexists(path):
             _made_lock(path)
+            return
         # without a mode it may be relative to an open folder, and so not the file that it seems
         is_sure = mode is not None or os.path.isabs(path)
         _noted(path, "written", cut=bool(flags & os.O_TRUNC) and is_sure)
@@ -189,7 +190,7 @@ def _heard(event: str, args: tuple[Any, ...]) -> None:
 def _made_lock(path: str) -> None:
     """Such a file of a program that is ended would keep the user's next run from starting."""
     watch, found = _watch, os.path.realpath(path)
-    if watch is not None and watch.keeps and not getattr(watch.local, "busy", False):
+    if watch is not None and not getattr(watch.local, "busy", False):
         watch.local.busy = True
         try:
             if _counts(watch, found):

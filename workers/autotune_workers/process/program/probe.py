@@ -134,8 +134,8 @@ class ProgramProbe:
                 case "step":
                     self._peak(report)
                     steps = [_step(told) for told in report["steps"]]
-                    first = self._first.setdefault(who, [])
-                    first += steps[: SETTLED - len(first)]
+                    known = self._first.setdefault(who, [])
+                    known += steps[: SETTLED - len(known)]
                     if who == self._leader:
                         found += steps
         self.steps += found
