@@ -484,7 +484,8 @@ def _click_argument(call: ast.Call) -> Iterator[ScriptOption]:
     default, several = literal_or_none(given.get("default")), literal_or_none(given.get("nargs"))
     is_required = literal_or_none(given.get("required", ast.Constant("default" not in given)))
     kind = KINDS.get(last_name(given["type"]), "") if "type" in given else ""
-    nargs = several if isinstance(several, int) and several > 0 else 1 if is_required else "?"
+    alone = 1 if is_required else "?"
+    nargs = several if isinstance(several, int) and several > 0 else alone
     yield argparse_option(
         [name],
         dest=name,
