@@ -12,6 +12,7 @@ The variable AUTOTUNE_PROBE=off, in the environment of autotune or of the traine
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
