@@ -29,7 +29,7 @@ from autotune.trainers.base.trainer import SHARED_OPTIONS, StepMetrics, Trainer
 from autotune.trainers.documents.file_formats import hf_layer_class, to_yaml
 from autotune.trainers.launch_files import NODE_RANK, Launch
 from autotune.trainers.logs.steplines import parse_step_line
-from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
+from autotune.trainers.present_configuration import SETTINGS
 
 
 class AccelerateTrainer(Trainer):
@@ -161,12 +161,6 @@ class AccelerateTrainer(Trainer):
         if c.recompute == "full" and c.zero_stage < 2:
             words.append("--recompute")
         return Launch(argv=(*start, "train.py", *words), env=env, files=files, notes=tuple(notes))
-
-    def read_config(self, present: PresentConfiguration) -> Reading:
-        """accelerate.yaml, and the arguments of the program."""
-        from autotune.trainers.accelerate.read import read
-
-        return read(present)
 
     step_marks = ("{",)
 

@@ -12,6 +12,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from importlib import import_module
 from typing import Any, ClassVar, final
 
 from autotune.errors import ExportError, SpecError
@@ -105,13 +106,23 @@ class Trainer(Abilities, ABC):
     """name of the launch file that holds `settings`"""
 
     def read_config(self, present: PresentConfiguration) -> Reading:
-        """The current configuration of a program that uses this trainer. Override it, and set `can_import`, if the trainer's own files can be read: reading
-        a launch must give the launched config. Raises `SpecError` if the files do not belong to this trainer."""
-        raise SpecError(
-            f"the {self.name} trainer has no configuration format to read",
-            remedy="`autotune init FILE` writes a first spec from a script",
-            field="--from",
+        """The current configuration of a program that uses this trainer: what `read` in its folder's `read.py` returns. Write that function, or override this
+        method, and set `can_import`, if the trainer's own files can be read: reading a launch must give the launched config. Raises `SpecError` if the files do not belong to this trainer."""
+        if not self.can_import:
+            raise SpecError(
+                f"the {self.name} trainer has no configuration format to read",
+                remedy="`autotune init FILE` writes a first spec from a script",
+                field="--from",
+            )
+        return self.read_by_its_folder(present)
+
+    @final
+    def read_by_its_folder(self, source: Any) -> Reading:
+        """What the function `read` in `read.py` of the trainer's folder returns."""
+        found: Reading = import_module(f"{type(self).__module__.rpartition('.')[0]}.read").read(
+            source
         )
+        return found
 
     watching: ClassVar[tuple[str, ...]] = ()
     """patterns of settings that only monitor a run, such as `profiling.*`: exports have them, but trials do not, because they would slow the steps"""

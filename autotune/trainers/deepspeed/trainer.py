@@ -26,8 +26,6 @@ from autotune.trainers.logs.step_metrics import number_in
 from autotune.trainers.logs.steplines import parse_step_line
 from autotune.trainers.present_configuration import (
     SETTINGS,
-    PresentConfiguration,
-    Reading,
 )
 
 _SPEED = re.compile(
@@ -203,12 +201,6 @@ class DeepspeedTrainer(Trainer):
             files=files,
             notes=tuple(notes),
         )
-
-    def read_config(self, present: PresentConfiguration) -> Reading:
-        """ds_config.json, and the arguments of the program."""
-        from autotune.trainers.deepspeed.read import read
-
-        return read(present)
 
     step_marks = ("global_step=", "steps:", "{")
 

@@ -25,8 +25,6 @@ from autotune.trainers.logs.formats import parse_loss_dictionary
 from autotune.trainers.logs.steplines import parse_step_line
 from autotune.trainers.present_configuration import (
     SETTINGS,
-    PresentConfiguration,
-    Reading,
 )
 
 OPTIMIZERS = {
@@ -112,12 +110,6 @@ class HfTrainer(Trainer):
         command = ("train.py", "--arguments", "training_args.json", "--model", "model/config.json")
         argv = (*start, *command, "--seq-len", str(workload.seq_len), *data_arguments(options))
         return Launch(argv=argv, files=files, notes=tuple(data_notes(options)))
-
-    def read_config(self, present: PresentConfiguration) -> Reading:
-        """TrainingArguments, and the arguments of the program."""
-        from autotune.trainers.hf_trainer.read import read
-
-        return read(present)
 
     step_marks = ("{", "'train_samples")
 

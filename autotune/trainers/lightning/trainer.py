@@ -55,8 +55,6 @@ from autotune.trainers.logs.step_metrics import clean, number_in
 from autotune.trainers.logs.steplines import parse_step_line
 from autotune.trainers.present_configuration import (
     SETTINGS,
-    PresentConfiguration,
-    Reading,
     merged,
     nested,
 )
@@ -256,12 +254,6 @@ class LightningTrainer(Trainer):
         if c.compile:
             words.append("--compile")
         return Launch(argv=(*start, "train.py", *words), env=env, files=files, notes=tuple(notes))
-
-    def read_config(self, present: PresentConfiguration) -> Reading:
-        """lightning.yaml, and the arguments of the program."""
-        from autotune.trainers.lightning.read import read
-
-        return read(present)
 
     step_marks = ("{",)
 

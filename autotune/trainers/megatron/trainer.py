@@ -34,7 +34,7 @@ from autotune.trainers.megatron.knobs import (
     optimizer_fields,
 )
 from autotune.trainers.megatron.model import model_flags, model_limits, model_notes
-from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
+from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration
 
 NARROW = {
     "fp8": {"fp8-format": "hybrid"},
@@ -181,12 +181,6 @@ class MegatronTrainer(Trainer):
         return Launch(
             argv=(*start, options["entrypoint"], *_spell(flags)), env=env, notes=tuple(notes)
         )
-
-    def read_config(self, present: PresentConfiguration) -> Reading:
-        """The command, or a script that holds it."""
-        from autotune.trainers.megatron.read import read
-
-        return read(present)
 
     def with_settings(self, launch: Launch, settings: Mapping[str, Any]) -> Launch:
         """The flags at the end of the command, where they count. Data that they name take the place of mock data, which Megatron-LM would take before them."""

@@ -37,8 +37,6 @@ from autotune.trainers.megatron.knobs import (
 )
 from autotune.trainers.present_configuration import (
     SETTINGS,
-    PresentConfiguration,
-    Reading,
 )
 
 PRECISIONS = {
@@ -135,12 +133,6 @@ class MegatronBridgeTrainer(Trainer):
             **({"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if connections else {}),
         }
         return Launch(argv=(*start, *command), env=env, files=files, notes=tuple(notes))
-
-    def read_config(self, present: PresentConfiguration) -> Reading:
-        """bridge.yaml, or the YAML of overrides that Megatron-Bridge's own programs take."""
-        from autotune.trainers.megatron_bridge.read import read
-
-        return read(present)
 
     step_marks = ITERATION_MARKS
 

@@ -31,13 +31,8 @@ from autotune.trainers.base.trainer import (
 from autotune.trainers.base.trainer_option import Reach
 from autotune.trainers.documents.file_formats import to_yaml
 from autotune.trainers.launch_files import Launch
-from autotune.trainers.nanotron import read
 from autotune.trainers.nanotron.read import RING
-from autotune.trainers.present_configuration import (
-    SETTINGS,
-    PresentConfiguration,
-    Reading,
-)
+from autotune.trainers.present_configuration import SETTINGS
 
 _ITERATION = re.compile(r"\biteration: (\d+) / \d+ \| ")
 _FIELD = re.compile(
@@ -200,10 +195,6 @@ class NanotronTrainer(Trainer):
             files={"config.yaml": to_yaml(_document(workload, c, options))},
             notes=tuple(notes),
         )
-
-    def read_config(self, present: PresentConfiguration) -> Reading:
-        """The YAML."""
-        return read.read(present)
 
     step_marks = ("iteration:",)
 

@@ -53,7 +53,6 @@ from autotune.trainers.post_training.trainer import (
     rl_value,
 )
 from autotune.trainers.present_configuration import (
-    KeyReader,
     PresentConfiguration,
     Reading,
     nested,
@@ -276,10 +275,6 @@ class NemoRl(PostTrainer):
         found = read.read_over_bases(name, document, present.files, self.read_document)
         options = {**found.options, START.name: self.start_of(present.argv)}
         return replace(found, options=options)
-
-    def read_keys(self, keys: KeyReader) -> Reading:
-        """Both engines."""
-        return read.read(keys)
 
     def parse_line(self, line: str) -> StepMetrics | None:
         """`Total step time: 40.00s`; what else it prints of a step stands on lines of its own (`post_training.logs`)."""

@@ -24,7 +24,6 @@ from autotune.trainers.post_training.programs import USUAL
 from autotune.trainers.post_training.trainer import OPTIONS, PostTrainer, grid, rl_value
 from autotune.trainers.present_configuration import (
     SETTINGS,
-    KeyReader,
     PresentConfiguration,
     Reading,
     flat,
@@ -240,10 +239,6 @@ class OpenRlhf(PostTrainer):
         """The flags, and whose names they have."""
         words = self.words(present)
         return read.with_names(super().read_config(replace(present, argv=words)), words)
-
-    def read_keys(self, keys: KeyReader) -> Reading:
-        """Its flags."""
-        return read.read(keys)
 
 
 def _flags(document: Mapping[str, Any]) -> tuple[str, ...]:

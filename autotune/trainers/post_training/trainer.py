@@ -133,10 +133,6 @@ class PostTrainer(Trainer):
     def command(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> tuple[str, ...]:
         """The command that reads `settings_file`."""
 
-    @abstractmethod
-    def read_keys(self, keys: KeyReader) -> Reading:
-        """What its configuration says; `settings` are filled in afterwards."""
-
     def defaults_of(self, document: Mapping[str, Any]) -> Mapping[str, Any]:
         """The defaults of a configuration, where its contents choose among several."""
         return self.defaults
@@ -203,7 +199,7 @@ class PostTrainer(Trainer):
     ) -> Reading:
         """What a document says, over the program's defaults."""
         keys = KeyReader(document, name, defaults)
-        found = self.read_keys(keys)
+        found = self.read_by_its_folder(keys)
         left = {key: value for key, value in keys.left.items() if value is not None}
         left = (
             {key: with_environment(value) for key, value in left.items()} if self.resolves else left

@@ -27,7 +27,7 @@ from autotune.trainers.post_training.adapters import written_modules
 from autotune.trainers.post_training.logs import step_metrics_of
 from autotune.trainers.post_training.programs import USUAL
 from autotune.trainers.post_training.trainer import PostTrainer, grid, rl_value
-from autotune.trainers.present_configuration import KeyReader, PresentConfiguration, Reading
+from autotune.trainers.present_configuration import PresentConfiguration, Reading
 from autotune.trainers.trl import read
 from autotune.trainers.trl.knobs import DEFAULTS, SETTINGS_FILE, accelerate_config
 
@@ -195,10 +195,6 @@ class Trl(PostTrainer):
     def present_document(self, present: PresentConfiguration) -> tuple[str, dict[str, Any]]:
         """The file, over which the flags of the command count."""
         return read.document_of(present, self.words(present))
-
-    def read_keys(self, keys: KeyReader) -> Reading:
-        """GRPOConfig."""
-        return read.read(keys)
 
     step_marks = ("{", "'train_samples")
 

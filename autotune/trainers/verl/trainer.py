@@ -25,7 +25,6 @@ from autotune.trainers.post_training.adapters import written_modules
 from autotune.trainers.post_training.trainer import PostTrainer, grid, rl_value
 from autotune.trainers.present_configuration import (
     SETTINGS,
-    KeyReader,
     PresentConfiguration,
     Reading,
     at_path,
@@ -252,10 +251,6 @@ class Verl(PostTrainer):
     def read_config(self, present: PresentConfiguration) -> Reading:
         """Its file, and how long it trains."""
         return read.with_epochs(super().read_config(present))
-
-    def read_keys(self, keys: KeyReader) -> Reading:
-        """Both engines."""
-        return read.read(keys)
 
 
 def _fsdp_limits(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
