@@ -80,8 +80,7 @@ class WeightGroup(nn.Module):
 
     def forward(self, x: Tensor, scratch: Sequence[tuple[int, ...]] = ()) -> Tensor:
         """`x`, from whose backward pass on the gradients of these weights are there. `scratch`: bf16 tensors that the backward pass needs for a moment."""
-        tied: Tensor = _Tied.apply(x, self.main, self.main_grad, scratch)
-        return tied
+        return _Tied.apply(x, self.main, self.main_grad, scratch)
 
 
 class _Tied(torch.autograd.Function):

@@ -97,8 +97,7 @@ class _Kernel(torch.autograd.Function):
 
 def run(call: KernelCall, *inputs: Tensor) -> Tensor:
     """What the kernel returns."""
-    made: Tensor = _Kernel.apply(call, *inputs)
-    return made
+    return _Kernel.apply(call, *inputs)
 
 
 def norm(x: Tensor) -> Tensor:

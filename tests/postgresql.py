@@ -11,7 +11,6 @@ import itertools
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -20,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from autotune_workers.process.machine import free_port
 
 HOW = "PostgreSQL is not installed; run `bash .ci/install-services` (as root) to run these tests"
 DEADLINE_S = 600.0
@@ -93,7 +94,7 @@ class PostgresServer:
         """Starts it, on the port that it had before, and waits until it answers."""
         deadline = time.monotonic() + DEADLINE_S
         while True:
-            port = self.port or _free_port()
+            port = self.port or free_port("127.0.0.1")
             settings = {
                 "listen_addresses": ",".join(filter(None, ("127.0.0.1", self._beside))),
                 "port": port,
@@ -243,9 +244,3 @@ def _become(account: pwd.struct_passwd | None) -> list[str]:
         pytest.skip("root needs `setpriv` (util-linux) to run PostgreSQL as another user")
     ids = [f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups"]
     return [setpriv, *ids, "--pdeathsig", "INT", "--"]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

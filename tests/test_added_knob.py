@@ -111,8 +111,7 @@ def answers(folder: Path) -> dict[str, Any]:
         "{ddp_bucket_mb}",
     )
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return json.loads(done.stdout)
 
 
 @pytest.mark.thorough

@@ -296,8 +296,7 @@ def _listed(command: str) -> dict[str, Any]:
         code = run([command, "--json"])
     if code != 0:
         raise RuntimeError(f"autotune {command} --json must exit with 0, but exits with {code}")
-    document: dict[str, Any] = json.loads(out.getvalue())
-    return document
+    return json.loads(out.getvalue())
 
 
 def _knob_list(values: Mapping[str, Any]) -> str:

@@ -324,8 +324,7 @@ def fits(study: Study, config: str, *, is_in_space: bool = True) -> bool:
 def _read(text: str) -> Mapping[str, Any]:
     import yaml
 
-    document: Mapping[str, Any] = yaml.safe_load(text)
-    return document
+    return yaml.safe_load(text)
 
 
 def _on(job: Job, gpu: str) -> Study:

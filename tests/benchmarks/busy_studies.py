@@ -78,8 +78,7 @@ def study(spec: dict[str, Any], folder: Path) -> dict[str, Any]:
     (folder / "result.json").write_text(done.stdout)
     if done.returncode:
         raise RuntimeError(f"{' '.join(words)}: exit code {done.returncode}, see {folder}")
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
+    return json.loads(done.stdout)
 
 
 def step_ms(config: dict[str, Any]) -> float:

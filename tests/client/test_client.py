@@ -25,6 +25,7 @@ from autotune.errors import (
     StoreUnavailableError,
 )
 from autotune.results.answers import result_from
+from autotune_workers.process.machine import free_port
 from tests.report import worlds
 
 
@@ -251,10 +252,8 @@ def test_a_result_is_the_one_that_python_makes_of_the_study_itself(client_of: An
 
 @both
 def test_nobody_there(client_of: Any) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
     with (
-        client_of(f"http://127.0.0.1:{port}") as client,
+        client_of(f"http://127.0.0.1:{free_port('127.0.0.1')}") as client,
         pytest.raises(ServiceError, match="cannot be reached"),
     ):
         client.health()

@@ -45,8 +45,7 @@ def unit() -> configparser.ConfigParser:
 
 def docker_words(instruction: str) -> list[str]:
     found = re.findall(rf"^{instruction} (\[.*\])$", (FOLDER / "Dockerfile").read_text(), re.M)
-    words: list[str] = yaml.safe_load(found[-1])
-    return words
+    return yaml.safe_load(found[-1])
 
 
 def containers(name: str) -> list[Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import socket
 import stat
 import subprocess
 import time
@@ -19,6 +18,7 @@ import pytest
 
 from autotune.service.metrics.scrape_targets import ScrapeTargets, prometheus_configuration
 from autotune.settings import data_folder
+from autotune_workers.process.machine import free_port
 from tests.service.running import Service, slow_spec, spec, until
 
 FOLDER = Path(__file__).resolve().parents[2] / "dashboards"
@@ -70,9 +70,7 @@ def prometheus(folder: Path, *, every_s: int = 1, minute_s: int = 3) -> Iterator
     )
     (folder / "prometheus.yml").write_text(text)
     promtool("check", "config", "prometheus.yml", cwd=folder)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port("127.0.0.1")
     words = [
         "--config.file=prometheus.yml",
         "--storage.tsdb.path=tsdb",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from autotune_workers.process.machine import free_port
 from tests.docs.harness import SERVE, STUDY, Harness
 from tests.docs.pages import ROOT, Block, blocks, commands, page_paths
 from tests.matrix import sampled
@@ -51,8 +51,7 @@ def studied(harness: Harness) -> Harness:
 @pytest.fixture(scope="module")
 def service(harness: Harness) -> Iterator[str]:
     """The address of a real service on the pages' results database."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port("127.0.0.1")
     folder = harness.page("service").folder
     with (folder / "serve.log").open("wb") as log:
         process = subprocess.Popen(

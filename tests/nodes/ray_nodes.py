@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from autotune_workers.process.machine import free_port
 from tests.nodes.network import Network, Node
 from tests.ray_roles import AUTH, authenticated
 from tests.workers.processes import CHECKOUT_PATH, until
@@ -38,11 +39,8 @@ class RayNodes:
         """`cpus`: of each node; `head`: additional environment of the head; `labels`: of each node, as `ray start` takes them."""
         self.network, self.nodes, self._cpus, self._labels = network, network.nodes, cpus, labels
         self._log = Path(network.folder, "log").open("ab")  # noqa: SIM115 - closed by `close`
-        with socket.socket() as free:
-            free.bind(
-                ("0.0.0.0", 0)
-            )  # Ray's ports are shared: of two heads at one port, each gets half of the questions
-            port = free.getsockname()[1]
+        # Ray's ports are shared: of two heads at one port, each gets half of the questions
+        port = free_port("0.0.0.0")
         self.address = f"{network.address}:{port}"
         options = ["--head", f"--port={port}", "--include-dashboard=false"]
         self._start(

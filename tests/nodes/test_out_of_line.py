@@ -39,8 +39,7 @@ def strays(network: Network) -> list[dict[str, str]]:
         for rank, node in enumerate(network.nodes)
     ]
     out = [rank.communicate(timeout=600)[0] for rank in ranks]
-    found: list[dict[str, str]] = json.loads(out[0].splitlines()[-1])
-    return found
+    return json.loads(out[0].splitlines()[-1])
 
 
 def test_a_node_behind_a_slow_link_is_named() -> None:

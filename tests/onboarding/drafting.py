@@ -33,8 +33,7 @@ def loaded(draft: Draft, folder: Path) -> Study:
 
 def argv(draft: Draft) -> list[str]:
     """Its command."""
-    found: list[str] = draft.document["trainer"]["argv"]
-    return found
+    return draft.document["trainer"]["argv"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,8 +32,7 @@ def address(tmp_path: Path, request: pytest.FixtureRequest) -> str:
     """The address of a store without studies, on each database."""
     if request.param == "sqlite":
         return str(tmp_path / "store.db")
-    found: str = request.getfixturevalue("new_database")()
-    return found
+    return request.getfixturevalue("new_database")()
 
 
 @pytest.fixture

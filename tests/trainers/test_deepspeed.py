@@ -20,8 +20,7 @@ SPEED = (
 
 def settings(launch: Launch) -> dict[str, Any]:
     """ds_config.json."""
-    document: dict[str, Any] = json.loads(launch.files["ds_config.json"])
-    return document
+    return json.loads(launch.files["ds_config.json"])
 
 
 class TestDeepspeed(TrainerContract):

@@ -94,8 +94,7 @@ def config_of(model: str, **knobs: Any) -> dict[str, Any]:
     config = ParallelConfig(**{"dp": 8, "micro_batch_size": 8, **knobs})
     workload = replace(WORKLOAD, model=catalog.model(model))
     launch = trainer("nanotron").launch(workload, config, TestNanotron.options)
-    found: dict[str, Any] = document(launch)["model"]["model_config"]
-    return found
+    return document(launch)["model"]["model_config"]
 
 
 def test_a_qwen2_is_trained_with_its_biases_and_a_llama_without() -> None:

@@ -28,8 +28,7 @@ WATCHED: dict[str, Any] = {
 
 
 def settings_of(launch: Launch) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(launch.files["ds_config.json"])
-    return document
+    return json.loads(launch.files["ds_config.json"])
 
 
 def test_a_trial_goes_without_them_and_an_export_has_them() -> None:

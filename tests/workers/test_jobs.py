@@ -21,7 +21,7 @@ from autotune.spec.catalog import cluster_of
 from autotune.trainers import Launch, trainer, write_launch
 from autotune.trainers.launch_files import NODE_RANK
 from autotune.trainers.schedulers import job_of, scheduler, split_options
-from autotune_workers.process.machine import is_alive
+from autotune_workers.process.machine import free_port, is_alive
 from tests.ray_roles import AUTH, go_away
 from tests.workers.processes import CHECKOUT_PATH, until
 
@@ -180,8 +180,7 @@ def cluster() -> Iterator[str]:
     """The address of a Ray cluster of two nodes with one CPU each."""
     import ray.util
 
-    with socket.create_server(("", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port("")
     host = ray.util.get_node_ip_address()
     nodes: list[subprocess.Popen[bytes]] = []
     # the names of Ray's sockets are long

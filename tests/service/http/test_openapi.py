@@ -19,8 +19,7 @@ CASES, LONG_CASES = 8, 450
 
 @pytest.fixture(scope="module")
 def openapi(service: Service) -> dict[str, Any]:
-    document: dict[str, Any] = service.http.get("/openapi.json").json()
-    return document
+    return service.http.get("/openapi.json").json()
 
 
 def test_every_address_says_what_it_answers(openapi: dict[str, Any]) -> None:

@@ -28,6 +28,7 @@ from autotune import cli
 from autotune.service.http.access import who_may_what
 from autotune.service.options import ServiceOptions, is_loopback
 from autotune.store import open_store
+from autotune_workers.process.machine import free_port
 from tests.docs.pages import ROOT, blocks, commands
 from tests.service.running import API, DEADLINE_S, Service, bearer, spec, until
 from tests.service.served import serving
@@ -56,11 +57,6 @@ class Front:
             return client.request(method, self.url + path, headers=headers, **more)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
-
-
 def is_listening(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5):
         return True
@@ -74,7 +70,7 @@ def nginx(configuration: str, folder: Path, backend: str) -> Iterator[Front]:
     if program is None or shutil.which("openssl") is None:
         pytest.skip(HOW)
     folder.mkdir(parents=True, exist_ok=True)
-    key, certificate, port = folder / "key.pem", folder / "certificate.pem", free_port()
+    key, certificate, port = folder / "key.pem", folder / "certificate.pem", free_port("127.0.0.1")
     subprocess.run(
         shlex.split(
             f"openssl req -x509 -newkey rsa:2048 -nodes -subj /CN={NAME} -days 2 -keyout {key} -out {certificate}"

@@ -88,8 +88,7 @@ def _ask(task: Mapping[str, Any], limits: DryRunLimits) -> dict[str, Any]:
         lines = [json.loads(line) for line in _text(answers).splitlines()]
         told: dict[str, Any] = {key: value for line in lines for key, value in line.items()}
         if "result" in told and in_time:
-            result: dict[str, Any] = told["result"]
-            return result
+            return told["result"]
         raise _error(told, in_time, process.returncode, _text(log), limits)
 
 

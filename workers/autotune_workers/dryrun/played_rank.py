@@ -59,21 +59,18 @@ def kernels_of_gpus() -> Iterator[None]:
         yield
 
 
-def _rms_norm(original: Any) -> Any:
-    def rms_norm(
-        input: Tensor,  # noqa: A002 - torch's name
-        normalized_shape: Sequence[int],
-        weight: Tensor | None = None,
-        eps: float | None = None,
-    ) -> Tensor:
-        if weight is not None and weight.dtype != input.dtype:  # torch has no fused kernel for this
-            result: Tensor = original(input, normalized_shape, weight, eps)
-            return result
-        return F.layer_norm(
-            input, list(normalized_shape), weight, None, eps or torch.finfo(input.dtype).eps
-        )
-
-    return rms_norm
+def _rms_norm(
+    original: Any,
+    input: Tensor,  # noqa: A002 - torch's name
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    if weight is not None and weight.dtype != input.dtype:  # torch has no fused kernel for this
+        return original(input, normalized_shape, weight, eps)
+    return F.layer_norm(
+        input, list(normalized_shape), weight, None, eps or torch.finfo(input.dtype).eps
+    )
 
 
 @contextlib.contextmanager
@@ -84,10 +81,7 @@ def _no_tracing() -> Iterator[None]:
         return
     from transformers.utils import import_utils
 
-    def never(tensor: Any) -> bool:
-        return False
-
-    with torch_patches.replaced(import_utils, "is_fake_tensor", lambda _: never):
+    with torch_patches.replaced(import_utils, "is_fake_tensor", lambda *_: False):
         yield
 
 

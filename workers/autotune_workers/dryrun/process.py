@@ -40,6 +40,7 @@ from autotune_workers.dryrun.torch_private import (
     DynamicOutputShapeException,
     UnsupportedOperatorException,
 )
+from autotune_workers.gang.failure_kind import root_cause
 from autotune_workers.own_model.users_line import running_line, said, user_line
 from autotune_workers.process.machine import be_expendable, die_with_parent
 
@@ -71,7 +72,7 @@ LINE_IN_TEXT = re.compile(r" \(at \S+ of the model's code: [^)]*\)")
 
 def error_of(error: BaseException, memory_bytes: float, reached: str = "") -> DryRunError:
     """What to tell of it. `memory_bytes`: the limit of the process. `reached`: in words, how far the run came."""
-    error = _root_cause(error)
+    error = root_cause(error)
     raised = error.__cause__ if isinstance(error, AutotuneError) and error.__cause__ else error
     place = user_line(raised)
     known = _peculiar_to_dry_runs(raised, f" ({place})" if place else "")
@@ -134,12 +135,6 @@ def _without_kernel(operator: str, where: str) -> DryRunError:
         f"the operator {operator} has no fake kernel (shapes without computation){where}",
         remedy=f'register one with `@torch.library.register_fake("{operator}")`, {ELSEWHERE}',
     )
-
-
-def _root_cause(error: BaseException) -> BaseException:
-    while isinstance(error, RuntimeError) and error.__cause__ is not None:
-        error = error.__cause__
-    return error
 
 
 def stand_in(workload: Workload, config: ParallelConfig) -> tuple[TrialRequest, list[str]]:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 from autotune.spec import Phase
@@ -49,10 +50,14 @@ CHUNKS: Mapping[str, Phase] = {
 
 
 @contextlib.contextmanager
-def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """A block in which `make(original)` stands in place of that function."""
+def replaced(owner: Any, name: str, instead: Callable[..., Any]) -> Iterator[None]:
+    """A block in which `instead` is called in place of that function, which it is given before the arguments."""
     original = getattr(owner, name)
-    setattr(owner, name, make(original))
+
+    def called(*arguments: Any, **keywords: Any) -> Any:
+        return instead(original, *arguments, **keywords)
+
+    setattr(owner, name, called)
     try:
         yield
     finally:
@@ -62,14 +67,11 @@ def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None
 def single_draws() -> AbstractContextManager[None]:
     """Truncated normal numbers are drawn once: whether one lies outside of its bounds is not known of a fake tensor."""
 
-    def make(original: Any) -> Any:
-        def draw(tensor: Tensor, mean: float, std: float, *_: Any, **__: Any) -> Tensor:
-            with torch.no_grad():
-                return tensor.normal_(mean, std)
+    def draw(original: Any, tensor: Tensor, mean: float, std: float, *_: Any, **__: Any) -> Tensor:
+        with torch.no_grad():
+            return tensor.normal_(mean, std)
 
-        return draw
-
-    return replaced(torch.nn.init, "_no_grad_trunc_normal_", make)
+    return replaced(torch.nn.init, "_no_grad_trunc_normal_", draw)
 
 
 def sharding_propagation(
@@ -77,61 +79,49 @@ def sharding_propagation(
 ) -> AbstractContextManager[None]:
     """Tells when DTensor runs operations on global shapes, and when it has."""
 
-    def make(original: Any) -> Any:
-        def propagate(*args: Any, **kwargs: Any) -> Any:
-            enter()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                leave()
+    def propagate(original: Any, *args: Any, **kwargs: Any) -> Any:
+        enter()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            leave()
 
-        return propagate
-
-    return replaced(ShardingPropagator, "_propagate_tensor_meta_non_cached", make)
+    return replaced(ShardingPropagator, "_propagate_tensor_meta_non_cached", propagate)
 
 
 def storage_resizes(tell: Callable[[Any], None]) -> AbstractContextManager[None]:
     """Tells each storage whose size has been changed."""
 
-    def make(original: Any) -> Any:
-        def resize(storage: Any, size: int) -> Any:
-            result = original(storage, size)
-            tell(storage)
-            return result
+    def resize(original: Any, storage: Any, size: int) -> Any:
+        result = original(storage, size)
+        tell(storage)
+        return result
 
-        return resize
-
-    return replaced(torch.UntypedStorage, "resize_", make)
+    return replaced(torch.UntypedStorage, "resize_", resize)
 
 
 def gathered_weights(tell: Callable[[Tensor], None]) -> AbstractContextManager[None]:
     """Tells each weight that FSDP makes of gathered shards."""
 
-    def make(original: Any) -> Any:
-        def init(param: Any, *args: Any, **kwargs: Any) -> Any:
-            known = getattr(param, "_unsharded_param", None)
-            result = original(param, *args, **kwargs)
-            if (made := getattr(param, "_unsharded_param", None)) is not known and made is not None:
-                tell(made)
-            return result
+    def init(original: Any, param: Any, *args: Any, **kwargs: Any) -> Any:
+        known = getattr(param, "_unsharded_param", None)
+        result = original(param, *args, **kwargs)
+        if (made := getattr(param, "_unsharded_param", None)) is not known and made is not None:
+            tell(made)
+        return result
 
-        return init
-
-    return replaced(FSDPParam, "init_unsharded_param", make)
+    return replaced(FSDPParam, "init_unsharded_param", init)
 
 
 def accumulated_gradients(tell: Callable[[Tensor], None]) -> AbstractContextManager[None]:
     """Tells each whole gradient that FSDP keeps from one micro-batch to the next."""
 
-    def make(original: Any) -> Any:
-        def accumulate(param: Any) -> None:
-            original(param)
-            if param.unsharded_accumulated_grad is not None:
-                tell(param.unsharded_accumulated_grad)
+    def accumulate(original: Any, param: Any) -> None:
+        original(param)
+        if param.unsharded_accumulated_grad is not None:
+            tell(param.unsharded_accumulated_grad)
 
-        return accumulate
-
-    return replaced(FSDPParam, "to_accumulated_grad_if_needed", make)
+    return replaced(FSDPParam, "to_accumulated_grad_if_needed", accumulate)
 
 
 class _Chunks:
@@ -157,22 +147,19 @@ def shards_of_one_rank() -> Iterator[None]:
     Before the first step it looks by address whether its shards are still the module's; fake tensors have none, and are told by their storage.
     """
 
-    def make(original: Any) -> Any:
-        def reset(param: Any) -> None:
-            weight = getattr(param._module_info.module, param._module_info.param_name)
-            kept = param._sharded_param_data
-            if weight is param.sharded_param and storage_id(weight._local_tensor) == storage_id(
-                kept
-            ):
-                param._sharding_spec = weight._spec
-            else:
-                original(param)
-
-        return reset
+    def reset(original: Any, param: Any) -> None:
+        weight = getattr(param._module_info.module, param._module_info.param_name)
+        kept = param._sharded_param_data
+        if weight is param.sharded_param and storage_id(weight._local_tensor) == storage_id(kept):
+            param._sharding_spec = weight._spec
+        else:
+            original(param)
 
     with (
-        replaced(_fsdp_param, "_chunk_with_empty", lambda _: _Chunks),
-        replaced(FSDPParam, "reset_sharded_param", make),
+        replaced(
+            _fsdp_param, "_chunk_with_empty", lambda _, *given, **named: _Chunks(*given, **named)
+        ),
+        replaced(FSDPParam, "reset_sharded_param", reset),
     ):
         yield
 
@@ -193,28 +180,23 @@ class _HeldWork:
 def held_messages() -> AbstractContextManager[None]:
     """Messages between pipeline stages hold their tensors until nobody asks after them any more; those of a fake process group hold nothing."""
 
-    def make(original: Any) -> Any:
-        def send(operations: list[Any], *arguments: Any, **keywords: Any) -> list[Any]:
-            works = original(operations, *arguments, **keywords)
-            return [
-                _HeldWork(work, each.tensor) for work, each in zip(works, operations, strict=True)
-            ]
+    def send(original: Any, operations: list[Any], *arguments: Any, **keywords: Any) -> list[Any]:
+        works = original(operations, *arguments, **keywords)
+        return [_HeldWork(work, each.tensor) for work, each in zip(works, operations, strict=True)]
 
-        return send
-
-    return replaced(schedules, "_batch_p2p", make)
+    return replaced(schedules, "_batch_p2p", send)
 
 
 @contextlib.contextmanager
 def attention_of_gpus() -> Iterator[None]:
     """Attention under a causal bias runs in the kernels that a GPU has for it; on a CPU it would make the mask as a tensor."""
 
-    def is_16_bit(params: Any, *_: Any) -> bool:
+    def is_16_bit(original: Any, params: Any, *_: Any) -> bool:
         return params.query.dtype in (torch.float16, torch.bfloat16)
 
     with (
-        replaced(bias, "can_use_flash_attention", lambda _: is_16_bit),
-        replaced(bias, "can_use_efficient_attention", lambda _: lambda *_: True),
+        replaced(bias, "can_use_flash_attention", is_16_bit),
+        replaced(bias, "can_use_efficient_attention", lambda *_: True),
     ):
         yield
 
@@ -238,17 +220,13 @@ def unwatched_biases() -> Iterator[None]:
 def pipeline_chunks(tell: Callable[[Phase, int], None]) -> Iterator[None]:
     """Tells when a pipeline stage begins on a micro-batch: the phase, and the number of the micro-batch."""
 
-    def make(phase: Phase) -> Callable[[Any], Any]:
-        def wrap(original: Any) -> Any:
-            def chunk(stage: Any, number: int, *args: Any, **kwargs: Any) -> Any:
-                tell(phase, number)
-                return original(stage, number, *args, **kwargs)
-
-            return chunk
-
-        return wrap
+    def chunk(
+        phase: Phase, original: Any, stage: Any, number: int, *args: Any, **kwargs: Any
+    ) -> Any:
+        tell(phase, number)
+        return original(stage, number, *args, **kwargs)
 
     with contextlib.ExitStack() as stack:
         for name, phase in CHUNKS.items():
-            stack.enter_context(replaced(_PipelineStageBase, name, make(phase)))
+            stack.enter_context(replaced(_PipelineStageBase, name, partial(chunk, phase)))
         yield

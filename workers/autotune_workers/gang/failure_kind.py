@@ -102,6 +102,13 @@ def divergence(losses: Sequence[float], vocab_size: int) -> str:
     )
 
 
+def root_cause(error: BaseException) -> BaseException:
+    """A pipeline stage wraps what it meets in a RuntimeError; memory and shape errors are told apart by their own type."""
+    while isinstance(error, RuntimeError) and error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
 def of_exception(
     report: Mapping[str, Any], *, rank: int | None, phase: str = "", log_tail: Sequence[str] = ()
 ) -> Evidence:

@@ -280,3 +280,10 @@ def cpus_near(nvml: Any, handle: Any) -> set[int]:
         for cpu in range(len(words) * _WORD_BITS)
         if int(words[cpu // _WORD_BITS]) >> cpu % _WORD_BITS & 1
     }
+
+
+def free_port(host: str) -> int:
+    """A port that is free at this address now."""
+    with socket.socket() as listener:
+        listener.bind((host, 0))
+        return int(listener.getsockname()[1])

@@ -195,8 +195,7 @@ class UnequalTask(Task):
         held, config = inputs.positions, self._config
         assert isinstance(stage, DecoderStage)
         stage.place(held, held.chunk(config.tp)[self._mesh.tp] if self._multiple > 1 else held)
-        made: Tensor = stage(inputs.tokens, targets.targets)
-        return made
+        return stage(inputs.tokens, targets.targets)
 
     def loss(self, output: Tensor, targets: MicroBatch) -> Tensor:
         """See `Task`: its share of the mean over the targets of the mini-batch."""

@@ -24,7 +24,7 @@ from autotune.ports import TrialRequest
 from autotune.reward import NoiseScale, noise_scale, spikes
 from autotune.spec import Failure, FailureKind, Measurement
 from autotune.stopping import trial_decision
-from autotune_workers.gang.failure_kind import divergence
+from autotune_workers.gang.failure_kind import divergence, root_cause
 from autotune_workers.probe.injected.profile import Profile
 from autotune_workers.probe.injected.versions import versions
 from autotune_workers.training.measuring.gpu_state import GpuState, worst_of
@@ -104,17 +104,10 @@ def run_trial(request: TrialRequest, context: RankContext, report: Report) -> Tr
             Failure(kind=FailureKind.INVALID, message=str(error), rank=context.rank)
         ) from None
     except Exception as error:
-        raise _root_cause(error) from None
+        raise root_cause(error) from None
     destroy_groups(groups)
     release(context.device)
     return result
-
-
-def _root_cause(error: BaseException) -> BaseException:
-    """A pipeline stage wraps what it meets in a RuntimeError; memory and shape errors are told apart by their own type."""
-    while isinstance(error, RuntimeError) and error.__cause__ is not None:
-        error = error.__cause__
-    return error
 
 
 class _Attempt:

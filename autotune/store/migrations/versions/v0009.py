@@ -15,8 +15,6 @@ from autotune.store.writes.best_trials import finals_per_gpu
 
 revision = "0009"
 down_revision = "0008"
-branch_labels = None
-depends_on = None
 
 PAGE = 1000
 """studies whose results are read at once"""

@@ -6,7 +6,6 @@ A config that is spread over several nodes runs here as it would on a cluster, w
 from __future__ import annotations
 
 import selectors
-import socket
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -15,6 +14,7 @@ from autotune_workers.gang.attempt_runner import Place
 from autotune_workers.gang.gang_runner import too_many
 from autotune_workers.gang.wire import Message
 from autotune_workers.process.keeper.owner import KeeperProcess
+from autotune_workers.process.machine import free_port
 from autotune_workers.process.program.attempt import GONE_S
 from autotune_workers.process.program.places import ProgramOrder
 
@@ -113,10 +113,3 @@ class LocalPlaces:
     def _forget(self, number: int) -> None:
         self._selector.unregister(number)
         del self._nodes[number]
-
-
-def free_port(host: str) -> int:
-    """A port that is free at this address now."""
-    with socket.socket() as listener:
-        listener.bind((host, 0))
-        return int(listener.getsockname()[1])

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from autotune.spec.texts.as_text import format_duration
 from autotune_workers.process.children import OF_A_JOB
+from autotune_workers.process.machine import free_port
 from autotune_workers.ray.cluster import watchdog
 
 HEAD = "head"
@@ -54,7 +55,7 @@ def main(folder: Path, temp: str, options: list[str]) -> int:
         if number == "0":
             address = _own_address(os.environ.get("SLURM_LAUNCH_NODE_IPADDR", ""))
             # Ray's usual port of the client server is taken where another job's head runs on this node, and without that server a head ends
-            port, clients = _free_port(address), _free_port(address)
+            port, clients = free_port(address), free_port(address)
             argv += [
                 "--head",
                 f"--port={port}",
@@ -82,12 +83,6 @@ def main(folder: Path, temp: str, options: list[str]) -> int:
             (folder / f"end-{number}").write_text(f"{name} {code}")
         watchdog.kill_all(temp)
         shutil.rmtree(temp, ignore_errors=True)
-
-
-def _free_port(address: str) -> int:
-    with socket.socket() as free:
-        free.bind((address, 0))
-        return int(free.getsockname()[1])
 
 
 def _run(argv: list[str], folder: Path, head: str) -> int:

@@ -16,7 +16,7 @@ from autotune.temporary_folders import TemporaryFolder
 from autotune_workers.gang.wire import Message
 from autotune_workers.process.keeper.log import LeftOut
 from autotune_workers.process.keeper.owner import KeeperProcess
-from autotune_workers.process.program.local_places import free_port
+from autotune_workers.process.machine import free_port
 from autotune_workers.process.program.places import ProgramOrder
 from autotune_workers.ray.nodes.environment import NodeEnvironment, forget_rays_threads, sort_gpus
 from autotune_workers.ray.nodes.program_folder import unpack

@@ -139,8 +139,7 @@ def _matcher(file: Path) -> Matcher | None:
     if not file.is_file():
         return None
     lines = file.read_text(errors="replace").splitlines()
-    matches: Matcher = PathSpec.from_lines("gitwildmatch", lines).match_file
-    return matches
+    return PathSpec.from_lines("gitwildmatch", lines).match_file
 
 
 def _too_large(root: Path, sizes: dict[Path, int], limit_bytes: int) -> RunnerError:

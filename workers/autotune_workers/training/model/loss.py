@@ -41,8 +41,7 @@ def token_losses(logits: Tensor, targets: Tensor, vocabulary: VocabularySlice) -
     logits = logits.float()
     if vocabulary.group is None:
         return F.cross_entropy(logits, targets, reduction="none", ignore_index=IGNORED)
-    losses: Tensor = _VocabularyParallelLoss.apply(logits, targets, vocabulary)
-    return losses
+    return _VocabularyParallelLoss.apply(logits, targets, vocabulary)
 
 
 def chunked_token_losses(
@@ -52,8 +51,7 @@ def chunked_token_losses(
 
     Where the vocabulary is cut, the gradient of `hidden` is this rank's part of a sum over the ranks.
     """
-    losses: Tensor = _ChunkedLoss.apply(hidden, weight.to(hidden.dtype), targets, vocabulary)
-    return losses
+    return _ChunkedLoss.apply(hidden, weight.to(hidden.dtype), targets, vocabulary)
 
 
 class _VocabularyParallelLoss(torch.autograd.Function):

@@ -71,10 +71,9 @@ class WatchedReduceScatter:
         """Sends the gradients, which FSDP has padded with zeros."""
         square = torch.linalg.vector_norm(input_tensor).square()
         self.square = square if self.square is None else self.square + square
-        work: dist.Work | None = reduce_scatter_single(
+        return reduce_scatter_single(
             output_tensor, input_tensor, group=group, op=op, async_op=async_op
         )
-        return work
 
 
 class FullySharded:

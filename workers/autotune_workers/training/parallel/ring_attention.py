@@ -27,8 +27,7 @@ Block = tuple[slice, slice, bool]
 
 def ring_attention(group: dist.ProcessGroup, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """q (b, a, s / cp, d), k and v (b, k, s / cp, d) -> (b, a, s / cp, d); causal."""
-    out: Tensor = _RingAttention.apply(q, k, v, group)
-    return out
+    return _RingAttention.apply(q, k, v, group)
 
 
 class _RingAttention(torch.autograd.Function):
