@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -119,9 +120,7 @@ class OptionMatches:
         self.used.pop("precision", None)
         self.precision_flags.clear()
         self.undecided = [
-            option
-            for option in self.undecided
-            if target_of(option.name.rpartition(".")[2]) != "precision"
+            option for option in self.undecided if target_of(_last(option)) != "precision"
         ]
         self.fixed = {**self.fixed, "precision": "fp32"}
 
@@ -189,127 +188,131 @@ class OptionMatches:
 def match_options(script: Script, cwd: Path) -> OptionMatches:
     """Matches a script's options; `cwd`: where it runs."""
     found = OptionMatches(script=script)
-    decided = decided_for(script.started, cwd) if script.started else {}
-    found.template = deepspeed_template(script.started, cwd) if script.started else None
+    decided: dict[str, Any] = {}
+    if script.started:
+        decided = decided_for(script.started, cwd)
+        found.template = deepspeed_template(script.started, cwd)
     found.settings = settings_file(script, cwd)
     found.unclear += [script.unread] if script.unread else []
     found.unclear += found.settings.unclear if found.settings else ()
-    given = [option for option in script.options if option.given is not None]
-    others = [option for option in script.options if option.given is None]
-    of_file = tuple(told_by_file(found.settings)) if found.settings else ()
-    of_deepspeed = tuple(found.template.options) if found.template else ()
-    options = (
-        *(*given, *overridden(script, cwd), *of_file, *others),
-        *(*_told_by_variables(script), *of_deepspeed),
-    )
-    has_micro, by_tokens = (
-        any(is_explicit_micro(option) for option in options if option not in of_deepspeed),
-        counts_tokens(options),
-    )
-    switch = next((option for option in options if _is_amp_switch(option)), None)
-    formats = next(
-        (o for o in options if switch and AMP_FORMATS.fullmatch(o.name.rpartition(".")[2])), None
-    )
-    of_fairseq = are_of_fairseq(options)
-    for option in options:
-        if option is formats:
-            continue  # it only says which format the flag switches on
-        autocast = _format_of(formats) if option is switch and formats else script.autocast
-        meaning = meaning_of(
-            option,
-            script.divided,
-            autocast,
-            has_micro=has_micro,
-            by_tokens=by_tokens,
-            of_fairseq=of_fairseq,
-        )
-        name = option.name.rpartition(".")[2]
-        if name in _SUPPLIED:
-            continue
-        if (
-            option.kind == "flag"
-            and option.given is True
-            and TRACKERS.fullmatch(name)
-            and not option.prefix
-        ):
-            found.trackers.append(option)
-        if FINDS_BATCH.fullmatch(name) and option.present not in (None, False):
-            found.finds_batch.append(option)
-        if (why := _unclear(option, meaning)) is not None:
-            found.unclear.append(why)
-        if (
-            meaning is not None
-            and option.computed
-            and option.present is None
-            and meaning.target not in OF_MODEL
-        ):
-            found.undecided.append(option)
-        if meaning is None:
-            if is_log_interval(option):
-                found.log_interval = option if option.present != 1 else None
-            elif is_performance_choice(option):
-                part = _PARTS.match(name)
-                if part is None or any(
-                    other.name.startswith(part[0].rstrip("_")) for other in given
-                ):
-                    found.ideas.append(option)
-            elif option.is_required and option.given is None:
-                found.required.append(option)
-        elif meaning.target == "precision" and option.kind == "flag" and not option.is_in_file:
-            found.precision_flags.append((option, meaning))
-        elif meaning.target in OF_MODEL:
-            if option.is_required and option.given is None:
-                found.required.append(option)
-            found.used.setdefault(meaning.target, (option, meaning))
-        elif not _is_launched_otherwise(meaning.target, script):
-            found.used.setdefault(meaning.target, (option, meaning))
+    options = tuple(_options(found, cwd))
+    for option, meaning in _meanings(found, options):
+        _sort(found, option, meaning)
     if found.used.keys().isdisjoint(("micro_batch_size", "global_batch_size")):
         found.unclear += [
             f"{each.shown}={each.present} (a batch in tokens is `{each.prefix}{{micro_batch_size * seq_len}}`)"
             for each in filter(may_be_batch, options)
         ]
     found.unclear += _contradicting(found)
+    _tell_precision_once(found, decided)
+    if found.settings and found.settings.name not in found.files:
+        found.settings = None
+    found.fixed = _fixed(found, decided)
+    return found
+
+
+def _options(found: OptionMatches, cwd: Path) -> Iterator[ScriptOption]:
+    """Everything that tells the program a value, what the launch gives first."""
+    script = found.script
+    yield from (option for option in script.options if option.given is not None)
+    yield from overridden(script, cwd)
+    yield from told_by_file(found.settings) if found.settings else ()
+    yield from (option for option in script.options if option.given is None)
+    yield from _told_by_variables(script)
+    yield from found.template.options if found.template else ()
+
+
+def _meanings(
+    found: OptionMatches, options: Sequence[ScriptOption]
+) -> Iterator[tuple[ScriptOption, Meaning | None]]:
+    """Each option with what it means beside the others, without those that only say which format a flag switches on."""
+    script = found.script
+    of_deepspeed = tuple(found.template.options) if found.template else ()
+    known = partial(
+        meaning_of,
+        divided=script.divided,
+        has_micro=any(is_explicit_micro(each) for each in options if each not in of_deepspeed),
+        by_tokens=counts_tokens(options),
+        of_fairseq=are_of_fairseq(options),
+    )
+    switch = next(filter(_is_amp_switch, options), None)
+    formats = next((o for o in options if switch and AMP_FORMATS.fullmatch(_last(o))), None)
+    for option in options:
+        if option is not formats and _last(option) not in _SUPPLIED:
+            says = _format_of(formats) if option is switch and formats else script.autocast
+            yield option, known(option, autocast=says)
+
+
+def _sort(found: OptionMatches, option: ScriptOption, meaning: Meaning | None) -> None:
+    """Puts an option where it belongs; the first that means something is the one that is used."""
+    name, is_flag = _last(option), option.kind == "flag"
+    if is_flag and option.given is True and TRACKERS.fullmatch(name) and not option.prefix:
+        found.trackers.append(option)
+    if FINDS_BATCH.fullmatch(name) and option.present not in (None, False):
+        found.finds_batch.append(option)
+    if (why := _unclear(option, meaning)) is not None:
+        found.unclear.append(why)
+    is_asked = option.is_required and option.given is None
+    if meaning is None:
+        if is_log_interval(option):
+            found.log_interval = option if option.present != 1 else None
+        elif is_performance_choice(option):
+            found.ideas += [option] if _is_of_a_used_part(option, found.script) else []
+        elif is_asked:
+            found.required.append(option)
+        return
+    is_of_model = meaning.target in OF_MODEL
+    if option.computed and option.present is None and not is_of_model:
+        found.undecided.append(option)
+    if meaning.target == "precision" and is_flag and not option.is_in_file:
+        found.precision_flags.append((option, meaning))
+    elif is_of_model or not _is_launched_otherwise(meaning.target, found.script):
+        found.required += [option] if is_of_model and is_asked else []
+        found.used.setdefault(meaning.target, (option, meaning))
+
+
+def _is_of_a_used_part(option: ScriptOption, script: Script) -> bool:
+    """Whether an option is of no part of the program (FSDP, DeepSpeed, ...), or of one of which the launch gives an option."""
+    part = _PARTS.match(_last(option))
+    given = (other.name for other in script.options if other.given is not None)
+    return part is None or any(name.startswith(part[0].rstrip("_")) for name in given)
+
+
+def _tell_precision_once(found: OptionMatches, decided: Mapping[str, Any]) -> None:
+    """Keeps either the option that names the precision or the flags that switch it on, as the program goes by them."""
+    flags = found.precision_flags
     if "precision" in found.used:
         option, meaning = found.used["precision"]
-        is_said = any(
-            each.default or flag.given is not None for flag, each in found.precision_flags
-        )
-        if found.precision_flags and (is_said or option.given is None or meaning.default is None):
+        is_said = any(each.default or flag.given is not None for flag, each in flags)
+        if flags and (is_said or option.given is None or meaning.default is None):
             # it is the type of the weights, beside the flags of autocast
             del found.used["precision"]
         else:
-            found.precision_flags.clear()
-    if any(meaning.default in ("bf16", "fp16") for _, meaning in found.precision_flags):
+            flags.clear()
+    if any(meaning.default in ("bf16", "fp16") for _, meaning in flags):
         # beside one of these tf32 is about what is left in fp32: it stays as launched
-        found.precision_flags = [
-            pair for pair in found.precision_flags if pair[1].values != ("tf32",)
-        ]
-    launched = bool(script.started and script.started.launcher == "accelerate")
-    if (
-        launched
-        and decided.get("precision")
-        and not any(meaning.default for _, meaning in found.precision_flags)
-    ):
-        found.precision_flags.clear()  # transformers takes the launcher's number format where no flag says another
-    if found.settings and found.settings.name not in found.files:
-        found.settings = None
-    told = {*found.used, *(["precision"] if found.precision_flags else [])}
-    told |= {"zero_stage"} if found.template else set()
+        flags[:] = [pair for pair in flags if pair[1].values != ("tf32",)]
+    started, says = found.script.started, any(meaning.default for _, meaning in flags)
+    if started and started.launcher == "accelerate" and decided.get("precision") and not says:
+        flags.clear()  # transformers takes the launcher's number format where no flag says another
+
+
+def _fixed(found: OptionMatches, decided: dict[str, Any]) -> dict[str, Any]:
+    """The knobs with one value for all trials: what files, the launcher and the code decide and no option tells."""
+    script = found.script
     if found.template and found.template.precision:
         found.used.pop("precision", None)
         found.precision_flags.clear()
         decided = {**decided, "precision": found.template.precision}
-        told -= {"precision"}
+    told = {*found.used, *(["precision"] if found.precision_flags else [])}
+    told |= {"zero_stage"} if found.template else set()
     computes_in = ("" if script.is_switched else script.autocast) or (
         "bf16" if script.loads_as[0] == "bfloat16" else ""
     )
     if "precision" not in told and "precision" not in decided and computes_in:
         decided = {**decided, "precision": computes_in}
-    if (
-        "accumulation_steps" not in told
-        and isinstance(steps := found.constant("accumulation_steps"), int)
-        and steps > 0
-    ):
+    steps = found.constant("accumulation_steps")
+    if "accumulation_steps" not in told and isinstance(steps, int) and steps > 0:
         decided = {"accumulation_steps": steps, **decided}
     in_code = {knob: made.value for knob, made in script.in_code.items()}
     if "zero_stage" in in_code and "zero_stage" not in told:
@@ -322,12 +325,12 @@ def match_options(script: Script, cwd: Path) -> OptionMatches:
             decided = {**decided, knob: value}
     if "precision" in in_code:
         decided = _with_tf32(found, decided)
-    found.fixed = {
-        knob: value
-        for knob, value in decided.items()
-        if knob not in told and value not in (False, "none")
-    }
-    return found
+    is_open = {knob: value for knob, value in decided.items() if knob not in told}
+    return {knob: value for knob, value in is_open.items() if value not in (False, "none")}
+
+
+def _last(option: ScriptOption) -> str:
+    return option.name.rpartition(".")[2]
 
 
 def _contradicting(found: OptionMatches) -> Iterator[str]:
@@ -380,9 +383,7 @@ def _with_tf32(found: OptionMatches, decided: dict[str, Any]) -> dict[str, Any]:
 def _is_amp_switch(option: ScriptOption) -> bool:
     return (
         option.kind == "flag"
-        and re.fullmatch(
-            r"(use_|enable_)?(amp|autocast|mixed_precision)", option.name.rpartition(".")[2]
-        )
+        and re.fullmatch(r"(use_|enable_)?(amp|autocast|mixed_precision)", _last(option))
         is not None
     )
 
@@ -395,7 +396,7 @@ def _format_of(option: ScriptOption) -> str:
 
 def _unclear(option: ScriptOption, meaning: Meaning | None) -> str | None:
     """What is said of precision, recomputation, sharding or a degree and is not understood; None where all is, or nothing is said."""
-    name, value = option.name.rpartition(".")[2].lower(), option.present
+    name, value = _last(option).lower(), option.present
     if OTHER_PARTS.search(option.name.lower()) or value in (None, False, "", 0, 1):
         return None
     if target_of(name) == "precision" and value == "auto":
