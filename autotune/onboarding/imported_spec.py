@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -71,24 +71,7 @@ def import_draft(
     Raises `SpecError` where the files are not the trainer's, and `CatalogError` for an unknown trainer, model or cluster.
     """
     subject = trainer(name)
-    if not subject.can_import:
-        subject.read_config(present)  # raises, with the trainer's own reason
-    there = named_cluster(cluster)
-    if there is not None:
-        present = replace(present, ranks_of_cluster=there.num_gpus)
-    reading = subject.read_config(present)
-    if reading.missing:
-        raise SpecError(
-            f"{path.name} is based on {', '.join(reading.missing)}, which was not found",
-            remedy="run this on the machine that has that file: it contains settings that this file omits",
-            field="FILE",
-        )
-    if reading.rl and "prompts" not in reading.rl and "dp" not in reading.knobs:
-        raise SpecError(
-            f"{path.name} does not give the number of GPUs, which determines its prompts per step",
-            remedy="specify the cluster, such as --cluster h100-sxm-1x8, or give the command with --num_processes",
-            field="--cluster",
-        )
+    reading = _read(subject, present, path, cluster)
     fill_in: list[str] = []
     reading, uncomputed = _in_folder(reading, str(path.resolve().parent))
     notes = [*reading.remarks, *uncomputed]
@@ -114,21 +97,8 @@ def import_draft(
     ranks = _ranks(reading, there)
     gpus = max(ranks or 1, there.num_gpus if there else 1)
     batch = reading.global_batch_size or _batch(reading.knobs, ranks)
-    values = {key: value for key, value in reading.options.items() if key not in OF_THE_RUN}
-    if present.cwd and CWD in subject.options:
-        if Path(present.cwd).is_dir():
-            values[CWD.name] = present.cwd
-        else:
-            notes.append(
-                f"it runs in {present.cwd}, which is not a folder on this machine: set trainer.cwd to that folder where trials run"
-            )
-    values |= {
-        option.name: str((path.parent / values[option.name]).resolve())
-        for option in subject.options
-        if option.is_path
-        and values.get(option.name)
-        and (path.parent / values[option.name]).is_file()
-    }
+    values, elsewhere = _options(subject, reading, present, path)
+    notes += elsewhere
     try:
         job = _present_job(subject, reading, known_model, ranks, batch)
     except AutotuneError as error:
@@ -146,13 +116,6 @@ def import_draft(
     fill_in += asked_of_post_training(reading)
     defaults = {option.name: option.default for option in subject.options}
     values = {key: value for key, value in values.items() if value != defaults.get(key)}
-    missing = sorted({"dp", "accumulation_steps"} - reading.knobs.keys())
-    unknown = [key.partition(".")[2] for key in fill_in if key.startswith("workload.")]
-    follows = (
-        f"{' and '.join(missing)} follow{'s' if len(missing) == 1 else ''} from cluster and batch"
-    )
-    said = follows if missing else "the current configuration"
-    baseline = Entry(key="baseline", value=_baseline(reading.knobs), comment=said)
     entries = [
         Entry(key="name", value=file_name(str(path.resolve()))),
         Entry(
@@ -165,23 +128,7 @@ def import_draft(
             value=cluster or "local",
             comment="" if cluster else _what_cluster_is(ranks, reading.nodes),
         ),
-        Entry(
-            key="workload",
-            value={
-                "seq_len": reading.seq_len or STAND_IN_SEQ_LEN,
-                # that of post-training follows from prompts, responses and mini-batches
-                **(
-                    {}
-                    if reading.rl
-                    else {"global_batch_size": batch or _least_batch(reading.knobs, gpus)}
-                ),
-                **({} if reading.optimizer in ("", "adamw") else {"optimizer": reading.optimizer}),
-                **({"pure_bf16": True} if reading.pure_bf16 else {}),
-                **({"unfused_attention": True} if reading.unfused_attention else {}),
-                **({"peft": dict(reading.peft)} if reading.peft else {}),
-            },
-            comment=f"fill in: {', '.join(unknown)}" if unknown else "",
-        ),
+        _workload_entry(reading, batch or _least_batch(reading.knobs, gpus), fill_in),
         *post_training_entries(reading, reading.seq_len or STAND_IN_SEQ_LEN),
         Entry(
             key="space",
@@ -189,7 +136,7 @@ def import_draft(
             if reading.rl
             else _space(there, ranks, known_model),
         ),
-        *(() if broken else (baseline,)),
+        *(() if broken else (_baseline_entry(reading.knobs),)),
         _trainer_entry(name, values, settings),
     ]
     if "seed" in reading.options:
@@ -197,27 +144,99 @@ def import_draft(
     of_one_node = reading.nodes is None or reading.nodes[0] == 1
     if (ranks or 1) <= NODE and (there.num_nodes == 1 if there else of_one_node):
         entries.append(Entry(key="runner", value="local"))
-    if "steps" in reading.options:
-        notes.append(
-            f"trials choose their own number of steps; to keep this run's, export with --option steps={reading.options['steps']}"
-        )
-    if settings:
-        notes.append(f"kept unchanged and written to every export: {', '.join(dotted(settings))}")
-    if away := [path for path, value in flat(settings) if _is_offload(path, value)]:
-        notes.append(
-            f"plans ignore {', '.join(away)} and assume that weights and states in host memory are on the GPU"
-        )
-    if watching := split_by_path(settings, subject.watching)[1]:
-        notes.append(f"monitoring is only in exports, not in trials: {', '.join(watching)}")
     heading = (f"The current configuration of {name}, read from {path.name} by `autotune import`.",)
     return Draft(
         heading=heading,
         entries=tuple(entries),
         fill_in=tuple(fill_in),
-        notes=tuple(notes),
+        notes=(*notes, *_what_becomes_of(reading.options.get("steps"), settings, subject)),
         remarks=reading.remarks,
         nodes=reading.nodes,
     )
+
+
+def _read(
+    subject: Trainer, present: PresentConfiguration, path: Path, cluster: str | None
+) -> Reading:
+    """What the trainer reads. Raises `SpecError` where that lacks a file, or the ranks that its batch depends on."""
+    there = named_cluster(cluster) if subject.can_import else None
+    if there is not None:
+        present = replace(present, ranks_of_cluster=there.num_gpus)
+    reading = subject.read_config(present)
+    if reading.missing:
+        raise SpecError(
+            f"{path.name} is based on {', '.join(reading.missing)}, which was not found",
+            remedy="run this on the machine that has that file: it contains settings that this file omits",
+            field="FILE",
+        )
+    if reading.rl and "prompts" not in reading.rl and "dp" not in reading.knobs:
+        raise SpecError(
+            f"{path.name} does not give the number of GPUs, which determines its prompts per step",
+            remedy="specify the cluster, such as --cluster h100-sxm-1x8, or give the command with --num_processes",
+            field="--cluster",
+        )
+    return reading
+
+
+def _options(
+    subject: Trainer, reading: Reading, present: PresentConfiguration, path: Path
+) -> tuple[dict[str, Any], list[str]]:
+    """The options of the trainer that the spec keeps, files by their whole path; and what is to be said of them."""
+    values = {key: value for key, value in reading.options.items() if key not in OF_THE_RUN}
+    notes = []
+    if present.cwd and CWD in subject.options:
+        if Path(present.cwd).is_dir():
+            values[CWD.name] = present.cwd
+        else:
+            notes.append(
+                f"it runs in {present.cwd}, which is not a folder on this machine: set trainer.cwd to that folder where trials run"
+            )
+    for option in subject.options:
+        file = path.parent / (values.get(option.name) or "") if option.is_path else path.parent
+        if file.is_file():
+            values[option.name] = str(file.resolve())
+    return values, notes
+
+
+def _workload_entry(reading: Reading, batch: int, fill_in: Sequence[str]) -> Entry:
+    unknown = [key.partition(".")[2] for key in fill_in if key.startswith("workload.")]
+    told = {
+        # that of post-training follows from prompts, responses and mini-batches
+        "global_batch_size": None if reading.rl else batch,
+        "optimizer": "" if reading.optimizer == "adamw" else reading.optimizer,
+        "pure_bf16": reading.pure_bf16,
+        "unfused_attention": reading.unfused_attention,
+        "peft": dict(reading.peft),
+    }
+    said = {name: value for name, value in told.items() if value}
+    return Entry(
+        key="workload",
+        value={"seq_len": reading.seq_len or STAND_IN_SEQ_LEN, **said},
+        comment=f"fill in: {', '.join(unknown)}" if unknown else "",
+    )
+
+
+def _baseline_entry(knobs: Mapping[str, Any]) -> Entry:
+    missing = sorted({"dp", "accumulation_steps"} - knobs.keys())
+    follows = (
+        f"{' and '.join(missing)} follow{'s' if len(missing) == 1 else ''} from cluster and batch"
+    )
+    said = follows if missing else "the current configuration"
+    return Entry(key="baseline", value=_baseline(knobs), comment=said)
+
+
+def _what_becomes_of(
+    steps: int | None, settings: Mapping[str, Any], subject: Trainer
+) -> Iterator[str]:
+    """What trials and exports make of the run's length and of settings without a knob, in sentences."""
+    if steps is not None:
+        yield f"trials choose their own number of steps; to keep this run's, export with --option steps={steps}"
+    if settings:
+        yield f"kept unchanged and written to every export: {', '.join(dotted(settings))}"
+    if away := [path for path, value in flat(settings) if _is_offload(path, value)]:
+        yield f"plans ignore {', '.join(away)} and assume that weights and states in host memory are on the GPU"
+    if watching := split_by_path(settings, subject.watching)[1]:
+        yield f"monitoring is only in exports, not in trials: {', '.join(watching)}"
 
 
 def _is_offload(path: str, value: Any) -> bool:

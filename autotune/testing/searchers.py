@@ -7,7 +7,7 @@ independent of the cost model.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any, ClassVar
@@ -292,7 +292,7 @@ class SearcherContract:
         """Finalists are re-measured and told again."""
         searcher = self.make()
         played = self.play(searcher, trials=3)
-        searcher.tell(_measured_only(played))
+        searcher.tell([trial for trial in played if trial.is_measured])
         assert not {*searcher.ask(1)} & {t.config for t in played}
 
     def test_a_trial_that_is_told_twice_counts_once(self) -> None:
@@ -303,7 +303,3 @@ class SearcherContract:
             again.tell(played[:known])
         assert again.trials == once.trials
         assert again.ask(1) == once.ask(1)
-
-
-def _measured_only(trials: Iterable[Trial]) -> list[Trial]:
-    return [t for t in trials if t.is_measured]

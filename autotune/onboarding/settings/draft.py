@@ -26,6 +26,7 @@ from autotune.onboarding.script.library_options import BEYOND_BY_METHOD
 from autotune.onboarding.settings.program import SettingsProgram
 from autotune.spec.texts.usual_names import optimizer_named
 from autotune.trainers.documents.placeholders import braced
+from autotune.trainers.present_configuration import at_path
 
 STAND_IN_MODEL = "nano-llama"
 _PARTLY_TRAINED = ("lisa_n_layers", "unfrozen_parameters")
@@ -214,7 +215,7 @@ def _notes(told: Settings) -> Iterator[str]:
             name = key if method == "true" else method
             more = BEYOND_BY_METHOD.get(name, "what it adds to plain training")
             yield f"{NOT_PREDICTED}{more} ({key}: {document[key]})"
-    method = str(_at(document, program.peft[0]) or "")
+    method = str(at_path(document, program.peft[0]) or "")
     if method not in (*program.whole, "lora", "qlora"):
         yield f"{NOT_COUNTED}{program.peft[0]}={method}, {ALL_TRAINED}; plans support lora and qlora"
     for key in _PARTLY_TRAINED:
@@ -242,23 +243,15 @@ def _precision(program: SettingsProgram, document: Mapping[str, Any]) -> str:
     return "bf16" if _is_as_loaded(program, document) else precision_of(document, program.precision)
 
 
-def _at(document: Mapping[str, Any], path: str) -> Any:
-    """The value under keys that are joined by dots; None where there is none."""
-    node: Any = document
-    for key in path.split("."):
-        node = node.get(key) if isinstance(node, Mapping) else None
-    return node
-
-
 def _count(document: Mapping[str, Any], key: tuple[str, int]) -> int:
-    value = _at(document, key[0])
+    value = at_path(document, key[0])
     return value if isinstance(value, int) and value > 0 else key[1]
 
 
 def _said_optimizer(program: SettingsProgram, document: Mapping[str, Any]) -> str:
     """The optimizer as the settings call it; empty where they do not say."""
     flag = next((name for name in program.optimizers if document.get(name) in ON), "")
-    return flag.removeprefix("use_") or str(_at(document, program.optimizer) or "")
+    return flag.removeprefix("use_") or str(at_path(document, program.optimizer) or "")
 
 
 def _optimizer(program: SettingsProgram, document: Mapping[str, Any]) -> dict[str, Any]:
@@ -267,10 +260,12 @@ def _optimizer(program: SettingsProgram, document: Mapping[str, Any]) -> dict[st
 
 
 def _peft(program: SettingsProgram, document: Mapping[str, Any]) -> dict[str, Any]:
-    method = str(_at(document, program.peft[0]) or "")
+    method = str(at_path(document, program.peft[0]) or "")
     if method not in ("lora", "qlora"):
         return {}
-    quantized = _at(document, "quant_config.quantization_bit") or document.get("quantization_bit")
+    quantized = at_path(document, "quant_config.quantization_bit") or document.get(
+        "quantization_bit"
+    )
     is_quantized = method == "qlora" or quantized == 4 or bool(document.get("load_in_4bit"))
     method = "qlora" if is_quantized else "lora"
     return {

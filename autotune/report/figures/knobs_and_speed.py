@@ -156,7 +156,7 @@ def parallel_coordinates(source: FigureSource) -> Figure | None:
     items.sort(key=lambda item: _DRAWN.index(item.kind))
     ends = [low + (high - low) * i / 4 for i in range(5)]
     axes = [
-        UprightAxis(name=_axis_name(name), values=[word_of(v) for v in tried[name]])
+        UprightAxis(name=_SHORT.get(name, name), values=[word_of(v) for v in tried[name]])
         for name in names
     ]
     hidden = len(tried) - len(names)
@@ -210,10 +210,6 @@ _SHORT = {
     "pp_schedule": "schedule",
     "virtual_stages": "virtual stages",
 }
-
-
-def _axis_name(name: str) -> str:
-    return _SHORT.get(name, name)
 
 
 def _item(

@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from autotune.ports import Statistics, StudyRecord
-from autotune.spec import FailureKind, StudyStatus, Trial, TrialStatus
+from autotune.spec import FailureKind, StudyStatus, TrialStatus
 from autotune.study.progress import BestChanged, LoopEvent, StudyOpened, TrialEnded, TrialStepped
 
 STEP_BOUNDS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
@@ -85,7 +85,7 @@ class StudyMetrics:
                 tags = {
                     "study": self._study,
                     "status": str(trial.status),
-                    "failure": _failure(trial),
+                    "failure": str(trial.failure.kind) if trial.failure is not None else "",
                 }
                 self._metric("autotune_trials").inc(1, tags=tags)
                 if trial.measurement is not None:
@@ -125,10 +125,6 @@ class StudyMetrics:
                 name, description=text, boundaries=list(STEP_BOUNDS_S), tag_keys=("study",)
             )
         return kinds.Gauge(name, description=GAUGES[name], tag_keys=("study",))
-
-
-def _failure(trial: Trial) -> str:
-    return str(trial.failure.kind) if trial.failure is not None else ""
 
 
 def _is_connected_to_ray() -> bool:

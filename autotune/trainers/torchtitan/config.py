@@ -92,7 +92,7 @@ def _settings(
         "parallelism": call("ParallelismConfig", parallelism),
         "activation_checkpoint": _RECOMPUTE[c.recompute]
         if c.activation_budget == 100
-        else _budget(c),
+        else call("MemoryBudgetAC.Config", {"memory_budget": c.activation_budget / 100}),
         "compile": call("CompileConfig", compiled),
         "loss": loss if c.loss == "full" else call("ChunkedLossWrapper.Config", {"loss_fn": loss}),
         "optimizer": call("default_adamw", {"lr": options["learning_rate"]}),
@@ -103,10 +103,6 @@ def _settings(
         "metrics": call("MetricsProcessor.Config", {"log_freq": 1, "disable_color_printing": True}),
         "debug": call("DebugConfig", {"seed": options["seed"]}),
     }
-
-
-def _budget(c: ParallelConfig) -> Source:
-    return call("MemoryBudgetAC.Config", {"memory_budget": c.activation_budget / 100})
 
 
 def settings_words(settings: Mapping[str, Any], path: str = "") -> tuple[str, ...]:

@@ -214,7 +214,7 @@ class ActorGroups:
 
     def disband(self, place: Any, *, is_usable: bool) -> bool:
         """Takes a place back after its attempt. Whether it stays, idle: a place with a lost actor does not, nor one that others wait for."""
-        held = self._find(place)
+        held = next(held for held in self._held if held.place is place)
         is_wanted = self.capacity.is_wanted()
         if is_wanted:
             self.capacity.yield_to_others()
@@ -272,9 +272,6 @@ class ActorGroups:
         for held in list(self._held):
             self.remove(held.place)
         self._janitor.dismiss(self.cluster)
-
-    def _find(self, place: Any) -> _Held:
-        return next(held for held in self._held if held.place is place)
 
     def _send_heartbeats(self) -> None:
         while not self._closed.wait(HEARTBEAT_S):
