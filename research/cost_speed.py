@@ -9,8 +9,7 @@ import time
 import numpy as np
 
 from autotune.cost import estimate
-from autotune.spec import ConfigTable, Workload, catalog
-from autotune.spec.config import KNOBS
+from autotune.spec import KNOBS, ConfigTable, Workload, catalog
 
 ROWS = 1_000_000
 

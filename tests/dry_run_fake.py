@@ -15,9 +15,9 @@ from autotune.spec import (
     ModuleCost,
     Moment,
     ParallelConfig,
+    Phase,
     Workload,
 )
-from autotune.spec.runs.dry_run import Phase
 
 LAYERS = 4
 """samples of a forward or backward pass"""

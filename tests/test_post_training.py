@@ -12,8 +12,7 @@ import pytest
 from autotune import api
 from autotune.errors import InfeasibleError, SpecError
 from autotune.schema import parse_study
-from autotune.space import SearchSpace
-from autotune.space.baseline import default_config
+from autotune.space import SearchSpace, default_config
 from autotune.spec import Study
 from tests.shortcuts import present
 from tests.trainers.test_verl import LINE

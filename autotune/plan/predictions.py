@@ -22,8 +22,7 @@ from autotune.plan.rl_split import post_training_findings
 from autotune.ports import KnowledgeStore
 from autotune.registry import RUNNERS, find
 from autotune.results.calibrations import known_constants, program_of, stored_calibration
-from autotune.space import Launchable, SearchSpace, default_config, why_not
-from autotune.space.proxy import Proxy
+from autotune.space import Launchable, Proxy, SearchSpace, default_config, why_not
 from autotune.spec import ClusterSpec, Estimate, ParallelConfig, Study
 from autotune.study import preflight
 from autotune.study.assembly import Assembly, assemble

@@ -11,8 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.results.result import Result
-from autotune.spec import Study, Trial, TrialPurpose
-from autotune.spec.config import config_label
+from autotune.spec import Study, Trial, TrialPurpose, config_label
 from autotune.trainers import Launch
 
 

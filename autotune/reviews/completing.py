@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
 from autotune.onboarding.draft import named_cluster
 from autotune.onboarding.imported_spec import NOT_VALID
+from autotune.onboarding.launch.launch_script import Started
 from autotune.onboarding.present_post_training import (
     LENGTHS,
     SPEED,
@@ -21,9 +22,6 @@ from autotune.reviews.target import Target
 from autotune.spec import ClusterSpec, catalog
 from autotune.spec.config import knobs_of
 from autotune.trainers.present_configuration import ONLY_THE_SHELL
-
-if TYPE_CHECKING:
-    from autotune.onboarding.launch.launch_script import Started
 
 _HOW = {
     "model": (

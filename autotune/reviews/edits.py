@@ -18,8 +18,7 @@ from autotune.errors import AutotuneError
 from autotune.plan.plan import FITS
 from autotune.reviews.answer import Edit, Gain, Together
 from autotune.reviews.gains import Gains, gain_between, gains_of, given_that_it_ran
-from autotune.space import Launchable, SearchSpace
-from autotune.space.constraint import legal
+from autotune.space import Launchable, SearchSpace, legal
 from autotune.spec import KNOBS, ConfigTable, Estimate, ParallelConfig, SpaceSpec, Study, Workload
 from autotune.spec.estimate import AT_THE_LIMIT
 

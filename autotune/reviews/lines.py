@@ -28,8 +28,7 @@ from autotune.onboarding.launch.launch_script import Started, arguments_of, star
 from autotune.reviews.answer import LineEdit, Review
 from autotune.reviews.new_keys import GONE, text_of, with_key, with_values
 from autotune.spec import ParallelConfig, Study
-from autotune.trainers import trainer
-from autotune.trainers.launch_files import Launch
+from autotune.trainers import Launch, trainer
 from autotune.trainers.present_configuration import DOCUMENTS, flat, parse_document
 
 STAND_INS = 6

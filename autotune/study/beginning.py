@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autotune.ports import EventKind, KeepNote, StudyRecord
+from autotune.search import Searcher
 from autotune.spec import Trial
 from autotune.study.assembly import Assembly
 from autotune.study.controller import Controller
-
-if TYPE_CHECKING:
-    from autotune.search import Searcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autotune.errors import (
     AutotuneError,
@@ -26,6 +26,7 @@ from autotune.results.answers import result_of
 from autotune.results.calibrations import known_outliers
 from autotune.results.hidden import secrets_note
 from autotune.results.result import Result
+from autotune.search import SearcherFactory, searcher_name
 from autotune.spec import Study, StudyStatus, Wanted
 from autotune.study.assembly import Assembly, assemble, history_of, make_runner_of
 from autotune.study.beginning import Beginning
@@ -45,9 +46,6 @@ from autotune.study.progress import Notice, OnEvent, StudyOpened
 from autotune.study.quick_calibration import calibrate_quickly, needs_calibration
 from autotune.study.references import keep_losses, known_losses
 from autotune.study.target_findings import TargetFindings
-
-if TYPE_CHECKING:
-    from autotune.search import SearcherFactory
 
 ACTIONS = ("pause", "resume", "stop", "cancel")
 WANTED = {
@@ -180,8 +178,6 @@ def run_study(
 
 def _check_same_searcher(record: StudyRecord, factory: SearcherFactory | None) -> None:
     """Raises `ConflictError` when the searcher that was passed is not the study's: it would replay another's trials."""
-    from autotune.search import searcher_name
-
     if factory is not None and searcher_name(factory) != record.study.searcher:
         raise ConflictError(
             f"study {record.id} searches with {record.study.searcher!r}, but {searcher_name(factory)!r} was passed",

@@ -28,8 +28,7 @@ import numpy as np
 from autotune.cost import calibration_for
 from autotune.reviews.edits import Proposal, proposal, space_around
 from autotune.schema.parsing import parse_space
-from autotune.space import Launchable, SearchSpace
-from autotune.space.baseline import distance_from_plain
+from autotune.space import Launchable, SearchSpace, distance_from_plain
 from autotune.spec import ConfigTable, ParallelConfig, Study, Workload, config_label
 from autotune.trainers import trainer, trainer_names
 from tests.benchmarks.published import FILES, Block

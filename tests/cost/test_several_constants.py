@@ -12,8 +12,15 @@ from autotune.cost import calibration_for, estimate
 from autotune.cost.estimator import BLOCK, one_by_one, sensitivity, step_times, step_times_by
 from autotune.cost.learn.refit import uncertain
 from autotune.cost.learn.uncertainty import Z90
-from autotune.spec import ClusterSpec, ConfigTable, Estimate, ParallelConfig, Workload, catalog
-from autotune.spec.workload import Peft
+from autotune.spec import (
+    ClusterSpec,
+    ConfigTable,
+    Estimate,
+    ParallelConfig,
+    Peft,
+    Workload,
+    catalog,
+)
 from tests.cost.rl.test_step import step
 from tests.cost.rl.test_step import workload as post_training
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from autotune.diagnosis import Evidence, diagnose
+from autotune.diagnosis import Evidence, diagnose, lines_of
 from autotune.diagnosis.collect import Reports
-from autotune.diagnosis.words import lines_of
 from tests.diagnosing.made_up import run
 
 HEALTHY = {

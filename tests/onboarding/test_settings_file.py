@@ -12,8 +12,7 @@ from autotune import api
 from autotune.onboarding.draft import Draft
 from autotune.onboarding.first_spec import first_draft
 from autotune.spec import ParallelConfig, Study
-from autotune.trainers import trainer
-from autotune.trainers.launch_files import Launch
+from autotune.trainers import Launch, trainer
 from tests.shortcuts import file_with, write
 
 HYDRA = """

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from autotune.onboarding.first_spec import first_draft
-from autotune.reviews import review
-from autotune.reviews.answer import Review
+from autotune.reviews import Review, review
 
 ARGUMENTS = "TrainingArguments(output_dir='out', per_device_train_batch_size=4, gradient_accumulation_steps=4{more})"
 WRITTEN = """import torch

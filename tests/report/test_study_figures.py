@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.report.figures import FIGURES, figures_of
+from autotune.report.figures import FIGURES, FigureSource, figures_of
 from autotune.report.figures.figure_html import MISSING
 from autotune.report.figures.running_steps import running_steps, steps_left
-from autotune.report.figures.source import FigureSource
 from autotune.report.page import html_report
 from autotune.report.svg.axes import Axis, Point, plot
 from autotune.report.svg.bars import Bar, stacked_bars

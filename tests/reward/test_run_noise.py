@@ -7,8 +7,13 @@ import math
 import numpy as np
 import pytest
 
-from autotune.reward import RunNoise, squares_of_rounds, steady_rounds, undisturbed
-from autotune.reward.run_noise import within_run_variance
+from autotune.reward import (
+    RunNoise,
+    squares_of_rounds,
+    steady_rounds,
+    undisturbed,
+    within_run_variance,
+)
 from autotune.spec import Measurement
 
 

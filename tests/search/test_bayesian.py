@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from autotune import load_study
 from autotune.cost import estimate
-from autotune.search import make_searcher
+from autotune.search import Problem, make_searcher
 from autotune.search.bayesian import BayesianSearcher
 from autotune.search.model_based import Array
-from autotune.search.searcher import Problem
 from autotune.space import SearchSpace
 from autotune.spec import Estimate, FailureKind, Objective, Reward, Trial, TrialStatus
 from autotune.testing.searchers import (

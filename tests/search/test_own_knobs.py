@@ -13,8 +13,7 @@ from autotune.search.surrogate.corrected_gp import CorrectedGP, Prior, Rows
 from autotune.search.surrogate.kernel import apart, own_variance, surrogate_points
 from autotune.search.surrogate.observations import Observations
 from autotune.space import SearchSpace
-from autotune.spec import Measurement, ParallelConfig, Trial, TrialStatus
-from autotune.spec.knob import Knob
+from autotune.spec import Knob, Measurement, ParallelConfig, Trial, TrialStatus
 from autotune.testing.searchers import WORKLOAD
 
 KNOBS: Mapping[str, tuple[bool | int | str, ...]] = {

@@ -12,10 +12,9 @@ import pytest
 import yaml
 
 from autotune.errors import ExportError
-from autotune.spec import ClusterSpec, ParallelConfig, Workload
+from autotune.spec import ClusterSpec, ParallelConfig, Peft, Workload
 from autotune.spec.lengths import Lengths
 from autotune.spec.post_training import PostTraining, Rollout
-from autotune.spec.workload import Peft
 from autotune.testing.trainers import TrainerContract
 from autotune.trainers import StepMetrics, trainer, write_launch
 from autotune.trainers.post_training.trainer import PostTrainer

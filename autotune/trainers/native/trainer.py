@@ -13,8 +13,7 @@ from dataclasses import asdict, replace
 from typing import Any, ClassVar
 
 from autotune.errors import SpecError
-from autotune.spec import MeasureSpec, ParallelConfig, Workload
-from autotune.spec.config import FIELDS
+from autotune.spec import FIELDS, MeasureSpec, ParallelConfig, Workload
 from autotune.spec.post_training import RL_KNOBS
 from autotune.trainers.base.effective import effective, word_limit
 from autotune.trainers.base.limit import Limit, Rule, broken

@@ -35,8 +35,7 @@ import yaml
 
 from autotune.api import load_study, open_store, result_of
 from autotune.results.result import Result
-from autotune.spec import TrialPurpose
-from autotune.spec.config import config_label
+from autotune.spec import TrialPurpose, config_label
 from autotune.trainers import trainer
 from tests.nodes.network import Node, what_is_missing
 from tests.nodes.ray_nodes import RayNodes, ray_nodes

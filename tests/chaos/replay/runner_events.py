@@ -14,6 +14,7 @@ from autotune.errors import StoreCorruptError
 from autotune.ports import AttemptEnded, AttemptId, AttemptQueued, AttemptStarted, StepsReported
 from autotune.spec import Failure, Measurement, Trial, TrialStatus
 from autotune.study.controller import (
+    AttemptAdopted,
     CancelAsked,
     Event,
     InterruptAsked,
@@ -23,7 +24,6 @@ from autotune.study.controller import (
     Tick,
 )
 from autotune.study.controller.attempts import UNASKED
-from autotune.study.controller.commands import AttemptAdopted
 from tests.chaos.replay.history import Decided
 
 WISHES: Mapping[str, Event] = {

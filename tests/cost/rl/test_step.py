@@ -12,10 +12,9 @@ from autotune.cost import calibration_for, estimate
 from autotune.cost.rl.step import passes_of, phases_beside
 from autotune.cost.rl.update import FORWARD, Pass
 from autotune.cost.traits import loop_traits
-from autotune.spec import ClusterSpec, ConfigTable, Estimate, ParallelConfig, Workload
+from autotune.spec import ClusterSpec, ConfigTable, Estimate, ParallelConfig, Peft, Workload
 from autotune.spec.lengths import Lengths
 from autotune.spec.post_training import TRAINED, PostTraining, Rollout
-from autotune.spec.workload import Peft
 from tests.benchmarks import post_training
 from tests.benchmarks.post_training import QWEN_7B
 

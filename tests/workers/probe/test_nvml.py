@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from autotune.diagnosis import diagnose
-from autotune.diagnosis.collect import evidence_of
+from autotune.diagnosis import diagnose, evidence_of
 from autotune_workers.probe.injected.nvml import Gpu
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")

@@ -12,7 +12,7 @@ import contextlib
 import selectors
 import time
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autotune.errors import RunnerError, SpecError
 from autotune.ports import AttemptId, RunnerEvent, TrialRequest
@@ -27,6 +27,7 @@ from autotune_workers.gang.wire import Message
 from autotune_workers.process.machine import cpu_count
 from autotune_workers.process.machine_turn import MachineTurn
 from autotune_workers.process.program.local_places import LocalPlaces
+from autotune_workers.process.program.observed import ObservedProgram
 from autotune_workers.process.rank_processes import TRIAL, RankProcess, RankStarter
 from autotune_workers.runners.any_trainer import AnyTrainerRunner
 from autotune_workers.runners.machine_limits import (
@@ -40,9 +41,6 @@ from autotune_workers.runners.machine_limits import (
 )
 from autotune_workers.runners.turn_queue import LOOK_EVERY_S, TurnQueue
 from autotune_workers.training.faults import Fault
-
-if TYPE_CHECKING:
-    from autotune_workers.process.program.observed import ObservedProgram
 
 MIN_CPU_RANKS = 8
 """CPU ranks may be more than CPUs: slow, but every parallel layout can be tried on a small machine"""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from autotune.ports import TrialRequest
 from autotune_workers.gang.attempt_runner import Place
@@ -23,10 +22,8 @@ from autotune_workers.ray.janitor import (
     study_prefix,
 )
 from autotune_workers.ray.ranks.handle import RayRank
+from autotune_workers.ray.ranks.host import HostState
 from autotune_workers.ray.sent_folders import SentFolders
-
-if TYPE_CHECKING:
-    from autotune_workers.ray.ranks.host import HostState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
