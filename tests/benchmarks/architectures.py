@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -63,7 +64,9 @@ def _causal(family: str, **options: Any) -> Callable[[], nn.Module]:
 
 
 def _with_input(
-    build: Callable[[], nn.Module], names: Mapping[str, Callable[[int, int], Tensor]]
+    build: Callable[[], nn.Module],
+    names: Mapping[str, Callable[[int, int], Tensor]],
+    loss: Callable[[Any, Any], Any] = lambda output, inputs: output.loss,
 ) -> Callable[[], dict[str, Any]]:
     """A model that takes something else than tokens and labels; its own `.loss` is trained."""
 
@@ -71,9 +74,13 @@ def _with_input(
         def inputs(micro_batch_size: int, seq_len: int) -> dict[str, Tensor]:
             return {name: make(micro_batch_size, seq_len) for name, make in names.items()}
 
-        return {"model": build(), "input": inputs, "loss": lambda output, inputs: output.loss}
+        return {"model": build(), "input": inputs, "loss": loss}
 
     return built
+
+
+_loss_of_output = partial(_with_input, loss=lambda output, inputs: output)
+"""A module that returns its loss."""
 
 
 def _tokens(micro_batch_size: int, seq_len: int) -> Tensor:
@@ -269,20 +276,6 @@ class Recommender(nn.Module):
         products = (vectors @ vectors.transpose(1, 2))[:, self.pairs[0], self.pairs[1]]
         score = self.above(torch.cat([x, products], 1)).squeeze(1)
         return nn.functional.binary_cross_entropy_with_logits(score, clicks)
-
-
-def _loss_of_output(
-    build: Callable[[], nn.Module], names: Mapping[str, Callable[[int, int], Tensor]]
-) -> Callable[[], dict[str, Any]]:
-    """A module that returns its loss."""
-
-    def built() -> dict[str, Any]:
-        def inputs(micro_batch_size: int, seq_len: int) -> dict[str, Tensor]:
-            return {name: make(micro_batch_size, seq_len) for name, make in names.items()}
-
-        return {"model": build(), "input": inputs, "loss": lambda output, inputs: output}
-
-    return built
 
 
 def _diffusion() -> dict[str, Any]:
