@@ -25,14 +25,13 @@ from autotune.trainers.base.limit import Limit, Rule, broken
 from autotune.trainers.base.not_offered import without
 from autotune.trainers.base.own_program import CWD, SCRIPT, SCRIPT_ARGS
 from autotune.trainers.base.torchrun import Placement, meeting, place, tf32_environment
-from autotune.trainers.base.trainer import SHARED_OPTIONS, StepMetrics, Trainer
+from autotune.trainers.base.trainer import SHARED_OPTIONS, StepLineTrainer
 from autotune.trainers.documents.file_formats import hf_layer_class, to_yaml
 from autotune.trainers.launch_files import NODE_RANK, Launch
-from autotune.trainers.logs.steplines import parse_step_line
 from autotune.trainers.present_configuration import SETTINGS
 
 
-class AccelerateTrainer(Trainer):
+class AccelerateTrainer(StepLineTrainer):
     """accelerate around a Hugging Face model."""
 
     name = "accelerate"
@@ -161,12 +160,6 @@ class AccelerateTrainer(Trainer):
         if c.recompute == "full" and c.zero_stage < 2:
             words.append("--recompute")
         return Launch(argv=(*start, "train.py", *words), env=env, files=files, notes=tuple(notes))
-
-    step_marks = ("{",)
-
-    def parse_line(self, line: str) -> StepMetrics | None:
-        """The program's JSON lines; accelerate itself logs nothing about steps."""
-        return parse_step_line(line)
 
 
 def _meeting(placement: Placement, options: Mapping[str, Any]) -> tuple[str, ...]:

@@ -36,6 +36,7 @@ from autotune.trainers.logs.step_metrics import (
     clean,
     number,
 )
+from autotune.trainers.logs.steplines import parse_step_line
 from autotune.trainers.present_configuration import (
     SETTINGS,
     PresentConfiguration,
@@ -329,6 +330,16 @@ class Trainer(Abilities, ABC):
             yield f"the rotary scaling {figures.rotary_scaling!r} of the model's config.json is not carried over: {self.rotary_remedy}"
 
 
+class StepLineTrainer(Trainer):
+    """A trainer whose program, or runner, prints a JSON object for each step."""
+
+    step_marks = ("{",)
+
+    def parse_line(self, line: str) -> StepMetrics | None:
+        """The object's metrics."""
+        return parse_step_line(line)
+
+
 def needs(options: Mapping[str, Any], name: str, because: str) -> Any:
     """The option's value. Raise an `ExportError` that says why the option is needed, if it was left out."""
     if not options.get(name):
@@ -351,6 +362,7 @@ __all__ = [
     "Option",
     "PresentConfiguration",
     "Reading",
+    "StepLineTrainer",
     "StepMetrics",
     "Trainer",
     "clean",

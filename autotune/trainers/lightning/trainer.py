@@ -43,8 +43,8 @@ from autotune.trainers.base.trainer import (
     LineReader,
     LineTest,
     Option,
+    StepLineTrainer,
     StepMetrics,
-    Trainer,
     needs,
 )
 from autotune.trainers.base.trainer_option import Reach
@@ -70,7 +70,7 @@ _DRAWN = re.compile(r"^Epoch (\d{1,9}):[^|]{0,20}\|[^|]{0,300}\| *(\d{1,12})/(\d
 _BAR_LOSS = re.compile(r"[ ,](?:train[_/])?loss(?:_step)?=([-+0-9.eEnaif]+)")
 
 
-class LightningTrainer(Trainer):
+class LightningTrainer(StepLineTrainer):
     """Lightning's Trainer."""
 
     name = "lightning"
@@ -254,12 +254,6 @@ class LightningTrainer(Trainer):
         if c.compile:
             words.append("--compile")
         return Launch(argv=(*start, "train.py", *words), env=env, files=files, notes=tuple(notes))
-
-    step_marks = ("{",)
-
-    def parse_line(self, line: str) -> StepMetrics | None:
-        """The program's JSON lines."""
-        return parse_step_line(line)
 
     def reader(self, options: Mapping[str, Any] | None = None) -> LineReader:
         """The JSON lines, or the progress bar of a program of your own."""

@@ -18,12 +18,11 @@ from autotune.spec.post_training import RL_KNOBS
 from autotune.trainers.base.effective import effective, word_limit
 from autotune.trainers.base.limit import Limit, Rule, broken
 from autotune.trainers.base.torchrun import place, torchrun
-from autotune.trainers.base.trainer import Option, StepMetrics, Trainer
+from autotune.trainers.base.trainer import Option, StepLineTrainer
 from autotune.trainers.base.trainer_option import MASTER_ADDR, MASTER_PORT, WORKING_DIR, Reach
 from autotune.trainers.base.workload_limits import own_model_limits, unequal_limits
 from autotune.trainers.documents.file_formats import to_json
 from autotune.trainers.launch_files import Launch
-from autotune.trainers.logs.steplines import parse_step_line
 from autotune.trainers.present_configuration import (
     KeyReader,
     PresentConfiguration,
@@ -35,7 +34,7 @@ FOREVER_S = 1e9
 """an exported run has no deadline"""
 
 
-class NativeTrainer(Trainer):
+class NativeTrainer(StepLineTrainer):
     """autotune's own loop."""
 
     name = "native"
@@ -240,12 +239,6 @@ class NativeTrainer(Trainer):
             options=options,
             remarks=tuple(keys.remarks),
         )
-
-    step_marks = ("{",)
-
-    def parse_line(self, line: str) -> StepMetrics | None:
-        """One JSON object per step."""
-        return parse_step_line(line)
 
 
 TRAINER = NativeTrainer()

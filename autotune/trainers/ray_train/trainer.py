@@ -13,12 +13,11 @@ from autotune.errors import ExportError
 from autotune.spec import ParallelConfig, Workload
 from autotune.spec.workload import OPTIMIZERS, PEFT_METHODS
 from autotune.trainers.base.limit import Limit
-from autotune.trainers.base.trainer import SAME_DATA, UNCOMMON_SHAPES, StepMetrics, Trainer
+from autotune.trainers.base.trainer import SAME_DATA, UNCOMMON_SHAPES, StepLineTrainer
 from autotune.trainers.launch_files import Launch
-from autotune.trainers.logs.steplines import parse_step_line
 
 
-class RayTrainTrainer(Trainer):
+class RayTrainTrainer(StepLineTrainer):
     """A TorchTrainer of Ray Train 2."""
 
     name = "ray_train"
@@ -59,12 +58,6 @@ class RayTrainTrainer(Trainer):
             remedy=f"start the config there: {self.in_python}",
             field="trainer",
         )
-
-    step_marks = ("{",)
-
-    def parse_line(self, line: str) -> StepMetrics | None:
-        """A JSON object for each step, which the runner makes of the reports of all ranks."""
-        return parse_step_line(line)
 
 
 TRAINER = RayTrainTrainer()
