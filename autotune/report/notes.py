@@ -145,7 +145,9 @@ def notes_of(trials: Sequence[Trial]) -> Notes:
             else f"{len(group)} trials, e.g. {first.number}"
         )
         shared.append(
-            f"{mark} ({count}): {details[0]}" if gist else f"{mark} {count}: {details[0]}"
+            f"{mark} ({count}): {details[0]}"
+            if gist
+            else f"{mark} {len(group)} trials, e.g. {first.number}: {details[0]}"
         )
     return Notes(cells=cells, shared=tuple(shared))
 

@@ -75,10 +75,10 @@ STATUS_COLOURS: Mapping[str, str] = {
 
 SPEEDS = (
     "Tokens/s are corrected for machine drift with the baseline, unlike the first runs that a running study shows, "
-    "and exclude disturbed final runs. Step is the median step time."
+    "and exclude disturbed final runs."
 )
 """under tables of trials: which figure a config has (`autotune.results.config_figures`)"""
-AS_MEASURED = "Tokens/s are as measured: {why}, so drift is not corrected and there is no speedup. Step is the median step time."
+AS_MEASURED = "Tokens/s are as measured: {why}, so drift is not corrected and there is no speedup."
 """the same where the baseline could not be measured, and why"""
 MIN_CONFIG = 24
 """columns that a config has at the least; three or four knobs to a line"""

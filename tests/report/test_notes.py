@@ -59,7 +59,7 @@ def test_a_long_note_without_a_gist_is_replaced_by_a_number() -> None:
     reason = "the trainer of this study cannot run expert parallelism with sequence parallelism"
     notes = notes_of([infeasible(number, reason) for number in range(SHARED_BY)])
     assert set(notes.cells.values()) == {"(1)"}
-    assert notes.shared == (f"(1) {SHARED_BY} trials: {reason}",)
+    assert notes.shared == (f"(1) {SHARED_BY} trials, e.g. 0: {reason}",)
 
 
 def test_the_second_number_stands_like_the_first() -> None:
@@ -151,8 +151,7 @@ def test_the_line_under_a_table_says_what_the_speeds_are_relative_to() -> None:
     assert speeds_line(found) == SPEEDS
     unmeasured = replace(out_of_memory(0), purpose=TrialPurpose.BASELINE)
     assert speeds_line([unmeasured, trial(1)], unmeasured) == (
-        "Tokens/s are as measured: the baseline ran out of memory (trial 0), so drift is not corrected and there is no speedup. "
-        "Step is the median step time."
+        "Tokens/s are as measured: the baseline ran out of memory (trial 0), so drift is not corrected and there is no speedup."
     )
 
 
