@@ -319,10 +319,7 @@ def commands_in(text: str) -> list[range]:
     for at, line in enumerate(lines):
         if (found and at < found[-1].stop) or _is_comment(line) or not _STARTS.search(line):
             continue
-        end = at
-        while lines[end].rstrip().endswith("\\") and end + 1 < len(lines):
-            end += 1
-        found.append(range(at, end + 1))
+        found.append(range(at, _last_line(lines, at) + 1))
     return found
 
 
@@ -388,16 +385,17 @@ def _added(lines: Mapping[str, list[str]], change: Change) -> list[tuple[str, in
 
 
 def _with_argument(lines: list[str], change: Change) -> list[int]:
-    """Gives each list `args` of a manifest one more word, and says in which lines."""
+    """Gives each list `args` of a manifest one more word, and says in which lines. A list with the script of a shell takes none."""
     word, rows = change.name if change.new == "" else f"{change.name}={change.new}", list[int]()
     for at, line in enumerate(lines):
-        if flow := re.match(r"\s*args:\s*\[.*\S(?=\s*\]\s*$)", line):
+        flow = re.match(r"\s*args:\s*\[.*\S(?=\s*\]\s*$)", line)
+        if flow and not _STARTS.search(line):
             lines[at] = f"{flow[0]}, {word}{line[flow.end() :]}"
             rows.append(at)
         elif re.match(r"\s*args:\s*$", line):
             items = [n for n in range(at + 1, len(lines)) if re.match(r"\s*- ", lines[n])]
             last = at + sum(1 for n, item in enumerate(items) if item == at + 1 + n)
-            if last > at:
+            if last > at and not re.match(r"\s*- *[|>]", lines[last]):
                 indent = re.match(r"\s*", lines[last])
                 lines[last] += f"\n{indent[0] if indent else ''}- {word}"
                 rows.append(last)
@@ -434,7 +432,9 @@ def _of_option(lines: list[str], spelled: str, change: Change, *, has_flags: boo
     if change.new is None:  # an option that goes, with its values
         count = len(change.old.split()) if change.old else 0
         pattern = re.compile(
-            rf"(^|\s)--?{spelled}" + r"(?:(?:=|\s+)(?!-)[^\s\\]+)" * count + r"(?=[\s\\]|$)"
+            rf"""(?:^|\s|(?<==["'(]))--?{spelled}"""
+            + r"""(?:(?:=|\s+)(?!-)[^\s\\"')]+)""" * count
+            + r"""(?=[\s\\;)]|["']\s*$|$)"""
         )
         for at, line in enumerate(lines):
             if not _is_comment(line) and pattern.search(line):
@@ -578,17 +578,30 @@ def _appended(lines: list[str], change: Change) -> int | None:
     begins = [at for at, line in enumerate(lines) if not _is_comment(line) and _STARTS.search(line)]
     if not begins:
         return None
-    at = begins[-1]
-    while lines[at].rstrip().endswith("\\") and at + 1 < len(lines):
-        at += 1
-    stripped = lines[at].rstrip()
-    words = change.name if change.new == "" else f"{change.name} {change.new}"
-    redirect = re.search(r"\s+(?:\d?>|\||&|2>&1)", stripped)
-    cut = redirect.start() if redirect else len(stripped)
-    lines[at] = f"{stripped[:cut]} {words}{stripped[cut:]}"
+    begin, end = begins[-1], _last_line(lines, begins[-1])
+    text = "\n".join(lines[begin : end + 1])
+    started = _STARTS.search(text)
+    words = _WORDS.match(text, started.end() if started else 0)
+    cut = words.start() + len(re.sub(r"(?:\s|\\(?=\n))+\Z", "", words[0])) if words else 0
+    at = begin + text.count("\n", 0, cut)
+    column = cut - (text.rfind("\n", 0, cut) + 1)
+    said = change.name if change.new == "" else f"{change.name} {change.new}"
+    lines[at] = f"{lines[at][:column]} {said}{lines[at][column:]}"
     return at
 
 
+def _last_line(lines: list[str], at: int) -> int:
+    """The last line of the command that begins there."""
+    while lines[at].rstrip().endswith("\\") and at + 1 < len(lines):
+        at += 1
+    return at
+
+
+_WORDS = re.compile(
+    r"""(?:\s+(?!#)(?!\d?[<>])|"(?:\\.|[^"\\])*"|'[^']*'|`[^`]*`|\$\([^)]*\)|\\\S|\\\n(?!#|\d?[<>])|[^\s"'`\\;&|<>)])*""",
+    re.DOTALL,
+)
+"""the words of a command, up to what ends it or redirects its output"""
 _STARTS = re.compile(
     r"\b(?:torchrun|python[0-9.]*|accelerate\s+launch|deepspeed|srun|mpirun|torch\.distributed)\b"
 )

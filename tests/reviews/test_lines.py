@@ -254,6 +254,54 @@ def test_an_option_is_added_behind_the_command_and_not_within_it() -> None:
     assert text_of(lines) == "torchrun t.py \\\n  --b 2 --new 3\necho done"
 
 
+@pytest.mark.parametrize(
+    ("before", "behind"),
+    [
+        ("torchrun t.py --a 1", ""),
+        ("torchrun t.py --a 1", " # why"),
+        ("torchrun t.py --a b#c", "; echo done"),
+        ("cd x && python t.py --a '1; 2'", " && echo ok || exit 1"),
+        ("(torchrun t.py --a $(nproc --all)", ")"),
+        ("torchrun t.py --a ${B:-3}", " >log 2>&1 &"),
+        ("torchrun t.py \\\n  --a 1", " \\\n  2>&1 \\\n  | tee \\\n  log\necho done"),
+        ('torchrun t.py \\\n  "$@"', " \\\n  # more\necho done"),
+    ],
+)
+def test_an_option_is_added_to_the_words_of_the_command(before: str, behind: str) -> None:
+    lines = f"{before}{behind}".splitlines()
+    _added({"a.sh": lines}, Change("--new", None, "3"))
+    assert text_of(lines) == f"{before} --new 3{behind}"
+
+
+@pytest.mark.parametrize(
+    ("script", "after"),
+    [
+        ('A="--b 2 --ckpt"\ntorchrun t.py $A', 'A="--b 2"\ntorchrun t.py $A'),
+        ('A="--ckpt"\ntorchrun t.py $A', 'A=""\ntorchrun t.py $A'),
+        ("A=(--ckpt)\ntorchrun t.py ${A[@]}", "A=()\ntorchrun t.py ${A[@]}"),
+        ("torchrun t.py --ckpt; echo", "torchrun t.py; echo"),
+        ('A=("--ckpt" "--b")', 'A=("--ckpt" "--b")'),
+    ],
+)
+def test_an_option_goes_from_the_variable_that_holds_it(script: str, after: str) -> None:
+    lines = script.splitlines()
+    _apply(lines, "a.sh", Change("--ckpt", "", None))
+    assert text_of(lines) == after
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        "apiVersion: v1\nargs:\n- |\n  torchrun t.py --b 2\n",
+        'apiVersion: v1\nargs: ["torchrun t.py --b 2"]\n',
+    ],
+)
+def test_the_script_of_a_shell_in_a_manifest_takes_no_further_word(manifest: str) -> None:
+    lines = manifest.splitlines()
+    assert _added({"job.yaml": lines}, Change("--new", None, "3")) == []
+    assert lines == manifest.splitlines()
+
+
 def test_a_key_changes_in_its_own_section_only() -> None:
     lines = "a:\n  enabled: true\nb:\n  enabled: true\n".splitlines()
     assert _apply(lines, "c.yaml", Change("b.enabled", "true", "false")) == ("c.yaml", 3)
