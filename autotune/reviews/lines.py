@@ -76,6 +76,7 @@ def changed_lines(
         own = [change for change in changes if change.file and name in _in_its_file(lines, change)]
         if name.endswith(".json") and own and with_values(text, {c.name: c.new for c in own}):
             changes = [change for change in changes if change not in own]
+    given = {argument.name for argument in started.arguments} if started else set()
     for told in changes:
         alone = _holds_options(told, texts, started)
         change = _as_key(told) if alone else told
@@ -84,7 +85,12 @@ def changed_lines(
             n: text
             for n, text in _in_its_file(lines, change).items()
             if (n in alone if alone else n.endswith(".py") or not is_held)
+            # a default does not count where the command gives the option, by a variable that it computes
+            and not (n.endswith(".py") and change.name.lstrip("-").replace("-", "_") in given)
         }
+        values = (keys_of(name, text_of(text)).get(change.name) for name, text in among.items())
+        if change.file and change.new in values:
+            continue  # YAML's anchors gave it the value
         places = next((p for name in among if (p := _applied(lines[name], name, change))), [])
         left = not places and not _follows(lines, change)
         if left:
@@ -488,7 +494,7 @@ def _of_variable(lines: list[str], name: str, change: Change) -> int | None:
     assert change.old is not None
     assert change.new is not None
     assignment = re.compile(
-        rf"""((?:^|[\s;]){re.escape(name)}=["']?(?:\$\{{{re.escape(name)}:?-)?)([^\s"';}}]+)"""
+        rf"""((?:^|[\s;]){re.escape(name)}=["']?(?:\$\{{{re.escape(name)}:?-)?|\$\{{{re.escape(name)}:?=)([^\s"';}}]+)"""
     )
     for at, line in reversed(list(enumerate(lines))):
         if (
@@ -567,9 +573,9 @@ def _of_key(lines: list[str], file: str, spelled: str, change: Change) -> int | 
 def _changes_alone(held: Mapping[str, str], now: Mapping[str, str], change: Change) -> bool:
     """Whether the value of the change's key, and no other, is another one now. A text that cannot be read any more has no values."""
     differ = {path for path in (*held, *now) if held.get(path) != now.get(path)}
-    if change.name in held:
-        return differ == {change.name}
     key = change.name.lstrip("-").rpartition(".")[2]
+    if change.name in held:  # one line changes several values where YAML's anchors repeat it
+        return change.name in differ and {path.rpartition(".")[2] for path in differ} == {key}
     return {path.rpartition(".")[2].replace("-", "_") for path in differ} <= {key.replace("-", "_")}
 
 

@@ -154,7 +154,14 @@ def _add_to_yaml(lines: list[str], sections: list[str], rest: list[str], value: 
 
 
 def _add_to_json(lines: list[str], sections: list[str], rest: list[str], value: str) -> int | None:
-    at = next((n for n, line in enumerate(lines) if line.strip() == "{"), None)
+    *inner, key = rest
+    begin = "".join(f'"{section}": {{' for section in inner)
+    entry = f'{begin}"{key}": {_written_value(value)}{"}" * len(inner)},'
+    at = next((n for n, line in enumerate(lines) if line.lstrip().startswith("{")), None)
+    if at is not None and not sections and lines[at].strip() != "{":
+        before, _, behind = lines[at].partition("{")
+        lines[at] = f"{before}{{{entry} {behind.lstrip()}"
+        return at
     for section in sections:
         opens = re.compile(rf'\s*"{re.escape(section)}"\s*:\s*\{{\s*$')
         at = next(
@@ -163,11 +170,9 @@ def _add_to_json(lines: list[str], sections: list[str], rest: list[str], value: 
         )
     if at is None:
         return None
-    *inner, key = rest
-    begin = "".join(f'"{section}": {{' for section in inner)
     following = lines[at + 1] if at + 1 < len(lines) else ""
     indent = following[: len(following) - len(following.lstrip())]
-    lines[at] += f'\n{indent}{begin}"{key}": {_written_value(value)}{"}" * len(inner)},'
+    lines[at] += f"\n{indent}{entry}"
     return at
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import autotune
+from autotune.reviews.lines import edited
 from tests.onboarding.drafting import drafted, loaded
 
 CLUSTER = "h200-sxm-1x8"
@@ -130,3 +131,100 @@ def test_all_sizes_of_a_model_count_and_the_others_are_named(
     said = next((each for each in found.assumed if each.startswith("model: taken as having")), "")
     assert taken in said
     assert bool(said) == bool(taken)
+
+
+@pytest.mark.parametrize(
+    ("program", "unclear"),
+    [
+        ("deepspeed.initialize(model=build(args.model), config='ds.json')", "deepspeed.initialize without an argument"),
+        ("deepspeed.initialize(args=args, model=PipelineModule(layers=layers(), num_stages=4))", "PipelineModule(num_stages=4)"),
+    ],
+)  # fmt: skip
+def test_what_the_code_alone_tells_deepspeed_is_named(
+    tmp_path: Path, program: str, unclear: str
+) -> None:
+    option = 'parser.add_argument("--micro-batch-size", type=int, default=2)\n'
+    text = PROGRAM.replace("parser = deepspeed", f"{option}parser = deepspeed")
+    text = text.replace("deepspeed.initialize(args=args, model=build(args.model))", program)
+    run = _launch(tmp_path, {"train_micro_batch_size_per_gpu": 2, **ZERO_2}, program=text)
+    if "PipelineModule" not in program:
+        run.write_text("deepspeed --num_gpus 8 train.py\n")
+    found = autotune.review(run, cluster=CLUSTER, batch=64)
+    assert any(unclear in missing.what for missing in found.missing)
+
+
+def test_a_loop_whose_batch_is_not_that_of_the_file_is_named(tmp_path: Path) -> None:
+    option = 'parser.add_argument("--batch-size", type=int, default=4)\nparser = deepspeed'
+    text = PROGRAM.replace("parser = deepspeed", option)
+    run = _launch(tmp_path, {"train_batch_size": 64, **ZERO_2}, program=text)
+    (missing,) = autotune.review(run, cluster=CLUSTER).missing
+    assert "a batch of 64 is not 1 x 4 on 8 replicas" in missing.what
+
+
+def _own(folder: Path, declared: str, words: str) -> Path:
+    names = ["n-layer", "n-embd", "n-head", "vocab-size", "batch-size", "seq-len"]
+    options = "".join(f'p.add_argument("--{name}", type=int)\n' for name in names)
+    text = f"import argparse, torch\np = argparse.ArgumentParser()\n{options}{declared}\na = p.parse_args()\n"
+    (folder / "train.py").write_text(text)
+    run = folder / "run.sh"
+    run.write_text(f"torchrun --nproc-per-node 8 train.py {SIZES} {words}\n")
+    return run
+
+
+@pytest.mark.parametrize(
+    ("declared", "words"),
+    [
+        ('p.add_argument("--num-encoder-layers", type=int, default=2)', ""),
+        ('p.add_argument("--patch-size", type=int)', "--patch-size 16"),
+        ('p.add_argument("--num-experts", type=int, default=8)', ""),
+    ],
+)
+def test_a_model_that_its_sizes_do_not_say_is_asked_for(
+    tmp_path: Path, declared: str, words: str
+) -> None:
+    found = autotune.review(_own(tmp_path, declared, words), cluster=CLUSTER, precision="bf16")
+    assert "the model's shape" in {missing.what for missing in found.missing}
+
+
+@pytest.mark.parametrize(
+    ("declared", "words", "more"),
+    [
+        ('p.add_argument("--mlp-ratio", type=float, default=4.0)', "--mlp-ratio 3", {"ffn_hidden_size": 192}),
+        ('p.add_argument("--activation", default="gelu")', "--activation swiglu", {"gated_mlp": True}),
+        ('p.add_argument("--activation", default="gelu")', "", {"gated_mlp": False}),
+        ('p.add_argument("--num-experts", type=int, default=1)', "", {"num_experts": 0}),
+    ],
+)  # fmt: skip
+def test_sizes_that_are_said_otherwise_count(
+    tmp_path: Path, declared: str, words: str, more: dict[str, Any]
+) -> None:
+    found = autotune.review(_own(tmp_path, declared, words), cluster=CLUSTER, precision="bf16")
+    assert found.study is not None
+    model = found.study.workload.model
+    assert {name: getattr(model, name) for name in more} == more
+
+
+ANCHORS = """\
+defaults: &defaults
+  batch_size: 1  # of a rank
+  seq_len: 128
+model: {n_layer: 2, n_embd: 64, n_head: 4, vocab_size: 1000}
+train:
+  <<: *defaults
+  grad_accum_steps: 16
+  bf16: true
+"""
+
+
+def test_a_value_that_an_anchor_repeats_is_told_everywhere(tmp_path: Path) -> None:
+    program = "import argparse, torch, yaml\np = argparse.ArgumentParser()\np.add_argument('--config')\na = p.parse_args()\nc = yaml.safe_load(open(a.config))\n"
+    files = {"run.sh": "torchrun --nproc-per-node 8 train.py --config c.yaml\n", "train.py": program, "c.yaml": ANCHORS}  # fmt: skip
+    told = drafted(tmp_path, files, cluster=CLUSTER).document["trainer"]["files"]["c.yaml"]
+    of_step = {"batch_size": "{micro_batch_size}", "seq_len": "{seq_len}"}
+    assert told["defaults"] == of_step
+    assert of_step.items() <= told["train"].items()
+    found = autotune.review(tmp_path / "run.sh", cluster=CLUSTER)
+    assert found.together is not None
+    assert found.unplaced == ()
+    (tmp_path / "c.yaml").write_text(edited(found.texts, found.lines)["c.yaml"])
+    assert autotune.review(tmp_path / "run.sh", cluster=CLUSTER).config == found.together.config

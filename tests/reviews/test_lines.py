@@ -155,7 +155,7 @@ def test_a_key_that_a_file_lacks_is_written_in_its_section(
 
 
 def test_a_flat_file_without_lines_of_its_own_is_left_alone() -> None:
-    lines = {"a.json": ['{"x": 1}'], "b.yaml": ["model: {x: 1}"]}
+    lines = {"a.json": ['{"model": {"x": 1}}'], "b.yaml": ["model: {x: 1}"]}
     kept = {name: list(text) for name, text in lines.items()}
     assert with_key(lines, "model.enable", "true") == []
     assert lines == kept
@@ -317,6 +317,33 @@ def test_json_is_written_anew_with_its_commas_and_sections() -> None:
     lines = json.dumps(document, indent=2).splitlines()
     assert with_values(lines, {"a.x": None, "b.y": None, "b.z": "two", "c.d": "[1]"})
     assert json.loads(text_of(lines)) == {"b": {"z": "two"}, "keep": [1], "c": {"d": [1]}}
+
+
+def test_a_key_is_added_behind_the_bracket_that_opens_json() -> None:
+    lines = ['{"a": 1,', ' "b": {"c": 2}}']
+    assert with_key({"c.json": lines}, "new", "3") == [("c.json", 0)]
+    assert lines == ['{"new": 3, "a": 1,', ' "b": {"c": 2}}']
+
+
+def test_a_default_stays_where_the_command_computes_the_value(tmp_path: Path) -> None:
+    options = "".join(
+        f'p.add_argument("--{name}", type=int, default={value})\n'
+        for name, value in {"n-layer": 2, "n-embd": 64, "n-head": 4, "vocab-size": 1000, "batch-size": 1, "grad-accum": 16, "seq-len": 128}.items()
+    )  # fmt: skip
+    program = (
+        f"import argparse, torch\np = argparse.ArgumentParser()\n{options}a = p.parse_args()\n"
+    )
+    file_with(tmp_path / "train.py", program)
+    run = file_with(
+        tmp_path / "run.sh",
+        ': "${BS:=1}"\nACC=$((16 / BS))\n'
+        "torchrun --nproc-per-node 8 train.py --batch-size $BS --grad-accum $ACC\n",
+    )
+    found = review(run, cluster="h200-sxm-1x8", precision="bf16")
+    assert found.together is not None
+    assert {(line.file, line.line) for line in found.lines} == {("run.sh", 1)}
+    (unplaced,) = found.unplaced
+    assert unplaced.startswith("--grad-accum=")
 
 
 def test_json_of_another_form_is_left_to_its_lines() -> None:

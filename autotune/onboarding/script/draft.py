@@ -545,11 +545,23 @@ def _no_baseline(found: OptionMatches, ranks: RanksToday) -> str:
         return _UNSAID_STEPS
     batch, _, _ = _batches(found, ranks)
     per_step = micro * ranks.replicas_of_trials
+    if (
+        isinstance(batch, int)
+        and (steps := _steps_by_deepspeed(found))
+        and batch != per_step * steps
+    ):
+        return f"a batch of {batch} is not {steps} x {micro} on {ranks.replicas_of_trials} replicas"
     if isinstance(batch, int) and (
         batch % per_step or (batch != per_step and not _accumulates(found))
     ):
         return f"a batch of {batch} cannot be divided into micro-batches of {micro} on {ranks.replicas_of_trials} replicas"
     return ""
+
+
+def _steps_by_deepspeed(found: OptionMatches) -> int | None:
+    """The accumulation that DeepSpeed's file gives."""
+    of_file = found.template.options if found.template else ()
+    return next((o.given for o in of_file if o.name == "accumulation_steps"), None)
 
 
 def _baseline(found: OptionMatches, ranks: RanksToday) -> Iterator[Entry]:
@@ -606,7 +618,9 @@ def _model(found: OptionMatches, asked: str | None, cwd: Path, folder: Path) -> 
     is_default = _held_elsewhere(found.script) and not any(
         found.used[target][0].given for target in SHAPE if target in found.used
     )
-    if all(isinstance(sizes[target], int) for target in SHAPE[:3]) and not is_default:
+    routes_unsaid = (found.count("num_experts") or 1) > 1 and not found.count("experts_per_token")
+    is_other = bool(found.of_other_models) or routes_unsaid
+    if all(isinstance(sizes[target], int) for target in SHAPE[:3]) and not (is_default or is_other):
         return _shape(found, {**sizes, "vocab_size": sizes["vocab_size"] or VOCAB_SIZE})
     return None
 
@@ -624,6 +638,11 @@ def _shape(found: OptionMatches, sizes: dict[str, Any]) -> Entry:
     """The model by the sizes that the program is told, with what they leave open."""
     said = {name: found.count(name) for name in MORE_OF_SHAPE}
     flags = {name: found.default(name) for name in FLAGS_OF_SHAPE if name in found.used}
+    ratio = found.default("ffn_ratio")
+    if isinstance(ratio, int | float) and ratio > 0:
+        said["ffn_hidden_size"] = said["ffn_hidden_size"] or round(ratio * sizes["hidden_size"])
+    if said["num_experts"] == 1:
+        said["num_experts"] = said["experts_per_token"] = None
     told = {**{name: size for name, size in said.items() if size}, **flags}
     open_ = ", ".join(words for name, words in _USUAL_SHAPE.items() if name not in told)
     comments = [] if found.count("vocab_size") else ["fill in: vocab_size"]

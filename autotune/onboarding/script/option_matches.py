@@ -18,9 +18,11 @@ from typing import Any, final
 
 from autotune.onboarding.configuration_files import decided_for
 from autotune.onboarding.draft import Place
+from autotune.onboarding.launch.launch_script import value_of
 from autotune.onboarding.script.adapters import loaded_in
 from autotune.onboarding.script.option_names import (
     OF_MODEL,
+    OTHER_MODELS,
     Meaning,
     are_of_fairseq,
     counts_tokens,
@@ -32,6 +34,9 @@ from autotune.onboarding.script.option_names import (
 )
 from autotune.onboarding.script.options import ScriptOption
 from autotune.onboarding.script.reading import Script, starts_one
+from autotune.onboarding.settings.file import (
+    OPTIONS as DEEPSPEED_FILES,
+)
 from autotune.onboarding.settings.file import (
     SettingsFile,
     Template,
@@ -88,6 +93,10 @@ class OptionMatches:
     """flags by which the run is watched, and that it is started with"""
     finds_batch: list[ScriptOption] = field(default_factory=list)
     """options by which it changes its batch by itself"""
+    of_other_models: list[ScriptOption] = field(default_factory=list)
+    """options that models have which are no decoders"""
+    repeated: list[tuple[str, ScriptOption]] = field(default_factory=list)
+    """(knob or figure, value) of the file of settings that says again what another of its values says"""
 
     def default(self, target: str) -> Any:
         """The script's own value of a knob or figure, by option or constant; None where it does not say."""
@@ -148,6 +157,9 @@ class OptionMatches:
             option.name: f"{{{meaning.expression or target}}}"
             for target, (option, meaning) in self._told_by_file
         }
+        for target, option in self.repeated:
+            if target in self.used and (first := self.used[target][0].name) in told:
+                told[option.name] = told[first]
         if self.settings and told:
             log = (
                 {self.log_interval.name: 1}
@@ -203,7 +215,7 @@ def match_options(script: Script, cwd: Path) -> OptionMatches:
             f"{each.shown}={each.present} (a batch in tokens is `{each.prefix}{{micro_batch_size * seq_len}}`)"
             for each in filter(may_be_batch, options)
         ]
-    found.unclear += _contradicting(found)
+    found.unclear += [*_contradicting(found), *_said_by_code(found)]
     _tell_precision_once(found, decided)
     if found.settings and found.settings.name not in found.files:
         found.settings = None
@@ -248,6 +260,8 @@ def _sort(found: OptionMatches, option: ScriptOption, meaning: Meaning | None) -
     name, is_flag = _last(option), option.kind == "flag"
     if is_flag and option.given is True and TRACKERS.fullmatch(name) and not option.prefix:
         found.trackers.append(option)
+    if OTHER_MODELS.fullmatch(name) and option.present is not None:
+        found.of_other_models.append(option)
     if FINDS_BATCH.fullmatch(name) and option.present not in (None, False):
         found.finds_batch.append(option)
     if (why := _unclear(option, meaning)) is not None:
@@ -268,7 +282,21 @@ def _sort(found: OptionMatches, option: ScriptOption, meaning: Meaning | None) -
         found.precision_flags.append((option, meaning))
     elif is_of_model or not _is_launched_otherwise(meaning.target, found.script):
         found.required += [option] if is_of_model and is_asked else []
-        found.used.setdefault(meaning.target, (option, meaning))
+        first, _ = found.used.setdefault(meaning.target, (option, meaning))
+        if option is not first and not is_of_model:
+            _sort_repeated(found, meaning.target, option, first)
+
+
+def _sort_repeated(
+    found: OptionMatches, target: str, option: ScriptOption, first: ScriptOption
+) -> None:
+    """The same key in another section of one file, as YAML's anchors repeat it, says the same or is unclear."""
+    if _last(option) != _last(first) or not option.is_in_file or option.file != first.file:
+        return
+    if option.present == first.present:
+        found.repeated.append((target, option))
+    elif target in ("micro_batch_size", "accumulation_steps"):
+        found.unclear.append(f"{first.name}={first.present} beside {option.name}={option.present}")
 
 
 def _is_of_a_used_part(option: ScriptOption, script: Script) -> bool:
@@ -339,6 +367,16 @@ def _contradicting(found: OptionMatches) -> Iterator[str]:
         option, meaning = found.used[of_file.name]
         if not meaning.expression and option.present not in (None, of_file.given):
             yield f"{option.shown}={option.present} beside {of_file.given} in {of_file.file}"
+
+
+def _said_by_code(found: OptionMatches) -> Iterator[str]:
+    """What the code alone tells DeepSpeed or a pipeline."""
+    script = found.script
+    is_told = script.started is None or value_of(script.arguments, *DEEPSPEED_FILES)
+    if script.initializes_deepspeed and not is_told:
+        yield "deepspeed.initialize without an argument for its file"
+    if script.pipelined and "pp" not in found.used:
+        yield f"{script.pipelined} without an option for the stages"
 
 
 _BY_VARIABLE = frozenset(

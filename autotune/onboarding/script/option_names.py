@@ -46,7 +46,12 @@ FLAGS_OF_SHAPE = {
     "tied_embeddings": r"(use_)?tied?_(word_|input_output_)?embeddings?(_weights)?|tied?_weights|weight_tying|share_(input_output_)?embeddings?",
 }
 """flags of it, by the names of their options"""
-OF_MODEL = frozenset({*SHAPE, *MORE_OF_SHAPE, *FLAGS_OF_SHAPE, "model"})
+OTHER_MODELS = re.compile(
+    r"(num_|n_)?enc(oder)?_(num_)?(hidden_)?(layers?|depth)|(patch|im(age|g))_?size|(num_|n_)?mels?|in_chan(nel)?s"
+)
+"""options of encoders with decoders, and of models of images and sound"""
+_ACTIVATION = re.compile(r"(hidden_)?act(ivation)?(_fn|_func(tion)?|_type)?|(mlp|ffn)_type")
+OF_MODEL = frozenset({*SHAPE, *MORE_OF_SHAPE, *FLAGS_OF_SHAPE, "ffn_ratio", "model"})
 """what says which model is trained: read, and told to no trial"""
 _FAMILIES = (
     {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"},
@@ -124,6 +129,9 @@ def meaning_of(
     name = _last(option.name)
     if option.kind == "flag":
         return _flag(option, name, autocast)
+    if _ACTIVATION.fullmatch(name):
+        is_gated = re.fullmatch(r"(swi|ge|re)?glu", str(option.present).lower()) is not None
+        return Meaning(target="gated_mlp", default=True) if is_gated else None
     target = "zero_stage" if name == "stage" and set(option.choices) == _STAGES else target_of(name)
     if of_fairseq and name == MAYBE_TOKENS:
         target = "micro_batch_size"

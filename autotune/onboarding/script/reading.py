@@ -180,6 +180,10 @@ class Script:
     """the matrices that its text gives adapters (`LoraConfig(target_modules=[...])`)"""
     computes_targets: bool = False
     """whether its text computes them"""
+    pipelined: str = ""
+    """the call of its text that makes pipeline stages"""
+    initializes_deepspeed: bool = False
+    """whether its text makes an engine of DeepSpeed"""
     unread: str = ""
     """arguments of a trainer in its text that are not understood beside its options, and their line"""
 
@@ -294,8 +298,19 @@ def read_script(
         loaded=loaded_model(tree),
         targets=_targets(whole),
         computes_targets=_computes_targets(whole),
+        initializes_deepspeed=re.search(r"\bdeepspeed\.initialize\(", text) is not None,
+        pipelined=next(_pipelined(whole), ""),
         unread=unread,
     )
+
+
+def _pipelined(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and called_name(node) in ("PipelineModule", "PipelineStage"):
+            stages = keywords_of(node).get("num_stages")
+            if stages is None or literal_or_none(stages) != 1:
+                said = f"num_stages={ast.unparse(stages)}" if stages is not None else "..."
+                yield f"{called_name(node)}({said})"
 
 
 _SPAWN = re.compile(r"((torch\.)?(multiprocessing|mp)\.)?(spawn|start_processes)")

@@ -53,6 +53,7 @@ NAMES: Mapping[str, str] = {
     "vocab_size": "vocab(_size)?|padded_vocab_size",
     "num_kv_heads": "n_?kv_?heads?|num_(kv|key_value)_heads|(num|n)_(query|kv)_groups|kv_heads",
     "ffn_hidden_size": "(ffn|mlp|ff)_?(hidden_)?(size|dim)|ffn_(inner_)?hidden_size|intermediate_(size|dim)|d_(ff|ffn|mlp)|n_inner|inner_dim|dim_feedforward|feed_?forward_(size|dim)",
+    "ffn_ratio": "(mlp|ffn|ff)_(ratio|mult(iplier)?|expansion(_factor)?)|expansion_(factor|ratio)|widening_factor",
     "attention_head_dim": "(attention_)?head_(dim|size)|d_head|kv_channels|d_kv",
     "num_experts": "(num|n)_(local_|routed_)?experts",
     "experts_per_token": "(num_)?experts_per_tok(en)?|moe_(router_)?top_?k|num_selected_experts|router_top_?k",
