@@ -103,7 +103,7 @@ def changed_lines(
         if left and is_held:
             unplaced.append(f"{change.name.lstrip('-')}={change.new}")
         elif left:
-            unplaced.append(change.name if change.new is None else f"{change.name}={change.new}")
+            unplaced.append(f"{change.name}={change.new}" if change.new else change.name)
     found = []
     for name in sorted(lines):
         for at, (old, new) in enumerate(zip(unedited[name], lines[name], strict=True), start=1):
@@ -440,7 +440,7 @@ def _of_option(lines: list[str], spelled: str, change: Change, *, has_flags: boo
         pattern = re.compile(
             rf"""(?:^|\s|(?<==["'(]))--?{spelled}"""
             + r"""(?:(?:=|\s+)(?!-)[^\s\\"')]+)""" * count
-            + r"""(?=[\s\\;)]|["']\s*$|$)"""
+            + r"""(?=[\s\\;)]|["']\s*(?:\#|$)|$)"""
         )
         for at, line in enumerate(lines):
             if not _is_comment(line) and pattern.search(line):
@@ -455,7 +455,7 @@ def _of_option(lines: list[str], spelled: str, change: Change, *, has_flags: boo
     if change.old in (None, ""):
         return None
     option = re.compile(
-        rf"""((?<![\w-])--?(?:[\w.]+\.)?{spelled}(?:=|\s+|["']\s*,\s*["']|["']?\s*$))(["']?)([^\s"'\\]+)"""
+        rf"""((?<![\w-])--?(?:[\w.]+\.)?{spelled}(?:=|\s+|["']\s*,\s*["']|["']?\s*$))(["']?)([^\s"'\\;)]+)"""
     )
     listed = re.compile(rf"""^\s*-\s*["']?--?(?:[\w.]+\.)?{spelled}["']?\s*$""")
     bare = re.compile(rf"""(?<![\w-])--?(?:[\w.]+\.)?{spelled}(?=\s+-|["',\]]|\s*\\?$)""")

@@ -228,3 +228,15 @@ def test_a_value_that_an_anchor_repeats_is_told_everywhere(tmp_path: Path) -> No
     assert found.unplaced == ()
     (tmp_path / "c.yaml").write_text(edited(found.texts, found.lines)["c.yaml"])
     assert autotune.review(tmp_path / "run.sh", cluster=CLUSTER).config == found.together.config
+
+
+def test_sections_with_different_batches_are_named(tmp_path: Path) -> None:
+    program = "import argparse, torch, yaml\np = argparse.ArgumentParser()\np.add_argument('--config')\na = p.parse_args()\nc = yaml.safe_load(open(a.config))\n"
+    (tmp_path / "train.py").write_text(program)
+    (tmp_path / "c.yaml").write_text(
+        ANCHORS.replace("  grad_accum", "  batch_size: 4\n  grad_accum")
+    )
+    run = tmp_path / "run.sh"
+    run.write_text("torchrun --nproc-per-node 8 train.py --config c.yaml\n")
+    (missing,) = autotune.review(run, cluster=CLUSTER).missing
+    assert "defaults.batch_size=1 beside train.batch_size=4" in missing.what

@@ -273,10 +273,18 @@ def test_an_option_is_added_to_the_words_of_the_command(before: str, behind: str
     assert text_of(lines) == f"{before} --new 3{behind}"
 
 
+def test_a_value_ends_where_the_command_ends() -> None:
+    lines = ["(torchrun t.py --b 2); python t.py --c 3; echo"]
+    for change in (Change("--b", "2", "4"), Change("--c", "3", "6")):
+        assert _apply(lines, "a.sh", change) == ("a.sh", 0)
+    assert lines == ["(torchrun t.py --b 4); python t.py --c 6; echo"]
+
+
 @pytest.mark.parametrize(
     ("script", "after"),
     [
         ('A="--b 2 --ckpt"\ntorchrun t.py $A', 'A="--b 2"\ntorchrun t.py $A'),
+        ('A="$A --ckpt" # why\ntorchrun t.py $A', 'A="$A" # why\ntorchrun t.py $A'),
         ('A="--ckpt"\ntorchrun t.py $A', 'A=""\ntorchrun t.py $A'),
         ("A=(--ckpt)\ntorchrun t.py ${A[@]}", "A=()\ntorchrun t.py ${A[@]}"),
         ("torchrun t.py --ckpt; echo", "torchrun t.py; echo"),
