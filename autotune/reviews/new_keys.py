@@ -17,7 +17,15 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from autotune.errors import AutotuneError
-from autotune.trainers.present_configuration import DOCUMENTS, flat, parse_document
+from autotune.trainers.present_configuration import (
+    DOCUMENTS,
+    at_path,
+    flat,
+    merged,
+    nested,
+    parse_document,
+    without,
+)
 
 GONE = "\\"
 """what a line becomes that goes: to a shell it is nothing, and the command goes on"""
@@ -29,18 +37,29 @@ def text_of(lines: list[str]) -> str:
 
 
 def with_values(lines: list[str], values: Mapping[str, str | None]) -> bool:
-    """Gives a JSON file these values, by their paths; None: the key goes, and its section if nothing else is in it. False, and nothing changes, if the file is not as `json.dumps` indents it."""
+    """Gives a JSON file these values, by their paths; None: the key goes, and its section if nothing else is in it. False, and nothing changes, if the file is
+    not as `json.dumps` indents it, or has keys with dots, or cannot hold all of them."""
     text = text_of(lines)
     try:
         document = json.loads(text)
     except ValueError:
         return False
     indent = next((n for n in (2, 4, 1, 8) if json.dumps(document, indent=n) == text), None)
-    if indent is None:
+    if indent is None or not isinstance(document, dict):
         return False
-    for path, value in values.items():
-        _set(document, path.split("."), value)
-    written = json.dumps(document, indent=indent).splitlines()
+    held = dict(flat(document))
+    if any(at_path(document, path) != value for path, value in held.items()):
+        return False  # a dot belongs to a key
+    told = {
+        path: value if isinstance(held.get(path), str) else _typed(value)
+        for path, value in values.items()
+        if value is not None
+    }
+    kept = without(document, lambda path, _: path in values and values[path] is None)
+    changed = merged(kept, nested(told))
+    if any(at_path(changed, path) != value for path, value in told.items()):
+        return False
+    written = json.dumps(changed, indent=indent).splitlines()
     matcher = difflib.SequenceMatcher(a=list(lines), b=written, autojunk=False)
     for _, begin, end, first, last in reversed(matcher.get_opcodes()):
         if lines[begin:end] == written[first:last]:
@@ -51,21 +70,6 @@ def with_values(lines: list[str], values: Mapping[str, str | None]) -> bool:
         else:
             lines[begin:end] = [new if last > first else GONE, *[GONE] * (end - begin - 1)]
     return True
-
-
-def _set(section: dict[str, Any], path: list[str], value: str | None) -> None:
-    """Sets the value, or removes it and the sections that it leaves empty."""
-    key, *rest = path
-    if rest:
-        inner = section.setdefault(key, {}) if value is not None else section.get(key)
-        if isinstance(inner, dict):
-            _set(inner, rest, value)
-            if not inner:
-                del section[key]
-    elif value is None:
-        section.pop(key, None)
-    else:
-        section[key] = value if isinstance(section.get(key), str) else _typed(value)
 
 
 def _typed(value: str) -> Any:

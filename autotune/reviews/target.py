@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from autotune.assets import search_spaces
@@ -35,6 +35,7 @@ from autotune.reviews.manifest import gpus_of, is_manifest, launch_of
 from autotune.spec import ParallelConfig, catalog
 from autotune.temporary_folders import TemporaryFolder
 from autotune.trainers import trainer, trainer_names
+from autotune.trainers.launch_files import SCRIPT
 from autotune.trainers.present_configuration import DOCUMENTS
 
 _FOLDER: ContextVar[str] = ContextVar("folder", default="")
@@ -69,7 +70,6 @@ def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
 
 COMMAND = "command"
 """name of a command that no file holds"""
-LAUNCH = "launch.sh"
 _OF_SPEC = ("workload", "model")
 
 
@@ -110,7 +110,9 @@ def read_target(
         return _of_command(shlex.join(target), COMMAND, Path.cwd(), model=model, cluster=cluster)
     path = Path(target)
     if (folder := exported_folder(path)).is_dir():
-        names = [LAUNCH, *read_present(folder).files]
+        of_model = "config.json"  # says which model it is, and takes no setting
+        files = (n for n in read_present(folder).files if PurePosixPath(n).name != of_model)
+        names = [SCRIPT, *files]
         texts = {name: _text(folder / name) for name in names if (folder / name).is_file()}
         return _drafted(folder, path.name, texts, None, model=model, cluster=cluster)
     text = _text(path)

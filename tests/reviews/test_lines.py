@@ -354,7 +354,23 @@ def test_a_default_stays_where_the_command_computes_the_value(tmp_path: Path) ->
     assert unplaced.startswith("--grad-accum=")
 
 
-def test_json_of_another_form_is_left_to_its_lines() -> None:
-    lines = ['{"a":  1}']
-    assert not with_values(lines, {"a": "2"})
-    assert lines == ['{"a":  1}']
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ('{"a":  1}', {"a": "2"}),
+        (json.dumps({"a.b": 1}, indent=2), {"a.b": "2"}),
+        (json.dumps({"a": 1}, indent=2), {"a": "null"}),
+        ("[]", {"a": "1"}),
+    ],
+    ids=["otherwise indented", "a dot of a key", "null", "no mapping"],
+)
+def test_other_json_is_left_to_its_lines(text: str, values: dict[str, str | None]) -> None:
+    lines = text.splitlines()
+    assert not with_values(lines, values)
+    assert lines == text.splitlines()
+
+
+def test_a_section_takes_the_place_of_a_plain_value() -> None:
+    lines = json.dumps({"fsdp_config": "fsdp.json", "x": 1}, indent=2).splitlines()
+    assert with_values(lines, {"fsdp_config.version": "2"})
+    assert json.loads(text_of(lines)) == {"fsdp_config": {"version": 2}, "x": 1}
