@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.spec import ModelSpec, ParallelConfig, Workload
+from autotune.spec import Measurement, ModelSpec, ParallelConfig, Workload
 from autotune.spec.catalog import cluster_of
 from autotune.trainers import trainer, write_launch
 from autotune_workers.launch import main
@@ -58,9 +58,12 @@ def test_it_trains_with_torchrun(tmp_path: Path) -> None:
     steps = [metrics for line in done.stdout.splitlines() if (metrics := native.parse_line(line))]
     assert [metrics.step for metrics in steps] == [0, 1, 2, 3, 4]  # two of them warm up
     assert all(metrics.loss is not None and 0 < metrics.loss < 8 for metrics in steps)
-    measurement = json.loads(done.stdout.splitlines()[-1])["measurement"]
-    assert measurement["num_ranks"] == 2
-    assert len(measurement["step_times_s"]) == 3
+    assert native.parse_line(done.stdout.splitlines()[-1]) is None
+    result = json.loads(done.stdout.splitlines()[-1])["result"]
+    measurement = Measurement.from_dict(json.loads((tmp_path / "measurement.json").read_text()))
+    assert (measurement.num_ranks, len(measurement.step_times_s)) == (2, 3)
+    assert (result["steps"], result["tokens_per_s"]) == (3, measurement.tokens_per_s)
+    assert len(json.dumps(result)) < 400
 
 
 def test_wrong_requests_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

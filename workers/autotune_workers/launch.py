@@ -1,7 +1,8 @@
 """Trains an exported config outside any study: `torchrun -m autotune_workers.launch request.json`, on every node.
 
-The request is a `TrialRequest` as plain values (trainer `native` writes it). Rank 0 prints one JSON object per optimizer step, and at
-the end one with the measurement. Exit codes: 0 trained, 1 refused or failed, 2 no such request or not the ranks that it needs.
+The request is a `TrialRequest` as plain values (trainer `native` writes it). Rank 0 prints one JSON object per optimizer step and one
+with the result, and writes the whole measurement to `measurement.json` beside the request. Exit codes: 0 trained, 1 refused or failed,
+2 no such request or not the ranks that it needs.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from autotune.errors import AutotuneError
 from autotune.ports import TrialRequest
 from autotune.spec.plain import to_plain
+from autotune.whole_files import whole_file
 from autotune_workers.training.rendezvous import tear_down
 from autotune_workers.training.run_trial import (
     RankContext,
@@ -30,6 +32,8 @@ from autotune_workers.training.run_trial import (
     run_trial,
 )
 
+MEASUREMENT = "measurement.json"
+"""the file beside the request, with every series and the evidence of each rank"""
 MAX_REQUEST_BYTES = 1 << 20
 """a longer file is no request"""
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
@@ -56,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    return train(request)
+    return train(request, options.request.parent / MEASUREMENT)
 
 
 def read_request(path: Path) -> TrialRequest:
@@ -67,8 +71,8 @@ def read_request(path: Path) -> TrialRequest:
     return TrialRequest.from_dict(json.loads(text))
 
 
-def train(request: TrialRequest) -> int:
-    """Trains on the ranks that torchrun started; collective. Returns the exit code."""
+def train(request: TrialRequest, target: Path) -> int:
+    """Trains on the ranks that torchrun started; collective. Rank 0 writes the measurement to `target`. Returns the exit code."""
     rank = int(os.environ.get("RANK", "0"))
     device = _device(request)
     _initialize(device)
@@ -79,8 +83,29 @@ def train(request: TrialRequest) -> int:
     if result is None:
         return 1
     if rank == 0:
-        _say({"measurement": result.measurement.to_dict(), "stopped": result.stopped})
+        _report(result, target)
     return 0
+
+
+def _report(result: TrialResult, target: Path) -> None:
+    """The line with the result, and the file with the whole measurement."""
+    measurement = result.measurement
+    try:
+        with whole_file(target, mode=0o644) as part:
+            part.write_text(json.dumps(measurement.to_dict()), encoding="utf-8")
+    except OSError as error:
+        print(f"the measurement was not saved: {error}", file=sys.stderr, flush=True)
+    # One object inside another: a line with a speed of its own would be read as one of a step.
+    result_line = {
+        "steps": len(measurement.step_times_s),
+        "tokens_per_s": measurement.tokens_per_s,
+        "median_step_time_s": measurement.step_time_s,
+        "peak_memory_bytes": measurement.peak_memory_bytes,
+        "skipped_steps": measurement.skipped_steps,
+        "nonfinite_steps": measurement.nonfinite_steps,
+        "stopped": result.stopped,
+    }
+    _say({"result": result_line})
 
 
 def _result(request: TrialRequest, context: RankContext) -> TrialResult | None:
