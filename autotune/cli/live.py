@@ -2,9 +2,8 @@
 
 `LiveView` takes the loop's events (`autotune.study.progress`) of a study that runs in this process, or the result so far of one that runs elsewhere.
 
-A figure that was shown stays: a config's row has the figures of its first run, as measured. What finals add shows in the number of runs, and figures that they measure
-again are marked. Pooled figures would move with every final run, those of all other configs with every run of the baseline, and be read as results each time. They
-come once, in the table at the end.
+A figure that was shown stays: a config's row has the figures of its first run. What finals add shows in the number of runs, and figures that they measure
+again are marked. Pooled figures would move with every final run, and be read as results each time. They come once, in the table at the end.
 """
 
 from __future__ import annotations
@@ -51,9 +50,7 @@ if TYPE_CHECKING:
 REDRAWS_PER_S = 4
 JUDGING = 20.0
 """times as long as the result so far took to work out, it is kept"""
-IN_FINALS = (
-    f"{RE_MEASURED} is being re-measured; final figures come at the end, corrected for drift"
-)
+IN_FINALS = f"{RE_MEASURED} is being re-measured; its final figures come at the end"
 
 
 class LiveView:

@@ -74,8 +74,8 @@ STATUS_COLOURS: Mapping[str, str] = {
 }
 
 SPEEDS = (
-    "Tokens/s are corrected for machine drift with the baseline, unlike the first runs that a running study shows, "
-    "and exclude disturbed final runs."
+    "Tokens/s are at the machine's speed at the start of the study, measured by the baseline. "
+    "Disturbed final runs are excluded."
 )
 """under tables of trials: which figure a config has (`autotune.results.config_figures`)"""
 AS_MEASURED = "Tokens/s are as measured: {why}, so drift is not corrected and there is no speedup."

@@ -1,21 +1,22 @@
 """The figure of a config: the one speed that every table, page and answer shows of it, with the step time and the cost that follow from it.
 
     v      tokens/s of a measurement              v_0    tokens/s of the baseline around the same time
-    V_0    tokens/s of the baseline: its final rounds pooled, else its first measurement
+    V_0    tokens/s of the baseline at the machine's first level
 
     figure = V_0 v / v_0
 
-v_0 of a final round is V_0 times what the median speed of the baseline's run in it is to that of its pooled rounds; where that run was cancelled or failed, its run in the round before counts.
-Of the search it is V_0 less what the baseline's median speeds (mean of the logarithms of its runs) gained from the search to the finals. By medians, because one slow step among the few of a run of the default
-config would move all configs of the same time against the others.
+Of the search v_0 is V_0: its trials come here as they would have been at the machine's first level (`autotune.reward.machine_level`), so a config that ran once has
+the figure that it was first shown with, unless the machine changed meanwhile. v_0 of the final rounds is V_0 times what the baseline's median speeds (mean of the
+logarithms of its runs) gained from the search to the finals, and V_0 is the baseline's pooled final rounds without that gain. v_0 of one final run follows from the
+median speed of the baseline's run in its round; where that run was cancelled or failed, from the round before. By medians, because one slow step among the few of a
+run of the baseline would move all configs of the same time against the others.
 
 A machine does not stay as fast as it is, so measurements of different hours are compared by their ratios to the baseline. A config that took part in
 the finals has the ratio of its final rounds, pooled. The search's measurement is left out of it: it is what the config was chosen by, and the best of many
 measurements is too good on average (the winner's curse). Any other config has the ratio of its one measurement. So the winner's tokens/s are the default
 config's times the speedup, wherever they stand.
 
-Trials of the search come here as they would have been at the machine's first level (`autotune.reward.machine_level`). Where the baseline was measured
-in the search alone, they stand so. Without a measured baseline nothing can be related, and measurements stand as they are. The store keeps what was measured.
+Without a measured baseline nothing can be related, and measurements stand as they are. The store keeps what was measured.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ def with_figures(
     default = (
         winner.baseline if winner.baseline is not None and winner.baseline.number in again else None
     )
-    log_gain = gained(default.config, trials) if default is not None else 0.0
+    at_first = winner
+    if default is not None:
+        default = _slowed(default, math.exp(gained(default.config, trials)))
+        at_first = replace(winner, baseline=default)
     shown = dict[int, Trial]()
     for t in trials:
         if (
@@ -57,11 +61,11 @@ def with_figures(
             or t.purpose is TrialPurpose.FINAL
             or not t.is_measured
         ):
-            shown[t.number] = _at_figure(t, again.get(t.number, t), winner, trials)
+            shown[t.number] = _at_figure(t, again.get(t.number, t), at_first, trials)
         elif t.config == default.config:
             shown[t.number] = _slowed(t, tokens_per_s(t) / tokens_per_s(default))
         else:
-            shown[t.number] = _searched(t, log_gain, default, stability_weight)
+            shown[t.number] = _relative_to(default, t, stability_weight)
     return (
         replace(
             winner,
@@ -118,14 +122,13 @@ def _at_figure(first: Trial, trial: Trial, winner: Winner, trials: Sequence[Tria
     )
 
 
-def _searched(trial: Trial, gained: float, default: Trial, stability_weight: float) -> Trial:
-    """A trial of the search at its figure, with the reward that belongs to it."""
-    shown = _slowed(trial, math.exp(-gained))
+def _relative_to(default: Trial, trial: Trial, stability_weight: float) -> Trial:
+    """A trial of the search with the reward that belongs to its speed relative to the baseline's figure."""
     ratio = trial.reward.parts.get("tokens_per_s_ratio") if trial.reward is not None else None
     if trial.reward is None or not ratio:
-        return shown
-    more = math.log(tokens_per_s(shown) / tokens_per_s(default) / ratio)
-    return replace(shown, reward=moved(trial.reward, more, stability_weight))
+        return trial
+    more = math.log(tokens_per_s(trial) / tokens_per_s(default) / ratio)
+    return replace(trial, reward=moved(trial.reward, more, stability_weight))
 
 
 def _slowed(trial: Trial, factor: float) -> Trial:

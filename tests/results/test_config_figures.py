@@ -19,6 +19,7 @@ from autotune.spec import (
     FailureKind,
     Measurement,
     MeasureSpec,
+    StudyStatus,
     Trial,
     TrialPurpose,
     TrialStatus,
@@ -86,7 +87,22 @@ def test_every_config_has_its_ratio_to_the_default_config_whenever_it_was_measur
         config = next(n for n in SPEEDS if result.shown[n].config == trial.config)
         assert tokens_per_s(trial) / default == pytest.approx(SPEEDS[config])
     # as it was measured, on the machine of that time
-    assert tokens_per_s(result.trials[3]) / default > 3.3
+    assert tokens_per_s(result.trials[3]) == tokens_per_s(result.shown[3])
+    assert tokens_per_s(result.trials[4]) < default / 2.9
+
+
+def test_a_config_that_ran_once_keeps_the_figure_that_it_was_shown_with(
+    trials: list[Trial],
+) -> None:
+    """However fast the machine is in the finals: what changes is the level of the finals."""
+    running = replace(record(), status=StudyStatus.RUNNING)
+    before = result_from(running, trials[:4]).shown
+    for factor in (0.5, 1.0, 1.1, 3.0):
+        ended = result_from(record(), study_on_a_machine_that_slows_down(factor)).shown
+        assert tokens_per_s(ended[3]) == tokens_per_s(before[3])
+        assert [tokens_per_s(t) for t in ended[:3]] == pytest.approx(
+            [tokens_per_s(t) for t in before[:3]]
+        )
 
 
 def test_a_final_run_whose_default_run_was_cancelled_is_held_against_the_one_before(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from autotune.spec import Study, StudyStatus, Trial
 from autotune.spec.plain import to_plain
 from autotune.study.controller.commands import STOPPED_ON_REQUEST, EndStudy, StudyPhase
 from autotune.study.controller.finals.finalists import failed_in_finals, first_finalists
-from autotune.study.controller.finals.rounds import ended_finals, measured_finals
+from autotune.study.controller.finals.rounds import ended_finals, gained, measured_finals
 from autotune.study.controller.finals.winner import decide
 from autotune.study.controller.infeasible import InfeasibleConfigs
 from autotune.study.controller.repeated_failure import repeated_failure
@@ -76,12 +77,15 @@ def _outcome(
     index: TrialIndex, study: Study, phase: StudyPhase, stop_reason: str
 ) -> dict[str, Any]:
     """The winner as the fields of `EndStudy`: baseline, best, speedup, result."""
-    winner = decide(index.listed(), study)
+    trials = index.listed()
+    winner = decide(trials, study)
+    # the configs' figures (`autotune.results.config_figures`): the machine's level in the finals is taken out
+    level = gained(winner.baseline.config, trials) if winner.baseline else 0.0
     finals = [
         {
             "number": t.number,
             "config": t.config.to_dict(),
-            "tokens_per_s": t.measurement.tokens_per_s,
+            "tokens_per_s": t.measurement.tokens_per_s * math.exp(-level),
         }
         for t in winner.confirmed
         if t.measurement is not None
