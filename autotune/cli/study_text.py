@@ -147,13 +147,8 @@ def answer_lines(
         )
         if line := _speedup(document, won, missing):
             lines.append(("speedup", line + next_best(document, trials)))
-        by_number = {t.number: t for t in trials}
-        rival = next(
-            (by_number[n] for n in document.get("tied_with") or () if n in by_number), None
-        )
-        if rival is not None:
-            changes = config_changes(won.config, rival.config)
-            lines.append(("tied", f"trial {rival.number} differs from the winner in {changes}"))
+        if document.get("tied_with"):
+            lines.append(("tied", tied_line(document, trials)))
         lines.append(("stability", _beside_baseline(won, baseline, missing)))
         lines.append(("config", str(won.config)))
     failures = Counter(
@@ -342,15 +337,10 @@ def speedup_line(document: Mapping[str, Any]) -> str:
     if not study or not best or not baseline:
         return ""
     ended = StudyStatus(study["status"]).is_terminal
-    tied = (
-        f"; statistically tied with {trial_numbers(document['tied_with'])}"
-        if document.get("tied_with")
-        else ""
-    )
     if noisy := document.get("too_noisy"):
         return str(noisy["message"])
     if best["config"] == baseline["config"]:
-        return DEFAULT_IS_BEST + ("" if ended else " so far") + tied
+        return DEFAULT_IS_BEST + ("" if ended else " so far")
     if not document.get("speedup"):
         return ""
     if document.get("final_rounds"):
@@ -359,7 +349,21 @@ def speedup_line(document: Mapping[str, Any]) -> str:
         how = "each measured once" if ended else "not yet re-measured"
     low, high = document.get("speedup_low"), document.get("speedup_high")
     interval = f"95% CI {low:.2f}-{high:.2f}, " if low is not None and high is not None else ""
-    return f"{document['speedup']:.2f}x the baseline ({interval}{how}){tied}"
+    return f"{document['speedup']:.2f}x the baseline ({interval}{how})"
+
+
+def tied_line(document: Mapping[str, Any], trials: Sequence[Trial] = ()) -> str:
+    """The trials that are statistically tied with the best, and in what the first of them differs from it, where `trials` hold it; empty without any."""
+    numbers = document.get("tied_with") or ()
+    if not numbers:
+        return ""
+    rival = next((t for t in trials if t.number == numbers[0]), None)
+    line = f"statistically tied with {trial_numbers(numbers)}"
+    if rival is None:
+        return line
+    best = ParallelConfig.from_dict(document["best"]["config"])
+    which = f"trial {rival.number}" if len(numbers) > 1 else "it"
+    return f"{line}; {which} differs in {config_changes(best, rival.config)}"
 
 
 def configs_table(configs: Sequence[Mapping[str, Any]]) -> FittedTable:

@@ -12,11 +12,14 @@ from rich.console import Console
 
 from autotune.cli.live import LiveView
 from autotune.cli.study_text import (
+    answer_lines,
     configs_table,
     next_best,
+    next_step,
     print_study,
     speedup_line,
     studies_table,
+    tied_line,
     trials_line,
 )
 from autotune.results.answers import result_from
@@ -349,6 +352,31 @@ def test_a_study_ends_in_ten_lines_with_the_answer_first(
     assert "12" not in shown.out.split("change")[1].replace("abc", "")
     print_study(document, [t.to_dict() for t in (default, won, *finals)], verbose=True)
     assert "12 combinations" in capsys.readouterr().out
+
+
+def test_at_80_columns_the_answer_takes_a_line_more_than_its_ten() -> None:
+    """With rivals, failures, a note and a long config: every line but the config's and a note's fits."""
+    default = replace(trial(0, step_time_s=1.0), purpose=TrialPurpose.BASELINE)
+    won = trial(1, step_time_s=0.5, tp=2, pp=2, dp=2, micro_batch_size=2, zero_stage=1)
+    rival = trial(2, step_time_s=0.5, tp=2, pp=2, dp=2, micro_batch_size=4)
+    failed = [replace(trial(n), status=TrialStatus.FAILED, measurement=None) for n in (3, 4)]
+    document = {
+        "study": {"id": "n474rnesy7", "name": "laptop", "status": "COMPLETED", "message": "the budget of 14 trials is spent", "trainer": "native", "elapsed_s": 967.0},
+        "best": won.to_dict(), "baseline": default.to_dict(), "speedup": 2.0, "speedup_low": 1.81, "speedup_high": 2.21, "final_rounds": 6, "tied_with": [2],
+        "notes": ["trial 7 was not re-measured", "another"],
+    }  # fmt: skip
+    found = [default, won, rival, *failed]
+    lines = [f"{name:10} {text}" for name, text in answer_lines(document, found)]
+    lines.append(f"export     {next_step(document)}")
+    assert sum(-(-len(line) // 80) for line in lines) <= 11, lines
+    for line in lines:
+        assert len(line) <= 80 or line.startswith(("config", "note", "tied")), line
+    assert (
+        "tied       statistically tied with trial 2; it differs in mb 2 -> 4, zero 1 -> 0" in lines
+    )
+    assert tied_line(document | {"tied_with": [2, 7]}, found).startswith(
+        "statistically tied with trials 2 and 7; trial 2 differs in mb"
+    )
 
 
 def test_a_config_above_the_best_says_why_it_is_not_the_best(

@@ -198,7 +198,7 @@ def best(
 
 
 def _print_best(document: dict[str, Any], *, pareto: bool, folder: Path | None) -> None:
-    from autotune.cli.study_text import configs_table, next_step, speedup_line
+    from autotune.cli.study_text import configs_table, next_step, speedup_line, tied_line
 
     out, _ = consoles()
     if asked := document.get("objective"):
@@ -214,7 +214,7 @@ def _print_best(document: dict[str, Any], *, pareto: bool, folder: Path | None) 
     else:
         out.print(configs_table(document.get("configs") or [document["best"]]))
         _print_evidence(document)
-        if line := speedup_line(document):
+        for line in filter(None, (speedup_line(document), tied_line(document))):
             out.print(line)
     # export knows the study's own
     if document["study"] and (not asked or asked == document["study"]["objective"]):

@@ -56,13 +56,13 @@ def not_worth_it(searcher: Searcher, index: TrialIndex, budget: Budget) -> str:
         return _gains_little(gain, by_share, index.trial_s)
     if budget.train_tokens is None:
         training = TRIALS_IN_A_TRAINING * index.trial_s
-        hint = f" (assumed as long as {TRIALS_IN_A_TRAINING} trials; budget.train_tokens sets its length)"
+        hint = f" ({TRIALS_IN_A_TRAINING} trials long; budget.train_tokens sets its length)"
     else:
         training, hint = training_s(index.best, budget.train_tokens), ""
     if pays(gain, training / index.trial_s):
         return ""
     return (
-        f"the next trial would take about {format_duration(index.trial_s)} and is expected to save {format_duration(training * gain / (1 + gain))} "
+        f"a further trial takes about {format_duration(index.trial_s)} and would save {format_duration(training * gain / (1 + gain))} "
         f"of a training run of {format_duration(training)}{hint}"
     )
 

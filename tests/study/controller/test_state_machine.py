@@ -280,7 +280,7 @@ def test_a_study_in_which_nothing_could_be_measured_fails_and_says_why() -> None
         pytest.param(
             {"min_gain": 0.0, "train_tokens": 50_000},
             0.01,
-            "the next trial would take about 500 ms and is expected to save 193 ms of a training run of 19.5 s",
+            "a further trial takes about 500 ms and would save 193 ms of a training run of 19.5 s",
             id="a step of 256 tokens takes 0.1 s: 20 s of training do not pay for a trial of 0.5 s",
         ),
         pytest.param(
@@ -289,7 +289,7 @@ def test_a_study_in_which_nothing_could_be_measured_fails_and_says_why() -> None
         pytest.param(
             {"min_gain": None},
             0.005,
-            "the next trial would take about 500 ms and is expected to save 498 ms of a training run of 1m 40s (assumed as long as 200 trials; budget.train_tokens sets its length)",
+            "a further trial takes about 500 ms and would save 498 ms of a training run of 1m 40s (200 trials long; budget.train_tokens sets its length)",
             id="nothing is said about the training",
         ),
         pytest.param({"min_gain": None}, 0.0051, "", id="just enough to be gained"),
