@@ -344,9 +344,10 @@ def plan_table(plan: Any, *, top: int | None = None, palette: Palette = FULL) ->
         else baseline.estimate.tokens_per_s
     )
     without = frozenset() if base else frozenset({"gain"})
-    caption = Text.from_markup(
-        time_legend(_shown_parts(shown[0].estimate), palette=palette) if shown else ""
-    )
+    caption = Text()
+    if shown:
+        parts = time_legend(_shown_parts(shown[0].estimate), palette=palette)
+        caption = Text.from_markup(f"step of rank {shown[0].rank}: {parts}")
     if baseline is not None and base is None:
         risk = float(baseline.estimate.oom_probability)
         caption.append(

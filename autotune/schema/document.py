@@ -125,6 +125,8 @@ Name = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_ .:+-]{0,99}
 
 MOST_MISTAKES = 10
 """mistakes that an error tells, the first of a document: another ten thousand would cost as much to find and help nobody"""
+OF_SPEC = ("model", "cluster", "workload", "space", "trainer", "runner", "searcher", "budget")
+"""keys of the spec itself that are sought in one of its mappings"""
 OF_WORKLOAD = (
     "lengths",
     "seq_len",
@@ -187,6 +189,8 @@ class Document(BaseModel):
         ) and meant not in cls.model_fields:
             its = "it" if meant == key else meant
             return f"{its} is a key of workload: write `workload: {{{meant}: ...}}`"
+        if key in OF_SPEC and key not in cls.model_fields:
+            return f"it is a key of the spec itself: write `{key}: ...` at the left margin"
         names = [field.alias or name for name, field in cls.model_fields.items()]
         if found := nearest(key, names):
             return found

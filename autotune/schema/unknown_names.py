@@ -1,9 +1,10 @@
-"""Names of a spec that nobody knows, all at once: whoever wrote six of them wrong is told of six, not of one after the other."""
+"""Names of a spec that nobody knows and values that no knob has, all at once: whoever wrote six of them wrong is told of six, not of one after the other."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from autotune.errors import AutotuneError, SpecError
@@ -13,7 +14,7 @@ from autotune.schema.source_text import located
 
 
 def unknown_names(document: Mapping[str, Any]) -> list[AutotuneError]:
-    """Mistakes in the names of model, cluster, trainer, searcher, runner, space and GPU, each with its field. Nothing is read but the catalogs."""
+    """Mistakes in the names of model, cluster, trainer, searcher, runner, space and GPU, and in the values of an inline space, each with its field. Nothing is read but the catalogs."""
     found = []
     for field, look_up in _look_ups(document):
         try:
@@ -52,12 +53,24 @@ def _look_ups(document: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], A
         yield "cluster.gpu", lambda: catalog.gpu(gpu)
     if isinstance(space, str) and not is_space_file(space):
         yield "space", lambda: space_file(space)
+    elif isinstance(space, Mapping):
+        yield from _checks_of_knobs(space)
     if kind := named("trainer"):
         yield "trainer", lambda: trainer(kind)
     if searcher := named("searcher"):
         yield "searcher", lambda: check_searcher(searcher)
     if runner := named("runner"):
         yield "runner", lambda: find(RUNNERS, runner)
+
+
+def _checks_of_knobs(space: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Of each value that is listed or stands alone; rules and values of other types are the schema's."""
+    from autotune.spec import KNOBS
+
+    for knob in (knob for knob in space if knob in KNOBS):
+        values = space[knob] if isinstance(space[knob], list) else [space[knob]]
+        for value in (v for v in values if isinstance(v, str | int)):
+            yield f"space.{knob}", partial(KNOBS[knob].check, value)
 
 
 def checked_names(document: Mapping[str, Any]) -> None:

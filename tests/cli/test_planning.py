@@ -55,6 +55,10 @@ def test_plan_compares_clusters(run, refusal, output_of, write):
     assert (h100["cluster"], b200["num_gpus"]) == ("h100-sxm-1x8", 8)
     assert b200["bill"]["days"] < h100["bill"]["days"]
     assert h100["tokens_per_s_low"] < h100["estimate"]["tokens_per_s"] < h100["tokens_per_s_high"]
+    asked = "--model gpt2-medium --seq-len 1024 --batch 64 --clusters h100-sxm-1x8,a100-80gb-1x8"
+    assert "on h100-sxm-1x8," in output_of("plan", *asked.split())  # without --cluster, the first
+    found = run("plan", *asked.split(), "--json").document
+    assert [choice["cluster"] for choice in found["clusters"]] == ["h100-sxm-1x8", "a100-80gb-1x8"]
     assert "there is no GPU 'h1000'" in refusal("plan", write(), "--clusters", "h1000")
     assert "--clusters" in refusal("plan", write(), "--tokens", "1e9")
 
@@ -405,7 +409,12 @@ def test_all_mistakes_of_a_spec_are_told_at_once():
     wrong = {
         "model": "gpt2-mediun",
         "cluster": "h200-sxmm-4x8",
-        "space": "dense-multi-nod",
+        "space": {
+            "micro_batch_size": [0],
+            "recompute": ["sometimes", "full"],
+            "tp": [2],
+            "pp": [1.5],
+        },
         "workload": {"seq_len": 8192, "global_batch_size": "x"},
         "trainer": "torchtitann",
         "searcher": "bayes",
@@ -418,7 +427,9 @@ def test_all_mistakes_of_a_spec_are_told_at_once():
     assert found == {
         "model",
         "cluster",
-        "space",
+        "space.micro_batch_size",
+        "space.recompute",
+        "space.pp.0",
         "workload.global_batch_size",
         "trainer",
         "searcher",
@@ -426,11 +437,18 @@ def test_all_mistakes_of_a_spec_are_told_at_once():
         "budgett",
     }
     names = {k: v for k, v in wrong.items() if k != "budgett"} | {
-        "workload": SPEC_THAT_FITS["workload"]
+        "workload": SPEC_THAT_FITS["workload"],
+        "space": "dense-multi-nod",
     }
     with pytest.raises(AutotuneError) as raised:
         load_study(names)
     assert {e.field for e in (raised.value, *raised.value.others)} == {"model", "cluster", "space", "trainer", "searcher", "runner"}  # fmt: skip
+
+
+def test_a_key_of_the_spec_inside_its_workload_is_told_where_it_belongs():
+    wrong = SPEC_THAT_FITS | {"workload": SPEC_THAT_FITS["workload"] | {"cluster": "h100-sxm-1x8"}}
+    with pytest.raises(SpecError, match="it is a key of the spec itself: write `cluster: ...`"):
+        load_study(wrong)
 
 
 @pytest.mark.parametrize(("usd", "said"), [(0.5, "$0.50"), (95.4, "$95"), (1234, "$1,200"), (45123, "$45k"), (2259101, "$2.3M"), (9.6e9, "$9.6B"), (None, "-")])  # fmt: skip

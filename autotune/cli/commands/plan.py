@@ -93,7 +93,10 @@ def plan(
             remedy="add e.g. --gpus 64,128 or --clusters h100-sxm,h200-sxm",
             field="--tokens",
         )
-    source = spec if spec is not None else _asked_document(model, cluster, seq_len, batch, trainer)
+    names = [word.strip() for word in (clusters or "").split(",") if word.strip()]
+    # without a cluster the plan is for the first of those to compare
+    on = cluster or next(iter(names), None)
+    source = spec if spec is not None else _asked_document(model, on, seq_len, batch, trainer)
     if spec is not None and (model or cluster or seq_len or batch or trainer):
         raise SpecError(
             "--model, --cluster, --seq-len, --batch and --trainer replace a spec, but one is given too",
@@ -121,7 +124,6 @@ def plan(
             if gpus
             else ()
         )
-        names = [word.strip() for word in (clusters or "").split(",") if word.strip()]
         compared = (
             api.compare_clusters_of(study, names, tokens=train_tokens, store=database)
             if clusters is not None
