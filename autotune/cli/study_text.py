@@ -506,9 +506,12 @@ def history_line(event: Mapping[str, Any]) -> str:
                 if isinstance(config, str)
                 else config_label(ParallelConfig.from_dict(config))
             )
-        words += [
-            str(data[name]) for name in ("status", "kind", "message", "reason") if data.get(name)
-        ]
+        if (speed := data.get("tokens_per_s_per_gpu")) is not None:
+            data = {**data, "speed": f"{format_count(speed)} tokens/s per GPU"}
+        if failure := data.get("failure"):
+            data = {**data, "message": f"{failure['kind']}: {failure['message']}"}
+        told = ("status", "speed", "kind", "message", "reason")
+        words += [str(data[name]) for name in told if data.get(name)]
         return ": ".join([words[0], ", ".join(words[1:])]) if len(words) > 1 else words[0]
     if kind == EventKind.ATTEMPT_ENDED:
         failure = data.get("failure") or {}
@@ -525,6 +528,11 @@ def history_line(event: Mapping[str, Any]) -> str:
         return (
             f"controller started; {known} ranks available" if is_counted else "controller started"
         )
+    if kind in (
+        EventKind.CLAIMED,
+        EventKind.RELEASED,
+    ):  # by a controller, which says that it started
+        return ""
     if kind in MESSAGES:
         return f"{MESSAGES[kind]}{data.get('message', '')}"
     if kind == EventKind.WANTED:

@@ -447,7 +447,7 @@ def test_all_mistakes_of_a_spec_are_told_at_once():
 
 def test_a_key_of_the_spec_inside_its_workload_is_told_where_it_belongs():
     wrong = SPEC_THAT_FITS | {"workload": SPEC_THAT_FITS["workload"] | {"cluster": "h100-sxm-1x8"}}
-    with pytest.raises(SpecError, match="it is a key of the spec itself: write `cluster: ...`"):
+    with pytest.raises(SpecError, match="it is a key of the spec itself: write `cluster"):
         load_study(wrong)
 
 

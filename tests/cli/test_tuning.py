@@ -153,6 +153,21 @@ def test_each_cause_of_a_decision_has_words():
     assert logged_line(began) == "controller started"
     proposed = {"kind": "trial.asked", "data": {"number": 3, "config": "tp2 mb1"}}
     assert logged_line(proposed) == "trial 3 proposed: tp2 mb1"
+    ended = {
+        "number": 4,
+        "status": "STOPPED",
+        "reason": "cannot win",
+        "tokens_per_s_per_gpu": 1520.0,
+    }
+    said = "trial 4 ended: STOPPED, 1.52k tokens/s per GPU, cannot win"
+    assert logged_line({"kind": "trial.ended", "data": ended}) == said
+    ended = {
+        "number": 5,
+        "status": "FAILED",
+        "failure": {"kind": "OOM", "message": "out of memory"},
+    }
+    said = "trial 5 ended: FAILED, OOM: out of memory"
+    assert logged_line({"kind": "trial.ended", "data": ended}) == said
     asked = {
         "kind": "study.decided",
         "data": {"decision": 7, "cause": {"event": "InterruptAsked", "reason": "Ctrl-C"}},

@@ -279,6 +279,8 @@ def _ending(trial: Trial, throughput: float | None, attempts_made: int) -> dict[
     }
     if throughput is not None:
         line["tokens_per_s_per_gpu"] = throughput
+    if trial.status is TrialStatus.STOPPED and trial.reason:
+        line["reason"] = trial.reason
     if trial.failure is not None:
         line["failure"] = {"kind": str(trial.failure.kind), "message": trial.failure.message}
     if trial.reward is not None:

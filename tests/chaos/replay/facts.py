@@ -17,7 +17,7 @@ from autotune.ports import (
     KeepTrial,
     StartAttempt,
 )
-from autotune.spec import Trial
+from autotune.spec import Trial, TrialStatus
 from autotune.spec.plain import finite
 from autotune.study.controller import (
     CancelAttempt,
@@ -103,6 +103,8 @@ def _ending(trial: Trial, known: Known, num_gpus: int) -> Fact:
     if trial.is_measured and trial.measurement is not None and trial.stands_for is None:
         speed = finite(trial.measurement.tokens_per_s / num_gpus)
         fact |= {"tokens_per_s_per_gpu": speed} if speed else {}
+    if trial.status is TrialStatus.STOPPED and trial.reason:
+        fact["reason"] = trial.reason
     if trial.failure is not None:
         fact["failure"] = {"kind": str(trial.failure.kind), "message": trial.failure.message}
     if trial.reward is not None:
