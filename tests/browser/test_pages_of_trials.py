@@ -131,6 +131,12 @@ def test_the_owner_tags_notes_ranks_copies_and_deletes(
         check_quiet(seen, tuning)
 
 
+def assert_whole(page: Any, table: str) -> None:
+    """All columns of the table are seen at once: nothing is cut, nothing has to be scrolled to."""
+    shown = page.get_by_role("region", name=table)
+    assert shown.evaluate("(it) => it.scrollWidth <= it.clientWidth"), table
+
+
 @pytest.mark.thorough
 def test_a_reader_sees_all_pages_and_no_button_that_changes_anything(
     browser: Any, tuning: Service, finished: str
@@ -157,8 +163,12 @@ def test_a_reader_sees_all_pages_and_no_button_that_changes_anything(
             assert page.locator("[role=alert]").count() == 0, path
             assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
             assert buttons_of(page) <= {"Log out", "Show", "Rank", "Compare"}, path
+            if path == own:
+                assert_whole(page, "Table of trials")
             assert page.get_by_role("link", name="Delete").count() == 0
         check_quiet(seen, tuning)
+        go(page, "/plan?model=gpt2-medium&cluster=h200-sxm-1x8&seq_len=1024&batch=512&trainer=")
+        assert_whole(page, "Ranked configs")
         go(page, "/submit")
         assert "scope submit" in page.inner_text("main")
         assert "New study" not in page.inner_text("header")

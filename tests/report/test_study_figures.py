@@ -13,7 +13,8 @@ from autotune.report.figures.running_steps import running_steps, steps_left
 from autotune.report.page import html_report
 from autotune.report.svg.axes import Axis, Point, plot
 from autotune.report.svg.bars import Bar, stacked_bars
-from autotune.report.svg.canvas import WIDTH
+from autotune.report.svg.canvas import WIDTH, byte_ticks
+from autotune.report.terminal import format_bytes
 from autotune.results.answers import result_from
 from autotune.reward import tokens_per_s
 from autotune.spec import MeasureSpec, SpaceSpec, StudyStatus, Trial, TrialPurpose, TrialStatus
@@ -167,7 +168,7 @@ def words_of(svg: str, width_of_letter: float) -> list[tuple[float, float, float
     """(left end, right end, y, words) of the texts of a drawing."""
     found = []
     for x, y, anchor, words in re.findall(
-        r'<text class="\w+" x="([^"]+)" y="([^"]+)" text-anchor="(\w+)">([^<]*)', svg
+        r'<text class="[\w ]+" x="([^"]+)" y="([^"]+)" text-anchor="(\w+)">([^<]*)', svg
     ):
         wide = width_of_letter * len(words)
         left = float(x) - {"start": 0.0, "middle": wide / 2, "end": wide}[anchor]
@@ -191,6 +192,19 @@ def test_words_beside_bars_stay_inside_and_do_not_touch() -> None:
     rows = [(a, b) for a in words for b in words if a[2] == b[2] and a[0] < b[0]]
     assert rows
     assert all(a[1] <= b[0] for a, b in rows)
+
+
+def test_ticks_below_bars_have_room_for_their_words() -> None:
+    svg = stacked_bars(
+        [Bar(label="winner #3", parts={"a": 379.0 * 2**20}, note="379 MiB measured")],
+        names={"a": "weights"},
+        number=format_bytes,
+        tick_values=byte_ticks,
+        x_label="memory",
+        description="bars",
+    )
+    found = [word for word in words_of(svg, 8.0) if word[3].endswith(" MiB")]
+    assert [word[3] for word in found] == ["200 MiB"]
 
 
 def drawn(values: list[float]) -> str:

@@ -62,10 +62,12 @@ def feasible_map(source: FigureSource) -> Figure | None:
         if source.space is not None
         else sum(cell.configs for cell in cells.values())
     )
+    fitting = sum(cell.fitting for cell in cells.values())
+    fit = f", of which {fitting:,} are expected to fit," if source.space is not None else ""
     return Figure(
         name="feasible_map",
         title="Map of the feasible set",
-        shows=f"The {total:,} valid {'config' if total == 1 else 'configs'} by {down} and {across}: tokens per second of the best config in each cell, over all other knobs.",
+        shows=f"The {total:,} valid {'config' if total == 1 else 'configs'}{fit} by {down} and {across}: tokens per second of the best config in each cell, over all other knobs.",
         how_to_read="The stronger a cell's color, the faster it is. "
         + (
             "Solid frame: measured. Dashed frame: only predicted. "

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 
 from autotune.report.svg.canvas import (
     LETTER,
@@ -23,6 +25,8 @@ BAR = 20.0
 """height of a bar"""
 MOST_LETTERS = 20
 """of a label"""
+TICK_GAP = 12.0
+"""least space between the words of two ticks"""
 KEY_ROW = 20.0
 """height of a row of the legend"""
 
@@ -68,14 +72,17 @@ def stacked_bars(
         return left + value / high * (right - left)
 
     out = [open_figure(WIDTH, height, description)]
-    for value in tick_values(0.0, high, 4):
+    for value in _apart(lambda about: tick_values(0.0, high, about), number, at):
         out.append(f'<path class="grid" d="M{at(value):.1f} {TOP:g}V{bottom:g}"/>')
         out.append(text("tick", at(value), bottom + 16, number(value), "middle"))
     for index, bar in enumerate(bars):
-        out.append(_row(bar, TOP + ROW * index + (ROW - BAR) / 2, names, used, number, at))
+        out.append(_row(bar, _y(index), names, used, number, at))
     if limit is not None:
         out.append(f'<path class="limit" d="M{at(limit):.1f} {TOP - 4:g}V{bottom:g}"/>')
         out.append(text("tick", at(limit) - 4, TOP - 7, limit_label, "end"))
+    for index, bar in enumerate(bars):  # above the line of the limit
+        end = max(math.fsum(bar.parts.get(name, 0.0) for name in used), bar.mark or 0.0)
+        out.append(text("row halo", at(end) + 6, _y(index) + BAR - 5, bar.note))
     out.append(text("name", (left + right) / 2, bottom + 34, x_label, "middle"))
     for name, (x, down) in zip(used, keys, strict=False):
         y = bottom + 46 + down
@@ -84,6 +91,18 @@ def stacked_bars(
         )
         out.append(text("key", x + 16, y + 10, names[name]))
     return "".join([*out, "</svg>"])
+
+
+def _apart(
+    of: Callable[[int], list[float]], number: Format, at: Callable[[float], float]
+) -> list[float]:
+    """As many tick values, four or fewer, as have room for their words side by side."""
+    for about in (4, 3, 2):
+        values = of(about)
+        widest = LETTER * max(len(number(value)) for value in values)
+        if all(at(b) - at(a) >= widest + TICK_GAP for a, b in pairwise(values)):
+            return values
+    return [values[0], values[-1]]
 
 
 def _key_places(words: Sequence[str]) -> list[tuple[float, float]]:
@@ -124,5 +143,9 @@ def _row(
         out.append(
             f'<path class="mark" d="M{at(bar.mark):.1f} {y - 3:g}v{BAR + 6:g}"><title>{said}</title></path>'
         )
-    out.append(text("row", at(max(start, bar.mark or 0.0)) + 6, y + BAR - 5, bar.note))
     return "".join(out)
+
+
+def _y(index: int) -> float:
+    """The top of the bar of a row."""
+    return TOP + ROW * index + (ROW - BAR) / 2

@@ -7,6 +7,7 @@ An unexpected exception becomes a 500 without details; its traceback goes to the
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
@@ -165,7 +166,7 @@ def _page(request: Request, status: int, error: Exception) -> Response:
     )
 
 
-def of_http(request: Request, error: Exception) -> Response:
+async def of_http(request: Request, error: Exception) -> Response:
     """Handler of the framework's errors: no such address, no such method."""
     assert isinstance(error, HTTPException)
     kind, message = _WORDS.get(error.status_code, ("http", str(error.detail)))
@@ -177,6 +178,8 @@ def of_http(request: Request, error: Exception) -> Response:
         missing = AutotuneError(
             f"there is no page at {request.url.path[:200]}", remedy="begin with the list of studies"
         )
+        with contextlib.suppress(RefusalError):  # a wrong token: shown as to a stranger
+            request.state.caller = await request.app.state.service.gate.recognize(request)
         return _page(request, 404, missing)
     remedy = "/openapi.json lists all addresses" if error.status_code in (404, 405) else ""
     if error.status_code == 400:

@@ -235,6 +235,10 @@ def test_pages_say_what_went_wrong(service: Service) -> None:
     assert answer.status_code == 404
     assert "There is no study" in answer.text
     assert service.http.get("/studies?status=odd").status_code == 422
+    missing = service.http.get("/nowhere", headers={"Accept": "text/html"})
+    assert missing.status_code == 404
+    assert "There is no page at /nowhere" in missing.text
+    assert '<div class="who">' in missing.text  # whoever is known elsewhere is known here
     assert service.http.get("/studies?page=99999999").status_code == 200
 
 
