@@ -53,8 +53,8 @@ def require_extra(extra: str, needed_by: str) -> None:
             raise _error(module, extra, needed_by)
 
 
-def require_extras(extras: Sequence[str], needed_by: str) -> None:
-    """The same for several extras; the error names all modules that are missing, and installs their extras at once."""
+def require_extras(extras: Sequence[str], needed_by: str, *, or_else: str = "") -> None:
+    """The same for several extras; the error names all modules that are missing, and installs their extras at once. `or_else`: what works without them."""
     missing: dict[str, str] = {}
     for extra in extras:
         absent = [module for module in MODULES[extra] if not is_installed(module)]
@@ -64,7 +64,7 @@ def require_extras(extras: Sequence[str], needed_by: str) -> None:
         are = "which is" if len(missing) == 1 else "which are"
         raise MissingExtraError(
             f"{needed_by} needs {' and '.join(missing.values())}, {are} not installed",
-            remedy=f"install {'it' if len(missing) == 1 else 'them'} with: {install_command(','.join(missing))}",
+            remedy=f"install {'it' if len(missing) == 1 else 'them'} with: {install_command(','.join(missing))}{or_else}",
         )
 
 

@@ -185,6 +185,14 @@ def test_the_native_trainer_without_torch_is_refused(monkeypatch: pytest.MonkeyP
     assert "pip install" in api.cannot_run_here(study)
 
 
+def test_without_ray_the_local_runner_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.extras.is_installed", lambda module: module != "ray")
+    monkeypatch.setattr("autotune_workers.runners.ray.is_installed", lambda module: False)
+    why = api.cannot_run_here(api.load_study(on_cpu(runner="ray")))
+    assert "the 'ray' runner with the 'native' trainer needs ray, which is not installed" in why
+    assert "pip install 'autotune-parallel[ray]'; or give --runner local" in why
+
+
 def test_the_programs_folder_is_looked_at(tmp_path: Path, store: Store) -> None:
     trainer = command(sys.executable, cwd=str(tmp_path / "gone"))
     with pytest.raises(RunnerError, match="no such folder here"):

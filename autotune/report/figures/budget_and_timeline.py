@@ -12,6 +12,7 @@ from autotune.report.figures.source import CONFIG, STATUS, TRIAL, FigureSource, 
 from autotune.report.svg.bars import Bar, stacked_bars
 from autotune.report.svg.lanes import Span, lanes
 from autotune.report.terminal import format_duration
+from autotune.spec.texts.as_text import format_span
 from autotune.results.figure import Column, Figure, table_of
 from autotune.spec import Trial, TrialPurpose, TrialStatus, config_label
 from autotune.study.controller.trial_index import ASKED
@@ -95,11 +96,11 @@ def _limits(source: FigureSource) -> list[Limit]:
             float(budget.max_failed_trials),
             lambda n: f"{n:.0f}",
         ),
-        ("wall_s", "wall time", record.elapsed_s, budget.max_wall_s, format_duration),
+        ("wall_s", "wall time", record.elapsed_s, budget.max_wall_s, format_span),
     ]
     if budget.max_gpu_s is not None:
         used = float(record.result.get("gpu_s", 0.0)) or _gpu_s(source)
-        limits.append(("gpu_s", "GPU time", used, budget.max_gpu_s, format_duration))
+        limits.append(("gpu_s", "GPU time", used, budget.max_gpu_s, format_span))
     return limits
 
 

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from autotune.errors import ClusterTooSmallError, RunnerError
-from autotune.extras import require_extra, require_extras
+from autotune.extras import is_installed, require_extras
 from autotune.ports import AttemptId
 from autotune.ports.trial_runner import LeftOut
 from autotune.slurm.allocation import Allocation
@@ -51,6 +51,8 @@ from autotune_workers.training.faults import Fault
 LOG = logging.getLogger(__name__)
 ABANDONED_S = 30.0
 """a gang whose runner sends no heartbeat for so long ends itself"""
+ALONE = "; or give --runner local, which trains on this machine alone without Ray"
+"""what works where Ray is not installed"""
 UPLOAD_LIMIT_MB = 100
 """Ray keeps what is sent along in memory, on the head and on every node"""
 
@@ -139,9 +141,12 @@ class RayRunner(AnyTrainerRunner):
         A cluster that is joined, or was joined already, is asked once the study runs.
         """
         if study.trainer == "native":
-            require_extras(("ray", "native"), "the 'ray' runner with the 'native' trainer")
+            extras: tuple[str, ...] = ("ray", "native")
+            whose = " with the 'native' trainer"
         else:
-            require_extra("ray", "the 'ray' runner")
+            extras, whose = ("ray",), ""
+        or_else = "" if is_installed("ray") else ALONE
+        require_extras(extras, f"the 'ray' runner{whose}", or_else=or_else)
         options = study.runner_options
         check_upload(
             study, smallest, limit_bytes=options.get("upload_limit_mb", UPLOAD_LIMIT_MB) * MB
