@@ -12,9 +12,9 @@ from autotune.report.figures.source import CONFIG, STATUS, TRIAL, FigureSource, 
 from autotune.report.svg.bars import Bar, stacked_bars
 from autotune.report.svg.lanes import Span, lanes
 from autotune.report.terminal import format_duration
-from autotune.spec.texts.as_text import format_span
 from autotune.results.figure import Column, Figure, table_of
 from autotune.spec import Trial, TrialPurpose, TrialStatus, config_label
+from autotune.spec.texts.as_text import format_span
 from autotune.study.controller.trial_index import ASKED
 
 SHOWN = 300
