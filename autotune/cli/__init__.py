@@ -82,6 +82,8 @@ Start with `autotune init train.py -o SPEC` (a spec of your script), then `autot
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point: runs one command and exits with its code. Mistakes of the user are reported without a traceback."""
+    if sys.platform == "win32":
+        sys.exit("error: autotune needs Linux or macOS, and this is Windows; run it in WSL 2")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # logs of programs hold half characters

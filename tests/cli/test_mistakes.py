@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+from autotune.cli import main
+
 SPEC = """\
 name: small
 model: gpt2-small
@@ -140,3 +142,9 @@ def test_a_mistake_on_the_command_line(run, tmp_path, line: str, words: list[str
     assert len(done.err.splitlines()) == 1
     for word in words:
         assert word in done.err
+
+
+def test_windows_is_told_before_anything_is_imported(monkeypatch):
+    monkeypatch.setattr("sys.platform", "win32")
+    with pytest.raises(SystemExit, match="this is Windows; run it in WSL 2"):
+        main(["plan"])

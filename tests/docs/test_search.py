@@ -49,6 +49,8 @@ QUESTIONS = {
     "node dies": "how-to/ray.md",
     "stability": "concepts/reward.md",
     "install": "how-to/install.md",
+    "windows": "how-to/install.md",
+    "macos": "how-to/install.md",
     "will my model fit": "how-to/fit.md",
     "plan without hardware": "how-to/plan.md",
     "review my launch script": "how-to/review.md",
