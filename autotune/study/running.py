@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,7 @@ from autotune.results.calibrations import known_outliers
 from autotune.results.hidden import secrets_note
 from autotune.results.result import Result
 from autotune.search import SearcherFactory, searcher_name
-from autotune.spec import Study, StudyStatus, Wanted
+from autotune.spec import Study, StudyStatus, Trial, Wanted
 from autotune.study.assembly import Assembly, assemble, history_of, make_runner_of
 from autotune.study.beginning import Beginning
 from autotune.study.check.unseen_program import check_unseen, needs_check
@@ -145,35 +145,35 @@ def run_study(
         except (ConflictError, StoreError):
             raise
         except Exception as error:
-            message = (
-                str(error)
-                if isinstance(error, AutotuneError)
-                else f"{type(error).__name__}: {error}"
-            )
-            why = stop()
-            # who ends a job signals all of its processes, Ray's too
-            if isinstance(error, RunnerError) and why:
-                message = f"{why if isinstance(why, str) else 'interrupted'}, and the runner ended too: {message}"
-            elif isinstance(error, JobEndedError):
-                message = f"{JOB_ENDS}: {error.message}"
-            if isinstance(error, JobEndedError) or (isinstance(error, RunnerError) and why):
-                if not leave:
-                    lease.move(StudyStatus.PAUSED, message)
+            if _come_to_rest(lease, error, stop(), leave=leave):
                 return result_of(store, record.id)
-            if isinstance(error, MemoryError):
-                message = "the controller ran out of memory: give it more, and the study continues"
-            lacks_object = isinstance(error, CatalogError) and error.field in ("searcher", "runner")
-            can_go_on = (
-                lacks_object
-                or isinstance(error, OSError | MemoryError | CallbackError)
-                or (
-                    isinstance(error, RunnerError)
-                    and any(t.is_measured for t in store.trials(record.id))
-                )
-            )
-            lease.move(StudyStatus.PAUSED if can_go_on else StudyStatus.FAILED, message)
             raise
     return result_of(store, record.id)
+
+
+def _come_to_rest(lease: StudyLease, error: Exception, why: bool | str, *, leave: bool) -> bool:
+    """Gives the study the status and message that the error leaves it with; whether the error is part of an interruption, for which `why` stands, and so none of the study's."""
+    message = str(error) if isinstance(error, AutotuneError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, RunnerError) and why:
+        # who ends a job signals all of its processes, Ray's too
+        message = (
+            f"{why if isinstance(why, str) else 'interrupted'}, and the runner ended too: {message}"
+        )
+    elif isinstance(error, JobEndedError):
+        message = f"{JOB_ENDS}: {error.message}"
+    elif isinstance(error, MemoryError):
+        message = "the controller ran out of memory: give it more, and the study continues"
+    if isinstance(error, JobEndedError) or (isinstance(error, RunnerError) and why):
+        if not leave:
+            lease.move(StudyStatus.PAUSED, message)
+        return True
+    can_go_on = (
+        (isinstance(error, CatalogError) and error.field in ("searcher", "runner"))
+        or isinstance(error, OSError | MemoryError | CallbackError)
+        or (isinstance(error, RunnerError) and any(t.is_measured for t in lease.trials().values()))
+    )
+    lease.move(StudyStatus.PAUSED if can_go_on else StudyStatus.FAILED, message)
+    return False
 
 
 def _check_same_searcher(record: StudyRecord, factory: SearcherFactory | None) -> None:
@@ -291,69 +291,35 @@ def _run(
     about: Mapping[str, Any] | None,
     given: Assembly | None,
 ) -> None:
-    def interrupted() -> bool:
-        lease.come_round()
-        return bool(stop()) or not lease.may_run()
-
+    """Brings a claimed study to rest: announces it, gets its runner, calibrates, and runs the loop."""
     record = lease.record()
-    study = record.study
-    assembly = given if given is not None and given.study == study else assemble(study, store)
+    assembly = (
+        given
+        if given is not None and given.study == record.study
+        else assemble(record.study, store)
+    )
     assembly.check_fit()
-    if secrets := secrets_note(study):
-        tell(Notice(message=secrets))
-    for guess in study.left_out:
-        tell(Notice(message=f"enqueue: skipped a config that this cluster cannot run: {guess}"))
-        if record.started_at is None:
-            store.record_event(record.id, EventKind.GUESS_LEFT_OUT, {"message": guess})
-    if study.filled_in:
-        configs = f"{len(study.filled_in)} config{'s' if len(study.filled_in) > 1 else ''}"
-        told = f"enqueue: filled in missing knobs of {configs}, e.g. {study.filled_in[0]}"
-        tell(Notice(message=told))
-        if record.started_at is None:
-            store.record_event(
-                record.id,
-                EventKind.GUESS_FILLED_IN,
-                {"message": told, "guesses": list(study.filled_in)},
-            )
+    _announce(record, store, tell)
     past = lease.told_in_order()
     # The runner comes before a calibration, which shares its connection to Ray: of a process that connects a second time Ray shows no metrics any more.
-    runner = _runner_in_time(
-        assembly,
-        passed,
-        lease,
-        tell,
-        lambda: bool(stop()),
-        waits=leave and record.started_at is not None,
-    )
+    waits = leave and record.started_at is not None
+    runner = _runner_in_time(assembly, passed, lease, tell, lambda: bool(stop()), waits=waits)
     if runner is None:
         return
     try:
         if passed is None and needs_calibration(
             assembly.runs_here.study, store, past, len(assembly.space)
         ):
-            constants = calibrate_quickly(assembly.runs_here.study, store, tell, interrupted)
-            if constants is not None:
-                store.record_event(record.id, EventKind.CALIBRATED, {"message": constants.source})
-                assembly = assemble(study, store)
+            if _calibrate(assembly, store, lease, tell, stop):
+                assembly = assemble(record.study, store)
             elif _rests_as_wanted(lease):
                 return
-        here = assembly.runs_here
-        outliers = Outliers(
-            here.study,
-            here.space,
-            runner,
-            tell,
-            keep=lambda text: store.record_event(record.id, EventKind.OUTLIER, {"message": text}),
-        )
-        outliers.judge(known_outliers(store, study.workload.cluster.gpu.name))
-        for trial in past:
-            outliers.see(trial)
-        searcher = assembly.searcher(
-            history_of(study, store, before=record.created_at), factory=factory
-        )
+        outliers = _outliers(assembly, store, record, runner, tell, past)
+        history = history_of(record.study, store, before=record.created_at)
+        searcher = assembly.searcher(history, factory=factory)
         if record.status is not StudyStatus.STOPPING:
             record = lease.move(StudyStatus.RUNNING, "" if record.wanted is Wanted.RUN else None)
-        if needs_check(study, store, record.id, past):
+        if needs_check(record.study, store, record.id, past):
             check_unseen(assembly.runs_here, runner, lease, tell, lambda: bool(stop()))
         losses = known_losses(assembly, store)
         begins = Beginning.of(
@@ -362,7 +328,6 @@ def _run(
         controller = begins.controller(record, assembly, searcher, past=past, lost=lease.lost())
         lease.decide({"event": "ControllerBegan"}, [begins.to_note()])
         tell(StudyOpened(record=record, past=tuple(past)))
-        found = TargetFindings(searcher)
         loop = Loop(
             controller,
             runner,
@@ -371,10 +336,74 @@ def _run(
             interrupted=stop,
             left_s=left_s or (lambda: None),
             leave=leave,
-            findings=found,
+            findings=TargetFindings(searcher),
             about=about,
         )
         loop.run()
         keep_losses(assembly, store, controller.trials.values())
     finally:
         runner.close()
+
+
+def _announce(record: StudyRecord, store: Store, tell: OnEvent) -> None:
+    """Tells what a study does with parts of its spec; its history keeps it once."""
+    study, is_new = record.study, record.started_at is None
+    if secrets := secrets_note(study):
+        tell(Notice(message=secrets))
+    for guess in study.left_out:
+        tell(Notice(message=f"enqueue: skipped a config that this cluster cannot run: {guess}"))
+        if is_new:
+            store.record_event(record.id, EventKind.GUESS_LEFT_OUT, {"message": guess})
+    if not study.filled_in:
+        return
+    configs = f"{len(study.filled_in)} config{'s' if len(study.filled_in) > 1 else ''}"
+    told = f"enqueue: filled in missing knobs of {configs}, e.g. {study.filled_in[0]}"
+    tell(Notice(message=told))
+    if is_new:
+        guesses = list(study.filled_in)
+        store.record_event(
+            record.id, EventKind.GUESS_FILLED_IN, {"message": told, "guesses": guesses}
+        )
+
+
+def _calibrate(
+    assembly: Assembly,
+    store: Store,
+    lease: StudyLease,
+    tell: OnEvent,
+    stop: Callable[[], bool | str],
+) -> bool:
+    """Measures this machine for the cost model; False where that was interrupted."""
+
+    def interrupted() -> bool:
+        lease.come_round()
+        return bool(stop()) or not lease.may_run()
+
+    constants = calibrate_quickly(assembly.runs_here.study, store, tell, interrupted)
+    if constants is None:
+        return False
+    store.record_event(lease.study_id, EventKind.CALIBRATED, {"message": constants.source})
+    return True
+
+
+def _outliers(
+    assembly: Assembly,
+    store: Store,
+    record: StudyRecord,
+    runner: TrialRunner,
+    tell: OnEvent,
+    past: Sequence[Trial],
+) -> Outliers:
+    """What watches for nodes and GPUs that are slower than the others, with what is known of them."""
+    here = assembly.runs_here
+    found = Outliers(
+        here.study,
+        here.space,
+        runner,
+        tell,
+        keep=lambda text: store.record_event(record.id, EventKind.OUTLIER, {"message": text}),
+    )
+    found.judge(known_outliers(store, record.study.workload.cluster.gpu.name))
+    for trial in past:
+        found.see(trial)
+    return found
