@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from autotune.reward import tokens_per_s
 from autotune.space.enumeration import in_words
 from autotune.spec import Study, StudyStatus, Trial
 from autotune.spec.plain import to_plain
 from autotune.study.controller.commands import STOPPED_ON_REQUEST, EndStudy, StudyPhase
 from autotune.study.controller.finals.finalists import failed_in_finals, first_finalists
 from autotune.study.controller.finals.rounds import ended_finals, gained, measured_finals
-from autotune.study.controller.finals.winner import decide
+from autotune.study.controller.finals.winner import Winner, decide
 from autotune.study.controller.infeasible import InfeasibleConfigs
 from autotune.study.controller.repeated_failure import repeated_failure
 from autotune.study.controller.scoring import Scorer
@@ -79,16 +80,9 @@ def _outcome(
     """The winner as the fields of `EndStudy`: baseline, best, speedup, result."""
     trials = index.listed()
     winner = decide(trials, study)
-    # the configs' figures (`autotune.results.config_figures`): the machine's level in the finals is taken out
-    level = gained(winner.baseline.config, trials) if winner.baseline else 0.0
     finals = [
-        {
-            "number": t.number,
-            "config": t.config.to_dict(),
-            "tokens_per_s": t.measurement.tokens_per_s * math.exp(-level),
-        }
-        for t in winner.confirmed
-        if t.measurement is not None
+        {"number": t.number, "config": t.config.to_dict(), "tokens_per_s": speed}
+        for t, speed in _figures(winner, trials)
     ]
     return {
         "baseline": winner.baseline.number if winner.baseline else None,
@@ -107,3 +101,16 @@ def _outcome(
             "refused_baseline": to_plain(index.refused_baseline),
         },
     }
+
+
+def _figures(winner: Winner, trials: Sequence[Trial]) -> Iterator[tuple[Trial, float]]:
+    """(trial, tokens/s) of each config that the finals measured, as every table shows it (`autotune.results.config_figures`): at the machine's first level, and in
+    the ratio to the baseline that the common rounds show."""
+    measured = [t for t in winner.confirmed if t.measurement is not None]
+    numbers = {t.number: t for t in measured}
+    default = numbers.get(winner.baseline.number) if winner.baseline is not None else None
+    level = gained(default.config, trials) if default is not None else 0.0
+    for t in measured:
+        ratio = t.reward.parts.get("tokens_per_s_ratio") if t.reward is not None else None
+        as_measured = tokens_per_s(default) * ratio if default and ratio else tokens_per_s(t)
+        yield t, as_measured * math.exp(-level)
