@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.ports import EventKind, HistoryEvent
-from autotune.spec import StudyStatus
+from autotune.spec import StudyStatus, TrialStatus
 
 FACTS = frozenset(
     {
@@ -81,5 +81,5 @@ def steps(events: Sequence[HistoryEvent]) -> Iterator[Step]:
 def is_fact(line: HistoryEvent) -> bool:
     """Whether the line belongs to a decision: not what a fenced controller reported, nor what ends with the study."""
     if line.kind == "trial.ended":
-        return "reason" not in line.data
+        return line.data["status"] != TrialStatus.CANCELLED or "reason" not in line.data
     return line.kind in FACTS and line.data.get("why") != "the lease was taken over"
