@@ -41,10 +41,10 @@ def changes_in_words(
     said = [change_in_words(change, by_number) for change in levels.changes]
     if default is not None and default.measurement is not None:
         is_final = default.measurement is not by_number[default.number].measurement
-        when = "in the final rounds" if is_final else "when the baseline was first measured"
+        level = gained(default.config, trials) if is_final else 0.0
         said.append(
-            f"Speeds are corrected to the machine's speed {when} "
-            f"(baseline: {default.measurement.tokens_per_s:,.0f} tokens/s)."
+            "Speeds are corrected to the machine's speed at the start of the study "
+            f"(baseline: {default.measurement.tokens_per_s * math.exp(-level):,.0f} tokens/s)."
         )
     again = asked_again(trials)
     if again:
@@ -76,9 +76,10 @@ def since_search_in_words(
         return []
     before = _default_speed({t.number: t for t in trials}, levels.now)
     found = f"{before * math.exp(log_gain):,.0f} tokens/s in the final rounds and at {before:,.0f} in the search"
-    return [
-        f"The baseline's median step ran at about {found}: the machine changed, or others used it. The speedup uses only the final rounds."
-    ]
+    said = (
+        f"The baseline's median step ran at about {found}: the machine changed, or others used it."
+    )
+    return [f"{said} The speedup uses only the final rounds, and tokens/s are those of the search."]
 
 
 def _default_speed(trials: Mapping[int, Trial], level: float) -> float:

@@ -17,7 +17,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autotune.reward import MachineLevels, RunNoise, slowed, steady_rounds, undisturbed
+from autotune.reward import (
+    MachineLevels,
+    RunNoise,
+    at_first_level,
+    slowed,
+    steady_rounds,
+    undisturbed,
+)
 from autotune.reward.run_noise import CHANGE_CONFIDENCE
 from autotune.spec import Measurement, ParallelConfig, Trial, TrialPurpose
 
@@ -100,10 +107,11 @@ def _both(
 
 
 def gained(default: ParallelConfig, trials: Sequence[Trial], rounds: int | None = None) -> float:
-    """By how much in ln speed the baseline became faster from the search to the finals, or their first `rounds`. Its runs in the search that are in none of the
-    machine's phases count for nothing."""
+    """By how much in ln speed the baseline became faster from the machine's first level to the finals, or their first `rounds`. Its runs in the search that are in
+    none of the machine's phases count for nothing."""
     numbers = {number for phase in MachineLevels(trials).phases for number in phase.runs}
-    search = [t for t in trials if t.config == default and t.number in numbers]
+    seen = at_first_level(trials, stability_weight=0.0)  # which moves rewards, not speeds
+    search = [t for t in seen if t.config == default and t.number in numbers]
     finals = measured_finals(default, ended_finals(trials))[:rounds]
     steady = steady_and_closed([t.measurement for t in finals if t.measurement is not None])
     finals = [t for t, is_steady in zip(finals, steady, strict=True) if is_steady] or finals
