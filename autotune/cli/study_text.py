@@ -111,6 +111,7 @@ def print_study(
             f"Ray job {job['job']}" + (f": {job['url']}" if job["url"] else ""), soft_wrap=True
         )
     for line in (
+        *([f"config     {ParallelConfig.from_dict(best['config'])}"] if best else ()),
         *placed_lines(study),
         trials_line(rows),
         infeasible_line(document.get("infeasible") or {}),
@@ -146,11 +147,11 @@ def answer_lines(
             ("change", _change(won, baseline or missing, is_measured=baseline is not None))
         )
         if line := _speedup(document, won, missing):
-            lines.append(("speedup", line + next_best(document, trials)))
+            near = "" if document.get("tied_with") else next_best(document, trials)
+            lines.append(("speedup", line + near))
         if document.get("tied_with"):
             lines.append(("tied", tied_line(document, trials)))
         lines.append(("stability", _beside_baseline(won, baseline, missing)))
-        lines.append(("config", str(won.config)))
     failures = Counter(
         str(t.failure.kind) if t.failure else "ERROR"
         for t in trials
@@ -188,7 +189,7 @@ def _change(won: Trial, baseline: Trial | None, *, is_measured: bool) -> str:
     changes = config_changes(baseline.config, won.config)
     if is_measured or not changes:
         return changes or "nothing: keep the baseline"
-    return f"{changes} (against the baseline, which was not measured)"
+    return f"{changes} (the baseline was not measured)"
 
 
 def _speedup(document: Mapping[str, Any], won: Trial, missing: Trial | None) -> str:

@@ -63,7 +63,7 @@ def feasible_map(source: FigureSource) -> Figure | None:
         else sum(cell.configs for cell in cells.values())
     )
     fitting = sum(cell.fitting for cell in cells.values())
-    fit = f", of which {fitting:,} are expected to fit," if source.space is not None else ""
+    fit = f" ({fitting:,} expected to fit)" if source.space is not None else ""
     return Figure(
         name="feasible_map",
         title="Map of the feasible set",

@@ -157,9 +157,10 @@ def expected_runs(study: Study) -> str:
     if not (least and best):
         return f"expect up to {most + 1} runs: the baseline and {search}. Not counted: {beside}"
     raced = f"the best {best}" if best > 1 else "the best"
+    longest = longest_finals(study)
     return (
-        f"expect up to {most + 1 + least} runs: the baseline, {search}, and up to {least} finals that re-measure {raced} and the baseline side by side. "
-        f"Up to {longest_finals(study) - least} more finals follow only while the winner is unclear. Not counted: {beside}"
+        f"expect up to {most + 1 + least} runs, or up to {most + 1 + longest} if configs are close: the baseline, {search}, up to {least} finals that re-measure {raced} and "
+        f"the baseline side by side, and up to {longest - least} more finals while the winner is unclear. Not counted: {beside}"
     )
 
 
