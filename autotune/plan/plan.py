@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from autotune.cost import Calibration, calibration_for, estimate
 from autotune.errors import InfeasibleError
-from autotune.space import Launchable, SearchSpace, why_not
+from autotune.space import Launchable, SearchSpace, default_config, distance_from_plain, why_not
 from autotune.space.enumeration import MEMORY
 from autotune.spec import ClusterSpec, ConfigTable, Estimate, ParallelConfig, SpaceSpec, Workload
 from autotune.spec.checks import positive, positive_int
@@ -27,6 +27,13 @@ from autotune.spec.texts.as_text import format_bytes
 
 FITS = 0.5
 """largest P(OOM) of a config that is expected to fit"""
+SAFE = 0.15
+"""largest P(OOM) of a config that others are compared with"""
+_SIMPLEST_FIRST = (
+    *("tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps"),
+    *("precision", "zero_stage", "recompute"),
+)
+"""knobs by which configs are ordered that are near to the plain one"""
 _DAY_S = 86400.0
 
 
@@ -192,6 +199,35 @@ def plan(
         source=constants.source,
         not_modelled=unknown,
     )
+
+
+def baseline_of(
+    space: SearchSpace,
+    *,
+    calibration: Calibration | None = None,
+    predicted: Estimate | None = None,
+) -> ParallelConfig:
+    """The config that nobody tuned, which a study has to beat where its user names none: `default_config`, or where that is not expected to fit, the one in the space that
+    comes nearest to it and fits without much risk (`SAFE`), as whoever tunes nothing would change it: first ZeRO, then recomputation, then model parallelism. Other knobs stay
+    at their defaults where they can.
+
+    `predicted`: the estimate of the space's table, if it is known.
+    """
+    plain = default_config(space)
+    if fits(estimate(space.workload, plain, calibration=calibration)):
+        return plain
+    table = space.table
+    predicted = predicted or estimate(space.workload, table, calibration=calibration)
+    risk = np.asarray(predicted.oom_probability, dtype=float)
+    if risk.min() > FITS:
+        return plain
+    others = [name for name in table.knobs if name not in _SIMPLEST_FIRST]
+    changed = sum(~table.at_default([name]) for name in others)
+    precision, recompute, *sizes = distance_from_plain(table, plain.precision)
+    zero_stage, *sizes = sizes
+    nearest = np.lexsort((precision, zero_stage, recompute, *sizes, changed))
+    limit = SAFE if risk.min() <= SAFE else FITS
+    return space[next(int(i) for i in nearest if risk[i] <= limit)]
 
 
 def what_if(

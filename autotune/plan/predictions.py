@@ -17,12 +17,12 @@ from autotune.cost.learn.uncertainty import Z90
 from autotune.errors import InfeasibleError
 from autotune.plan.clusters import ClusterChoice, clusters_of, compare_clusters
 from autotune.plan.dry_runs import OnRun, ensure_profile, spread_of
-from autotune.plan.plan import Plan, RankedConfig, WhatIf, plan, what_if
+from autotune.plan.plan import Plan, RankedConfig, WhatIf, baseline_of, plan, what_if
 from autotune.plan.rl_split import post_training_findings
 from autotune.ports import KnowledgeStore
 from autotune.registry import RUNNERS, find
 from autotune.results.calibrations import known_constants, program_of, stored_calibration
-from autotune.space import Launchable, Proxy, SearchSpace, default_config, why_not
+from autotune.space import Launchable, Proxy, SearchSpace, why_not
 from autotune.spec import ClusterSpec, Estimate, ParallelConfig, Study
 from autotune.study import preflight
 from autotune.study.assembly import Assembly, assemble
@@ -63,7 +63,7 @@ def _baseline(
     study: Study, space: SearchSpace, found: Plan, calibration: Calibration | None
 ) -> RankedConfig | None:
     """What the configs of a plan are compared with; None for a study of proxies, where nothing fits, or where it cannot be run."""
-    config = study.baseline or default_config(space)
+    config = study.baseline or baseline_of(space, calibration=calibration)
     if not found.rows or study.at_hand is not None or why_not(study.workload, config):
         return None
     return RankedConfig(

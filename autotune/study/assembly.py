@@ -16,11 +16,11 @@ import numpy as np
 
 from autotune.cost import Calibration, estimate
 from autotune.errors import ClusterTooSmallError, InfeasibleError, RunnerError
-from autotune.plan.plan import fits, nearest_miss
+from autotune.plan.plan import baseline_of, fits, nearest_miss
 from autotune.ports import KnowledgeStore, StudyReader, StudyRecord, TrialRunner
 from autotune.registry import make_runner
 from autotune.results.calibrations import program_of, stored_calibration
-from autotune.space import Launchable, SearchSpace, default_config, why_not
+from autotune.space import Launchable, SearchSpace, why_not
 from autotune.spec import Estimate, ParallelConfig, Study, Trial, Workload
 from autotune.spec.study import SIMULATED
 from autotune.spec.texts.as_text import format_bytes
@@ -170,12 +170,13 @@ def assemble_with(study: Study, calibration: Calibration | None) -> Assembly:
 
     trainer(study.trainer).check_own_knobs(study.space.extra, study.trainer_options)
     space = SearchSpace.of_study(study)
+    predicted = estimate(study.workload, space.table, calibration=calibration)
     found = Assembly(
         study=study,
         space=space,
         calibration=calibration,
-        estimate=estimate(study.workload, space.table, calibration=calibration),
-        baseline=study.baseline or default_config(space),
+        estimate=predicted,
+        baseline=study.baseline or baseline_of(space, calibration=calibration, predicted=predicted),
     )
     return found if study.at_hand is None else replace(found, here=_here(found))
 

@@ -57,7 +57,7 @@ def test_the_parts_of_a_large_study_come_and_are_replaced(
         assert seen.complaints == []
         page.get_by_role("textbox", name="Knobs").fill("mb3")
         page.get_by_role("button", name="Show").click()
-        page.get_by_text("1 to 1 of 1 trial that match, 21 in all").wait_for()
+        page.get_by_text("1 to 1 of 1 config that match, 21 in all").wait_for()
 
         go(page, f"/studies/{lease.study}")
         page.locator("#figures figure svg").first.wait_for()

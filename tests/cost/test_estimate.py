@@ -92,7 +92,10 @@ def test_more_micro_batches_and_larger_ones_take_longer(config: ParallelConfig) 
     )
     assert longer.step_time_s > here.step_time_s
     assert larger.step_time_s > here.step_time_s
-    assert larger.peak_memory_bytes > here.peak_memory_bytes
+    # the optimizer's step may need more than the passes do
+    assert larger.peak_memory_bytes >= here.peak_memory_bytes
+    more, less = larger.memory_parts_bytes, here.memory_parts_bytes
+    assert more.activations + more.logits > less.activations + less.logits
 
 
 @LAW
