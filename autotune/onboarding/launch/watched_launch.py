@@ -21,7 +21,15 @@ from autotune.ports import (
     TrialRequest,
     TrialRunner,
 )
-from autotune.spec import ClusterSpec, Failure, MeasureSpec, ParallelConfig, Workload, catalog
+from autotune.spec import (
+    ClusterSpec,
+    Failure,
+    FailureKind,
+    MeasureSpec,
+    ParallelConfig,
+    Workload,
+    catalog,
+)
 from autotune.trainers import Launch, trainer
 from autotune.trainers.documents.output_options import with_own_outputs
 
@@ -133,9 +141,14 @@ def check_trained(watched: WatchedLaunch) -> ProgramSeen:
             "the run was interrupted before its optimizer steps were observed",
             remedy="start it again",
         )
+    failure = watched.failure
+    if failure is not None and failure.kind is FailureKind.OUT_OF_MEMORY and watched.steps:
+        raise ProgramError(
+            f"the launch has no settings to start from: {failure.message}",
+            remedy="start it with a batch that fits into memory",
+        )
     if watched.seen is not None and watched.trained:
         return watched.seen
-    failure = watched.failure
     if failure is not None and not watched.steps:
         raise ProgramError(
             f"the launch failed before its first optimizer step: {failure.message}",

@@ -345,6 +345,76 @@ def test_a_program_that_updates_its_weights_without_an_optimizer_of_torch_is_tol
     assert not seen.of("trouble")
 
 
+SKIPS = """\
+import torch
+
+ooms = 0
+torch.cuda.is_available = torch.cuda.is_initialized = lambda: GPU
+torch.cuda.is_current_stream_capturing = lambda: False
+torch.cuda.max_memory_allocated = torch.cuda.max_memory_reserved = lambda: 0
+torch.cuda.memory_stats = lambda: {{"num_ooms": ooms}}
+
+
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, place):
+        ctx.place = place
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        fail("backward", ctx.place)
+        return gradient, None
+
+
+class Net(torch.nn.Linear):
+    def forward(self, x, place):
+        fail("forward", place)
+        return Fails.apply(super().forward(x), place)
+
+
+def fail(where, place):
+    global ooms
+    if place == 2 and where == "{where}":
+        ooms += 1
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+model = Net(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for place in range(5):
+    try:
+        out = model(torch.randn(2, 4), place)
+        fail("loss", place)
+        out.mean().backward()
+        optimizer.step()
+    except torch.OutOfMemoryError:
+        pass
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "told"),
+    [
+        ("forward", "a forward pass"),
+        ("backward", "a backward pass"),
+        ("loss", "an optimizer step"),
+        ("nowhere", None),
+    ],
+)
+def test_memory_that_runs_out_is_told_though_the_program_catches_it(
+    tmp_path: Path, where: str, told: str | None
+) -> None:
+    """What is raised outside of modules and passes is known by the allocator's own count, here one that is made up."""
+    text = SKIPS.format(where=where).replace("GPU", str(where == "loss"))
+    program = file_with(tmp_path / "skips.py", text)
+    seen = watched([sys.executable, str(program)], cwd=tmp_path)
+    assert seen.code == 0, seen.text
+    assert [r["where"] for r in seen.of("out_of_memory")] == ([told] if told else [])
+    assert len(seen.steps()) == (5 if told is None else 4)
+
+
 @pytest.mark.thorough
 def test_weights_that_cannot_be_compared_raise_nothing_into_the_program(tmp_path: Path) -> None:
     program = file_with(

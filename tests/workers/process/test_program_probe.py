@@ -382,3 +382,70 @@ def test_options_are_those_of_the_program_that_trains_as_its_first_process_told_
     facts = {"kind": "facts", "pid": 7, "rank": 0, "program": "/train.py"}
     of.see([report(step(1.0)), facts], 1.0)
     assert of.seen().options == ({"dest": "batch"}, {"dest": "steps"})
+
+
+def ran_out(pid: int = 7) -> dict[str, Any]:
+    said = {"where": "a forward pass", "error": "CUDA out of memory. Tried to allocate 2.00 GiB."}
+    return {"kind": "out_of_memory", "pid": pid, **said}
+
+
+@pytest.mark.parametrize("as_it_is", [False, True], ids=["trial", "present launch"])
+@pytest.mark.parametrize("is_seen", [True, False], ids=["seen by the probe", "said by the log"])
+def test_a_program_that_catches_it_when_memory_runs_out_and_continues_has_failed(
+    is_seen: bool, as_it_is: bool
+) -> None:
+    """Its next steps are of other batches, or of the ones that were left: they measure another config."""
+    of = trial(as_it_is=as_it_is)
+    of.see([TORCH], 0.0)
+    see_steps(of, 1)
+    if is_seen:
+        of.see([ran_out()], 1.5)
+    else:
+        of.hear([(1.5, "WARNING: ran out of memory, skipping batch")], 1.5)
+    of.see([report(step(2.0))], 2.0)
+    assert not of.ending  # a step of another rank may come last before it dies
+    of.see([report(step(3.0))], 3.0)
+    assert of.ending
+    failure = failure_of(ended(of, code=-15))
+    assert (failure.kind, failure.step) == (FailureKind.OUT_OF_MEMORY, 1)
+    assert "ran out of memory and continued (" in failure.message
+
+
+def test_a_second_time_shows_that_the_first_was_caught() -> None:
+    """As where batches are halved until they fit, before any step. Ranks that all run out once may be about to die of it."""
+    of = trial()
+    of.see([ran_out(pid=7), ran_out(pid=8)], 0.0)
+    assert not of.ending
+    of.see([ran_out(pid=8)], 0.0)
+    assert of.ending
+    assert failure_of(ended(of, code=-15)).kind is FailureKind.OUT_OF_MEMORY
+
+
+def test_a_program_that_ends_successfully_without_a_step_because_memory_ran_out_says_so() -> None:
+    of = trial()
+    of.see([TORCH, ran_out()], 0.0)
+    assert failure_of(ended(of)).kind is FailureKind.OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "num_alloc_retries: 0, out of memory: 0",
+        "set expandable_segments to avoid out of memory errors",
+        "out of memory = none",
+    ],
+)
+def test_words_of_memory_that_did_not_run_out_are_no_failure(line: str) -> None:
+    of = trial()
+    of.see([TORCH], 0.0)
+    of.hear([(0.5, line)], 0.5)
+    see_steps(of, 8)
+    assert ended(of).failure is None
+
+
+def test_kernels_that_a_compiler_tried_without_enough_memory_are_no_failure() -> None:
+    of = trial()
+    of.see([TORCH], 0.0)
+    of.hear([(0.5, "AUTOTUNE mm(4096x4096)"), (0.6, "CUDA out of memory. Tried to allocate")], 0.6)
+    see_steps(of, 8)
+    assert ended(of).failure is None

@@ -19,5 +19,6 @@ Nothing of it ever raises into the program; whatever goes wrong is reported once
     files     {"pid", "files": [[PATH, HOW, EXISTED, KEPT], ...]}       HOW: written or removed
     unkept    {"pid", "files": [PATH, ...], "why": TEXT}                these cannot be kept; the process waits, before it changes them, to be ended
     lost      {"files": [TEXT, ...]}                                    of the keeper itself: these could not be put back, and where they are
+    out_of_memory {"pid", "where", "error"}                             memory ran out there, whether or not the program catches it
     trouble   {"pid", "error"}                                          the watching ended
 """

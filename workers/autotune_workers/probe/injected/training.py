@@ -5,6 +5,8 @@
     micro-batches  calls of the outermost module with gradients (`passes`); without any (a module that is compiled in place), backward passes
     time           between events on the device, which hold nobody up; without a device, between the ends of the steps
     skipped        a gradient scaler left its optimizer out
+    out of memory  an exception that says so has left the outermost module or a backward pass; or, as torch's allocator counts them, one was raised in a step in
+                   which a call got no gradient, or an optimizer did not end its step. The program may catch it and go on
 
 Hooks are those that torch offers to everybody (`register_module_forward_pre_hook` and its like); three methods are wrapped, for which there are none:
 `torch.autograd.backward`, `GradScaler.step` and `__next__` of the iterators of `DataLoader`. All of them return at once while torch compiles, and in
@@ -44,6 +46,8 @@ LOOKS_AT_WEIGHTS, SAMPLE, CHANGES = 64, 32, 3
 before its optimizer steps"""
 MOST_CALLS = 256
 """calls of an optimizer that holds another in which that one may not step, before they count themselves"""
+LACKS_MEMORY = ("out of memory", "can't allocate memory")
+"""what exceptions say that were raised because memory ran out"""
 OWN_UPDATES = "the program updates its weights itself, without a torch optimizer"
 
 
@@ -87,6 +91,8 @@ class Seen:
         self.looks = self.changes = 0
         self.stepping = 0
         """optimizers that step now"""
+        self.failed_allocations: int | None = None
+        """of all steps until the last one that was looked at"""
 
 
 class Steps:
@@ -246,8 +252,8 @@ def watch(torch: Any, reports: Channel) -> None:
             seen.looks = LOOKS_AT_WEIGHTS
 
     profiler = seen.profile
-    _hook_modules(torch, seen, compiling)
-    _wrap_backward(torch, seen, compiling, look_at_weights)
+    _hook_modules(torch, seen, compiling, reports)
+    _wrap_backward(torch, seen, compiling, look_at_weights, reports)
     _wrap_loaders(torch, seen)
     torch.save = wrapped(seen.phases, CHECKPOINT, torch.save)
 
@@ -281,6 +287,7 @@ def watch(torch: Any, reports: Channel) -> None:
         try:
             if not steps.hear(seen, optimizer, skipped=skipped):
                 return
+            _look_at_allocations(torch, seen, reports)
             seen.depth, seen.call, seen.worked, seen.entered = 0, None, False, None
             for root in seen.roots.values():
                 root.step_ends()
@@ -310,7 +317,7 @@ def watch(torch: Any, reports: Channel) -> None:
     reports.send("torch", version=str(torch.__version__), rank=model_facts.rank_of(torch))
 
 
-def _hook_modules(torch: Any, seen: Seen, compiling: Callable[[], bool]) -> None:
+def _hook_modules(torch: Any, seen: Seen, compiling: Callable[[], bool], reports: Channel) -> None:
     from torch.nn.modules import module as modules
 
     is_grad_enabled, get_ident = torch.is_grad_enabled, threading.get_ident
@@ -351,6 +358,8 @@ def _hook_modules(torch: Any, seen: Seen, compiling: Callable[[], bool]) -> None
             seen.depth -= 1
         if seen.depth:
             return
+        if out is None and not seen.inside_backward:
+            _tell_memory(reports, sys.exc_info()[1], "a forward pass")
         call, seen.call = seen.call, None
         if call is not None:
             try:
@@ -416,13 +425,37 @@ def _changes_itself(torch: Any, seen: Seen) -> bool:
     return not torch.equal(now, before)
 
 
+def _tell_memory(reports: Channel, error: BaseException | None, where: str) -> None:
+    """An exception that left what the program called, if memory ran out. It is not kept, because it holds the tensors of its frames."""
+    text = str(error)
+    if any(words in text.lower() for words in LACKS_MEMORY):
+        reports.send("out_of_memory", error=text[:300], where=where)
+
+
+def _look_at_allocations(torch: Any, seen: Seen, reports: Channel) -> None:
+    """Whether memory ran out in this step outside of modules and backward passes, as in a loss. Libraries that try algorithms (cuDNN) raise such exceptions, too, and
+    leave nothing undone."""
+    is_left = seen.stepping or any(r.made.calls > r.used.calls for r in seen.roots.values())
+    if not uses_cuda(torch) or not (is_left or seen.failed_allocations is None):
+        return
+    before = seen.failed_allocations
+    seen.failed_allocations = int(torch.cuda.memory_stats().get("num_ooms", 0))
+    if before is not None and seen.failed_allocations > before:
+        error = "torch's allocator counted it, and the step left something undone"
+        reports.send("out_of_memory", error=error, where="an optimizer step")
+
+
 def _is_capturing(torch: Any) -> bool:
     """Whether a CUDA graph is recorded, in which nothing may wait for the device."""
     return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
 def _wrap_backward(
-    torch: Any, seen: Seen, compiling: Callable[[], bool], after_pass: Callable[[], object]
+    torch: Any,
+    seen: Seen,
+    compiling: Callable[[], bool],
+    after_pass: Callable[[], object],
+    reports: Channel,
 ) -> None:
     run = torch.autograd.backward
 
@@ -446,6 +479,10 @@ def _wrap_backward(
         seen.profile.pass_begins()
         try:
             return run(*args, **kwargs)
+        except Exception as error:
+            if seen.inside_backward == 1:
+                _tell_memory(reports, error, "a backward pass")
+            raise
         finally:
             seen.phases.leave(BACKWARD)
             seen.profile.pass_ends()

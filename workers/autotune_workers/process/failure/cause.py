@@ -10,7 +10,7 @@ lines seldom say why. This reader knows:
     last words   by which a program ends itself without an exception: `Loss is nan, stopping training`
     summary      torchrun's `Root Cause (first observed failure)`: the rank, and its exit code or signal; other launchers' by `launcher_words`
 
-A traceback that two more steps followed was caught, and is no cause. Of one rank the first that is left counts. Of a chain the last exception
+A traceback that two more steps followed was caught, and is no cause. That memory ran out then is kept (`ran_out`). Of one rank the first that is left counts. Of a chain the last exception
 is what ended the rank and the first is what went wrong, so a message has both; where the last is only the echo of a lost peer, the first counts.
 Which evidence of which rank explains the rest is decided by `gang.failure_kind.weigh`.
 """
@@ -39,6 +39,10 @@ from autotune_workers.process.rank_processes import LOG_TAIL_LINES
 
 SURVIVED_STEPS = 2
 """steps after a traceback that show that it was caught: the line of the step in which a rank fails may come after it, from another rank"""
+_RAN_OUT = re.compile(
+    r"out of memory(?! ?[:=] ?(?:0|no|none|off|false)\b)|OutOfMemoryError", re.IGNORECASE
+)
+"""what a program says that goes on without memory; counters and switches are called so, too"""
 MAX_STREAMS = 64
 """prefixes that are told apart; lines of further ones are read as one stream"""
 _PREFIX = re.compile(
@@ -136,6 +140,8 @@ class CauseReader:
         self._count = 0
         self.steps_heard = 0
         """steps that were done when the last line came"""
+        self.ran_out: tuple[str, int] | None = None
+        """the first line that says that memory ran out, and the steps that were done then"""
 
     def hear(self, line: str, steps_done: int = 0) -> None:
         """A line of the log, after so many steps."""
@@ -361,6 +367,14 @@ class CauseReader:
         """Watchdogs, last words, compilers at work, and what launchers say."""
         if _BUILDS.search(text):
             self._built = self._count
+        # a compiler that tries kernels goes on without those that take too much
+        if (
+            self.ran_out is None
+            and _RAN_OUT.search(text)
+            and lacks_memory(text)
+            and not self.is_building
+        ):
+            self.ran_out = text.strip()[:300], steps_done
         if _NCCL_MEMORY.search(text) and lacks_memory(text):
             self._nccl_memory = text.partition("NCCL WARN ")[2][:200]
         if len(self._timeouts) < _MAX_SIGNS and _WATCHDOG.search(text) and TIMED_OUT.search(text):

@@ -70,6 +70,8 @@ class ProgramProbe:
         """what ended the watching"""
         self.has_own_updates = False
         """whether weights change without an optimizer of torch, whose steps cannot be seen"""
+        self.ran_out: dict[tuple[int, Any], list[str]] = {}
+        """by process: how memory ran out in it, each time that it did"""
         self.peak_bytes: int | None = None
         self.reserved_bytes: int | None = None
         self.steps: list[SeenStep] = []
@@ -115,6 +117,9 @@ class ProgramProbe:
                 case "own_updates":
                     self.has_own_updates = True
                     self.troubles.append(str(report.get("error")))
+                case "out_of_memory":
+                    told = f"in {report.get('where')}: {report.get('error')}"
+                    self.ran_out.setdefault(who, []).append(told)
                 case "facts" if self._leader in (None, who):
                     self.facts = {
                         name: value for name, value in report.items() if name not in ("kind", "pid")

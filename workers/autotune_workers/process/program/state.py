@@ -23,7 +23,7 @@ from autotune.stopping import trial_decision
 from autotune.trainers.base.trainer import LineReader, StepMetrics
 from autotune.trainers.logs.pattern_proposals import propose_patterns
 from autotune_workers.gang.failure_kind import divergence, weigh
-from autotune_workers.process.failure.cause import CauseReader
+from autotune_workers.process.failure.cause import SURVIVED_STEPS, CauseReader
 from autotune_workers.process.keeper.log import LeftOut
 from autotune_workers.process.program.evidence import NodeEnd, explain, log_tail, rank_behind
 from autotune_workers.process.program.log import LoggedStep, ProgramLog, as_series
@@ -66,6 +66,8 @@ class ProgramTrial:
         """those that count"""
         self._peaks: list[float] = []
         """bytes at the end of each of them"""
+        self._ran_out_at: int | None = None
+        """steps that were done when the probe said that memory ran out"""
         self._stopped = ""
         self._cancelled = False
         self._failure: Failure | None = None
@@ -129,6 +131,9 @@ class ProgramTrial:
         if self._probe.shows_life(reports, node):
             self._heard_s = now_s
         self._refuse_loss()
+        if self._probe.ran_out and self._ran_out_at is None:
+            self._ran_out_at = len(self._steps)
+        self._refuse_going_on()
         if self.request.as_it_is and self._probe.has_own_updates:  # it would train to its end
             self.ending = True
         if self.ending or self._counts == "log" or not steps:
@@ -188,6 +193,23 @@ class ProgramTrial:
             f"{law}; make the program write elsewhere ({{trial_dir}}), or write `outputs: keep`",
         )
 
+    def _ran_out(self) -> tuple[str, int] | None:
+        """(what says that memory ran out, the steps that were done then)."""
+        if self._ran_out_at is not None:
+            return next(iter(self._probe.ran_out.values()))[0], self._ran_out_at
+        return next((cause.ran_out for cause in self._causes if cause.ran_out is not None), None)
+
+    def _refuse_going_on(self) -> None:
+        """A program that catches the exception of memory that ran out skips batches, or makes them smaller: its steps do not measure the config. A second one of a
+        process, or further steps, show that it was caught."""
+        found = self._ran_out()
+        if found is None or self.ending:
+            return
+        is_again = any(len(told) > 1 for told in self._probe.ran_out.values())
+        if is_again or len(self._steps) - found[1] >= SURVIVED_STEPS:
+            self._failure = _went_on(found)
+            self.ending = True
+
     def _refuse_disagreement(self) -> None:
         """A config that the program does not train as the spec says has no measurement."""
         if not self.request.as_it_is and (told := self._probe.disagreement()):
@@ -210,6 +232,7 @@ class ProgramTrial:
             )
         )
         self._refuse_divergence(step)
+        self._refuse_going_on()
         if not self.ending:
             counted = [step.time_s for step in self._steps[self.request.measure.warmup_steps :]]
             verdict = trial_decision(
@@ -335,6 +358,10 @@ class ProgramTrial:
             FailureKind.HANG,
             FailureKind.TIMEOUT,
         )
+        ran_out = self._ran_out()
+        if ran_out is not None and (self._failure is None or is_late):
+            evidence = None if self.ending else explain(ends, self._causes, done)
+            return evidence.failure() if evidence is not None else _went_on(ran_out)
         if self.ending and not (is_late and any(end.gone for end in ends)):
             return self._failure and self._with_exception(self._with_rank(self._failure, ends))
         evidence = explain(ends, self._causes, done)
@@ -472,3 +499,10 @@ class ProgramTrial:
             peak_flops_per_s=workload.cluster.gpu.peak_flops_per_s.get(config.precision),
             memory_capacity_bytes=workload.cluster.gpu.memory_bytes,
         )
+
+
+def _went_on(found: tuple[str, int]) -> Failure:
+    """Of a program that ran out of memory and did not end: what said so, and the steps that were done then."""
+    what, steps = found
+    message = f"the program ran out of memory and continued ({what}), so it skipped batches or made them smaller, and its steps do not measure this config"
+    return Failure(kind=FailureKind.OUT_OF_MEMORY, message=message, step=steps or None)
