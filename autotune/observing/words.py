@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.reviews.words import against_prediction
-from autotune.spec import ObservedRun, Outcome
+from autotune.spec import ObservedRun
 from autotune.spec.texts.as_text import format_bytes, format_count, format_duration, format_span
 
 PREFIX = "autotune: "
@@ -48,12 +48,9 @@ def _how(time_from: str) -> str:
 
 def _ended(run: ObservedRun, kept: str) -> str:
     lasted = format_span((run.ended_at - run.started_at).total_seconds())
+    text = f"{run.outcome.lower()} after {lasted}"
     if run.failure is not None:
-        text = f"failed after {lasted}: {run.failure.kind}: {run.failure.message[:WORST]}"
-    elif run.outcome is Outcome.INTERRUPTED:
-        text = f"interrupted after {lasted}"
-    else:
-        text = f"completed after {lasted}"
+        text += f": {run.failure.kind}: {run.failure.message[:WORST]}"
     peak = run.measurement.peak_memory_bytes if run.measurement else None
     if peak:
         text += f"; peak memory {format_bytes(peak)}"

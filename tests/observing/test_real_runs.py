@@ -180,6 +180,23 @@ def test_memory_that_a_limit_denies_is_kept_as_such_with_its_evidence(tmp_path: 
 
 
 @pytest.mark.thorough
+def test_a_run_that_skips_batches_without_memory_completes_and_teaches_nothing(
+    tmp_path: Path,
+) -> None:
+    skips = programs.PLAIN.replace(
+        "    began =", "    print('ran out of memory, skipped a batch')\n    began =", 1
+    )
+    found = observed(tmp_path, skips, ["python", "train.py"], *MODEL)
+    assert (found.code, found.run.outcome) == (0, Outcome.COMPLETED)
+    assert found.run.failure.kind is FailureKind.OUT_OF_MEMORY
+    assert "completed after" in found.err
+    assert "ran out of memory and continued" in found.err
+    assert found.run.step_time_s is not None
+    assert found.run.workload is not None
+    assert found.run.as_trial() is None
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_run_that_is_ended_ends_as_it_would(number: signal.Signals, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(programs.PLAIN)

@@ -65,7 +65,7 @@ class ObservedRun(Plain):
     measurement: Measurement | None = None
     """measurements of its steps; step times are empty if none were observed"""
     failure: Failure | None = None
-    """why it failed, with the evidence"""
+    """why it failed, with the evidence; of a run that did not fail: that it ran out of memory and continued"""
     versions: Mapping[str, str] = field(default_factory=dict)
     """versions of Python and the training libraries it could import"""
     host: str = ""
@@ -92,7 +92,9 @@ class ObservedRun(Plain):
         )
 
     def as_trial(self) -> Trial | None:
-        """The run as a measured trial that studies can learn from; None if workload, config or steps are unknown."""
+        """The run as a measured trial that studies can learn from; None if workload, config or steps are unknown, or the config was left."""
+        if self.failure is not None and self.outcome is not Outcome.FAILED:
+            return None
         if self.workload is None or self.config is None or self.step_time_s is None:
             return None
         return Trial(

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from autotune.spec import Failure, FailureKind
 from autotune_workers.gang.failure_kind import PEER_GONE, Evidence, of_death, weigh
 from autotune_workers.gang.members import behind
 from autotune_workers.process.failure.cause import CauseReader
@@ -135,3 +136,10 @@ def _of_node(end: NodeEnd, causes: CauseReader, steps_done: int, nodes: int) -> 
     )
     weight = "echo" if is_echo else evidence.weight
     return replace(evidence, weight=weight, message=f"{evidence.message} on {where}")
+
+
+def went_on(found: tuple[str, int]) -> Failure:
+    """Of a program that ran out of memory and did not end: what said so, and the steps that were done then."""
+    what, steps = found
+    message = f"the program ran out of memory and continued, so its steps do not measure this config: batches were skipped or made smaller ({what})"
+    return Failure(kind=FailureKind.OUT_OF_MEMORY, message=message, step=steps or None)

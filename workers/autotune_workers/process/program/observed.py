@@ -23,7 +23,7 @@ from autotune_workers.probe.injected.versions import commit_of, versions
 from autotune_workers.probe.probe_folder import Reports
 from autotune_workers.process.failure.cause import CauseReader
 from autotune_workers.process.machine import GpuMemory, oom_kills
-from autotune_workers.process.program.evidence import NodeEnd, explain
+from autotune_workers.process.program.evidence import NodeEnd, explain, went_on
 from autotune_workers.process.program.log import LoggedStep, ProgramLog, as_series
 
 MOST_STEPS = 4096
@@ -121,7 +121,7 @@ class ObservedProgram:
     def ended(
         self, code: int, *, resident_bytes: int, is_interrupted: bool
     ) -> tuple[Measurement | None, Failure | None]:
-        """What it showed, and why it failed. `resident_bytes`: the most that one of its processes held."""
+        """What it showed, and why it failed, or that it ran out of memory and continued. `resident_bytes`: the most that one of its processes held."""
         self._add(self._log.pause())
         end = NodeEnd(
             node=0,
@@ -132,7 +132,10 @@ class ObservedProgram:
             log_tail=self._cause.last_lines,
         )
         cause = None if code == 0 or is_interrupted else explain([end], [self._cause], self._count)
-        return self._measured(end), cause.failure() if cause is not None else None
+        failure = cause.failure() if cause is not None else None
+        if failure is None and self._cause.ran_out is not None:
+            failure = went_on(self._cause.ran_out)
+        return self._measured(end), failure
 
     def _add(self, steps: list[LoggedStep]) -> None:
         for step in steps:

@@ -118,8 +118,9 @@ class ProgramProbe:
                     self.has_own_updates = True
                     self.troubles.append(str(report.get("error")))
                 case "out_of_memory":
-                    told = f"in {report.get('where')}: {report.get('error')}"
-                    self.ran_out.setdefault(who, []).append(told)
+                    self.ran_out.setdefault(who, []).append(
+                        f"in {report.get('where')}: {report.get('error')}"
+                    )
                 case "facts" if self._leader in (None, who):
                     self.facts = {
                         name: value for name, value in report.items() if name not in ("kind", "pid")

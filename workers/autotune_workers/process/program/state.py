@@ -25,7 +25,13 @@ from autotune.trainers.logs.pattern_proposals import propose_patterns
 from autotune_workers.gang.failure_kind import divergence, weigh
 from autotune_workers.process.failure.cause import SURVIVED_STEPS, CauseReader
 from autotune_workers.process.keeper.log import LeftOut
-from autotune_workers.process.program.evidence import NodeEnd, explain, log_tail, rank_behind
+from autotune_workers.process.program.evidence import (
+    NodeEnd,
+    explain,
+    log_tail,
+    rank_behind,
+    went_on,
+)
 from autotune_workers.process.program.log import LoggedStep, ProgramLog, as_series
 from autotune_workers.process.program.probe import SETTLED, ProgramProbe
 from autotune_workers.process.program.second_witness import SecondWitness
@@ -207,7 +213,7 @@ class ProgramTrial:
             return
         is_again = any(len(told) > 1 for told in self._probe.ran_out.values())
         if is_again or len(self._steps) - found[1] >= SURVIVED_STEPS:
-            self._failure = _went_on(found)
+            self._failure = went_on(found)
             self.ending = True
 
     def _refuse_disagreement(self) -> None:
@@ -361,7 +367,7 @@ class ProgramTrial:
         ran_out = self._ran_out()
         if ran_out is not None and (self._failure is None or is_late):
             evidence = None if self.ending else explain(ends, self._causes, done)
-            return evidence.failure() if evidence is not None else _went_on(ran_out)
+            return evidence.failure() if evidence is not None else went_on(ran_out)
         if self.ending and not (is_late and any(end.gone for end in ends)):
             return self._failure and self._with_exception(self._with_rank(self._failure, ends))
         evidence = explain(ends, self._causes, done)
@@ -499,10 +505,3 @@ class ProgramTrial:
             peak_flops_per_s=workload.cluster.gpu.peak_flops_per_s.get(config.precision),
             memory_capacity_bytes=workload.cluster.gpu.memory_bytes,
         )
-
-
-def _went_on(found: tuple[str, int]) -> Failure:
-    """Of a program that ran out of memory and did not end: what said so, and the steps that were done then."""
-    what, steps = found
-    message = f"the program ran out of memory and continued ({what}), so it skipped batches or made them smaller, and its steps do not measure this config"
-    return Failure(kind=FailureKind.OUT_OF_MEMORY, message=message, step=steps or None)
