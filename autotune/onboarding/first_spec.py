@@ -164,10 +164,20 @@ def command_draft(
     if draft is None:
         raise SpecError(
             f"`{words[0]}` does not start a recognizable Python program",
-            remedy="give the command that starts the training itself: autotune init -- torchrun --nproc-per-node=8 train.py ...",
+            remedy=_what_does(words),
             field="FILE",
         )
     return draft
+
+
+def _what_does(words: Sequence[str]) -> str:
+    """What to give in place of a command that starts no program itself."""
+    for word in words:
+        if Path(word).suffix in SHELL_SCRIPTS:
+            return f"give the script: autotune init {word}"
+        if word.endswith(".ipynb"):
+            return f"write the notebook as a program (jupyter nbconvert --to script {word}), and give that"
+    return "give the command that starts the training itself: autotune init -- torchrun --nproc-per-node=8 train.py ..."
 
 
 def text_draft(

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from autotune.errors import SpecError
 from autotune.onboarding.draft import Draft
-from autotune.onboarding.first_spec import first_draft
+from autotune.onboarding.first_spec import command_draft, first_draft
 from tests.shortcuts import write
 
 PROGRAM = 'import argparse\np = argparse.ArgumentParser()\np.add_argument("--batch-size", type=int, default=4)\n'
@@ -66,6 +67,13 @@ def test_what_is_not_about_ranks_stays(tmp_path: Path, run: str, kept: list[str]
         ),
         ("numactl -l torchrun --nproc-per-node 2 train.py", "numactl -l"),
         ("conda run -n train python train.py", "conda run -n train"),
+        (
+            "conda run -n env --no-capture-output python train.py",
+            "conda run -n env --no-capture-output",
+        ),
+        ("uv run --frozen torchrun --nproc-per-node 2 train.py", "uv run --frozen"),
+        ("pixi run -e gpu python train.py", "pixi run -e gpu"),
+        ("dotenv run -- python train.py", "dotenv run --"),
         ("srun -n 2 --output=log.txt --time 5 python train.py", "--output=log.txt, --time 5"),
         ("mpirun -np 2 --map-by socket python train.py", "--map-by socket"),
     ],
@@ -81,6 +89,38 @@ def test_what_trials_do_without_is_said(tmp_path: Path, run: str, said: str) -> 
         word.startswith(("--log-dir", "--tee", "--enable", "--output", "--time", "$"))
         for word in words
     )
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        "env FOO=1 'BAR=a b' CUDA_VISIBLE_DEVICES=0 python train.py",
+        "nohup /usr/bin/env -u OLD FOO=1 BAR='a b' torchrun --nproc-per-node 2 train.py",
+        "BAR='a b' env -i FOO=1 python train.py",
+        "BAR='a b' srun -n 1 --export=ALL,FOO=1 python train.py",
+        "BAR='a b' mpirun -np 2 -x FOO=1 -x PATH python train.py",
+    ],
+)
+def test_variables_that_a_command_sets_for_its_program_stay(tmp_path: Path, run: str) -> None:
+    """However it sets them; where it runs is decided by autotune."""
+    draft = drafted(tmp_path, run)
+    assert draft.document["trainer"]["env"] == {"FOO": "1", "BAR": "a b"}
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (["bash", "-x", "train.sh"], "autotune init train.sh"),
+        (["papermill", "train.ipynb", "out.ipynb"], "jupyter nbconvert --to script train.ipynb"),
+        (["make", "train"], "autotune init -- torchrun"),
+    ],
+)
+def test_what_starts_no_program_itself_is_rejected_with_what_does(
+    words: list[str], remedy: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SpecError) as refused:
+        command_draft(words, folder=tmp_path)
+    assert remedy in (refused.value.remedy or "")
 
 
 def test_on_cpus_the_options_of_accelerate_are_left_out_and_said(tmp_path: Path) -> None:

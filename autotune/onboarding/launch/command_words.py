@@ -136,9 +136,17 @@ _FLAGS = frozenset(
         "use_megatron_lm",
         "dynamo_use_dynamic",
         "same_network",
+        "no_capture_output",
+        "live_stream",
+        "frozen",
+        "locked",
+        "no_sync",
+        "isolated",
+        "offline",
+        "",
     ]
 )
-"""options of launchers that have no value"""
+"""options of launchers and wrappers that have no value"""
 _WRAPPERS = frozenset(
     [
         "env",
@@ -166,6 +174,11 @@ _WRAPPERS = frozenset(
         "pipenv",
         "pdm",
         "hatch",
+        "pixi",
+        "rye",
+        "uvx",
+        "dotenv",
+        "direnv",
         "apptainer",
         "singularity",
         "docker",
@@ -404,7 +417,7 @@ def _leads_on(words: Sequence[str]) -> bool:
         base = word.rpartition("/")[2]
         two = f"{base} {words[at + 1]}" if at + 1 < len(words) else ""
         before = words[at - 1] if at else ""
-        is_value = before.startswith("-") and "=" not in before
+        is_value = before.startswith("-") and "=" not in before and _name(before) not in _FLAGS
         if two in COMMANDS or base in LAUNCHERS or _is_python(base) or _tasks(base, two):
             return not is_value
         if word.endswith(".py") and not (is_value or word.startswith("-")):
@@ -439,7 +452,7 @@ def _options(words: Sequence[str], at: int, *, launched: bool) -> tuple[int, tup
                 at += 1  # `torchrun $ARGS train.py`: what the shell alone knows
                 continue
             break
-        name = word.lstrip("-").partition("=")[0].replace("-", "_")
+        name = _name(word)
         following = words[at + 1] if at + 1 < len(words) else ""
         has_value = (
             "=" not in word
@@ -453,6 +466,10 @@ def _options(words: Sequence[str], at: int, *, launched: bool) -> tuple[int, tup
         if launched and has_value and name in ("env", "genv", "mca", "omca", "pmca", "gmca"):
             at += 1  # mpiexec -genv NAME VALUE, mpirun -mca NAME VALUE
     return at, tuple(words[begin:at])
+
+
+def _name(option: str) -> str:
+    return option.lstrip("-").partition("=")[0].replace("-", "_")
 
 
 def _short(word: str) -> tuple[str, ...]:

@@ -196,12 +196,13 @@ def _started(parts: CommandParts, run: Commands, text: str, folder: str) -> Star
         of_launcher += behind[behind.index("--") + 1 :]
         del behind[behind.index("--") :]
     options = tuple(arguments_of(of_launcher))
+    exported = {**run.exported, **dict(_of_tasks(of_tasks))}
     told = {
         name: value
-        for name, value in run.exported.items()
+        for name, value in exported.items()
         if is_plain(value) and not is_secret_name(name)
     }
-    of_program = [name for name in run.exported if _is_of_the_program(name, text)]
+    of_program = [name for name in exported if _is_of_the_program(name, text)]
     nodes = (
         _count(value_of(options, *_NODES).partition(":")[0])
         or _count(told.get("NNODES"))
@@ -262,6 +263,17 @@ def _ranks_of(
         )
         return None if is_told else 1
     return _visible(env)
+
+
+def _of_tasks(options: Sequence[Argument]) -> Iterator[tuple[str, str]]:
+    """The variables that a launcher of tasks sets: `srun --export=ALL,NAME=value`, `mpirun -x NAME=value`."""
+    for option in options:
+        for word in option.values if option.name in ("export", "x") else ():
+            yield from (
+                (name, value)
+                for name, sign, value in (part.partition("=") for part in word.split(","))
+                if sign
+            )
 
 
 def _visible(env: Mapping[str, str]) -> int | None:

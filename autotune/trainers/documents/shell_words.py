@@ -27,6 +27,7 @@ from autotune.trainers.documents.shell_folders import Folders, joined, with_plai
 from autotune.trainers.documents.shell_statements import Statement, statements_of
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=(.*)", re.DOTALL)
+_QUOTED = re.compile(r"^(['\"])(.*)\1$", re.DOTALL)
 _DECLARATIONS = ("export", "local", "declare", "readonly", "typeset")
 _DEFAULT = r"(?::?[-=]((?:[^{}]|\$\{[^{}]*\})*))?"
 _REFERENCE = re.compile(
@@ -266,6 +267,10 @@ class _Script:
                 # the script knows it, and leaves it empty here
                 self.variables.setdefault(assigned[1], "")
             words = words[1:]
+        words, given = _without_env(words)
+        for assigned in given if counts else ():
+            _assign(self.variables, *assigned.groups())
+            assigns.append(assigned[1])
         if first == "export" or words:  # `NAME=value command` exports for it
             self.exported.update(
                 dict.fromkeys([*assigns, *(name for name in words if name in self.variables)])
@@ -279,6 +284,23 @@ class _Script:
 
     def _value(self, text: str) -> str:
         return " ".join(_words(_filled(text, self.variables, {})))
+
+
+def _without_env(words: tuple[str, ...]) -> tuple[tuple[str, ...], list[re.Match[str]]]:
+    """(a command without the variables that `env` sets for it, these variables): `srun env NAME=value python train.py`."""
+    begin = next((at for at, word in enumerate(words) if re.fullmatch(r"(/\S*/)?env", word)), None)
+    if begin is None:
+        return words, []
+    kept, given = list(words[: begin + 1]), list[re.Match[str]]()
+    for at in range(begin + 1, len(words)):
+        assigned = _ASSIGNMENT.fullmatch(_QUOTED.sub(r"\2", words[at]))
+        if assigned is not None:
+            given.append(assigned)
+        elif words[at].startswith("-") or words[at - 1] in ("-u", "-C"):
+            kept.append(words[at])
+        else:
+            return (*kept, *words[at:]), given
+    return words, []
 
 
 def _of_slurm(text: str) -> dict[str, str]:
