@@ -215,6 +215,35 @@ def test_sequences_that_grow_tell_no_length(read: Draft, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
+    ("steps", "asked"),
+    [
+        ([(4, 256), (16, 256), (8, 256), (4, 256)], ("workload.seq_len", "baseline", "workload.global_batch_size")),
+        ([(8, 512), (16, 1024), (4, 256)], ("baseline", "workload.global_batch_size")),
+        ([(16, 1024), (16, 256), (16, 512)], ()),
+    ],
+    ids=["filled by tokens", "other batches", "other lengths"],
+)  # fmt: skip
+def test_batches_that_differ_from_step_to_step_are_named(
+    read: Draft, tmp_path: Path, steps: list[tuple[int, int]], asked: tuple[str, ...]
+) -> None:
+    """One of them is not that of the training."""
+    what = replace(seen(), first_steps=growing(*steps))
+    found = seen_draft(read, what, launched="it", steps=3, folder=tmp_path)
+    assert found.fill_in == asked
+    assert ("baseline" in found.document) == (not asked)
+    batches = [note for note in found.notes if "the batch differs from step to step" in note]
+    assert bool(batches) == bool(asked)
+    lengths = [note for note in found.notes if "sequences differ in length" in note]
+    assert bool(lengths) == (len({tokens / count for count, tokens in steps}) > 1)
+
+
+def test_what_plans_leave_out_is_named(read: Draft, tmp_path: Path) -> None:
+    found = overlaid(read, seen(frozen=7_000, offloads=True), tmp_path)
+    assert any("does not train (7,000 weights): the launch needs more" in n for n in found.notes)
+    assert any("weights on the host, planned on the GPU" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
     "steps",
     [
         [(16, 1024)] * 3,

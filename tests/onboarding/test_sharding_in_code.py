@@ -65,6 +65,22 @@ def test_sharding_under_a_condition_leaves_the_memory_an_upper_bound(
 
 
 @pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("fully_shard(model, offload_policy=CPUOffloadPolicy())", "CPUOffloadPolicy in line 11"),
+        ("FSDP(model, cpu_offload=CPUOffload(offload_params=True))", "CPUOffload in line 11"),
+        ("FSDP(model, cpu_offload=CPUOffload(offload_params=args.shard))", "CPUOffload in line 11"),
+        ("FSDP(model, cpu_offload=CPUOffload())", ""),
+        ("FSDP(model, cpu_offload=CPUOffload(offload_params=False))", ""),
+    ],
+)
+def test_weights_on_the_host_are_named(tmp_path: Path, code: str, said: str) -> None:
+    found = review(program(tmp_path, code), cluster="h100-sxm-1x8")
+    assert any(f"weights on the host ({said})" in each for each in found.assumed) == bool(said)
+    assert found.is_upper_bound == bool(said)
+
+
+@pytest.mark.parametrize(
     ("code", "steps"),
     [
         ("accelerator = Accelerator(gradient_accumulation_steps=4)", 4),

@@ -19,6 +19,7 @@ Steps that grow are a first phase, whose sizes are not those of the training.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -29,6 +30,7 @@ from typing import Any, final
 
 from autotune.errors import AutotuneError, SpecError
 from autotune.onboarding.draft import Draft, Entry, Item, around, baseline_text
+from autotune.onboarding.script.adapters import NEEDS_LESS, NEEDS_MORE, NOT_COUNTED, ON_HOST
 from autotune.onboarding.script.argv import FILL_IN
 from autotune.onboarding.script.draft import NOT_PRINTED
 from autotune.ports import ProgramSeen
@@ -136,6 +138,8 @@ _DEGREES = ("tp", "pp", "cp")
 _PHASE = "if this is a warm-up, set its length to 0 and observe again"
 _SAME_LENGTH = 0.02
 """relative difference of sequences that are the same: inputs are often a token short"""
+_MUCH_LARGER = 1.25
+"""ratio of batches that are not alike"""
 _OF_GPUS = ("fp16", "tf32", *NARROW)
 _LENGTH = "workload.seq_len"
 SEEN = "seen"
@@ -199,11 +203,34 @@ class SeenLaunch:
         return _grows([each.sequences for each in steps]) and (not tokens or _grows(tokens))
 
     @property
+    def batches(self) -> list[int]:
+        """Sequences of the first steps, where they differ much and no more than half of the steps have as many; else none: the last batch of an epoch may be smaller."""
+        found = [each.sequences or 0 for each in self.seen.first_steps]
+        commonest = max(Counter(found).values(), default=0)
+        differ = bool(found) and max(found) > _MUCH_LARGER * min(found) > 0
+        return found if differ and len(found) >= 2 * commonest else []
+
+    @property
     def lengths(self) -> list[int]:
-        """Tokens per sequence of the first steps, where no sequences are shorter than those before, and the last ones are longer; else none."""
+        """Tokens per sequence of the first steps, where they are not the same; else none."""
         steps = [each for each in self.seen.first_steps if each.tokens and each.sequences]
         found = [round((each.tokens or 0) / (each.sequences or 1)) for each in steps]
-        return found if _grows(found) else []
+        return found if found and max(found) > (1 + _SAME_LENGTH) * min(found) else []
+
+    @property
+    def grows_in_length(self) -> bool:
+        """Whether no sequences are shorter than those before, and the last ones are longer."""
+        return _grows(self.lengths)
+
+    @property
+    def is_batch_open(self) -> bool:
+        """Whether no one number of sequences is the batch."""
+        return self.grows_in_batch or bool(self.batches)
+
+    @property
+    def is_length_open(self) -> bool:
+        """Whether no one number of tokens is the length."""
+        return self.grows_in_length or bool(self.lengths and self.batches)
 
     @cached_property
     def knobs(self) -> dict[str, Any]:
@@ -264,13 +291,21 @@ def seen_draft(
     told = dict(_workload(entries["workload"].value, run))
     notes += _differences(draft, run, told)
     notes += [*_unseen(run, read, fill_in), *filter(None, [seen.unevenness])]
+    if seen.facts.get("offloads") and not any(ON_HOST in note for note in notes):
+        notes.append(f"{NOT_COUNTED}{ON_HOST}, planned on the GPU: {NEEDS_LESS}")
     entries["workload"] = replace(entries["workload"], value=told, comment=_comment(run, fill_in))
     fill_in = [name for name in fill_in if name not in _filled(run)]
-    if run.lengths:
+    if run.is_length_open:
         fill_in.append(_LENGTH)
+    if run.grows_in_length:
         notes.append(
             f"the sequences grew from step to step ({', '.join(map(str, run.lengths))} tokens), so their length is not known: {_PHASE}; "
             "if they are padded, write their average as seq_len"
+        )
+    elif run.lengths:
+        notes.append(
+            f"sequences differ in length from step to step ({', '.join(map(str, run.lengths))} tokens), and tokens/s counts seq_len for each of them: "
+            "write the average of your data as seq_len"
         )
     if run.seq_len is None and _LENGTH in draft.fill_in:
         notes.append(
@@ -282,7 +317,7 @@ def seen_draft(
         entries["model"] = Entry(key="model", value=model[0], comment=model[1])
         fill_in = [name for name in fill_in if name != "model"]
     if why := _no_baseline(run):
-        fill_in += ["baseline", *(["workload.global_batch_size"] if run.grows_in_batch else [])]
+        fill_in += ["baseline", *(["workload.global_batch_size"] if run.is_batch_open else [])]
         notes.append(f"no baseline: {why} add its current settings as `baseline:`")
         entries.pop("baseline", None)
     else:
@@ -340,9 +375,11 @@ def seen_draft(
 
 def _no_baseline(run: SeenLaunch) -> str:
     """Why what was seen is none; empty where it is."""
+    counts = ", ".join(str(each.sequences) for each in run.seen.first_steps)
     if run.grows_in_batch:
-        counts = ", ".join(str(each.sequences) for each in run.seen.first_steps)
         return f"the batch grew from step to step ({counts} sequences per rank): {_PHASE}, or"
+    if run.batches:
+        return f"the batch differs from step to step ({counts} sequences per rank), as where it is filled up to a token limit: write its average as global_batch_size, and"
     return "" if run.micro_batch_size else "the sequences per micro-batch were not observed;"
 
 
@@ -390,16 +427,20 @@ def _model_of(draft: Draft, folder: Path) -> ModelSpec | None:
 
 def _filled(run: SeenLaunch) -> set[str]:
     found = {"space.precision"} if "precision" in run.knobs else set()
-    found |= {_LENGTH} if run.seq_len and not run.lengths else set()
+    found |= {_LENGTH} if run.seq_len and not run.is_length_open else set()
     return found | ({"workload.global_batch_size"} if run.batch else set())
 
 
 def _workload(read: Mapping[str, Any], run: SeenLaunch) -> Iterator[tuple[str, Any]]:
     """The workload with what was seen."""
     told = dict(read)
-    if run.seq_len and not run.lengths and not _is_same_length(told.get("seq_len"), run.seq_len):
+    if (
+        run.seq_len
+        and not run.is_length_open
+        and not _is_same_length(told.get("seq_len"), run.seq_len)
+    ):
         told["seq_len"] = run.seq_len
-    if run.batch and not run.grows_in_batch:
+    if run.batch and not run.is_batch_open:
         batches = told.get("global_batch_size")
         if not isinstance(batches, list):
             told["global_batch_size"] = run.batch
@@ -603,9 +644,11 @@ def _with_seen(
 
 def _comment(run: SeenLaunch, fill_in: list[str]) -> str:
     length = f"seq_len: {SEEN}" if run.seq_len else "seq_len: not observed"
-    if run.lengths or (not run.seq_len and _LENGTH in fill_in):
+    if run.lengths:
+        length = "seq_len: average of the observed steps"
+    if run.is_length_open or (not run.seq_len and _LENGTH in fill_in):
         length = "fill in: seq_len, tokens per sequence"
-    if not run.batch or run.grows_in_batch:
+    if not run.batch or run.is_batch_open:
         return f"{length}; fill in: global_batch_size, sequences per optimizer step"
     each = (
         f"{run.seen.micro_batches} x {run.micro_batch_size}"
@@ -659,6 +702,8 @@ def _unseen(run: SeenLaunch, read: Mapping[str, Any], fill_in: list[str]) -> Ite
         yield f"not observed, so taken from the source: {', '.join(names)}"
     if run.facts.optimizers and run.facts.optimizer is None:
         yield f"the optimizer {run.facts.optimizers} is counted as AdamW, because the memory of its states is unknown"
+    if frozen := run.seen.facts.get("frozen"):
+        yield f"{NOT_COUNTED}other models that it calls and does not train ({frozen:,} weights): {NEEDS_MORE}"
     trained, all_of_it = run.seen.facts.get("trainable"), run.facts.parameters
     if trained and all_of_it and trained < all_of_it / 2:
         yield f"{trained:,} of {all_of_it:,} weights are trained: write `peft: {{method: lora, rank: ...}}` under `workload` if these are adapters"

@@ -32,6 +32,7 @@ from autotune.onboarding.script.adapters import (
     NEEDS_LESS,
     NOT_COUNTED,
     NOT_PREDICTED,
+    ON_HOST,
     frozen,
     is_unfused,
     loaded_in,
@@ -195,12 +196,12 @@ def script_draft(
     # what is sharded is kept in fp32
     if not any("zero_stage=" in entry.value for entry in baseline):
         notes += _what_weights(script)
+    away = script.offloads
     if script.started is not None:
         notes += unread_files(script.started, cwd)
-        if away := offloaded_weights(script.started, cwd):
-            notes.append(
-                f"{NOT_COUNTED}weights on the host ({away}), planned on the GPU: {NEEDS_LESS}"
-            )
+        away = offloaded_weights(script.started, cwd) or away
+    if away:
+        notes.append(f"{NOT_COUNTED}{ON_HOST} ({away}), planned on the GPU: {NEEDS_LESS}")
     if _tunes_nothing(found):
         fill_in.append("trainer.argv")
         notes.append(_how_to_be_told(found))

@@ -39,7 +39,7 @@ from autotune.onboarding.script.syntax import (
     last_name,
     literal_or_none,
 )
-from autotune.onboarding.script.unconditional import InCode, shards, unconditional
+from autotune.onboarding.script.unconditional import InCode, offloads, shards, unconditional
 from autotune.onboarding.script.written_arguments import (
     Written,
     loaded_as,
@@ -152,6 +152,8 @@ class Script:
     """the knobs that its code sets whatever it is told"""
     shards: bool = False
     """whether a call of torch's FSDP is anywhere in its text or in a module that it imports, under whatever condition"""
+    offloads: str = ""
+    """the call by which weights may wait on the host (`unconditional.offloads`); empty: there is none"""
     overridden: str = ""
     """the file of settings any of which its command overrides by `key=value`: Hydra's, or OmegaConf's"""
     optimizers: tuple[str, ...] = ()
@@ -285,6 +287,7 @@ def read_script(
         formats=frozenset(_formats(whole if imports_parser else tree)),
         in_code=unconditional(whole if imports_parser else tree),
         shards=shards(whole),
+        offloads=offloads(whole),
         overridden=overridden,
         printed=printed
         if patterns_of(printed) or is_known(printed)

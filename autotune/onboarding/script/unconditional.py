@@ -68,6 +68,16 @@ def shards(tree: ast.Module) -> bool:
     )
 
 
+def offloads(tree: ast.Module) -> str:
+    """The call by which FSDP may keep weights on the host, with its line; empty: there is none."""
+    for call in calls_of(tree):
+        asked = keywords_of(call).get("offload_params")
+        is_asked = asked is not None and literal_or_none(asked) is not False
+        if called_name(call) in {"CPUOffloadPolicy", "CPUOffload" if is_asked else ""}:
+            return f"{called_name(call)} in line {call.lineno}"
+    return ""
+
+
 def _plain(body: list[ast.stmt]) -> Iterator[ast.AST]:
     """The nodes of the statements that no test guards, in no function within."""
     for statement in body:

@@ -147,6 +147,23 @@ PROGRAMS_SEEN = {
         steps=[{"micro": 2, "sequences": [8], "tokens": 128}] * 4,
         facts={"parameters": 64 * 32 + 32 * 64 + 64},
     ),
+    "a larger model that is called with gradients and not trained is not the model": Seen(
+        command=python("habits.py", "teacher"),
+        steps=[{"micro": 1, "sequences": [4]}] * 4,
+        facts={"parameters": 256, "frozen": 1024, "trainable": 256},
+    ),
+    "a mesh without names that cuts parameters is tensor-parallel": Seen(
+        command=torchrun("habits.py", "mesh"),
+        ranks=2,
+        steps=[{"micro": 1, "sequences": [4]}] * 4,
+        facts={"parameters": 256, "degrees": {"tp": 2}, "wrappers": [], "offloads": False},
+    ),
+    "parameters that wait on the host": Seen(
+        command=torchrun("habits.py", "host"),
+        ranks=2,
+        steps=[{"micro": 1, "sequences": [4]}] * 4,
+        facts={"degrees": {}, "wrappers": ["FSDP2"], "offloads": True},
+    ),
     "a program that trains in another process": Seen(
         command=[*python("starts_another.py"), *python("decoder.py")[1:]], steps=SIX
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -34,6 +35,9 @@ _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head", "
 _DIMENSIONS = {
     "tensor": "tp",
     "model": "tp",
+    "mp": "tp",
+    "tensor_parallel": "tp",
+    "model_parallel": "tp",
     "pipe": "pp",
     "pipeline": "pp",
     "context": "cp",
@@ -124,7 +128,9 @@ def _megatron_degree() -> int:
 def facts(torch: Any, seen: Any, optimizers: dict[int, Any]) -> dict[str, Any]:
     """All of them."""
     roots = sorted(seen.roots.values(), key=lambda root: -root.parameters)
-    modules = [found for found in (root.ref() for root in roots) if found is not None]
+    called = [found for found in (root.ref() for root in roots) if found is not None]
+    # a teacher, or a network that computes a loss, is called with gradients, too
+    modules = [module for module in called if not is_frozen(module)] or called
     model = modules[0] if modules else None
     stepping = [found for found in (ref() for ref in optimizers.values()) if found is not None]
     running = is_distributed(torch)
@@ -156,8 +162,15 @@ def facts(torch: Any, seen: Any, optimizers: dict[int, Any]) -> dict[str, Any]:
         "workers": seen.workers,
         "compiled": _is_compiled(roots, seen.graph.names),
         **(_model(model, parameter_count(*modules), seen.graph) if model is not None else {}),
+        "frozen": parameter_count(*(module for module in called if module not in modules)),
         **_optimizer_types(stepping),
     }
+
+
+def is_frozen(module: Any) -> bool:
+    """Whether it has parameters, none of which is trained."""
+    parameters = list(module.parameters())
+    return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
 
 
 def of_model(model: Any) -> dict[str, Any]:
@@ -220,6 +233,7 @@ def _model(model: Any, parameters: int, graph: Graph) -> dict[str, Any]:
         "wrappers": wrappers,
         "zero_stage": stage,
         "sharded_type": sharded,
+        "offloads": any(map(_waits_on_host, model.modules())),
         "attention": str(getattr(config, "_attn_implementation", "") or ""),
         "config": _config(config),
         "shape": _shape(_inner(model), graph),
@@ -345,13 +359,20 @@ def _number(owners: list[Any], names: Iterable[str]) -> Any:
 
 
 def _degrees(model: Any) -> dict[str, int]:
-    """Degrees of parallelism as the program's own meshes are named, and as Megatron says them."""
+    """Degrees of parallelism as the program's own meshes are named, and as Megatron says them. A dimension without a name that cuts parameters which FSDP does not is a tensor-parallel one."""
     found: dict[str, int] = {}
+    is_sharded = any(
+        kind.__name__ == "FSDPModule" for m in model.modules() for kind in type(m).__mro__
+    )
     for parameter in model.parameters():
         mesh = getattr(parameter, "device_mesh", None)
-        sizes = tuple(getattr(mesh, "shape", ()))
-        for place, name in enumerate((getattr(mesh, "mesh_dim_names", None) or ())[: len(sizes)]):
-            found[_DIMENSIONS.get(str(name).lower(), str(name))] = int(sizes[place])
+        names = getattr(mesh, "mesh_dim_names", None)
+        for place, size in enumerate(getattr(mesh, "shape", ())):
+            name = str(names[place]).lower() if names else ""
+            if not (name or is_sharded) and parameter.placements[place].is_shard():
+                name = "tp"
+            if name:
+                found[_DIMENSIONS.get(name, name)] = int(size)
     state = sys.modules.get("megatron.core.parallel_state") or sys.modules.get("megatron.mpu")
     for name, function in _OF_MEGATRON.items():
         try:
@@ -415,3 +436,12 @@ def _fsdp2(part: Any, before: Any) -> Any:
         )
     except Exception:
         return 3, ""
+
+
+def _waits_on_host(part: Any) -> bool:
+    """Whether FSDP keeps this module's parameters on the host between its passes."""
+    policies = [getattr(getattr(part, "cpu_offload", None), "offload_params", False)]
+    with contextlib.suppress(Exception):  # a module that `fully_shard` did not make
+        group = part._get_fsdp_state()._fsdp_param_group
+        policies.append(type(group.offload_policy).__name__ == "CPUOffloadPolicy")
+    return policies[-1] is True

@@ -43,6 +43,7 @@ class Root:
     def __init__(self, module: Any) -> None:
         self.ref = weakref.ref(module)
         self.parameters = model_facts.parameter_count(module)
+        self.is_frozen = model_facts.is_frozen(module)
         self.has_length_first = False
         self._now: dict[int, tuple[Any, int]] = {}
         self.step_ends()
@@ -152,8 +153,8 @@ def counted(
     """Micro-batches, possible numbers of sequences (the likeliest first) and tokens since the last step. `loaded`: samples that data loaders gave; `takes_turns`: other
     optimizers have stepped in it, each of which may have computed on the same sequences."""
     roots = list(roots)
-    counts = [(root.parameters, root.used) for root in roots if root.used.calls]
-    counts = counts or [(root.parameters, root.made) for root in roots if root.made.calls]
+    counts = [(_weight(root), root.used) for root in roots if root.used.calls]
+    counts = counts or [(_weight(root), root.made) for root in roots if root.made.calls]
     if not counts:
         return backwards, [loaded] if loaded else [], None
     main = max(counts, key=lambda each: each[0])[1]
@@ -167,3 +168,8 @@ def counted(
     is_told = (count.tokens for _, count in counts if count.tokens and count.calls == main.calls)
     micro = backwards if backwards and main.calls % backwards == 0 else main.calls
     return micro, list(dict.fromkeys(sequences)), next(is_told, None)
+
+
+def _weight(root: Root) -> tuple[bool, int]:
+    """What makes it the one that is trained: another may be larger, as one that computes a loss."""
+    return not root.is_frozen, root.parameters
