@@ -84,6 +84,61 @@ def test_a_command_whose_reading_is_wrong_is_overruled_and_both_are_said(run, pr
     assert "workload.seq_len" in done.err.split("fill in: ")[1]
 
 
+FAILS = """\
+import torch
+
+model = torch.nn.Linear(8, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(2):
+    if step == 1:
+        raise OSError("the disk is full")
+    model(torch.randn(6, 8)).square().mean().backward()
+    optimizer.step()
+"""
+HALVES = """\
+import torch
+
+
+class Net(torch.nn.Linear):
+    def forward(self, x):
+        if len(x) > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return super().forward(x)
+
+
+model, batch = Net(8, 4), 8
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(400):
+    try:
+        model(torch.randn(batch, 8)).square().mean().backward()
+    except torch.OutOfMemoryError:
+        batch //= 2
+        continue
+    optimizer.step()
+"""
+
+
+@pytest.mark.thorough
+def test_a_launch_that_fails_after_its_first_step_is_written_with_why(run, programs):
+    (programs / "fails.py").write_text(FAILS)
+    done = run("init", "--run", "--yes", "-o", "study.yaml", "--", sys.executable, "fails.py")
+    assert done.code == 0, done.err
+    (note,) = [line for line in done.err.splitlines() if "ended after 1 optimizer step" in line]
+    assert "OSError: the disk is full" in note
+    assert knobs(written(programs / "study.yaml"))["micro_batch_size"] == "6"
+
+
+@pytest.mark.thorough
+def test_a_launch_that_halves_its_batch_until_it_fits_has_no_settings(refusal, programs):
+    (programs / "halves.py").write_text(HALVES)
+    said = refusal(
+        "init", "--run", "--yes", "-o", "study.yaml", "--", sys.executable, "halves.py", code=1
+    )
+    assert "ran out of memory and continued" in said
+    assert "start it with a batch that fits into memory" in said
+    assert not (programs / "study.yaml").exists()
+
+
 OPTIONS_OF_A_LOOP = """\
 import argparse
 import torch

@@ -119,6 +119,7 @@ def _watched(
     """The draft with what was observed in its launch, and the observation itself. `drafted`: the draft by what was read, and by what the program's parser said."""
     import shlex
     from contextlib import closing
+    from dataclasses import replace
 
     from autotune.detect import local_cluster
     from autotune.interrupts import interrupts
@@ -133,6 +134,7 @@ def _watched(
     from autotune.onboarding.launch.watched_launch import (
         STEPS,
         check_trained,
+        ended_early,
         launch_shown,
         request_of,
         watch_launch,
@@ -177,6 +179,8 @@ def _watched(
         steps=watched.steps,
         folder=folder,
     )
+    if early := ended_early(watched):
+        draft = replace(draft, notes=(early, *draft.notes))
     draft, elsewhere = with_own_outputs(draft, seen, folder)
     if seen.files:
         existed = {path: told for path, told in seen.files.items() if told["existed"]}

@@ -164,3 +164,11 @@ def check_trained(watched: WatchedLaunch) -> ProgramSeen:
         f"the probe observed no optimizer step{f' ({why})' if why else ''}",
         remedy="it cannot observe programs without torch, or those started with `python -I`, in an emptied environment or in a container; without --run the launch is read instead",
     )
+
+
+def ended_early(watched: WatchedLaunch) -> str:
+    """Why it ended before all of its steps, in words; empty where it did not."""
+    if watched.failure is None:
+        return ""
+    steps = f"{watched.steps} optimizer step{'s' if watched.steps != 1 else ''}"
+    return f"the launch ended after {steps}, which may differ from those that follow: {watched.failure.message}"
