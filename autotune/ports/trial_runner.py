@@ -153,6 +153,8 @@ class ProgramSeen:
     """forward passes with gradients in a typical step"""
     sequences: int | None = None
     """sequences that one process trains on in a typical step"""
+    other_sequences: tuple[int, ...] = ()
+    """what `sequences` may be instead, where the model is called several times before a backward pass"""
     tokens: int | None = None
     """tokens that one process trains on in a typical step; on average if `lengths_vary`"""
     first_steps: tuple[FirstStep, ...] = ()

@@ -237,6 +237,11 @@ def test_batches_that_differ_from_step_to_step_are_named(
     assert bool(lengths) == (len({tokens / count for count, tokens in steps}) > 1)
 
 
+def test_a_number_of_sequences_that_is_unclear_is_named(read: Draft, tmp_path: Path) -> None:
+    found = overlaid(read, replace(seen(), other_sequences=(64,)), tmp_path)
+    assert any("on each rank: 16 or 64, because" in note for note in found.notes)
+
+
 def test_what_plans_leave_out_is_named(read: Draft, tmp_path: Path) -> None:
     found = overlaid(read, seen(frozen=7_000, offloads=True), tmp_path)
     assert any("does not train (7,000 weights): the launch needs more" in n for n in found.notes)

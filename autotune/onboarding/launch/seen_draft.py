@@ -702,6 +702,12 @@ def _unseen(run: SeenLaunch, read: Mapping[str, Any], fill_in: list[str]) -> Ite
         yield f"not observed, so taken from the source: {', '.join(names)}"
     if run.facts.optimizers and run.facts.optimizer is None:
         yield f"the optimizer {run.facts.optimizers} is counted as AdamW, because the memory of its states is unknown"
+    if others := run.seen.other_sequences:
+        counts = " or ".join(map(str, (run.seen.sequences, *others)))
+        yield (
+            f"it is unclear how many sequences a step trains on each rank: {counts}, because the model is called several times for one backward pass or optimizer; "
+            f"the spec has the first, so correct global_batch_size, seq_len and `baseline:` if it is another"
+        )
     if frozen := run.seen.facts.get("frozen"):
         yield f"{NOT_COUNTED}other models that it calls and does not train ({frozen:,} weights): {NEEDS_MORE}"
     trained, all_of_it = run.seen.facts.get("trainable"), run.facts.parameters

@@ -91,6 +91,17 @@ def test_two_towers_before_one_backward_pass_are_one_micro_batch() -> None:
     assert step.ends() == (2, [16, 32], 2 * 8 * (4 + 16))
 
 
+@pytest.mark.parametrize(("loaded", "likeliest"), [(0, 8), (8, 8), (32, 32)])
+def test_what_loaders_gave_tells_parts_of_a_batch_from_towers(loaded: int, likeliest: int) -> None:
+    step, model = Step(), embedding()
+    step.backward(sum(step.call(model, IDS.clone()) for _ in range(4)))  # type: ignore[arg-type]
+    micro, sequences, tokens = counted(
+        step.roots.values(), backwards=1, loaded=loaded, takes_turns=False
+    )
+    assert (micro, sequences[0], tokens) == (1, likeliest, 4 * 128)
+    assert {8, 32} == set(sequences)
+
+
 def test_calls_that_train_nothing_do_not_count() -> None:
     step, model, teacher = Step(), embedding(), embedding().requires_grad_(False)
     step.call(model, torch.zeros(64, 16, dtype=torch.int64))  # looked at alone

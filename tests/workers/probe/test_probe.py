@@ -65,6 +65,7 @@ def of_ranks(wrapper: str, stage: int) -> dict[str, Any]:
 
 
 SIX = [{"micro": 1}] * 6
+ONE_OF_FOUR = [{"micro": 1, "sequences": [4]}] * 4
 TWO_OF_FOUR = {"micro": 2, "sequences": [8]}
 REPLICATED = Seen(command=(), ranks=2, steps=[TWO_OF_FOUR] * 14, facts=of_ranks("DDP", 0))
 MEGATRON = {
@@ -149,20 +150,37 @@ PROGRAMS_SEEN = {
     ),
     "a larger model that is called with gradients and not trained is not the model": Seen(
         command=python("habits.py", "teacher"),
-        steps=[{"micro": 1, "sequences": [4]}] * 4,
-        facts={"parameters": 256, "frozen": 1024, "trainable": 256},
+        steps=ONE_OF_FOUR,
+        facts={"parameters": 264, "frozen": 1032, "trainable": 264},
     ),
     "a mesh without names that cuts parameters is tensor-parallel": Seen(
         command=torchrun("habits.py", "mesh"),
         ranks=2,
-        steps=[{"micro": 1, "sequences": [4]}] * 4,
-        facts={"parameters": 256, "degrees": {"tp": 2}, "wrappers": [], "offloads": False},
+        steps=ONE_OF_FOUR,
+        facts={"parameters": 264, "degrees": {"tp": 2}, "wrappers": [], "offloads": False},
     ),
     "parameters that wait on the host": Seen(
         command=torchrun("habits.py", "host"),
         ranks=2,
-        steps=[{"micro": 1, "sequences": [4]}] * 4,
-        facts={"degrees": {}, "wrappers": ["FSDP2"], "offloads": True},
+        steps=ONE_OF_FOUR,
+        facts={"degrees": {}, "wrappers": ["FSDP2"], "offloads": True, "trainable": 264},
+    ),
+    "a rank that holds a share of the parameters trains all of them": Seen(
+        command=torchrun("habits.py", "share"),
+        ranks=2,
+        steps=ONE_OF_FOUR,
+        facts={"wrappers": ["FSDP1"], "parameters": 264, "trainable": 264},
+    ),
+    "parameters of a module of which a method is called": Seen(
+        command=python("habits.py", "method"),
+        steps=ONE_OF_FOUR,
+        facts={"parameters": 264, "trainable": 264},
+    ),
+    "ranks that are forked": Seen(
+        command=python("habits.py", "forked"),
+        ranks=2,
+        steps=ONE_OF_FOUR,
+        facts={"world": 2, "wrappers": ["DDP"], "parameters": 264},
     ),
     "a program that trains in another process": Seen(
         command=[*python("starts_another.py"), *python("decoder.py")[1:]], steps=SIX

@@ -1,11 +1,13 @@
-"""A small training with one habit: a frozen teacher that is called with gradients, tensor parallelism on a mesh without names, or parameters that wait on the host."""
+"""A small training with one habit: a frozen teacher that is called with gradients, tensor parallelism on a mesh without names, parameters that wait on the host, an
+outer module of which only a method is called, or ranks that are forked."""
 
+import os
 import sys
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -13,30 +15,53 @@ from torch.distributed.tensor.parallel import (
 )
 
 
-def network(width: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(8, width, bias=False), nn.Linear(width, 8, bias=False))
+class Network(nn.Module):
+    def __init__(self, width=16):
+        super().__init__()
+        self.inside = nn.Sequential(
+            nn.Linear(8, width, bias=False), nn.Linear(width, 8, bias=False)
+        )
+        self.outside = nn.Parameter(torch.zeros(8))
+
+    def forward(self, x):
+        return self.inside(x) + self.outside
 
 
-if __name__ == "__main__":
-    habit = sys.argv[1]
-    model, teacher = network(16), nn.Identity()
-    if habit == "teacher":
-        teacher = network(64).requires_grad_(False)
-    else:
+def train(rank, habit):
+    model, teacher = Network(), nn.Identity()
+    if habit == "forked":
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{os.getcwd()}/meet", rank=rank, world_size=2
+        )
+        model = nn.parallel.DistributedDataParallel(model)
+    elif habit == "teacher":
+        teacher = Network(64).requires_grad_(False)
+    elif habit != "method":
         torch.distributed.init_process_group("gloo")
         mesh = init_device_mesh("cpu", (2,))
         if habit == "host":
             fully_shard(model, mesh=mesh, offload_policy=CPUOffloadPolicy(pin_memory=False))
+        elif habit == "mesh":
+            plan = {"0": ColwiseParallel(), "1": RowwiseParallel()}
+            parallelize_module(model.inside, mesh, plan)
         else:
-            parallelize_module(model, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
+            model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+    call = model.forward if habit == "method" else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
     for step in range(4):
         torch.manual_seed(step)
         batch = torch.randn(4, 8)
         # as a network that computes a loss, the teacher is given what the model makes, too
-        made = model(batch)
+        made = call(batch)
         (teacher(made) - teacher(batch)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "forked":
+        torch.multiprocessing.start_processes(train, ("forked",), nprocs=2, start_method="fork")
+    else:
+        train(0, sys.argv[1])

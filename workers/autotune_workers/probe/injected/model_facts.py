@@ -92,8 +92,9 @@ def autocast(torch: Any) -> str:
     return ""
 
 
-def parameter_count(*modules: Any) -> int:
-    """Parameters of all these modules as far as this process holds a part of them; shared ones once."""
+def parameter_count(*modules: Any, stepped: Iterable[Any] = ()) -> int:
+    """Parameters of all these modules as far as this process holds a part of them; shared ones once. `stepped`: what optimizers step, of which the program may call
+    no module; where most of it is no parameter of a module, it is copies of such."""
     total = 0
     flat: set[int] = set()
     parts = {id(part): part for module in modules for part in module.modules()}
@@ -106,6 +107,10 @@ def parameter_count(*modules: Any) -> int:
             flat.update(id(view) for view in getattr(parameter, "_params", None) or ())
             flat.add(id(parameter))
     own = {id(parameter): parameter for module in modules for parameter in module.parameters()}
+    others = {id(each): each for each in stepped if id(each) not in own and id(each) not in flat}
+    known = [each for each in stepped if id(each) in own]
+    if sum(map(_weights_of, others.values())) <= sum(map(_weights_of, known)):
+        own |= others
     for parameter in own.values():
         if id(parameter) in flat:
             continue
@@ -133,6 +138,7 @@ def facts(torch: Any, seen: Any, optimizers: dict[int, Any]) -> dict[str, Any]:
     modules = [module for module in called if not is_frozen(module)] or called
     model = modules[0] if modules else None
     stepping = [found for found in (ref() for ref in optimizers.values()) if found is not None]
+    stepped = list(parameters_of(stepping))
     running = is_distributed(torch)
     return {
         "rank": rank_of(torch),
@@ -149,7 +155,7 @@ def facts(torch: Any, seen: Any, optimizers: dict[int, Any]) -> dict[str, Any]:
             for name in _LIBRARIES
             if name in sys.modules
         },
-        "device": next((str(parameter.device.type) for parameter in parameters_of(stepping)), ""),
+        "device": next((str(parameter.device.type) for parameter in stepped), ""),
         "optimizers": sorted({_name(optimizer) for optimizer in stepping}),
         "autocast": seen.autocast,
         "matmul": str(torch.get_float32_matmul_precision()),
@@ -161,7 +167,11 @@ def facts(torch: Any, seen: Any, optimizers: dict[int, Any]) -> dict[str, Any]:
         ],
         "workers": seen.workers,
         "compiled": _is_compiled(roots, seen.graph.names),
-        **(_model(model, parameter_count(*modules), seen.graph) if model is not None else {}),
+        **(
+            _model(model, parameter_count(*modules, stepped=stepped), seen.graph)
+            if model is not None
+            else {}
+        ),
         "frozen": parameter_count(*(module for module in called if module not in modules)),
         **_optimizer_types(stepping),
     }
@@ -217,18 +227,20 @@ def _is_compiled(roots: list[Any], graph: list[str]) -> bool:
 
 def _model(model: Any, parameters: int, graph: Graph) -> dict[str, Any]:
     types: dict[str, int] = {}
-    trainable = 0
+    held = trained = 0
     for parameter in model.parameters():
-        name = str(parameter.dtype).replace("torch.", "")
-        types[name] = types.get(name, 0) + _weights_of(parameter)
-        trainable += _weights_of(parameter) if parameter.requires_grad else 0
+        name, count = str(parameter.dtype).replace("torch.", ""), _weights_of(parameter)
+        types[name] = types.get(name, 0) + count
+        held += count
+        trained += count if parameter.requires_grad else 0
     wrappers, stage, sharded = _wrappers(model)
     config = getattr(_inner(model), "config", None)
     return {
         "model": _name(_inner(model)),
         "outermost": _name(model),
         "parameters": parameters,
-        "trainable": trainable,
+        # of FSDP's first release, what is held is a share of it
+        "trainable": parameters * trained // held if held else 0,
         "types": types,
         "wrappers": wrappers,
         "zero_stage": stage,

@@ -165,6 +165,8 @@ def counted(
             sequences += [count.sequences * backwards // count.calls] if several else []
             sequences.append(count.sequences)
             sequences += [count.sequences // count.calls] if takes_turns else []
+    if loaded in sequences:
+        sequences.insert(0, loaded)
     is_told = (count.tokens for _, count in counts if count.tokens and count.calls == main.calls)
     micro = backwards if backwards and main.calls % backwards == 0 else main.calls
     return micro, list(dict.fromkeys(sequences)), next(is_told, None)

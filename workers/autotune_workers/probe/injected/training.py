@@ -9,8 +9,8 @@
                    which a call got no gradient, or an optimizer did not end its step. The program may catch it and go on
 
 Hooks are those that torch offers to everybody (`register_module_forward_pre_hook` and its like); three methods are wrapped, for which there are none:
-`torch.autograd.backward`, `GradScaler.step` and `__next__` of the iterators of `DataLoader`. All of them return at once while torch compiles, and in
-processes that were forked.
+`torch.autograd.backward`, `GradScaler.step` and `__next__` of the iterators of `DataLoader`. All of them return at once while torch compiles. A process that was
+forked is watched from its first call of a module with parameters, if the one that forked it did not train: workers of loaders call none.
 """
 
 from __future__ import annotations
@@ -251,8 +251,17 @@ def watch(torch: Any, reports: Channel) -> None:
         except Exception:  # weights that cannot be compared: nothing is known of them
             seen.looks = LOOKS_AT_WEIGHTS
 
+    def adopt(module: Any) -> bool:
+        """Whether this process, which was forked, is watched from now on."""
+        if seen.has_trained or seen.off or next(module.parameters(), None) is None:
+            return False
+        vars(seen).update(vars(Seen(torch, reports)), profile=profiler)
+        vars(steps).update(vars(Steps(torch, reports)))
+        seen.thread, seen.depth = threading.get_ident(), 1
+        return True
+
     profiler = seen.profile
-    _hook_modules(torch, seen, compiling, reports)
+    _hook_modules(torch, seen, compiling, reports, adopt)
     _wrap_backward(torch, seen, compiling, look_at_weights, reports)
     _wrap_loaders(torch, seen)
     torch.save = wrapped(seen.phases, CHECKPOINT, torch.save)
@@ -317,7 +326,13 @@ def watch(torch: Any, reports: Channel) -> None:
     reports.send("torch", version=str(torch.__version__), rank=model_facts.rank_of(torch))
 
 
-def _hook_modules(torch: Any, seen: Seen, compiling: Callable[[], bool], reports: Channel) -> None:
+def _hook_modules(
+    torch: Any,
+    seen: Seen,
+    compiling: Callable[[], bool],
+    reports: Channel,
+    adopt: Callable[[Any], bool],
+) -> None:
     from torch.nn.modules import module as modules
 
     is_grad_enabled, get_ident = torch.is_grad_enabled, threading.get_ident
@@ -340,8 +355,8 @@ def _hook_modules(torch: Any, seen: Seen, compiling: Callable[[], bool], reports
             return
         try:
             if seen.depth == 1:
-                if os.getpid() == seen.pid:
-                    trains = module.training and is_grad_enabled()
+                trains = module.training and is_grad_enabled()
+                if os.getpid() == seen.pid or (trains and adopt(module)):
                     if trains:
                         _outermost(torch, seen, module, args)
                     seen.entered = FORWARD if trains else EVALUATION

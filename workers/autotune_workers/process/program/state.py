@@ -402,6 +402,7 @@ class ProgramTrial:
             options=probe.options,
             micro_batches=usual.micro_batches if usual else None,
             sequences=usual.sequences[0] if usual and usual.sequences else None,
+            other_sequences=usual.sequences[1:] if usual else (),
             tokens=tokens,
             first_steps=tuple(
                 FirstStep(
