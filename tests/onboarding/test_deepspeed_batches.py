@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import autotune
+from autotune.onboarding.first_spec import first_draft
 from autotune.reviews.lines import edited
 from tests.onboarding.drafting import drafted, loaded
 
@@ -50,6 +51,23 @@ def test_the_batch_of_deepspeeds_file_is_read_as_deepspeed_reads_it(
     found = autotune.review(_launch(tmp_path, {**batch, **ZERO_2}), cluster=CLUSTER)
     assert found.missing == ()
     assert str(found.config) == f"{config},precision=bf16,zero_stage=2"
+
+
+@pytest.mark.parametrize("given", ["", "--deepspeed", "--deepspeed_config ds.json"])
+def test_the_file_that_a_parser_has_as_a_default_is_read(tmp_path: Path, given: str) -> None:
+    """Trials give the option, whether or not the launch does."""
+    declared = 'parser.add_argument("--deepspeed_config", default="ds.json")'
+    text = PROGRAM.replace("parser = deepspeed.add_config_arguments(parser)", declared)
+    run = _launch(tmp_path, {"train_micro_batch_size_per_gpu": 2, **ZERO_2}, program=text)
+    run.write_text(f"deepspeed --num_gpus 8 train.py {given}\n")
+    found = autotune.review(run, cluster=CLUSTER)
+    assert found.missing == ()
+    assert (
+        str(found.config)
+        == "tp=1,pp=1,dp=8,micro_batch_size=2,accumulation_steps=1,precision=bf16,zero_stage=2"
+    )
+    draft = first_draft(run, model=None, cluster=CLUSTER, folder=tmp_path)
+    assert "--deepspeed_config={files}/ds.json" in " ".join(draft.document["trainer"]["argv"])
 
 
 @pytest.mark.parametrize("sharding", [{}, {"zero_optimization": {"stage": 0}}])

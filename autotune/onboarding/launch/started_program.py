@@ -54,6 +54,8 @@ SAY_IT = (
     "-- torchrun --nproc-per-node 8 train.py"
 )
 """how to have a launch reviewed whose settings nobody here reads"""
+_DEEPSPEED = ("deepspeed_config", "deepspeed")
+"""options that name the file of DeepSpeed's settings"""
 _ABOVE = 3
 """folders above the script in which its program is looked for"""
 _FILES = (".yaml", ".yml", ".json")
@@ -223,6 +225,7 @@ def _draft(
         started = replace(
             started, arguments=tuple(_as_options(started, path, cwd / alone)), spelled_out=alone
         )
+    started = _with_default_file(started, script, cwd)
     if script.parser == "configurator":
         script = replace(script, options=tuple(_with_files(script.options, started.words, cwd)))
     is_parsed = MICRO_BATCH in {option.name for option in script.options}
@@ -270,6 +273,17 @@ def _draft(
     tuned = overriding(as_options, written, braced(started.program), frozenset(own))
     names = frozenset(option.name for option in written.options)
     return replace(tuned, as_options=as_options, beside=written.beside, held=names)
+
+
+def _with_default_file(started: Started, script: Script, cwd: Path) -> Started:
+    """The launch with the file of DeepSpeed's settings that the program's parser has as a default."""
+    given = {argument.name for argument in started.arguments}
+    for option in script.options:
+        is_file = isinstance(option.default, str) and (cwd / option.default).is_file()
+        if option.name in _DEEPSPEED and is_file and option.name not in given:
+            added = arguments_of([f"--{option.name}={option.default}"])
+            return replace(started, arguments=(*started.arguments, *added))
+    return started
 
 
 def _as_options(started: Started, path: Path, file: Path) -> Iterator[Argument]:
