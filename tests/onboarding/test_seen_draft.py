@@ -242,6 +242,18 @@ def test_a_number_of_sequences_that_is_unclear_is_named(read: Draft, tmp_path: P
     assert any("on each rank: 16 or 64, because" in note for note in found.notes)
 
 
+def test_adapters_that_were_read_are_not_asked_for(read: Draft, tmp_path: Path) -> None:
+    (entry,) = [each for each in read.entries if each.key == "workload"]
+    peft = {"method": "lora", "rank": 4, "targets": "attention"}
+    known = replace(entry, value={**entry.value, "peft": peft})
+    adapted = replace(
+        read, entries=tuple(known if each is entry else each for each in read.entries)
+    )
+    for draft, asks in ((read, True), (adapted, False)):
+        found = overlaid(draft, seen(trainable=1_000), tmp_path)
+        assert any("write `peft:" in note for note in found.notes) == asks
+
+
 def test_what_plans_leave_out_is_named(read: Draft, tmp_path: Path) -> None:
     found = overlaid(read, seen(frozen=7_000, offloads=True), tmp_path)
     assert any("does not train (7,000 weights): the launch needs more" in n for n in found.notes)

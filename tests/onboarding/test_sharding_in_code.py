@@ -64,6 +64,46 @@ def test_sharding_under_a_condition_leaves_the_memory_an_upper_bound(
     assert found.is_upper_bound == is_said
 
 
+ADAPTED = "model = get_peft_model(model, LoraConfig(r={rank}, target_modules=['q_proj']))"
+
+
+@pytest.mark.parametrize(
+    ("code", "rank", "is_said"),
+    [
+        (ADAPTED.format(rank=32), 32, False),
+        (f"R = 32\n{ADAPTED.format(rank='R')}", 32, False),
+        (ADAPTED.format(rank="args.batch_size"), None, True),
+        (f"if args.seq_len > 9:\n    {ADAPTED.format(rank=32)}", None, True),
+        ("model = get_peft_model(model, IA3Config())", None, True),
+        ("", None, False),
+    ],
+)
+def test_adapters_that_a_loop_of_its_own_trains_are_planned_or_named(
+    tmp_path: Path, code: str, rank: int | None, is_said: bool
+) -> None:
+    found = review(program(tmp_path, code), model="qwen2.5-7b", cluster="h100-sxm-1x8")
+    assert found.study is not None
+    peft = found.study.workload.peft
+    assert (peft and peft.rank) == rank
+    said = [each for each in found.assumed if "not modelled: adapters (get_peft_model" in each]
+    assert bool(said) == is_said
+    assert found.is_upper_bound == is_said
+
+
+@pytest.mark.parametrize("given", ["", " --use_lora"])
+def test_a_switch_decides_on_adapters_whose_rank_the_code_says(tmp_path: Path, given: str) -> None:
+    launch = program(tmp_path, f"if args.use_lora:\n    {ADAPTED.format(rank=32)}")
+    text = (tmp_path / "train.py").read_text()
+    switch = 'parser.add_argument("--use_lora", action="store_true")\nargs ='
+    (tmp_path / "train.py").write_text(text.replace("args =", switch, 1))
+    launch.write_text(launch.read_text().rstrip() + given + "\n")
+    found = review(launch, model="qwen2.5-7b", cluster="h100-sxm-1x8")
+    assert found.study is not None
+    peft = found.study.workload.peft
+    assert (peft and peft.rank) == (32 if given else None)
+    assert not found.is_upper_bound
+
+
 @pytest.mark.parametrize(
     ("code", "said"),
     [

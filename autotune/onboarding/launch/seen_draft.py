@@ -290,7 +290,7 @@ def seen_draft(
     notes = [note for note in draft.notes if not note.startswith(dropped)]
     told = dict(_workload(entries["workload"].value, run))
     notes += _differences(draft, run, told)
-    notes += [*_unseen(run, read, fill_in), *filter(None, [seen.unevenness])]
+    notes += [*_unseen(run, read, fill_in, told), *filter(None, [seen.unevenness])]
     if seen.facts.get("offloads") and not any(ON_HOST in note for note in notes):
         notes.append(f"{NOT_COUNTED}{ON_HOST}, planned on the GPU: {NEEDS_LESS}")
     entries["workload"] = replace(entries["workload"], value=told, comment=_comment(run, fill_in))
@@ -685,7 +685,9 @@ def _differences(draft: Draft, run: SeenLaunch, told: Mapping[str, Any]) -> Iter
             yield f"{name}: read {value_word(before)}, observed {value_word(after)}; the spec has the observed value"
 
 
-def _unseen(run: SeenLaunch, read: Mapping[str, Any], fill_in: list[str]) -> Iterator[str]:
+def _unseen(
+    run: SeenLaunch, read: Mapping[str, Any], fill_in: list[str], told: Mapping[str, Any]
+) -> Iterator[str]:
     """What was read and could not be seen."""
     names = [
         knob
@@ -711,5 +713,5 @@ def _unseen(run: SeenLaunch, read: Mapping[str, Any], fill_in: list[str]) -> Ite
     if frozen := run.seen.facts.get("frozen"):
         yield f"{NOT_COUNTED}other models that it calls and does not train ({frozen:,} weights): {NEEDS_MORE}"
     trained, all_of_it = run.seen.facts.get("trainable"), run.facts.parameters
-    if trained and all_of_it and trained < all_of_it / 2:
+    if trained and all_of_it and trained < all_of_it / 2 and "peft" not in told:
         yield f"{trained:,} of {all_of_it:,} weights are trained: write `peft: {{method: lora, rank: ...}}` under `workload` if these are adapters"

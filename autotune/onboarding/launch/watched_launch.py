@@ -142,9 +142,9 @@ def check_trained(watched: WatchedLaunch) -> ProgramSeen:
             remedy="start it again",
         )
     failure = watched.failure
-    if failure is not None and failure.kind is FailureKind.OUT_OF_MEMORY and watched.steps:
+    if failure is not None and failure.kind is FailureKind.OUT_OF_MEMORY:
         raise ProgramError(
-            f"the launch has no settings to start from: {failure.message}",
+            f"the launch cannot be a baseline: {failure.message}",
             remedy="start it with a batch that fits into memory",
         )
     if watched.seen is not None and watched.trained:

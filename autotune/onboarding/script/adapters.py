@@ -85,8 +85,10 @@ def peft_of(script: Script) -> Mapping[str, Any]:
         (said[name] for name in ranks if isinstance(said[name], int) and said[name] > 0), None
     )
     if is_off or not (is_on or rank):
-        return {}
-    usual = next((default for name, default in _PEFT_RANK.items() if name in said), 8)
+        return {} if is_off or not script.adapted[1] else script.adapters or {}
+    usual = (script.adapters or {}).get("rank") or next(
+        (default for name, default in _PEFT_RANK.items() if name in said), 8
+    )
     modules = _modules(script)
     is_quantized = 4 in _bits(said) or any(said.get(name) not in _OFF for name in _QUANTIZED)
     return {
@@ -158,6 +160,8 @@ def frozen(script: Script) -> Iterator[str]:
 def _of_adapters(script: Script) -> Iterator[str]:
     """What is planned otherwise than the options of adapters, of quantization and of the task say."""
     said, peft = _said(script), peft_of(script)
+    if script.adapted[0] and not (peft or any(name in said for name in (*_SWITCHES, *_METHODS))):
+        yield f"{NOT_COUNTED}adapters ({script.adapted[0]}), {ALL_TRAINED}: {NEEDS_LESS}"
     modules = _modules(script)
     if peft and modules and not targets_of(modules):
         unknown = [name for name in modules if not targets_of([name])]

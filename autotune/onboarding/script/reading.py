@@ -39,13 +39,14 @@ from autotune.onboarding.script.syntax import (
     last_name,
     literal_or_none,
 )
-from autotune.onboarding.script.unconditional import InCode, offloads, shards, unconditional
+from autotune.onboarding.script.unconditional import InCode, adapts, offloads, shards, unconditional
 from autotune.onboarding.script.written_arguments import (
     Written,
     loaded_as,
     loaded_model,
     loaded_without_dtype,
     unread_arguments,
+    written_adapters,
     written_arguments,
 )
 from autotune.onboarding.script.written_constants import written_constants
@@ -178,6 +179,10 @@ class Script:
     """the line that loads a model without saying the type of its weights"""
     loaded: tuple[str, int] | None = None
     """(name, line) of the model that it loads, if its text names a single one and trains all its weights"""
+    adapted: tuple[str, bool] = ("", False)
+    """the call by which its text gives a model adapters, and whether that is under no condition (`unconditional.adapts`); not where a trainer is told of them"""
+    adapters: Mapping[str, Any] | None = None
+    """these adapters as a workload has them; None where the text does not say them plainly"""
     targets: tuple[str, ...] = ()
     """the matrices that its text gives adapters (`LoraConfig(target_modules=[...])`)"""
     computes_targets: bool = False
@@ -299,6 +304,8 @@ def read_script(
         optimizers=tuple(_optimizers(whole)),
         untyped=loaded_without_dtype(tree),
         loaded=loaded_model(tree),
+        adapted=("", False) if written else adapts(whole),
+        adapters=written_adapters(whole),
         targets=_targets(whole),
         computes_targets=_computes_targets(whole),
         initializes_deepspeed=re.search(r"\bdeepspeed\.initialize\(", text) is not None,

@@ -25,6 +25,7 @@ _RECOMPUTES = frozenset(
         "enable_gradient_checkpointing",
     }
 )
+_ADAPTS = frozenset({"get_peft_model", "inject_adapter_in_model"})
 _SHARDS = frozenset({"fully_shard", "FSDP", "FullyShardedDataParallel"})
 _ALLOWS_TF32 = re.compile(r"(torch\.)?backends\.cuda\.matmul\.allow_tf32")
 
@@ -45,20 +46,25 @@ class InCode(NamedTuple):
 
 def unconditional(tree: ast.Module) -> dict[str, InCode]:
     """What the code gives each knob; of several, what shards most, and else the first."""
+    found: dict[str, InCode] = {}
+    for node in plain_nodes(tree):
+        for knob, value in _done_by(node).items():
+            if knob not in found or (knob == "zero_stage" and value > found[knob].value):
+                found[knob] = InCode(value, getattr(node, "lineno", 0))
+    return found
+
+
+def plain_nodes(tree: ast.Module) -> list[ast.AST]:
+    """The nodes of what runs under no condition."""
     plain = list(_plain(tree.body))
     calls = {called_name(node) for node in plain if isinstance(node, ast.Call)}
     every = {called_name(call) for call in calls_of(tree)}
-    found: dict[str, InCode] = {}
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef) and (
             function.name in calls or function.name not in every
         ):
             plain += _plain(function.body)
-    for node in plain:
-        for knob, value in _done_by(node).items():
-            if knob not in found or (knob == "zero_stage" and value > found[knob].value):
-                found[knob] = InCode(value, getattr(node, "lineno", 0))
-    return found
+    return plain
 
 
 def shards(tree: ast.Module) -> bool:
@@ -76,6 +82,16 @@ def offloads(tree: ast.Module) -> str:
         if called_name(call) in {"CPUOffloadPolicy", "CPUOffload" if is_asked else ""}:
             return f"{called_name(call)} in line {call.lineno}"
     return ""
+
+
+def adapts(tree: ast.Module) -> tuple[str, bool]:
+    """(the call that gives a model adapters, with its line; whether it is under no condition); an empty one where there is none."""
+    found = [call for call in calls_of(tree) if called_name(call) in _ADAPTS]
+    if not found:
+        return "", False
+    plain = {id(node) for node in plain_nodes(tree)}
+    call = next((call for call in found if id(call) in plain), found[0])
+    return f"{called_name(call)} in line {call.lineno}", id(call) in plain
 
 
 def _plain(body: list[ast.stmt]) -> Iterator[ast.AST]:

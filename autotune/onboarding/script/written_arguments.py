@@ -188,6 +188,11 @@ def written_arguments(tree: ast.Module) -> Written | None:
     )
 
 
+def written_adapters(tree: ast.Module) -> Mapping[str, Any] | None:
+    """The adapters of the only LoraConfig of a text, as a workload has them; None where it does not say them plainly."""
+    return _peft(calls_of(tree), dict(_constants(tree)), set(_names(tree)))
+
+
 def unread_arguments(tree: ast.Module) -> str:
     """A call that gives a trainer of transformers, trl or Lightning what no option says, and its line; empty where there is none."""
     is_lightning = not _LIGHTNING.isdisjoint(_names(tree))
