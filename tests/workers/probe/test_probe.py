@@ -148,11 +148,14 @@ PROGRAMS_SEEN = {
         steps=[{"micro": 2, "sequences": [8], "tokens": 128}] * 4,
         facts={"parameters": 64 * 32 + 32 * 64 + 64},
     ),
-    "a larger model that is called with gradients and not trained is not the model": Seen(
-        command=python("habits.py", "teacher"),
-        steps=ONE_OF_FOUR,
-        facts={"parameters": 264, "frozen": 1032, "trainable": 264},
-    ),
+    **{
+        f"a larger model that is called with gradients and not trained: {habit}": Seen(
+            command=python("habits.py", habit),
+            steps=[{"micro": 1}] * 4,
+            facts={"parameters": 264, "frozen": 1032, "trainable": 264},
+        )
+        for habit in ("teacher", "average")
+    },
     "a mesh without names that cuts parameters is tensor-parallel": Seen(
         command=torchrun("habits.py", "mesh"),
         ranks=2,

@@ -1,4 +1,4 @@
-"""A small training with one habit: a frozen teacher that is called with gradients, tensor parallelism on a mesh without names, parameters that wait on the host, an
+"""A small training with one habit: a frozen teacher, or an average of weights, that is called with gradients, tensor parallelism on a mesh without names, parameters that wait on the host, an
 outer module of which only a method is called, or ranks that are forked."""
 
 import os
@@ -34,8 +34,8 @@ def train(rank, habit):
             "gloo", init_method=f"file://{os.getcwd()}/meet", rank=rank, world_size=2
         )
         model = nn.parallel.DistributedDataParallel(model)
-    elif habit == "teacher":
-        teacher = Network(64).requires_grad_(False)
+    elif habit in ("teacher", "average"):
+        teacher = Network(64).requires_grad_(habit == "average")
     elif habit != "method":
         torch.distributed.init_process_group("gloo")
         mesh = init_device_mesh("cpu", (2,))

@@ -134,11 +134,13 @@ def facts(torch: Any, seen: Any, optimizers: dict[int, Any]) -> dict[str, Any]:
     """All of them."""
     roots = sorted(seen.roots.values(), key=lambda root: -root.parameters)
     called = [found for found in (root.ref() for root in roots) if found is not None]
-    # a teacher, or a network that computes a loss, is called with gradients, too
-    modules = [module for module in called if not is_frozen(module)] or called
-    model = modules[0] if modules else None
     stepping = [found for found in (ref() for ref in optimizers.values()) if found is not None]
     stepped = list(parameters_of(stepping))
+    # a teacher, an average of the weights, or a network that computes a loss is called with gradients, too; of copies that are stepped no module has one
+    known = {id(parameter) for parameter in stepped}
+    own = [module for module in called if any(id(p) in known for p in module.parameters())]
+    modules = own or [module for module in called if not is_frozen(module)] or called
+    model = modules[0] if modules else None
     running = is_distributed(torch)
     return {
         "rank": rank_of(torch),
