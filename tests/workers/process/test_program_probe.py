@@ -416,8 +416,10 @@ def test_a_second_time_shows_that_the_first_was_caught() -> None:
     of = trial()
     of.see([ran_out(pid=7), ran_out(pid=8)], 0.0)
     assert not of.ending
-    of.see([ran_out(pid=8)], 0.0)
+    see_steps(of, 1, micro=1, sequences=(1,))
+    of.see([ran_out(pid=8)], 1.0)
     assert of.ending
+    assert not of.seen().disagreement  # that it has another batch is a consequence
     assert failure_of(ended(of, code=-15)).kind is FailureKind.OUT_OF_MEMORY
 
 

@@ -419,7 +419,7 @@ class ProgramTrial:
             fills_by_tokens=probe.fills_by_tokens,
             lengths_vary=probe.lengths_vary,
             unevenness=probe.unevenness(),
-            disagreement="" if self.request.as_it_is else probe.disagreement(),
+            disagreement="" if self.request.as_it_is or self._ran_out() else probe.disagreement(),
             witness=self._witness.difference() if self._counts == "probe" else "",
             measured=self._counts == "probe",
             together=self._together,
