@@ -156,12 +156,15 @@ PROGRAMS_SEEN = {
         )
         for habit in ("teacher", "average")
     },
-    "a mesh without names that cuts parameters is tensor-parallel": Seen(
-        command=torchrun("habits.py", "mesh"),
-        ranks=2,
-        steps=ONE_OF_FOUR,
-        facts={"parameters": 264, "degrees": {"tp": 2}, "wrappers": [], "offloads": False},
-    ),
+    **{
+        f"a mesh that cuts parameters and is not named for it is tensor-parallel: {habit}": Seen(
+            command=torchrun("habits.py", habit),
+            ranks=2,
+            steps=ONE_OF_FOUR,
+            facts={"parameters": 264, "degrees": {"tp": 2}, "wrappers": [], "offloads": False},
+        )
+        for habit in ("mesh", "named")
+    },
     "parameters that wait on the host": Seen(
         command=torchrun("habits.py", "host"),
         ranks=2,

@@ -435,6 +435,7 @@ def test_a_program_that_ends_successfully_without_a_step_because_memory_ran_out_
         "num_alloc_retries: 0, out of memory: 0",
         "set expandable_segments to avoid out of memory errors",
         "out of memory = none",
+        "sample: the general had ran out of memory of that day",
     ],
 )
 def test_words_of_memory_that_did_not_run_out_are_no_failure(line: str) -> None:

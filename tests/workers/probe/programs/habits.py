@@ -38,10 +38,10 @@ def train(rank, habit):
         teacher = Network(64).requires_grad_(habit == "average")
     elif habit != "method":
         torch.distributed.init_process_group("gloo")
-        mesh = init_device_mesh("cpu", (2,))
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("x",) if habit == "named" else None)
         if habit == "host":
             fully_shard(model, mesh=mesh, offload_policy=CPUOffloadPolicy(pin_memory=False))
-        elif habit == "mesh":
+        elif habit in ("mesh", "named"):
             plan = {"0": ColwiseParallel(), "1": RowwiseParallel()}
             parallelize_module(model.inside, mesh, plan)
         else:

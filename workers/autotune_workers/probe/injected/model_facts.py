@@ -44,6 +44,8 @@ _DIMENSIONS = {
     "expert": "ep",
 }
 """names of a mesh's dimensions that are not those of knobs"""
+_OF_DATA = ("dp", "data", "shard", "replica", "batch")
+"""words in the names of dimensions that cut data, too"""
 _OF_MEGATRON = {
     "tp": "get_tensor_model_parallel_world_size",
     "pp": "get_pipeline_model_parallel_world_size",
@@ -373,7 +375,7 @@ def _number(owners: list[Any], names: Iterable[str]) -> Any:
 
 
 def _degrees(model: Any) -> dict[str, int]:
-    """Degrees of parallelism as the program's own meshes are named, and as Megatron says them. A dimension without a name that cuts parameters which FSDP does not is a tensor-parallel one."""
+    """Degrees of parallelism as the program's own meshes are named, and as Megatron says them. A dimension that cuts parameters without FSDP, and has no name that says what it is, is a tensor-parallel one."""
     found: dict[str, int] = {}
     is_sharded = any(
         kind.__name__ == "FSDPModule" for m in model.modules() for kind in type(m).__mro__
@@ -383,10 +385,12 @@ def _degrees(model: Any) -> dict[str, int]:
         names = getattr(mesh, "mesh_dim_names", None)
         for place, size in enumerate(getattr(mesh, "shape", ())):
             name = str(names[place]).lower() if names else ""
-            if not (name or is_sharded) and parameter.placements[place].is_shard():
+            name = _DIMENSIONS.get(name, name)
+            is_known = is_sharded or name in _OF_MEGATRON or any(w in name for w in _OF_DATA)
+            if not is_known and parameter.placements[place].is_shard():
                 name = "tp"
             if name:
-                found[_DIMENSIONS.get(name, name)] = int(size)
+                found[name] = int(size)
     state = sys.modules.get("megatron.core.parallel_state") or sys.modules.get("megatron.mpu")
     for name, function in _OF_MEGATRON.items():
         try:

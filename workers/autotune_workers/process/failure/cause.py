@@ -39,10 +39,12 @@ from autotune_workers.process.rank_processes import LOG_TAIL_LINES
 
 SURVIVED_STEPS = 2
 """steps after a traceback that show that it was caught: the line of the step in which a rank fails may come after it, from another rank"""
+_LESS = r"\b(skip|retry|retri|reduc|halv|smaller|tried to allocate)"
 _RAN_OUT = re.compile(
-    r"out of memory(?! ?[:=] ?(?:0|no|none|off|false)\b)|OutOfMemoryError", re.IGNORECASE
+    rf"\b(CUDA|HIP|XPU|MPS|GPU)\b.{{0,20}}\bout of memory\b|OutOfMemoryError|\bout of memory\b\W.{{0,80}}{_LESS}|{_LESS}.{{0,80}}\bout of memory\b",
+    re.IGNORECASE,
 )
-"""what a program says that goes on without memory; counters and switches are called so, too"""
+"""what a program says that goes on without memory; texts that a model generates may speak of memory, too"""
 MAX_STREAMS = 64
 """prefixes that are told apart; lines of further ones are read as one stream"""
 _PREFIX = re.compile(
