@@ -451,7 +451,7 @@ def _look_at_allocations(torch: Any, seen: Seen, reports: Channel) -> None:
     """Whether memory ran out in this step outside of modules and backward passes, as in a loss. Libraries that try algorithms (cuDNN) raise such exceptions, too, and
     leave nothing undone."""
     is_left = seen.stepping or any(r.made.calls > r.used.calls for r in seen.roots.values())
-    if not uses_cuda(torch) or not (is_left or seen.failed_allocations is None):
+    if not (is_left or seen.failed_allocations is None) or not uses_cuda(torch):
         return
     before = seen.failed_allocations
     seen.failed_allocations = int(torch.cuda.memory_stats().get("num_ooms", 0))
