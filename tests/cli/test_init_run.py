@@ -59,7 +59,8 @@ def test_a_shell_script_on_two_ranks_and_its_files_stay(run, programs):
     )
     assert (programs / "mine.pt").read_text() == "weeks of work"
     assert "stop it after 3 optimizer steps" in done.err
-    assert "`tune` stops where a trial would overwrite these files: set its output" in done.err
+    assert "--begin-file={trial_dir}/mine.pt" in spec["trainer"]["argv"]
+    assert "these existed before: mine.pt; they were restored" in done.err
     assert not {"model", "workload.global_batch_size", "workload.seq_len"} & set(
         done.document["fill_in"]
     )
