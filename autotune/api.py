@@ -152,12 +152,12 @@ def read_document(
     return document
 
 
-def open_store(url: str | Path | None = None) -> ServiceStore:
+def open_store(url: str | Path | None = None, *, create: bool = True) -> ServiceStore:
     """The results database at `url` (if None, AUTOTUNE_STORE or else an SQLite file in the user's
-    data folder). Raises `StoreError`."""
+    data folder). Raises `StoreError`, and with `create=False` `NotFoundError` if there is none."""
     from autotune.store import open_store as open_sql
 
-    return open_sql(url)
+    return open_sql(url, create=create)
 
 
 def review(

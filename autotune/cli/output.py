@@ -245,13 +245,14 @@ def report_error(error: Exception, *, as_json: bool) -> int:
 
 def _joined(text: str, remedy: str) -> str:
     """A wrong command line as one sentence with its remedy."""
+    from autotune.spec.config import capitalized
     from autotune.spec.texts.validation import broken_rule
 
     text = broken_rule({"msg": text}).rstrip(".")
     # of older releases
     text = re.sub(r"'[^']*' is not a valid integer( range)?$", "must be a whole number", text)
     text = re.sub(r"(\S+) is not in the range (?:(\S+)<=)?x(?:([<>]=)(\S+))?$", _bound, text)
-    return f"{text} {remedy[0].upper()}{remedy[1:]}" if text.endswith("?") else f"{text}; {remedy}"
+    return f"{text} {capitalized(remedy)}" if text.endswith("?") else f"{text}; {remedy}"
 
 
 def _bound(found: re.Match[str]) -> str:

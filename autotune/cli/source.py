@@ -225,8 +225,10 @@ def in_folder(
 
 
 @contextmanager
-def open_source(store: str | None, url: str | None) -> Iterator[Source]:
-    """The service at `url`, or at AUTOTUNE_URL if no store is named; otherwise the results database, or a study's folder."""
+def open_source(store: str | None, url: str | None, *, create: bool = False) -> Iterator[Source]:
+    """The service at `url`, or at AUTOTUNE_URL if no store is named; otherwise the results database, or a study's folder.
+
+    `create`: whether a named database that does not exist is created. Raises `NotFoundError` otherwise."""
 
     address = url or (None if store else settings().url)
     source: Source
@@ -237,7 +239,7 @@ def open_source(store: str | None, url: str | None) -> Iterator[Source]:
     elif store and os.path.isdir(store):
         source = FolderSource(Path(store))
     else:
-        source = LocalSource(api.open_store(store))
+        source = LocalSource(api.open_store(store, create=create or store is None))
     try:
         yield source
     finally:

@@ -8,7 +8,7 @@ from autotune.plan.clusters import ClusterChoice
 from autotune.report.table_layout import Column, FittedTable, Shortening
 from autotune.report.terminal import FULL, MIN_CONFIG, Palette, format_count, plain_table
 from autotune.spec import config_label
-from autotune.spec.texts.as_text import UNKNOWN
+from autotune.spec.texts.as_text import UNKNOWN, two_digits
 
 """a price or a power that is not in the catalog"""
 
@@ -58,9 +58,9 @@ def _cells(choice: ClusterChoice, billed: bool) -> list[str]:
     ]
     if billed and choice.bill:
         cost, energy = choice.bill.cost_usd, choice.bill.energy_kwh
-        cells.append(f"{choice.bill.days:,.1f}")
+        cells.append(two_digits(choice.bill.days))
         cells.append(format_usd(cost))
-        cells.append(UNKNOWN if energy is None else f"{energy / 1e3:,.1f} MWh")
+        cells.append(UNKNOWN if energy is None else f"{two_digits(energy / 1e3)} MWh")
     return cells
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from autotune.ports import StudyRecord
-from autotune.report.findings import changed_knobs, prediction_errors, status_counts, time_parts
+from autotune.report.findings import prediction_errors, status_counts, time_parts
 from autotune.report.reward_tables import cost_label
 from autotune.report.study_facts import speedup_word
 from autotune.report.terminal import (
@@ -28,7 +28,7 @@ from autotune.results.answers import result_from
 from autotune.results.result import Result
 from autotune.results.target import first_pick
 from autotune.reward import stability, token_cost, tokens_per_s
-from autotune.spec import Measurement, ParallelConfig, Trial, Workload, config_label
+from autotune.spec import Measurement, ParallelConfig, Trial, Workload, config_changes, config_label
 from autotune.spec.texts.as_text import UNKNOWN, format_span, value_word
 from autotune.study.recheck import differences
 
@@ -60,11 +60,7 @@ def compare(first: Side, second: Side, *, palette: Palette = FULL) -> Table:
     for name, left, right in differing_versions(a.best, b.best):
         table.add_row(f"version of {name}", safe(left, palette), safe(right, palette), style="bold")
     if a.best is not None and b.best is not None:
-        arrow = "->"
-        changes = changed_knobs(a.best, b.best)
-        text = ", ".join(
-            f"{name} {before} {arrow} {after}" for name, (before, after) in changes.items()
-        )
+        text = config_changes(a.best.config, b.best.config)
         table.caption = safe(
             f"winners differ by: {text}" if text else "both found the same config", palette
         )

@@ -12,9 +12,10 @@ from autotune.report.terminal import PART_NAMES, format_bytes, format_count, for
 from autotune.results.result import Result
 from autotune.results.without_baseline import why_unmeasured
 from autotune.reward import tokens_per_s
-from autotune.spec import Trial, TrialPurpose, TrialStatus
+from autotune.spec import Trial, TrialPurpose, TrialStatus, config_changes
+from autotune.spec.config import capitalized
 from autotune.spec.runs.trial import trial_numbers
-from autotune.spec.texts.as_text import format_speedup, value_word
+from autotune.spec.texts.as_text import format_speedup
 
 
 def time_parts(trial: Trial) -> tuple[dict[str, float], bool]:
@@ -24,15 +25,6 @@ def time_parts(trial: Trial) -> tuple[dict[str, float], bool]:
     if trial.estimate is None:
         return {}, False
     return {name: float(v) for name, v in trial.estimate.time_parts_s.to_dict().items()}, False
-
-
-def changed_knobs(before: Trial, after: Trial) -> dict[str, tuple[object, object]]:
-    """Knobs with different values, with both of them."""
-    pairs = {
-        name: (before.config.value(name), after.config.value(name))
-        for name in after.config.values()
-    }
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def why(found: Result) -> list[str]:
@@ -52,7 +44,7 @@ def why(found: Result) -> list[str]:
     tied = [f"Trial {best.number} is statistically tied with {rivals}."] if rivals else []
     if found.too_noisy is not None:
         return [
-            f"{str(found.too_noisy).capitalize()}, so no speedup is claimed and the baseline stays."
+            f"{capitalized(str(found.too_noisy))}, so no speedup is claimed and the baseline stays."
         ]
     if best.config == baseline.config:
         return ["Nothing that was tried beats the baseline.", *tied]
@@ -70,9 +62,7 @@ def why(found: Result) -> list[str]:
 
 
 def _differs(baseline: Trial, best: Trial) -> str:
-    changes = changed_knobs(baseline, best)
-    words = [f"{n} {value_word(a)} -> {value_word(b)}" for n, (a, b) in changes.items()]
-    return f"It differs by {', '.join(words)}."
+    return f"It differs by {config_changes(baseline.config, best.config)}."
 
 
 def _moves(baseline: Trial, best: Trial) -> list[str]:

@@ -16,7 +16,13 @@ from autotune.reviews.answer import Edit, Gain, LineEdit, Review
 from autotune.reviews.earlier import PUBLISHED, TRIAL, Earlier
 from autotune.spec.estimate import AT_THE_LIMIT
 from autotune.spec.runs.observed import OBSERVED
-from autotune.spec.texts.as_text import format_bytes, format_count, format_duration, format_gain
+from autotune.spec.texts.as_text import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_gain,
+    two_digits,
+)
 
 MOST = 25
 """rows"""
@@ -323,10 +329,3 @@ def _rows(text: str, width: int) -> list[str]:
     """The text on rows of so many characters, all but the first indented."""
     clean = re.sub(r"\s*\n\s*", " ", text)
     return textwrap.wrap(clean, width, subsequent_indent="     ", break_on_hyphens=False) or [""]
-
-
-def two_digits(value: float) -> str:
-    """With two digits that count: 0.42, 4.2, 420, 1.3M."""
-    if value >= 1e4:
-        return format_count(float(f"{value:.2g}"))
-    return f"{float(f'{value:.2g}'):,.15g}"

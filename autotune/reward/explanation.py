@@ -23,7 +23,8 @@ from autotune.spec import (
     TrialPurpose,
     Workload,
 )
-from autotune.spec.texts.as_text import format_duration, value_word
+from autotune.spec.config import changes_as_text
+from autotune.spec.texts.as_text import format_duration
 
 WEAK = 0.95
 """a part of stability below this is mentioned"""
@@ -239,13 +240,7 @@ def _speech(
             if ratio >= 1
             else f"slower ({ratio:.2f} times the speed) than"
         )
-        changed = (
-            ", ".join(
-                f"{n} {value_word(a)} -> {value_word(b)}"
-                for n, (a, b) in other["config_changes"].items()
-            )
-            or "nothing"
-        )
+        changed = changes_as_text(other["config_changes"]) or "nothing"
         text.append(
             f"trial {trial.number} is {speed} the {name} (trial {other['number']}); it changes {changed}"
         )
@@ -321,7 +316,7 @@ def _shrunk(
     least = WORTH_SAYING * sum(a for a, _ in pairs.values())
 
     def seconds(value: float) -> str:
-        return format_duration(value) if value >= least else "next to nothing"
+        return format_duration(value) if value >= least else f"less than {format_duration(least)}"
 
     def moved(sign: int, most: int) -> str:
         gains = sorted(((a - b) * sign, name) for name, (a, b) in pairs.items())[::-1]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 from functools import partial
 from typing import Annotated, Any, Self, cast
 
@@ -35,7 +36,7 @@ from pydantic_core import (
 )
 
 from autotune.errors import SpecError
-from autotune.spec import KNOBS
+from autotune.spec import KNOBS, Budget, MeasureSpec, Objective
 from autotune.spec.checks import nearest
 from autotune.spec.texts.quantity import (
     BYTES,
@@ -141,6 +142,13 @@ OF_WORKLOAD = (
     "loop",
 )
 """keys of `workload` that are sought in other places"""
+HOMES = dict.fromkeys(OF_WORKLOAD, "workload") | {
+    field.name: part
+    for part, values in (("budget", Budget), ("measure", MeasureSpec), ("objective", Objective))
+    for field in fields(values)
+    if field.name not in KNOBS
+}
+"""the mapping that a key belongs to, by keys that are sought in other places"""
 
 
 class Document(BaseModel):
@@ -183,12 +191,12 @@ class Document(BaseModel):
     @classmethod
     def _remedy(cls, key: Any) -> str:
         """What to write instead of a key that this mapping does not have. Sought only for mistakes that are told: it takes a millisecond."""
-        of_workload = {key} | (meant_by(str(key)) - {"model"}) if isinstance(key, str) else set()
+        possible = {key} | (meant_by(str(key)) - {"model"}) if isinstance(key, str) else set()
         if (
-            meant := next((name for name in OF_WORKLOAD if name in of_workload), "")
+            meant := next((name for name in HOMES if name in possible), "")
         ) and meant not in cls.model_fields:
-            its = "it" if meant == key else meant
-            return f"{its} is a key of workload: write `workload: {{{meant}: ...}}`"
+            its, home = "it" if meant == key else meant, HOMES[meant]
+            return f"{its} is a key of {home}: write `{home}: {{{meant}: ...}}`"
         if key in OF_SPEC and key not in cls.model_fields:
             return f"it is a key of the spec itself: write `{key}: ...` at the left margin"
         names = [field.alias or name for name, field in cls.model_fields.items()]

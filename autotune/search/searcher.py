@@ -196,7 +196,7 @@ class Searcher(ABC):
 
     def _next_enqueued(self) -> tuple[int, str] | None:
         return next(
-            ((i, "enqueued by the spec") for i in self._enqueued if self.state[i] == FREE), None
+            ((i, "enqueued in the spec") for i in self._enqueued if self.state[i] == FREE), None
         )
 
     def _indices_of(self, enqueued: Sequence[ParallelConfig]) -> list[int]:

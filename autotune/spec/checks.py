@@ -111,9 +111,13 @@ def member_of(name: str, value: str, kind: type[Member]) -> Member:
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
-    """ "did you mean X?", or nothing if no known word is similar. Tried in this order: names that begin with the word, if they are
+    """ "did you mean X?", or nothing if no known word is similar. Tried in this order: its plural; names that begin with the word, if they are
     few (h100: h100-sxm); the name that trainers use for one of them; similar names; the only name that contains the word (batch: global_batch_size)."""
     known = list(known)
+    plural = f"{word}s"[:LONGEST_NAME]
+    several = [plural] if plural in known else [name for name in known if name in meant_by(plural)]
+    if len(several) == 1:
+        return f"did you mean {several[0]}?"
     begun = [name for name in known if name.startswith((f"{word}-", f"{word}_"))]
     if 1 <= len(begun) <= 4:
         listed = " or ".join(filter(None, [", ".join(begun[:-1]), begun[-1]]))

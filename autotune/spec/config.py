@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, final
 
@@ -326,22 +326,30 @@ def config_changes(before: ParallelConfig, after: ParallelConfig) -> str:
     """The changes from one config to the other, formatted like labels: `mb 4 -> 8, acc 4 -> 2`; empty if both are equal."""
     own = {*before.extra, *after.extra}
     pairs = {
-        **{
-            _short_name(d): (getattr(before, d.name), getattr(after, d.name))
-            for d in KNOBS.values()
-        },
+        **{name: (getattr(before, name), getattr(after, name)) for name in KNOBS},
         **{name: (before.extra.get(name), after.extra.get(name)) for name in sorted(own)},
     }
+    return changes_as_text({name: (a, b) for name, (a, b) in pairs.items() if a != b})
+
+
+def changes_as_text(pairs: Mapping[str, Sequence[Any]]) -> str:
+    """The same for values by knob, before and after."""
     return ", ".join(
-        f"{name} {_as_word(a)} -> {_as_word(b)}" for name, (a, b) in pairs.items() if a != b
+        f"{_short_name(name)} {_as_word(a)} -> {_as_word(b)}" for name, (a, b) in pairs.items()
     )
 
 
-def _short_name(declared: Knob) -> str:
-    """`mb` of the label `mb{}`; the knob's name where the label is of its value."""
-    return (
-        declared.label.removesuffix("{}") if not declared.label.startswith("{}") else declared.name
-    )
+def capitalized(text: str) -> str:
+    """The text as a sentence begins; knobs and keys keep their case: `zero_stage must be 0`."""
+    first = re.split(r"[\s=:,]", text, maxsplit=1)[0]
+    is_name = first in KNOBS or re.fullmatch(r"[a-z]\w*([._]\w+)+", first)
+    return text if is_name else text[:1].upper() + text[1:]
+
+
+def _short_name(name: str) -> str:
+    """`mb` of the label `mb{}`; the knob's name where the label is of its value, or the knob is the study's own."""
+    label = KNOBS[name].label if name in KNOBS else "{}"
+    return name if label.startswith("{}") else label.removesuffix("{}")
 
 
 def _as_word(value: Any) -> str:

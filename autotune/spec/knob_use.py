@@ -72,7 +72,7 @@ class KnobUse:
                 if name in KNOBS and value not in map(KNOBS[name].text, KNOBS[name].values)
             ),
             *(
-                f"the {self.part} declares {name}={value} impossible, but does not read {name}"
+                f"the {self.part} declares {name}={value} impossible although it does not read {name}"
                 for name, value in sorted(single)
                 if name not in self.reads
             ),

@@ -30,16 +30,21 @@ __all__ = ["MemoryStore", "SqlStore", "open_store"]
 _HOME = {"MemoryStore": "autotune.store.in_memory", "SqlStore": "autotune.store.sql"}
 
 
-def open_store(url_or_path: str | os.PathLike[str] | None = None) -> SqlStore:
+def open_store(
+    url_or_path: str | os.PathLike[str] | None = None, *, create: bool = True
+) -> SqlStore:
     """The store at that path or URL. None means `AUTOTUNE_STORE`, or a file in the user's data folder.
 
-    A store that does not exist is created; an older one is upgraded after a backup. Raises `SpecError` for an invalid address,
-    `StoreUnavailableError`, `StoreCorruptError` and `StoreVersionError` (written by a newer release).
+    A store that does not exist is created, or with `create=False` raises `NotFoundError`; an older one is upgraded after a backup. Raises `SpecError` for
+    an invalid address, `StoreUnavailableError`, `StoreCorruptError` and `StoreVersionError` (written by a newer release).
     """
-    from autotune.store.connection.location import find_location
+    from autotune.store.connection.location import check_exists, find_location
     from autotune.store.sql import SqlStore
 
-    return SqlStore(find_location(url_or_path))
+    location = find_location(url_or_path)
+    if not create:
+        check_exists(location)
+    return SqlStore(location)
 
 
 def __getattr__(name: str) -> Any:

@@ -38,6 +38,7 @@ from autotune.results.answers import result_of
 from autotune.results.result import Result
 from autotune.reward.run_noise import RunNoise
 from autotune.spec import Failure, Measurement, ParallelConfig, Study, Trial, config_label
+from autotune.spec.config import capitalized
 from autotune.study.assembly import assemble, make_runner_of
 from autotune.trainers import trainer
 
@@ -390,7 +391,7 @@ def _markdown(found: Recheck) -> Iterator[str]:
     yield f"## Recheck of {found.name}"
     yield ""
     order = found.order
-    yield f"{found.verdict}. {order[:1].upper()}{order[1:]}."
+    yield f"{found.verdict}. {capitalized(order)}."
     yield ""
     yield "| | config | tokens/s before | now | change |"
     yield "|---|---|---:|---:|---:|"

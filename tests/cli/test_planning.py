@@ -20,6 +20,7 @@ from autotune.plan.predictions import plan_of
 from autotune.report.cluster_table import format_usd
 from autotune.report.terminal import plan_table
 from autotune.schema.space_models import usual_space
+from autotune.spec.texts.as_text import two_digits
 from tests.cli.conftest import SPEC
 
 
@@ -225,6 +226,43 @@ def test_looking_after_the_store(run, refusal, write, tmp_path):
         ("vacuum",),
     ):
         assert "there is no store at" in refusal("store", *command, "--store", tmp_path / "typo.db")
+    assert not (tmp_path / "typo.db").exists()
+
+
+READING = (
+    "list",
+    "best",
+    "best s",
+    "best --model gpt2",
+    "status s",
+    "watch s",
+    "logs s",
+    "explain s",
+    "export s --to megatron -o launch",
+    "report s",
+    "compare s t",
+    "diagnose s",
+    "recheck s",
+    "note s",
+    "tag s",
+    "delete s",
+    "pause s",
+    "resume s",
+    "stop s",
+    "cancel s",
+    "token list",
+    "token revoke x",
+    "token audit",
+    "mcp",
+)
+
+
+@pytest.mark.parametrize("command", READING)
+def test_a_command_that_only_reads_or_acts_on_a_study_creates_no_store(
+    refusal, tmp_path, command: str
+):
+    said = refusal(*command.split(), "--store", tmp_path / "typo.db")
+    assert f"there is no store at {tmp_path / 'typo.db'}" in said
     assert not (tmp_path / "typo.db").exists()
 
 
@@ -454,3 +492,20 @@ def test_a_key_of_the_spec_inside_its_workload_is_told_where_it_belongs():
 @pytest.mark.parametrize(("usd", "said"), [(0.5, "$0.50"), (95.4, "$95"), (1234, "$1,200"), (45123, "$45k"), (2259101, "$2.3M"), (9.6e9, "$9.6B"), (None, "-")])  # fmt: skip
 def test_money_has_two_digits(usd, said):
     assert format_usd(usd) == said
+
+
+@pytest.mark.parametrize(
+    ("days", "said"), [(0.0423, "0.042"), (4.25, "4.2"), (100.4, "100"), (207.1, "210")]
+)
+def test_days_and_energy_have_two_digits(days, said):
+    assert two_digits(days) == said
+
+
+def test_tables_of_clusters_and_sizes_print_days_with_two_digits(write, output_of):
+    for options in ("--gpus", "8,16"), ("--clusters", "h100-sxm,v100-32gb"):
+        said = output_of("plan", write(), *options, "--tokens", "7.7e13")
+        days = re.findall(r"\t([\d.,k]+)\t\$", said)
+        assert days
+        assert all(
+            len(number.strip("k0.,").replace(",", "").replace(".", "")) <= 2 for number in days
+        )

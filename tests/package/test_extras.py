@@ -131,6 +131,14 @@ def test_one_line_names_the_extra_that_is_missing(
     assert ("--runner local" in said[0]) == (module.startswith("ray") and command != "serve")
 
 
+def test_without_ray_and_torch_the_local_runner_needs_only_torch(
+    answers: dict[str, dict[str, Any]],
+) -> None:
+    said = answers["tune laptop"]["err"]
+    assert "; or only torch, for --runner local: pip install 'autotune-parallel[native]'" in said
+    assert "or give --runner local" not in said
+
+
 @pytest.mark.parametrize("command", [command for command in LACKS if command not in WITHOUT_JSON])
 def test_the_error_document_names_the_extra_that_is_missing(
     answers: dict[str, dict[str, Any]], command: str

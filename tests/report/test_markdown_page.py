@@ -52,7 +52,7 @@ def test_a_finished_study_is_answered_first() -> None:
     read = rendered(page)
     first = read.text[: read.text.index("Trials (5)")]
     assert "2.00× (95% CI 1.73-2.31) over the baseline" in first
-    assert "micro_batch_size 1 -> 4" in first
+    assert "mb 1 -> 4" in first
     assert (
         read.text.count("tp=1,pp=1,dp=8,micro_batch_size=4,accumulation_steps=2,precision=bf16")
         == 1

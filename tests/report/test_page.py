@@ -63,7 +63,7 @@ def test_a_finished_study() -> None:
     page = read(html_report(record(), trials()))
     for words in (
         "2.00×",
-        "micro_batch_size 1 -> 4",
+        "mb 1 -> 4",
         "these parts shrank",
         "rank 3 ran out of memory",
         "autotune export s1 --to native",
@@ -210,7 +210,7 @@ def test_comparison_names_the_difference() -> None:
     text = shown(
         compare((record(), trials()), (record(id="s2", best=1, speedup=1.25), without_the_best))
     )
-    for words in ("micro_batch_size 4 -> 2", "2.00", "1.25"):
+    for words in ("mb 4 -> 2", "2.00", "1.25"):
         assert words in text
 
 

@@ -20,6 +20,7 @@ from autotune.schema.document import (
     IN_QUERY,
     Bytes,
     BytesPerSecond,
+    Document,
     FlopsPerSecond,
     Seconds,
     SequenceLength,
@@ -28,10 +29,16 @@ from autotune.schema.document import (
 from autotune.schema.model_documents import ModelDocument
 from autotune.schema.reading import MAX_BYTES, parse_text
 from autotune.schema.space_models import SpaceDocument
-from autotune.schema.spec_models import WorkloadDocument
+from autotune.schema.spec_models import (
+    BudgetDocument,
+    MeasureDocument,
+    ObjectiveDocument,
+    WorkloadDocument,
+)
 from autotune.space import SearchSpace, default_config
 from autotune.spec import (
     FIELDS,
+    KNOBS,
     PRECISIONS,
     Budget,
     MeasureSpec,
@@ -730,6 +737,20 @@ def test_a_key_of_the_workload_in_another_place_is_told_where_it_belongs(key: st
         with pytest.raises(SpecError) as refused:
             study(**changes)
         assert refused.value.remedy == f"it is a key of workload: write `workload: {{{key}: ...}}`"
+
+
+@pytest.mark.parametrize(
+    ("home", "document"),
+    [("budget", BudgetDocument), ("measure", MeasureDocument), ("objective", ObjectiveDocument)],
+)
+def test_a_key_of_budget_measure_or_objective_in_another_place_is_told_where_it_belongs(
+    home: str, document: type[Document]
+) -> None:
+    for key in {*document.model_fields} - {*KNOBS}:
+        for changes in ({key: 1}, {"space": {key: 1}}):
+            with pytest.raises(SpecError) as refused:
+                study(**changes)
+            assert refused.value.remedy == f"it is a key of {home}: write `{home}: {{{key}: ...}}`"
 
 
 def test_the_documents_know_every_field_of_the_values() -> None:

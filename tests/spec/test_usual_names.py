@@ -86,6 +86,8 @@ def test_a_word_without_a_meaning_has_none() -> None:
         ("max_time", ["max_trials", "max_wall_s"], ""),
         ("batch", ["seq_len", "global_batch_size"], "did you mean global_batch_size?"),
         ("time", ["warmup_time_limit", "setup_time_limit"], ""),
+        ("step", ["step_timeout_s", "max_steps"], "did you mean max_steps?"),
+        ("step", ["step_timeout_s", "max_steps", "steps"], "did you mean steps?"),
     ],
 )
 def test_only_a_name_that_is_near_is_suggested(word: str, known: list[str], suggested: str) -> None:

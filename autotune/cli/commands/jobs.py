@@ -51,7 +51,7 @@ def submit(
     note_stand_ins(spec)
     if no_check:
         asked["check"] = False
-    with open_source(store, url) as source:
+    with open_source(store, url, create=True) as source:
         with places_in(asked):
             document = source.submit(asked, idempotency_key=key)
         study = document["study"]

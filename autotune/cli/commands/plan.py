@@ -228,6 +228,7 @@ def _print_plan(study: Any, found: Any, sizes: Any, *, verbose: bool) -> None:
     from autotune.report.terminal import format_bytes, format_count, plan_table
     from autotune.space.enumeration import in_words
     from autotune.spec import config_label
+    from autotune.spec.texts.as_text import two_digits
 
     out, _ = consoles()
     workload = study.workload
@@ -268,7 +269,7 @@ def _print_plan(study: Any, found: Any, sizes: Any, *, verbose: bool) -> None:
                 rows.append([f"{row.num_gpus:,}", row.reason])
                 continue
             cost = format_usd(row.cost_usd)
-            days = "" if row.days is None else f"{row.days:,.1f}"
+            days = "" if row.days is None else two_digits(row.days)
             rate, mfu = (
                 format_count(float(row.estimate.tokens_per_s)),
                 f"{float(row.estimate.mfu):.1%}",

@@ -175,7 +175,7 @@ def _known_store(
         return nullcontext()
     from autotune.store import open_store
 
-    return closing(open_store(asked))
+    return closing(open_store(asked, create=url is None))
 
 
 def _here() -> ClusterSpec:

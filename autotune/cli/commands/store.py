@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -17,11 +17,7 @@ from autotune.cli.output import (
     note,
     print_table,
 )
-from autotune.errors import NotFoundError
-
-if TYPE_CHECKING:
-    from autotune.store import SqlStore
-    from autotune.store.connection.location import StoreLocation
+from autotune.store import open_store
 
 MOST_SHOWN = 20
 """how many of the newest studies a check lists; older ones are listed only if they are faulty"""
@@ -35,7 +31,7 @@ def check(store: StoreOption = None, json: JsonOption = False) -> None:
     """
     from autotune.store.upkeep.examination import examine
 
-    with closing(_existing_store(store)) as database:
+    with closing(open_store(store, create=False)) as database:
         found = examine(database)
     unchecked = sum(study.unchecked for study in found.studies)
     if json:
@@ -84,7 +80,7 @@ def backup(
     """Copy the database, even while it is in use."""
     from autotune.store.upkeep import maintenance
 
-    with closing(_existing_store(store)) as database:
+    with closing(open_store(store, create=False)) as database:
         maintenance.backup(database, target)
     if json:
         emit({"wrote": str(target)})
@@ -130,11 +126,11 @@ def migrate(
 
     Every command upgrades an older database when it opens one (SQLite: after a backup next to the file). This command does only that.
     """
-    from autotune.store.connection.location import find_location
+    from autotune.store.connection.location import check_exists, find_location
     from autotune.store.upkeep.restoring import migrate as upgrade
 
     location = find_location(store)
-    _refuse_missing(location)
+    check_exists(location)
     before, after = upgrade(location, dry_run=dry_run)
     if json:
         emit({"before": before, "after": after, "dry_run": dry_run})
@@ -165,7 +161,7 @@ def export(
     """
     from autotune.store.upkeep import maintenance
 
-    with closing(_existing_store(store)) as database:
+    with closing(open_store(store, create=False)) as database:
         written = maintenance.export(database, folder, format=format)
     if json:
         emit({"wrote": [str(path) for path in written]})
@@ -177,25 +173,8 @@ def vacuum(store: StoreOption = None, json: JsonOption = False) -> None:
     """Return unused space to the disk."""
     from autotune.store.upkeep import maintenance
 
-    with closing(_existing_store(store)) as database:
+    with closing(open_store(store, create=False)) as database:
         maintenance.vacuum(database)
     if json:
         emit({"ok": True})
     note("returned unused space to the disk")
-
-
-def _existing_store(store: str | None) -> SqlStore:
-    """The store, which must exist: maintenance makes no new one. Raises `NotFoundError`."""
-    from autotune.store import open_store
-    from autotune.store.connection.location import find_location
-
-    _refuse_missing(find_location(store))
-    return open_store(store)
-
-
-def _refuse_missing(location: StoreLocation) -> None:
-    if location.path is not None and not location.path.exists():
-        raise NotFoundError(
-            f"there is no store at {location}",
-            remedy="specify an existing one with --store or AUTOTUNE_STORE, or restore it with `autotune store restore FILE`",
-        )

@@ -16,6 +16,7 @@ from autotune.report.svg.canvas import time_ticks
 from autotune.report.terminal import format_duration
 from autotune.results.figure import Column, Figure, table_of
 from autotune.spec import MeasureSpec, Study, Trial, TrialPurpose, TrialStatus, config_label
+from autotune.spec.config import capitalized
 from autotune.study.controller.finals.finalists import longer, whole
 
 KINDS = ("line", "second", "dashed", "dotted")
@@ -84,7 +85,7 @@ def running_steps(source: FigureSource) -> Figure | None:
         title="Steps of the running trials",
         shows=f"Duration of each optimizer step so far on the slowest rank, in seconds.{cut}",
         how_to_read=f"Each dot is a step; pale dots (the first {warm_up}) are warm-up and do not count. A trial ends when its steps agree closely enough. "
-        + ". ".join(str(left)[:1].upper() + str(left)[1:] for left in steps_left(source))
+        + ". ".join(capitalized(str(left)) for left in steps_left(source))
         + ".",
         svg=plot(
             [

@@ -187,7 +187,7 @@ def memory_bars(
     )
     return (
         svg,
-        "" if is_near else f" The capacity of {capacity} is far to the right, outside the figure.",
+        "" if is_near else f" The capacity, {capacity}, is beyond the right edge of the figure.",
     )
 
 

@@ -233,7 +233,7 @@ def who_may_what(options: ServiceOptions) -> str:
     """Who may do what at a service with these options, in a sentence."""
     if asking := options.asks_everybody:
         return f"every caller needs a token, even on this machine ({asking}); the token's scope decides what the caller may do (`autotune token create --scope ...`)"
-    return "any of your own programs on this machine, including a proxy or tunnel that adds no header, can do anything without a token; to change this, use --require-token"
+    return "your own programs on this machine need no token, and neither do requests through a proxy or tunnel that adds no forwarding header; to change this, use --require-token"
 
 
 def _why_a_token(request: Request, options: ServiceOptions) -> str:

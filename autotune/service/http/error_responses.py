@@ -183,7 +183,7 @@ async def of_http(request: Request, error: Exception) -> Response:
         return _page(request, 404, missing)
     remedy = "/openapi.json lists all addresses" if error.status_code in (404, 405) else ""
     if error.status_code == 400:
-        remedy = "send JSON in UTF-8, with few levels and numbers below 2^63"
+        remedy = "send JSON in UTF-8, without deep nesting and with integers below 2^63"
     return error_response(
         error.status_code, kind, message, remedy=remedy, headers=dict(error.headers or {})
     )

@@ -18,6 +18,7 @@ from autotune.report.terminal import format_bytes, format_count, format_duration
 from autotune.results.without_baseline import why_unmeasured
 from autotune.service.options import LOOPBACK
 from autotune.spec import ParallelConfig, Trial, config_changes, config_label
+from autotune.spec.config import capitalized
 from autotune.spec.runs.trial import trial_numbers
 from autotune.spec.texts.as_text import format_span, format_speedup
 
@@ -89,8 +90,8 @@ def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
 
 def _sentence(text: str) -> Markup:
-    """The text as a sentence, in which what stands between backticks is code."""
-    whole = text[:1].upper() + text[1:] + ("" if text.endswith((".", "?")) else ".")
+    """The text as a sentence, in which what is between backticks is code."""
+    whole = capitalized(text) + ("" if text.endswith((".", "?")) else ".")
     return Markup(_CODE.sub(r"<code>\1</code>", str(escape(whole))))
 
 

@@ -194,8 +194,7 @@ def queue_line(service: ServiceState, record: StudyRecord) -> str:
     supervisor = service.supervisor
     if supervisor is None:
         return f"{place}. This service starts no studies: run `autotune serve` on its store."
-    running = len(supervisor.running)
-    return f"{place}; {running} {'runs' if running == 1 else 'run'} now, and this service runs at most {service.options.max_studies} at once."
+    return f"{place}. This service is running {len(supervisor.running)} of at most {service.options.max_studies} studies."
 
 
 def _shape(model: ModelSpec) -> str:

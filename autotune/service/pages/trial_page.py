@@ -41,7 +41,7 @@ router = APIRouter()
 PURPOSES: Mapping[str, str] = {
     "baseline": "baseline: every trial is compared with it",
     "reference": "the baseline in fp32, the reference for losses",
-    "search": "proposed by the searcher",
+    "search": "search trial",
     "final": "re-measured side by side before a winner is named",
     "proxy": "on fewer GPUs, representing a config of the target",
 }

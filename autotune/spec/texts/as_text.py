@@ -44,6 +44,13 @@ def format_count(value: float | None) -> str:
     raise AssertionError("the last unit always answers")
 
 
+def two_digits(value: float) -> str:
+    """With two digits that count: 0.42, 4.2, 420, 1.3M."""
+    if value >= 1e4:
+        return format_count(float(f"{value:.2g}"))
+    return f"{float(f'{value:.2g}'):,.15g}"
+
+
 def format_duration(seconds: float | None) -> str:
     """`850 us`, `12.3 ms`, `4.21 s`, `3m 05s`, `2h 10m`; `-` when unknown."""
     if seconds is None or not math.isfinite(seconds):

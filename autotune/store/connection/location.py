@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.errors import SpecError
+from autotune.errors import NotFoundError, SpecError
 from autotune.settings import settings
 
 if TYPE_CHECKING:
@@ -89,6 +89,17 @@ def find_location(url_or_path: str | os.PathLike[str] | None = None) -> StoreLoc
     raise SpecError(
         f"a store must be SQLite or PostgreSQL (psycopg), but is {url.drivername}",
         remedy=REMEDY,
+        field="store",
+    )
+
+
+def check_exists(location: StoreLocation) -> None:
+    """Raises `NotFoundError` for a file that does not exist. A missing folder may be a mount that is unavailable: opening the store says so."""
+    if location.path is None or location.path.exists() or not location.path.parent.exists():
+        return
+    raise NotFoundError(
+        f"there is no store at {location}",
+        remedy="specify an existing one with --store or AUTOTUNE_STORE, or restore it with `autotune store restore FILE`",
         field="store",
     )
 

@@ -80,7 +80,7 @@ def test_the_page_of_a_trial_shows_its_steps_its_config_and_its_launch(
     ):
         assert f'id="{figure}"' in page
     for words in (
-        "Why it was tried: proposed by the searcher; because.",
+        "Why it was tried: because (search trial).",
         "torchrun",
         "Left out of its log: 9 lines.",
         f'href="/studies/{study}/trials/1"',

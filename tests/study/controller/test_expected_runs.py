@@ -31,7 +31,7 @@ OTHERS = [c for c in CONFIGS if c != BASELINE]
         (20, MeasureSpec(), "up to 6 finals that re-measure the best 2 and the baseline side by side, and up to 19 more finals"),
         (1, MeasureSpec(), "the baseline, 1 search trial, up to 4 finals that re-measure the best and"),
         (3, MeasureSpec(finalists=0), "expect up to 4 runs: the baseline and up to 3 search trials"),
-        (20, MeasureSpec(), "Not counted: fp32 references for losses, one per global batch size, and repeats where a worker is lost or the machine changes"),
+        (20, MeasureSpec(), "Not counted: fp32 references for losses, one per global batch size, and repeats if a worker is lost or the machine's speed changes"),
     ],
 )  # fmt: skip
 def test_a_study_says_how_many_runs_it_takes_and_what_for(
@@ -55,7 +55,7 @@ def keeps_what_was_said(world: World) -> dict[TrialPurpose, int]:
     counted = ran[TrialPurpose.SEARCH] + ran[TrialPurpose.FINAL] + 1
     assert counted <= most
     assert ran[TrialPurpose.REFERENCE] == 0 or "fp32 references" in said
-    assert ran[TrialPurpose.BASELINE] <= 1 or "the machine changes" in said
+    assert ran[TrialPurpose.BASELINE] <= 1 or "the machine's speed changes" in said
     return ran
 
 

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from autotune.errors import ClusterTooSmallError, RunnerError
-from autotune.extras import is_installed, require_extras
+from autotune.extras import install_command, is_installed, require_extras
 from autotune.ports import AttemptId
 from autotune.ports.trial_runner import LeftOut
 from autotune.slurm.allocation import Allocation
@@ -53,6 +53,8 @@ ABANDONED_S = 30.0
 """a gang whose runner sends no heartbeat for so long ends itself"""
 ALONE = "; or give --runner local, which trains on this machine alone without Ray"
 """what works where Ray is not installed"""
+ONLY_TORCH = f"; or only torch, for --runner local: {install_command('native')}"
+"""what is enough where torch, which the native trainer needs, is not installed either"""
 UPLOAD_LIMIT_MB = 100
 """Ray keeps what is sent along in memory, on the head and on every node"""
 
@@ -145,7 +147,9 @@ class RayRunner(AnyTrainerRunner):
             whose = " with the 'native' trainer"
         else:
             extras, whose = ("ray",), ""
-        or_else = "" if is_installed("ray") else ALONE
+        lacks_torch = "native" in extras and not is_installed("torch")
+        without_ray = ONLY_TORCH if lacks_torch else ALONE
+        or_else = "" if is_installed("ray") else without_ray
         require_extras(extras, f"the 'ray' runner{whose}", or_else=or_else)
         options = study.runner_options
         check_upload(
@@ -242,7 +246,7 @@ def _check_allocation(study: Study, smallest: ParallelConfig, job: Allocation) -
     if needed.nnodes > job.num_nodes:
         raise RunnerError(
             f"the smallest config in the space needs {needed.nnodes} nodes, but the job {job.job} has {job.num_nodes}",
-            remedy=f"ask for them with --nodes={needed.nnodes}, or tune for fewer",
+            remedy=f"ask for them with --nodes={needed.nnodes}, or tune for a smaller cluster",
             field="runner",
         )
     cpus, ranks = study.runner_options.get("num_cpus") or job.cpus_per_node, needed.nproc_per_node

@@ -83,7 +83,7 @@ class SlurmRunner(ProgramRunner):
             if size > has:
                 raise RunnerError(
                     f"the smallest config in the space needs {size} {what}, but the job {job.job} has {has}",
-                    remedy="request more from Slurm, or tune for fewer",
+                    remedy="request more from Slurm, or tune for a smaller cluster",
                     field="runner",
                 )
         cls.preflight_there(study, smallest)

@@ -150,7 +150,7 @@ def expected_runs(study: Study) -> str:
     search = f"up to {most} search trials" if most > 1 else "1 search trial"
     if most > 1:
         search += " (fewer once no other config is likely to be faster)"
-    beside = "repeats where a worker is lost or the machine changes"
+    beside = "repeats if a worker is lost or the machine's speed changes"
     if study.reference_batches:
         beside = f"fp32 references for losses, one per global batch size, and {beside}"
     best = min(study.measure.finalists, most)

@@ -70,7 +70,7 @@ class TooNoisy(Plain):
     def notes(self) -> tuple[str, ...]:
         """What is said beside the answer."""
         return (
-            f"{self} in its {self.runs} runs, a factor of {self.factor:.2g}; at most {LIMIT} can be averaged out",
+            f"{self} in its {self.runs} runs, a factor of {self.factor:.2g}, but averaging is reliable only up to a factor of {LIMIT}",
             f"no speedup is claimed: {REMEDY}",
         )
 
