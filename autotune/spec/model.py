@@ -294,7 +294,7 @@ class ModelSpec(Plain):
             return tuple(found)
         if code.takes:
             found.append(
-                f"{self.name} takes {code.takes}, not tokens: predictions count seq_len tokens for each sample, so write the patches or frames that its layers get of one; "
+                f"{self.name} takes {code.takes}, not tokens: predictions count seq_len tokens for each sample, so set seq_len to the number of patches or frames per sample; "
                 "the native trainer cannot train it, so set `trainer` to your own program"
             )
         if code.layers:

@@ -137,6 +137,14 @@ QUESTIONS = {
     "megatron tensor parallel": "trainers/megatron.md",
     "batch size too large": "how-to/fit.md",
     "quickstart": "tutorial.md",
+    "why is the winner tied": "concepts/measurement.md",
+    "compare h100 and b200": "how-to/plan.md",
+    "use my conda environment": "how-to/install.md",
+    "enqueue my own config": "how-to/space.md",
+    "run trials in parallel": "how-to/tune.md",
+    "warm start": "how-to/tune.md",
+    "what is MFU": "concepts/measurement.md",
+    "skill for agents": "how-to/agents.md",
 }
 
 

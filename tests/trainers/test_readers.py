@@ -350,7 +350,7 @@ CASES: dict[str, tuple[str, dict[str, str], dict[str, Any], tuple[str, ...] | No
             "options": {"hf_assets_path": "./assets/original"},
             "settings": {"checkpoint": {"enable": False}, "quantize": {"linear": {"float8": FLOAT8}}},
         },
-        ("names of releases before 0.2 are read as those of 0.2: training.batch_size",),
+        ("names from releases before 0.2 are read as their 0.2 equivalents: training.batch_size",),
     ),
     "torchtitan: a flavor is not carried": (
         "torchtitan", {"job.toml": FLAVOR}, {"knobs": {"tp": 2, "zero_stage": 3, "micro_batch_size": 2}}, ("flavor='1B'",),

@@ -266,7 +266,7 @@ def _check_may_run(option: Option, options: ServiceOptions, may_run: bool) -> No
         raise RefusalError(
             403,
             "forbidden",
-            f"{why}, which needs a token with the scope run",
+            f"{why}, which needs a token with the `run` scope",
             remedy="ask whoever runs the service for one (`autotune token create --owner NAME --scope run`), or leave the option out",
             field=field,
         )

@@ -64,7 +64,7 @@ def read(present: PresentConfiguration) -> Reading:
         key for key in OF_THE_RUN if keys.find(key) not in (None, False, "no", "none", [])
     ]:
         keys.remarks.append(
-            f"{name}: {', '.join(of_run)} are left out, because a launch saves, evaluates and reports nothing"
+            f"{name}: {', '.join(of_run)} are left out, because autotune's launches do not save, evaluate or report"
         )
     stage, recompute = _sharding(keys)
     flags = {word: keys.flag(word) for word in ("bf16", "fp16", "tf32")}

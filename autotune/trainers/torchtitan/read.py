@@ -75,7 +75,7 @@ def read(present: PresentConfiguration) -> Reading:
     keys = KeyReader(document, name)
     if renamed:
         keys.remarks.append(
-            f"{name}: names of releases before 0.2 are read as those of 0.2: {', '.join(renamed)}"
+            f"{name}: names from releases before 0.2 are read as their 0.2 equivalents: {', '.join(renamed)}"
         )
     return reading_of(keys, present, model=_registered_model(present), version="0.2")
 

@@ -124,7 +124,7 @@ def _peculiar_to_dry_runs(error: BaseException, where: str) -> DryRunError | Non
         )
     if isinstance(error, NotImplementedError) and "meta tensor" in str(error):
         return DryRunError(
-            f"the model reads values of weights, which a dry run does not have{where}",
+            f"the model's code reads weight values, which a dry run does not have{where}",
             remedy="initialize weights without reading them, or skip that if `weight.is_meta`",
         )
     return None
