@@ -76,7 +76,7 @@ def since_search_in_words(
         return []
     before = _default_speed({t.number: t for t in trials}, levels.now)
     found = f"{before * math.exp(log_gain):,.0f} tokens/s in the final rounds and at {before:,.0f} in the search"
-    said = f"The baseline's median step ran at about {found}: the machine's speed changed, or other jobs used it."
+    said = f"The baseline's median step ran at about {found}: the machine changed, or other jobs used it."
     return [f"{said} The speedup uses only the final rounds, and tokens/s are those of the search."]
 
 
