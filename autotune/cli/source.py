@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
 
 from autotune import api
+from autotune.cli.output import note
 from autotune.errors import NotFoundError, SpecError
 from autotune.ports import ServiceStore, StudyRecord
 from autotune.results.answers import waiting_behind
@@ -224,11 +225,28 @@ def in_folder(
     return study, str(folder)
 
 
+def _store_at(store: str | None, missing: str) -> ServiceStore:
+    from autotune.store import MemoryStore
+
+    try:
+        return api.open_store(store, create=missing == "created" or store is None)
+    except NotFoundError as error:
+        if missing != "empty":
+            raise
+        note(f"{error.message}, so nothing is known of any study")
+        return MemoryStore()
+
+
 @contextmanager
-def open_source(store: str | None, url: str | None, *, create: bool = False) -> Iterator[Source]:
+def open_source(
+    store: str | None,
+    url: str | None,
+    *,
+    missing: Literal["refused", "created", "empty"] = "refused",
+) -> Iterator[Source]:
     """The service at `url`, or at AUTOTUNE_URL if no store is named; otherwise the results database, or a study's folder.
 
-    `create`: whether a named database that does not exist is created. Raises `NotFoundError` otherwise."""
+    `missing`: what a named database is that does not exist; an empty one is not written, and a note says so. Raises `NotFoundError` for one that is refused."""
 
     address = url or (None if store else settings().url)
     source: Source
@@ -239,7 +257,7 @@ def open_source(store: str | None, url: str | None, *, create: bool = False) -> 
     elif store and os.path.isdir(store):
         source = FolderSource(Path(store))
     else:
-        source = LocalSource(api.open_store(store, create=create or store is None))
+        source = LocalSource(_store_at(store, missing))
     try:
         yield source
     finally:

@@ -230,10 +230,7 @@ def test_looking_after_the_store(run, refusal, write, tmp_path):
 
 
 READING = (
-    "list",
-    "best",
     "best s",
-    "best --model gpt2",
     "status s",
     "watch s",
     "logs s",
@@ -253,7 +250,6 @@ READING = (
     "token list",
     "token revoke x",
     "token audit",
-    "mcp",
 )
 
 
@@ -264,6 +260,19 @@ def test_a_command_that_only_reads_or_acts_on_a_study_creates_no_store(
     said = refusal(*command.split(), "--store", tmp_path / "typo.db")
     assert f"there is no store at {tmp_path / 'typo.db'}" in said
     assert not (tmp_path / "typo.db").exists()
+
+
+@pytest.mark.parametrize(
+    "command", ["list", "best", "best --model gpt2-medium --cluster h100-sxm-1x8"]
+)
+def test_a_store_that_does_not_exist_is_empty_to_those_who_look_at_all_studies(
+    run, tmp_path, command: str
+):
+    done = run(*command.split(), "--store", tmp_path / "typo.db", "--json")
+    assert f"there is no store at {tmp_path / 'typo.db'}, so nothing is known" in done.err
+    assert not (tmp_path / "typo.db").exists()
+    assert done.document.get("studies", []) == []
+    assert done.document.get("source", "cost_model") in ("cost_model", "none")
 
 
 def test_a_plan_for_another_cluster_says_what_this_machine_cannot_run(run, write, monkeypatch):

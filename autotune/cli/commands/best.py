@@ -171,7 +171,7 @@ def best(
     else:
         del asked["days"]
         after = datetime.now(UTC) - timedelta(days=days) if days is not None else None
-        with open_source(store, url) as source:
+        with open_source(store, url, missing="empty") as source:
             document = source.best_across(**asked, measured_after=after, **ranking)
     if (target := document.get("target")) is not None and top:
         document["target"] = {**target, "configs": target["configs"][:top]}

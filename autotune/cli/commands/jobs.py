@@ -51,7 +51,7 @@ def submit(
     note_stand_ins(spec)
     if no_check:
         asked["check"] = False
-    with open_source(store, url, create=True) as source:
+    with open_source(store, url, missing="created") as source:
         with places_in(asked):
             document = source.submit(asked, idempotency_key=key)
         study = document["study"]
@@ -151,7 +151,7 @@ def list_(
             remedy="leave them out" if observed else "add --observed",
             field=misplaced[0],
         )
-    with open_source(store, url) as source:
+    with open_source(store, url, missing="empty") as source:
         listed = source.observed if observed else source.studies
         document = listed(limit=limit, offset=offset, **filters)
     if observed and not json:

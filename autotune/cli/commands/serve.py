@@ -296,7 +296,7 @@ def mcp(store: StoreOption = None, url: UrlOption = None, json: JsonOption = Fal
     require_extra("mcp", "autotune mcp")
     from autotune.mcp import serve_stdio
 
-    with open_source(store, url) as source:
+    with open_source(store, url, missing="created") as source:
         local = source.store if isinstance(source, LocalSource) else None
         serve_stdio(source, store=local, may_submit=local is None)
 
