@@ -86,7 +86,7 @@ class Figure:
     how_to_read: str
     """what the symbols mean, and what to look for"""
     svg: str
-    """inline SVG; its colours are classes of `dashboards/web/figures.css`"""
+    """inline SVG; its colors are classes of `dashboards/web/figures.css`"""
     table: FigureTable
     """the data"""
 
@@ -95,7 +95,7 @@ class Figure:
         return self.table.csv()
 
     def picture(self) -> str:
-        """The drawing as a self-contained SVG file, in light colours."""
+        """The drawing as a self-contained SVG file, in light colors."""
         return picture_of(self.svg)
 
     def save(self, path: str | Path) -> Path:
@@ -137,7 +137,7 @@ class Figure:
 
 
 def picture_of(svg: str) -> str:
-    """Inline SVG as a self-contained file, in light colours."""
+    """Inline SVG as a self-contained file, in light colors."""
     head, _, rest = svg.partition(">")
     opening = head.replace(
         "<svg ", '<svg xmlns="http://www.w3.org/2000/svg" class="autotune-figure picture" ', 1

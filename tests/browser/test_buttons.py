@@ -160,7 +160,7 @@ def test_filters_pages_and_links_lead_where_they_say(browser: Any, tuning: Servi
         page.go_back()
         page.get_by_text("History: the newest events").click()
         assert page.get_by_role("region", name="History").get_by_role("row").nth(1).is_visible()
-        page.get_by_role("link", name="Best configurations").click()
+        page.get_by_role("link", name="Best configs").click()
         page.get_by_label("Runner").fill("simulated")
         page.get_by_role("button", name="Show").click()
         page.locator("main").get_by_role("link", name="seen").first.click()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import json
-import socket
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -69,8 +68,7 @@ def check_alone(seen: Visit, url: str) -> None:
 def check_job_and_back(page: Any, study: str) -> None:
     """The link on the study's page opens its job in the Ray dashboard, which asks for the cluster's token; the job's metadata has the page's address."""
     go(page, study)
-    page.get_by_text("Where the ranks ran").click()
-    assert f"on {socket.gethostname()} (CPU)" in page.inner_text("main")
+    assert page.get_by_text("Where the ranks ran").count() == 0, "there is only one node"
     link = page.get_by_text("Ray job").get_by_role("link")
     job = link.inner_text()
     link.click()

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.report.figures import FIGURES, FigureSource, figures_of
+from autotune.report.figures.feasible_map import feasible_map
 from autotune.report.figures.figure_html import MISSING
 from autotune.report.figures.running_steps import running_steps, steps_left
 from autotune.report.page import html_report
@@ -16,6 +17,7 @@ from autotune.report.svg.bars import Bar, stacked_bars
 from autotune.report.svg.canvas import WIDTH, byte_ticks
 from autotune.report.terminal import format_bytes
 from autotune.results.answers import result_from
+from autotune.results.figure import Figure
 from autotune.reward import tokens_per_s
 from autotune.spec import MeasureSpec, SpaceSpec, StudyStatus, Trial, TrialPurpose, TrialStatus
 from tests.report.test_page import read
@@ -162,6 +164,65 @@ def test_the_map_of_a_space_with_one_knob_names_it_once() -> None:
     figure = {f.name: f for f in figures_of(found)}["feasible_map"]
     assert "by pp and precision" in figure.shows
     assert [column.name for column in figure.table.columns][:2] == ["pp", "precision"]
+
+
+def best_so_far(found: list[Trial], **changes: object) -> Figure:
+    """The figure of a study with these trials, at the speeds that a plan predicts for them."""
+    return {f.name: f for f in figures_of(result_from(record(**changes), found))}["best_so_far"]
+
+
+def slowed(factor: float) -> list[Trial]:
+    """Two trials that take so many times as long as the other trials of these tests."""
+    return [trial(0, step_time_s=factor), trial(1, step_time_s=0.9 * factor, zero_stage=1)]
+
+
+def test_a_prediction_far_above_all_trials_does_not_stretch_the_axis() -> None:
+    above, within = best_so_far(slowed(10.0)), best_so_far(slowed(0.01))
+    optimum = re.search(r"The predicted speed of a plan's top config, (\S+) tokens/s, lies above", above.how_to_read)  # fmt: skip
+    assert optimum
+    assert 'class="dotted"' not in above.svg
+    assert "Dotted line" not in above.how_to_read
+    heights = [float(y) for y in re.findall(r'<(?:circle|rect)[^>]* c?y="([\d.]+)"', above.svg)]
+    assert min(heights) < 80, "the data fill the figure"
+    assert "lies above the figure" not in within.how_to_read
+
+
+def test_the_caption_explains_only_marks_that_are_drawn() -> None:
+    words = {
+        "Pale dots": '<circle class="soft"',
+        "The large dot": '<circle class="best"',
+        "Square": '<rect class="base"',
+        "Crosses": '<path class="fail"',
+        "Solid line": '<path class="line"',
+        "Dashed line": '<path class="dashed"',
+        "Dotted line": '<path class="dotted"',
+    }
+    stopped = replace(trial(5, step_time_s=3.0, zero_stage=2), status=TrialStatus.STOPPED)
+    drawn = set()
+    for found in (slowed(0.01), slowed(10.0), trials(), [*trials(), stopped]):
+        figure = best_so_far(found)
+        for word, mark in words.items():
+            assert (word in figure.how_to_read) is (mark in figure.svg), word
+            drawn |= {word} if mark in figure.svg else set()
+    assert {"Pale dots", "Square", "Crosses"} <= drawn
+
+
+def test_pale_are_the_trials_that_were_stopped_and_no_others() -> None:
+    superseded = trial(5, step_time_s=0.9, zero_stage=1)
+    stopped = replace(trial(6, step_time_s=3.0, zero_stage=3), status=TrialStatus.STOPPED)
+    figure = best_so_far([*trials(), superseded, stopped])
+    assert re.findall(r'<circle class="soft"[^>]*><title>trial (\d+)', figure.svg) == ["6"]
+
+
+@pytest.mark.parametrize("measured", [[], trials()], ids=["plan", "study"])
+def test_the_map_marks_what_is_predicted_only_where_something_is_measured(
+    measured: list[Trial],
+) -> None:
+    figure = feasible_map(FigureSource(result=result_from(record(), measured)))
+    assert figure is not None
+    assert ("Dashed frame" in figure.how_to_read) is bool(measured)
+    assert ('class="tile predicted' in figure.svg) is bool(measured)
+    assert ('class="tile plain' in figure.svg) is not bool(measured)
 
 
 def words_of(svg: str, width_of_letter: float) -> list[tuple[float, float, float, str]]:

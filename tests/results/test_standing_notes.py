@@ -145,6 +145,8 @@ def test_the_winner_stands_first_in_every_ranking(result: Result) -> None:
 def test_the_best_so_far_ends_with_the_winner(result: Result) -> None:
     (figure,) = (f for f in figures_of(result) if f.name == "best_so_far")
     assert figure.table.rows[-1][-1] == pytest.approx(result.best.measurement.tokens_per_s)
+    assert "Other dots above the best do not rank above it" in figure.how_to_read
+    assert 'class="soft"' not in figure.svg, "pale dots are those that were stopped"
 
 
 def test_a_running_study_says_so_far_and_who_is_measured_again_needs_no_reason() -> None:
@@ -196,6 +198,72 @@ def test_the_live_view_says_that_the_machine_is_too_noisy_once_it_is_known() -> 
     answer = document(result_from(base, noisy))
     assert answer["study"]["too_noisy"] == answer["too_noisy"]
     assert noisy_line(answer["too_noisy"]) in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def card(result: Result) -> str:
+    """The card "Best" of a study's page."""
+    page = render(
+        "study_results.html",
+        document=document(result),
+        refresh=0 if result.record.status.is_terminal else 5,
+        study={"id": "s1", "ended_at": result.record.ended_at, "trainer": "native"},
+        target_rows=[],
+        running=[],
+        figures=None,
+        infeasible="",
+        table=trial_table(result, TrialQuery()),
+    )
+    return page.body.decode().partition('<section class="answer">')[2].partition("</section>")[0]
+
+
+def test_a_speedup_without_finals_is_said_to_be_unconfirmed(result: Result) -> None:
+    before = result_from(
+        *studied(TRIALS[:3], status=StudyStatus.RUNNING, ended_at=None, best=None, speedup=None)
+    )
+    free = replace(before, tied_with=(2,))
+    assert f"<dd>{free.speedup:.2f}× (not confirmed yet)</dd>" in card(free)
+    assert "Statistically tied with trial 2." in card(free)
+    for text in (html_report(free.record, free.trials), repr(free), free._repr_html_()):
+        assert "(not confirmed yet)" in text
+    assert "not confirmed yet" not in card(result)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [((2, 0), "the baseline and trial 2"), ((0,), "the baseline")],
+    ids=["with another", "alone"],
+)
+def test_a_speedup_that_is_tied_with_the_baseline_is_not_bold(
+    result: Result, numbers: tuple[int, ...], words: str
+) -> None:
+    tied = card(replace(result, tied_with=numbers))
+    assert re.search(r'<dt>Speedup over the baseline</dt><dd class="small">1\.\d+×', tied)
+    assert f"Statistically tied with {words}." in tied
+    assert '<dd class="small">' not in card(result)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "No speedup is claimed: "),
+        (
+            {"status": StudyStatus.RUNNING, "ended_at": None},
+            "Unless later runs agree, no speedup will be claimed: ",
+        ),
+    ],
+    ids=["ended", "running"],
+)
+def test_a_machine_that_is_too_noisy_is_explained_in_the_card(
+    changes: dict[str, object], words: str
+) -> None:
+    times_s = ((0, 1.0), (1, 2.1), (2, 0.6))
+    runs = [replace(scored(0, s, TrialPurpose.BASELINE), number=n) for n, s in times_s]
+    noisy = result_from(*studied(runs, best=0, **changes))
+    assert noisy.too_noisy is not None
+    seen = card(noisy).partition("<details>")[0]
+    assert "too noisy to tell" in seen
+    assert f"Too noisy to tell: {str(noisy.too_noisy).partition(': ')[2]}. {words}" in seen
+    assert str(noisy.too_noisy.to_dict()["remedy"]) in seen
 
 
 def view_with(trials: Sequence[Trial], base: StudyRecord, console: Console) -> LiveView:

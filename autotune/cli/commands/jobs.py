@@ -215,7 +215,8 @@ def _watch(source: Any, study: str, as_json: bool, folder: Path | None = None) -
 
     from autotune.cli.live import LiveView
     from autotune.cli.source import shown_trials
-    from autotune.cli.study_text import history_line, noisy_line, print_study
+    from autotune.cli.study_text import noisy_line, print_study
+    from autotune.report.history import history_line
     from autotune.results.records import record_of
     from autotune.spec import StudyStatus
 
@@ -274,7 +275,8 @@ def logs(
     For a failed trial it prints the kind of failure, the exception and the last log lines.
     """
     from autotune.cli.named_study import source_of
-    from autotune.cli.study_text import history_line, logged_line
+    from autotune.cli.study_text import logged_line
+    from autotune.report.history import history_line
 
     with source_of(study, store, url, folder) as (source, study):
         if trial is None:

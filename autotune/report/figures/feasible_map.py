@@ -20,6 +20,7 @@ AXES = ("pp", "tp")
 """(columns, rows)"""
 MOST_VALUES = 12
 """values of a knob that has room as an axis"""
+RISKIER = " A predicted cell shows its first config by predicted speed times the probability that it fits into memory; another config of the cell may be faster, but less likely to fit."
 
 
 @dataclass
@@ -30,6 +31,8 @@ class _Cell:
     fitting: int = 0
     predicted: float | None = None
     """tokens/s of the config that a plan ranks first among those that should fit"""
+    fastest: float = 0.0
+    """the highest predicted tokens/s of those that should fit"""
     value: float = -1.0
     """by which it is ranked"""
     measured: list[Trial] = field(default_factory=list)
@@ -53,7 +56,7 @@ def feasible_map(source: FigureSource) -> Figure | None:
             cell,
             f"{down}={word_of(key[0])} {across}={word_of(key[1])}",
             speeds,
-            "predicted" if has_trials else "",
+            has_trials=has_trials,
         )
         for key, cell in cells.items()
     }
@@ -75,7 +78,8 @@ def feasible_map(source: FigureSource) -> Figure | None:
             else "All speeds are predicted. "
         )
         + "Hatched: every config runs out of memory. Empty cells have no valid config."
-        + (" A dashed cell that looks fast has not been tried yet." if has_trials else ""),
+        + (" A dashed cell that looks fast has not been tried yet." if has_trials else "")
+        + (RISKIER if any(map(_has_faster, cells.values())) else ""),
         svg=tiles(
             drawn,
             columns=[word_of(value) for value in columns],
@@ -134,6 +138,7 @@ def _cells(source: FigureSource, across: str, down: str) -> dict[tuple[Hashable,
             cell.configs += 1
             if fits:
                 cell.fitting += 1
+                cell.fastest = max(cell.fastest, speed)
                 if value > cell.value:
                     cell.predicted, cell.value = speed, value
     for t in source.own:
@@ -154,8 +159,17 @@ def _value(cell: _Cell) -> float | None:
     return max(map(tokens_per_s, cell.measured), default=cell.predicted)
 
 
-def _tile(cell: _Cell, name: str, speeds: list[float], mark: str) -> Tile:
-    """`mark`: what stands under a predicted speed."""
+def _has_faster(cell: _Cell) -> bool:
+    """Whether a config of a predicted cell has a higher predicted speed than the one that is shown."""
+    return (
+        not cell.measured
+        and cell.predicted is not None
+        and format_count(cell.fastest) != format_count(cell.predicted)
+    )
+
+
+def _tile(cell: _Cell, name: str, speeds: list[float], *, has_trials: bool) -> Tile:
+    """`has_trials`: whether any cell is measured, so that predicted ones are marked."""
     value = _value(cell)
     counts = f"{cell.configs:,} configs, {cell.fitting:,} expected to fit"
     if value is None:
@@ -168,13 +182,18 @@ def _tile(cell: _Cell, name: str, speeds: list[float], mark: str) -> Tile:
         else LEVELS - 1
     )
     tile = Tile(
-        lines=[format_count(value), mark] if mark else [format_count(value)],
+        lines=[format_count(value), *(["predicted"] if has_trials else [])],
         title="",
-        kind="predicted",
+        kind="predicted" if has_trials else "plain",
         level=level,
     )
     if not cell.measured:
-        return replace(tile, title=f"{name}: {format_count(value)} tokens/s predicted; {counts}")
+        faster = (
+            f"; {format_count(cell.fastest)} with less chance to fit" if _has_faster(cell) else ""
+        )
+        return replace(
+            tile, title=f"{name}: {format_count(value)} tokens/s predicted{faster}; {counts}"
+        )
     best = max(cell.measured, key=tokens_per_s)
     title = f"{name}: {format_count(value)} tokens/s measured; {counts}; {title_of(best)}"
     return replace(

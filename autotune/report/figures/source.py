@@ -31,7 +31,7 @@ from autotune.results.figure import Column
 from autotune.results.result import Result
 from autotune.reward import counted_once, tokens_per_s
 from autotune.space import SearchSpace
-from autotune.spec import ConfigTable, Study, Trial, TrialPurpose, config_label
+from autotune.spec import ConfigTable, Study, Trial, TrialPurpose, TrialStatus, config_label
 from autotune.spec.texts.as_text import UNKNOWN
 
 StepSeries = Mapping[str, Sequence[float]]
@@ -93,19 +93,13 @@ class FigureSource:
         )
 
     def kind(self, trial: Trial) -> str:
-        """The kind of a trial's mark."""
+        """The kind of a trial's mark; soft is that of one that was stopped, because it cannot win."""
         best = self.result.best
         if best is not None and trial.number == best.number:
             return "best"
         if trial.purpose is TrialPurpose.BASELINE:
             return "base"
-        if trial.purpose is TrialPurpose.PROXY:
-            return "dot"
-        return (
-            "dot"
-            if trial.number in self.counted and trial.number not in self.result.below
-            else "soft"
-        )
+        return "soft" if trial.status is TrialStatus.STOPPED else "dot"
 
     def thinned(self, trials: Sequence[Trial]) -> list[Trial]:
         """At most about `MAX_MARKS` of the trials, in their order."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from autotune.report.figures.source import (
     CONFIG,
@@ -15,7 +16,7 @@ from autotune.report.figures.source import (
     title_of,
 )
 from autotune.report.notes import note_of
-from autotune.report.svg.axes import Axis, Line, Point, plot
+from autotune.report.svg.axes import Axis, Line, Point, plot, usual_top
 from autotune.report.svg.canvas import ticks, time_ticks
 from autotune.report.terminal import format_count, format_duration
 from autotune.results.figure import Column, Figure, table_of
@@ -23,10 +24,19 @@ from autotune.reward import tokens_per_s
 from autotune.spec import Trial, TrialPurpose, config_label
 
 BEST = Column(name="best_tokens_per_s", head="best so far, tokens/s", show=format_count)
-_HOW = (
-    "Each dot is a config, with the combined speed of all its runs; pale dots cannot win (hover to see why). The large dot is the best. Solid line: best so far. Square and dashed "
-    "line: baseline. Dotted line: the predicted speed of a plan's top config. Crosses at the bottom: failed."
-)
+OF_POINTS = {
+    "soft": "Pale dots were stopped early, because they cannot win (hover to see why).",
+    "best": "The large dot is the best.",
+    "base": "Square: baseline.",
+    "fail": "Crosses at the bottom: failed.",
+}
+OF_LINES = {
+    "line": "Solid line: best so far.",
+    "dashed": "Dashed line: baseline.",
+    "dotted": "Dotted line: the predicted speed of a plan's top config.",
+}
+"""what a mark means, by its kind; only marks that are drawn are explained"""
+PREDICTED_ABOVE = "The predicted speed of a plan's top config, {} tokens/s, lies above the figure."
 
 
 def best_so_far(source: FigureSource) -> Figure | None:
@@ -77,19 +87,29 @@ def _figure(source: FigureSource, *, is_time: bool) -> Figure | None:
         for i, pair in enumerate(known)
         if i in (0, len(known) - 1) or pair[1] > known[i - 1][1]
     ]
-    lines = [Line(points=steps, stepped=True), *_levels(source, last + margin)]
+    lines = [Line(points=steps, stepped=True), *_baseline_line(source, last + margin)]
+    top = usual_top([p.y for p in points] + [y for line in lines for _, y in line.points])
+    y_axis = Axis(label="tokens per second", format=format_count, high=1.1 * top)
+    optimum = _optimum(source)
+    is_above = optimum is not None and optimum > 1.1 * top
+    if optimum is not None and not is_above:
+        label = f"best prediction: {format_count(optimum)}"
+        lines.append(
+            Line(points=[(0.0, optimum), (last + margin, optimum)], kind="dotted", label=label)
+        )
+    above = f" {PREDICTED_ABOVE.format(format_count(optimum))}" if is_above else ""
     over = "time" if is_time else "trials"
     return Figure(
         name="best_so_far_over_time" if is_time else "best_so_far",
         title=f"Best so far over {over}",
         shows=f"Measured throughput in tokens per second of the whole job, over {'the time of the study' if is_time else 'its trials'}."
         + left_out(len(points), len(placed)),
-        how_to_read=_HOW,
+        how_to_read=_how_to_read(source, points, lines, shown) + above,
         svg=plot(
             points,
             lines,
             x=x_axis,
-            y=Axis(label="tokens per second", format=format_count),
+            y=y_axis,
             description=f"Measured throughput over {over}, with the best so far",
             legend=True,  # at the lines' ends the labels would stand on marks
         ),
@@ -119,18 +139,31 @@ def _point(source: FigureSource, at: float, trial: Trial) -> Point:
     return Point(x=at, y=speed, kind=source.kind(trial), title=title)
 
 
-def _levels(source: FigureSource, end: float) -> list[Line]:
-    found = []
-    if (default := source.result.baseline) is not None and default.is_measured:
-        speed = tokens_per_s(default)
-        found.append(Line(points=[(0.0, speed), (end, speed)], kind="dashed", label="baseline"))
+def _baseline_line(source: FigureSource, end: float) -> list[Line]:
+    baseline = source.result.baseline
+    if baseline is None or not baseline.is_measured:
+        return []
+    speed = tokens_per_s(baseline)
+    return [Line(points=[(0.0, speed), (end, speed)], kind="dashed", label="baseline")]
+
+
+def _optimum(source: FigureSource) -> float | None:
+    """The predicted speed of a plan's top config. None where it cannot be compared: a calibration of the cluster moves the trials' own predictions, and not this one."""
     optimum = source.space.optimum_tokens_per_s if source.space is not None else None
-    # a calibration of the cluster moves the trials' own predictions, and not these
     is_calibrated = optimum is not None and any(
         t.estimate is not None and float(t.estimate.tokens_per_s) > 1.05 * optimum
         for t in source.own
     )
-    if optimum is not None and not is_calibrated:
-        label = f"best prediction: {format_count(optimum)}"
-        found.append(Line(points=[(0.0, optimum), (end, optimum)], kind="dotted", label=label))
-    return found
+    return None if is_calibrated else optimum
+
+
+def _how_to_read(
+    source: FigureSource, points: Sequence[Point], lines: Sequence[Line], shown: Sequence[Trial]
+) -> str:
+    """What the drawn marks mean."""
+    marks, drawn = {p.kind for p in points}, {line.kind for line in lines if line.points}
+    said = ["Each dot is a config, with the combined speed of all its runs."]
+    said += [words for kind, words in OF_POINTS.items() if kind in marks]
+    if any(t.number in source.result.below for t in shown):
+        said.append("Other dots above the best do not rank above it (hover to see why).")
+    return " ".join([*said, *(words for kind, words in OF_LINES.items() if kind in drawn)])

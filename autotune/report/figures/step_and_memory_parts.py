@@ -65,7 +65,7 @@ def step_parts(source: FigureSource) -> Figure | None:
         name="step_parts",
         title="Where step time goes",
         shows=f"Time in one optimizer step by cause, in seconds ({_source_of(profiled)}), for the winner, the runner-up and the baseline.",
-        how_to_read="Each bar is one step, coloured by cause. The tick and the number are the measured step time. "
+        how_to_read="Each bar is one step, colored by cause. The tick and the number are the measured step time. "
         "Communication hidden behind computation takes no time and is not shown. Batches may differ: compare speeds, not only lengths.",
         svg=stacked_bars(
             bars,
@@ -128,7 +128,7 @@ def memory_parts(source: FigureSource) -> Figure | None:
         name="memory_parts",
         title="Where the memory goes",
         shows=f"Predicted peak memory in bytes by cause, on the rank with the highest peak, for the winner, the runner-up and the baseline.{far}",
-        how_to_read="Coloured by cause. The tick and the number show the measured peak."
+        how_to_read="Colored by cause. The tick and the number show the measured peak."
         + (
             ""
             if far

@@ -34,6 +34,7 @@ _HOW = "On the dashed line the prediction is exact; above it the measurement is 
 FAR = 1.6
 """times the highest measurement: predictions beyond that are drawn at the edge, so that one does not flatten all others"""
 _MARKS = "The large dot is the best trial, the square the baseline."
+_PALE = " Pale dots were stopped early, because they cannot win."
 _PROXIES = "Each dot is a proxy: both figures are for the smaller job, not for the target."
 
 
@@ -127,7 +128,9 @@ def _figure(
         name=name,
         title=title,
         shows=f"{shows}{said}{at_edge}{left_out(len(drawn), len(pairs))}",
-        how_to_read=_HOW + (_MARKS if source.result.record.study.at_hand is None else _PROXIES),
+        how_to_read=_HOW
+        + (_MARKS if source.result.record.study.at_hand is None else _PROXIES)
+        + (_PALE if any(p.kind == "soft" for p in points) else ""),
         svg=plot(
             points,
             [Line(points=[(low, low), (high, high)], kind="dashed")],
@@ -218,6 +221,6 @@ def pareto_front(source: FigureSource) -> Figure | None:
 
 def _kind(source: FigureSource, trial: Trial, *, is_front: bool) -> str:
     kind = source.kind(trial)
-    if kind != "dot":
+    if kind in ("best", "base"):
         return kind
-    return "front" if is_front else "soft"
+    return "front" if is_front and trial.number not in source.result.below else "soft"

@@ -26,7 +26,7 @@ class Tile:
     title: str
     """what the pointer shows"""
     kind: str
-    """measured (framed), predicted (dashed frame) or refused (hatched)"""
+    """measured (framed), predicted (dashed frame), plain (thin frame) or refused (hatched)"""
     level: int = 0
     """0 to `LEVELS` - 1; of no meaning where it is refused"""
 

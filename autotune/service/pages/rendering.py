@@ -26,6 +26,16 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 
+PAGES = (
+    ("/studies", "Studies"),
+    ("/plan", "Plan"),
+    ("/best", "Best configs"),
+    ("/compare", "Compare"),
+    ("/submit", "New study"),
+)
+"""(address, name) of the links of the header; the last is for those who may submit"""
+
+
 def render(template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
     """The page of that template."""
     defaults: dict[str, Any] = {
@@ -79,7 +89,7 @@ def environment() -> Environment:
         "script_mark": _mark("live.js"),
         "submit_mark": _mark("submit.js"),
     }
-    made.globals |= {"loopback": LOOPBACK, "user": _user()}
+    made.globals |= {"loopback": LOOPBACK, "user": _user(), "pages": PAGES}
     return made
 
 

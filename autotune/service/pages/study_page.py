@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -11,9 +11,10 @@ from starlette.responses import Response
 
 from autotune import api
 from autotune.errors import SpecError
-from autotune.ports import StudyRecord
+from autotune.ports import HistoryEvent, StudyRecord
 from autotune.report.figures.figure_html import figure_html, figures_html
 from autotune.report.figures.running_steps import running_steps, steps_left
+from autotune.report.history import history_line
 from autotune.report.notes import infeasible_line, placed_lines
 from autotune.report.reward_tables import cost_label
 from autotune.report.target_text import HEADS, target_rows, target_sentences
@@ -27,7 +28,7 @@ from autotune.service.pages.rendering import as_html, render
 from autotune.service.pages.trial_table import TrialQuery, trial_table
 from autotune.service.pages.visits import REFRESH_S, Changer, OwnForm, Visitor, done, said
 from autotune.service.routes.studies import Action, acted
-from autotune.spec import ModelSpec, StudyStatus, Wanted
+from autotune.spec import ModelSpec, StudyStatus, TrialStatus, Wanted
 from autotune.spec.checks import one_of
 from autotune.spec.study import METRICS
 
@@ -35,10 +36,14 @@ router = APIRouter()
 
 SHOWN_EVENTS = 40
 """events of a study's history that its page shows, the newest first"""
+READ_EVENTS = 400
+"""events among which they are looked for: many are only for programs"""
 MOST_WAITED_FOR = 1000
 """trials up to which a page waits for what has to be worked out of all of them: a tenth of a second for its results, a second for its figures"""
 SHOWN = 50
 """configs on the page of another order"""
+MEASURED = (TrialStatus.COMPLETED, TrialStatus.STOPPED)
+"""trials that were measured, by their status"""
 WHOLE = "whole"
 """the parameter with which a browser without scripts asks for all of a page at once"""
 REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; base-uri 'none'"
@@ -59,7 +64,7 @@ def study(study_id: str, request: Request, service: TheService, caller: Visitor)
     )
     results = {} if is_late else _results(service, service.views.result(record.id), query)
     tools, status = tools_of(service, caller, record), record.status
-    events = hidden_events(record, service.store.events(record.id, limit=SHOWN_EVENTS, newest=True))
+    events = hidden_events(record, service.store.events(record.id, limit=READ_EVENTS, newest=True))
     document = api.study_document(record, is_left=is_left(service.store, record))
     late = f"/studies/{record.id}/results{query.address(page=query.page)}".partition("#")[0]
     return render(
@@ -73,12 +78,12 @@ def study(study_id: str, request: Request, service: TheService, caller: Visitor)
         late=late if is_late else "",
         whole=f"?{request.url.include_query_params(**{WHOLE: 1}).query}",
         **results,
-        scripted=is_late or not results["figures"],
-        placed=placed_lines(document) if status.is_terminal else [],
+        scripted=is_late or results["figures"] == "",
+        placed=_places(record) if status.is_terminal else [],
         actions=_possible_actions(status, record.wanted)
         if tools["mine"] and not status.is_terminal
         else [],
-        events=[event.to_dict() for event in reversed(events)],
+        history=_history(events),
         refresh=0 if status.is_terminal else REFRESH_S,
         events_url=f"/api/v1/studies/{record.id}/events?after={events[-1].sequence if events else 0}",
     )
@@ -180,6 +185,7 @@ def tools_of(service: ServiceState, caller: Caller, record: StudyRecord) -> dict
         "writes": writes,
         "notes": notes,
         "tags": record.tags,
+        "is_measured": any(record.trial_counts.get(status) for status in MEASURED),
         "ended": record.status.is_terminal,
         "queue": queue_line(service, record),
     }
@@ -195,6 +201,22 @@ def queue_line(service: ServiceState, record: StudyRecord) -> str:
     if supervisor is None:
         return f"{place}. This service starts no studies: run `autotune serve` on its store."
     return f"{place}. This service is running {len(supervisor.running)} of at most {service.options.max_studies} studies."
+
+
+def _history(events: Sequence[HistoryEvent]) -> list[tuple[str, str]]:
+    """(moment, sentence) of the newest events that say something to people, the newest first."""
+    found = [event.to_dict() for event in reversed(events)]
+    lines = [(str(event["at"]), history_line(event)) for event in found]
+    return [(at, line) for at, line in lines if line][:SHOWN_EVENTS]
+
+
+def _places(record: StudyRecord) -> list[str]:
+    """Where the ranks are, unless there is only one node, and which trials wait for some."""
+    cluster = record.study.at_hand or record.study.workload.cluster
+    placed = record.result.get("placed") or ()
+    is_alone = cluster.num_nodes == 1 and len({place["node"] for place in placed}) <= 1
+    shown = {"placed": ()} if is_alone else {}
+    return placed_lines({**record.result, "ended_at": record.ended_at, **shown})
 
 
 def _shape(model: ModelSpec) -> str:
@@ -214,18 +236,24 @@ def _is_large(record: StudyRecord) -> bool:
 
 
 def _results(service: ServiceState, result: Result, query: TrialQuery) -> dict[str, Any]:
-    """The values of the template `study_results.html` beside the study's own. The figures of a large study are left out until they are drawn."""
+    """The values of the template `study_results.html` beside the study's own. `figures`: None before there are any, and empty in a large study until they are drawn."""
 
     document = api.document(result)
-    is_drawn = service.views.has_figures(result) or not _is_large(result.record)
     return {
         "document": document,
         "table": trial_table(result, query),
         "infeasible": infeasible_line(result.infeasible),
-        "figures": _figures(service, result) if is_drawn else "",
+        "figures": _figures_at_once(service, result),
         **_running(service, result),
         **_target(document["target"]),
     }
+
+
+def _figures_at_once(service: ServiceState, result: Result) -> Markup | str | None:
+    if not result.measured and not result.failed:
+        return None
+    is_drawn = service.views.has_figures(result) or not _is_large(result.record)
+    return _figures(service, result) if is_drawn else ""
 
 
 def _figures(service: ServiceState, result: Result) -> Markup:
@@ -244,9 +272,7 @@ def _running(service: ServiceState, result: Result) -> dict[str, Any]:
     )
     return {
         "running": steps_left(source),
-        "running_places": placed_lines(
-            {**result.record.result, "ended_at": result.record.ended_at}
-        ),
+        "running_places": _places(result.record),
         "running_figure": Markup(figure_html(figure, **files)) if figure is not None else "",
     }
 

@@ -100,7 +100,7 @@ async def figure_data(
 async def figure_drawing(
     study_id: StudyId, name: FigureName, service: TheService, caller: Reader
 ) -> Response:
-    """Read a figure as a self-contained SVG, in light colours."""
+    """Read a figure as a self-contained SVG, in light colors."""
     figure = await _figure(service, study_id, name)
     return Response(
         figure.picture(), media_type=SVG, headers={"Content-Security-Policy": SVG_POLICY}

@@ -96,11 +96,14 @@ def format_speedup(
     over: str = "",
     is_open: bool = False,
 ) -> str:
-    """`1.18x (95% CI 1.14-1.22)`; without an interval `1.18x`; `DEFAULT_IS_BEST` if the baseline itself is the best.
+    """`1.18x (95% CI 1.14-1.22)`; without an interval `1.18x`, of a running study `1.18x (not confirmed yet)`; `DEFAULT_IS_BEST` if the baseline itself is the best.
 
     `times`: text after the number. `over`: text at the end. `is_open`: the study is running, so the baseline is only the best so far.
     """
     if speedup == low == high == 1.0:
         return DEFAULT_IS_BEST + (" so far" if is_open else "")
-    interval = f" (95% CI {low:.2f}-{high:.2f})" if low is not None and high is not None else ""
+    unknown = " (not confirmed yet)" if is_open else ""
+    interval = (
+        f" (95% CI {low:.2f}-{high:.2f})" if low is not None and high is not None else unknown
+    )
     return f"{speedup:.2f}{times}{interval}{over}"

@@ -73,7 +73,7 @@ class LineTest:
 
 
 def clean(line: str) -> str:
-    """The line without colour codes, cut at `MAX_LINE` characters."""
+    """The line without color codes, cut at `MAX_LINE` characters."""
     return _COLOUR.sub("", line[: 2 * MAX_LINE])[:MAX_LINE]
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+from html import unescape
 
 import pytest
 
 from autotune import api, assets
+from autotune.report.history import history_line
 from autotune.service.http.access import COOKIE
 from autotune.service.pages.rendering import render
+from autotune.service.pages.study_page import SHOWN_EVENTS
 from autotune.spec import StudyStatus
 from autotune.spec.texts.as_text import format_speedup
 from autotune.store.writes import history, locking
+from autotune.testing.stores import measured, pending, run_trial
 from tests.service.running import Service, slow_spec, spec, until
 
 
@@ -174,7 +178,31 @@ def test_the_page_of_a_long_study_shows_its_newest_events(service: Service) -> N
         lines = [("study.note", {"message": f"note {number}"}) for number in range(1, 1101)]
         history.append(connection, locking.find(connection, study).key, lines)
     page = service.http.get(f"/studies/{study}").text
-    assert re.findall(r">note (\d+)<", page) == [str(number) for number in range(1100, 1060, -1)]
+    shown = re.findall(r">Study note: note (\d+)\.<", page)
+    assert shown == [str(number) for number in range(1100, 1060, -1)]
+
+
+def test_the_history_says_what_happened_and_leaves_out_what_only_programs_need(
+    service: Service,
+) -> None:
+    study = service.submitted(spec(name="told"))
+    lease = service.store.claim(study, "tester:1:1", lease_s=60)
+    run_trial(service.store, lease, measured(pending(0)))
+    decided = ("study.decided", {"decision": 1, "cause": {"event": "Tick"}})
+    failed = {"number": 1, "attempt": 1, "failure": {"kind": "WORKER_LOST", "message": "it died"}}
+    with service.store.database.write() as connection:
+        lines = [("attempt.ended", failed), *[decided] * SHOWN_EVENTS]
+        history.append(connection, locking.find(connection, study).key, lines)
+    service.store.release(lease)
+    page = service.http.get(f"/studies/{study}").text
+    shown = page.partition("History: the newest events")[2].partition("</table>")[0]
+    assert ">Trial 1: attempt 1 ended: WORKER_LOST: it died.<" in shown
+    assert ">Trial 0 proposed: " in shown
+    assert not any(word in shown for word in ("study.", "trial.", "attempt.", lease.owner))
+    told = [
+        line for event in service.store.events(study) if (line := history_line(event.to_dict()))
+    ]
+    assert shown.count('<td class="line">') == len(told)
 
 
 def test_studies_are_found_by_status_in_capitals_or_small_letters(service: Service) -> None:
@@ -216,7 +244,7 @@ def test_the_page_of_a_study_that_ended_without_trials_leads_nowhere_in_vain(
     service: Service,
 ) -> None:
     study = service.submitted(spec(name="vain"))
-    assert f'href="/studies/{study}/export"' in service.http.get(f"/studies/{study}").text
+    assert "No trials yet." in service.http.get(f"/studies/{study}").text
     message = "no GPU is visible; name what is here (`cluster: local`, not `<b>`)"
     service.store.set_status(
         study, StudyStatus.FAILED, expect=[StudyStatus.QUEUED], message=message
@@ -230,6 +258,50 @@ def test_the_page_of_a_study_that_ended_without_trials_leads_nowhere_in_vain(
     assert f'href="/compare?study={study}"' in page
 
 
+def test_a_study_offers_its_export_and_its_figures_once_something_is_measured(
+    service: Service,
+) -> None:
+    study = service.submitted(spec(name="growing"))
+    offered = (
+        f'href="/studies/{study}/export"',
+        f'href="/studies/{study}/ranking"',
+        '<h2 id="figures-heading">',
+    )
+    waiting = service.http.get(f"/studies/{study}").text
+    assert not any(words in waiting for words in offered)
+    lease = service.store.claim(study, "tester:1:1", lease_s=60)
+    run_trial(service.store, lease, measured(pending(0)))
+    page = service.http.get(f"/studies/{study}").text
+    assert all(words in page for words in offered)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_the_node_of_a_trial_is_said_where_there_are_several(service: Service, nodes: int) -> None:
+    cluster = f"h100-sxm-{nodes}x8"
+    study = service.submitted(spec(name=f"placed-{nodes}", cluster=cluster))
+    lease = service.store.claim(study, "tester:1:1", lease_s=60)
+    placed = [{"trial": 5, "node": "vm", "ranks": [0, 1], "gpus": []}]
+    waiting = [{"trial": 6, "reason": "no ranks are free"}]
+    service.store.set_status(
+        study,
+        StudyStatus.FAILED,
+        expect=[StudyStatus.QUEUED],
+        lease=lease,
+        result={"placed": placed, "waiting": waiting},
+    )
+    page = service.http.get(f"/studies/{study}").text
+    assert ("Trial 5 had ranks 0 to 1 on vm (CPU)." in page) is (nodes == 2)
+    assert "Trial 6 waits: no ranks are free." in page
+
+
+def test_the_header_marks_the_current_page(service: Service) -> None:
+    for path in ("/studies", "/plan", "/best", "/compare", "/submit"):
+        page = service.http.get(path).text
+        assert re.findall(r'href="([^"]+)" aria-current="page"', page) == [path]
+    study = service.submitted(spec(name="below"))
+    assert "aria-current" not in service.http.get(f"/studies/{study}").text
+
+
 def test_pages_say_what_went_wrong(service: Service) -> None:
     answer = service.http.get("/studies/absent")
     assert answer.status_code == 404
@@ -240,6 +312,25 @@ def test_pages_say_what_went_wrong(service: Service) -> None:
     assert "There is no page at /nowhere" in missing.text
     assert '<div class="who">' in missing.text  # whoever is known elsewhere is known here
     assert service.http.get("/studies?page=99999999").status_code == 200
+
+
+def test_a_plan_that_is_not_asked_for_says_what_it_shows_and_leads_to_an_example(
+    service: Service,
+) -> None:
+    empty = service.http.get("/plan").text
+    link = re.search(r'<a href="(/plan\?[^"]+)">Show the plan of this example', empty)
+    assert link
+    planned = service.http.get(unescape(link[1])).text
+    assert "<h2>Try first</h2>" in planned
+    assert "Show the plan of this example" not in planned
+
+
+def test_a_plan_explains_its_map(service: Service) -> None:
+    asked = {"model": "llama-8b", "cluster": "h100-sxm-4x8", "seq_len": "8192", "batch": "512"}
+    page = service.http.get("/plan", params=asked).text
+    assert 'class="tile plain' in page
+    assert 'class="tile predicted' not in page, "nothing is measured that they would differ from"
+    assert "Dashed" not in page
 
 
 def test_a_plan_says_what_it_assumes_and_which_command_repeats_it(service: Service) -> None:

@@ -1,0 +1,71 @@
+"""The events of a study's history in words, for the terminal and the study's page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.ports import EventKind
+from autotune.ports.trial_runner import UNLIMITED_RANKS
+from autotune.report.terminal import format_count
+from autotune.spec import ParallelConfig, config_label
+
+MESSAGES: Mapping[str, str] = {
+    EventKind.MACHINE_CHANGED: "",
+    EventKind.GUESS_LEFT_OUT: "",
+    EventKind.GUESS_FILLED_IN: "",
+    EventKind.PROGRAM_CHECKED: "program checked: ",
+    EventKind.CALIBRATED: "cluster calibrated: ",
+    EventKind.OUTLIER: "",
+}
+"""events that are their message, with what stands before it"""
+
+
+def history_line(event: Mapping[str, Any]) -> str:
+    """An event of a study's history in one line; empty for events that only programs need."""
+    kind, data = event["kind"], event["data"]
+    if kind.startswith("trial."):
+        number = data.get("number")
+        what = kind.removeprefix("trial.").replace("asked", "proposed")
+        words = [f"trial {number} {what}"]
+        if config := data.get("config"):
+            words.append(
+                str(config)
+                if isinstance(config, str)
+                else config_label(ParallelConfig.from_dict(config))
+            )
+        if (speed := data.get("tokens_per_s_per_gpu")) is not None:
+            data = {**data, "speed": f"{format_count(speed)} tokens/s per GPU"}
+        if failure := data.get("failure"):
+            data = {**data, "message": f"{failure['kind']}: {failure['message']}"}
+        told = ("status", "speed", "kind", "message", "reason")
+        words += [str(data[name]) for name in told if data.get(name)]
+        return ": ".join([words[0], ", ".join(words[1:])]) if len(words) > 1 else words[0]
+    if kind == EventKind.ATTEMPT_ENDED:
+        failure = data.get("failure") or {}
+        why = ": ".join(str(failure[name]) for name in ("kind", "message") if failure.get(name))
+        return f"trial {data.get('number')}: attempt {data.get('attempt')} ended" + (
+            f": {why}" if why else ""
+        )
+    if kind in (EventKind.ATTEMPT_CANCELLED, EventKind.ATTEMPT_QUEUED):
+        asked = "is being ended" if kind == EventKind.ATTEMPT_CANCELLED else "waits"
+        return f"trial {data.get('number')}: it {asked}: {data.get('reason', '')}"
+    if kind == EventKind.CONTROLLER_BEGAN:
+        known = data.get("capacity")
+        is_counted = known and known < UNLIMITED_RANKS
+        return (
+            f"controller started; {known} ranks available" if is_counted else "controller started"
+        )
+    if kind in (
+        EventKind.CLAIMED,
+        EventKind.RELEASED,
+    ):  # by a controller, which says that it started
+        return ""
+    if kind in MESSAGES:
+        return f"{MESSAGES[kind]}{data.get('message', '')}"
+    if kind == EventKind.WANTED:
+        return data.get("message") or f"asked to {data.get('wanted')}"
+    if kind.startswith("study.") and kind != EventKind.DECIDED:
+        message = data.get("message") or data.get("status") or ""
+        return f"study {kind.removeprefix('study.')}" + (f": {message}" if message else "")
+    return ""
