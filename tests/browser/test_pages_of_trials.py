@@ -131,6 +131,20 @@ def test_the_owner_tags_notes_ranks_copies_and_deletes(
         check_quiet(seen, tuning)
 
 
+def assert_two_rows(page: Any) -> None:
+    """The header has the user beside the brand, and below them all links in one row."""
+    rows = {
+        what: page.locator(f"header {what}").evaluate_all(
+            "found => found.map(it => Math.round(it.getBoundingClientRect().top))"
+        )
+        for what in (".brand", ".who", "nav a")
+    }
+    (brand,), (who,), links = rows.values()
+    assert abs(brand - who) < 20, rows
+    assert len(set(links)) == 1, rows
+    assert links[0] > max(brand, who), rows
+
+
 def assert_whole(page: Any, table: str) -> None:
     """All columns of the table are seen at once: nothing is cut, nothing has to be scrolled to."""
     shown = page.get_by_role("region", name=table)
@@ -169,6 +183,9 @@ def test_a_reader_sees_all_pages_and_no_button_that_changes_anything(
         check_quiet(seen, tuning)
         go(page, "/plan?model=gpt2-medium&cluster=h200-sxm-1x8&seq_len=1024&batch=512&trainer=")
         assert_whole(page, "Ranked configs")
+        first = page.get_by_role("region", name="Ranked configs").locator("tbody tr").first
+        assert "GiB" in first.inner_text(), "a phone shows the memory too"
+        assert_two_rows(page)
         go(page, "/submit")
         assert "scope submit" in page.inner_text("main")
         assert "New study" not in page.inner_text("header")
@@ -185,6 +202,7 @@ def test_without_scripts_the_button_checks_the_spec(browser: Any, tuning: Servic
         viewport={"width": 390, "height": 800},
     ) as (_, page):
         go(page, "/submit")
+        assert_two_rows(page)
         page.get_by_label("Spec, in YAML").fill(TYPED.replace("gpt2-medium", "gpt2-medum"))
         follow(page, page.get_by_role("button", name="Check"))
         assert "Line 2, column 1" in page.inner_text("main")

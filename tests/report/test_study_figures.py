@@ -191,7 +191,7 @@ def test_the_caption_explains_only_marks_that_are_drawn() -> None:
     words = {
         "Pale dots": '<circle class="soft"',
         "The large dot": '<circle class="best"',
-        "Square": '<rect class="base"',
+        "The square": '<rect class="base"',
         "Crosses": '<path class="fail"',
         "Solid line": '<path class="line"',
         "Dashed line": '<path class="dashed"',
@@ -199,12 +199,12 @@ def test_the_caption_explains_only_marks_that_are_drawn() -> None:
     }
     stopped = replace(trial(5, step_time_s=3.0, zero_stage=2), status=TrialStatus.STOPPED)
     drawn = set()
-    for found in (slowed(0.01), slowed(10.0), trials(), [*trials(), stopped]):
+    for found in (slowed(0.01), slowed(10.0), trials(), trials()[:1], [*trials(), stopped]):
         figure = best_so_far(found)
         for word, mark in words.items():
             assert (word in figure.how_to_read) is (mark in figure.svg), word
             drawn |= {word} if mark in figure.svg else set()
-    assert {"Pale dots", "Square", "Crosses"} <= drawn
+    assert {"Pale dots", "The square", "Crosses"} <= drawn
 
 
 def test_pale_are_the_trials_that_were_stopped_and_no_others() -> None:
@@ -223,6 +223,8 @@ def test_the_map_marks_what_is_predicted_only_where_something_is_measured(
     assert ("Dashed frame" in figure.how_to_read) is bool(measured)
     assert ('class="tile predicted' in figure.svg) is bool(measured)
     assert ('class="tile plain' in figure.svg) is not bool(measured)
+    for word, kind in (("Solid frame", "measured"), ("Hatched", "refused")):
+        assert (word in figure.how_to_read) is (f'class="tile {kind}' in figure.svg)
 
 
 def words_of(svg: str, width_of_letter: float) -> list[tuple[float, float, float, str]]:

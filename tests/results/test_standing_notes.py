@@ -226,6 +226,10 @@ def test_a_speedup_without_finals_is_said_to_be_unconfirmed(result: Result) -> N
     for text in (html_report(free.record, free.trials), repr(free), free._repr_html_()):
         assert "(not confirmed yet)" in text
     assert "not confirmed yet" not in card(result)
+    first = result_from(
+        *studied(TRIALS[:1], status=StudyStatus.RUNNING, ended_at=None, best=None, speedup=None)
+    )
+    assert "<dd>no speedup: the baseline is the best so far</dd>" in card(first)
 
 
 @pytest.mark.parametrize(

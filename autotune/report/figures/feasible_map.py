@@ -20,7 +20,15 @@ AXES = ("pp", "tp")
 """(columns, rows)"""
 MOST_VALUES = 12
 """values of a knob that has room as an axis"""
-RISKIER = " A predicted cell shows its first config by predicted speed times the probability that it fits into memory; another config of the cell may be faster, but less likely to fit."
+OF_TILES = {
+    "plain": "All speeds are predicted.",
+    "measured": "Solid frame: measured.",
+    "predicted": "Dashed frame: only predicted. A dashed cell that looks fast has not been tried yet.",
+    "refused": "Hatched: every config runs out of memory.",
+}
+"""what a cell means, by its kind; only kinds that are drawn are explained"""
+NO_CONFIG = "Empty cells have no valid config."
+RISKIER = "A predicted cell shows its first config by predicted speed times the probability that it fits into memory; another config of the cell may be faster, but less likely to fit."
 
 
 @dataclass
@@ -32,7 +40,7 @@ class _Cell:
     predicted: float | None = None
     """tokens/s of the config that a plan ranks first among those that should fit"""
     fastest: float = 0.0
-    """the highest predicted tokens/s of those that should fit"""
+    """the highest predicted tokens/s, also of those that should not fit"""
     value: float = -1.0
     """by which it is ranked"""
     measured: list[Trial] = field(default_factory=list)
@@ -60,6 +68,7 @@ def feasible_map(source: FigureSource) -> Figure | None:
         )
         for key, cell in cells.items()
     }
+    kinds = {tile.kind for tile in drawn.values()}
     total = (
         source.space.total
         if source.space is not None
@@ -71,15 +80,14 @@ def feasible_map(source: FigureSource) -> Figure | None:
         name="feasible_map",
         title="Map of the feasible set",
         shows=f"The {total:,} valid {'config' if total == 1 else 'configs'}{fit} by {down} and {across}: tokens per second of the best config in each cell, over all other knobs.",
-        how_to_read="The stronger a cell's color, the faster it is. "
-        + (
-            "Solid frame: measured. Dashed frame: only predicted. "
-            if has_trials
-            else "All speeds are predicted. "
-        )
-        + "Hatched: every config runs out of memory. Empty cells have no valid config."
-        + (" A dashed cell that looks fast has not been tried yet." if has_trials else "")
-        + (RISKIER if any(map(_has_faster, cells.values())) else ""),
+        how_to_read=" ".join(
+            [
+                "The stronger a cell's color, the faster it is.",
+                *(words for kind, words in OF_TILES.items() if kind in kinds),
+                *([NO_CONFIG] if len(drawn) < len(rows) * len(columns) else []),
+                *([RISKIER] if any(map(_has_faster, cells.values())) else []),
+            ]
+        ),
         svg=tiles(
             drawn,
             columns=[word_of(value) for value in columns],
@@ -136,9 +144,9 @@ def _cells(source: FigureSource, across: str, down: str) -> dict[tuple[Hashable,
         for (a, b), speed, fits, value in zip(codes, *predicted, strict=True):
             cell = cells.setdefault((decode[down](a), decode[across](b)), _Cell())
             cell.configs += 1
+            cell.fastest = max(cell.fastest, speed)
             if fits:
                 cell.fitting += 1
-                cell.fastest = max(cell.fastest, speed)
                 if value > cell.value:
                     cell.predicted, cell.value = speed, value
     for t in source.own:
@@ -189,7 +197,9 @@ def _tile(cell: _Cell, name: str, speeds: list[float], *, has_trials: bool) -> T
     )
     if not cell.measured:
         faster = (
-            f"; {format_count(cell.fastest)} with less chance to fit" if _has_faster(cell) else ""
+            f"; up to {format_count(cell.fastest)} with less chance to fit"
+            if _has_faster(cell)
+            else ""
         )
         return replace(
             tile, title=f"{name}: {format_count(value)} tokens/s predicted{faster}; {counts}"

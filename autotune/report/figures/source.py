@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from autotune.cost import estimate
 from autotune.errors import AutotuneError
 from autotune.plan.plan import fits
+from autotune.report.svg.axes import Point
 from autotune.report.terminal import format_bytes, format_count, format_duration
 from autotune.results.figure import Column
 from autotune.results.result import Result
@@ -119,6 +120,21 @@ class FigureSource:
             ):
                 kept.append(trial)
         return kept
+
+
+OF_POINTS = {
+    "soft": "Pale dots were stopped early, because they cannot win.",
+    "best": "The large dot is the best trial.",
+    "base": "The square is the baseline.",
+    "fail": "Crosses at the bottom: failed.",
+}
+"""what a mark means, by its kind"""
+
+
+def marked(points: Sequence[Point]) -> list[str]:
+    """What the marks mean that are drawn, in sentences."""
+    kinds = {p.kind for p in points}
+    return [words for kind, words in OF_POINTS.items() if kind in kinds]
 
 
 def title_of(trial: Trial, *facts: str) -> str:

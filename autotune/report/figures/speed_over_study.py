@@ -13,6 +13,7 @@ from autotune.report.figures.source import (
     TRIAL,
     FigureSource,
     left_out,
+    marked,
     title_of,
 )
 from autotune.report.notes import note_of
@@ -24,18 +25,12 @@ from autotune.reward import tokens_per_s
 from autotune.spec import Trial, TrialPurpose, config_label
 
 BEST = Column(name="best_tokens_per_s", head="best so far, tokens/s", show=format_count)
-OF_POINTS = {
-    "soft": "Pale dots were stopped early, because they cannot win (hover to see why).",
-    "best": "The large dot is the best.",
-    "base": "Square: baseline.",
-    "fail": "Crosses at the bottom: failed.",
-}
 OF_LINES = {
     "line": "Solid line: best so far.",
     "dashed": "Dashed line: baseline.",
     "dotted": "Dotted line: the predicted speed of a plan's top config.",
 }
-"""what a mark means, by its kind; only marks that are drawn are explained"""
+"""what a line means, by its kind; only lines that are drawn are explained"""
 PREDICTED_ABOVE = "The predicted speed of a plan's top config, {} tokens/s, lies above the figure."
 
 
@@ -87,7 +82,8 @@ def _figure(source: FigureSource, *, is_time: bool) -> Figure | None:
         for i, pair in enumerate(known)
         if i in (0, len(known) - 1) or pair[1] > known[i - 1][1]
     ]
-    lines = [Line(points=steps, stepped=True), *_baseline_line(source, last + margin)]
+    best = [Line(points=steps, stepped=True)] if len(steps) > 1 else []
+    lines = [*best, *_baseline_line(source, last + margin)]
     top = usual_top([p.y for p in points] + [y for line in lines for _, y in line.points])
     y_axis = Axis(label="tokens per second", format=format_count, high=1.1 * top)
     optimum = _optimum(source)
@@ -134,9 +130,10 @@ def _point(source: FigureSource, at: float, trial: Trial) -> Point:
     if not trial.is_measured:
         return Point(x=at, y=0.0, kind="fail", title=title_of(trial, note_of(trial)))
     speed = tokens_per_s(trial)
-    below = source.result.below.get(trial.number)
-    title = title_of(trial, f"{format_count(speed)} tokens/s", *([below] if below else []))
-    return Point(x=at, y=speed, kind=source.kind(trial), title=title)
+    kind, why = source.kind(trial), source.result.below.get(trial.number, "")
+    reason = trial.reason if kind == "soft" else why
+    title = title_of(trial, f"{format_count(speed)} tokens/s", *([reason] if reason else []))
+    return Point(x=at, y=speed, kind=kind, title=title)
 
 
 def _baseline_line(source: FigureSource, end: float) -> list[Line]:
@@ -161,9 +158,8 @@ def _how_to_read(
     source: FigureSource, points: Sequence[Point], lines: Sequence[Line], shown: Sequence[Trial]
 ) -> str:
     """What the drawn marks mean."""
-    marks, drawn = {p.kind for p in points}, {line.kind for line in lines if line.points}
-    said = ["Each dot is a config, with the combined speed of all its runs."]
-    said += [words for kind, words in OF_POINTS.items() if kind in marks]
+    drawn = {line.kind for line in lines}
+    said = ["Each dot is a config, with the combined speed of all its runs.", *marked(points)]
     if any(t.number in source.result.below for t in shown):
         said.append("Other dots above the best do not rank above it (hover to see why).")
     return " ".join([*said, *(words for kind, words in OF_LINES.items() if kind in drawn)])

@@ -12,6 +12,7 @@ from autotune.report.figures.source import (
     TRIAL,
     FigureSource,
     left_out,
+    marked,
     title_of,
 )
 from autotune.report.findings import prediction_errors
@@ -30,11 +31,9 @@ PREDICTED_MEMORY = Column(name="predicted_peak_memory_bytes", head="predicted", 
 RATIO = Column(
     name="measured_over_predicted", head="measured / predicted", show=lambda value: f"{value:.2f}"
 )
-_HOW = "On the dashed line the prediction is exact; above it the measurement is higher. "
+_HOW = "On the dashed line the prediction is exact; above it the measurement is higher."
 FAR = 1.6
 """times the highest measurement: predictions beyond that are drawn at the edge, so that one does not flatten all others"""
-_MARKS = "The large dot is the best trial, the square the baseline."
-_PALE = " Pale dots were stopped early, because they cannot win."
 _PROXIES = "Each dot is a proxy: both figures are for the smaller job, not for the target."
 
 
@@ -128,9 +127,13 @@ def _figure(
         name=name,
         title=title,
         shows=f"{shows}{said}{at_edge}{left_out(len(drawn), len(pairs))}",
-        how_to_read=_HOW
-        + (_MARKS if source.result.record.study.at_hand is None else _PROXIES)
-        + (_PALE if any(p.kind == "soft" for p in points) else ""),
+        how_to_read=" ".join(
+            [
+                _HOW,
+                *([_PROXIES] if source.result.record.study.at_hand is not None else []),
+                *marked(points),
+            ]
+        ),
         svg=plot(
             points,
             [Line(points=[(low, low), (high, high)], kind="dashed")],

@@ -100,10 +100,8 @@ def format_speedup(
 
     `times`: text after the number. `over`: text at the end. `is_open`: the study is running, so the baseline is only the best so far.
     """
-    if speedup == low == high == 1.0:
+    is_unconfirmed = is_open and (low is None or high is None)
+    if speedup == 1.0 and (is_unconfirmed or low == high == 1.0):
         return DEFAULT_IS_BEST + (" so far" if is_open else "")
-    unknown = " (not confirmed yet)" if is_open else ""
-    interval = (
-        f" (95% CI {low:.2f}-{high:.2f})" if low is not None and high is not None else unknown
-    )
-    return f"{speedup:.2f}{times}{interval}{over}"
+    interval = f" (95% CI {low:.2f}-{high:.2f})" if low is not None and high is not None else ""
+    return f"{speedup:.2f}{times}{' (not confirmed yet)' if is_unconfirmed else interval}{over}"

@@ -331,6 +331,9 @@ def test_a_plan_explains_its_map(service: Service) -> None:
     assert 'class="tile plain' in page
     assert 'class="tile predicted' not in page, "nothing is measured that they would differ from"
     assert "Dashed" not in page
+    # the baseline's row is faster than what the map shows of its cell, and does not fit
+    assert re.search(r"tp=1 pp=1: \S+ tokens/s predicted; up to \S+ with less chance to fit", page)
+    assert "another config of the cell may be faster, but less likely to fit" in page
 
 
 def test_a_plan_says_what_it_assumes_and_which_command_repeats_it(service: Service) -> None:
