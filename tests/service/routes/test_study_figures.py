@@ -56,7 +56,7 @@ def test_a_figure_that_cannot_be_drawn_says_what_it_needs(
     answer = service.http.get(f"{API}/studies/{study}/figures/best_so_far.csv")
     assert answer.status_code == 404
     assert "needs a measured trial" in answer.json()["error"]["message"]
-    page = service.http.get("/studies/waiting").text
+    page = service.http.get("/studies/waiting/report").text
     assert "Not drawn yet" in page
     assert "Best so far over trials: it needs a measured trial" in page
     assert guarded.http.get(f"{API}/studies/{study}/figures").status_code == 401
