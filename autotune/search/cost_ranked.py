@@ -12,6 +12,7 @@ import numpy as np
 from autotune.search.objective_model import predicted_objective
 from autotune.search.searcher import Problem, Searcher
 from autotune.spec import Trial
+from autotune.spec.texts.as_text import format_count
 
 
 class CostRankedSearcher(Searcher):
@@ -46,6 +47,6 @@ class CostRankedSearcher(Searcher):
         index = int(self._order[ranks[0]])
         row = self._estimate.row(index)
         return index, (
-            f"rank {ranks[0] + 1} of the cost model: {row.tokens_per_s:.4g} tokens/s, "
+            f"rank {ranks[0] + 1} of the cost model: {format_count(float(row.tokens_per_s))} tokens/s, "
             f"out of memory with probability {row.oom_probability:.0%}"
         )

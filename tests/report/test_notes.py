@@ -174,7 +174,7 @@ def test_a_brief_note_keeps_what_went_wrong_and_drops_what_everybody_knows() -> 
     )
     ranked = replace(
         trial(1),
-        reason="rank 1 of the cost model: 6.835e+05 tokens/s, out of memory with probability 0%",
+        reason="rank 1 of the cost model: 684k tokens/s, out of memory with probability 0%",
     )
     assert brief_note(ranked, most=48) == "rank 1 of the cost model"
     assert brief_note(ranked, most=200) == ranked.reason
