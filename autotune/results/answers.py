@@ -43,7 +43,7 @@ from autotune.spec.plain import to_plain
 from autotune.spec.post_training import TRAINED
 from autotune.spec.runs.versions import asked_versions, has_versions
 from autotune.spec.study import SIMULATED
-from autotune.spec.texts.as_text import format_duration, format_span
+from autotune.spec.texts.as_text import format_count, format_duration, format_span
 from autotune.spec.texts.usual_names import OF_A_RUN
 from autotune.study.controller import Winner, noisy_of, training_s
 from autotune.study.controller.finals.finalists import ROUNDING, total_of
@@ -168,8 +168,9 @@ def _payback(record: StudyRecord, winner: Winner) -> list[str]:
         if record.study.runner != SIMULATED
         else ""
     )
+    billions = format_count(tokens).replace("G", "B")  # as specs write token counts
     return [
-        f"training on {tokens:.3g} tokens takes {format_duration(ours)} with the best config, {format_duration(default)} with the baseline{cost}"
+        f"training on {billions} tokens takes {format_duration(ours)} with the best config, {format_duration(default)} with the baseline{cost}"
     ]
 
 

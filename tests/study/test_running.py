@@ -183,7 +183,7 @@ def test_a_short_training_is_not_worth_many_trials(store: Store) -> None:
     short, long = tuned(1e6), tuned(1e12)
     assert len(short.trials) < len(long.trials)
     assert "of a training run of" in short.record.message
-    assert short.notes[-1].startswith("training on 1e+06 tokens takes ")
+    assert short.notes[-1].startswith("training on 1M tokens takes ")
 
 
 @pytest.mark.thorough
@@ -212,7 +212,7 @@ def test_with_goodput_a_token_of_a_larger_batch_counts_for_less(store: Store) ->
     takes = format_duration(
         1e9 / present(result.baseline.measurement).tokens_per_s / math.exp(worth)
     )
-    assert f"training on 1e+09 tokens takes {takes} with the best config" in result.notes[-1]
+    assert f"training on 1B tokens takes {takes} with the best config" in result.notes[-1]
 
 
 def test_nothing_legal_is_an_answer_before_anything_is_kept(store: Store) -> None:
