@@ -57,7 +57,7 @@ def waits_for_input(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         what=f"{who(rank, 'the ranks')} wait{'s' if rank is not None else ''} for data",
         evidence=(*time_spent(steps, part, rank, "waiting for or preparing data"), *seen_most_often(place)),
         confirm="train a few steps on a single batch kept in memory: the step time should drop by this fraction",
-        change=f"{change}, cache decoded samples near the ranks, or move slow work out of the dataset",
+        change=f"{change}, cache decoded samples on the training nodes, or move slow work out of the dataset",
         line=place.line if place else "",
         knob="num_workers",
     )  # fmt: skip

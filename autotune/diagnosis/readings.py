@@ -107,7 +107,7 @@ def log_times(evidence: Evidence) -> Iterator[Finding]:
                 f"the log says {format_duration(float(np.mean(data)))} of data loading in a {format_duration(float(times.mean()))} step",
             ),
             confirm="train a few steps on a single batch kept in memory: the step time should drop by this fraction",
-            change="raise num_workers of its DataLoader, cache decoded samples near the ranks, or move slow work out of the dataset",
+            change="raise num_workers of its DataLoader, cache decoded samples on the training nodes, or move slow work out of the dataset",
             knob="num_workers",
         )
     middle = float(np.median(times))

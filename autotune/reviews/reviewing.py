@@ -55,7 +55,7 @@ LOWER_MEMORY = (
 _STARTS_MORE = {
     "hf_trainer": "one visible GPU: with several, transformers' Trainer in one process copies the model to each of them in every step (DataParallel), "
     "which is slow and multiplies the batch; start one process per GPU instead: torchrun --nproc_per_node=8 ...",
-    "lightning": "one visible GPU: Lightning's Trainer starts a rank on each GPU unless `devices` says otherwise; to review several, start them with torchrun",
+    "lightning": "one visible GPU: Lightning's Trainer starts a rank on each GPU unless `devices` says otherwise; to review a launch on several GPUs, start it with torchrun",
 }
 """what one process of a training loop does with several GPUs"""
 _NEEDS_ROOM = "try it first: the launch needs more memory than predicted"

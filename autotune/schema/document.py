@@ -142,11 +142,10 @@ OF_WORKLOAD = (
     "loop",
 )
 """keys of `workload` that are sought in other places"""
+_PARTS = {"budget": Budget, "measure": MeasureSpec, "objective": Objective}
+_OF_PARTS = {field.name: part for part, kind in _PARTS.items() for field in fields(kind)}
 HOMES = dict.fromkeys(OF_WORKLOAD, "workload") | {
-    field.name: part
-    for part, values in (("budget", Budget), ("measure", MeasureSpec), ("objective", Objective))
-    for field in fields(values)
-    if field.name not in KNOBS
+    name: part for name, part in _OF_PARTS.items() if name not in KNOBS
 }
 """the mapping that a key belongs to, by keys that are sought in other places"""
 

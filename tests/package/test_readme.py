@@ -50,7 +50,7 @@ def test_its_plan_is_what_the_cost_model_says() -> None:
         row.strip("| ").split("|") for row in README.splitlines() if re.match(r"\|\s+\d \| tp", row)
     ]
     assert len(rows) == 3
-    for _, label, tokens, step, mfu, memory, *_ in rows:
+    for _, label, tokens, _gain, step, mfu, memory, *_ in rows:
         found = autotune.estimate(workload, ParallelConfig.parse(label.strip()))
         said = [float(cell.strip(" skGiB%")) for cell in (tokens, step, mfu, memory)]
         figures = (

@@ -58,7 +58,7 @@ def test_a_store_on_a_file_system_of_several_machines_is_refused_before_a_file_i
         with pytest.raises(SpecError, match="which is nfs4") as refused:
             open_store(tmp_path / folder / "autotune.db")
         assert "PostgreSQL" in refused.value.remedy
-    assert run(["list", "--store", str(tmp_path / "shared" / "autotune.db")]) == 2
+    assert run(["submit", "laptop", "--store", str(tmp_path / "shared" / "autotune.db")]) == 2
     assert run(["doctor", "--store", str(tmp_path / "shared" / "autotune.db")]) == 1
     assert "nfs4" in capfd.readouterr().out
     assert list((tmp_path / "shared").iterdir()) == []

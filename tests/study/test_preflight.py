@@ -187,7 +187,7 @@ def test_the_native_trainer_without_torch_is_refused(monkeypatch: pytest.MonkeyP
 
 def test_without_ray_the_local_runner_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autotune.extras.is_installed", lambda module: module != "ray")
-    monkeypatch.setattr("autotune_workers.runners.ray.is_installed", lambda module: False)
+    monkeypatch.setattr("autotune_workers.runners.ray.is_installed", lambda module: module != "ray")
     why = api.cannot_run_here(api.load_study(on_cpu(runner="ray")))
     assert "the 'ray' runner with the 'native' trainer needs ray, which is not installed" in why
     assert "pip install 'autotune-parallel[ray]'; or give --runner local" in why

@@ -68,7 +68,7 @@ def best(
             "--seq-len",
             metavar="TOKENS",
             parser=sequence_tokens,
-            help="Across studies: tokens per sequence, for predictions if nothing was measured.",
+            help="Without a study: tokens per sequence to predict for if nothing was measured.",
         ),
     ] = None,
     global_batch_size: Annotated[

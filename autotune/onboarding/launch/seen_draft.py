@@ -135,7 +135,7 @@ def _written(model: ModelSpec) -> dict[str, Any]:
 
 
 _DEGREES = ("tp", "pp", "cp")
-_PHASE = "if this is a warm-up, set its length to 0 and observe again"
+_PHASE = "if this is a warm-up, turn it off (0 warm-up steps) and observe again"
 _SAME_LENGTH = 0.02
 """relative difference of sequences that are the same: inputs are often a token short"""
 _MUCH_LARGER = 1.25
@@ -299,7 +299,7 @@ def seen_draft(
         fill_in.append(_LENGTH)
     if run.grows_in_length:
         notes.append(
-            f"the sequences grew from step to step ({', '.join(map(str, run.lengths))} tokens), so their length is not known: {_PHASE}; "
+            f"the sequence length is unknown, because it grew from step to step ({', '.join(map(str, run.lengths))} tokens): {_PHASE}; "
             "if they are padded, write their average as seq_len"
         )
     elif run.lengths:

@@ -50,7 +50,7 @@ from autotune.trainers.launch_files import INTERPRETER
 from autotune.trainers.present_configuration import parse_document
 
 SAY_IT = (
-    "say what it sets: autotune review --model NAME --seq-len N --batch N --precision bf16 --config micro_batch_size=2,zero_stage=3 "
+    "pass its settings as options: autotune review --model NAME --seq-len N --batch N --precision bf16 --config micro_batch_size=2,zero_stage=3 "
     "-- torchrun --nproc-per-node 8 train.py"
 )
 """how to have a launch reviewed whose settings nobody here reads"""
@@ -150,7 +150,7 @@ def _refuse_unknown(started: Started, path: Path, place: Place) -> None:
     if not tasks.start:
         raise SpecError(
             f"{how}, and autotune cannot set its number of ranks",
-            remedy="start the ranks with torchrun, once per node, or with srun or mpirun on one node, and give that script",
+            remedy="pass a script that starts the ranks with torchrun (once per node), or with srun or mpirun on a single node",
             field="FILE",
         )
     if started.gpus_per_node is None:

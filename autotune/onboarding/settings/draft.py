@@ -183,7 +183,7 @@ def settings_draft(
     )
     return Draft(
         heading=(
-            f"A first spec from {told.source.name}, settings for {program.name}, by `autotune init`. Nothing was run.",
+            f"A first spec, written by `autotune init` from {told.source.name} (settings of {program.name}). Nothing was run.",
         ),
         entries=entries,
         fill_in=(*(() if known else ("model",)), *place.fill_in),

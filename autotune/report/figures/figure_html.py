@@ -70,8 +70,8 @@ MISSING: Mapping[str, tuple[str, str]] = {
         "a knob with two values or more, and a space that can be listed here",
     ),
     "rank_parts": ("Where each rank's time goes", "a best trial whose ranks were observed"),
-    "step_parts": ("Where step time goes", "a best trial, with a profile or a prediction"),
-    "memory_parts": ("Where the memory goes", "a best trial, with a prediction"),
+    "step_parts": ("Where step time goes", "a best trial that has a profile or a prediction"),
+    "memory_parts": ("Where the memory goes", "a best trial that has a prediction"),
     "knob_importance": ("Importance of each knob", "a knob with two values or more"),
     "parallel_coordinates": (
         "Trials across the knobs",
@@ -80,7 +80,7 @@ MISSING: Mapping[str, tuple[str, str]] = {
     "pareto_front": ("Pareto front", f"two measured trials{OWN} whose trainer reports peak memory"),
     "predicted_measured": (
         "Predicted against measured: speed",
-        "a measured trial that was predicted",
+        "a measured trial that has a prediction",
     ),
     "predicted_measured_memory": (
         "Predicted against measured: memory",
@@ -95,4 +95,4 @@ MISSING: Mapping[str, tuple[str, str]] = {
 def why_missing(name: str) -> str:
     """Why the figure of that name is not drawn, in a sentence."""
     title, needs = MISSING[name]
-    return f"{title}: it needs {needs}"
+    return f"{title}: needs {needs}"

@@ -181,7 +181,7 @@ def _expressions(value: Any) -> Iterator[Expression]:
     elif isinstance(value, Mapping):
         if len(value) != 1 or not isinstance(next(iter(value.values())), Mapping):
             raise SpecError(
-                f"a mapping must give the value for each value of one knob, but this is {value!r:.80}",
+                f"a mapping must name one knob and list what to write for each of its values, but is {value!r:.80}",
                 remedy="write {precision: {bf16: true, fp32: false}}",
             )
         yield from parse(f"{{{next(iter(value))}}}").expressions

@@ -141,7 +141,7 @@ class LightningTrainer(StepLineTrainer):
                 c,
                 "precision",
                 {"fp8": "bf16"},
-                "its fp8 replaces layers on one device with Transformer Engine's",
+                "Lightning supports fp8 on one device only, where it replaces layers with Transformer Engine's",
             ),
             *word_limit(
                 c,

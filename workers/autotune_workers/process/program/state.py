@@ -381,10 +381,8 @@ class ProgramTrial:
         )
         if counted >= least:
             return None
-        words = (
-            f"{done} step{'s' if done > 1 else ''} with a time" if done else "no step with a time"
-        )
-        law = f"the program ended successfully, but its log has {words}, and {least} after warm-up are needed"
+        count = {0: "no step", 1: "1 step"}.get(done, f"{done} steps")
+        law = f"the program ended successfully, but its log has {count} with a time, and {least} after warm-up are needed"
         if not done and (lines := max(log.arrived_at_once for log in self._logs)) > 1:
             law += f": the lines of all its {lines} steps arrived at once, probably because output is buffered; make the program flush its output (`stdbuf -oL`, `flush=True`), or print step times"
         return self._with_exception(
