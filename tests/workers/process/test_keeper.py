@@ -604,6 +604,7 @@ import os, pickle, time
 pipe = os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] + "0.pipe"
 os.mkfifo(pipe)
 reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+os.set_blocking(reader, True)  # with a writer that has not written yet, a read would fail at once
 print("here", flush=True)
 while not os.read(reader, 9):
     time.sleep(0.01)
