@@ -223,8 +223,7 @@ def baseline_of(
         return plain
     others = [name for name in table.knobs if name not in _SIMPLEST_FIRST]
     changed = sum(~table.at_default([name]) for name in others)
-    precision, recompute, *sizes = distance_from_plain(table, plain.precision)
-    zero_stage, *sizes = sizes
+    precision, recompute, zero_stage, *sizes = distance_from_plain(table, plain.precision)
     nearest = np.lexsort((precision, zero_stage, recompute, *sizes, changed))
     limit = SAFE if risk.min() <= SAFE else FITS
     return space[next(int(i) for i in nearest if risk[i] <= limit)]

@@ -56,10 +56,8 @@ def history_line(event: Mapping[str, Any]) -> str:
         return (
             f"controller started; {known} ranks available" if is_counted else "controller started"
         )
-    if kind in (
-        EventKind.CLAIMED,
-        EventKind.RELEASED,
-    ):  # by a controller, which says that it started
+    # by a controller, which says that it started
+    if kind in (EventKind.CLAIMED, EventKind.RELEASED):
         return ""
     if kind in MESSAGES:
         return f"{MESSAGES[kind]}{data.get('message', '')}"

@@ -168,9 +168,9 @@ def _payback(record: StudyRecord, winner: Winner) -> list[str]:
         if record.study.runner != SIMULATED
         else ""
     )
-    billions = format_count(tokens).replace("G", "B")  # as specs write token counts
+    length = format_count(tokens).replace("G", "B")  # as specs write token counts
     return [
-        f"training on {billions} tokens takes {format_duration(ours)} with the best config, {format_duration(default)} with the baseline{cost}"
+        f"training on {length} tokens takes {format_duration(ours)} with the best config, {format_duration(default)} with the baseline{cost}"
     ]
 
 

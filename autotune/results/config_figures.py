@@ -29,9 +29,9 @@ from autotune.reward import moved, slowed, tokens_per_s
 from autotune.spec import Trial, TrialPurpose
 from autotune.study.controller import Winner
 from autotune.study.controller.finals.rounds import (
+    at_start,
     baseline_of,
     ended_finals,
-    gained,
     joined,
     measured_finals,
 )
@@ -51,7 +51,7 @@ def with_figures(
     )
     at_first = winner
     if default is not None:
-        default = _slowed(default, math.exp(gained(default.config, trials)))
+        default = at_start(default, trials)
         at_first = replace(winner, baseline=default)
     shown = dict[int, Trial]()
     for t in trials:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from autotune.spec import Study, StudyStatus, Trial
 from autotune.spec.plain import to_plain
 from autotune.study.controller.commands import STOPPED_ON_REQUEST, EndStudy, StudyPhase
 from autotune.study.controller.finals.finalists import failed_in_finals, first_finalists
-from autotune.study.controller.finals.rounds import ended_finals, gained, measured_finals
+from autotune.study.controller.finals.rounds import at_start, ended_finals, measured_finals
 from autotune.study.controller.finals.winner import Winner, decide
 from autotune.study.controller.infeasible import InfeasibleConfigs
 from autotune.study.controller.repeated_failure import repeated_failure
@@ -109,8 +108,10 @@ def _figures(winner: Winner, trials: Sequence[Trial]) -> Iterator[tuple[Trial, f
     measured = [t for t in winner.confirmed if t.measurement is not None]
     numbers = {t.number: t for t in measured}
     default = numbers.get(winner.baseline.number) if winner.baseline is not None else None
-    level = gained(default.config, trials) if default is not None else 0.0
+    start = at_start(default, trials) if default is not None else None
     for t in measured:
-        ratio = t.reward.parts.get("tokens_per_s_ratio") if t.reward is not None else None
-        as_measured = tokens_per_s(default) * ratio if default and ratio else tokens_per_s(t)
-        yield t, as_measured * math.exp(-level)
+        speed = tokens_per_s(t)
+        if default is not None and start is not None:
+            ratio = t.reward.parts.get("tokens_per_s_ratio") if t.reward is not None else None
+            speed = tokens_per_s(start) * (ratio or speed / tokens_per_s(default))
+        yield t, speed

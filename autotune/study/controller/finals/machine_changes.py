@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from autotune.reward import MachineChange, MachineLevels, RunNoise, asked_again
+from autotune.reward import MachineChange, MachineLevels, RunNoise, asked_again, tokens_per_s
 from autotune.reward.run_noise import CHANGE_CONFIDENCE
 from autotune.spec import Trial, TrialPurpose
 from autotune.spec.runs.trial import trial_numbers
-from autotune.study.controller.finals.rounds import gained
+from autotune.study.controller.finals.rounds import at_start, gained
 
 
 def change_in_words(change: MachineChange, trials: Mapping[int, Trial]) -> str:
@@ -41,10 +41,10 @@ def changes_in_words(
     said = [change_in_words(change, by_number) for change in levels.changes]
     if default is not None and default.measurement is not None:
         is_final = default.measurement is not by_number[default.number].measurement
-        level = gained(default.config, trials) if is_final else 0.0
+        shown = at_start(default, trials) if is_final else default
         said.append(
             "Speeds are corrected to the machine's speed at the start of the study "
-            f"(baseline: {default.measurement.tokens_per_s * math.exp(-level):,.0f} tokens/s)."
+            f"(baseline: {tokens_per_s(shown):,.0f} tokens/s)."
         )
     again = asked_again(trials)
     if again:

@@ -124,6 +124,14 @@ def gained(default: ParallelConfig, trials: Sequence[Trial], rounds: int | None 
     )
 
 
+def at_start(default: Trial, trials: Sequence[Trial]) -> Trial:
+    """The baseline with its final rounds pooled, as it would have come out at the machine's first level: what all figures of a study are relative to."""
+    if default.measurement is None:
+        return default
+    factor = math.exp(gained(default.config, trials))
+    return replace(default, measurement=slowed(default.measurement, factor))
+
+
 def steady_and_closed(default: Sequence[Measurement]) -> list[bool]:
     """`steady_rounds`, without a last round that the baseline opened and did not close, unless its run is like those of rounds that count: a burst that began before
     the run and ended after it makes all others of the round look fast."""
