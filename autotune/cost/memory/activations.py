@@ -36,8 +36,8 @@ import numpy as np
 
 from autotune.cost.calibration import Calibration
 from autotune.cost.layout import Column, Layout, dense_width
-from autotune.cost.memory.loss import is_liger
 from autotune.cost.time.compute import element_bytes, keeps_scores
+from autotune.cost.time.elementwise import is_liger
 from autotune.cost.time.recompute import BUDGETS
 from autotune.cost.time.stalls import is_offloaded
 from autotune.cost.traits import Traits

@@ -22,10 +22,10 @@ the gradients of the logits wait for the projection's weight gradient. Every lay
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autotune.cost.layout import Column, Layout
 from autotune.cost.time.compute import LOSS_CHUNKS, element_bytes, is_loss_chunked
+from autotune.cost.time.elementwise import is_liger
 from autotune.cost.traits import Traits
 from autotune.spec import ConfigTable, Workload
 
@@ -48,11 +48,6 @@ def logit_bytes(workload: Workload, table: ConfigTable, traits: Traits) -> Colum
     for kind in ("full", "chunked", "fused"):
         found = np.where(table.is_word("loss", kind), kinds[kind], found)
     return np.asarray(found)
-
-
-def is_liger(table: ConfigTable, traits: Traits) -> NDArray[np.bool_]:
-    """Rows that train by Liger's kernels."""
-    return table.is_word("loss", "fused") & traits.liger
 
 
 def loss_bytes(
