@@ -116,6 +116,8 @@ class Traits:
     """speed of its attention kernel, as a multiple of FlashAttention-2's of the same day (`attention_efficiency`)"""
     attention_kernel: str = ""
     """its attention kernel: 'flash2' (FlashAttention-2, torch's own), 'cudnn' (TransformerEngine's), 'triton' (FlashAttention in Triton of 2023) or '' where its user chooses (`attention.py`)"""
+    async_tp_hidden: float = 1.0
+    """share of the communication beside the pieces of a product that `async_tp` really hides: copies take memory bandwidth, and smaller products are slower"""
     async_linear: bool = False
     """with sequence parallelism, collectives of the backward pass run beside matrix products (`traffic.hidden_rings_s`)"""
     checkpoint_host: float = 1.0 / 3.0
@@ -146,6 +148,8 @@ REENTRANT, NON_REENTRANT = 0.9, 1.4
 """`Traits.checkpoint_host` of torch's checkpoint, which passes through autograd again, or keeps saved tensors by hooks; measured (`time/step.py`)"""
 FSDP_HOOKS = 2.0
 """`Traits.shard_hooks` of FSDP around each layer, measured (`time/step.py`)"""
+SYMMETRIC_MEMORY = 0.4
+"""`Traits.async_tp_hidden` of torch's async tensor parallelism: median of eight pairs that torchtitan published, 0.2 to 0.7 (`tests/cost/time/test_knob_times.py`)"""
 MODULE_HOOKS = 4.4
 """`Traits.shard_hooks` of DeepSpeed, measured (`time/step.py`)"""
 EAGER = Traits(
@@ -200,6 +204,7 @@ TRAITS = {
     ),
     "torchtitan": Traits(
         attention_kernel="flash2",
+        async_tp_hidden=SYMMETRIC_MEMORY,
         pure_reduce_bytes=4.0,
         program="sharded",
         checkpoint_host=NON_REENTRANT,

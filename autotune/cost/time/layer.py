@@ -86,7 +86,8 @@ def layer_time(
     if traits.async_linear and workload.peft is None and not model.num_experts:
         tensor = tensor - hidden_rings_s(workload, layout, tensor, again.collectives, matmuls)
     if table.async_tp.any():  # one piece per rank, of which one is not hidden
-        tensor = np.where(table.async_tp, exposed(tensor, products, 1.0 - 1.0 / layout.tp), tensor)
+        hidden = traits.async_tp_hidden * (1.0 - 1.0 / layout.tp)
+        tensor = np.where(table.async_tp, exposed(tensor, products, hidden), tensor)
     context = context_s(workload, table, layout, constants, traits, again.scores, scores)
     expert = np.zeros_like(layout.tp)
     if model.num_experts:
