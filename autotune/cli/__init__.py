@@ -62,7 +62,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
 """modules of `commands`, with the commands of each; where Python has the name of a command already, its function has a `_` behind it"""
 PARTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "token": (
-        "Create, list and revoke access tokens of the service.",
+        "Create, list and revoke access tokens for the service.",
         ("create", "list", "revoke", "audit"),
     ),
     "store": (
@@ -77,7 +77,7 @@ PASSED_ON: Mapping[str, dict[str, Any]] = {
 """settings of commands whose words belong to another program"""
 SUMMARY = """Find the fastest stable configuration to train a model on a cluster, in about ten short real trials.
 
-Start with `autotune init train.py -o SPEC` (a spec of your script), then `autotune plan SPEC` (needs no hardware), `autotune check SPEC` (five steps) and `autotune tune SPEC`. `autotune doctor` checks the machine."""
+Start with `autotune init train.py -o SPEC` (writes a spec for your script), then run `autotune plan SPEC` (needs no hardware), `autotune check SPEC` (trains for five steps) and `autotune tune SPEC`. `autotune doctor` checks the machine."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:

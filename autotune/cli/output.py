@@ -95,7 +95,10 @@ SpecArgument = Annotated[
 ]
 NoCheckOption = Annotated[
     bool,
-    typer.Option("--no-check", help="Skip the five-step check that a new program gets first."),
+    typer.Option(
+        "--no-check",
+        help="Skip the five-step check that a new program gets before the first trial.",
+    ),
 ]
 NoProfileOption = Annotated[
     bool,
@@ -107,7 +110,8 @@ NoProfileOption = Annotated[
 VerboseOption = Annotated[
     bool,
     typer.Option(
-        "--verbose", help="Also print what was excluded, where ranks ran, and why the winner won."
+        "--verbose",
+        help="Also print what was excluded, where ranks ran, and why the winner is faster.",
     ),
 ]
 StudyArgument = Annotated[
@@ -116,7 +120,7 @@ StudyArgument = Annotated[
 StudyOfFolder = Annotated[
     str,
     typer.Argument(
-        metavar="ID", help="Study: id, prefix of the id, or name. With --in it can be left out."
+        metavar="ID", help="Study: id, prefix of the id, or name. Not needed with --in."
     ),
 ]
 InOption = Annotated[

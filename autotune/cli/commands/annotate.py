@@ -15,7 +15,7 @@ def note(
     study: StudyArgument,
     text: Annotated[
         str | None,
-        typer.Argument(metavar="[TEXT]", help="The note. Default: show the study's notes."),
+        typer.Argument(metavar="[TEXT]", help="Text of the note. Default: show the study's notes."),
     ] = None,
     remove: Annotated[
         int | None, typer.Option("--remove", help="Remove the note with this number.")
@@ -24,7 +24,7 @@ def note(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Write a note on a study, show its notes, or remove one."""
+    """Add a note to a study, show the study's notes, or remove a note."""
     from autotune.cli.named_study import source_of
 
     if text is not None and remove is not None:
@@ -59,7 +59,7 @@ def tag(
     study: StudyArgument,
     tags: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TAG]...", help="Tags to add. Default: show the tags."),
+        typer.Argument(metavar="[TAG]...", help="Tags to add. Default: show the study's tags."),
     ] = None,
     remove: Annotated[
         list[str] | None, typer.Option("--remove", help="Remove this tag; may be repeated.")
@@ -92,7 +92,7 @@ def delete(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Delete an ended study with its trials and history, permanently. Asks for confirmation."""
+    """Permanently delete a finished study with its trials and history, after confirmation."""
     from autotune.cli.named_study import to_delete
     from autotune.cli.source import open_source
     from autotune.report.deletion_notice import deletion_lines

@@ -29,7 +29,7 @@ def best(
         str | None,
         typer.Argument(
             metavar="[ID]",
-            help="Study: id, prefix of the id, or name. Without it: across all studies.",
+            help="Study: id, prefix of the id, or name. Default: all studies.",
         ),
     ] = None,
     model: Annotated[str, typer.Option("--model", help="Across studies: only this model.")] = "",
@@ -68,7 +68,7 @@ def best(
             "--seq-len",
             metavar="TOKENS",
             parser=sequence_tokens,
-            help="Without a study: tokens per sequence to predict for if nothing was measured.",
+            help="Across studies: tokens per sequence, for predictions if nothing was measured.",
         ),
     ] = None,
     global_batch_size: Annotated[
@@ -92,14 +92,14 @@ def best(
         bool,
         typer.Option(
             "--pareto",
-            help="Show the configs that no other config beats in speed, stability, memory headroom and cost at once.",
+            help="Show the Pareto front of speed, stability, memory headroom and cost.",
         ),
     ] = False,
     metric: Annotated[
         str | None,
         typer.Option(
             "--metric",
-            help="Rank by throughput, goodput or cost instead. Across studies this needs --model and --cluster.",
+            help="Rank by throughput, goodput or cost instead. Across studies, --model and --cluster are needed too.",
         ),
     ] = None,
     stability_weight: Annotated[
@@ -108,7 +108,7 @@ def best(
             "--stability-weight",
             min=0.0,
             max=1.0,
-            help="Rank with this stability weight instead. Across studies this needs --model and --cluster.",
+            help="Rank with this stability weight instead. Across studies, --model and --cluster are needed too.",
         ),
     ] = None,
     version: VersionOption = None,
@@ -119,8 +119,8 @@ def best(
 ) -> None:
     """Show the best configs of a study or of all studies.
 
-    If nothing was measured for --model and --cluster, it shows the configs of the most similar workload. If
-    there is none, it shows the cost model's ranking.
+    If nothing was measured for --model and --cluster, the configs for the most similar measured workload are shown.
+    If nothing similar was measured, the cost model's ranking is shown.
     """
     from autotune.cli.named_study import source_of
     from autotune.cli.source import in_folder, open_source
@@ -312,9 +312,9 @@ def explain(
     folder: InOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Explain why a trial won or lost.
+    """Explain why a trial is better or worse than others.
 
-    It compares the parts of its reward with those of the baseline and the runner-up.
+    The parts of the trial's reward are compared with the same parts for the baseline and the runner-up.
     """
     from autotune.cli.named_study import source_of
     from autotune.report.reward_tables import formula_rows, reward_rows

@@ -19,8 +19,8 @@ def calibrate(
 ) -> None:
     """Measure this cluster for the cost model, in about a minute.
 
-    It measures matmul rates, memory bandwidth and collectives for plan, estimate and tune. On several GPUs or nodes it also finds GPUs and pairs of nodes that are slower than
-    the others. tune avoids their nodes if the cluster has enough others.
+    The command measures matmul rates, memory bandwidth and collectives for plan, estimate and tune. With several GPUs or nodes it also finds GPUs and pairs of nodes that are
+    slower than the others. tune avoids slow nodes if the cluster has enough other nodes.
     """
     from autotune import api
 

@@ -18,7 +18,7 @@ WIDE_NUMBERS = ("ffn", "vocab", "kv_heads", "experts")
 
 
 def knobs(json: JsonOption = False) -> None:
-    """List the knobs of a config with their values and effects."""
+    """List all knobs with their values and effects."""
     from autotune.spec import KNOBS
 
     rows = [
@@ -106,7 +106,7 @@ def models(json: JsonOption = False) -> None:
 def clusters(json: JsonOption = False) -> None:
     """List common clusters.
 
-    A spec may also name any other size, as GPU-NODESxGPUS (e.g. a100-80gb-16x8), or `local` for this machine.
+    A spec may also use any other size, written as GPU-NODESxGPUS (e.g. a100-80gb-16x8), or `local` for this machine.
     """
     from autotune.spec import catalog
 
@@ -207,7 +207,7 @@ def _value(value: Any) -> str:
 def trainers(json: JsonOption = False) -> None:
     """List the trainers that can run a config.
 
-    For each it shows the tested releases of the training library and the package that provides it.
+    For each trainer, the list shows the tested releases of the training library and the package that provides the trainer.
     """
     from autotune.registry import TRAINERS
 

@@ -42,15 +42,15 @@ def check(
     fix: Annotated[
         bool,
         typer.Option(
-            "--fix", help="Where the spec differs from what was observed, correct the spec."
+            "--fix", help="Write observed values into the spec where they differ from it."
         ),
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Try a spec before tuning: five real training steps of two configs.
+    """Try a spec before tuning, with five real training steps for each of two configs.
 
-    The first is the baseline. The output compares the spec with what was observed, and shows the launch and the log lines that autotune understands. If it finds no steps in the
-    log, it proposes patterns.
+    The first config is the baseline. The output compares the spec with the observed values, and shows the launch and the log lines that autotune understands. If the log has no
+    recognizable steps, patterns are proposed.
     """
     from autotune import api
     from autotune.results.hidden import secrets_note

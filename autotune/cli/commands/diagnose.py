@@ -35,9 +35,9 @@ def diagnose(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Find what slows a run down: causes by cost, each with evidence, a way to confirm it and what to change.
+    """Find what slows a run down, with evidence, a way to confirm each cause, and what to change.
 
-    Trials and runs under `autotune run --diagnose` record what each rank does. A log alone shows less.
+    The largest cause comes first. Trials, and runs started with `autotune run --diagnose`, record what each rank does. A log alone shows less.
     """
     from autotune.diagnosis import lines_of
 

@@ -29,19 +29,21 @@ def export(
         typer.Option(
             "--to",
             metavar="TRAINER",
-            help="Trainer to launch; `autotune trainers` lists them. Default: the study's own.",
+            help="Trainer to launch (`autotune trainers` lists all). Default: the study's trainer.",
         ),
     ] = "",
     trial: Annotated[
         int | None,
-        typer.Option("--trial", min=0, help="Export this trial's config. Default: the best one."),
+        typer.Option(
+            "--trial", min=0, help="Export this trial's config. Default: the best config."
+        ),
     ] = None,
     on: Annotated[
         str,
         typer.Option(
             "--on",
             metavar="SCHEDULER",
-            help="Launcher on the nodes: shell (launch.sh), slurm (job.sbatch), ray (ray_job.py) or kubernetes (job.yaml).",
+            help="How to start the nodes: shell (launch.sh), slurm (job.sbatch), ray (ray_job.py) or kubernetes (job.yaml).",
         ),
     ] = "shell",
     output: Annotated[
@@ -50,7 +52,7 @@ def export(
             "-o",
             "--output",
             callback=or_print,
-            help="Folder to write the files to. - prints them, which is the default.",
+            help="Folder for the files. The default, -, prints the files.",
         ),
     ] = None,
     option: Annotated[
@@ -66,10 +68,10 @@ def export(
     folder: InOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Write the files that launch a trainer with the best config, or that of a trial.
+    """Write the files that launch a trainer with the best config, or with a trial's config.
 
-    It writes a command, its environment and its configuration files. `launch.sh` starts one node. With --on, a job for the cluster's scheduler
-    starts all of them. Each file begins with a comment that says what was tuned and how it was measured.
+    The files are a command with its environment, and configuration files. `launch.sh` starts one node. With --on, a job for the cluster's
+    scheduler starts all nodes. Each file begins with a comment that says what was tuned and how it was measured.
     """
     import shlex
 
@@ -139,7 +141,7 @@ def report(
             "-o",
             "--output",
             callback=or_print,
-            help="File to write. - prints it, which is the default.",
+            help="File to write. The default, -, prints the report.",
         ),
     ] = None,
     form: Annotated[
@@ -156,7 +158,7 @@ def report(
 ) -> None:
     """Write a study's report as one HTML page, or as Markdown for a pull request.
 
-    It shows the trials, the winner, why it won and what failed. The HTML page is self-contained. In Markdown, tables with bars replace the figures.
+    The report shows the trials, the winner, why the winner is faster, and the failures. The HTML page is self-contained. In Markdown, tables with bars replace the figures.
     """
     from autotune.cli.named_study import source_of
     from autotune.cli.source import study_with_trials

@@ -43,12 +43,14 @@ def fit(
         typer.Option(
             "--config",
             metavar="KNOB=VALUE,...",
-            help="The config to check, e.g. tp=2,micro_batch_size=4. Default: the plan's best, or the nearest miss if none is expected to fit.",
+            help="The config to check, e.g. tp=2,micro_batch_size=4. Default: the plan's best config, or the nearest miss if no config is expected to fit.",
         ),
     ] = None,
     top: Annotated[
         int | None,
-        typer.Option("--top", min=1, max=1000, help="Check this many of the plan's best configs."),
+        typer.Option(
+            "--top", min=1, max=1000, help="Check this number of the plan's best configs."
+        ),
     ] = None,
     output: Annotated[
         Path | None,
@@ -82,7 +84,7 @@ def fit(
         bool,
         typer.Option(
             "--profile",
-            help="Also dry-run the plan's best configs, plus a few that correct the formulas for all others. plan, estimate and tune then use these memory figures.",
+            help="Also dry-run the plan's best configs, and a few more to correct the formulas for all other configs. plan, estimate and tune then use these memory figures.",
         ),
     ] = False,
     store: StoreOption = None,
@@ -90,11 +92,11 @@ def fit(
 ) -> None:
     """Check whether the model fits in memory; needs no GPU.
 
-    It runs two optimizer steps of the model's own code without data, as one rank of the job. The answer shows how much memory is allocated, when and by
-    what, with FLOPs and communication. Your own model (model: {module: ...}) is built in a separate process on this machine.
+    The command runs two optimizer steps of the model's own code without data, as one rank of the job. The answer shows how much memory is allocated,
+    when and for what, with FLOPs and communication. Your own model (model: {module: ...}) is built in a separate process on this machine.
 
-    Exit code 0 means that the config, or at least one of several, is expected to fit. Exit code 1
-    means that none is, or that no dry run was possible. 2: bad input.
+    Exit code 0 means that the config, or at least one of several configs, is expected to fit. Exit code 1
+    means that no config is expected to fit, or that no dry run was possible. Exit code 2 means bad input.
     """
     from autotune import api
     from autotune.ports import DryRunLimits

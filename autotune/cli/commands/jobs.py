@@ -35,7 +35,8 @@ def submit(
     key: Annotated[
         str | None,
         typer.Option(
-            "--idempotency-key", help="Submitting twice with the same key creates one study."
+            "--idempotency-key",
+            help="Key of this submission. A second submission with the same key creates no new study.",
         ),
     ] = None,
     no_check: NoCheckOption = False,
@@ -86,10 +87,12 @@ def list_(
     status: Annotated[
         str | None, typer.Option("--status", help="Only studies with this status, e.g. running.")
     ] = None,
-    model: Annotated[str, typer.Option("--model", help="Only studies of this model.")] = "",
+    model: Annotated[str, typer.Option("--model", help="Only studies with this model.")] = "",
     cluster: Annotated[str, typer.Option("--cluster", help="Only studies on this cluster.")] = "",
-    owner: Annotated[str, typer.Option("--owner", help="Only studies of this owner.")] = "",
-    name: Annotated[str, typer.Option("--name", help="Only studies of this name.")] = "",
+    owner: Annotated[
+        str, typer.Option("--owner", help="Only studies that belong to this owner.")
+    ] = "",
+    name: Annotated[str, typer.Option("--name", help="Only studies with this name.")] = "",
     tag: Annotated[str, typer.Option("--tag", help="Only studies with this tag.")] = "",
     observed: Annotated[
         bool,
@@ -99,14 +102,14 @@ def list_(
     ] = False,
     gpu: Annotated[str, typer.Option("--gpu", help="Only observed runs on this GPU.")] = "",
     trainer: Annotated[
-        str, typer.Option("--trainer", help="Only observed runs of this trainer.")
+        str, typer.Option("--trainer", help="Only observed runs with this trainer.")
     ] = "",
     program: Annotated[
         str, typer.Option("--program", help="Only observed runs of this program.")
     ] = "",
     outcome: Annotated[
         str | None,
-        typer.Option("--outcome", help="Only observed runs that ended so, e.g. completed."),
+        typer.Option("--outcome", help="Only observed runs with this outcome, e.g. completed."),
     ] = None,
     version: VersionOption = None,
     limit: Annotated[
@@ -210,7 +213,7 @@ def watch(
 
 
 def _watch(source: Any, study: str, as_json: bool, folder: Path | None = None) -> None:
-    """Follows the study until it ends or is paused, in a terminal with the live view. Exits with 1 if the study failed."""
+    """Follows the study until it ends or is paused; in a terminal, shows the live view. Exits with 1 if the study failed."""
     from contextlib import nullcontext
 
     from autotune.cli.live import LiveView
@@ -259,7 +262,7 @@ def logs(
     trial: Annotated[
         int | None,
         typer.Argument(
-            metavar="[TRIAL]", help="Number of a trial. Default: the history of the study."
+            metavar="[TRIAL]", help="Number of a trial. Default: show the study's history."
         ),
     ] = None,
     store: StoreOption = None,
@@ -270,9 +273,9 @@ def logs(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Print the history of a study, or the failure of one trial.
+    """Print a study's history, or one trial's failure.
 
-    For a failed trial it prints the kind of failure, the exception and the last log lines.
+    For a failed trial, the output has the kind of failure, the exception and the last log lines.
     """
     from autotune.cli.named_study import source_of
     from autotune.cli.study_text import logged_line
@@ -344,7 +347,7 @@ def _action(action: str, told: str) -> Callable[..., None]:
     return command
 
 
-pause = _action("pause", "Pause a study: running trials finish, and no new ones start.")
+pause = _action("pause", "Pause a study: running trials finish, and no new trials start.")
 resume = _action("resume", "Resume a paused study.")
 stop = _action("stop", "Stop a study: running trials finish, then the best config is named.")
 cancel = _action("cancel", "Cancel a study: running trials are killed at once.")

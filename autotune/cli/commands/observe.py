@@ -31,7 +31,7 @@ def run(
         typer.Option(
             "--cluster",
             metavar="NAME",
-            help="GPU-NODESxGPUS. Default: this machine, with the ranks of the command.",
+            help="GPU-NODESxGPUS. Default: this machine, with the command's number of ranks.",
         ),
     ] = None,
     seq_len: SequenceOption = None,
@@ -39,7 +39,9 @@ def run(
     precision: PrecisionOption = None,
     config: Annotated[
         str | None,
-        typer.Option("--config", metavar="KNOB=VALUE,...", help="The config it trains with."),
+        typer.Option(
+            "--config", metavar="KNOB=VALUE,...", help="The config that the command trains with."
+        ),
     ] = None,
     diagnose: Annotated[
         bool,
@@ -52,15 +54,15 @@ def run(
         bool,
         typer.Option(
             "--profile",
-            help="Like --diagnose, and also profile two steps on every rank with torch's profiler (after step 8). It shows what the GPU does and which kernels take longest. Those two steps are slower.",
+            help="Like --diagnose, and also profile two steps (after step 8) on every rank with torch's profiler. The profile shows what the GPU does and which kernels take longest. The two profiled steps are slower.",
         ),
     ] = False,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Review a command, run it unchanged, and keep what was measured.
+    """Review a command, run it unchanged, and store the measurements.
 
-    Output, signals, stdin, environment and exit code are the command's own. autotune prints to stderr, from the first process of a job only.
+    Output, signals, stdin, environment and exit code are the command's own. autotune prints only to stderr, and only from the first process of a job.
     """
     from autotune.observing.in_place import exec_in_place, run_in_place
     from autotune.observing.rank import is_first

@@ -25,12 +25,10 @@ OutputOption = Annotated[
         "--output",
         metavar="FILE",
         callback=or_print,
-        help="File to write the spec to. - prints it, which is the default.",
+        help="File for the spec. The default, -, prints the spec.",
     ),
 ]
-ForceOption = Annotated[
-    bool, typer.Option("--force", help="Replace the file given with -o if it exists.")
-]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace the -o file if it exists.")]
 ModelOption = Annotated[
     str | None,
     typer.Option("--model", help="Catalog name, hub id, or path of the model's config.json."),
@@ -71,19 +69,19 @@ def init(
         bool,
         typer.Option(
             "--run",
-            help="Start the launch on this machine for a few optimizer steps, and write what is observed.",
+            help="Start the launch on this machine for a few optimizer steps, and write the observed values.",
         ),
     ] = False,
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="With --run: start it without confirmation.")
+        bool, typer.Option("--yes", "-y", help="With --run: start the launch without confirmation.")
     ] = False,
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
     """Write a first spec from a script, a launch script, a command or a configuration file.
 
-    A script is read, not run. Comments in the spec give the line where each value was found, and mark what to fill in. --run starts the launch under the probe and writes what it
-    observes: ranks, batch, accumulation, sequence length, precision, optimizer, sharding, recomputation and weights.
+    A script is read, not run. Comments in the spec give the line where each value was found, and mark the values to fill in. --run starts the launch, observed by the probe, and
+    writes the observed values: ranks, batch, accumulation, sequence length, precision, optimizer, sharding, recomputation and weights.
     """
     from autotune.onboarding.first_spec import command_draft, first_draft
     from autotune.slurm.allocation import unused_nodes
@@ -217,7 +215,7 @@ def import_(
         Path,
         typer.Argument(
             metavar="FILE",
-            help="The trainer's configuration, or a folder that `autotune export` wrote.",
+            help="The trainer's configuration, or a folder written by `autotune export`.",
         ),
     ],
     source: Annotated[
@@ -225,7 +223,7 @@ def import_(
         typer.Option(
             "--from",
             metavar="TRAINER",
-            help="Trainer the configuration belongs to, e.g. deepspeed or megatron.",
+            help="Trainer to which the configuration belongs, e.g. deepspeed or megatron.",
         ),
     ],
     output: OutputOption = None,
@@ -236,7 +234,7 @@ def import_(
 ) -> None:
     """Write a spec from a trainer's current configuration.
 
-    Your current settings become the baseline. Keys that are not knobs are kept and written to every export.
+    Your current settings become the study's baseline. Keys that are not knobs are kept and written to every export.
     """
     from autotune.onboarding.configuration_files import read_present
     from autotune.onboarding.imported_spec import import_draft

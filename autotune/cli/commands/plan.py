@@ -32,7 +32,7 @@ def plan(
         str | None,
         typer.Argument(
             metavar="[SPEC]",
-            help="Study spec: a YAML or JSON file, - for standard input, or the name of a built-in one. Without it: --model, --cluster, --seq-len and --batch.",
+            help="Study spec: a YAML or JSON file, - for standard input, or the name of a built-in spec. Without a spec, pass --model, --cluster, --seq-len and --batch.",
         ),
     ] = None,
     model: ModelOption = None,
@@ -42,7 +42,7 @@ def plan(
     trainer: Annotated[
         str | None,
         typer.Option(
-            "--trainer", help="With --model: trainer whose overheads to assume. Default: native."
+            "--trainer", help="With --model: trainer whose overheads are assumed. Default: native."
         ),
     ] = None,
     top: Annotated[
@@ -51,7 +51,9 @@ def plan(
     gpus: Annotated[
         str | None,
         typer.Option(
-            "--gpus", metavar="N,N,...", help="Also show the best config for these numbers of GPUs."
+            "--gpus",
+            metavar="N,N,...",
+            help="Also show the best config for each of these numbers of GPUs.",
         ),
     ] = None,
     clusters: Annotated[
@@ -59,7 +61,7 @@ def plan(
         typer.Option(
             "--clusters",
             metavar="NAME,NAME,...",
-            help="Also compare these clusters (h100-sxm-8x8), or GPU types at the size of the spec's cluster (h200-sxm).",
+            help="Also compare these clusters (h100-sxm-8x8), or these GPU types with as many GPUs as the spec's cluster (h200-sxm).",
         ),
     ] = None,
     train_tokens: Annotated[
@@ -324,7 +326,7 @@ def _print_proxies(study: Any, found: Any, proxies: Any, findings: Any) -> None:
 
 
 def _print_post_training(found: Any) -> None:
-    """Prints the phases of the first config, the splits, and what one more node would give."""
+    """Prints the phases of the first config, the splits, and how much one more node would shorten the step."""
     from autotune.report.terminal import format_duration
     from autotune.spec.estimate import risk_text
 
@@ -416,9 +418,9 @@ def estimate(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Predict step time and memory of one config, broken down into parts.
+    """Predict step time and memory for one config, broken down into parts.
 
-    For an invalid config it prints the reason instead.
+    For an invalid config, the reason is printed instead.
     """
     from autotune import api
     from autotune.space import complete, why_not_in

@@ -72,9 +72,9 @@ def recheck(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Re-measure a study's winner, runner-up and baseline side by side, and report changes in speed, versions and ranking.
+    """Re-measure a study's winner, runner-up and baseline side by side, and report changes.
 
-    A new study is proposed only if the ranking changed or the configs are slower.
+    The report shows changes in speed, versions and ranking. A new study is proposed only if the ranking changed or the configs are slower.
     """
     from autotune import api
     from autotune.study.recheck import junit as as_junit

@@ -69,7 +69,7 @@ def review(
             "--tokens",
             metavar="TOKENS",
             parser=tokens(),
-            help="Also show days and cost for this many tokens.",
+            help="Also show days and cost of training on this many tokens.",
         ),
     ] = None,
     measured: Annotated[
@@ -80,10 +80,12 @@ def review(
     ] = None,
     log: Annotated[
         Path | None,
-        typer.Option("--log", metavar="FILE", help="Log of the launch, for its step times."),
+        typer.Option(
+            "--log", metavar="FILE", help="Log of the launch, from which step times are read."
+        ),
     ] = None,
     diff: Annotated[
-        bool, typer.Option("--diff", help="Print the edits as a patch of the file.")
+        bool, typer.Option("--diff", help="Print the edits as a patch to the file.")
     ] = False,
     write: Annotated[
         Path | None,

@@ -37,7 +37,7 @@ def serve(
         str,
         typer.Option(
             "--runner",
-            help="ray: run each study as a Ray job. local: run it as a process on this machine, without Ray. Specs may then use only the runners local and simulated.",
+            help="ray: run each study as a Ray job. local: run each study as a process on this machine, without Ray; specs may then use only the runners local and simulated.",
         ),
     ] = "ray",
     ray: Annotated[
@@ -59,7 +59,7 @@ def serve(
         str,
         typer.Option(
             "--public-url",
-            help="URL of the web page, shown in the Ray dashboard. A non-local one implies --require-token.",
+            help="Public URL of the web pages, shown in the Ray dashboard. A non-local URL implies --require-token.",
         ),
     ] = "",
     require_token: Annotated[
@@ -104,7 +104,7 @@ def serve(
 ) -> None:
     """Run the service: API, web pages and submitted studies.
 
-    It runs until Ctrl-C. Callers from other machines need a token (`autotune token create`).
+    The service runs until Ctrl-C. Callers on other machines need a token (`autotune token create`).
     """
     from autotune.extras import require_extra
 
@@ -164,7 +164,7 @@ def create(
         str,
         typer.Option(
             "--scope",
-            help="read; submit (read, and submit and control your own studies); run (submit, including programs in the service's program folders); or admin (control all studies).",
+            help="One of: read; submit (also submit and control your own studies); run (also submit programs in the service's program folders); admin (also control all studies).",
         ),
     ] = "submit",
     owner: Annotated[
@@ -183,7 +183,7 @@ def create(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Create a token and print it. It is shown only once."""
+    """Create a token and print it. The token is shown only once."""
     import getpass
 
     from autotune.cli.quantities import time_span_s
@@ -224,12 +224,12 @@ def list_(store: StoreOption = None, json: JsonOption = False) -> None:
 
 def revoke(
     token: Annotated[
-        str, typer.Argument(metavar="ID", help="Id of the token; `autotune token list` shows it.")
+        str, typer.Argument(metavar="ID", help="Id of the token, from `autotune token list`.")
     ],
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Revoke a token. The service rejects it from then on."""
+    """Revoke a token. The service rejects the token from then on."""
     from autotune.store import open_store
 
     with closing(open_store(store, create=store is None)) as database:
@@ -256,7 +256,7 @@ def audit(
 ) -> None:
     """List who did what, and which requests were rejected.
 
-    It shows the newest lines, oldest first.
+    The list shows the newest lines, oldest first.
     """
     from autotune.store import open_store
 

@@ -26,8 +26,8 @@ MOST_SHOWN = 20
 def check(store: StoreOption = None, json: JsonOption = False) -> None:
     """Check the database for damage and inconsistencies.
 
-    It verifies the file, the checksums of events, trials and attempts, and each study's history: nothing was lost, nothing happened twice, and no
-    terminal state changed. The output lists what was not checked.
+    The check covers the file, the checksums of events, trials and attempts, and each study's history: nothing was lost, nothing happened twice, and
+    no terminal state changed. The output lists what was not checked.
     """
     from autotune.store.upkeep.examination import examine
 
@@ -72,7 +72,8 @@ def check(store: StoreOption = None, json: JsonOption = False) -> None:
 
 def backup(
     target: Annotated[
-        Path, typer.Argument(callback=never_printed, help="File to write; it must not exist yet.")
+        Path,
+        typer.Argument(callback=never_printed, help="File to write. The file must not exist yet."),
     ],
     store: StoreOption = None,
     json: JsonOption = False,
@@ -116,15 +117,16 @@ def migrate(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Try the upgrade in a transaction and undo it; nothing changes."
+            "--dry-run",
+            help="Try the upgrade in a transaction and undo the transaction, so that nothing changes.",
         ),
     ] = False,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Upgrade the database to the version of this release.
+    """Upgrade the database to this release's version.
 
-    Every command upgrades an older database when it opens one (SQLite: after a backup next to the file). This command does only that.
+    Every command upgrades an older database when the command opens it (SQLite: after a backup next to the file). This command does nothing else.
     """
     from autotune.store.connection.location import check_exists, find_location
     from autotune.store.upkeep.restoring import migrate as upgrade
@@ -157,7 +159,7 @@ def export(
 ) -> None:
     """Write the results as CSV or Parquet files.
 
-    It writes four files: studies, trials, steps and events.
+    The four files are studies, trials, steps and events.
     """
     from autotune.store.upkeep import maintenance
 

@@ -50,7 +50,7 @@ def tune(
             metavar="TOKENS",
             parser=tokens(),
             help="Length of the planned training run in tokens, e.g. 300B or "
-            "15T. The search stops when further trials would cost more time than they could save.",
+            "15T. The search stops when further trials would take more time than they could save.",
         ),
     ] = None,
     seed: Annotated[
@@ -59,7 +59,8 @@ def tune(
     new: Annotated[
         bool,
         typer.Option(
-            "--new", help="Start a new study, even if the store has an unfinished one of this spec."
+            "--new",
+            help="Start a new study, even if the store has an unfinished study with this spec.",
         ),
     ] = False,
     on: Annotated[
@@ -67,7 +68,7 @@ def tune(
         typer.Option(
             "--on",
             metavar="SCHEDULER",
-            help="Run the study as a job of a scheduler, not here: slurm (writes NAME/job.sbatch) or kubernetes (NAME/job.yaml, a RayJob).",
+            help="Write a job that runs the study: slurm (NAME/job.sbatch) or kubernetes (NAME/job.yaml, a RayJob).",
         ),
     ] = None,
     submit: Annotated[
@@ -94,7 +95,7 @@ def tune(
         typer.Option(
             "--base",
             metavar="FOLDER",
-            help="Folder against which relative paths in the spec are resolved. Default: the spec's own.",
+            help="Folder against which relative paths in the spec are resolved. Default: the spec's folder.",
         ),
     ] = None,
     no_check: NoCheckOption = False,
@@ -102,9 +103,9 @@ def tune(
     verbose: VerboseOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Run a study until it ends, on this machine or on all nodes of a Slurm allocation.
+    """Run a study until it ends, on this machine or on all nodes in a Slurm allocation.
 
-    Ctrl-C stops it cleanly and keeps all results. The same command then continues the study.
+    Ctrl-C stops the study cleanly and keeps all results. The same command then continues the study.
     """
     from autotune import api
     from autotune.cli.job_files import study_place, write_job
