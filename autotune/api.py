@@ -1,4 +1,4 @@
-"""The package's functions: a spec becomes a study, a study runs, what is known becomes an answer.
+"""The package's functions, which load specs, run studies and answer questions about them.
 
     load_study, read_document, open_store     specs and stores     plan_of, what_if_of, estimate_of, compare_clusters_of   without hardware
     prepare_check, run_check                  a few real steps     fit                                   dry runs: will it fit?
@@ -102,9 +102,9 @@ def load_study(
 ) -> Study:
     """Load a study from a spec file (YAML or JSON; `-` is standard input) or from a mapping.
 
-    `overrides` replace keys of the document; a dotted key changes a nested value: `{"budget.max_trials": 5}`. `base`: folder that paths in a mapping are relative to (if
+    `overrides` replace keys of the document; a dotted key changes a nested value: `{"budget.max_trials": 5}`. `base`: folder to which paths in a mapping are relative (if
     None, paths are rejected); paths in a file are relative to the file, unless `base` is given. `limits`: limits on the process that builds your own model. `slurm_cluster`: nodes
-    to assume for the job if the cluster is `slurm`; None means that this process runs in the
+    to assume for the job if the cluster is `slurm`; None means that this process runs inside the
     job. Raises `SpecError`.
     """
     from autotune.schema import parse_study, places_in
@@ -154,7 +154,7 @@ def read_document(
 
 def open_store(url: str | Path | None = None, *, create: bool = True) -> ServiceStore:
     """The results database at `url` (if None, AUTOTUNE_STORE or else an SQLite file in the user's
-    data folder). Raises `StoreError`, and with `create=False` `NotFoundError` if there is none."""
+    data folder). Raises `StoreError`, and with `create=False` `NotFoundError` if the database does not exist."""
     from autotune.store import open_store as open_sql
 
     return open_sql(url, create=create)
@@ -166,9 +166,9 @@ def review(
     store: BestKnownStore | None = None,
     **said: Any,
 ) -> Review:
-    """Review a launch without running it: whether it fits, how fast it should be, which edits make it faster (`autotune.reviews.review`).
+    """Review a launch without running it: whether the launch fits, how fast it should be, and which edits make it faster (`autotune.reviews.review`).
 
-    `target`: a file, a text of several lines, or a command as a list of words. `store`: for earlier measurements. Raises `SpecError` if it is not a launch.
+    `target`: a file, a text of several lines, or a command as a list of words. `store`: the store with earlier measurements. Raises `SpecError` if `target` is not a launch.
     """
     from autotune.reviews import review as review_launch
 
@@ -191,26 +191,26 @@ def tune(
     runner: TrialRunner | None = None,
     profile: bool = True,
 ) -> Result:
-    """Run a study in the foreground until it ends or you press Ctrl-C. Ctrl-C pauses it (PAUSED), and the same call resumes it.
+    """Run a study in the foreground until it ends or you press Ctrl-C. Ctrl-C pauses the study (PAUSED), and the same call resumes it.
 
-    `resume`: continue an unfinished study of the same name and spec instead of starting a new one. `study_id` selects it directly. `spec` is the
-    document as written, stored with the study. `profile`: for a model built by code, whether a new study first does the dry runs missing from `store`, on this machine.
+    `resume`: continue an unfinished study with the same name and spec instead of starting a new study. `study_id` selects the study directly. `spec` is the spec
+    document as written, which is stored with the study. `profile`: for a model built by code, whether a new study first does the dry runs missing from `store`, on this machine.
 
     `searcher` replaces the study's: a registered name, an `autotune.search.Searcher` class, a function that returns a searcher for an
     `autotune.search.Problem`, or a fresh searcher over `SearchSpace.of_study(study)`. `runner` replaces the study's: an
     `autotune.ports.TrialRunner`, which is closed at the end. For a searcher or runner passed as an object, the study records `python:MODULE.NAME`. A later call
     that passes the same object continues the study, and a new searcher replays all trials.
 
-    In a Slurm allocation, Ray is started on its nodes, and the job's remaining time limits the study: a winner is named before it ends, or with
-    `slurm: {requeue: true}` the study pauses.
+    In a Slurm allocation, Ray is started on its nodes, and the job's remaining time limits the study: a winner is named before the job ends, or
+    with `slurm: {requeue: true}` the study pauses.
 
-    Callbacks: `on_trial` is called with each trial that ends, `on_best` with each new best one, `on_end` once with the result, before it is
+    Callbacks: `on_trial` is called with each trial that ends, `on_best` with each new best trial, `on_end` once with the result, before the result is
     returned, and `on_event` with every event of the loop (`autotune.study.progress`).
 
     Raises `SpecError` for a wrong spec; `InfeasibleError` before anything starts, if no config is valid and fits; `RunnerError` if trials cannot run
     here; `MissingExtraError` if a package is missing; `StoreError` if the database fails; `ConflictError` if another live controller has the study;
-    `CallbackError` if `on_trial` or `on_best` raises: the study is then paused, and the same call continues it. A failed trial raises nothing: it is
-    in `Result.failed`.
+    `CallbackError` if `on_trial` or `on_best` raises an exception (the study is then paused, and the same call continues it). A failed trial raises no exception. Failed trials
+    are in `Result.failed`.
     """
     if not isinstance(study, Study):
         spec = read_document(study) if spec is None else spec
@@ -285,8 +285,8 @@ def fit(
 ) -> tuple[Fit, ...]:
     """Whether configs fit into memory, from dry runs of the model without a GPU; one `Fit` for each, in the order of `configs`.
 
-    If `configs` is None, the plan's `top` best configs are checked, or the nearest miss if none is
-    expected to fit. Your own model is built in a separate process within `limits`. `on_rank` is called for every dry run that begins or ends; `runner` replaces the built-in one. `space`: the study's space, if it is already enumerated. If a dry run is impossible, the answer comes from the cost model, and `Fit.problem` says why. Raises `MissingExtraError`
+    If `configs` is None, the plan's `top` best configs are checked, or the nearest miss if no config
+    is expected to fit. Your own model is built in a separate process within `limits`. `on_rank` is called for every dry run that begins or ends; `runner` replaces the built-in runner. `space`: the study's space, if it has already been enumerated. If a dry run is impossible, the answer comes from the cost model, and `Fit.problem` says why. Raises `MissingExtraError`
     without torch, `ConfigError` for an invalid config.
     """
     asked = study if isinstance(study, Study | Workload) else load_study(study, limits=limits)
@@ -308,10 +308,10 @@ def calibrate(
     on_out_of_line: Callable[[Mapping[str, Any]], None] | None = None,
     trainer: str = "native",
 ) -> Calibration:
-    """Measure this machine in about a minute; if you give a `store`, the constants are stored there
-    for the cost model of later studies. If RAY_ADDRESS
-    names a Ray cluster, the ranks of all its nodes are measured. `on_out_of_line` is called for each GPU, node and link that is slower than others of
-    its kind; these are stored too, and studies leave out their nodes if possible.
+    """Measure this machine in about a minute. If you pass a `store`, the constants are stored in it,
+    for the cost model in later studies. If RAY_ADDRESS is
+    the address of a Ray cluster, the ranks on all of its nodes are measured. `on_out_of_line` is called for each GPU, node and link that is slower than others of the
+    same kind. These findings are stored too, and studies exclude slow nodes if possible.
 
     `cluster` is `local`, or the name of another registered calibrator's cluster. Raises `SpecError` for a cluster without a registered calibrator, and `RunnerError` if ranks cannot run.
     """
@@ -342,7 +342,7 @@ def calibrate(
 def _with_searcher(
     study: Study, spec: Mapping[str, Any] | None, searcher: str | SearcherFactory
 ) -> tuple[Study, dict[str, Any]]:
-    """The study and its spec with that searcher's name. Raises `SpecError` for an object that makes no searcher, `CatalogError` for an unknown name."""
+    """The study and its spec with this searcher's name. Raises `SpecError` for an object that creates no searcher, `CatalogError` for an unknown name."""
     from autotune.search import check_searcher, searcher_name
 
     if isinstance(searcher, str):
@@ -353,7 +353,7 @@ def _with_searcher(
 
 @contextlib.contextmanager
 def _opened(store: Store | str | Path | None) -> Iterator[Store]:
-    """The store itself, or the one at that address, which is closed afterwards."""
+    """`store` itself, or the store at this address, which is closed afterwards."""
     if store is not None and not isinstance(store, str | Path):
         yield store
         return
@@ -362,7 +362,7 @@ def _opened(store: Store | str | Path | None) -> Iterator[Store]:
 
 
 def _unfinished(store: StudyReader, study: Study, spec: Mapping[str, Any]) -> StudyRecord | None:
-    """The newest unfinished study of the same name and spec."""
+    """The newest unfinished study with the same name and spec."""
     for record in store.studies(name=study.name, limit=50):
         is_open = not record.status.is_terminal and record.wanted is not Wanted.CANCEL
         if is_open and is_same_study(record.study, record.spec, study, spec):
@@ -371,13 +371,13 @@ def _unfinished(store: StudyReader, study: Study, spec: Mapping[str, Any]) -> St
 
 
 def inspect_model(model: ModelSpec, *, limits: DryRunLimits | None = None) -> ModelSpec:
-    """The model, completed with what only its code reveals; the code runs in a separate process. Raises `DryRunError` with the line that failed."""
+    """The model, completed with values that only its code reveals; the code runs in a separate process. Raises `DryRunError` with the line that failed."""
     return dry_runner().inspect(model, limits=limits or DryRunLimits())
 
 
 def check_study(study: Study, *, same_files: bool = True) -> None:
-    """Check a study before it runs on another machine: space, searcher, guesses, memory, runner. Raises the errors that submitting it would raise.
-    `same_files`: that machine sees this machine's files, so programs and data are checked too."""
+    """Check a study before it runs on another machine: space, searcher, guesses, memory, runner. Raises the errors that submitting the study would raise.
+    `same_files`: the other machine has access to this machine's files, so programs and data are checked too."""
     from autotune.store import MemoryStore
 
     with contextlib.closing(MemoryStore()) as store:

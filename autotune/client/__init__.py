@@ -7,7 +7,7 @@
     client.pause(study["id"]); client.resume(study["id"])            # also stop and cancel
     client.result(study["id"]).plot("budget")                        # the `Result` that `autotune.tune` returns
 
-    async with autotune.AsyncClient(url) as client:     # the same methods, awaited
+    async with autotune.AsyncClient(url) as client:     # the same methods as coroutines
         await client.status(study["id"])
         async for event in client.stream(study["id"]): ...
 
@@ -15,10 +15,10 @@
     event_stream.py  a study's event stream
     transports.py    Client and AsyncClient, which send the requests
 
-Errors of the service are raised as the errors that they are (`SpecError`, `NotFoundError`, `ConflictError`, ...), `ServiceUnavailableError` when it cannot
-be reached, `ServiceError` for any other answer. Requests are repeated when the service cannot be
-reached or is busy. That is safe: most only read, and a submission carries an idempotency key. The token is sent only in the Authorization header:
-redirects are not followed, and no message contains it.
+An error in the service is raised here with the same class (`SpecError`, `NotFoundError`, `ConflictError`, ...), `ServiceUnavailableError` when it cannot
+be reached, `ServiceError` for any other answer. Requests are repeated when the service cannot be reached
+or is busy. Repeating is safe, because most requests only read, and a submission carries an idempotency key. The token is sent only in the Authorization header.
+Redirects are not followed, and no message contains the token.
 """
 
 from autotune.client.transports import AsyncClient, Client

@@ -1,4 +1,4 @@
-"""The event stream of a study: the next request, and the parser of its lines (HTML standard, section "Server-sent events"; data is JSON).
+"""A study's event stream: the next request, and the parser for the stream's lines (HTML standard, section "Server-sent events"; data is JSON).
 
 If the connection breaks, the stream continues after the last event that arrived.
 """
@@ -33,7 +33,7 @@ class EventStream:
         )
 
     def feed(self, line: str) -> Document | None:
-        """Read a line, and return the event that it completes, if any."""
+        """Read a line, and return the event if the line completes one."""
         # a comment: the first one opens the stream, a later one shows that it has lasted
         if line.startswith(":"):
             if self._is_open:
@@ -53,7 +53,7 @@ class EventStream:
         return None
 
     def broke(self, error: httpx.TransportError) -> None:
-        """Notes a broken connection. Raises `ServiceError` after too many in a row."""
+        """Notes a broken connection. Raises `ServiceError` after too many broken connections in a row."""
         self._failures += 1
         if self._failures > operations.RETRIES:
             raise unreachable(self._url, error) from None

@@ -1,6 +1,6 @@
 """The requests to a service, without input or output.
 
-Each request is a script: a generator that yields what to send or how long to pause, and receives what came back. A transport
+Each request is a script: a generator that yields a request to send or a pause, and receives the response. A transport
 (`autotune.client.transports`) runs the script, blocking or asynchronously, so that both clients share everything in this module.
 """
 
@@ -44,7 +44,7 @@ BUSY = (429, 503)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One request. Each is safe to send twice: it only reads, carries an idempotency key, or requests a state."""
+    """One request. Every request is safe to send twice, because it only reads, carries an idempotency key, or requests a state."""
 
     method: str = "GET"
     path: str
@@ -88,7 +88,7 @@ class Operations(ABC, Generic[One, Many]):
         """Runs a script."""
 
     def submit(self, spec: Mapping[str, Any], *, idempotency_key: str | None = None) -> One:
-        """Submit a study: {study, notes}. Without a key a random one is used, so that a repeated request does not create a second study."""
+        """Submit a study: {study, notes}. Without `key`, a random key is used, so that a repeated request does not create a second study."""
         key = idempotency_key or secrets.token_hex(16)
         return self._ask(
             Call(method="POST", path="/studies", body=spec, headers={"Idempotency-Key": key})
@@ -117,7 +117,7 @@ class Operations(ABC, Generic[One, Many]):
         return self._ask(Call(path=of(study_id)))
 
     def record(self, study_id: str) -> One:
-        """Read the whole study as it is stored: {record}."""
+        """Read the whole study as stored: {record}."""
         return self._ask(Call(path=of(study_id, "record")))
 
     def trials(self, study_id: str, *, version: Sequence[str] = ()) -> Many:
@@ -127,7 +127,7 @@ class Operations(ABC, Generic[One, Many]):
         )
 
     def events(self, study_id: str, *, after: int = 0, limit: int = 1000) -> Many:
-        """Read the next events after that sequence number."""
+        """Read the next events after this sequence number."""
         params = {"after": after, "limit": limit}
         return self._list(Call(path=of(study_id, "events"), params=params), "events")
 
@@ -140,15 +140,15 @@ class Operations(ABC, Generic[One, Many]):
         return self._list(Call(path=of(study_id, "notes")), "notes")
 
     def add_note(self, study_id: str, text: str) -> One:
-        """Write a note on a study: {note}. Repeating the last note adds nothing."""
+        """Add a note to a study: {note}. Repeating the last note adds nothing."""
         return self._ask(Call(method="POST", path=of(study_id, "notes"), body={"text": text}))
 
     def remove_note(self, study_id: str, number: int) -> One:
-        """Remove a note permanently: {notes}, the remaining ones."""
+        """Remove a note permanently: {notes}, the remaining notes."""
         return self._ask(Call(method="DELETE", path=of(study_id, "notes", str(number))))
 
     def tag(self, study_id: str, *, add: Sequence[str] = (), remove: Sequence[str] = ()) -> One:
-        """Add and remove tags of a study: {study}."""
+        """Add tags to a study and remove others: {study}."""
         body = {"add": list(add), "remove": list(remove)}
         return self._ask(Call(method="PATCH", path=of(study_id, "tags"), body=body))
 
@@ -157,19 +157,19 @@ class Operations(ABC, Generic[One, Many]):
         return self._ask(Call(path=of(study_id, "deletion")))
 
     def delete(self, study_id: str) -> One:
-        """Delete an ended study permanently: {deletion}, what was deleted with it."""
+        """Delete a finished study permanently: {deletion}, the list of what was deleted."""
         return self._ask(Call(method="DELETE", path=of(study_id)))
 
     def pause(self, study_id: str) -> One:
-        """Pause a study: running trials finish, and no new ones start: {study}. Raises `ConflictError` if the study has ended."""
+        """Pause a study, so that running trials finish and no new trials start: {study}. Raises `ConflictError` if the study has ended."""
         return self.act(study_id, "pause")
 
     def resume(self, study_id: str) -> One:
-        """Resume a paused study: {study}. Raises `ConflictError` if it has ended."""
+        """Resume a paused study: {study}. Raises `ConflictError` if the study has ended."""
         return self.act(study_id, "resume")
 
     def stop(self, study_id: str) -> One:
-        """Stop a study: running trials finish, then the best config is named: {study}. Raises `ConflictError` if the study has ended."""
+        """Stop a study, so that running trials finish and then the best config is named: {study}. Raises `ConflictError` if the study has ended."""
         return self.act(study_id, "stop")
 
     def cancel(self, study_id: str) -> One:
@@ -186,7 +186,7 @@ class Operations(ABC, Generic[One, Many]):
         stability_weight: float | None = None,
         version: Sequence[str] = (),
     ) -> One:
-        """Rank the configs of a study by its own or the given objective: {study, best, baseline, speedup, objective, configs}. `version`: NAME=VERSION; only trials
+        """Rank a study's configs by its own objective, or by the objective in the arguments: {study, best, baseline, speedup, objective, configs}. `version`: NAME=VERSION; only trials
         measured with these versions are ranked."""
         asked = {
             "top": top,
@@ -199,7 +199,7 @@ class Operations(ABC, Generic[One, Many]):
         )
 
     def explain(self, study_id: str, trial: int | None = None) -> One:
-        """Explain why a trial (the winner, if None) won or lost."""
+        """Explain why a trial (the winner, if None) is better or worse than others."""
         return self._ask(Call(path=of(study_id, "explain"), params=_given({"trial": trial})))
 
     def best_across(
@@ -217,11 +217,11 @@ class Operations(ABC, Generic[One, Many]):
         stability_weight: float | None = None,
         top: int = 1,
     ) -> One:
-        """Find the best configs across all studies, by speed or by the given objective.
-
-        If you give a model and a cluster for which nothing has been measured, the answer
-        contains the configs of the nearest workload or, failing that, the cost model's ranking;
-        `source` shows which.
+        """Find the best configs across all studies, by speed or by the objective in the arguments.
+        If
+                nothing has been measured for the model and cluster, the answer contains the configs for
+                the nearest workload. If there is no similar workload, it contains the cost model's ranking. `source` shows
+                where the configs come from.
         """
         asked: dict[str, Any] = {
             "model": model,
@@ -247,7 +247,7 @@ class Operations(ABC, Generic[One, Many]):
         on: str = "",
         trial: int | None = None,
     ) -> One:
-        """Export the best config, or that of a trial, for a trainer and a scheduler (default: shell): {trainer, config, argv, env, files, notes, tuned, job}."""
+        """Export the best config, or a trial's config, for a trainer and a scheduler (default: shell): {trainer, config, argv, env, files, notes, tuned, job}."""
         if not trainer:  # another path
             raise NotFoundError(
                 "there is no trainer ''", remedy="`autotune trainers` lists them", field="trainer"
@@ -266,8 +266,8 @@ class Operations(ABC, Generic[One, Many]):
     ) -> One:
         """Rank the feasible configs by the cost model: {configs, feasible, infeasible}.
 
-        If you give `clusters` (names or GPU types), the answer also has `clusters`: the best config
-        on each of them, and the cost of training on `tokens` tokens.
+        If you pass `clusters` (names or GPU types), the answer also has `clusters`: the best config
+        on each cluster, and the cost of training on `tokens` tokens.
         """
         params = {"top": top, "clusters": ",".join(clusters) or None, "tokens": tokens}
         return self._ask(Call(method="POST", path="/plan", body=spec, params=_given(params)))
@@ -285,7 +285,7 @@ class Operations(ABC, Generic[One, Many]):
         measured_s: float | None = None,
         log: str | None = None,
     ) -> One:
-        """Review a launch without running it: whether it fits, how fast it should be, which edits make it faster. `files`: texts by name, first the launch."""
+        """Review a launch without running it: whether the launch fits, how fast it should be, and which edits make it faster. `files`: texts by name, with the launch first."""
         said: dict[str, Any] = {"model": model, "cluster": cluster, "seq_len": seq_len}
         said |= {"batch": batch, "precision": precision, "config": config}
         said |= {"measured_s": measured_s, "log": log}
@@ -294,11 +294,11 @@ class Operations(ABC, Generic[One, Many]):
         )
 
     def health(self) -> One:
-        """Read the service's health: {status, version, ...}, even if it is failing."""
+        """Read the service's health: {status, version, ...}, even if checks fail."""
         return self._ask(Call(path="/health", accept=(200, 503)))
 
     def wait(self, study_id: str, *, timeout_s: float = float("inf"), poll_s: float = 0.5) -> One:
-        """Wait until the study has ended or is paused, and return its status. Raises `ServiceError` if that takes longer than `timeout_s`."""
+        """Wait until the study has ended or is paused, and return its status. Raises `ServiceError` if this takes longer than `timeout_s`."""
         return self._one(_waited(self.url, study_id, timeout_s, poll_s))
 
     def _ask(self, call: Call) -> One:
@@ -376,7 +376,7 @@ def _given(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def address_of(url: str | None) -> str:
-    """The service's address (default: AUTOTUNE_URL). Raises `SpecError` for an invalid one."""
+    """The service's address (default: AUTOTUNE_URL). Raises `SpecError` for an invalid address."""
     from autotune.settings import settings
 
     address = (url or settings().url or "http://127.0.0.1:8600").rstrip("/")

@@ -71,7 +71,7 @@ class Client(Operations[Document, list[Document]]):
             time.sleep(stream.pause_s)
 
     def result(self, study_id: str) -> Result:
-        """The study with its trials, running or ended, as `autotune.tune` returns it: figures, data frame, winner."""
+        """The running or finished study with its trials, in the same form as `autotune.tune` returns it: figures, data frame, winner."""
         return _result(self.record(study_id), self.trials(study_id))
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ class Client(Operations[Document, list[Document]]):
 
 
 class AsyncClient(Operations[Awaitable[Document], Awaitable[list[Document]]]):
-    """An asynchronous client of one service, for one event loop, and an asynchronous context manager. It has the methods of `Client`, which you await."""
+    """An asynchronous client of one service, for one event loop, and an asynchronous context manager. It has `Client`'s methods as coroutines."""
 
     def __init__(
         self, url: str | None = None, *, token: str | None = None, timeout_s: float = TIMEOUT_S

@@ -1,4 +1,4 @@
-"""The result of a study: its trials, the winner with its speedup, and how Python shows them.
+"""The result of a study: its trials, the winner with its speedup, and their display in Python.
 
 A result's trials as a pandas DataFrame.
 """
@@ -25,42 +25,42 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Result:
-    """The result of a study, so far or at its end. A notebook shows it as a card."""
+    """The result of a running or finished study. A notebook shows the result as a card."""
 
     record: StudyRecord
     """the study with its status, message, and `record.result`: phase, finals, stop reason, notes"""
     trials: tuple[Trial, ...]
     """all trials as measured, by number"""
     shown: tuple[Trial, ...]
-    """the same trials with each config's corrected figure (`config_figures`), for display; without infeasible ones, which older releases listed"""
+    """the same trials with each config's corrected figure (`config_figures`), for display; without infeasible trials, which older releases listed"""
     best: Trial | None
-    """the named winner, or the best trial so far, taken from `shown`. After the finals, its measurement and reward are those of the finals"""
+    """the named winner, or the best trial so far, from `shown`. After the finals, the measurement and reward come from the finals"""
     baseline: Trial | None
-    """the baseline trial from `shown`, if it could be measured; after the finals, with the measurement from them"""
+    """the baseline trial from `shown`, if it could be measured; after the finals, with the measurement from the finals"""
     speedup: float | None
-    """tokens per second of the best config relative to the baseline's; None without a measured baseline, or where the machine is too noisy"""
+    """tokens per second of the best config relative to the baseline's; None without a measured baseline, or if the machine is too noisy"""
     unmeasured_baseline: Trial | None = None
-    """the baseline where it could not be measured: its failed trial, or one that says why it cannot run here; with its prediction"""
+    """the baseline if it could not be measured, with its prediction: the failed trial, or a trial that says why the baseline cannot run here"""
     speedup_low: float | None = None
     """lower end of the speedup's 95% CI, which includes the noise between runs and the choice among several configs"""
     speedup_high: float | None = None
     """its upper end"""
     below: Mapping[int, str] = field(default_factory=dict)
-    """for each trial with a higher speed than `best`: why it does not rank above it (`standing_notes`)"""
+    """for each trial with a higher speed than `best`, the reason why the trial does not rank above `best` (`standing_notes`)"""
     tied_with: tuple[int, ...] = ()
     """numbers of the trials whose configs are statistically tied with the best"""
     final_rounds: int = 0
-    """rounds in which the best and the baseline were re-measured; 0 if they were measured once"""
+    """number of rounds in which the best config and the baseline were re-measured; 0 if they were measured once"""
     confirmed: tuple[Trial, ...] = ()
-    """all re-measured configs from `shown`, best first"""
+    """the trials of all re-measured configs from `shown`, best first"""
     infeasible: Mapping[str, int] = field(default_factory=dict)
-    """configs that cannot run here, counted by reason: the rule, the trainer's limit, or what the runner lacks"""
+    """number of configs that cannot run here, by reason: the rule, the trainer's limit, or what the runner lacks"""
     notes: tuple[str, ...] = ()
     """notes on the speedup"""
     too_noisy: TooNoisy | None = None
-    """why no speedup can be claimed: how far apart the baseline's runs are"""
+    """why no speedup can be claimed, with the distance between the baseline's runs"""
     is_left: bool = False
-    """whether it is waiting for a new controller because the last one died"""
+    """whether the study is waiting for a new controller because the last controller died"""
 
     @property
     def measured(self) -> tuple[Trial, ...]:
@@ -74,13 +74,13 @@ class Result:
 
     @property
     def plot(self) -> Plots:
-        """The figures: `result.plot("best_so_far")`, or `result.plot.best_so_far()`. `list(result.plot)` names those that have data."""
+        """The figures: `result.plot("best_so_far")`, or `result.plot.best_so_far()`. `list(result.plot)` lists the figures that have data."""
         return Plots(self)
 
     def to_dataframe(self) -> DataFrame:
         """One row for each displayed trial (`shown`), indexed by number: knobs, status, measurement, estimate, reward, failure.
 
-        Columns carry units in their names; they are the same as in `autotune store export`. Raises `MissingExtraError` without pandas.
+        Columns have units in their names and are the same as in `autotune store export`. Raises `MissingExtraError` without pandas.
         """
         return trial_frame(self.shown)
 
@@ -118,7 +118,7 @@ def trial_frame(trials: Sequence[Trial]) -> DataFrame:
 
 
 class ResultView(Protocol):
-    """A view of results; registered under `autotune.views`."""
+    """A view of results, registered under `autotune.views`."""
 
     def plots(self) -> Mapping[str, Callable[[Result], Figure | None]]:
         """Figures by name; None if the result has no data for one."""
@@ -136,8 +136,8 @@ class Plots:
         self._result = result
 
     def __call__(self, name: str) -> Figure:
-        """The figure of that name.
-
+        """The figure with this
+                name.
         Raises `NotFoundError` for an unknown name, or when the result has no data for the figure.
         """
         makers = result_view().plots()

@@ -1,7 +1,7 @@
 """Frozen values that the whole package shares: model, cluster, workload, config, estimate, trial, study.
 
-    knob.py       Knob, the one declaration of each tunable value                      table.py     ConfigTable, many configs as columns
-    config.py     ParallelConfig, the point that is tuned                              knob_use.py  KnobUse, what a part of the program does with each knob
+    knob.py       Knob, the only declaration of each tunable value                      table.py     ConfigTable, many configs as columns
+    config.py     ParallelConfig, one point in the search space                              knob_use.py  KnobUse, how a part of the program handles each knob
     model.py      ModelSpec         cluster.py   GpuSpec, LinkSpec, ClusterSpec        workload.py  Workload, Peft
     model_code.py  ModelCode, the user's code that builds a model                      estimate.py  Estimate
     study.py      Study and its parts                                                  failures.py  what failures and checkpoints cost
@@ -9,8 +9,8 @@
     plain.py      values as plain JSON and back                                        checks.py    checks that values share
     runs/         trial.py  Trial, Failure, Reward, StandsFor                          trial_row.py  a trial as one row of a table
                   measurement.py  Measurement, and its loss against other configs' at equal tokens
-                  dry_run.py  DryRun, one rank of a job run without a GPU              versions.py   measurements by the versions they were made with
-                  observed.py  ObservedRun, a training that people started themselves
+                  dry_run.py  DryRun, one rank of a job run without a GPU              versions.py   selecting measurements by software versions
+                  observed.py  ObservedRun, a training run that users started themselves
     hugging_face/ shapes from a `config.json`: reading.py, and families, shapes, defaults; what an export carries over: figures.py
     texts/        quantities with units, figures as text, usual names of knobs, secrets
     catalog/      models and GPUs by name, one YAML file each; catalog_files.py reads them

@@ -1,4 +1,4 @@
-"""The YAML files of `spec/catalog/`: which there are, and what each holds.
+"""The YAML files in `spec/catalog/`: their names and contents.
 
     catalog/models/NAME.yaml    the fields of `ModelSpec`, or the model's published config.json
     catalog/gpus/NAME.yaml      the fields of `GpuSpec` (memory as GiB), with its links: intra_node, inter_node
@@ -20,7 +20,7 @@ from autotune.spec.checks import nearest
 _ROOT = Path(__file__).with_name("catalog")
 _KINDS = {"models": "model", "gpus": "GPU"}
 _LISTED_BY = {"models": "models", "gpus": "clusters"}
-"""commands that list them"""
+"""commands that list the entries"""
 
 
 @cache
@@ -31,7 +31,7 @@ def entry_names(kind: str) -> tuple[str, ...]:
 
 @cache
 def read_entry(kind: str, name: str, *, field: str) -> Mapping[str, Any]:
-    """The contents of that entry's file. `CatalogError` suggests the nearest entry for an unknown name; `field` is the spec field that contains it."""
+    """The contents of this entry's file. For an unknown name, `CatalogError` suggests the nearest entry. `field` is the spec field that contains the name."""
     names = entry_names(kind)
     if name not in names:
         raise CatalogError(
@@ -50,7 +50,7 @@ def read_entry(kind: str, name: str, *, field: str) -> Mapping[str, Any]:
 
 @cache
 def texts_of(kind: str, key: str) -> Mapping[str, str]:
-    """The text after a key at the start of a line, for each entry that has the key. The files are not parsed."""
+    """For each entry that has the key, the text that follows the key at the start of a line. The files are not parsed."""
     line = re.compile(rf"^{key}: *(\S+) *$", re.MULTILINE)
     found = {name: line.search(_text(kind, name)) for name in entry_names(kind)}
     return {name: each[1] for name, each in found.items() if each}

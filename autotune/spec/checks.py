@@ -17,16 +17,16 @@ MAX_COUNT = 1 << 40
 """upper bound on counts, to catch typos"""
 MAX_PORT = 65_535
 READ_AS_BOOLEAN = "put quotes around a word: YAML reads yes, on, no and off as true and false"
-"""remedy for a boolean where a word is due"""
+"""remedy for a boolean in place of a word"""
 LONGEST_NAME = 60
-"""longest word, in characters, that is compared with the names"""
+"""longest word, in characters, that is compared with known names"""
 NEAR, NEAR_SHORT = 0.7, 0.6
-"""minimum similarity of a word and the name suggested for it: one of three letters may be wrong"""
+"""minimum similarity between a word and a suggested name: one of three letters may be wrong"""
 _LEAST_FIGURE, _LARGEST_FIGURE = 1.0, 1e30
 
 
 def key_values(pairs: Iterable[str], *, field: str, example: str) -> Iterator[tuple[str, str]]:
-    """Key and value of each KEY=VALUE. Raises `SpecError` for another form."""
+    """Key and value of each KEY=VALUE. Raises `SpecError` for text in any other form."""
     for pair in pairs:
         key, sign, value = pair.partition("=")
         if not sign or not key:
@@ -39,7 +39,7 @@ def key_values(pairs: Iterable[str], *, field: str, example: str) -> Iterator[tu
 
 
 def options_of(pairs: Iterable[str], *, field: str, example: str) -> dict[str, str]:
-    """The same by key. Raises `SpecError` for a key that is given twice, too."""
+    """The values of KEY=VALUE words by key. Also raises `SpecError` for a repeated key."""
     found: dict[str, str] = {}
     for key, value in key_values(pairs, field=field, example=example):
         if key in found:
@@ -111,8 +111,8 @@ def member_of(name: str, value: str, kind: type[Member]) -> Member:
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
-    """ "did you mean X?", or nothing if no known word is similar. Tried in this order: its plural; names that begin with the word, if they are
-    few (h100: h100-sxm); the name that trainers use for one of them; similar names; the only name that contains the word (batch: global_batch_size)."""
+    """ "did you mean X?", or nothing if no known name is similar. These are tried in order: the word's plural; names that begin with the word, if there
+    are few (h100: h100-sxm); the known name for which trainers use the word; similar names; the only name that contains the word (batch: global_batch_size)."""
     known = list(known)
     plural = f"{word}s"[:LONGEST_NAME]
     several = [plural] if plural in known else [name for name in known if name in meant_by(plural)]

@@ -4,8 +4,8 @@
     domain      nodes that one NVLink switch joins; usually one    intra_node link (a GB200 NVL72 rack: 18 nodes of 4)
     cluster     all domains                                        inter_node link
 
-Figures are those of the datasheets: dense peaks (no sparsity) per GPU, link bandwidths per GPU and direction. The fraction of them that a
-trainer reaches is a constant of the cost model (`autotune.cost.calibration`).
+Figures come from datasheets: dense peaks (no sparsity) per GPU, link bandwidths per GPU and direction. The fraction that a trainer achieves
+of a figure is a constant in the cost model (`autotune.cost.calibration`).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _LONGEST_LATENCY_S = 3600.0
 _GIB = 1 << 30
 _LINKS = ("intra_node", "inter_node")
 _OF_CLUSTER = (*_LINKS, "gpus_per_node", "gpus_per_domain")
-"""keys of a GPU's catalog file that are fields of `ClusterSpec`"""
+"""keys in a GPU's catalog file that are fields of `ClusterSpec`"""
 _SAME_RATE = {"bf16": "fp16", "fp16": "bf16", "fp8": "mxfp8", "mxfp8": "fp8"}
 FABRICS: Mapping[str, float | None] = {
     "efa": None, "infiniband-edr": 12.5e9, "infiniband-hdr": 25e9, "infiniband-ndr": 50e9, "infiniband-xdr": 100e9,
     "roce": None, "ethernet": None, "nvlink": None,
 }  # fmt: skip
-"""kinds of network between nodes, with the bandwidth of a port in bytes/s if the kind determines it; `ethernet` is TCP without RDMA"""
+"""kinds of network between nodes, with the bandwidth of a port in bytes/s if the kind determines the bandwidth; `ethernet` is TCP without RDMA"""
 CLOCK_OF_POWER = 0.45
-"""exponent with which the clock follows the power limit. The same multiprocessor at 350 and at 700 W: an H100 PCIe has 114 of them and multiplies at most 499.5 TFLOP/s, an H100 SXM
-132 and 792.1 (mag-/gpu_benchmark, README.md), 0.73 of the rate; a V100 loses 12% from 250 to 175 W (exponent 0.35)"""
+"""exponent of the clock as a function of the power limit. The same multiprocessor was measured at 350 and at 700 W: an H100 PCIe with 114 multiprocessors multiplies at most 499.5 TFLOP/s, an H100 SXM with 132 at most 792.1
+TFLOP/s (mag-/gpu_benchmark, README.md), so the rate per multiprocessor is 0.73 at 350 W; a V100 loses 12% from 250 to 175 W (exponent 0.35)"""
 _CLUSTER_NAME = re.compile(r"(?P<gpu>[A-Za-z0-9_ -]+)-(?P<nodes>[0-9]{1,7})x(?P<gpus>[0-9]{1,4})")
 
 
@@ -54,7 +54,7 @@ class GpuSpec:
     memory_bytes_per_s: float
     """device-memory bandwidth, bytes/s"""
     host_bytes_per_s: float = 64e9
-    """bandwidth of its link to host memory, bytes/s in one direction; default: PCIe 5.0 x16"""
+    """bandwidth of the link to host memory, bytes/s in one direction; default: PCIe 5.0 x16"""
     measured_flops_per_s: Mapping[str, float] = field(default_factory=dict)
     """largest known measured rate of a dense matmul, by precision, FLOP/s; an absent precision was not measured"""
     usual_fabric: str = ""
@@ -130,7 +130,7 @@ class GpuSpec:
 
     @classmethod
     def of(cls, name: str) -> GpuSpec:
-        """The catalog's GPU of that name. Raises `CatalogError` with the nearest name if it is unknown."""
+        """The catalog's GPU with this name. For an unknown name, raises `CatalogError` with the nearest name."""
         values = dict(read_entry("gpus", name, field="gpu"))
         for key in _OF_CLUSTER:
             values.pop(key, None)
@@ -146,7 +146,7 @@ class LinkSpec:
     bytes_per_s: float
     """bandwidth per GPU and direction, bytes/s"""
     fabric: str = ""
-    """kind of network, one of `FABRICS`, for a link between nodes; empty if not stated"""
+    """kind of network, one of `FABRICS`, for a link between nodes; empty if unknown"""
 
     def __post_init__(self) -> None:
         if positive("latency_s", self.latency_s, zero=True) > _LONGEST_LATENCY_S:
@@ -163,7 +163,7 @@ class ClusterSpec:
     """`num_nodes` identical nodes with `gpus_per_node` GPUs each."""
 
     name: str
-    """its name; GPU-NODESxGPUS for catalog clusters"""
+    """name of the cluster; GPU-NODESxGPUS for catalog clusters"""
     gpu: GpuSpec
     """the GPU type"""
     num_nodes: int = 1
@@ -177,7 +177,7 @@ class ClusterSpec:
     )
     """link between GPUs of two domains"""
     gpus_per_domain: int = 0
-    """GPUs joined by the intra_node link, if it reaches beyond a node (72 in a GB200 NVL72 rack); 0 if it joins only the GPUs of a node"""
+    """GPUs joined by the intra_node link, if it reaches beyond a node (72 in a GB200 NVL72 rack); 0 if the link joins only the GPUs in a node"""
     cores_per_node: int | None = None
     """cores that the ranks of a node share, for ranks that are CPU processes; None if unknown"""
 
@@ -205,11 +205,11 @@ class ClusterSpec:
         return self.nodes_per_domain * self.gpus_per_node
 
     def domain_ranks(self, world: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Ranks per domain for a job with `world` ranks. The job takes the same number of whole nodes in each domain it needs.
-
-        For 64 or 256 nodes in domains of 18, it takes 16 nodes in each domain, so
-        that no power-of-two group straddles domains (Slurm's `--segment=16`). If the number of
-        nodes has only small divisors, as with 37, it takes as few domains as possible.
+        """Ranks per domain for a job with `world` ranks. The job uses the same number of whole nodes in each of its domains. With
+        64
+                or 256 nodes in domains of 18, the job uses 16 nodes in each domain,
+                so that no power-of-two group straddles domains (Slurm's `--segment=16`). If the number of
+                nodes has only small divisors, as with 37, the job uses as few domains as possible.
         """
         if self.nodes_per_domain == 1:
             return np.full(np.shape(world), float(self.gpus_per_node))
@@ -228,7 +228,7 @@ class ClusterSpec:
 
     @classmethod
     def of(cls, gpu: str | GpuSpec, *, num_nodes: int = 1, gpus_per_node: int = 8) -> ClusterSpec:
-        """A cluster of GPUs of one type, from the catalog or your own, with its links. The name may include the size: `ClusterSpec.of("h100-sxm-4x8")` has 4 nodes with 8 GPUs each.
+        """A cluster with its links and one type of GPU, from the catalog or your own. The name may include the size: `ClusterSpec.of("h100-sxm-4x8")` has 4 nodes with 8 GPUs each.
 
         A GPU outside the catalog gets this class's default links; set your own with `dataclasses.replace`.
         """
@@ -274,7 +274,7 @@ def _checked_fabric(name: str, word: object) -> None:
 
 
 def _share(nodes: int, at_most: int) -> int:
-    """Nodes that a job of `nodes` nodes takes from each domain."""
+    """Nodes that a job with `nodes` nodes uses in each domain."""
     even = nodes // math.ceil(nodes / at_most)
     equal = max(share for share in range(1, min(nodes, at_most) + 1) if nodes % share == 0)
     return equal if 2 * equal >= even else even

@@ -1,14 +1,14 @@
-"""The point that is tuned: one `ParallelConfig`.
+"""One point in the search space: a `ParallelConfig`.
 
 Laws that hold for every config (others depend on model and cluster, see `autotune.space.constraint`):
 
     global_batch_size = micro_batch_size * accumulation_steps * dp      sequences per optimizer step
     world_size        = tp * pp * dp * cp                               ranks; ep divides dp * cp
 
-Each field that is declared by `knob(...)` is a knob; everything that depends on which knobs there are is made from these declarations. A config is
-written in two ways, which may be mixed where one is read:
+Each field that is declared by `knob(...)` is a knob. Everything that depends on the list of knobs is derived from these declarations. A
+config can be written in two ways, which may be mixed:
 
-    tp2 pp2 dp4 mb1 acc8 bf16 full-recompute zero1        its label, for tables: a default that says nothing is left out
+    tp2 pp2 dp4 mb1 acc8 bf16 full-recompute zero1        its label, for tables, without knobs at their defaults
     tp=2,pp=2,dp=4,num_workers=4                          knob by knob
 """
 
@@ -26,7 +26,7 @@ from autotune.spec.knob import Knob, Value, knob
 from autotune.spec.plain import Plain
 
 KEY_VERSION = 1
-"""version of `ParallelConfig.key`; increased when a default changes, so that equal keys still mean equal configs"""
+"""version of `ParallelConfig.key`, which is increased when a default changes, so that equal keys still mean equal configs"""
 
 
 @final
@@ -270,7 +270,7 @@ class ParallelConfig(Plain):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ParallelConfig:
-        """The config from plain values; fields left out take their defaults, unknown ones raise `ConfigError`."""
+        """The config from plain values; omitted fields have their defaults, and unknown fields raise `ConfigError`."""
         for name in values:
             if name not in KNOBS and name != "extra":
                 raise unknown_knob(name)
@@ -278,11 +278,11 @@ class ParallelConfig(Plain):
 
     @classmethod
     def parse(cls, text: str) -> ParallelConfig:
-        """The config of `knobs_of(text)`; knobs left out take their defaults. Raises `ConfigError`."""
+        """The config of `knobs_of(text)`; omitted knobs have their defaults. Raises `ConfigError`."""
         return cls.from_dict(knobs_of(text))
 
     def __str__(self) -> str:
-        """Short and unambiguous: the knobs that differ from their defaults, and always tp, pp, dp, batch and precision."""
+        """A short and unambiguous label with the knobs that differ from their defaults, and always tp, pp, dp, batch and precision."""
         shown = [k for k in KNOBS.values() if k.always_shown or getattr(self, k.name) != k.default]
         pairs = [f"{k.name}={k.text(getattr(self, k.name))}" for k in shown]
         pairs += [
@@ -304,7 +304,7 @@ SCHEDULES: tuple[str, ...] = KNOBS["pp_schedule"].values
 
 
 def unknown_knob(name: Any, known: Mapping[str, Knob] = KNOBS) -> ConfigError:
-    """The error for an unknown knob, with the nearest known one."""
+    """The error for an unknown knob, with the nearest known knob."""
     remedy = nearest(name, known) or f"knobs: {', '.join(known)}"
     return ConfigError(f"there is no knob {name!r}", remedy=remedy, field=str(name))
 
@@ -323,7 +323,7 @@ def config_label(config: ParallelConfig) -> str:
 
 
 def config_changes(before: ParallelConfig, after: ParallelConfig) -> str:
-    """The changes from one config to the other, formatted like labels: `mb 4 -> 8, acc 4 -> 2`; empty if both are equal."""
+    """The changes from one config to the other, formatted like labels: `mb 4 -> 8, acc 4 -> 2`; empty if the configs are equal."""
     own = {*before.extra, *after.extra}
     pairs = {
         **{name: (getattr(before, name), getattr(after, name)) for name in KNOBS},
@@ -333,21 +333,21 @@ def config_changes(before: ParallelConfig, after: ParallelConfig) -> str:
 
 
 def changes_as_text(pairs: Mapping[str, Sequence[Any]]) -> str:
-    """The same for values by knob, before and after."""
+    """The changes as text; `pairs` maps each knob to its values before and after."""
     return ", ".join(
         f"{_short_name(name)} {_as_word(a)} -> {_as_word(b)}" for name, (a, b) in pairs.items()
     )
 
 
 def capitalized(text: str) -> str:
-    """The text as a sentence begins; knobs and keys keep their case: `zero_stage must be 0`."""
+    """The text with a capital first letter, unless it begins with a knob or a key: `zero_stage must be 0`."""
     first = re.split(r"[\s=:,]", text, maxsplit=1)[0]
     is_name = first in KNOBS or re.fullmatch(r"[a-z]\w*([._]\w+)+", first)
     return text if is_name else text[:1].upper() + text[1:]
 
 
 def _short_name(name: str) -> str:
-    """`mb` of the label `mb{}`; the knob's name where the label is of its value, or the knob is the study's own."""
+    """`mb` for the label `mb{}`; the knob's name if the label consists of the value, or if the knob is the study's own."""
     label = KNOBS[name].label if name in KNOBS else "{}"
     return name if label.startswith("{}") else label.removesuffix("{}")
 
@@ -362,7 +362,7 @@ def knobs_of(text: str, own: Mapping[str, Knob] | None = None) -> dict[str, Any]
     """The knobs in a text, typed as `tp=2,pp=1,precision=bf16` or pasted from a table as `tp2 pp1 dp2 mb8 acc1 fp32`.
 
     `own`: declarations of the study's own knobs; their values are under `extra`. Raises `ConfigError` for words that are not part of a label, for unknown
-    knobs, for values that a knob cannot have and for a knob that is given twice.
+    knobs, for values that a knob cannot have, and for a repeated knob.
     """
     known = {**KNOBS, **(own or {})}
     values: dict[str, Any] = {}
@@ -389,7 +389,7 @@ def _is_shown(declared: Knob, config: ParallelConfig) -> bool:
 
 
 def _of_label(word: str) -> tuple[str, Any]:
-    """(knob, value) of one word of a label, such as `tp2`, `bf16` or `full-recompute`."""
+    """(knob, value) of one word in a label, such as `tp2`, `bf16` or `full-recompute`."""
     for declared in KNOBS.values():
         if declared.kind == "flag":
             if word == declared.label:

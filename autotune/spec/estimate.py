@@ -1,7 +1,7 @@
-"""The predicted cost of a config. Every field is a float for one config, or an array of shape (N,) for N configs.
+"""The predicted time and memory of a config. Every field is a float for one config, or an array of shape (N,) for N configs.
 
-Times are those of one optimizer step on the slowest pipeline stage. The time parts add up to `step_time_s`, the memory parts to
-`peak_memory_bytes`. Only *exposed* communication is a part: communication that overlaps with compute costs no time.
+Times are for one optimizer step on the slowest pipeline stage. The time parts add up to `step_time_s`, the memory parts to
+`peak_memory_bytes`. Only *exposed* communication is a part: communication that overlaps with compute takes no time.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Number = float | NDArray[np.float64]
 
 
 AT_THE_LIMIT = (0.4, 0.6)
-"""between these values of P(OOM), bytes alone do not decide whether a config fits: the allocator's blocks and the device's own buffers do"""
+"""limits of P(OOM) between which the number of bytes does not decide whether a config fits, because the allocator's blocks and the device's own buffers matter"""
 
 
 def risk_text(oom_probability: float) -> str:
-    """The risk of running out of memory as text: a percentage, and whether it is at the limit."""
+    """The risk of running out of memory as text: a percentage, and whether the config is at the limit."""
     low, high = AT_THE_LIMIT
     return f"{oom_probability:.0%}" + (" (at the limit)" if low <= oom_probability <= high else "")
 
@@ -46,7 +46,7 @@ class TimeParts(_Parts):
     """Time in one optimizer step by cause, in seconds; the parts add up to the step time."""
 
     compute: Number
-    """kernels of forward, backward and recomputation, with their launch overhead"""
+    """kernels in forward pass, backward pass and recomputation, with their launch overhead"""
     tp_comm: Number
     """exposed tensor- and sequence-parallel collectives"""
     pp_comm: Number
@@ -60,7 +60,7 @@ class TimeParts(_Parts):
     bubble: Number
     """idle time while the pipeline fills and drains, and at uneven stages"""
     optimizer: Number
-    """the optimizer's own step"""
+    """the optimizer's update"""
     other: Number
     """host overhead per step, stragglers"""
 
@@ -76,7 +76,7 @@ class MemoryParts(_Parts):
     optimizer: Number
     """master weights and moments"""
     activations: Number
-    """saved for the backward pass"""
+    """tensors saved for the backward pass"""
     logits: Number
     """output of the last stage and its loss"""
     framework: Number
@@ -89,9 +89,9 @@ class PhaseParts(_Parts):
     to the step time."""
 
     generation: Number
-    """generating responses at the given speed while the trainer waits"""
+    """generating responses, at the speed in the spec, while the trainer waits"""
     reward: Number
-    """computing rewards, which takes the given time"""
+    """computing rewards, for the time in the spec"""
     log_prob: Number
     """computing log-probabilities of the policy"""
     reference: Number
@@ -117,7 +117,7 @@ class Estimate(Plain):
     step_time_high_s: Number
     """upper end of the 90% interval, s"""
     time_parts_s: TimeParts
-    """parts of the step time by cause"""
+    """step time by cause"""
     tokens_per_s: Number
     """of the whole job"""
     tokens_per_s_per_gpu: Number
@@ -125,7 +125,7 @@ class Estimate(Plain):
     mfu: Number
     """model FLOPs utilization of the ranks in use, 0 to 1, relative to `mfu_peak_flops_per_s`"""
     peak_memory_bytes: Number
-    """highest peak of any rank"""
+    """highest memory peak of any rank"""
     peak_memory_low_bytes: Number
     """lower end of the 90% interval"""
     peak_memory_high_bytes: Number
@@ -137,13 +137,13 @@ class Estimate(Plain):
     mfu_peak_flops_per_s: Number = 0.0
     """datasheet peak of one GPU in the precision of the matmuls, the denominator of `mfu`; 0 in estimates of earlier versions"""
     level: Number = 1.0
-    """factor on all times, learned from a study's earlier trials: measured over predicted step time on this cluster with its software"""
+    """factor on all times, learned from a study's earlier trials: measured step time divided by predicted step time on this cluster with its software"""
     level_sigma: Number = 0.0
-    """standard deviation of the log of that factor, which all configs share; the interval of the step time includes it"""
+    """standard deviation of the log of `level`, which all configs share; the interval of the step time includes this uncertainty"""
     stall_probability: Number = 0.0
-    """probability, 0 to 1, that sends between pipeline stages on different nodes stall; the interval of the step time includes it"""
+    """probability, 0 to 1, that sends between pipeline stages on different nodes stall; the interval of the step time includes this risk"""
     stalled_step_time_s: Number = 0.0
-    """step time with such stalls, s; `step_time_s` excludes them, and both are equal if nothing can stall; 0 in estimates of earlier versions"""
+    """step time with such stalls, s; `step_time_s` excludes stalls, and both are equal if nothing can stall; 0 in estimates of earlier versions"""
     phases_s: PhaseParts | None = None
     """the step of a post-training workload by phase; None for other workloads"""
 

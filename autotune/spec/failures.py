@@ -1,4 +1,4 @@
-"""What failures and checkpoints cost a training, and how often to save.
+"""How much time failures and checkpoints take from a training run, and how often to save.
 
     delta   seconds that a checkpoint blocks training               R    seconds from a failure
     until training continues
@@ -10,11 +10,11 @@
 
 The first term alone is Young's (1974, eq. 3). Daly: "A higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22(3).
 
-With n > 1 groups that hold the same weights (HSDP under torchft) a failure costs its group R seconds, a share R / (n M) of the work, and no work is lost: the others
-continue, and the group gets the weights from them. Only when all groups are down within R is the last checkpoint needed: M_all = M / (prod_{k=1}^{n-1} R (n - k) / (n M)).
-That takes years, if groups fail independently of each other; a power cut or a faulty release hits all groups at once, so tau is then at most `LONGEST_S`.
+With n > 1 groups that hold the same weights (HSDP with torchft) a failure stops one group for R seconds, a share R / (n M) of the work. No work is lost, because the other
+groups continue, and the failed group gets the weights from them. The last checkpoint is needed only if all groups fail within R: M_all = M / (prod_{k=1}^{n-1} R (n - k) / (n M)).
+M_all is years if groups fail independently of each other. A power cut or a faulty release stops all groups at once, so tau is at most `LONGEST_S`.
 
-Neglected: failures that come in clusters, checkpoints that overlap with training (give the seconds by which they still delay it), detection time beyond R.
+Neglected: failures that come in clusters, checkpoints that overlap with training (set delta to the seconds by which they still delay training), detection time beyond R.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ LONGEST_S = 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
-    """How often a cluster fails, and what checkpoints and restarts cost."""
+    """How often a cluster fails, and how long checkpoints and restarts take."""
 
     node_mtbf_s: float
     """mean time between failures of one node, in seconds"""
     checkpoint_s: float | None = None
-    """time that a checkpoint blocks training, in seconds; None means its size divided by the bandwidth"""
+    """time that a checkpoint blocks training, in seconds; None means the checkpoint's size divided by the bandwidth"""
     checkpoint_bytes: float | None = None
     write_bytes_per_s: float | None = None
     """write bandwidth of the storage for the whole job"""
@@ -67,7 +67,7 @@ class Failures:
         return self.checkpoint_bytes / self.write_bytes_per_s
 
     def policy(self, nodes: int, step_s: float | None = None) -> CheckpointPolicy:
-        """The cheapest checkpoint interval on this many nodes, and its cost."""
+        """The checkpoint interval with the least lost time on this many nodes, and the time lost."""
         apart_s, delta, lost_by_groups = self.node_mtbf_s / max(1, nodes), self.saving_s, 0.0
         between_s = apart_s
         n = self.replicas
@@ -102,19 +102,19 @@ class Failures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPolicy(Plain):
-    """How often to save a checkpoint, and the remaining cost of failures and saving."""
+    """How often to save a checkpoint, and the time still lost to failures and saving."""
 
     interval_s: float
     """seconds between two checkpoints"""
     interval_steps: int | None
-    """the same in optimizer steps, if their time is known"""
+    """optimizer steps between two checkpoints, if the step time is known"""
     lost_share: float
     """fraction of time, 0 to 1, lost to saving, repeated work and restarts"""
     failures_per_day: float
     """failures per day across the nodes in use"""
     checkpoint_s: float
     is_capped: bool = False
-    """whether the interval is capped although failures would allow a longer one, because replica groups continue without each other"""
+    """whether the interval is capped at `LONGEST_S`, although replica groups that continue without each other would allow a longer interval"""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, with the source of the formula."""

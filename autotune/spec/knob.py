@@ -7,8 +7,8 @@
     word      the listed words                 index in `values`
     flag      false, true                      0 or 1
 
-The declaration is the one source of a knob's column, its key in the space's schema, its label and the label's parser, its place in reports, its help on
-the command line and its entry in the documentation. The knobs that every study has are the fields of `ParallelConfig`; `Knob.own` declares one that a single study adds (`config.extra`).
+A knob's column, its key in the space's schema, its label and the label's parser, its position in reports, its command-line help and its entry in the
+documentation are all derived from this declaration. The knobs that every study has are the fields of `ParallelConfig`; `Knob.own` declares a knob that a single study adds (`config.extra`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _FLAGS = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
 
 Value = bool | int | float | str
-"""What a knob may be set to."""
+"""Kind of values that a knob may have."""
 
 
 @final
@@ -47,21 +47,21 @@ class Knob:
     default: Any
     """the value if a config does not set it"""
     doc: str
-    """what it does, in one line"""
+    """what the knob does, in one line"""
     values: tuple[Any, ...] = ()
     """allowed values of a number, word or flag, in the order of their codes; empty for degrees and counts"""
     label: str = "{}"
     """how labels show a value, with {} for the value: `tp{}`, `{}-recompute`; for a flag, the word for true"""
     short: Mapping[str, str] = field(default_factory=dict)
-    """words that labels shorten"""
+    """words, and their short forms in labels"""
     unit: str = ""
-    """what it counts; empty if it has no unit"""
+    """unit of the values; empty if they have no unit"""
     always_shown: bool = False
-    """whether labels also show it at its default"""
+    """whether labels also show the knob at its default"""
     shown_beside: str = ""
-    """name of a degree; if that degree is above 1, labels also show this knob at its default"""
+    """name of a degree; if this degree is above 1, labels also show the knob at its default"""
     is_own: bool = False
-    """whether it belongs to one study only"""
+    """whether the knob belongs to only one study"""
 
     @classmethod
     def own(cls, name: str, values: Sequence[Any]) -> Knob:
@@ -100,7 +100,7 @@ class Knob:
         )
 
     def check(self, value: Any) -> None:
-        """Raises `ConfigError` if the knob cannot have that value."""
+        """Raises `ConfigError` if the knob cannot have this value."""
         if self.kind in ("degree", "count"):
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_COUNT:
                 raise self._wrong("must be a whole number from 1 to 2^30", value)
@@ -115,7 +115,7 @@ class Knob:
             raise self._wrong(f"must be {', '.join(listed[:-1])} or {listed[-1]}", value)
 
     def parse(self, text: str) -> Any:
-        """The value in a text, not yet checked. Raises `ConfigError` for text that is not a value of this kind."""
+        """The value in a text, without a check. Raises `ConfigError` for text that is not a value of this kind."""
         if self.kind == "word":
             return text
         if self.kind == "flag":
@@ -155,7 +155,7 @@ class Knob:
 
     @property
     def dtype(self) -> Any:
-        """The type of its column: a small type if the knob has few codes."""
+        """The type of the knob's column: a small type if the knob has few codes."""
         if self.kind == "flag":
             return np.bool_
         return np.int8 if self.kind == "word" and not self.is_own else np.int64
@@ -163,7 +163,7 @@ class Knob:
     def coordinate(self, column: NDArray[Any]) -> NDArray[np.float64]:
         """The position of each entry on this knob's axis: log2 of counts and positive numbers, otherwise the code.
 
-        One step of the knob is about 1 on the axis (a doubling, the next word, true against false).
+        One step of the knob (doubling a number, taking the next word, or switching a flag) is about 1 on the axis.
         """
         if not self.values:
             return np.asarray(np.log2(column.astype(np.float64)))

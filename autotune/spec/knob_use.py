@@ -1,12 +1,12 @@
-"""What one part of the program does with each knob: a trainer, the native loop, the cost model or the simulated runner.
+"""How one part of the program handles each knob. The part is a trainer, the native loop, the cost model or the simulated runner.
 
     read        a value changes what the part does, or is rejected with a reason
     neutral     a value changes nothing there, for a stated reason
     cannot      the part has no such thing: every value but the default is rejected, for a stated reason
     forgotten   none of these: nobody has taught the part about the knob, so it refuses every value but the default
 
-A knob that is added to `ParallelConfig` is forgotten everywhere until each part is taught: it is rejected by name, never dropped in silence.
-`python -m autotune.testing.knobs` lists what is forgotten.
+A knob that is added to `ParallelConfig` is forgotten by each part until the part declares it. A forgotten knob is rejected by name, never silently
+dropped. `python -m autotune.testing.knobs` lists forgotten knobs.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from autotune.spec.table import ConfigTable
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnobUse:
-    """Which knobs a part of the program reads, and why the others have no effect on it."""
+    """Which knobs a part of the program reads, and why the other knobs have no effect on the part."""
 
     part: str
-    """what people call it: `trainer megatron`, `cost model`"""
+    """name of the part: `trainer megatron`, `cost model`"""
     reads: frozenset[str]
-    """names of the knobs that it reads; written out, so that a new knob is not included by accident"""
+    """names of the knobs that the part reads; written out, so that a new knob is not included by accident"""
     neutral: Mapping[str, str] = field(default_factory=dict)
     """why a knob has no effect, by name"""
     cannot: Mapping[str, str] = field(default_factory=dict)
-    """why a knob must keep its default, by name; an entry such as `recompute=norm` excludes a single value of a knob that is read"""
+    """why a knob must keep its default, by name; an entry such as `recompute=norm` excludes a single value of a knob that the part reads"""
     own_knobs_neutral: str = ""
-    """why a study's own knobs have no effect; empty if they are rejected"""
+    """why a study's own knobs have no effect; empty if the part rejects them"""
 
     def forgotten(self) -> tuple[Knob, ...]:
-        """The knobs that it neither reads nor declares as neutral or impossible."""
+        """The knobs that the part neither reads nor declares as neutral or impossible."""
         declared = self.reads | self.neutral.keys() | self.cannot.keys()
         return tuple(knob for name, knob in KNOBS.items() if name not in declared)
 
@@ -79,14 +79,14 @@ class KnobUse:
         )
 
     def impossible(self, knob: Knob, value: Any) -> str:
-        """Why it does not support this value; empty if it does, and for knobs that it does not declare."""
+        """Why the part does not support this value; empty if it supports the value, and for knobs that it does not declare."""
         if value == knob.default:
             return ""
         return self.cannot.get(knob.name) or self.cannot.get(f"{knob.name}={knob.text(value)}", "")
 
     def check(self, config: ParallelConfig) -> None:
         """Raise `ConfigError` if the config has a value that the part does not support, a non-default value of an undeclared knob, or
-        knobs of its own that are not neutral."""
+        own knobs of the study that are not neutral."""
         for knob, forgotten in self._limited():
             if (value := getattr(config, knob.name)) != knob.default:
                 self._check_value(knob, value, forgotten)
@@ -105,9 +105,9 @@ class KnobUse:
                     self._check_value(knob, value, forgotten)
 
     def key(self, config: ParallelConfig) -> str:
-        """The knobs that this part reads, as text; configs that this part cannot tell apart get the same text.
-
-        In the notation of `str(config)`: knobs at their defaults are left out unless they are always shown.
+        """The knobs that this part reads, as text; configs that are equal for this part get the same
+                text.
+        As in `str(config)`, knobs at their defaults are omitted unless they are always shown.
         """
         shown = [
             knob
@@ -117,7 +117,7 @@ class KnobUse:
         return ",".join(f"{knob.name}={knob.text(getattr(config, knob.name))}" for knob in shown)
 
     def _limited(self) -> tuple[tuple[Knob, bool], ...]:
-        """The knobs with values that it refuses, each with a flag for whether the knob was forgotten."""
+        """The knobs with values that the part rejects, each with a flag for whether the knob was forgotten."""
         forgotten = {knob.name for knob in self.forgotten()}
         limited = forgotten | {name.partition("=")[0] for name in self.cannot}
         return tuple((KNOBS[name], name in forgotten) for name in KNOBS if name in limited)
@@ -144,7 +144,7 @@ def own_knob_remedy(name: str) -> str:
 
 
 def _split(cannot: Mapping[str, str]) -> tuple[set[str], set[tuple[str, str]]]:
-    """(knobs that are impossible as a whole, single values that are)."""
+    """(knobs that are impossible as a whole, single values that are impossible)."""
     pieces = [name.partition("=") for name in cannot]
     return {name for name, sign, _ in pieces if not sign}, {
         (name, value) for name, sign, value in pieces if sign

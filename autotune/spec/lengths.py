@@ -1,11 +1,11 @@
-"""Lengths of sequences as a distribution: what packing, balancing and the longest response of a rank cost follows from it, not from the mean.
+"""Lengths of sequences as a distribution. The times of packing, balancing and a rank's longest response depend on the distribution, not only on the mean.
 
     kept      `POINTS` values of equal probability at most, in rising order
     read      one number, a mean with percentiles, a histogram, or the lengths themselves
 
-Between two percentiles p and q the lengths rise as a + (b - a) * u ** g with one exponent g for all of them, which is chosen so that the mean is the
-one that was given. Beyond the outermost percentiles they are log-normal. A mean
-given alone is that of a log-normal distribution with a deviation of `USUAL_SPREAD` times the mean, which the answers list as assumed.
+Between two percentiles p and q the lengths rise as a + (b - a) * u ** g. One exponent g is used for all intervals, and is chosen so that the mean is the
+specified mean. Beyond the outermost percentiles lengths are log-normal. If only
+a mean is specified, the distribution is log-normal with a deviation of `USUAL_SPREAD` times the mean, and answers list this assumption.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from autotune.errors import SpecError
 
 POINTS = 1024
 USUAL_SPREAD = 0.75
-"""standard deviation of lengths as a fraction of their mean, if only the mean is given"""
+"""standard deviation of lengths as a fraction of their mean, if only the mean is specified"""
 _STEEPEST = 24.0
 """largest exponent between two percentiles, and the inverse of the smallest"""
 _LOWEST, _HIGHEST = 0.0, 100.0
@@ -39,9 +39,9 @@ class Lengths:
     values: tuple[float, ...]
     """tokens, >= 0"""
     most: float = 0.0
-    """length of the longest possible sequence in tokens, if that is more than the last value"""
+    """length of the longest possible sequence in tokens, if it exceeds the last value"""
     assumed: str = ""
-    """what was assumed about the lengths; empty if nothing was"""
+    """assumptions about the lengths; empty if nothing was assumed"""
 
     def __post_init__(self) -> None:
         if not self.values or min(self.values) < 0 or not all(map(math.isfinite, self.values)):
@@ -75,7 +75,7 @@ class Lengths:
 
     @classmethod
     def of_histogram(cls, counts: Mapping[float, float]) -> Lengths:
-        """The distribution given by a histogram, the number of sequences of each length."""
+        """The distribution in a histogram, which maps each length to a number of sequences."""
         where = sorted(counts)
         weights = np.array([counts[length] for length in where], dtype=np.float64)
         if not len(weights) or weights.min() < 0 or weights.sum() <= 0:
@@ -91,9 +91,9 @@ class Lengths:
     def of_percentiles(
         cls, percentiles: Mapping[float, float], mean: float | None = None
     ) -> Lengths:
-        """The distribution with these lengths by percentile (0: shortest, 100: longest), and with this mean if it is given.
-
-        Raises `SpecError` for decreasing percentiles, and for a mean that is impossible with them.
+        """The distribution with these lengths by percentile (0: shortest, 100: longest), and with `mean` if it is not None.
+                Raises
+        `SpecError` for decreasing percentiles, and for a mean that is impossible with these percentiles.
         """
         if not percentiles or set(percentiles) == {_HIGHEST}:
             if mean is None:
@@ -157,7 +157,7 @@ class Lengths:
 
 
 def _of_mean(mean: float, longest: float | None) -> Lengths:
-    """Log-normal lengths with that mean, cut at the longest. The cut lowers the mean, so the scale is raised until the mean is the given one."""
+    """Log-normal lengths with this mean, truncated at the longest length. Truncation lowers the mean, so the scale is raised until the mean is right."""
     if longest is not None and mean > longest:
         raise SpecError(
             f"the mean cannot exceed the longest length, but mean={mean:g} and max={longest:g}"
@@ -177,7 +177,7 @@ def _of_mean(mean: float, longest: float | None) -> Lengths:
 
 
 def _spread(knots: Sequence[tuple[float, float]]) -> float:
-    """Standard deviation of ln(length) implied by two percentiles, if lengths are log-normal; the usual one without two percentiles."""
+    """Standard deviation of ln(length) implied by two percentiles, if lengths are log-normal; the usual standard deviation if there are fewer than two percentiles."""
     inner = [
         (share, length) for share, length in knots if _LOWEST < share < _HIGHEST and length > 0
     ]
@@ -188,6 +188,6 @@ def _spread(knots: Sequence[tuple[float, float]]) -> float:
 
 
 def _beyond(knot: tuple[float, float], share: float, sigma: float) -> float:
-    """The length at a share beyond the outermost given percentile, if lengths are log-normal there."""
+    """The length at a share beyond the outermost percentile, if lengths are log-normal there."""
     at = min(max(knot[0] / 100.0, 0.5 / POINTS), 1.0 - 0.5 / POINTS)
     return knot[1] * math.exp(sigma * (_NORMAL.inv_cdf(share) - _NORMAL.inv_cdf(at)))

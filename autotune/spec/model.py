@@ -2,8 +2,8 @@
 
     L num_layers   h hidden_size   f ffn_hidden_size   a num_attention_heads   k num_kv_heads   V vocab_size   E num_experts
 
-Two styles: GPT-2's (LayerNorm with bias, two-matrix MLP, biases) and Llama's (RMSNorm, gated MLP, no biases); `gated_mlp` tells them apart. Biases and
-norms of other combinations are neglected: they are less than 0.2% of the weights. Experts replace the MLP of every layer but `num_dense_layers`.
+There are two styles, which `gated_mlp` distinguishes: GPT-2's (LayerNorm with bias, two-matrix MLP, biases) and Llama's (RMSNorm, gated MLP, no biases). Biases and
+norms of other combinations are neglected, because they are less than 0.2% of the weights. Experts replace the MLP in every layer except `num_dense_layers` layers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from autotune.spec.plain import Plain
 from autotune.spec.texts.json_text import read_json
 
 _ASPECT, _HEAD = 64, 64
-"""width by layers, and head width, of the decoder that represents a model whose only known size is its number of weights"""
+"""hidden width per layer, and head width, of the decoder that represents a model with a known number of weights and no other known size"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class ModelSpec(Plain):
     num_dense_layers: int = 0
     """number of layers that have a dense MLP, in a model whose other layers have experts"""
     dense_ffn_hidden_size: int = 0
-    """inner width of these layers' MLP"""
+    """inner width of the dense MLPs in these layers"""
     shared_ffn_hidden_size: int = 0
     """inner width of the shared experts, taken together; 0 means none"""
     kv_lora_rank: int = 0
@@ -72,11 +72,11 @@ class ModelSpec(Plain):
     """size of one head's values, if it differs from `attention_head_dim`; only with latent attention"""
     mtp_layers: int = 0
     """layers after the last one that each predict one more token, with their own loss (multi-token prediction, arXiv:2412.19437, section 2.2).
-    A config.json gives their number (`num_nextn_predict_layers`), but most trainers omit them: set it if yours trains them"""
+    A config.json gives their number (`num_nextn_predict_layers`), but most trainers omit these layers: set the number if your trainer trains them"""
     source: str = ""
-    """the Hugging Face config.json that the shape was read from, as JSON text; empty if the shape was given. Exports carry it over"""
+    """the Hugging Face config.json that the shape was read from, as JSON text; empty if the shape was specified directly. Exports carry this file over"""
     code: ModelCode | None = None
-    """the code that builds it, if it is not the built-in decoder"""
+    """the code that builds the model, if the model is not the built-in decoder"""
 
     def __post_init__(self) -> None:
         if not self.ffn_hidden_size and isinstance(self.hidden_size, int):
@@ -156,7 +156,7 @@ class ModelSpec(Plain):
 
     @property
     def attention_matrices(self) -> tuple[tuple[int, int, str], ...]:
-        """(output width, input width, side split by tensor parallelism: n, k or none) of one layer's projections, the output projection last."""
+        """(output width, input width, side split by tensor parallelism: n, k or none) for one layer's projections, with the output projection last."""
         h, q = self.hidden_size, self.num_attention_heads * self.head_dim
         if not self.is_latent:
             return ((q + 2 * self.num_kv_heads * self.head_dim, h, "n"), (h, q, "k"))
@@ -187,7 +187,7 @@ class ModelSpec(Plain):
 
     @property
     def shared_parameters(self) -> int:
-        """Weights of one layer's shared experts; 0 without any."""
+        """Weights of one layer's shared experts; 0 without shared experts."""
         return self._mlp(self.shared_ffn_hidden_size) if self.shared_ffn_hidden_size else 0
 
     @property
@@ -231,8 +231,8 @@ class ModelSpec(Plain):
 
     @property
     def mtp_parameters(self) -> int:
-        """Weights that a multi-token prediction layer has in addition to a decoder layer: a projection of two states into one, and three norms. It
-        shares the embedding and the output projection."""
+        """Weights that a multi-token prediction layer has in addition to a decoder layer: a projection of two states into one, and three norms. The
+        layer shares the embedding and the output projection."""
         return 2 * self.hidden_size**2 + self.norm_parameters * 3 // 2
 
     @property
@@ -244,7 +244,7 @@ class ModelSpec(Plain):
 
     @property
     def shape_parameters(self) -> int:
-        """All weights of a decoder with this shape, regardless of what builds it."""
+        """All weights of a decoder with this shape, regardless of the code that builds the model."""
         head = 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
         dense = (
             self.attention_parameters + self.norm_parameters + self._mlp(self.dense_ffn_hidden_size)
@@ -265,12 +265,12 @@ class ModelSpec(Plain):
 
     @property
     def is_counted(self) -> bool:
-        """Whether only its number of weights is known; its shape is then that of a decoder of that size."""
+        """Whether only the model's number of weights is known; the shape is then that of a decoder of this size."""
         return self.code is not None and not (self.code.module or self.source)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What predictions assume about a model other than the built-in decoder, as sentences."""
+        """Sentences that state what predictions assume about a model other than the built-in decoder."""
         code, found = self.code, list[str]()
         if self.is_counted:
             stands_for = "activations and times are those of a decoder of that size, so only trials show which config is fast and which one fits"
@@ -320,7 +320,7 @@ class ModelSpec(Plain):
 
     @classmethod
     def of_parameters(cls, parameters: int, *, name: str) -> ModelSpec:
-        """A model known only by its parameter count, such as an image model; predictions use a decoder of about that size."""
+        """A model known only by its parameter count, such as an image model; predictions use a decoder of about the same size."""
         positive_int("parameters", parameters, at_most=1 << 50)
         layers = max(1, round((parameters / (12 * _ASPECT**2)) ** (1 / 3)))
         width = max(1, math.isqrt(parameters // (12 * layers)))
@@ -346,7 +346,7 @@ class ModelSpec(Plain):
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any] | str | Path, *, name: str = "") -> ModelSpec:
-        """The model of a Hugging Face `config.json` (its path, or the parsed document), by its family: see `autotune.spec.hugging_face.reading`.
+        """The model of a Hugging Face `config.json` (its path, or the parsed document), read by family as in `autotune.spec.hugging_face.reading`.
 
         Raises `SpecError` if the file is missing or is not a JSON object, if the family is unknown, or if a size field is not understood.
         """
@@ -363,7 +363,7 @@ class ModelSpec(Plain):
 
 
 def read_config_json(path: str | Path) -> Mapping[str, Any]:
-    """The JSON object of a model's file. Raises `SpecError` if it cannot be read or contains something else."""
+    """The JSON object in a model's file. Raises `SpecError` if the file cannot be read or contains anything but an object."""
     try:
         document = read_json(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Values as plain JSON and back: what the store keeps and the wire carries.
+"""Values as plain JSON and back, for the store and for requests.
 
-A frozen dataclass is the one declaration of its document: every field is written under its own name, so that a stored study means the same after a
-default has changed, and read back according to its type. Reading is strict: a key that matches no field is an error, because dropping it would change what was requested.
+A frozen dataclass is the only declaration of its document. Every field is written under its own name, so that a stored study means the same
+after a default has changed. Every field is read back according to its type. A key that matches no field is an error, because dropping the key would change the request.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Plain:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The object that `to_dict` turned into these values; omitted fields take their defaults. Raises `SpecError` for an unknown key, and whatever the parts raise."""
+        """The object that `to_dict` turned into these values; omitted fields have their defaults. Raises `SpecError` for an unknown key, and any error that the fields' values raise."""
         return read_fields(cls, values)
 
 
@@ -78,7 +78,7 @@ def read_fields(kind: type[Part], values: Mapping[str, Any]) -> Part:
 
 @cache
 def _readers(kind: type) -> Mapping[str, Reader | None]:
-    """For each field, what turns a plain value into the field's; None if they are the same."""
+    """For each field, the function that converts a plain value to the field's value; None if no conversion is needed."""
     types = get_type_hints(kind)
     return {f.name: _reader(types[f.name]) for f in fields(kind)}
 
@@ -129,16 +129,16 @@ def fingerprint(values: Any) -> str:
 
 
 def identity(values: Any) -> str:
-    """`fingerprint` of the significant values: null, false, zero and empty values are left out, and so is what the catalog adds to a GPU's datasheet.
-
-    So the fingerprint stays the same if a field with such a default is added later, or if the
-    catalog adds details to a stored GPU.
+    """`fingerprint` of the significant values. Null, false, zero and empty values are omitted, and so are details that the catalog adds to a GPU's datasheet.
+    So
+        the fingerprint stays the same if a field with such a default is added later, or if the
+        catalog adds details to a stored GPU.
     """
     return fingerprint(_said(values))
 
 
 def finite(values: Any) -> Any:
-    """The values with null in place of every number that JSON lacks (nan and infinities)."""
+    """The values with null in place of every number that JSON cannot express (nan and infinities)."""
     if isinstance(values, float):
         return values if math.isfinite(values) else None
     if isinstance(values, Mapping):
@@ -149,7 +149,7 @@ def finite(values: Any) -> Any:
 
 
 _ADDED = frozenset({"host_bytes_per_s", "measured_flops_per_s", "rated_watts", "usual_fabric"})
-"""fields of `GpuSpec` that describe the same GPU in more detail than stored studies do"""
+"""fields of `GpuSpec` that add details to a GPU and that stored studies may lack"""
 
 
 def _said(value: Any) -> Any:

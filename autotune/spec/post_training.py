@@ -1,6 +1,6 @@
 """Post-training: a step of reinforcement learning, of preference optimization, or of fine-tuning on sequences of unequal length.
 
-    one step      prompts x responses sequences are generated and scored, log-probabilities (and values) of them are computed, and the policy is updated
+    one step     prompts x responses sequences are generated and scored, log-probabilities (and values) of them are computed, and the policy is updated
                   epochs x mini_batches times, each optimizer step on prompts * responses / mini_batches sequences
     algorithm     grpo and dapo have no critic (Shao et al., arXiv 2402.03300; Yu et al., arXiv 2503.14476), ppo has one (Schulman et al., arXiv 1707.06347);
                   dpo has two given responses for each prompt and generates none (Rafailov et al., arXiv 2305.18290); sft trains on given sequences and needs no log-probabilities
@@ -8,7 +8,7 @@
                   split       each has its own GPUs, and waits for the other
                   async       each has its own GPUs; the trainer updates on responses of a policy that is at most `staleness` steps old, so both work at once
 
-Knobs of post-training are knobs of a study (`knobs:`) with these names; what a study does not list has the value of its `rl` or `rollout`. `autotune.cost.rl` has the symbols and formulas of their cost.
+Knobs of post-training are knobs of a study (`knobs:`) with these names; a knob that a study does not list has the value from `rl` or `rollout`. `autotune.cost.rl` has the symbols and formulas for the time of each phase.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ RL_KNOBS: dict[str, tuple[str, tuple[Any, ...]]] = {
 }
 """post-training knobs: what each one means, and its values if they are words"""
 _SEQUENCES = ("micro_batch_tokens", "balance", "group_by_length")
-"""those that also apply to fine-tuning on sequences of unequal length"""
+"""post-training knobs that also apply to fine-tuning on sequences of unequal length"""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """How fast responses are generated. You give this speed; autotune does not model it."""
+    """How fast responses are generated. You specify this speed, because autotune does not model it."""
 
     tokens_per_s_per_gpu: tuple[tuple[int, float], ...]
     """response tokens per second per GPU, by the engine's tensor-parallel degree"""
@@ -72,10 +72,10 @@ class Rollout:
     memory_fraction: float = 0.0
     """share of a GPU's memory that the engine uses while generating, 0 to 1"""
     sleeps: bool = True
-    """whether a colocated engine returns that memory while the trainer works"""
+    """whether a colocated engine frees this memory while the trainer works"""
     tokens_per_s_per_response: float = 0.0
-    """tokens per second for a single response, which determine how long the longest response takes;
-    0 if not given"""
+    """tokens per second for a single response, which determine how long the longest response takes; 0
+    if not specified"""
 
     def __post_init__(self) -> None:
         positive_int("rollout.tp", self.tp, at_most=1 << 10)
@@ -94,14 +94,14 @@ class Rollout:
             )
 
     def rate(self, tp: int) -> float | None:
-        """Tokens per second per GPU with this tensor-parallel degree; None if it was not given."""
+        """Tokens per second per GPU with this tensor-parallel degree; None if this speed was not specified."""
         return dict(self.tokens_per_s_per_gpu).get(tp)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostTraining:
-    """A post-training step: what it does in addition to a plain optimizer step."""
+    """A post-training step: everything in addition to a plain optimizer step."""
 
     algorithm: str
     """one of ALGORITHMS"""
@@ -110,7 +110,7 @@ class PostTraining:
     responses: int
     """responses per prompt, >= 1"""
     mini_batches: int = 1
-    """optimizer steps per post-training step and epoch, >= 1"""
+    """optimizer steps per epoch of each post-training step, >= 1"""
     epochs: int = 1
     """passes over a step's responses, >= 1"""
     prompt_lengths: Lengths
@@ -118,39 +118,39 @@ class PostTraining:
     response_lengths: Lengths
     """response lengths in tokens"""
     same_prompt: float = 0.3
-    """share of the variance of response lengths that lies between prompts, 0 to 1: responses to one prompt are alike"""
+    """share of the variance of response lengths that lies between prompts, 0 to 1, because responses to one prompt have similar lengths"""
     reference: bool = False
     """whether a frozen reference model with the policy's shape computes log-probabilities"""
     reference_offload: bool = False
     """whether the reference model is in host memory except while it computes log-probabilities"""
     critic: ModelSpec | None = None
-    """the critic, which computes values and is also updated"""
+    """the critic model, which computes values and is also updated"""
     placement: str = "colocated"
     """one of PLACEMENTS"""
     rollout_gpus: int = 0
     """current number of GPUs used only for generation; 0 if colocated"""
     staleness: float = 0.0
-    """how many steps the generating policy may lag behind the updated one"""
+    """how many steps the generating policy may lag behind the updated policy"""
     rollout: Rollout | None = None
-    """None if nothing is generated"""
+    """generation speed; None if nothing is generated"""
     reward_s: float = 0.0
-    """seconds per step spent only on computing rewards"""
+    """seconds per step in which only rewards are computed"""
     engine: str = "fsdp"
     """training engine: fsdp, megatron or deepspeed"""
     micro_batch_tokens: int = 0
-    """current value, in tokens per GPU; 0 if micro-batches are counted in sequences"""
+    """current value of the knob, in tokens per GPU; 0 if micro-batches are counted in sequences"""
     log_prob_micro_batch_tokens: int = 0
-    """current value; 0 for that of `micro_batch_tokens`"""
+    """current value of the knob; 0 means the value of `micro_batch_tokens`"""
     phase_offload: str = "none"
-    """current value, one of PHASE_OFFLOADS"""
+    """current value of the knob, one of PHASE_OFFLOADS"""
     balance: str = "batch"
-    """current value, one of BALANCES"""
+    """current value of the knob, one of BALANCES"""
     group_by_length: bool = False
     """current value"""
     fused_rope: bool = True
     """whether a Megatron-Core engine rotates positions with one fused kernel (`apply_rope_fusion`)"""
     whole_experts: bool = True
-    """whether a Megatron-Core engine leaves experts whole under tensor parallelism (`expert_tensor_parallel_size: 1`) instead of splitting each"""
+    """whether a Megatron-Core engine with tensor parallelism keeps each expert whole (`expert_tensor_parallel_size: 1`) instead of splitting it"""
     padded: bool = False
     """whether micro-batches are padded to their longest sequence instead of being packed without padding"""
 
@@ -231,7 +231,7 @@ class PostTraining:
 
     @property
     def assumed(self) -> tuple[str, ...]:
-        """What the spec does not give and autotune therefore assumes, as text."""
+        """Values that the spec does not contain and autotune therefore assumes, as text."""
         both = (("prompts", self.prompt_lengths), ("responses", self.response_lengths))
         told = tuple(f"{what}: {lengths.assumed}" for what, lengths in both if lengths.assumed)
         if (
@@ -246,7 +246,7 @@ class PostTraining:
         return told
 
     def today(self, name: str) -> Any:
-        """The value of a post-training knob that the study does not list."""
+        """The current value of a post-training knob that the study does not list."""
         if name == "rollout_tp":
             return 1 if self.rollout is None else self.rollout.tp
         return getattr(self, name)

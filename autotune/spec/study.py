@@ -36,18 +36,18 @@ class StudyStatus(StrEnum):
 
 
 class Wanted(StrEnum):
-    """What people requested for a study; its status is the current state. Only people write the request, and only the study's controller writes the status."""
+    """The action that users requested for a study. Only users change the request, and only the study's controller changes the study's status."""
 
     RUN = "run"
     PAUSE = "pause"
-    """no new trials; running ones finish"""
+    """no new trials start; running trials finish"""
     STOP = "stop"
     """running trials finish, then the best config is named"""
     CANCEL = "cancel"
     """running trials are killed"""
 
     def may_become(self, other: Wanted) -> bool:
-        """Whether `other` may be requested after this: a pause can be undone, an end cannot."""
+        """Whether `other` may be requested after this request. A pause can be undone, a stop or a cancel cannot."""
         return other in (self, Wanted.CANCEL) or self in (Wanted.RUN, Wanted.PAUSE)
 
 
@@ -58,9 +58,9 @@ class SpaceSpec:
     name: str = "inline"
     """name of the file in search_spaces/, or `inline`"""
     knobs: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """allowed values by knob. Omitted knobs keep their default. dp and accumulation_steps, if omitted, follow from world size and batch. Precision, if omitted, is bf16, or fp16 or fp32 if the GPU has no bf16"""
+    """allowed values by knob. Omitted knobs keep their default. If dp and accumulation_steps are omitted, they follow from world size and batch. If precision is omitted, it is bf16, or fp16 or fp32 if the GPU has no bf16"""
     world_sizes: tuple[int, ...] = ()
-    """numbers of ranks that may be used; empty means all GPUs of the cluster"""
+    """numbers of ranks that may be used; empty means all GPUs in the cluster"""
     extra: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """the study's own knobs: allowed values by name, the default first"""
 
@@ -79,7 +79,7 @@ class Objective:
     stability_weight: float = 0.2
     """w in (1 - w) * throughput + w * stability, 0 to 1"""
     failures: Failures | None = None
-    """cluster failures and the cost of a checkpoint; used by the metric goodput"""
+    """cluster failures and the time to save a checkpoint; used by the metric goodput"""
 
     def kept_share(self, ranks: int, gpus_per_node: int) -> float:
         """Fraction of time left for training after failures on this many ranks; 1 unless goodput accounts for failures."""
@@ -90,7 +90,7 @@ class Objective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """Limits of a study; the first one reached ends it."""
+    """Limits of a study; the first limit that is reached ends the study."""
 
     max_trials: int = 20
     """number of search trials, not counting the baseline and final trials"""
@@ -101,12 +101,12 @@ class Budget:
     max_gpu_s: float | None = None
     """limit in rank-seconds; None if unlimited"""
     train_tokens: float | None = None
-    """length of your training run in tokens: the search ends when the next trial would take longer than it saves in that run. None means a run as long as 200 trials"""
+    """length of your training run in tokens: the search ends when the next trial would take more time than it saves in this run. None means a run as long as 200 trials"""
     min_gain: float | None = None
     """without `train_tokens`: the search ends when the expected relative gain of the next eight
-    trials falls below this. 0 disables this rule"""
+    trials falls below this fraction. 0 disables this limit"""
     parallel_trials: int = 1
-    """trials that run at once, if the runner has the capacity"""
+    """maximum number of trials that run at once, if the runner has the capacity"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,25 +116,25 @@ class MeasureSpec(Plain):
     warmup_steps: int = 2
     """optimizer steps before the measurement starts"""
     first_look: int = 3
-    """number of measured steps (at least 3) after which a search trial that is far slower than the best is stopped; with 0, none is stopped before `min_steps`"""
+    """number of measured steps (at least 3) after which a search trial that is far slower than the best is stopped; with 0, no trial is stopped before `min_steps`"""
     min_steps: int = 5
     """minimum number of measured steps of a trial that may still win"""
     max_steps: int = 30
-    """maximum number of measured steps"""
+    """maximum number of measured steps in a trial"""
     precision: float = 0.03
     """the trial ends when the 95% confidence interval of the median step time is within +- this fraction"""
     finalists: int = 2
-    """minimum number of best configs that are re-measured with the baseline before a winner is named; more if they are statistically tied"""
+    """minimum number of best configs that are re-measured with the baseline before a winner is named; more configs are re-measured if they are statistically tied"""
     final_rounds: int = 2
     """minimum number of rounds in which finalists and baseline are re-measured side by side; up to twice as many runs if there is no clear winner"""
     stability_steps: int = 0
-    """number of steps in the last round, to judge the stability of losses, norms and memory; it has an effect only if it is larger than in the other rounds"""
+    """number of steps in the last round, to judge the stability of losses, norms and memory; has an effect only if larger than the number of steps in the other rounds"""
     start_timeout_s: float = 120.0
     """deadline from launch to the first step, in seconds"""
     step_timeout_s: float = 60.0
     """deadline between two steps, s"""
     trial_timeout_s: float = 600.0
-    """deadline of a whole trial, s"""
+    """deadline for a whole trial, s"""
 
 
 SIMULATED = "simulated"
@@ -152,7 +152,7 @@ class Study(Plain):
     name: str
     """its name"""
     workload: Workload
-    """what is trained, and on which cluster; for a study with a target, this is the target's workload"""
+    """the model, data and cluster to tune for; for a study with a target, this is the target's workload"""
     space: SpaceSpec
     """which configs exist"""
     objective: Objective = Objective()
@@ -168,7 +168,7 @@ class Study(Plain):
     trainer_options: Mapping[str, Any] = field(default_factory=dict)
     """options of the trainer, e.g. argv and metrics of `command`"""
     same_data: bool = True
-    """whether every config sees the same batches in the same order: only then are losses compared step by step with an fp32 reference"""
+    """whether every config trains on the same batches in the same order; only if true are losses compared step by step with an fp32 reference"""
     runner: str = "ray"
     """registered name of the runner"""
     runner_options: Mapping[str, Any] = field(default_factory=dict)
@@ -184,17 +184,17 @@ class Study(Plain):
     left_out: tuple[str, ...] = ()
     """enqueued configs that were dropped because this cluster cannot run them, each with the reason"""
     filled_in: tuple[str, ...] = ()
-    """varying knobs that enqueued configs did not set, with the values they got"""
+    """varying knobs that enqueued configs did not set, with the values that the knobs got"""
     check: bool = True
-    """whether a program that is new to the store is first checked by running a few steps"""
+    """whether a program that is new to the store is first checked with a few steps"""
     calibrate: bool = True
-    """whether a cluster without a calibration is measured quickly before the first real trial"""
+    """whether a cluster without a calibration gets a quick calibration before the first real trial"""
     keeps_outputs: bool = False
     """whether a program's trials write to its usual location (`outputs: keep`), each replacing the previous output"""
     unwatched: bool = False
     """whether the probe is off (`probe: false`)"""
     at_hand: ClusterSpec | None = None
-    """the cluster that trials run on, if the workload's cluster, the target, is larger: trials are then proxies, each representing a config of the workload. None
+    """the cluster on which trials run, if the workload's cluster, the target, is larger. Trials are then proxies, and each one represents a config of the workload. None
     means that trials run on the workload's cluster"""
 
     def __post_init__(self) -> None:
@@ -205,8 +205,8 @@ class Study(Plain):
 
     @property
     def reference_batches(self) -> tuple[int, ...]:
-        """Global batch sizes at which losses in lower precisions are compared with an fp32 reference; none where stability does not count, configs see different
-        data, or trials are proxies."""
+        """Global batch sizes at which losses in lower precisions are compared with an fp32 reference; none if stability does not count, if configs train on different
+        data, or if trials are proxies."""
         compares = self.objective.stability_weight > 0 and self.same_data and self.at_hand is None
         return self.workload.global_batch_sizes if compares else ()
 
@@ -223,7 +223,7 @@ class Study(Plain):
 def is_same_study(
     kept: Study, kept_spec: Mapping[str, Any], study: Study, spec: Mapping[str, Any]
 ) -> bool:
-    """Whether a stored study has the same values, or the same spec if there is one. If the model's code has changed, it is a different study."""
+    """Whether a stored study has the same values as `study`, or has the same spec (if `spec` is not empty). If the model's code has changed, the studies differ."""
     is_same = kept.to_dict() == study.to_dict() or (
         bool(spec) and to_plain(kept_spec) == to_plain(spec)
     )
@@ -241,7 +241,7 @@ def _check_searcher_of_proxies(searcher: str) -> None:
 
 
 def _check_no_baseline(baseline: ParallelConfig | None) -> None:
-    """Raises `SpecError` for a baseline that nothing would be compared with."""
+    """Raises `SpecError` if a study with a target has a baseline, because nothing would be compared with it."""
     if baseline is not None:
         raise SpecError(
             f"proxies are different jobs and are never compared with a baseline, but baseline={baseline}",
@@ -252,7 +252,7 @@ def _check_no_baseline(baseline: ParallelConfig | None) -> None:
 
 
 def _check_target(target: ClusterSpec, at_hand: ClusterSpec, objective: Objective) -> None:
-    """Raises `SpecError` for a target without any proxy on the available cluster."""
+    """Raises `SpecError` for a target that has no proxy on the available cluster."""
     if target.gpu.name != at_hand.gpu.name:
         raise SpecError(
             f"proxies must run on the target's GPU type, but the target {target.name} has {target.gpu.name} and your cluster {at_hand.name} "

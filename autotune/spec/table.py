@@ -1,6 +1,6 @@
-"""Many configs as columns: N configs as arrays of length N under the names of their knobs, so that one code path serves one config or a million.
+"""Many configs as columns: N configs as arrays of length N under the names of their knobs, so that the same code handles one config or a million.
 
-A column holds integers: degrees and counts as they are, everything else as its code (`Knob.encode`): the index among the knob's values.
+A column has integers. Degrees and counts are stored unchanged, and all other values as a code (`Knob.encode`), the value's index among the knob's values.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class ConfigTable:
     __slots__ = ("_columns", "knobs")
 
     def __init__(self, columns: Mapping[str, Any], own: Iterable[Knob] = ()) -> None:
-        """`columns`: arrays (or single values) of codes by knob; knobs left out take their defaults. Shapes must agree.
+        """`columns`: arrays (or single values) of codes by knob; omitted knobs have their defaults. Shapes must agree.
 
         `own`: declarations of the study's own knobs.
         """
         self.knobs: Mapping[str, Knob] = {**KNOBS, **{k.name: k for k in own}}
-        """the declarations of all its knobs by name"""
+        """the declarations of all knobs in the table by name"""
         for name in columns:
             if name not in self.knobs:
                 raise unknown_knob(name, self.knobs)
@@ -52,7 +52,7 @@ class ConfigTable:
     ) -> ConfigTable:
         """The table of these configs, in the given order. Without `own`, the declarations of the configs' own knobs are derived from the values that occur.
 
-        Raises `ConfigError` if the configs do not have the same knobs in `extra`, or one has a value that its declaration does not list.
+        Raises `ConfigError` if the configs do not have the same knobs in `extra`, or if a config has a value that the knob's declaration does not list.
         """
         rows = list(configs)
         declared = tuple(_declared_by(rows)) if own is None else tuple(own)
@@ -87,7 +87,7 @@ class ConfigTable:
         return tuple(knob for knob in self.knobs.values() if knob.is_own)
 
     def column(self, name: str) -> Column:
-        """The column of that knob, shape (N,)."""
+        """The column of this knob, shape (N,)."""
         return self._columns[name]
 
     def __getattr__(self, name: str) -> Column:

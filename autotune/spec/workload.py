@@ -14,12 +14,12 @@ from autotune.spec.plain import Plain
 from autotune.spec.post_training import PostTraining
 
 OPTIMIZERS = ("adamw", "sgd", "adamw_8bit", "muon", "adafactor")
-"""adamw keeps two fp32 moments per weight, adamw_8bit two of one byte, muon one (adamw's two for embeddings, norms and the output projection),
+"""adamw keeps two fp32 moments per weight, adamw_8bit two moments of one byte, muon one moment (two, as adamw, for embeddings, norms and the output projection),
 adafactor sums over rows and columns, and sgd keeps no state"""
 PEFT_METHODS = ("lora", "qlora")
 """lora trains adapters on top of frozen weights (arXiv 2106.09685); qlora keeps the frozen weights in 4 bits (arXiv 2305.14314)"""
 PEFT_LIBRARIES = ("", "peft")
-"""libraries of adapters: Hugging Face's PEFT, which keeps them in fp32, or any other"""
+"""libraries for adapters: Hugging Face's PEFT, which keeps adapters in fp32, or any other library"""
 PEFT_TARGETS = ("attention", "all")
 """projections with adapters: attention only, or the MLP (or experts) too"""
 
@@ -48,7 +48,7 @@ class Peft:
 LOOPS = ("accelerate", "deepspeed", "hf_trainer", "lightning", "megatron", "nanotron", "torchtitan")
 """training loops that the user's own program may run"""
 ATTENTION_KERNELS = ("flash2", "flash3", "cudnn")
-"""FlashAttention-2 (torch's own too), FlashAttention-3, and cuDNN's (TransformerEngine)"""
+"""FlashAttention-2 (also torch's own kernel), FlashAttention-3, and cuDNN's kernel (TransformerEngine)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +56,9 @@ class Workload(Plain):
     """Model, cluster, sequence length, batch, optimizer and trainer."""
 
     model: ModelSpec
-    """the model that is trained"""
+    """the model to train"""
     cluster: ClusterSpec
-    """the cluster that trains it"""
+    """the cluster on which the model is trained"""
     seq_len: int
     """tokens per sequence, >= 1"""
     global_batch_size: int | tuple[int, ...]
@@ -70,20 +70,20 @@ class Workload(Plain):
     document_len: int = 0
     """mean length in tokens of documents that are packed into a sequence and do not attend to each other; 0 if a sequence is one document"""
     peft: Peft | None = None
-    """what fine-tuning trains instead of all weights; None if it trains all weights"""
+    """the adapters that fine-tuning trains instead of all weights; None if all weights are trained"""
     pure_bf16: bool = False
     """whether the program keeps weights, gradients and moments in bf16, and nothing in fp32 (weights loaded and trained in bf16; Lightning's bf16-true)"""
     shards_in_fp32: bool = False
-    """with `pure_bf16`: whether weights that are sharded are still kept in fp32. Accelerate, and with it transformers' Trainer, casts what FSDP shards under mixed precision
-    (`fsdp2_prepare_model`), and DeepSpeed, which it may call, keeps masters"""
+    """with `pure_bf16`: whether weights that are sharded are still kept in fp32. Accelerate, and therefore transformers' Trainer, casts weights that FSDP shards in mixed precision
+    (`fsdp2_prepare_model`), and DeepSpeed, which they may call, keeps master weights"""
     unfused_attention: bool = False
     """whether the program's attention stores the score matrix (eager attention of transformers, Megatron-LM before FlashAttention). FlashAttention (arXiv 2205.14135) and torch's scaled_dot_product_attention never store it"""
     attention_kernel: str = ""
     """the attention kernel, if the program's user chooses it: one of `ATTENTION_KERNELS`, which
-    differ by up to 1.8 times over long sequences on Hopper. Empty means the trainer's own, or unknown"""
+    differ by up to 1.8 times over long sequences on Hopper. Empty means the trainer's own kernel, or an unknown kernel"""
     loop: str = ""
-    """for your own program: the trainer whose training loop it runs, one of `LOOPS`; the cost
-    model's constants and memory depend on it. Empty if unknown"""
+    """for your own program: the trainer whose training loop the program runs, one of `LOOPS`; the cost
+    model's constants and memory depend on the loop. Empty if unknown"""
     rl: PostTraining | None = None
     """a post-training step; None for a plain optimizer step on sequences of equal length"""
 
@@ -144,7 +144,7 @@ class Workload(Plain):
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What predictions assume about the model and its attention, as sentences."""
+        """Sentences that state what predictions assume about the model and its attention."""
         window = narrowest_window(self.model)
         if not 0 < window < self.seq_len:
             return self.model.assumptions
@@ -166,7 +166,7 @@ class Workload(Plain):
 
     @property
     def tokens_per_sequence(self) -> float:
-        """Tokens that a step trains on for each sequence of the global batch. This is its whole
-        length; for post-training, the mean length of prompt and response times the number of
-        mini-batches in a step."""
+        """Tokens that a step trains on for each sequence in the global batch. This is the sequence's
+        whole length. For post-training, it is the mean length of prompt and response times the number
+        of mini-batches in a step."""
         return float(self.seq_len) if self.rl is None else self.rl.tokens / self.rl.mini_batch

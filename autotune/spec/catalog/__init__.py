@@ -53,19 +53,19 @@ def cluster_names() -> tuple[str, ...]:
 
 
 def gpus_per_node(gpu_type: str) -> int:
-    """The usual number of GPUs per node for that type."""
+    """The usual number of GPUs per node for this GPU type."""
     return int(read_entry("gpus", gpu_type, field="gpu").get("gpus_per_node", 8))
 
 
 def usual_cluster(gpu_type: str, *, num_gpus: int) -> ClusterSpec:
-    """A cluster of at least `num_gpus` GPUs in whole nodes of the usual size, or one smaller node if that is enough."""
+    """A cluster of at least `num_gpus` GPUs in whole nodes of the usual size, or one smaller node if it is large enough."""
     per_node = min(gpus_per_node(gpu_type), num_gpus)
     return cluster_of(gpu_type, num_nodes=-(-num_gpus // per_node), gpus_per_node=per_node)
 
 
 @cache
 def model(name: str) -> ModelSpec:
-    """The model of that name, or of that id on the Hugging Face Hub (`Qwen/Qwen2.5-7B`); `CatalogError` suggests the nearest name for an unknown one."""
+    """The model with this name, or with this id on the Hugging Face Hub (`Qwen/Qwen2.5-7B`). For an unknown name, `CatalogError` suggests the nearest name."""
     known = hub_models().get(name.lower(), name) if "/" in name else name
     entry = read_entry("models", known, field="model")
     fields = (
@@ -77,10 +77,10 @@ def model(name: str) -> ModelSpec:
 
 
 def published_config(spec: ModelSpec) -> Mapping[str, Any] | None:
-    """The config.json of a model with the name and shape of a catalog model; None for other models,
-    and for those whose config.json the catalog lacks.
-
-    Learned positions, tying and multi-token prediction layers may differ: a study with longer sequences needs more positions, and trainers handle the others differently.
+    """The config.json of a model with the name and shape of a catalog model; None for other models, and
+        for models whose config.json is not in the catalog.
+        Learned
+    positions, tied embeddings and multi-token prediction layers may differ, because a study with longer sequences needs more positions, and trainers handle tied embeddings and these layers differently.
     """
     if spec.source or spec.name not in model_names():
         return None
@@ -101,20 +101,20 @@ def hub_models() -> Mapping[str, str]:
 
 
 def hub_ids() -> Mapping[str, str]:
-    """Ids on the Hugging Face Hub by model name, for models that have one."""
+    """Ids on the Hugging Face Hub by model name, for models that are on the Hub."""
     return texts_of("models", HUB)
 
 
 @cache
 def gpu(name: str) -> GpuSpec:
-    """The GPU type of that name; `CatalogError` suggests the nearest name for an unknown one."""
+    """The GPU type with this name. For an unknown name, `CatalogError` suggests the nearest name."""
     return GpuSpec.of(name)
 
 
 def cluster_of(
     gpu_type: str | GpuSpec, *, num_nodes: int = 1, gpus_per_node: int = 8
 ) -> ClusterSpec:
-    """A cluster of a catalog GPU (or your own) with its links; see `ClusterSpec.of`."""
+    """A cluster with a GPU from the catalog (or your own), and with its links; see `ClusterSpec.of`."""
     spec = gpu(gpu_type) if isinstance(gpu_type, str) else gpu_type
     return ClusterSpec.of(spec, num_nodes=num_nodes, gpus_per_node=gpus_per_node)
 

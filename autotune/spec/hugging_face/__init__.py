@@ -1,1 +1,1 @@
-"""Models from a Hugging Face `config.json`: shapes by family, and what an export carries over."""
+"""Models from a Hugging Face `config.json`: shapes by family, and the figures that exports carry over."""

@@ -1,10 +1,10 @@
-"""Families that compute the same as another transformers family under other names: their `config.json` is read and exported as that family's.
+"""Families that compute the same as another transformers family, with other names: their `config.json` is read and exported as the other family's.
 
     internlm2, Yi, exaone, ...    Llama                        minicpm       Granite: factors of embedding, residuals and logits
     qwen (version 1)              Qwen2 with as many key heads as heads      chatglm (versions 2 and 3)   GLM-4
-    language models of Qwen-VL and GLM-V    with positions in three dimensions, which are equal in text
+    language models of Qwen-VL and GLM-V with positions in three dimensions, which are equal in text
 
-Facts about the families: the code beside their checkpoints (`modeling_*.py`); of those in transformers 5.23, `models/*/modeling_*.py`.
+The facts about the families come from the code next to their checkpoints (`modeling_*.py`), or for families in transformers 5.23 from `models/*/modeling_*.py`.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ Document = Mapping[str, Any]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alike:
-    """What a family is like."""
+    """How a family maps to an equivalent family."""
 
     family: str
     """the other's `model_type`"""
     keys: Mapping[str, str] = field(default_factory=dict)
-    """its own key -> the other family's key"""
+    """key of this family -> key of the other family"""
     change: Callable[[dict[str, Any]], dict[str, Any]] | None = None
-    """computes derived keys: (file with the other family's keys) -> changed keys; None removes a key"""
+    """function that computes derived keys: (file with the other family's keys) -> changed keys; None removes a key"""
 
 
 def as_alike(document: Document) -> Document:
-    """The file translated to the equivalent family; the same object if there is none."""
+    """The file translated to the equivalent family; the same object if no family is equivalent."""
     name = str(document.get("model_type") or "")
     alike = ALIKE.get(name)
     if alike is None:
@@ -59,7 +59,7 @@ _REMOVED = ("multi_query_attention", "multi_query_group_num", "rope_scaling", "n
 
 
 def _qwen(own: dict[str, Any]) -> dict[str, Any]:
-    """The width of its MLP counts gate and projection together."""
+    """The file's MLP width counts gate and projection together."""
     return {
         "intermediate_size": own["intermediate_size"] // 2,
         "num_key_value_heads": own["num_attention_heads"],

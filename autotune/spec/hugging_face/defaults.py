@@ -1,8 +1,8 @@
-"""Sizes that a Hugging Face `config.json` leaves out: the defaults of its family's class.
+"""Sizes that a Hugging Face `config.json` omits: the defaults of its family's class.
 
-transformers writes a nested `text_config` without the values that equal these defaults: that of Gemma 3 lacks `vocab_size`, that of LLaVA nearly all.
+transformers writes a nested `text_config` without the values that equal these defaults: Gemma 3's lacks `vocab_size`, and LLaVA's lacks nearly all values.
 
-Facts about the families: transformers 5.23, the class attributes in `models/*/configuration_*.py`.
+The facts about the families come from transformers 5.23, the class attributes in `models/*/configuration_*.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SIZE_KEYS = {
     "num_experts": ("num_local_experts", "num_experts", "n_routed_experts"),
     "experts_per_token": ("num_experts_per_tok", "num_experts_per_token", "experts_per_token"),
 }
-"""fields of `ModelSpec`, and the keys under which families write them"""
+"""fields of `ModelSpec`, and the keys with which families write these fields"""
 _MAY_BE_NULL = frozenset(
     {
         "num_key_value_heads",
@@ -130,7 +130,7 @@ _CLASS_SIZES: Mapping[str, tuple[int, ...]] = {
     "xglm": (24, 1024, 16, 256008, 4096, 0),
     "youtu": (32, 2048, 16, 128256, 6144, 16),
 }
-"""`_NAMES` by `model_type`; 0 if the class derives the size from others"""
+"""`_NAMES` by `model_type`; 0 if the class derives the size from other sizes"""
 
 
 def with_class_defaults(document: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Model figures that change not the shape but the computation: what an export must carry over from a Hugging Face `config.json`.
+"""Model figures that change the computation but not the shape. An export must carry them over from a Hugging Face `config.json`.
 
-The file is the user's, or for a catalog model the published one, which the catalog holds. The catalog's is no field of the model: a study of
-`llama-8b` keeps the identity that it had when the catalog held the shape alone, and earlier results are found.
+The file is the user's, or for a catalog model the published file, which is in the catalog. The catalog's file is not a field of the model, so a study
+with `llama-8b` has the same identity as before the catalog contained such files, and its earlier results are found.
 
 rotary base      rope_theta, also inside rope_parameters (transformers 5)           norm epsilon     rms_norm_eps, layer_norm_epsilon, ...
 rotary scaling   rope_scaling, or a rope_parameters of another type than default    biases           of the query, key and value projections
@@ -24,7 +24,7 @@ from autotune.spec.model import ModelSpec
 QKV_BIAS = frozenset({"qwen2", "qwen2_moe", "glm", "seed_oss"})
 """families whose query, key and value projections have biases by default"""
 QKV_BIAS_KEYS = ("attention_bias", "qkv_bias", "use_qkv_bias")
-"""keys that override this"""
+"""keys that override this default"""
 NORM_TOPK = frozenset({"qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2"})
 """families in which `norm_topk_prob` normalizes the weights of the chosen experts to a sum of 1"""
 QK_NORM = frozenset(
@@ -41,7 +41,7 @@ ROUTER_DEFAULTS: Mapping[str, Mapping[str, float]] = {
 }
 """defaults of these families' classes in transformers 5.23"""
 WINDOWED = frozenset({"mistral", "mixtral", "phi3"})
-"""families in which every layer attends to `sliding_window` tokens, if the file sets it; in others only some layers do, or none"""
+"""families in which every layer attends to `sliding_window` tokens, if the file sets this key; in other families only some layers use the window, or no layer"""
 _WINDOW_KEYS = ("sliding_window", "attention_chunk_size", "window_size")
 _DEFAULT_WINDOWS: Mapping[str, int] = {
     **dict.fromkeys(("cohere2", "exaone4", "exaone_moe", "gemma2", "gemma3_text"), 4096),
@@ -51,18 +51,18 @@ _DEFAULT_WINDOWS: Mapping[str, int] = {
     "gpt_oss": 128,
     "llama4_text": 8192,
 }
-"""windows of these families' classes in transformers 5.23, where a file does not set one"""
+"""windows of these families' classes in transformers 5.23, for files that set no window"""
 _WITHOUT_WINDOWS = frozenset({"dots1", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"})
 """families that use their window only if `use_sliding_window` is true"""
 _SOURCE = "leave `source` out, or give the text of the model's config.json"
 ROTARY_SHARES: Mapping[str, float] = {"glm4_moe": 0.5}
-"""default fraction of a head that is rotated, for families that rotate only a part"""
+"""default fraction of a head that is rotated, for families that rotate only a part of each head"""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Router:
-    """How a token's experts are chosen and weighted, if not by a plain softmax over the chosen ones."""
+    """How a token's experts are chosen and weighted, if not by a plain softmax over the chosen experts."""
 
     is_sigmoid: bool
     """sigmoids with a load-balancing bias per expert; otherwise a softmax"""
@@ -76,7 +76,7 @@ class Router:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFigures:
-    """What a config.json contains in addition to the shape; None if it is not given."""
+    """Values that a config.json contains in addition to the shape; None for values that are not in the file."""
 
     family: str
     """its `model_type`"""
@@ -87,7 +87,7 @@ class ModelFigures:
     qk_norm: bool = False
     """queries and keys are normalized"""
     router_loss: float | None = None
-    """weight of the loss that balances the load of the experts"""
+    """weight of the loss that balances the experts' load"""
     softmax_over_all: bool = False
     """the chosen experts keep their softmax weights over all experts, so that they add up to less than 1"""
     rotary_scaling: str = ""
@@ -95,9 +95,9 @@ class ModelFigures:
     rotary_share: float = 1.0
     """fraction of a head that is rotated"""
     router: Router | None = None
-    """of families in `ROUTER_DEFAULTS`"""
+    """how experts are chosen, for families in `ROUTER_DEFAULTS`"""
     window: int = 0
-    """tokens that each token attends to in every layer; 0 for all before it"""
+    """number of tokens that each token attends to in every layer; 0 for all earlier tokens"""
 
 
 LLAMA3_SCALING = {
@@ -106,12 +106,12 @@ LLAMA3_SCALING = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-"""parameters of the rotary scaling that a config.json calls llama3, with Llama 3.1's values"""
+"""parameters of the rotary scaling named llama3 in a config.json, with Llama 3.1's values"""
 
 
 @cache
 def figures_of(model: ModelSpec) -> ModelFigures | None:
-    """The parameters of a model with a config.json; None for a model given only by its shape."""
+    """The figures of a model with a config.json; None for a model specified only by its shape."""
     found = _config_json(model)
     if found is None:
         return None
@@ -160,7 +160,7 @@ def _router(family: str, document: Mapping[str, Any]) -> Router | None:
 
 
 def narrowest_window(model: ModelSpec) -> int:
-    """The most tokens that some or all layers attend to, in a sliding window or in chunks; 0 if all layers attend to all earlier tokens."""
+    """The maximum number of tokens that some or all layers attend to, in a sliding window or in chunks; 0 if all layers attend to all earlier tokens."""
     found = _config_json(model)
     if found is None:
         return 0
@@ -178,12 +178,12 @@ def narrowest_window(model: ModelSpec) -> int:
 
 
 def yarn_scaling(model: ModelSpec) -> dict[str, float] | None:
-    """The parameters of the model's YaRN scaling (arXiv:2309.00071), keyed by their names in the file; None if it has none."""
+    """The parameters of the model's YaRN scaling (arXiv:2309.00071), keyed by their names in the file; None if the model has no YaRN scaling."""
     return _scaling(model, "yarn", YARN)
 
 
 def is_truncated(model: ModelSpec) -> bool:
-    """Whether the boundaries of the model's YaRN scaling are rounded to whole dimensions; by default they are, except in gpt-oss."""
+    """Whether the boundaries of the model's YaRN scaling are rounded to whole dimensions. The default is true, except for gpt-oss."""
     document = text_document(model)
     _, scaling = _rotary(document)
     return bool(scaling.get("truncate", document.get("model_type") != "gpt_oss"))
@@ -201,7 +201,7 @@ YARN = {
 
 
 def llama3_scaling(model: ModelSpec) -> dict[str, float] | None:
-    """The parameters of the model's rotary scaling, keyed by the names in `LLAMA3_SCALING`; None if it has none, or a different kind."""
+    """The parameters of the model's rotary scaling, keyed by the names in `LLAMA3_SCALING`; None if the model has no rotary scaling, or a different kind."""
     return _scaling(model, "llama3", LLAMA3_SCALING)
 
 
@@ -214,7 +214,7 @@ def _scaling(model: ModelSpec, kind: str, defaults: Mapping[str, float]) -> dict
 
 
 def _rotary(document: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """`rope_parameters`, and what says how positions are scaled: `rope_scaling`, or `rope_parameters` too."""
+    """`rope_parameters`, and the mapping that specifies how positions are scaled: `rope_scaling`, or `rope_parameters` again."""
     rope = document.get("rope_parameters")
     rope = rope if isinstance(rope, Mapping) else {}
     scaling = document.get("rope_scaling")
@@ -229,7 +229,7 @@ def text_document(model: ModelSpec) -> dict[str, Any]:
 
 
 def check_source(model: ModelSpec) -> ModelSpec:
-    """The model, if everything needed from its `source` can be read. Raises `SpecError`."""
+    """The model, if all figures that exports need can be read from its `source`. Raises `SpecError` otherwise."""
     if not model.source:
         return model
     try:

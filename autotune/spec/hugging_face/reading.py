@@ -1,7 +1,7 @@
 """Shapes from a Hugging Face `config.json`, family by family (`model_type`).
 
-A key that looks like a size and that nothing here reads is an error: a wrong shape would make every prediction wrong without any warning. For
-multimodal models only the language model is read; other towers are not counted. Layers for multi-token prediction are not counted either.
+A key that looks like a size but is not read here is an error, because a wrong shape would make every prediction wrong without any warning. In
+multimodal models only the language model is read, and other towers are not counted. Layers for multi-token prediction are not counted either.
 
     hugging_face_families    what each family's file means, and families whose layers no shape describes
     hugging_face_alike       families that are another one under other names
@@ -38,7 +38,7 @@ NOT_DECODERS = frozenset(
         "clip",
     }
 )
-"""values of `model_type` for other architectures"""
+"""values of `model_type` for architectures that are not decoders"""
 _TEXT_KEYS = ("text_config", "llm_config", "language_config", "thinker_config")
 """keys that hold the language model in multimodal files"""
 _TEXT_OF = {
@@ -49,7 +49,7 @@ _TEXT_OF = {
     "internvl": "qwen2",
     "kimi_vl": "deepseek_v3",
 }
-"""language model families of multimodal files that do not name one, if it is not NAME_text"""
+"""language model families in multimodal files that do not contain the family's name, if the name is not NAME_text"""
 _SHAPE = re.compile(
     r"(_size|_dim|_rank|_ratio|_replace|_step)$|^(n|num)_|experts?|heads|^d_|layers|inner|multi_query|gated|_freq$"
 )
@@ -63,14 +63,14 @@ _HARMLESS = re.compile(
 _ATTENDING = frozenset({"attention", "full_attention", "sliding_attention", "chunked_attention"})
 """values of `layer_types` for layers with attention"""
 _CLASS_END = re.compile(r"(LMHead)?(Model)?(For\w+)?$")
-"""end of a class's name, after its family's"""
+"""end of a class name, after the family's name"""
 _REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
 
 
 def fields_of(document: Document) -> dict[str, Any]:
     """The fields of `ModelSpec`, without the name, for a parsed `config.json`.
 
-    Raises `SpecError` if the model is not a decoder, if its family is unknown or one shape cannot describe it, or if a size is missing, differs from layer
+    Raises `SpecError` if the model is not a decoder, if its family is unknown or its layers cannot be described by one shape, or if a size is missing, differs from layer
     to layer, or is not understood.
     """
     family_name, document = text_model(document)
@@ -105,8 +105,8 @@ def fields_of(document: Document) -> dict[str, Any]:
 
 
 def text_model(document: Document) -> tuple[str, Document]:
-    """The family's name, and the language model's document: the file itself, or a part of a multimodal file. A family that is equivalent
-    to another is returned as that family, with that family's keys."""
+    """The family's name, and the language model's document: the file itself, or a part of a multimodal file. A family that is equivalent to
+    another family is returned as the other family, with the other family's keys."""
     name = str(document.get("model_type") or "")
     text = text_of(document)
     if text is not None:
@@ -136,14 +136,14 @@ def text_of(document: Document) -> Document | None:
 
 
 def guessed_family(document: Document) -> str:
-    """The family that a file without `model_type` and without classes is assumed to have, based on its keys; empty if it names either."""
+    """The family that is assumed, based on the keys, for a file without `model_type` and without class names; empty if the file has either."""
     if document.get("model_type") or document.get("architectures"):
         return ""
     return "gpt2" if "n_embd" in document else "llama"
 
 
 def _family_of_class(document: Document) -> str:
-    """The family whose class a file without `model_type` names: GPTNeoXForCausalLM is gpt_neox."""
+    """For a file without `model_type`, the family of its class: GPTNeoXForCausalLM is gpt_neox."""
     named = document["architectures"]
     written = str(named[0] if isinstance(named, list) else named)
     plain = _CLASS_END.sub("", written).lower()
@@ -199,7 +199,7 @@ def _renamed(document: Document, keys: Mapping[str, str]) -> Document:
 
 
 def _of_all_layers(key: str, value: Any) -> Any:
-    """A size that the file lists for each layer, if all are equal."""
+    """A size that the file lists for each layer, if all values are equal."""
     if not isinstance(value, list) or not value or not all(isinstance(one, int) for one in value):
         return value
     if key in ("mlp_only_layers", "moe_layers"):  # these list layers

@@ -1,13 +1,13 @@
-"""Shapes that families describe in their own keys: latent attention, patterns of layers with experts, heads and widths.
+"""Shapes that families describe with their own keys: latent attention, patterns of layers with experts, heads and widths.
 
 Each function takes the file with the defaults of its family, and the fields of `ModelSpec` so far, and returns the fields that change.
 
-What transformers' own classes provide for parallel training: a plan for tensor parallelism, and places where a pipeline can split them.
+What transformers' own classes provide for parallel training: a plan for tensor parallelism, and places where a pipeline can split the class.
 
-A class counts as having a tensor plan if the native trainer supports the style of every entry, which excludes plans for experts. Apertus is left out: its activation
-has two learned scalars, and no rank has their full gradients.
+A class counts as having a tensor plan if the native trainer supports the style of every entry, which excludes plans for experts. Apertus is excluded, because its activation
+has two learned scalars, and no rank has the full gradients of these scalars.
 
-Facts about the families: transformers 5.23, `base_model_tp_plan` and `base_model_pp_plan` of `models/*/configuration_*.py`.
+The facts about the families come from transformers 5.23, `base_model_tp_plan` and `base_model_pp_plan` of `models/*/configuration_*.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BUILT = (
 
 
 def _latent_attention(asked: Document) -> dict[str, Any]:
-    """DeepSeek's latent attention (arXiv:2405.04434, section 2.1): keys and values from a narrow latent, with separate rotary parts. A null latent: plain attention."""
+    """DeepSeek's latent attention (arXiv:2405.04434, section 2.1): keys and values from a narrow latent, with separate rotary parts. If the latent is null, attention is plain."""
     if not asked.get("kv_lora_rank"):
         return {}
     nope, rope = asked["qk_nope_head_dim"], asked["qk_rope_head_dim"]
@@ -46,7 +46,7 @@ def _latent_attention(asked: Document) -> dict[str, Any]:
 
 
 def first_dense(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
-    """Experts in all layers but the first few, in addition to shared experts (DeepSeek, GLM, Kimi)."""
+    """Experts in all layers except the first few, in addition to shared experts (DeepSeek, GLM, Kimi)."""
     if not fields.get("num_experts"):
         return {}
     if asked.get("moe_layer_freq", 1) != 1:
@@ -74,7 +74,7 @@ def deepseek(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def ernie_experts(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
-    """Experts from one layer through the last: `moe_layer_end_index` is -1, or not before the last layer."""
+    """Experts from a given layer through the last layer: `moe_layer_end_index` is -1, or not before the last layer."""
     last, end = fields["num_layers"] - 1, asked.get("moe_layer_end_index", -1)
     if end != -1 and end < last:
         raise SpecError(
@@ -86,14 +86,14 @@ def ernie_experts(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def hunyuan_experts(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
-    """The shared experts are as wide as the others."""
+    """The shared experts are as wide as the routed experts."""
     return {
         "shared_ffn_hidden_size": (asked.get("n_shared_experts") or 0) * fields["ffn_hidden_size"]
     }
 
 
 def granite_experts(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
-    """One shared MLP in addition to the experts; without experts it is the layer's MLP."""
+    """One shared MLP in addition to the experts; without experts, the shared MLP is the layer's MLP."""
     width = asked.get("shared_intermediate_size") or 0
     return {"shared_ffn_hidden_size" if fields.get("num_experts") else "ffn_hidden_size": width}
 

@@ -1,1 +1,1 @@
-"""What was run: trials, measurements, observed runs and dry runs."""
+"""Records of runs: trials, measurements, observed runs and dry runs."""

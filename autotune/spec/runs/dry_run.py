@@ -1,9 +1,9 @@
-"""What a dry run of one rank shows: the memory, work and traffic of two optimizer steps that were run without data and without a GPU.
+"""The result of a dry run of one rank: the memory, work and traffic of two optimizer steps that were run without data and without a GPU.
 
-Bytes are those that the allocator hands out to tensors (`allocated`), on this rank. What an allocator reserves beyond them, and the GPU's own
-context, are not part of a dry run.
+Bytes are the memory that the allocator gives to tensors (`allocated`) on this rank. The memory that an allocator reserves beyond the tensors, and the GPU's
+own context, are not part of a dry run.
 
-Steps are counted from 0. The first step has no optimizer state before its end, so the peak of a training run is that of step 1.
+Steps are counted from 0. The first step has no optimizer state before its end, so the peak of a training run is the peak in step 1.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal
 from autotune.spec.plain import Plain
 
 Phase = Literal["build", "forward", "backward", "optimizer"]
-"""the phase of a run; recomputation is part of the backward pass"""
+"""the phases of a step; recomputation is part of the backward pass"""
 
 MEMORY_CATEGORIES = (
     "parameters",
@@ -28,12 +28,12 @@ MEMORY_CATEGORIES = (
     "inputs",
 )
 """parameters: shards or copies that the rank keeps.  activations: created in a forward pass and alive after their module has ended.
-temporaries: all other results of operations.  communication: gathered weights and buffers of collectives.  inputs: micro-batches and targets"""
+temporaries: all other results of operations.  communication: gathered weights and buffers for collectives.  inputs: micro-batches and targets"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """A place in the run."""
+    """A point in time in the run."""
 
     step: int
     """optimizer step, from 0"""
@@ -47,7 +47,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySample:
-    """The bytes allocated at one moment."""
+    """Bytes allocated at a given moment."""
 
     moment: Moment
     """when"""
@@ -62,18 +62,18 @@ class MemorySample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleCost:
-    """The contribution of one module of the model, without its children."""
+    """One module's contribution, without its children."""
 
     name: str
-    """its name in the model"""
+    """the module's name in the model"""
     kind: str
-    """name of its class"""
+    """name of the module's class"""
     parameter_bytes: int
-    """bytes that the rank keeps of its weights"""
+    """bytes of the module's weights on the rank"""
     saved_bytes: int
-    """bytes that one micro-batch leaves for the backward pass"""
+    """bytes that one micro-batch keeps for the backward pass"""
     at_peak_bytes: int
-    """bytes it created, of all categories, that are alive at the rank's peak"""
+    """bytes in all categories that the module allocated and that are alive at the rank's peak"""
     forward_flops: int
     """of one micro-batch"""
     backward_flops: int
@@ -88,9 +88,9 @@ class MatrixProduct:
     n: int
     k: int
     dtype: str
-    """dtype of its operands, as torch names it: bfloat16"""
+    """dtype of the operands, with torch's name: bfloat16"""
     count: int
-    """number of times it runs in one micro-batch, forward and backward"""
+    """number of times the matmul runs in one micro-batch, forward and backward"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,47 +102,47 @@ class CollectiveCall:
     axis: str
     """mesh axis of the group (tp, pp, dp_cp, ...), or `ranks` for any other group"""
     ranks: tuple[int, ...]
-    """ranks of the group, in order"""
+    """ranks in the group, in order"""
     num_bytes: int
     """bytes per call: what a rank contributes to an all_reduce, reduce_scatter, all_to_all, broadcast or send, or receives from an all_gather or recv"""
     phase: Phase
-    """phase in which it is called"""
+    """phase in which the collective is called"""
     count: int
     """number of calls in one optimizer step"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRun(Plain):
-    """One rank of a job, dry-run."""
+    """A dry run of one rank in a job."""
 
     rank: int
     """global number of the dry-run rank"""
     pp_rank: int
-    """its place in the pipeline"""
+    """the rank's position in the pipeline"""
     world_size: int
-    """ranks of the job"""
+    """number of ranks in the job"""
     num_parameters: int
-    """of the whole model"""
+    """number of parameters in the whole model"""
     rank_parameters: int
-    """elements that this rank keeps"""
+    """number of elements that this rank keeps"""
     peak: MemorySample
-    """the moment of highest memory in the second step"""
+    """the moment of highest memory use in the second step"""
     phase_peaks: tuple[MemorySample, ...]
     """the sample with the highest memory use in each phase of each step, in order"""
     timeline: tuple[MemorySample, ...]
-    """the second step, starting with the moment before it, thinned to a few hundred samples that keep every local peak"""
+    """samples of the second step and of the moment before it, thinned to a few hundred samples that include every local peak"""
     modules: tuple[ModuleCost, ...]
-    """modules, in model order"""
+    """modules, in the model's order"""
     flops: int
     """FLOPs of one micro-batch, forward and backward, including recomputation"""
     products: tuple[MatrixProduct, ...]
     """the matmuls of one micro-batch"""
     collectives: tuple[CollectiveCall, ...]
-    """of the second step"""
+    """collectives in the second step"""
     guesses: tuple[str, ...] = ()
-    """what depends on the model's data and therefore had to be assumed (balanced routing, values), as text"""
+    """values that depend on the model's data and therefore had to be assumed (balanced routing, values of tensors), as text"""
     took_s: float = 0.0
-    """wall time of the run"""
+    """wall time of the dry run"""
     process_peak_bytes: int = 0
     """resident memory of the dry run's process"""
     versions: Mapping[str, str] = field(default_factory=dict)

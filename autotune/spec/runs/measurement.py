@@ -1,8 +1,8 @@
-"""A measurement: what the steps of one attempt showed, and the figures that follow from them.
+"""A measurement: the observed steps of one attempt, and the figures derived from them.
 
-A loss comparison: how a trial's loss compares with that of other configs that saw other batches, after the same number of tokens.
-
-It is made once, when the trial is scored, from the trials that had ended by then, and stored with the measurement: later trials never change it.
+A loss comparison compares a trial's loss with the loss of other configs, which trained on other batches, after the same number of tokens.
+The
+comparison is made once, when the trial is scored, with the trials that had ended by then. It is stored with the measurement, so later trials never change it.
 The statistics are in `autotune.reward.equal_tokens`.
 """
 
@@ -21,12 +21,12 @@ from autotune.spec.plain import Plain
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement(Plain):
-    """The measurement of one attempt. Series hold one entry per optimizer step after warm-up."""
+    """The measurement of one attempt. Series have one entry per optimizer step after warm-up."""
 
     step_times_s: tuple[float, ...]
     """duration of each step in seconds on the slowest rank, device-synchronized"""
     peak_memory_bytes: float | None = None
-    """highest peak of any rank; None if the trainer does not report it"""
+    """highest memory peak of any rank; None if the trainer does not report memory"""
     tokens_per_step: int = 0
     """global_batch_size * seq_len"""
     num_ranks: int = 1
@@ -34,13 +34,13 @@ class Measurement(Plain):
     losses: tuple[float, ...] = ()
     """training loss, mean over all ranks, nats per token; NaN for a step without a loss in the program's log"""
     grad_norms: tuple[float, ...] = ()
-    """global gradient norm before clipping; NaN as for losses"""
+    """global gradient norm before clipping; NaN for a step without a norm in the program's log"""
     nonfinite_steps: int = 0
-    """steps with a non-finite loss or gradient, except those that loss scaling skipped"""
+    """steps with a non-finite loss or gradient, except steps that loss scaling skipped"""
     skipped_steps: int = 0
     """steps that dynamic loss scaling skipped"""
     gradient_noise_scale: float | None = None
-    """simple noise scale in sequences (McCandlish et al. 2018, eq. 2.8), if it was estimated; infinite if the gradient is indistinguishable from noise"""
+    """simple noise scale in sequences (McCandlish et al. 2018, eq. 2.8), if estimated; infinite if the gradient is indistinguishable from noise"""
     gradient_noise_interval: tuple[float, float] | None = None
     """90% interval of the noise scale, in sequences"""
     setup_s: float = 0.0
@@ -52,9 +52,9 @@ class Measurement(Plain):
     memory_capacity_bytes: float | None = None
     """memory of one rank, if known"""
     rank_peak_memory_bytes: tuple[float, ...] = ()
-    """peak of each rank"""
+    """memory peak of each rank"""
     step_peak_memory_bytes: tuple[float, ...] = ()
-    """highest peak of any rank from the start of the trial to the end of each step, if available"""
+    """highest memory peak of any rank from the start of the trial to the end of each step, if available"""
     breakdown_s: Mapping[str, float] = field(default_factory=dict)
     """profiled step time by cause, in seconds, if a profile was requested"""
     phases_s: Mapping[str, float] = field(default_factory=dict)
@@ -66,22 +66,22 @@ class Measurement(Plain):
     reference_losses: tuple[float, ...] = ()
     """losses of an fp32 reference on the same data, if one was measured"""
     reference_grad_norms: tuple[float, ...] = ()
-    """gradient norms of that reference, or else of the baseline, on the same data: spikes that both have are caused by the data"""
+    """gradient norms of the fp32 reference, or else of the baseline, on the same data; spikes that also occur here are caused by the data"""
     loss_comparison: LossComparison | None = None
-    """the loss at equal tokens compared with other configs, if they do not see the same data"""
+    """the loss at equal tokens compared with other configs, if configs do not train on the same data"""
     time_from: str = ""
-    """source of the step times: `log` (a time that the program printed), `rate` (a printed rate) or `arrival` (of
-    its step lines); empty if the worker's own clock timed the steps"""
+    """source of the step times: `log` (times that the program printed), `rate` (printed rates) or `arrival` (the times at which
+    step lines arrived); empty if the worker's own clock timed the steps"""
     time_resolution_s: float = 0.0
     """the resolution of step times; 0 if unknown"""
     steps_together: int = 1
-    """largest number of steps whose lines arrived at once, for example because output was not flushed; each gets their mean time. 1 if every step has its own time"""
+    """largest number of steps whose lines arrived at once, for example because output was not flushed; each of these steps gets the mean time. 1 if every step has its own time"""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """what could affect it: versions of torch, CUDA, driver, NCCL, Python, kernel and trainer, the program's commit, the GPU's clocks and power limit"""
+    """conditions that may affect the speed: versions of torch, CUDA, driver, NCCL, Python, kernel and trainer, the program's commit, the GPU's clocks and power limit"""
     evidence: Mapping[str, Any] = field(default_factory=dict)
     """observations of each rank, as plain values of `autotune.diagnosis.Evidence`; empty if not observed"""
     allocator: str = ""
-    """settings of the GPU allocator (PYTORCH_ALLOC_CONF); empty for the defaults, or if unknown"""
+    """settings of the GPU allocator (PYTORCH_ALLOC_CONF); empty if they are the defaults or unknown"""
 
     def __post_init__(self) -> None:
         for name in (
@@ -141,18 +141,18 @@ class Measurement(Plain):
 
     @property
     def median_tokens_per_s(self) -> float:
-        """Tokens per second for the whole job at the median step, skipped or not: the rate of an
-        undisturbed step."""
+        """Tokens per second for the whole job at the median of all steps, including skipped steps: the rate of
+        an undisturbed step."""
         return self.tokens_per_step / self.step_time_s if self.step_time_s > 0 else math.nan
 
     @property
     def tokens_per_s_per_gpu(self) -> float:
-        """Tokens per second per rank in use, counting steps that were not skipped."""
+        """Tokens per second per rank in use, counting only the tokens of steps that were not skipped."""
         return self.tokens_per_s / self.num_ranks
 
     @property
     def occupied_memory_bytes(self) -> float | None:
-        """Peak memory that a rank took from its GPU, on the rank with the highest peak: reserved by the allocator if known, otherwise allocated."""
+        """Peak memory used on a GPU by the rank with the highest peak: the memory reserved by the allocator if known, otherwise the allocated memory."""
         if self.peak_memory_bytes is None:
             return None
         return max(self.peak_memory_bytes, self.utilization.get("reserved_memory_bytes", 0.0))
@@ -170,7 +170,7 @@ class Measurement(Plain):
         return self.tokens_per_s_per_gpu * self.flops_per_token / self.peak_flops_per_s
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, including derived ones."""
+        """Plain JSON values, including derived values."""
         stored = {name: _plain(getattr(self, name)) for name in self.__dataclass_fields__}
         return {
             **stored,
@@ -223,13 +223,13 @@ class LossComparison:
     excess: float
     """loss of this trial minus the others' loss; negative if this trial is better"""
     noise: float
-    """how far a healthy trial may exceed the others by chance, in the unit of the loss, >= 0"""
+    """how far a healthy trial's loss may exceed the others' loss by chance, in the unit of the loss, >= 0"""
     loss: float
     """loss of the other configs at the same point, > 0"""
     tokens: int
-    """tokens seen by the others at that point, including warm-up"""
+    """number of tokens on which the other configs had trained at this point, including warm-up"""
     curves: int
-    """number of other trials that it was compared with, >= 1"""
+    """number of other trials in the comparison, >= 1"""
 
     @property
     def unexplained(self) -> float:

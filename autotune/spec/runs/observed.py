@@ -1,8 +1,8 @@
-"""An observed run: a training run that people started themselves, with its measurements. It is not a trial: its config was not chosen by a search, and it never wins.
+"""An observed run: a training run that users started themselves, with its measurements. An observed run is not a trial: its config was not chosen by a search, and it never wins.
 
-What people add to a study: tags, to find studies by, and notes.
+Users can add notes and tags to a study. Tags are for finding studies.
 
-A tag is a word without spaces, so that a list of tags can be typed in one line. Tags are compared as they are written.
+A tag is a word without spaces, so that a list of tags can be typed in one line. Tags are compared exactly as written, including case.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Outcome(StrEnum):
 
     @classmethod
     def of(cls, *, is_interrupted: bool, has_failed: bool) -> Outcome:
-        """The outcome of a run that has ended; an interrupted one ends with an error too."""
+        """The outcome of a run that has ended; an interrupted run ends with an error too."""
         if is_interrupted:
             return cls.INTERRUPTED
         return cls.FAILED if has_failed else cls.COMPLETED
@@ -47,27 +47,27 @@ class ObservedRun(Plain):
     """One run. Unobserved values are None."""
 
     id: str = ""
-    """given by the store"""
+    """id assigned by the store"""
     program: str
-    """what trained: the program's file, or the trainer's name"""
+    """the program that trained: its file, or the trainer's name"""
     command: tuple[str, ...] = ()
-    """its command, without secrets; empty if a callback in the program observed it"""
+    """the run's command, without secrets; empty if a callback in the program observed the run"""
     outcome: Outcome = Outcome.COMPLETED
     """how it ended"""
     exit_code: int | None = None
-    """exit status, negative for a signal; None if a callback in the program observed it"""
+    """exit status, negative for a signal; None if a callback in the program observed the run"""
     workload: Workload | None = None
     """what it trained"""
     config: ParallelConfig | None = None
     """how"""
     estimate: Estimate | None = None
-    """the prediction before it started"""
+    """the prediction before the run started"""
     measurement: Measurement | None = None
-    """measurements of its steps; step times are empty if none were observed"""
+    """measurements of the run's steps; step times are empty if no step was observed"""
     failure: Failure | None = None
-    """why it failed, with the evidence; of a run that did not fail: that it ran out of memory and continued"""
+    """why the run failed, with the evidence; if the run did not fail, that it ran out of memory and continued"""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """versions of Python and the training libraries it could import"""
+    """versions of Python and of the training libraries that the run could import"""
     host: str = ""
     """name of the machine"""
     owner: str = ""
@@ -79,7 +79,7 @@ class ObservedRun(Plain):
 
     @property
     def all_versions(self) -> Mapping[str, str]:
-        """All known versions; those that the run's own processes reported take precedence."""
+        """All known versions; versions that the run's own processes reported take precedence."""
         return {**self.versions, **(self.measurement.versions if self.measurement else {})}
 
     @property
@@ -92,7 +92,7 @@ class ObservedRun(Plain):
         )
 
     def as_trial(self) -> Trial | None:
-        """The run as a measured trial that studies can learn from; None if workload, config or steps are unknown, or the config was left."""
+        """The run as a measured trial that studies can learn from; None if workload, config or steps are unknown, or if the program left the config."""
         if self.failure is not None and self.outcome is not Outcome.FAILED:
             return None
         if self.workload is None or self.config is None or self.step_time_s is None:
@@ -110,16 +110,16 @@ class ObservedRun(Plain):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ObservedRun:
-        """The run of `to_dict`'s values."""
+        """The run from the values of `to_dict`."""
         return read_fields(cls, {name: value for name, value in values.items() if name != "kind"})
 
 
 MAX_TAGS = 20
-"""tags of a study"""
+"""maximum number of tags of a study"""
 MAX_NOTE = 10_000
-"""characters of a note"""
+"""maximum number of characters in a note"""
 MAX_NOTES = 200
-"""notes of a study"""
+"""maximum number of notes on a study"""
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/+-]{0,49}")
 
 

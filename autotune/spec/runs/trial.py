@@ -23,7 +23,7 @@ from autotune.spec.runs.measurement import Measurement
 from autotune.spec.workload import Workload
 
 MOST_NAMED = 12
-"""trials that a sentence names"""
+"""maximum number of trials listed in a sentence"""
 
 
 class TrialStatus(StrEnum):
@@ -44,7 +44,7 @@ class TrialStatus(StrEnum):
 
 
 class FailureKind(StrEnum):
-    """Why a trial failed. Only WORKER_LOST is retried; all others are final for that config."""
+    """Why a trial failed. Only WORKER_LOST is retried; all other failures are final for the config."""
 
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
     DIVERGED = "DIVERGED"
@@ -76,7 +76,7 @@ class Failure(Plain):
     rank: int | None = None
     """the rank that failed first, if any"""
     step: int | None = None
-    """the optimizer step in which it failed, counted from 0 with warm-up"""
+    """the optimizer step in which the attempt failed, counted from 0 with warm-up"""
 
     @property
     def evidence(self) -> str:
@@ -92,11 +92,11 @@ class Reward(Plain):
     total: float
     """what the study maximizes"""
     throughput: float
-    """log of throughput (or goodput, or tokens per unit of cost) relative to the baseline; 0 is the baseline"""
+    """log of throughput (or goodput, or tokens per unit of cost) relative to the baseline, whose value is 0"""
     stability: float
     """0 to 1"""
     parts: Mapping[str, float] = field(default_factory=dict)
-    """the parts of stability by name, each 0 to 1, and other terms that were used"""
+    """the parts of stability by name, each 0 to 1, and other terms in the reward"""
 
 
 class TrialPurpose(StrEnum):
@@ -111,22 +111,22 @@ class TrialPurpose(StrEnum):
     FINAL = "final"
     """a finalist or the baseline, re-measured side by side before a winner is named"""
     PROXY = "proxy"
-    """a small job that represents a config of the target; it is not compared with other trials and cannot be the best"""
+    """a small job that represents a config of the target; a proxy is not compared with other trials and cannot be the best trial"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandsFor(Plain):
-    """What a proxy trial represents, and what it ran instead."""
+    """The config that a proxy trial represents, and the workload that it ran instead."""
 
     config: ParallelConfig
     """the config of the target (the study's own workload) that the proxy represents"""
     workload: Workload
-    """the workload that the trial trained, on the cluster you have"""
+    """the workload of the trial itself, on the cluster you have"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial(Plain):
-    """A config in a study, with its state and outcome."""
+    """One config tried in a study, with state and outcome."""
 
     study: str = ""
     """id of the study"""
@@ -139,31 +139,31 @@ class Trial(Plain):
     status: TrialStatus = TrialStatus.PENDING
     """its state"""
     purpose: TrialPurpose = TrialPurpose.SEARCH
-    """why it is run"""
+    """why the trial is run"""
     attempts: int = 0
     """launches so far"""
     estimate: Estimate | None = None
-    """the prediction when it was proposed"""
+    """the prediction at the time of the proposal"""
     measurement: Measurement | None = None
-    """the measurement; for a failed trial, as far as it got"""
+    """the measurement; for a failed trial, the steps before the failure"""
     reward: Reward | None = None
-    """its reward, if it was measured"""
+    """the trial's reward, if the trial was measured"""
     failure: Failure | None = None
-    """how it failed, if it did"""
+    """how the trial failed; None if it did not fail"""
     reason: str = ""
-    """why it was proposed, or why it was stopped, as text"""
+    """why the trial was proposed, or why it was stopped, as text"""
     stands_for: StandsFor | None = None
-    """for a proxy trial, the config it represents and the workload it ran; None if it ran the study's workload"""
+    """for a proxy trial, the config that it represents and the workload that it ran; None if the trial ran the study's workload"""
     created_at: datetime | None = None
     """UTC"""
     started_at: datetime | None = None
-    """UTC, of the first attempt"""
+    """start of the first attempt, in UTC"""
     ended_at: datetime | None = None
     """UTC"""
 
     @property
     def is_measured(self) -> bool:
-        """Whether it ended with a valid step time."""
+        """Whether the trial ended with a valid step time."""
         return (
             self.status in (TrialStatus.COMPLETED, TrialStatus.STOPPED)
             and self.measurement is not None
@@ -172,12 +172,12 @@ class Trial(Plain):
 
     @property
     def measured(self) -> Measurement | None:
-        """Its measurement, if it ended with a valid step time."""
+        """The trial's measurement, if the trial ended with a valid step time."""
         return self.measurement if self.is_measured else None
 
     @property
     def peak_memory_bytes(self) -> float | None:
-        """Highest measured peak of any rank, even if the trial failed; None if unknown."""
+        """Highest measured memory peak of any rank, even if the trial failed; None if unknown."""
         return self.measurement.peak_memory_bytes if self.measurement else None
 
 

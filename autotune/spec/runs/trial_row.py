@@ -1,6 +1,6 @@
 """A trial as one row of a table: the columns of `autotune store export` and of `Result.to_dataframe`.
 
-Columns carry units in their names; times are ISO 8601 in UTC; unknown values are None. Estimates are those made when the trial was proposed.
+Columns carry units in their names; times are ISO 8601 in UTC; unknown values are None. Estimates were made when the trial was proposed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TRIAL_COLUMNS: Final[Mapping[str, type]] = {
     **dict.fromkeys(("reward", "stability"), float),
     **dict.fromkeys(("created_at", "started_at", "ended_at"), str),
 }
-"""the columns and their types; `extra` holds the study's own knobs as JSON"""
+"""the columns and their types; `extra` has the study's own knobs as JSON"""
 
 
 def trial_row(trial: Trial) -> tuple[Any, ...]:

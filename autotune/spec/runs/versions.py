@@ -1,4 +1,4 @@
-"""Measurements found by the versions that they were made with: `torch=2.12` means 2.12 and all of its releases, `commit=1a2b` all commits that begin with it."""
+"""Selecting measurements by software versions: `torch=2.12` means 2.12 and all of its releases, `commit=1a2b` all commits that begin with 1a2b."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SHORTEST_COMMIT = 4
 
 
 def asked_versions(words: Iterable[str]) -> dict[str, str]:
-    """NAME=VERSION, by name. Raises `SpecError` for malformed text, and for a name that is given twice."""
+    """Versions by name, from words of the form NAME=VERSION. Raises `SpecError` for malformed text, and for a repeated name."""
     asked: dict[str, str] = {}
     for word in words:
         name, sign, version = (part.strip() for part in word.partition("="))

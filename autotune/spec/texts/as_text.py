@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 UNKNOWN = "-"
-"""what stands for a value that is not known"""
+"""text for an unknown value"""
 
 
 def value_word(value: Any) -> str:
@@ -45,7 +45,7 @@ def format_count(value: float | None) -> str:
 
 
 def two_digits(value: float) -> str:
-    """With two digits that count: 0.42, 4.2, 420, 1.3M."""
+    """With two significant digits: 0.42, 4.2, 420, 1.3M."""
     if value >= 1e4:
         return format_count(float(f"{value:.2g}"))
     return f"{float(f'{value:.2g}'):,.15g}"
@@ -73,7 +73,7 @@ def format_duration(seconds: float | None) -> str:
 
 
 def format_span(seconds: float | None) -> str:
-    """`<1 s`, `47 s`, `1m 07s`, `2h 10m`: what people wait for, in whole seconds; `-` when unknown."""
+    """`<1 s`, `47 s`, `1m 07s`, `2h 10m`: durations in whole seconds; `-` when unknown."""
     if seconds is not None and 0 < seconds < 1:
         return "<1 s"
     return format_duration(None if seconds is None else float(f"{seconds:.0f}"))
@@ -96,9 +96,9 @@ def format_speedup(
     over: str = "",
     is_open: bool = False,
 ) -> str:
-    """`1.18x (95% CI 1.14-1.22)`; without an interval `1.18x`, of a running study `1.18x (not confirmed yet)`; `DEFAULT_IS_BEST` if the baseline itself is the best.
+    """`1.18x (95% CI 1.14-1.22)`; without an interval `1.18x`, for a running study `1.18x (not confirmed yet)`; `DEFAULT_IS_BEST` if the baseline itself is the best.
 
-    `times`: text after the number. `over`: text at the end. `is_open`: the study is running, so the baseline is only the best so far.
+    `times`: text after the number. `over`: text at the end. `is_open`: whether the study is running, so that a best baseline is only the best so far.
     """
     is_unconfirmed = is_open and (low is None or high is None)
     if speedup == 1.0 and (is_unconfirmed or low == high == 1.0):

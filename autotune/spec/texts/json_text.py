@@ -1,4 +1,4 @@
-"""JSON that people write. A key that is given twice in one object is rejected: JSON itself allows it, and Python takes the last value without a word."""
+"""JSON written by users. A key that occurs twice in one object is rejected, because Python would silently use the last value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RepeatedKeyError(json.JSONDecodeError):
 
 
 def read_json(text: str | bytes, **options: Any) -> Any:
-    """What a JSON text holds. `options`: those of `json.loads`. Raises `RepeatedKeyError`, and what `json.loads` raises."""
+    """The value of a JSON text. `options`: options of `json.loads`. Raises `RepeatedKeyError`, and the errors of `json.loads`."""
     return json.loads(text, object_pairs_hook=_once, **options)
 
 

@@ -1,4 +1,4 @@
-"""Quantities as people write them: a number with its unit, as text, and the plain number that it means.
+"""Quantities as users write them: a number with its unit, as text, and the plain number in the base unit.
 
     TIME            s            90s  15min  1h30m  2d  250ms  5us
     TOKENS          tokens       300B  15T  1.5M
@@ -7,7 +7,7 @@
     BYTES_PER_S     bytes/s      3.35TB/s  400Gbit/s; 400Gb/s is rejected, because it may mean bits or bytes
     FLOPS_PER_S     flops/s      989TFLOPS  1.98PFLOP/s
 
-Specs, options and requests accept a plain number in the base unit as well. What is stored and printed as JSON is always the plain number.
+Specs, options and requests accept a plain number in the base unit as well. Stored values and JSON output always have the plain number.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 _NUMBER = r"[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,3})?"
 _BITS_OR_BYTES = "may mean bits or bytes"
 _LONGEST = 40
-"""maximum characters of a quantity"""
+"""maximum number of characters in a quantity"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
-    """A kind of number with a dimension, and the units that people use for it."""
+    """A kind of number with a dimension, and its usual units."""
 
     noun: str
-    """what it is, with article"""
+    """name of the quantity, with an article"""
     base: str
     """unit of the plain number"""
     units: Mapping[str, Decimal]
     """size of each unit in the base unit"""
     example: str
-    """an example of its notation"""
+    """an example of the notation"""
     refused: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """units that are rejected: why, and what to write instead, with {number}"""
+    """rejected units, each with the reason and with what to write instead, with {number}"""
     any_case: bool = False
     """whether case is ignored"""
     compound: bool = False

@@ -1,7 +1,7 @@
-"""Secrets in what a spec passes to its program: which ones they are, and the same values without them.
+"""Secrets in the values that a spec passes to its program: finding them, and masking them.
 
-A value is secret because of its name (a variable, an option, a file key, a URL parameter, a header) or its place: what comes before the `@` of a URL. What a trial and its owner's export are launched with is never touched; everything else that displays a study shows `***`.
-A value that is `from-environment` is not a secret: it is taken from the environment of the process that runs the trial.
+A value is secret because of its name (a variable, an option, a file key, a URL parameter, a header) or its position: the text before the `@` in a URL. The launches of trials and of the owner's exports are never changed. Everything else that displays a study shows `***`. The value
+`from-environment` is not a secret, because the variable's value is taken from the environment of the process that runs the trial.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 
 MASK = "***"
 FROM_ENVIRONMENT = "from-environment"
-"""a variable of `env` with this value is taken from the environment of the process that runs the trial, and is not stored"""
+"""value in `env` for a variable that is taken from the environment of the process that runs the trial and is not stored"""
 SHORTEST_FOUND = 6
-"""minimum characters of a secret to look for in other texts, such as a log: shorter ones could be ordinary words or numbers"""
+"""minimum length of a secret that is searched for in other texts, such as a log: shorter secrets could be ordinary words or numbers"""
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _ALWAYS = frozenset({"secret", "secrets", "password", "passwd", "passphrase", "pwd", "credential", "credentials", "authorization", "apikey", "jwt", "pword"})  # fmt: skip
 _AT_THE_END = frozenset({"auth", "bearer", "cookie", "cookies", "pgpass", "userpass", "dbpass"})
@@ -27,7 +27,7 @@ _NO_KEYS = frozenset(
     {"text", "sort", "group", "label", "labels", "image", "data", "dataset", "column", "json", "input", "output", "target", "prompt", "response",
      "primary", "cache", "metric", "monitor", "num", "query", "batch", "public"}
 )  # fmt: skip
-"""words before `key` that make it the name of a column or place"""
+"""words before `key` that make it the name of a column or a position"""
 _NO_TOKENS = frozenset(
     {"pad", "eos", "bos", "unk", "sep", "cls", "mask", "image", "audio", "video", "special", "stop", "start", "end", "max", "min", "num", "per", "new",
      "train", "total", "begin", "begins", "target", "warmup", "added", "prompt", "decoder"}
@@ -66,7 +66,7 @@ def masked(value: Any) -> Any:
 
 
 def secrets_of(*values: Any) -> frozenset[str]:
-    """Secrets given as plain values, if they are long enough to be searched for in other text."""
+    """The secrets in plain values that are long enough to be searched for in other text."""
     mask = _Mask()
     for value in values:
         mask.of(value)
@@ -99,7 +99,7 @@ def without(secrets: Iterable[str], value: Any) -> Any:
 
 
 class _Mask:
-    """One walk through values; remembers what it hid."""
+    """One pass over values, which remembers what it masked."""
 
     def __init__(self) -> None:
         self.found: list[str] = []

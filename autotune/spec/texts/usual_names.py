@@ -1,12 +1,12 @@
-"""What trainers and training scripts usually call the knobs of a config, the figures of a workload and a model, and their values; and GPUs by other names.
+"""Usual names in trainers and training scripts for knobs, for figures of workloads and models, and for their values; and other names of GPUs.
 
     tensor_model_parallel_size, tensor-parallel-size, tp_degree      -> tp
     per_device_train_batch_size, mbs                                 -> micro_batch_size
     bfloat16, bf16-mixed                                             -> bf16
     RTX 4090, A100-SXM4-80GB, DGX Spark                              -> rtx-4090, a100-80gb, gb10
 
-Names are compared in small letters, words joined by underscores, without what stands before the last dot. `autotune import` and `autotune init` read
-options by them, and an unknown key of a spec is answered with the key that it means.
+Names are compared in lower case, with words joined by underscores, without the text before the last dot. `autotune import` and `autotune init` use these names
+to read options. The error for an unknown key in a spec uses them to suggest the right key.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ OpenRLHF 0.8, x-transformers, llm-foundry 0.22, OLMo 0.6, LLaMA-Factory 0.9 and 
 EXPLICIT_MICRO = re.compile(
     rf"micro|mbs|local_|(^|_)per_{_RANK}|^{_RANK}_|_per_{_RANK}$|^per_device"
 )
-"""unambiguous names of a micro-batch: a plain `batch_size` or `train_batch_size` next to one is the batch of a step
-(DeepSpeed, verl, OpenRLHF, alpaca-lora)"""
+"""unambiguous names of a micro-batch. If a program has such an option, a plain `batch_size` or `train_batch_size` is the batch of a
+step (DeepSpeed, verl, OpenRLHF, alpaca-lora)"""
 IN_TOKENS = re.compile(r"tokens|^rank_microbatch_size$")
 """names of batches that count tokens; the last is OLMo-core's (`rank_microbatch_size`, "in tokens", olmo_core/train/train_module)"""
 MAYBE_TOKENS = "max_tokens"
-"""fairseq's batch of a rank, in tokens; in other programs the tokens of a whole training (litgpt), or of an answer"""
+"""fairseq's name for a rank's batch in tokens; in other programs it is the number of tokens in a whole training run (litgpt), or in an answer"""
 BESIDE_IT = frozenset({"update_freq", "max_sentences"})
-"""fairseq's options that tell it"""
+"""options by which a program is recognized as fairseq"""
 OTHER_PARTS = re.compile(
     r"(^|[._])(eval(uation)?|val(id|idation)?|test(ing)?|sampl(e|er|ing)|generat(e|ion)|infer(ence)?|rollout|ref(erence)?|critic|reward|actor|"
     r"ckpt|checkpoint(ing|er)?|log(ging|ger)?|save|tokenizer|vocab|profil(e|er|ing))\."
@@ -84,7 +84,7 @@ OTHER_DEGREES = re.compile(
 )
 """degrees that change what a rank does, for which `init` has no knob"""
 AMP_FORMATS = re.compile(r"(amp|autocast|mixed_precision)_(dtype|precision)")
-"""options that only say which format a flag switches on: timm's `--amp-dtype` in addition to `--amp`"""
+"""options that only select the format that a flag enables: timm's `--amp-dtype` in addition to `--amp`"""
 FINDS_BATCH = re.compile(
     r"auto_find_batch_size|auto_scale_batch_size|auto_lr_bs_find|find_batch_size|auto_batch_size|batch_size_finder"
 )
@@ -92,13 +92,13 @@ FINDS_BATCH = re.compile(
 TRACKERS = re.compile(
     r"(use_|enable_|log_to_|log_|with_)?(wandb|tensorboard|mlflow|comet(_ml)?|neptune|clearml|tracking|swanlab|trackio)(_log(ging)?)?"
 )
-"""flags that switch trackers on"""
+"""flags that enable trackers"""
 PRECISION_FLAGS: Mapping[str, str] = {
     "bf16": "(use_|enable_)?(bf16|bfloat16)(_training)?",
     "fp16": "(use_|enable_)?(fp16|half|float16|amp|mixed_precision)(_training)?",
     "tf32": "(use_|enable_|allow_)?tf32",
 }
-"""flags that switch one precision on"""
+"""flags that enable one precision"""
 WORDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "precision": {
         "fp32": (
@@ -168,8 +168,8 @@ OF_A_RUN: Mapping[str, str] = {
     "load_best_model_at_end": "False",
     "auto_find_batch_size": "False",
 }
-"""options of `TrainingArguments` for tracking, saving, evaluation and automatic batch sizes, each with the value that switches
-it off"""
+"""options of `TrainingArguments` for tracking, saving, evaluation and automatic batch sizes, each with the value that disables
+it"""
 
 OPTIMIZERS: Mapping[str, str] = {
     "adamw_8bit": "(paged_|ao_)?adamw?(_torch|_bnb)?_?8bit",
@@ -208,7 +208,7 @@ def target_of(name: str) -> str | None:
 
 
 def optimizer_named(word: str) -> str | None:
-    """The optimizer that programs call by this name; None if the word is empty or the optimizer's memory is unknown."""
+    """The optimizer with this usual name; None if the name is empty or the optimizer's memory is unknown."""
     return next(
         (name for name, pattern in OPTIMIZERS.items() if re.fullmatch(pattern, word.lower())), None
     )
@@ -231,7 +231,7 @@ def meant_by(word: str) -> frozenset[str]:
 
 
 def _gpus(name: str) -> frozenset[str]:
-    """Possible names of a GPU in the catalog."""
+    """Catalog names that a GPU's name may mean."""
     bare = _VENDOR.sub("", name)
     found = {gpu for gpu, pattern in GPUS.items() if re.fullmatch(pattern, bare)}
     if card := _CARD.fullmatch(bare):
