@@ -30,7 +30,7 @@ class ModelCode:
 
     module: str = ""
     """the user's `package.module:function`; empty for transformers' own
-    class for `ModelSpec.source`, and also for a model of which only `num_parameters` is known"""
+    class for `ModelSpec.source`, and also for a model with only `num_parameters` known"""
     args: str = "{}"
     """keyword arguments of the function, as JSON text"""
     folder: str = ""

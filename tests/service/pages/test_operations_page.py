@@ -243,7 +243,7 @@ def test_a_backup_of_the_page_is_restored_once_the_service_is_stopped(tmp_path: 
 
 
 def test_the_options_and_variables_of_the_page_are_those_of_the_program() -> None:
-    found = rows("| option of `serve` | meaning |")
+    found = rows("| `serve` option | meaning |")
     options = {name: row[1] for row in found for name in re.findall(r"--[\w-]+", row[0])}
     serve = typer.main.get_command(cli.application()).commands["serve"]  # type: ignore[attr-defined]
     known = {
