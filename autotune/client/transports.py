@@ -1,4 +1,4 @@
-"""The two clients: they run the scripts in `autotune.client.operations`, one blocking, one asynchronous."""
+"""The blocking client and the asynchronous client, which run the scripts in `autotune.client.operations`."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Client(Operations[Document, list[Document]]):
 
 
 class AsyncClient(Operations[Awaitable[Document], Awaitable[list[Document]]]):
-    """An asynchronous client of one service, for one event loop, and an asynchronous context manager. It has `Client`'s methods as coroutines."""
+    """An asynchronous client of one service, for one event loop, and an asynchronous context manager. `Client`'s methods are coroutines here."""
 
     def __init__(
         self, url: str | None = None, *, token: str | None = None, timeout_s: float = TIMEOUT_S

@@ -253,7 +253,7 @@ class ParallelConfig(Plain):
     def key(self) -> str:
         """A key that is equal for equal configs, even after knobs are added: a version and the values that differ from their defaults.
 
-        `1:{"dp":8,"precision":"fp32"}`. It includes all values of a study's own knobs.
+        `1:{"dp":8,"precision":"fp32"}`. The key includes all values of a study's own knobs.
         """
         given = {
             name: getattr(self, name)

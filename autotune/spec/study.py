@@ -138,7 +138,7 @@ class MeasureSpec(Plain):
 
 
 SIMULATED = "simulated"
-"""registered name of the runner that simulates trials with the cost model: its measurements say nothing about hardware"""
+"""registered name of the runner that simulates trials with the cost model; simulated measurements say nothing about hardware"""
 
 
 USUAL_SEARCHER = "bayesian"

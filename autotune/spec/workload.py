@@ -1,4 +1,4 @@
-"""The workload: what is trained and on which cluster. It is the fixed part of a study."""
+"""The workload, which is the fixed part of a study: the model, the data sizes and the cluster."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ def _asked_document(
     batch: int | None,
     trainer: str | None,
 ) -> dict[str, Any]:
-    """The spec that the options ask for. Its space is the one that ships for such a model and cluster. Raises `SpecError` for those that are missing."""
+    """The spec that the options ask for. The space is the bundled space for such a model and cluster. Raises `SpecError` if options are missing."""
     from autotune.detect import local_cluster
     from autotune.schema.space_models import usual_space
 

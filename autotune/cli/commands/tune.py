@@ -68,7 +68,7 @@ def tune(
         typer.Option(
             "--on",
             metavar="SCHEDULER",
-            help="Write a job that runs the study: slurm (NAME/job.sbatch) or kubernetes (NAME/job.yaml, a RayJob).",
+            help="Run the study as a scheduler's job instead: slurm (writes NAME/job.sbatch) or kubernetes (writes NAME/job.yaml, a RayJob).",
         ),
     ] = None,
     submit: Annotated[
