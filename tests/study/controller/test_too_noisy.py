@@ -68,6 +68,25 @@ def test_a_steady_machine_and_one_that_changed_are_not_noisy(
     assert too_noisy(trials, trials[0]) is None, why
 
 
+@pytest.mark.parametrize(
+    ("speeds", "is_noisy"),
+    [
+        ((1_780, 1_810, 1_790, 1_770), False),
+        ((1_780, 1_810), True),
+        ((1_780, 1_810, 1_790, 1_600), True),
+    ],
+)
+def test_steady_finals_are_not_noisy_whatever_the_search_saw(
+    speeds: tuple[float, ...], is_noisy: bool
+) -> None:
+    search = [
+        run(n, BASELINE, TOKENS / v, purpose=TrialPurpose.BASELINE)
+        for n, v in enumerate((1_050, 1_400, 1_910, 1_500))
+    ]
+    again = [final(n, BASELINE, TOKENS / v) for n, v in enumerate(speeds, start=len(search))]
+    assert (too_noisy([*search, *again], search[0]) is not None) == is_noisy
+
+
 def test_nothing_is_claimed_and_the_default_config_stays() -> None:
     first = [run(0, BASELINE, TOKENS / 10_500, purpose=TrialPurpose.BASELINE), run(1, A, 0.01)]
     again = [

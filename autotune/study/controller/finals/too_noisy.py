@@ -1,7 +1,8 @@
 """When a machine is too noisy to tell: the runs of the baseline disagree with each other.
 
     v_1 .. v_n   tokens/s of the baseline at the median step of each of its runs, search and finals, in order
-    too noisy    max v / min v > `LIMIT`, and the runs are no levels of a machine that changed
+    too noisy    max v / min v > `LIMIT`, the runs are no levels of a machine that changed, and those of the finals are not steady
+    steady       at least `LEAST` runs, all within `ALIKE` of each other: speedups use the finals alone, so it does not matter what the search saw
     levels       a run that is within `ALIKE` of the one before it goes on with its level, as on a machine that slows down steadily; another begins one; two runs
                  at least make a level, of which the first may have one alone, since nothing was there to contradict it
     disturbed    a run that is off while those before and after it are alike; one run in `PER_DISTURBED` may be, and is left aside
@@ -25,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.spec import ParallelConfig, Trial
+from autotune.spec import ParallelConfig, Trial, TrialPurpose
 from autotune.spec.plain import Plain
 
 LIMIT = 1.3
@@ -100,6 +101,9 @@ def too_noisy(trials: Sequence[Trial], default: Trial | None) -> TooNoisy | None
         return None
     speeds = _speeds(default.config, trials)
     if len(speeds) < 2 or max(speeds) <= LIMIT * min(speeds) or _are_levels(speeds):
+        return None
+    finals = _speeds(default.config, [t for t in trials if t.purpose is TrialPurpose.FINAL])
+    if len(finals) >= LEAST and max(finals) <= ALIKE * min(finals):
         return None
     return TooNoisy(slowest=min(speeds), fastest=max(speeds), runs=len(speeds))
 
