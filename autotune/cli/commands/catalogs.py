@@ -237,7 +237,7 @@ def _plugins(group: str) -> Iterator[tuple[dict[str, Any], Any]]:
         loaded = None
         try:
             loaded = load(group, name)
-            summary = next(iter((loaded.__doc__ or "").strip().splitlines()), "")
+            summary = " ".join((loaded.__doc__ or "").strip().partition("\n\n")[0].split())
         except AutotuneError as error:
             summary = f"cannot be loaded: {error.message}"
         yield (
