@@ -147,7 +147,7 @@ def test_the_knob_is_spelled_and_stored_without_further_code_and_refused_where_i
         assert "ddp_bucket_mb" in found["limits"][name], f"the {name} trainer drops the knob"
     assert found["command"] == ["x", "8", "2", "4", "100"]
     assert found["cost model"].startswith("ddp_bucket_mb: ")
-    assert "does not support ddp_bucket_mb, but it is 100" in found["cost model"]
+    assert "does not support ddp_bucket_mb, but ddp_bucket_mb=100" in found["cost model"]
 
 
 @pytest.mark.thorough

@@ -51,7 +51,7 @@ def asked_job(asked: StudyDocument, at_hand: ClusterSpec) -> AskedJob:
     if meant.cluster in (LOCAL, SLURM):
         raise SpecError(
             f"a target is the large cluster you plan for, not this machine, but target.cluster={meant.cluster}",
-            remedy="specify it, e.g. h100-sxm-32x8; what you have goes under `cluster`",
+            remedy="set target.cluster, e.g. to h100-sxm-32x8; the GPUs you have go under `cluster`",
             field="target.cluster",
         )
     cluster = asked_cluster(meant.cluster, None, field="target.cluster")

@@ -195,9 +195,9 @@ class Document(BaseModel):
             meant := next((name for name in HOMES if name in possible), "")
         ) and meant not in cls.model_fields:
             its, home = "it" if meant == key else meant, HOMES[meant]
-            return f"{its} is a key of {home}: write `{home}: {{{meant}: ...}}`"
+            return f"{its} is a key of {home}; write `{home}: {{{meant}: ...}}`"
         if key in OF_SPEC and key not in cls.model_fields:
-            return f"it is a key of the spec itself: write `{key}: ...` at the left margin"
+            return f"this is a key of the spec itself; write `{key}: ...` at the left margin"
         names = [field.alias or name for name, field in cls.model_fields.items()]
         if found := nearest(key, names):
             return found
@@ -205,7 +205,7 @@ class Document(BaseModel):
             (name for name in KNOBS if name in meant_by(str(key)) and name not in cls.model_fields),
             "",
         ):
-            return f"did you mean the knob {knob}? Its values go under `space`: write `space: {{{knob}: [...]}}`"
+            return f"did you mean the knob {knob}? Write its values under `space`, as `space: {{{knob}: [...]}}`"
         return f"keys: {', '.join(names)}"
 
 

@@ -124,7 +124,7 @@ def with_program_files(
         if not folder.is_dir() and not (has_image and Path(cwd).is_absolute()):
             raise SpecError(
                 f"the program's folder {cwd!r} does not exist",
-                remedy="give a folder, relative to the spec's folder",
+                remedy="set trainer.cwd to an existing folder; relative paths start at the spec's folder",
                 field="trainer.cwd",
             )
         changes["cwd"] = str(folder)
@@ -223,7 +223,7 @@ def config_json(text: str, base: Path | None) -> Path:
         )
         remedy = (
             nearest(text.lower(), catalog.hub_models())
-            or "give the path of its config.json, or its fields inline"
+            or "set `model` to the path of a config.json, or to the model's fields"
         )
         raise SpecError(f"{text!r} {what}", remedy=remedy, field="model")
     read_config_json(path)
@@ -241,7 +241,7 @@ def find_data(text: str, base: Path) -> str:
     if not path.is_file():
         raise SpecError(
             f"the data file {text!r} " + ("is not a file" if path.exists() else "does not exist"),
-            remedy="give a text or .bin file, or omit `data` to use the bundled text",
+            remedy="set `data` to a text or .bin file, or omit it to use the bundled text",
             field="data",
         )
     return str(path)
@@ -252,7 +252,7 @@ def locate(text: str, base: Path | None, *, field: str) -> Path:
     if base is None:
         raise SpecError(
             f"paths are allowed only in a spec that is read from a file, but {field} is {text!r}",
-            remedy="give the contents inline",
+            remedy="write the file's contents inline",
             field=field,
         )
     if "\0" in text:
@@ -287,7 +287,7 @@ def own_model(
         raise SpecError(
             f"building a model runs its code, which is only allowed if the spec is a file on your "
             f"own machine, but this spec refers to {module!r}",
-            remedy="run `autotune tune SPEC` (or plan, fit) on your machine; elsewhere give the model's shape inline, or {hf: PATH} to a config.json",
+            remedy="run `autotune tune SPEC` (or plan, fit) on your machine; elsewhere, write the model's fields inline, or {hf: PATH} with the path of a config.json",
             field="model.module",
         )
     code = ModelCode(
@@ -310,8 +310,8 @@ def transformers_model(
     family, _ = text_model(document)
     if family in FAMILIES and not FAMILIES[family].has_class:
         raise SpecError(
-            f"transformers has no class for the family {family!r} of {name}: its code comes with the checkpoint",
-            remedy="write `model: PATH` for a native decoder with the same sizes, or {module: PACKAGE.MODULE:FUNCTION} with a function that builds it",
+            f"transformers has no class for the family {family!r} of {name}, because the family's code comes with the checkpoint",
+            remedy="use `model: PATH` for a native decoder with the same sizes, or {module: PACKAGE.MODULE:FUNCTION} with a function that builds the model",
             field="model.hf",
         )
     code = ModelCode(

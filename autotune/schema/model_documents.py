@@ -102,7 +102,7 @@ class CountedModelDocument(Document, defer_build=True):
     """A model without a decoder's shape, such as an image model, described by its number of weights."""
 
     parameters: Annotated[StrictInt, Field(ge=1, le=1 << 50)] = Field(
-        description="its total number of weights, as `autotune check` counts them; predictions use a decoder of that size"
+        description="the model's total number of weights, as `autotune check` counts them; predictions use a decoder of that size"
     )
     name: Name | None = Field(
         default=None, description="name of the model; default: the study's name"

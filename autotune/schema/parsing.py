@@ -83,10 +83,10 @@ _OF_KIND = {
 }
 """A spec's own words for what is wrong, by pydantic's type."""
 _TO_WRITE = {
-    "model": "give a name from `autotune models`, or your own config.json",
-    "cluster": "name one of `autotune clusters`, such as h100-sxm-1x8, or this machine: local",
+    "model": "use a name from `autotune models`, or the path of your own config.json",
+    "cluster": "use a name from `autotune clusters`, such as h100-sxm-1x8, or `local` for this machine",
     "workload": "for instance {seq_len: 4096, global_batch_size: 64}",
-    "space": "name one of `autotune spaces`, such as dense-single-node, or list values of knobs: {tp: [1, 2, 4], micro_batch_size: [1, 2, 4]}",
+    "space": "use a name from `autotune spaces`, such as dense-single-node, or list knob values: {tp: [1, 2, 4], micro_batch_size: [1, 2, 4]}",
 }
 """What to write for a key that a spec must have."""
 
@@ -384,15 +384,15 @@ def _remedy(kind: str, value: Any, where: str, context: Mapping[str, Any]) -> st
         return _TO_WRITE.get(where, "")
     if kind in ("int_type", "float_type") and isinstance(value, str):
         if re.fullmatch(r"0[0-9]+", value):
-            return "write it without leading zeros"
+            return "omit the leading zeros"
         if re.fullmatch(r"[0-9.]+", value):
-            return "write it without quotes"
+            return "omit the quotes"
         if re.fullmatch(r"[0-9.]+ ?([eE]\+?[0-9]+|[kKmMgGbBtT]i?)", value):
-            return "write all its digits, without a unit or exponent"
+            return "write all digits, without a unit or exponent"
     if kind == "string_type" and isinstance(value, bool):
         return READ_AS_BOOLEAN
     if kind == "string_type" and isinstance(value, int | float):
-        return "put quotes around it"
+        return "put quotes around the value"
     return str(context.get("remedy", ""))
 
 
@@ -462,12 +462,12 @@ def _refuse_export_options(name: str, options: Mapping[str, Any]) -> None:
     for option in ignored:
         if option in StudyDocument.model_fields:
             message, remedy = (
-                f"{option} is a key of the study, not of its trainer",
-                f"write it next to `trainer`: {option}: ...",
+                f"{option} is a key of the study, not of `trainer`",
+                f"put `{option}: ...` next to `trainer`",
             )
         else:
-            message = f"trials do not use {option}: it belongs to an export"
-            remedy = f"leave it out here, and give it to `autotune export --option {option}=...`"
+            message = f"only exports use {option}"
+            remedy = f"omit {option} here, and use `autotune export --option {option}=...`"
         raise SpecError(
             f"{message}; trials would ignore it", remedy=remedy, field=f"trainer.{option}"
         )
@@ -486,7 +486,7 @@ def _post_training(
         if asked.rollout is not None:
             raise SpecError(
                 "rollout gives the generation speed, but the spec has no `rl`",
-                remedy="describe a step: rl: {algorithm: grpo, prompts: 512, responses: 16, ...}",
+                remedy="add a step, e.g. rl: {algorithm: grpo, prompts: 512, responses: 16, ...}",
                 field="rollout",
             )
         if batch is None:
@@ -516,13 +516,13 @@ def _post_training(
         if batch is not None and batch != found.mini_batch:
             raise SpecError(
                 f"an optimizer step takes prompts x responses / mini_batches sequences, here {found.mini_batch}, but global_batch_size={batch!r}",
-                remedy="leave global_batch_size out",
+                remedy="omit global_batch_size",
                 field="workload.global_batch_size",
             )
     if found.longest > step.seq_len:
         raise SpecError(
             f"seq_len must be at least the longest sequence, but seq_len={step.seq_len} and the longest has {found.longest:,} tokens",
-            remedy=f"seq_len: {found.longest}, or a smaller `max` of the lengths",
+            remedy=f"set seq_len to {found.longest}, or lower `max` of the lengths",
             field="workload.seq_len",
         )
     listed = [name for name in asked.knobs if name in RL_KNOBS and name not in found.knob_names]

@@ -49,7 +49,7 @@ def read_document(source: str | Path, *, what: str) -> ReadDocument:
                 f"the {what} {str(source)!r} "
                 + ("is not a file" if path.exists() else "does not exist"),
                 remedy=_nearest_file(path)
-                or "give the path of a YAML or JSON file, or - for standard input",
+                or "pass the path of a YAML or JSON file, or - for standard input",
             )
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -88,7 +88,7 @@ def parse_text(
             if size > most_yaml_bytes:
                 raise SpecError(
                     f"a {what} in YAML may have {most_yaml_bytes >> 10} KiB here, but this one has {size >> 10}",
-                    remedy="send it as JSON, which is much faster to read",
+                    remedy="send JSON, which is much faster to read",
                 )
             if open_brackets(text) > MAX_BRACKETS:
                 raise SpecError(f"the {what} in {where} is nested too deeply")
@@ -143,7 +143,7 @@ def check_size(document: Mapping[str, Any]) -> None:
             raise SpecError(
                 "a spec may contain text, numbers, true, false and null, but a value is a "
                 f"{type(node).__name__}: {str(node)[:40]!r}",
-                remedy="quote it if it is text",
+                remedy="put quotes around the value if it is text",
                 field=_field(place),
             )
 
@@ -225,13 +225,13 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"expected <block end>|expected the node content|expected <document start>",
-        "this does not match the lines above",
+        "this line does not match the lines above",
         "indent the keys of a mapping equally, and begin each list entry with `- `",
     ),
     (
         r"expected ',' or '\]'",
         "the list that begins on line {begin} is not closed, or lacks a comma",
-        "put `,` between its entries and `]` after them",
+        "put `,` between the entries and `]` after the last entry",
     ),
     (
         r"expected ',' or '\}'",
@@ -246,7 +246,7 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
     (
         r"unexpected end of stream",
         "the quote that opens on line {begin} is not closed",
-        "close it on the same line",
+        "close the quote on the same line",
     ),
     (
         r"unknown escape character",

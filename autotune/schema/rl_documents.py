@@ -86,7 +86,11 @@ class PlacementDocument(Document, defer_build=True):
         default=None,
         description="[number of training GPUs, number of generation GPUs]; each group waits for the other",
     )
-    async_: Gpus | None = Field(default=None, alias="async", description="the same, both at once")
+    async_: Gpus | None = Field(
+        default=None,
+        alias="async",
+        description="[number of training GPUs, number of generation GPUs]; both groups work at the same time",
+    )
     staleness: NotNegative | None = Field(
         default=None,
         description="how many steps the generating policy may lag behind the updated one",
@@ -112,7 +116,7 @@ class PostTrainingDocument(Document, defer_build=True):
         default=None, description="responses per prompt; default: 2 for dpo, otherwise 1"
     )
     mini_batches: Count | None = Field(
-        default=None, description="optimizer steps per post-training step and epoch; default: 1"
+        default=None, description="optimizer steps per epoch of each post-training step; default: 1"
     )
     mini_batch_prompts: Count | None = Field(
         default=None, description="prompts per optimizer step, instead of mini_batches"
@@ -154,7 +158,7 @@ class PostTrainingDocument(Document, defer_build=True):
     )
     log_prob_micro_batch_tokens: Annotated[StrictInt, Field(ge=0)] = Field(
         default=0,
-        description="the same for log-probabilities. 0 means the value of micro_batch_tokens",
+        description="micro_batch_tokens for log-probabilities. 0 means the value of micro_batch_tokens",
     )
     phase_offload: Literal["none", "optimizer", "all"] = Field(
         default="none",
@@ -253,7 +257,7 @@ def post_training_of(
     if rollout is not None and not generates:
         raise SpecError(
             "dpo trains on existing responses and generates none, but the spec has `rollout`",
-            remedy="leave it out",
+            remedy="omit `rollout`",
             field="rollout",
         )
     judge = None
@@ -268,7 +272,7 @@ def post_training_of(
     elif asked.critic is not None:
         raise SpecError(
             f"only ppo has a critic, but algorithm={asked.algorithm}",
-            remedy="leave `critic` out, or use ppo",
+            remedy="omit `critic`, or use ppo",
             field="rl.critic",
         )
     tokens = asked.prompts * count * responses.mean
@@ -341,7 +345,7 @@ def lengths_of(
         )
         raise SpecError(
             f"the spec must give lengths in exactly one way, but it gives {said}",
-            remedy="give mean and percentiles, a histogram, a file, or a log",
+            remedy="specify the mean and percentiles, a histogram, a file, or a log",
             field=field,
         )
     if asked.histogram is not None:
@@ -383,7 +387,7 @@ def _of_file(text: str, field: str, base: Path | None) -> Lengths:
     except ValueError:
         wrong = next(word for word in words if word and not re.fullmatch(r"[0-9.eE+]+", word))
         raise SpecError(
-            f"a length file must have one number of tokens per line, but one is {wrong!r:.60}",
+            f"a length file must have one number of tokens per line, but one line is {wrong!r:.60}",
             field=field,
         ) from None
     return located(field, lambda: Lengths.of(lengths))
@@ -399,7 +403,7 @@ def _log(text: str, field: str, base: Path | None) -> PhaseLog:
     if not found.steps:
         raise SpecError(
             f"no step of verl, NeMo-RL, OpenRLHF or TRL was found in the log {text!r}",
-            remedy="give tokens_per_s_per_gpu and lengths as numbers instead",
+            remedy="specify tokens_per_s_per_gpu and lengths as numbers instead",
             field=field,
         )
     return found
@@ -411,7 +415,7 @@ def _lengths_of_log(log: PhaseLog, field: str, which: str, most: float | None = 
     if mean is None:
         raise SpecError(
             f"the log contains no {which} lengths",
-            remedy="give them as mean and percentiles",
+            remedy="specify the lengths as mean and percentiles",
             field=field,
         )
     return located(
@@ -427,8 +431,8 @@ def _placement(asked: PostTrainingDocument, cluster: ClusterSpec) -> tuple[str, 
         both = asked.placement.split or asked.placement.async_
         if (asked.placement.split is None) == (asked.placement.async_ is None) or both is None:
             raise SpecError(
-                "a placement is split or async",
-                remedy="{split: [16, 16]} or {async: [16, 16], staleness: 1}",
+                "placement must be split or async",
+                remedy="use {split: [16, 16]} or {async: [16, 16], staleness: 1}",
                 field="rl.placement",
             )
         word, gpus, inner = (
@@ -439,22 +443,22 @@ def _placement(asked: PostTrainingDocument, cluster: ClusterSpec) -> tuple[str, 
     staleness = inner if inner is not None else asked.staleness
     if word == "split" and staleness:
         raise SpecError(
-            "placement split allows no staleness, because each side waits for the other",
-            remedy="use async",
+            "placement=split allows no staleness, because training and generation wait for each other",
+            remedy="use placement=async",
             field="rl.staleness",
         )
     if word == "async" and staleness is None:
         raise SpecError(
-            "placement async needs a value for staleness",
-            remedy="set it, for example to 1, so that responses may come from weights that are one step old",
+            "placement=async needs a value for staleness",
+            remedy="set staleness, for example to 1, so that responses may come from weights that are one step old",
             field="rl.staleness",
         )
     if gpus is not None and sum(gpus) != cluster.num_gpus:
         raise SpecError(
             f"training and generation GPUs must add up to the cluster's, but {gpus[0]} + {gpus[1]} are {sum(gpus)} and {cluster.name} has {cluster.num_gpus}",
-            remedy=f"for instance [{cluster.num_gpus - gpus[1]}, {gpus[1]}]"
+            remedy=f"use [{cluster.num_gpus - gpus[1]}, {gpus[1]}], for instance"
             if gpus[1] < cluster.num_gpus
-            else f"for instance [{cluster.num_gpus - cluster.num_gpus // 2}, {cluster.num_gpus // 2}]",
+            else f"use [{cluster.num_gpus - cluster.num_gpus // 2}, {cluster.num_gpus // 2}], for instance",
             field="rl.placement",
         )
     split = gpus[1] if gpus is not None else cluster.num_gpus // 2
@@ -473,7 +477,7 @@ def _mini_batches(asked: PostTrainingDocument) -> int:
     if asked.mini_batches is not None:
         raise SpecError(
             "mini_batches and mini_batch_prompts are alternatives, but the spec has both",
-            remedy="leave one out",
+            remedy="omit one of them",
             field="rl.mini_batch_prompts",
         )
     if asked.prompts % asked.mini_batch_prompts:
@@ -500,7 +504,7 @@ def _rollout(
         raise SpecError(
             "the spec must give the generation speed in exactly one way, but it gives "
             f"{' and '.join(ways) or 'nothing'}",
-            remedy="tokens_per_s_per_gpu, generation_s, or log",
+            remedy="use tokens_per_s_per_gpu, generation_s, or log",
             field="rollout",
         )
     gpus = asked.gpus or generating or cluster.num_gpus
@@ -522,7 +526,7 @@ def _rollout(
         if seconds is None or seconds <= 0:
             raise SpecError(
                 "the log has no generation times",
-                remedy="give tokens_per_s_per_gpu",
+                remedy="set tokens_per_s_per_gpu",
                 field="rollout.log",
             )
         seen = log.median("response_tokens")

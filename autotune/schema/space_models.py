@@ -34,7 +34,7 @@ class ValueRule(Document, defer_build=True):
     @model_validator(mode="after")
     def _exactly_one(self) -> ValueRule:
         if (self.powers_of_two is None) == (self.range is None):
-            raise PydanticCustomError("one_rule", "give either powers_of_two or range")
+            raise PydanticCustomError("one_rule", "set either powers_of_two or range")
         low, high, *step = self.powers_of_two or self.range or []
         if low > high or any(s < 1 for s in step):
             raise PydanticCustomError(

@@ -99,7 +99,7 @@ class GpuDocument(Document, defer_build=True):
     power_watts: Positive | None = None
     rated_watts: Positive | None = Field(
         default=None,
-        description="power at which the peaks and measured rates hold, if power_watts is lower",
+        description="power at which the peaks and rates were measured, if power_watts is lower",
     )
 
 
@@ -142,7 +142,7 @@ class ClusterDocument(Document, defer_build=True):
     intra_node: LinkDocument | None = None
     inter_node: LinkDocument | None = None
     usd_per_hour: Positive | None = Field(
-        default=None, description="price of one GPU-hour, if yours differs"
+        default=None, description="price of one GPU-hour, if it differs from the catalog's"
     )
 
 
@@ -212,7 +212,7 @@ class WorkloadDocument(Document, defer_build=True):
     )
     shards_in_fp32: StrictBool = Field(
         default=False,
-        description="with pure_bf16: whether weights that are sharded are kept in fp32 (accelerate, transformers' Trainer)",
+        description="with pure_bf16: whether sharded weights are kept in fp32 (accelerate, transformers' Trainer)",
     )
     unfused_attention: StrictBool = Field(
         default=False, description="whether the program's attention stores the score matrix"
@@ -299,7 +299,7 @@ class MeasureDocument(Document, defer_build=True):
         if self.first_look in (1, 2):
             raise PydanticCustomError(
                 "first_look",
-                "first_look must be 0 (none) or at least 3, but first_look={look}: one or two slow steps are not enough",
+                "first_look must be 0 (none) or at least 3, but first_look={look}; one or two slow steps are not enough",
                 {"look": self.first_look},
             )
         if self.max_steps < self.min_steps:
@@ -311,7 +311,7 @@ class MeasureDocument(Document, defer_build=True):
         if self.stability_steps and not (self.finalists and self.final_rounds):
             raise PydanticCustomError(
                 "stability_steps",
-                "stability_steps apply to the last final round, but finalists={finalists} and final_rounds={rounds}: there is none",
+                "stability_steps apply to the last final round, but finalists={finalists} and final_rounds={rounds}, so there is no final round",
                 {"finalists": self.finalists, "rounds": self.final_rounds},
             )
         return self
@@ -352,7 +352,7 @@ Config = Annotated[
 class ContainerDocument(Document, defer_build=True):
     """The container image for a job's trials (pyxis and enroot)."""
 
-    image: Word = Field(description="file (.sqsh) or name, as `srun --container-image` takes it")
+    image: Word = Field(description="image file (.sqsh) or name, as for `srun --container-image`")
     mounts: Annotated[list[Word], Field(max_length=100)] = Field(
         default=[],
         description="folders to mount in addition to the study's: FOLDER or FOLDER:WHERE",
@@ -374,7 +374,7 @@ def _job_time(value: Any) -> Any:
                 ) from None
         if seconds is not None:
             return seconds
-    words = f"must be a time with its unit, but is {value!r}: a plain number may mean minutes (Slurm) or seconds"
+    words = f"must be a time with a unit, but is {value!r}; a plain number may mean minutes (Slurm) or seconds"
     raise PydanticCustomError("quantity", "{words}", {"words": words, "remedy": remedy})
 
 
@@ -406,7 +406,7 @@ class SlurmDocument(BaseModel):
     )
     requeue: StrictBool = Field(
         default=False,
-        description="true: the study pauses at the job's time limit and the job is requeued. false: it names a winner before the limit",
+        description="true: the study pauses at the job's time limit and the job is requeued. false: the study names a winner before the limit",
     )
     spare_nodes: Annotated[StrictInt, Field(ge=0, le=1024)] = Field(
         default=0, description="extra nodes that replace lost ones"
@@ -427,11 +427,11 @@ class SlurmDocument(BaseModel):
         for key, value in self.options.items():
             name = key.replace("_", "-")
             if name in WRITTEN:
-                words, remedy = f"{key} is written by autotune", "leave it out"
+                words, remedy = f"autotune sets {key} itself", f"omit {key}"
             elif not re.fullmatch(r"[a-z][a-z0-9-]*", name):
                 words, remedy = (
                     f"{key!r} is not an sbatch option",
-                    "write it as in `sbatch --help`, e.g. constraint: h100",
+                    "write the option as in `sbatch --help`, e.g. constraint: h100",
                 )
             elif not isinstance(value, str | int | float) or re.search(r"[\s\"'`$\\]", str(value)):
                 words, remedy = (
@@ -448,9 +448,7 @@ class VolumeDocument(Document, defer_build=True):
     """A volume to mount in the pods of a job."""
 
     claim: Word = Field(description="name of the PersistentVolumeClaim")
-    path: Annotated[Word, Field(pattern="^/")] = Field(
-        description="where it is mounted in the pods"
-    )
+    path: Annotated[Word, Field(pattern="^/")] = Field(description="mount path in the pods")
 
 
 class KubernetesDocument(Document, defer_build=True):
@@ -497,7 +495,7 @@ class KubernetesDocument(Document, defer_build=True):
     )
     retries: Annotated[StrictInt, Field(ge=0, le=100)] = Field(
         default=2,
-        description="how many times a failed job is restarted; it continues the same study",
+        description="how many times a failed job is restarted; each restart continues the same study",
     )
 
 
@@ -527,7 +525,7 @@ class StudyDocument(Document, defer_build=True):
     workload: WorkloadDocument
     rl: Annotated[PostTrainingDocument, Later(PostTrainingDocument)] | None = Field(
         default=None,
-        description="a post-training step (grpo, dapo, ppo, dpo): prompts, responses, their lengths, and where they are generated",
+        description="a post-training step (grpo, dapo, ppo, dpo): prompts, responses, their lengths, and where responses are generated",
     )
     rollout: Annotated[RolloutDocument, Later(RolloutDocument)] | None = Field(
         default=None,

@@ -120,7 +120,7 @@ def in_own_keys(document: Mapping[str, Any]) -> Mapping[str, Any]:
     if "gated_mlp" not in own:
         if model.get("hidden_act") != "silu":
             raise SpecError(
-                "keys of a Hugging Face config.json need `model_type`, which determines whether the MLP is gated, but it is missing",
+                "keys of a Hugging Face config.json need `model_type`, which determines whether the MLP is gated, but `model_type` is missing",
                 remedy="add e.g. `model_type: llama`, or `gated_mlp: true` or `false`",
                 field="model",
             )

@@ -110,7 +110,7 @@ def world_sizes(workload: Workload, space: SpaceSpec) -> tuple[int, ...]:
     for size in asked:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise SpecError(
-                f"world_sizes must be whole numbers above zero, but one is {size!r}",
+                f"world_sizes must be whole numbers above zero, but one of them is {size!r}",
                 field="space.world_sizes",
             )
     sizes = tuple(size for size in asked if size <= workload.cluster.num_gpus)

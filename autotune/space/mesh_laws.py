@@ -54,9 +54,14 @@ def _degrees(c: ParallelConfig) -> str:
 def _tp_must_divide(name: str, size: Callable[[Workload], int], what: str) -> Law:
     def reason(w: Workload, c: ParallelConfig) -> str:
         if w.model.code is not None and "num_attention_heads" in w.model.code.guessed:
+            known = (
+                "write the model's fields inline"
+                if w.model.is_counted
+                else "return `shapes: {num_attention_heads: ...}` from the model's builder"
+            )
             return (
                 f"tp splits attention by heads, but tp={c.tp} and the number of heads of {w.model.name} is unknown; "
-                f"{'give its shape' if w.model.is_counted else 'return `shapes: {num_attention_heads: ...}` from its builder'}, or use tp=1"
+                f"{known}, or use tp=1"
             )
         return (
             f"tp must divide {what}, but tp={c.tp} and {what}={size(w)}; "
@@ -145,7 +150,7 @@ MESH_LAWS: tuple[Law, ...] = (
         fields=("cp",),
         check=lambda w, t: (t.cp == 1) | divides(w.seq_len, 2 * t.cp),
         reason=lambda w, c: (
-            "context parallelism gives every rank two slices of the sequence (to balance causal attention): seq_len must be a multiple "
+            "context parallelism gives every rank two slices of the sequence (to balance causal attention), so seq_len must be a multiple "
             f"of 2 * cp, but seq_len={w.seq_len} and cp={c.cp}; use a cp that divides {w.seq_len}/2, or another seq_len"
         ),
     ),
@@ -182,11 +187,11 @@ MESH_LAWS: tuple[Law, ...] = (
     ),
     Law(
         name="cp_heads",
-        broken="tp * cp does not divide num_kv_heads, which cp_style=heads needs",
+        broken="tp * cp does not divide num_kv_heads (with cp_style=heads)",
         fields=("tp", "cp", "cp_style"),
         check=lambda w, t: ~t.is_word("cp_style", "heads") | divides(_kv_heads(w), t.tp * t.cp),
         reason=lambda w, c: (
-            f"cp_style=heads gives every rank whole heads: tp * cp must divide num_kv_heads, but tp={c.tp}, cp={c.cp} and "
+            f"cp_style=heads gives every rank whole heads, so tp * cp must divide num_kv_heads, but tp={c.tp}, cp={c.cp} and "
             f"num_kv_heads={_kv_heads(w)}; use cp_style=ring or gather, or a smaller cp"
         ),
     ),
@@ -196,7 +201,7 @@ MESH_LAWS: tuple[Law, ...] = (
         fields=("dp", "dp_replicas"),
         check=lambda w, t: t.dp % t.dp_replicas == 0,
         reason=lambda w, c: (
-            f"every replica of the shards has the same number of ranks: dp_replicas must divide dp, but dp={c.dp} and dp_replicas={c.dp_replicas}; "
+            f"every replica of the shards has the same number of ranks, so dp_replicas must divide dp, but dp={c.dp} and dp_replicas={c.dp_replicas}; "
             f"use {listed(divisors(c.dp, at_most=64))}"
         ),
     ),
@@ -208,7 +213,7 @@ MESH_LAWS: tuple[Law, ...] = (
             (t.dp_replicas == 1) | ((t.zero_stage > 0) & (t.dp * t.cp > t.dp_replicas))
         ),
         reason=lambda w, c: (
-            f"dp_replicas replicates ZeRO's shards: it needs zero_stage >= 1 and fewer replicas than dp * cp, but zero_stage={c.zero_stage}, dp * cp = {c.dp * c.cp} and dp_replicas={c.dp_replicas}; "
+            f"dp_replicas replicates ZeRO's shards, so it needs zero_stage >= 1 and fewer replicas than dp * cp, but zero_stage={c.zero_stage}, dp * cp = {c.dp * c.cp} and dp_replicas={c.dp_replicas}; "
             "use dp_replicas=1, or zero_stage=0 to replicate everything"
         ),
     ),
@@ -228,7 +233,7 @@ MESH_LAWS: tuple[Law, ...] = (
         fields=("ep", "ep_overlap", "accumulation_steps"),
         check=lambda w, t: ~t.ep_overlap | ((t.ep > 1) & (t.accumulation_steps > 1)),
         reason=lambda w, c: (
-            "ep_overlap hides the experts' all-to-all behind another micro-batch: it needs ep > 1 and accumulation_steps > 1, "
+            "ep_overlap hides the experts' all-to-all behind another micro-batch, so it needs ep > 1 and accumulation_steps > 1, "
             f"but ep={c.ep} and accumulation_steps={c.accumulation_steps}; use ep_overlap=false"
         ),
     ),
@@ -247,11 +252,11 @@ MESH_LAWS: tuple[Law, ...] = (
     ),
     Law(
         name="ep_ranks",
-        broken="ep does not divide the ranks that hold experts",
+        broken="ep does not divide the number of ranks that hold experts",
         fields=("tp", "dp", "cp", "ep"),
         check=lambda w, t: _expert_ranks(w, t.tp, t.dp, t.cp) % t.ep == 0,
         reason=lambda w, c: (
-            f"expert-parallel ranks are taken from {_named_expert_ranks(w)}, so ep must divide it, "
+            f"expert-parallel ranks are taken from the {_named_expert_ranks(w)} ranks, so ep must divide their number, "
             f"but ep={c.ep} and {_named_expert_ranks(w)} = {_expert_ranks(w, c.tp, c.dp, c.cp)}; "
             f"use {listed(divisors(_expert_ranks(w, c.tp, c.dp, c.cp), at_most=64))}"
         ),

@@ -95,7 +95,7 @@ PROXY_LAWS: tuple[ProxyLaw, ...] = (
         name="tensor_degree",
         holds=lambda target, config, held: config.tp <= held.domain_gpus,
         reason=lambda target, config, held: (
-            f"a proxy keeps its target's tensor degree, and the group must stay on the fast link, but tp={config.tp} and {held.domain_gpus} GPUs of {held.name} share one"
+            f"a proxy keeps its target's tensor degree, and its tensor-parallel group must stay on one fast link, but tp={config.tp} and only {held.domain_gpus} GPUs of {held.name} share a fast link"
         ),
         remedy=lambda target, config, held: f"use a node with {config.tp} GPUs, or accept tp={config.tp} without proxies",
         field="tp",
@@ -104,7 +104,7 @@ PROXY_LAWS: tuple[ProxyLaw, ...] = (
         name="ranks",
         holds=lambda target, config, held: _least_ranks(target, config) <= held.num_gpus,
         reason=lambda target, config, held: (
-            f"a proxy keeps its target's tensor, context and expert degrees, but tp={config.tp}, cp={config.cp} and ep={config.ep} need {_least_ranks(target, config)} ranks and only {held.num_gpus} are available"
+            f"a proxy keeps its target's tensor, context and expert degrees, but tp={config.tp}, cp={config.cp} and ep={config.ep} need {_least_ranks(target, config)} ranks and only {held.num_gpus} GPUs are available"
         ),
         remedy=lambda target, config, held: f"use {_least_ranks(target, config)} GPUs, or accept such configs without proxies",
         field="cluster",
@@ -144,7 +144,7 @@ def proxy_of(target: Workload, config: ParallelConfig, held: ClusterSpec) -> Pro
     raise ConfigError(
         f"a proxy must be valid on {held.name}, but no number of data-parallel ranks is valid with tp={config.tp}, cp={config.cp}, ep={config.ep}"
         + (f": {found}" if found else ""),
-        remedy="hold more GPUs",
+        remedy="use more GPUs",
         field="cluster",
     )
 
@@ -289,7 +289,7 @@ def stage_model(model: ModelSpec, stage: StageLayers) -> ModelSpec:
     if model.code is not None:
         raise SpecError(
             f"a proxy of one stage needs a model with {stage.layers} layers, but the code of {model.name} always builds {model.num_layers}",
-            remedy="use configs with pp=1, or give the shape of the model inline",
+            remedy="use configs with pp=1, or write the model's fields inline",
             field="model",
         )
     if model.num_experts and stage.dense == stage.layers:
@@ -338,9 +338,9 @@ def _cut_source(cut: ModelSpec) -> str:
         cut.num_dense_layers,
     ):
         raise SpecError(
-            f"the config.json of {cut.name} must give the dense layers as a count, but it reads as "
+            f"the config.json of {cut.name} must give the number of dense layers, but the file is read as "
             f"{read['num_layers']} layers with {read.get('num_dense_layers', 0)} dense ones instead of {cut.num_layers} and {cut.num_dense_layers}",
-            remedy="give the shape of the model inline",
+            remedy="write the model's fields inline",
             field="model",
         )
     return json.dumps(document)

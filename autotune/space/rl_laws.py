@@ -93,7 +93,7 @@ def _longest_law(knob: str) -> Law:
         fields=(knob, "cp"),
         check=lambda w, t: _holds_longest(w, t, knob),
         reason=lambda w, c: (
-            f"a micro-batch must hold the longest sequence, but {knob}={knob_value(w, c, knob)} x cp={c.cp} is less than its {asked_of(w).longest:,} tokens; "
+            f"a micro-batch must hold the longest sequence, but {knob}={knob_value(w, c, knob)} x cp={c.cp} is less than the sequence's {asked_of(w).longest:,} tokens; "
             f"use {-(-asked_of(w).longest // c.cp):,} or more, or a larger cp"
         ),
     )
@@ -109,7 +109,7 @@ RL_LAWS: tuple[Law, ...] = (
         ),
         reason=lambda w, c: (
             f"{c.world_size} training GPUs and rollout_gpus={knob_value(w, c, 'rollout_gpus')} must fit the cluster, but {w.cluster.name} has {w.cluster.num_gpus}; "
-            "use fewer of either"
+            "use fewer GPUs for training or for generation"
         ),
     ),
     Law(
@@ -122,7 +122,7 @@ RL_LAWS: tuple[Law, ...] = (
             )
         ),
         reason=lambda w, c: (
-            f"with rollout_gpus=0 engine and trainer alternate, so staleness must be 0, but staleness={knob_value(w, c, 'staleness')}; "
+            f"with rollout_gpus=0, engine and trainer alternate, so staleness must be 0, but staleness={knob_value(w, c, 'staleness')}; "
             "use staleness=0, or rollout_gpus above 0"
         ),
     ),
@@ -147,16 +147,16 @@ RL_LAWS: tuple[Law, ...] = (
         fields=("rollout_tp", "tp"),
         check=_generates(lambda w, t: _told(w, knob_values(w, t, "rollout_tp"))),
         reason=lambda w, c: (
-            f"the generation speed of rollout_tp={knob_value(w, c, 'rollout_tp')} is not modelled, and rollout.tokens_per_s_per_gpu only has tp={_told_degrees(w)}; measure it and write {{TP: TOKENS_PER_S, ...}}"
+            f"the generation speed of rollout_tp={knob_value(w, c, 'rollout_tp')} is not modelled, and rollout.tokens_per_s_per_gpu only has tp={_told_degrees(w)}; measure the speed and set rollout.tokens_per_s_per_gpu to {{TP: TOKENS_PER_S, ...}}"
         ),
     ),
     Law(
         name="rl_engine_memory",
-        broken="the engine's weights do not fit into its share of the memory",
+        broken="the engine's weights do not fit into its share of GPU memory",
         fields=("rollout_tp", "tp"),
         check=_generates(_engine_fits),
         reason=lambda w, c: (
-            f"the engine's weights must fit into rollout.memory_fraction of a GPU, but {w.model.num_parameters:,} weights over rollout_tp={knob_value(w, c, 'rollout_tp')} do not; "
+            f"the engine's weights must fit into rollout.memory_fraction of a GPU, but {w.model.num_parameters:,} weights split across rollout_tp={knob_value(w, c, 'rollout_tp')} GPUs do not; "
             "use a larger rollout_tp or memory_fraction"
         ),
     ),

@@ -94,7 +94,7 @@ class SearchSpace:
         if not len(table):
             raise InfeasibleError(
                 "a space needs at least one config, but the list is empty",
-                remedy="give some configs",
+                remedy="pass at least one config",
             )
         table.check_counts()
         rows = np.stack([table.column(name).astype(np.int64) for name in table.knobs], axis=1)
@@ -202,7 +202,7 @@ def why_outside(workload: Workload, space: SpaceSpec, config: ParallelConfig) ->
         if value not in allowed:
             given = "not set" if value is None else f"{name}={knob.text(value)}"
             listed = ", ".join(knob.text(one) for one in allowed)
-            return f"the space gives {name} the values {listed}, but {given}; add it to the space's knobs"
+            return f"the space gives {name} the values {listed}, but {given}; add this value to the space's knobs"
     for name in config.extra:
         if name not in declared:
             return f"{name} is not a knob of this study; declare it under `knobs`"
@@ -236,7 +236,7 @@ def _nothing_legal(
     counts = "; ".join(f"{count:,}: {words}" for words, count in said.items())
     total = sum(excluded.values())
     broken = (
-        "its only combination breaks a rule"
+        "the only combination breaks a rule"
         if total == 1
         else f"all {total:,} combinations break a rule"
     )

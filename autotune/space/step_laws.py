@@ -65,7 +65,7 @@ STEP_LAWS: tuple[Law, ...] = (
             t.pp * t.virtual_stages <= w.model.num_layers + 2 * t.is_word("pp_split", "edges")
         ),
         reason=lambda w, c: (
-            "every pipeline stage needs a layer (with pp_split=edges, embedding and loss count as one each): pp * virtual_stages must be at "
+            "every pipeline stage needs a layer (with pp_split=edges, embedding and loss count as one layer each), so pp * virtual_stages must be at "
             f"most {'num_layers + 2' if c.pp_split == 'edges' else 'num_layers'}, but pp={c.pp}, virtual_stages={c.virtual_stages} and "
             f"num_layers={w.model.num_layers}; use a smaller pp"
         ),
@@ -78,8 +78,8 @@ STEP_LAWS: tuple[Law, ...] = (
             _pipelined(t) | (t.is_word("pp_schedule", "1f1b") & (t.virtual_stages == 1))
         ),
         reason=lambda w, c: (
-            "without a pipeline there is nothing to schedule: pp=1 needs pp_schedule=1f1b and virtual_stages=1, "
-            f"but pp_schedule={c.pp_schedule} and virtual_stages={c.virtual_stages}; leave both at their defaults, or use pp > 1"
+            "without a pipeline there is nothing to schedule, so pp=1 needs pp_schedule=1f1b and virtual_stages=1, "
+            f"but pp_schedule={c.pp_schedule} and virtual_stages={c.virtual_stages}; keep the defaults of both, or use pp > 1"
         ),
     ),
     Law(
@@ -108,7 +108,7 @@ STEP_LAWS: tuple[Law, ...] = (
     ),
     Law(
         name="sp_sequence",
-        broken="seq_len is not a multiple of tp * cp, which sequence_parallel needs",
+        broken="seq_len is not a multiple of tp * cp (with sequence_parallel)",
         fields=("tp", "cp", "sequence_parallel"),
         check=lambda w, t: ~t.sequence_parallel | divides(w.seq_len, t.tp * t.cp),
         reason=lambda w, c: (
@@ -122,8 +122,8 @@ STEP_LAWS: tuple[Law, ...] = (
         fields=("tp", "sequence_parallel", "async_tp"),
         check=lambda w, t: ~t.async_tp | ((t.tp > 1) & t.sequence_parallel),
         reason=lambda w, c: (
-            "async_tp overlaps the gathers and scatters of sequence parallelism: it needs tp > 1 and sequence_parallel, "
-            f"but tp={c.tp} and sequence_parallel={str(c.sequence_parallel).lower()}; use async_tp=false, or both of them"
+            "async_tp overlaps the gathers and scatters of sequence parallelism, so it needs tp > 1 and sequence_parallel, "
+            f"but tp={c.tp} and sequence_parallel={str(c.sequence_parallel).lower()}; use async_tp=false, or tp > 1 with sequence_parallel=true"
         ),
     ),
     Law(
@@ -146,17 +146,17 @@ STEP_LAWS: tuple[Law, ...] = (
         fields=("pp", "accumulation_steps"),
         check=lambda w, t: t.accumulation_steps >= np.where(_pipelined(t), t.pp, 1),
         reason=lambda w, c: (
-            "a pipeline needs at least one micro-batch per rank: accumulation_steps must be at least pp, "
+            "a pipeline needs at least one micro-batch per rank, so accumulation_steps must be at least pp, "
             f"but accumulation_steps={c.accumulation_steps} and pp={c.pp}; use a smaller micro_batch_size, or a smaller pp"
         ),
     ),
     Law(
         name="pp_interleave",
-        broken="accumulation_steps is not a multiple of pp, which interleaved schedules need",
+        broken="accumulation_steps is not a multiple of pp (with an interleaved schedule)",
         fields=("pp", "pp_schedule", "accumulation_steps"),
         check=lambda w, t: ~(_pipelined(t) & _interleaved(t)) | (t.accumulation_steps % t.pp == 0),
         reason=lambda w, c: (
-            "interleaved schedules work through the micro-batches in rounds of pp: accumulation_steps must be a multiple of pp, "
+            "interleaved schedules work through the micro-batches in rounds of pp, so accumulation_steps must be a multiple of pp, "
             f"but accumulation_steps={c.accumulation_steps} and pp={c.pp}; use pp_schedule=1f1b, or another micro_batch_size"
         ),
     ),
@@ -168,7 +168,7 @@ STEP_LAWS: tuple[Law, ...] = (
             (t.activation_budget == _FULL_BUDGET) | (t.compile & t.is_word("recompute", "none"))
         ),
         reason=lambda w, c: (
-            "the compiler chooses what activation_budget recomputes: it needs compile=true and recompute=none, "
+            "the compiler chooses what activation_budget recomputes, so it needs compile=true and recompute=none, "
             f"but compile={str(c.compile).lower()}, recompute={c.recompute} and activation_budget={c.activation_budget}; "
             "use activation_budget=100, or compile=true with recompute=none"
         ),
@@ -189,7 +189,7 @@ STEP_LAWS: tuple[Law, ...] = (
         fields=("precision",),
         check=_goes_with_bf16,
         reason=lambda w, c: (
-            f"pure_bf16 keeps all weights in bf16, but precision={c.precision}; use {' or '.join(_WITH_BF16)}, or leave pure_bf16 out"
+            f"pure_bf16 keeps all weights in bf16, but precision={c.precision}; use {' or '.join(_WITH_BF16)}, or omit pure_bf16"
         ),
     ),
 )

@@ -31,7 +31,7 @@ def key_values(pairs: Iterable[str], *, field: str, example: str) -> Iterator[tu
         key, sign, value = pair.partition("=")
         if not sign or not key:
             raise SpecError(
-                f"an option must be KEY=VALUE, but one is {pair[:80]!r}",
+                f"options must be KEY=VALUE, but one of them is {pair[:80]!r}",
                 remedy=f"e.g. {example}",
                 field=field,
             )
@@ -45,7 +45,7 @@ def options_of(pairs: Iterable[str], *, field: str, example: str) -> dict[str, s
         if key in found:
             raise SpecError(
                 f"the option {key[:80]} is given twice",
-                remedy="leave one of them out",
+                remedy="pass the option once",
                 field=field,
             )
         found[key] = value

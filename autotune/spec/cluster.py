@@ -95,7 +95,7 @@ class GpuSpec:
                 raise SpecError(
                     f"measured_flops_per_s.{precision} must be at most the peak, but is {rate:g} and the peak is "
                     f"{self.peak_flops_per_s.get(precision, 0.0):g}",
-                    remedy="give the datasheet's dense peak, in FLOP/s",
+                    remedy="set peak_flops_per_s to the datasheet's dense peak",
                     field="measured_flops_per_s",
                 )
 

@@ -82,7 +82,7 @@ class ParallelConfig(Plain):
     micro_batch_size: int = knob(
         "count",
         1,
-        "sequences per rank and micro-batch",
+        "sequences in each rank's micro-batch",
         label="mb{}",
         unit="sequences",
         always_shown=True,

@@ -52,8 +52,8 @@ class Failures:
             self.checkpoint_bytes is None or self.write_bytes_per_s is None
         ):
             raise SpecError(
-                "the cost of a checkpoint is missing",
-                remedy="give failures.checkpoint_s, e.g. 60 s, or checkpoint_bytes and write_bytes_per_s",
+                "the time that a checkpoint takes is missing",
+                remedy="set failures.checkpoint_s, e.g. to 60 s, or checkpoint_bytes and write_bytes_per_s",
                 field="failures.checkpoint_s",
             )
 

@@ -127,20 +127,20 @@ class KnobUse:
         if reason := self.impossible(knob, value):
             raise ConfigError(
                 f"the {self.part} does not support {said}: {reason}",
-                remedy=f"leave {knob.name} at {knob.text(knob.default)}",
+                remedy=f"use {knob.name}={knob.text(knob.default)}",
                 field=knob.name,
             )
         if forgotten:
             raise ConfigError(
-                f"the {self.part} does not support {knob.name}, but it is {knob.text(value)}",
-                remedy=f"leave {knob.name} at {knob.text(knob.default)}, or add support to the {self.part} (see {__name__})",
+                f"the {self.part} does not support {knob.name}, but {knob.name}={knob.text(value)}",
+                remedy=f"use {knob.name}={knob.text(knob.default)}, or add support to the {self.part} (see {__name__})",
                 field=knob.name,
             )
 
 
 def own_knob_remedy(name: str) -> str:
     """What to do if a study's own knob cannot be passed on."""
-    return f"use a trainer of kind command, whose argv or env passes it to your program with the placeholder {{{name}}}"
+    return f"use `trainer: {{kind: command, ...}}` and pass the knob to your program in argv or env, with the placeholder {{{name}}}"
 
 
 def _split(cannot: Mapping[str, str]) -> tuple[set[str], set[tuple[str, str]]]:

@@ -99,7 +99,7 @@ class Lengths:
             if mean is None:
                 raise SpecError(
                     "lengths need a mean or percentiles",
-                    remedy="for instance {mean: 900, p50: 700, p95: 2600, max: 8192}",
+                    remedy="use, for instance, {mean: 900, p50: 700, p95: 2600, max: 8192}",
                 )
             return _of_mean(mean, percentiles.get(_HIGHEST))
         knots = sorted(percentiles.items())
@@ -114,7 +114,7 @@ class Lengths:
         if knots[-1][0] < _HIGHEST:
             longest = _beyond(knots[-1], 1.0 - 0.5 / POINTS, sigma)
             knots.append((_HIGHEST, longest))
-            assumed = f"the longest sequence is assumed to have {longest:,.0f} tokens (`max` is not given)"
+            assumed = f"the longest sequence is assumed to have {longest:,.0f} tokens, because `max` is not set"
         shares = (np.arange(POINTS) + 0.5) / POINTS
         ends = np.array([p / 100.0 for p, _ in knots])
         place = np.clip(np.searchsorted(ends, shares, side="right") - 1, 0, len(knots) - 2)
@@ -134,7 +134,7 @@ class Lengths:
                 said = ", ".join(f"p{p:g}={length:g}" for p, length in sorted(percentiles.items()))
                 raise SpecError(
                     f"lengths with {said} have a mean between {least:,.0f} and {most:,.0f} tokens, but mean={mean:g}",
-                    remedy="correct the mean or the percentiles, or give a length file",
+                    remedy="fix the mean or the percentiles, or use a length file",
                 )
             above, below = 1.0 / _STEEPEST, _STEEPEST
             for _ in range(60):
@@ -172,7 +172,7 @@ def _of_mean(mean: float, longest: float | None) -> Lengths:
             (low, scale) if float(np.minimum(scale * shape, most).mean()) > mean else (scale, high)
         )
     values = np.minimum(0.5 * (low + high) * shape, most)
-    said = f"lengths are log-normal with a standard deviation of {USUAL_SPREAD:.0%} of their mean (only the mean is given)"
+    said = f"lengths are assumed log-normal with a standard deviation of {USUAL_SPREAD:.0%} of the mean, because only the mean is set"
     return Lengths(values=tuple(np.round(values, 1).tolist()), most=longest or 0.0, assumed=said)
 
 

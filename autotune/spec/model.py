@@ -127,7 +127,7 @@ class ModelSpec(Plain):
             self.dense_ffn_hidden_size
         ):
             raise SpecError(
-                "num_dense_layers must be fewer than num_layers and come with dense_ffn_hidden_size, "
+                "num_dense_layers must be below num_layers and needs dense_ffn_hidden_size, "
                 f"but num_dense_layers={self.num_dense_layers}, num_layers={self.num_layers} and dense_ffn_hidden_size={self.dense_ffn_hidden_size}",
                 field="num_dense_layers",
             )
@@ -273,43 +273,43 @@ class ModelSpec(Plain):
         """Sentences that state what predictions assume about a model other than the built-in decoder."""
         code, found = self.code, list[str]()
         if self.is_counted:
-            stands_for = "activations and times are those of a decoder of that size, so only trials show which config is fast and which one fits"
+            stands_for = "activations and times are predicted for a decoder of that size, so only trials show which config is fast and which one fits"
             counted = "its weights, gradients and optimizer states are counted"
             return (
-                f"{self.name} is known only by its {self.num_parameters:,} weights: {counted}; {stands_for}",
+                f"{self.name} is known only by its {self.num_parameters:,} weights; {counted}; {stands_for}",
             )
         document = json.loads(self.source) if self.source else {}
         if document and text_of(document) is None and (family := guessed_family(document)):
             found.append(
-                f"the config.json of {self.name} has no model_type, so it is read as a {family} model; "
-                "add its model_type if it is another"
+                f"the config.json of {self.name} has no model_type, so the file is read as a {family} model; "
+                "add model_type if the model is of another family"
             )
         if text_of(document) is not None and not (code and code.num_parameters):
             found.append(
-                f"only the language model of {self.name} is counted: other parts of its config.json, "
-                f"such as a vision tower, are left out; "
-                "`model: {hf: PATH}` on a machine with transformers counts them too"
+                f"only the language model of {self.name} is counted; other parts of its config.json, "
+                f"such as a vision tower, are not; "
+                "`model: {hf: PATH}` on a machine with transformers counts these parts too"
             )
         if code is None:
             return tuple(found)
         if code.takes:
             found.append(
-                f"{self.name} takes {code.takes}, not tokens: predictions count seq_len tokens for each sample, so set seq_len to the number of patches or frames per sample; "
-                "the native trainer cannot train it, so set `trainer` to your own program"
+                f"{self.name} takes {code.takes}, not tokens; predictions count seq_len tokens for each sample, so set seq_len to the number of patches or frames per sample; "
+                "the native trainer cannot train this model, so set `trainer` to your own program"
             )
         if code.layers:
             kinds = ", ".join(f"{kind.count} x {kind.name}" for kind in code.layers)
             found.append(
                 f"{self.name} has layers that a decoder does not have "
-                f"({kinds}): weights and matmuls are counted by kind from its class; activations and times use the formulas of a decoder with the same number of weights per layer, so their intervals are wider"
+                f"({kinds}): weights and matmuls are counted by kind from the model's class; activations and times use the formulas for a decoder with the same number of weights per layer, so their intervals are wider"
             )
         elif code.guessed:
             found.append(
-                f"{', '.join(code.guessed)} of {self.name} {'is' if len(code.guessed) == 1 else 'are'} not known from its code: predicted times assume a decoder with the same number of weights"
+                f"{', '.join(code.guessed)} of {self.name} {'is' if len(code.guessed) == 1 else 'are'} not known from its code, so predicted times assume a decoder with the same number of weights"
             )
         if code.has_towers:
             found.append(
-                f"{code.other_parameters / 1e6:,.1f}M of the {self.num_parameters / 1e6:,.1f}M weights of {self.name} are outside its language model: their memory and gradient traffic are counted, but not their compute and activations, because "
+                f"{code.other_parameters / 1e6:,.1f}M of the {self.num_parameters / 1e6:,.1f}M weights of {self.name} are outside its language model; the memory and gradient traffic of these weights are counted, but not their compute and activations, because "
                 f"the workload consists only of tokens"
             )
         return tuple(found)

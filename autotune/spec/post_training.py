@@ -40,11 +40,11 @@ RL_KNOBS: dict[str, tuple[str, tuple[Any, ...]]] = {
         (),
     ),
     "micro_batch_tokens": (
-        "limit of tokens per GPU when packing the update's micro-batches. With 0, each has micro_batch_size sequences",
+        "limit of tokens per GPU when packing the update's micro-batches. With 0, each micro-batch has micro_batch_size sequences",
         (),
     ),
     "log_prob_micro_batch_tokens": (
-        "the same for log-probabilities and values. 0 means the update's limit",
+        "limit of tokens per GPU when packing micro-batches for log-probabilities and values. 0 means the update's limit",
         (),
     ),
     "phase_offload": (
@@ -179,14 +179,14 @@ class PostTraining:
             raise SpecError(
                 f"staleness needs separate GPUs for generation, "
                 f"but placement=colocated and staleness={self.staleness:g}",
-                remedy="set placement to async with rollout_gpus, or leave staleness out",
+                remedy="set placement to async with rollout_gpus, or omit staleness",
                 field="rl.staleness",
             )
         if self.generates and self.rollout is None:
             raise SpecError(
-                f"autotune does not model generation speed, so the spec must give it, but "
+                f"autotune does not model generation speed, so the spec must give the speed, but "
                 f"algorithm={self.algorithm} has no `rollout`",
-                remedy="rollout: {tokens_per_s_per_gpu: 2400, tp: 1, memory_fraction: 0.6}, or rollout: {log: run.log} of your own run",
+                remedy="add rollout: {tokens_per_s_per_gpu: 2400, tp: 1, memory_fraction: 0.6}, or rollout: {log: run.log} with the log of your own run",
                 field="rollout",
             )
 
@@ -241,7 +241,7 @@ class PostTraining:
             and not self.rollout_gpus
         ):
             told += (
-                "the engine holds no GPU memory while the trainer works or generates (rollout.memory_fraction is not given)",
+                "the engine is assumed to use no GPU memory, because rollout.memory_fraction is not set",
             )
         return told
 

@@ -235,7 +235,7 @@ def _check_searcher_of_proxies(searcher: str) -> None:
     if searcher != USUAL_SEARCHER:
         raise SpecError(
             f"a study with a target chooses its proxies itself, but searcher={searcher}",
-            remedy="leave `searcher` out; a study on the target itself, without `target`, accepts any searcher",
+            remedy="omit `searcher`; a study that runs on the target itself, without `target`, accepts any searcher",
             field="searcher",
         )
 
@@ -245,8 +245,8 @@ def _check_no_baseline(baseline: ParallelConfig | None) -> None:
     if baseline is not None:
         raise SpecError(
             f"proxies are different jobs and are never compared with a baseline, but baseline={baseline}",
-            remedy="leave `baseline` out, or put the config under `enqueue` so that its proxy runs first; a "
-            "study on the target itself accepts a baseline",
+            remedy="omit `baseline`, or put the config under `enqueue` so that its proxy runs first; a "
+            "study that runs on the target itself, without `target`, accepts a baseline",
             field="baseline",
         )
 
@@ -263,12 +263,12 @@ def _check_target(target: ClusterSpec, at_hand: ClusterSpec, objective: Objectiv
     if target.num_gpus <= at_hand.num_gpus:
         raise SpecError(
             f"a target must have more GPUs than the cluster that runs the trials, but {target.name} has {target.num_gpus:,} and {at_hand.name} has {at_hand.num_gpus:,}",
-            remedy="set `target` to the cluster that the job will run on, and `cluster` to the one that runs the trials; or leave `target` out",
+            remedy="set `target` to the planned job's cluster and `cluster` to the trials' cluster, or omit `target`",
             field="target.cluster",
         )
     if objective.metric != "throughput":
         raise SpecError(
-            f"a target's configs are ranked by throughput, but objective.metric={objective.metric}: proxies do not show how much a batch of the target learns or costs",
+            f"a target's configs are ranked by throughput, but objective.metric={objective.metric}; proxies do not show how much a batch learns or costs on the target",
             remedy="set objective.metric to throughput",
             field="objective.metric",
         )

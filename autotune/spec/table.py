@@ -41,7 +41,9 @@ class ConfigTable:
             (1,) if not columns else (), *(np.atleast_1d(a).shape for a in arrays.values())
         )
         if len(length) != 1:
-            raise ConfigError(f"columns must have one dimension, but broadcast to shape {length}")
+            raise ConfigError(
+                f"columns must have one dimension, but they broadcast to shape {length}"
+            )
         self._columns: dict[str, Column] = {
             n: np.broadcast_to(a, length) for n, a in arrays.items()
         }

@@ -92,7 +92,7 @@ class Workload(Plain):
             if not isinstance(getattr(self, name), kind):
                 raise SpecError(
                     f"{name} must be a {kind.__name__}, but is {getattr(self, name)!r}",
-                    remedy=f"autotune.spec.catalog.{name}(NAME) finds one by name",
+                    remedy=f"autotune.spec.catalog.{name}(NAME) finds a {name} by name",
                     field=name,
                 )
         positive_int("seq_len", self.seq_len, at_most=1 << 27)
@@ -150,7 +150,7 @@ class Workload(Plain):
             return self.model.assumptions
         whole = (
             f"attention is counted over all {self.seq_len:,} tokens of a sequence, but the config.json of "
-            f"{self.model.name} limits some or all layers to {window:,}: predicted times and MFU are too high if the "
+            f"{self.model.name} limits some or all layers to {window:,} tokens, so predicted times and MFU are too high if the "
             "trainer's kernels skip the other tokens"
         )
         return (*self.model.assumptions, whole)

@@ -78,7 +78,7 @@ def test_a_forgotten_knob_is_refused_by_name_unless_it_is_at_its_default() -> No
     table = ConfigTable.of([ParallelConfig(), ParallelConfig(dp=2)])
     forgetful.check_table(table)
     with pytest.raises(
-        ConfigError, match="the cost model does not support compile, but it is true"
+        ConfigError, match="the cost model does not support compile, but compile=true"
     ) as caught:
         forgetful.check_table(ConfigTable.of([ParallelConfig(), ParallelConfig(compile=True)]))
     assert caught.value.field == "compile"

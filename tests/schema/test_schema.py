@@ -331,20 +331,20 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (
         {"workload": {"seq_len": "4e3", "global_batch_size": 1}},
         "workload.seq_len",
-        "write all its digits",
+        "write all digits",
     ),
     (
         {"workload": {"seq_len": 8, "global_batch_size": "4M"}},
         "workload.global_batch_size",
-        "write all its digits",
+        "write all digits",
     ),
     (
         {"workload": {"seq_len": 8, "global_batch_size": "0100"}},
         "workload.global_batch_size",
-        "without leading zeros",
+        "omit the leading zeros",
     ),
     ({"name": False}, "name", "put quotes around a word: YAML reads"),
-    ({"name": 7}, "name", "put quotes around it"),
+    ({"name": 7}, "name", "put quotes around the value"),
     (
         {"workload": {"seq_len": True, "global_batch_size": 1}},
         "workload.seq_len",
@@ -374,7 +374,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "at most 4,096 values, but has 1,000,000,000",
     ),
     ({"space": {"tp": {"range": [1, 5, 0]}}}, "space.tp", "must not exceed"),
-    ({"space": {"tp": {}}}, "space.tp", "give either"),
+    ({"space": {"tp": {}}}, "space.tp", "set either"),
     ({"space": {"precision": "fp9"}}, "space.precision", "did you mean fp8?"),
     ({"space": {"world_sizes": [-1]}}, "space.world_sizes.0", "greater than or equal to 1"),
     ({"space": ["tp"]}, "space", "must be text, or a mapping"),
@@ -396,7 +396,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (
         {"measure": {"final_rounds": 0, "stability_steps": 9}},
         "measure",
-        "final_rounds=0: there is none",
+        "final_rounds=0, so there is no final round",
     ),
     ({"trainer": {"knd": "native"}}, "trainer.kind", "is required"),
     ({"trainer": {"kind": "native", "stps": 3}}, "trainer.stps", "did you mean steps?"),
@@ -427,7 +427,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"budget": {"max_wall_s": "1M"}}, "budget.max_wall_s", "write 1min for minutes"),
     ({"budget": {"max_wall_s": "1000d"}}, "budget.max_wall_s", "less than or equal to"),
-    ({"budget": {"max_wall_s": "3600"}}, "budget.max_wall_s", "write it without quotes"),
+    ({"budget": {"max_wall_s": "3600"}}, "budget.max_wall_s", "omit the quotes"),
     ({"workload": {"seq_len": "8k", "global_batch_size": 1}}, "workload.seq_len", "write 8Ki"),
     (
         {"workload": {"seq_len": "1.5 tokens", "global_batch_size": 1}},
@@ -475,7 +475,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (
         {"knobs": {"mine": [1, 2]}},
         "knobs.mine",
-        "the native trainer does not support the knob mine: its launches cannot set a study's own knob; use a trainer of kind command",
+        "the native trainer does not support the knob mine: its launches cannot set a study's own knob; use `trainer: {kind: command",
     ),
     (
         {"knobs": {"mine": [1, 2]}, "trainer": {"kind": "command", "argv": ["train", "{tp}"]}},
@@ -736,7 +736,7 @@ def test_a_key_of_the_workload_in_another_place_is_told_where_it_belongs(key: st
     for changes in ({key: 1}, {"space": {key: 1}}):
         with pytest.raises(SpecError) as refused:
             study(**changes)
-        assert refused.value.remedy == f"it is a key of workload: write `workload: {{{key}: ...}}`"
+        assert refused.value.remedy == f"it is a key of workload; write `workload: {{{key}: ...}}`"
 
 
 @pytest.mark.parametrize(
@@ -750,7 +750,7 @@ def test_a_key_of_budget_measure_or_objective_in_another_place_is_told_where_it_
         for changes in ({key: 1}, {"space": {key: 1}}):
             with pytest.raises(SpecError) as refused:
                 study(**changes)
-            assert refused.value.remedy == f"it is a key of {home}: write `{home}: {{{key}: ...}}`"
+            assert refused.value.remedy == f"it is a key of {home}; write `{home}: {{{key}: ...}}`"
 
 
 def test_the_documents_know_every_field_of_the_values() -> None:

@@ -152,7 +152,7 @@ def test_why_not_names_law_value_and_remedy() -> None:
     )
     fp8 = ParallelConfig(tp=2, dp=4, accumulation_steps=4, precision="fp16")
     assert space.why_not(fp8) == (
-        "the space gives precision the values bf16, but precision=fp16; add it to the space's knobs"
+        "the space gives precision the values bf16, but precision=fp16; add this value to the space's knobs"
     )
     assert "tp * pp * dp * cp must be 8" in str(
         space.why_not(ParallelConfig(tp=2, dp=2, accumulation_steps=8))
@@ -295,5 +295,5 @@ def test_a_space_of_one_combination_that_breaks_a_rule_says_so() -> None:
     one = SpaceSpec(
         name="one", knobs={"accumulation_steps": (1,), "micro_batch_size": (1,)}, world_sizes=(1,)
     )
-    with pytest.raises(InfeasibleError, match=r"its only combination breaks a rule \(1: "):
+    with pytest.raises(InfeasibleError, match=r"the only combination breaks a rule \(1: "):
         SearchSpace.build(workload(), one)

@@ -60,7 +60,7 @@ def test_a_size_and_a_bandwidth_are_a_time() -> None:
         node_mtbf_s=30 * DAY, restart_s=600.0, checkpoint_bytes=3e12, write_bytes_per_s=5e10
     )
     assert sized.saving_s == 60.0
-    with pytest.raises(SpecError, match="the cost of a checkpoint is missing"):
+    with pytest.raises(SpecError, match="the time that a checkpoint takes is missing"):
         Failures(node_mtbf_s=DAY, restart_s=1.0, checkpoint_bytes=1e9)
 
 

@@ -140,7 +140,7 @@ def test_what_transformers_writes_of_every_class_is_read() -> None:
             {"model_type": "deepseek_v3", "moe_layer_freq": 2, "n_routed_experts": 8},
             "moe_layer_freq must be 1",
         ),
-        ({"model_type": "jamba"}, r"'jamba'.* mixes state-space.*write `model: \{hf: PATH\}`"),
+        ({"model_type": "jamba"}, r"'jamba'.* mixes state-space.*set `model: \{hf: PATH\}`"),
         (
             {"model_type": "gemma3n", "text_config": LLAMA},
             "'gemma3n_text'.* several residual streams",
@@ -235,7 +235,7 @@ def test_a_family_that_is_guessed_is_an_assumption(key: str, family: str) -> Non
     config = {key: 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100}
     model = replace(ModelSpec.from_hf(config, name="own"), source=json.dumps(config))
     assert model.assumptions[0].startswith(
-        f"the config.json of own has no model_type, so it is read as a {family} model"
+        f"the config.json of own has no model_type, so the file is read as a {family} model"
     )
     named = replace(model, source=json.dumps({**config, "model_type": family}))
     assert named.assumptions == ()
@@ -316,7 +316,7 @@ def test_windows_of_attention_are_said_where_sequences_are_longer(
         model=model, cluster=ClusterSpec.of("h100-sxm"), seq_len=16384, global_batch_size=8
     )
     said = [line for line in workload.assumptions if "16,384 tokens of a sequence" in line]
-    assert [f"limits some or all layers to {window:,}:" in line for line in said] == (
+    assert [f"limits some or all layers to {window:,} tokens" in line for line in said] == (
         [True] if window else []
     )
     assert replace(workload, seq_len=window or 1).assumptions == model.assumptions

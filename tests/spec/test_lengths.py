@@ -23,7 +23,7 @@ def test_a_mean_alone_is_named_as_assumed_and_kept_under_the_longest() -> None:
     assert found.mean == pytest.approx(900.0, rel=0.01)
     assert found.longest == 1024.0
     assert "only the mean" in found.assumed
-    assert "`max` is not given" in Lengths.of_percentiles({50.0: 700.0}, 900.0).assumed
+    assert "`max` is not set" in Lengths.of_percentiles({50.0: 700.0}, 900.0).assumed
 
 
 @pytest.mark.parametrize(

@@ -49,9 +49,9 @@ def test_a_quantity_is_read_exactly(quantity: Quantity, text: str, number: float
     ("quantity", "text", "words"),
     [
         (TIME, "1M", "write 1min for minutes"),
-        (TIME, "soon", "write it as 90s, 15min, 1h30m or 2d"),
-        (TIME, "1h 30", "write it as"),
-        (TIME, "-5s", "write it as"),
+        (TIME, "soon", "write e.g. 90s, 15min, 1h30m or 2d"),
+        (TIME, "1h 30", "write e.g."),
+        (TIME, "-5s", "write e.g."),
         (TIME, "5 TB", "must be a time, in seconds or with a unit"),
         (TIME, "", "must be a time"),
         (TIME, "1h" * 30, "must be a time"),

@@ -100,7 +100,7 @@ def test_a_forgotten_knob_is_refused_by_name_and_may_stay_at_its_default() -> No
 
 
 def test_a_knob_of_the_study_is_refused_with_the_way_out() -> None:
-    with pytest.raises(SpecError, match="use a trainer of kind command") as caught:
+    with pytest.raises(SpecError, match="and pass the knob to your program") as caught:
         trainer("native").check_own_knobs(["num_workers"])
     assert caught.value.field == "knobs.num_workers"
     config = ParallelConfig(

@@ -54,7 +54,7 @@ _DEFAULT_WINDOWS: Mapping[str, int] = {
 """windows of these families' classes in transformers 5.23, for files that set no window"""
 _WITHOUT_WINDOWS = frozenset({"dots1", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"})
 """families that use their window only if `use_sliding_window` is true"""
-_SOURCE = "leave `source` out, or give the text of the model's config.json"
+_SOURCE = "omit `source`, or set it to the text of the model's config.json"
 ROTARY_SHARES: Mapping[str, float] = {"glm4_moe": 0.5}
 """default fraction of a head that is rotated, for families that rotate only a part of each head"""
 

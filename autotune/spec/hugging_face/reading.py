@@ -152,7 +152,7 @@ def _family_of_class(document: Document) -> str:
             return family
     raise SpecError(
         f"the model's config.json has no model_type, and its class {written} belongs to no known family",
-        remedy="add the model_type that transformers gives this class",
+        remedy="add the model_type that transformers uses for this class",
         field="model",
     )
 
@@ -165,12 +165,12 @@ def _family(name: str, document: Document) -> Family:
     if name in NOT_DECODERS or document.get("is_encoder_decoder"):
         raise SpecError(
             f"the model's config.json describes {name or 'an encoder-decoder'}, which is not a decoder-only transformer",
-            remedy="if it is trained like one, give the model's fields inline",
+            remedy="if the model is trained like a decoder-only transformer, write its fields inline",
             field="model",
         )
     if name in APART:
         raise SpecError(
-            f"the model family {name!r}, which config.json names, {APART[name]}: a decoder with identical "
+            f"the model family {name!r} in config.json {APART[name]}; a decoder with identical "
             f"layers would misrepresent it",
             remedy=BUILT,
             field="model",
@@ -179,7 +179,7 @@ def _family(name: str, document: Document) -> Family:
         known = (*FAMILIES, *ALIKE)
         near = nearest(name, known)
         raise SpecError(
-            f"the model family {name!r}, which config.json names, is not supported; the supported "
+            f"the model family {name!r} in config.json is not supported; the supported "
             f"families are {', '.join(sorted(known))}",
             remedy=f"{near}; else {BUILT}" if near else BUILT,
             field="model",
@@ -231,7 +231,7 @@ def _refuse_unread(name: str, read: set[str], document: Document) -> None:
         if plain and key not in read and _SHAPE.search(key) and not _HARMLESS.search(key):
             raise SpecError(
                 f"the model's config.json has {key}={value!r:.40}, which is not known for {name} models, "
-                f"so autotune could misread its shape",
+                f"so autotune could misread the model's shape",
                 remedy=f"remove the key if it changes no weights, otherwise {INLINE}",
                 field="model",
             )

@@ -20,11 +20,11 @@ from autotune.errors import SpecError
 Document = Mapping[str, Any]
 
 INLINE = (
-    "give the model's fields inline: num_layers, hidden_size, num_attention_heads, vocab_size, ..."
+    "write the model's fields inline: num_layers, hidden_size, num_attention_heads, vocab_size, ..."
 )
 """remedy for a file that cannot be read"""
 BUILT = (
-    "write `model: {hf: PATH}` with transformers installed, which builds the class and counts its weights, or {module: ...} for your own code; "
+    "install transformers and set `model: {hf: PATH}`, which builds the model's class and counts its weights, or set {module: ...} for your own code; "
     f"otherwise, for an approximation, {INLINE}"
 )
 """remedy for a file with layers that no shape describes"""
@@ -51,7 +51,7 @@ def first_dense(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
         return {}
     if asked.get("moe_layer_freq", 1) != 1:
         raise SpecError(
-            f"moe_layer_freq must be 1, but is {asked['moe_layer_freq']}: other patterns of experts are not supported",
+            f"moe_layer_freq must be 1, but is {asked['moe_layer_freq']}; other patterns of experts are not supported",
             remedy=INLINE,
             field="model",
         )
@@ -78,7 +78,7 @@ def ernie_experts(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
     last, end = fields["num_layers"] - 1, asked.get("moe_layer_end_index", -1)
     if end != -1 and end < last:
         raise SpecError(
-            f"moe_layer_end_index must be the index of the last layer, {last}, but is {end}: dense layers after those with experts are not supported",
+            f"moe_layer_end_index must be the index of the last layer, {last}, but is {end}; dense layers after layers with experts are not supported",
             remedy=INLINE,
             field="model",
         )
@@ -102,7 +102,7 @@ def granite_hybrid(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
     """Granite 4 in the sizes with attention in every layer; other sizes have `mamba` in `layer_types`."""
     if not isinstance(asked.get("layer_types", asked.get("layers_block_type")), list):
         raise SpecError(
-            "layer_types must list the kind of each layer, but the file does not, so its class would treat every layer as a state-space layer",
+            "layer_types must list the kind of each layer, but is missing, so transformers would treat every layer as a state-space layer",
             remedy=BUILT,
             field="model",
         )

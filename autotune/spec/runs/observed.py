@@ -131,7 +131,7 @@ def checked_tags(tags: Iterable[str]) -> tuple[str, ...]:
             raise SpecError(
                 f"a tag must have 1 to 50 letters, digits or any of _ . : / + -, and begin with a "
                 f"letter or digit, but one is {tag!r:.80}",
-                remedy="leave out spaces and other characters",
+                remedy="remove spaces and other characters",
                 field="tags",
             )
     return tuple(found)
@@ -153,7 +153,7 @@ def checked_note(text: str, *, notes: int) -> str:
     if not 0 < len(text) <= MAX_NOTE:
         raise SpecError(
             f"a note must have 1 to {MAX_NOTE:,} characters, but this one has {len(text):,}",
-            remedy="shorten it, or write several" if text else "write some text",
+            remedy="shorten the note, or write several notes" if text else "write some text",
             field="text",
         )
     if notes >= MAX_NOTES:

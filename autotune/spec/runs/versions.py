@@ -16,8 +16,8 @@ def asked_versions(words: Iterable[str]) -> dict[str, str]:
         name, sign, version = (part.strip() for part in word.partition("="))
         if not name or not sign or not version or name in asked:
             raise SpecError(
-                f"a version must be NAME=VERSION, each name once, but is {word!r}",
-                remedy="e.g. torch=2.12; a trial's page lists the names",
+                f"versions must be NAME=VERSION with each name once, but one of them is {word!r}",
+                remedy="use e.g. torch=2.12; a trial's page lists the names",
                 field="version",
             )
         asked[name] = version

@@ -84,7 +84,7 @@ def format_gain(factor: float) -> str:
     return f"{factor:.3g}x the speed" if factor >= 2 else f"{factor - 1:+.0%}"
 
 
-DEFAULT_IS_BEST = "no speedup: the baseline is the best"
+DEFAULT_IS_BEST = "no speedup; the baseline is the best"
 
 
 def format_speedup(

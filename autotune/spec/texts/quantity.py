@@ -86,7 +86,7 @@ class Quantity:
     def _wrong(self, text: str) -> SpecError:
         return SpecError(
             f"must be {self.noun}, in {self.base} or with a unit, but is {text[:80]!r}",
-            remedy=f"write it as {self.example}",
+            remedy=f"write e.g. {self.example}",
         )
 
 

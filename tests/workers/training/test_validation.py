@@ -66,7 +66,7 @@ def test_what_the_loop_trains_its_trainer_launches(
 def test_copies_of_shards_need_shards() -> None:
     trial = request("llama", "dp=4,precision=fp32,zero_stage=1,dp_replicas=2")
     for changes, law in (
-        ({"zero_stage": 0}, "dp_replicas replicates ZeRO's shards: it needs zero_stage >= 1"),
+        ({"zero_stage": 0}, "dp_replicas replicates ZeRO's shards, so it needs zero_stage >= 1"),
         ({"dp_replicas": 3}, "dp_replicas must divide dp"),
     ):
         broken = replace(trial, config=replace(trial.config, **changes))
