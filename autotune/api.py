@@ -144,7 +144,7 @@ def read_document(
             inner = inner.setdefault(name, {})
             if not isinstance(inner, dict):
                 raise SpecError(
-                    f"{key!r} needs a mapping at {name!r}, but it is {inner!r}", field=name
+                    f"{key!r} needs a mapping at {name!r}, but {name!r} is {inner!r}", field=name
                 )
         inner[last] = value
     if overrides:
@@ -320,7 +320,7 @@ def calibrate(
 
     if cluster not in calibrator_names():
         raise SpecError(
-            f"a machine can only measure its own cluster, but no calibrator is registered for {cluster!r}",
+            f"no calibrator is registered for the cluster {cluster!r}, and a machine can only measure its own cluster",
             remedy=f"use {', '.join(calibrator_names())} on a machine of that cluster",
             field="cluster",
         )

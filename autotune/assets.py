@@ -48,7 +48,7 @@ def space_file(name: str) -> Path:
         raise CatalogError(
             f"there is no search space {name!r}",
             remedy=nearest(name, files)
-            or f"choose one of {', '.join(files)}, or give the knobs inline",
+            or f"choose one of {', '.join(files)}, or list the knobs inline",
             field="space",
         )
     return files[name]

@@ -47,7 +47,7 @@ def write(made: Submission) -> list[Path]:
         )
         raise ConflictError(
             f"{made.folder} already holds {what}, but a folder can hold the results of only one spec",
-            remedy="remove or rename the folder, or give the study another `name`",
+            remedy="remove or rename the folder, or change the study's `name`",
             field="name",
         )
     written = []

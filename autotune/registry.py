@@ -68,7 +68,7 @@ def find(group: str, name: str) -> Registration:
     """The registration of that name. Raises `CatalogError` with the nearest name when there is none."""
     known, noun = registered(group), _noun(group)
     if name not in known:
-        names = ", ".join(known) or "none: is the package installed?"
+        names = ", ".join(known) or "none; is the package installed?"
         raise CatalogError(
             f"there is no {noun} {name!r}",
             remedy=nearest(name, known) or f"{noun}s: {names}",
@@ -91,14 +91,14 @@ def load(group: str, name: str) -> Any:
             raise missing from error
         if is_outdated(found, error):
             raise RunnerError(
-                f"the {_noun(group)} {name!r} cannot be loaded: the installation of {found.package} {found.version} is older than its files: "
-                f"it names the module {found.entry.module}, which they do not have",
-                remedy=f"install it again with: {reinstall_command()}",
+                f"the {_noun(group)} {name!r} cannot be loaded: the installation of {found.package} {found.version} is older than its files "
+                f"and refers to the module {found.entry.module}, which no longer exists",
+                remedy=f"install {found.package} again with: {reinstall_command()}",
             ) from error
         raise RunnerError(
             f"the {_noun(group)} {name!r} ({found.entry.value} of {found.package} {found.version}) cannot be loaded: "
             f"{type(error).__name__}: {error}",
-            remedy=f"if the module is yours, correct it; otherwise install what it needs, or a different release of {found.package} (`autotune doctor` says what is missing)",
+            remedy=f"if the module is your own, fix it; otherwise install what it needs, or a different release of {found.package} (`autotune doctor` says what is missing)",
         ) from error
 
 

@@ -149,7 +149,8 @@ def test_an_installation_that_is_older_than_its_files_says_how_to_install_it_aga
     assert "autotune.trainers.catalog.native" in caught.value.message
     checkout = Path(__file__).parents[1]
     assert (
-        caught.value.remedy == f"install it again with: pip install --no-deps --editable {checkout}"
+        caught.value.remedy
+        == f"install {DISTRIBUTION} again with: pip install --no-deps --editable {checkout}"
     )
 
 

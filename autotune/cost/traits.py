@@ -330,10 +330,10 @@ _LOSS = {
     "fused": "overwrites the logits with the gradient of the loss",
 }
 _REDUCTION = {
-    "each": "reduces gradients after each micro-batch",
+    "each": "synchronizes gradients after each micro-batch",
     "last": "keeps whole gradients until the last micro-batch",
     "pipeline": "keeps whole gradients until the last micro-batch if there is a pipeline",
-    "end": "reduces gradients at the end of the step",
+    "end": "synchronizes gradients at the end of the step",
 }
 
 
@@ -356,7 +356,7 @@ def _habits(traits: Traits, config: ParallelConfig) -> Mapping[str, Mapping[str,
     mixed, sharded = config.precision in ("bf16", "fp16", "fp8"), config.zero_stage >= 2
     activations = {
         "loss": _LOSS[traits.loss],
-        "gated_kept": f"keeps {traits.gated_kept:g} widths of a gated MLP",
+        "gated_kept": f"keeps tensors of {traits.gated_kept:g} inner widths for a gated MLP",
         "repeats_keys": "copies keys and values to all heads" if traits.repeats_keys else "keeps one copy of keys and values",
     }  # fmt: skip
     if config.recompute == "selective":

@@ -82,7 +82,7 @@ def clusters_of(asked: Sequence[str | ClusterSpec], num_gpus: int) -> tuple[Clus
     if not 1 <= len(found) <= MAX_CLUSTERS:
         raise SpecError(
             f"there must be 1 to {MAX_CLUSTERS} clusters to compare, but there are {len(found)}",
-            remedy="write them as h100-sxm-8x8, or just a GPU type: h200-sxm",
+            remedy="write clusters as h100-sxm-8x8, or GPU types as h200-sxm",
             field="clusters",
         )
     names = [cluster.name for cluster in found]

@@ -44,7 +44,7 @@ LOOKED_AT = 20_000
 """configs among which the widest is looked for"""
 FIRST_PROFILE = (
     "first plan of this model: up to {count} configs are dry-run once, which may take minutes; "
-    "--no-profile skips this and takes the memory from a decoder's formulas"
+    "use --no-profile to skip the dry runs and predict memory from a decoder's formulas"
 )
 """what to say before the first dry run, where a person waits"""
 OnRun = Callable[[int, int, str], None]
@@ -102,10 +102,12 @@ def profile_study(
 def _refuse(workload: Workload) -> None:
     """Raises `DryRunError` where dry runs do not tell of the workload's memory."""
     model, code = workload.model, workload.model.code
-    remedy = "plans and searches take the memory from the formulas; `autotune fit --config` dry-runs one config"
+    remedy = (
+        "plans and searches use the memory formulas; `autotune fit --config` dry-runs one config"
+    )
     if workload.trainer not in PLAYED_TRAINERS:
         raise DryRunError(
-            f"dry runs give the memory of trainers whose code they run ({', '.join(PLAYED_TRAINERS)}), but trainer={workload.trainer}",
+            f"dry runs report memory only for trainers whose code they run ({', '.join(PLAYED_TRAINERS)}), but trainer={workload.trainer}",
             remedy=remedy,
         )
     if code is not None and code.has_towers:
@@ -214,9 +216,9 @@ def profile_document(found: DryRuns, space: SearchSpace, constants: Calibration)
 
 def profile_lines(document: dict[str, Any]) -> list[str]:
     """The same in sentences."""
-    others = f"and that of the other configs ({document['configs']:,} in all) from formulas that the runs correct, within {document['spread']:.1%}"
+    others = f"for the other configs ({document['configs']:,} in all), memory comes from formulas corrected by these runs, within {document['spread']:.1%}"
     lines = [
-        f"{len(document['runs'])} configs were dry-run: plan, estimate and tune take their memory from these runs, {others}"
+        f"{len(document['runs'])} configs were dry-run; plan, estimate and tune use the memory of these runs; {others}"
     ]
     lines += [
         f"{check['config']}: predicted from the other runs with an error of {check['error']:+.1%}"

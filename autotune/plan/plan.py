@@ -372,5 +372,5 @@ def _more_gpus(
             f"about {gpus:,} GPUs, with zero_stage=3, recompute=full and micro_batch_size=1, would be enough",
         )
     return (
-        "sharding alone cannot make it fit on any number of such GPUs; split the sequence (cp) or the layers (tp) further",
+        "sharding alone cannot make the model fit on any number of these GPUs; split the sequence (cp) or the layers (tp) further",
     )

@@ -216,6 +216,6 @@ def _sources(
         (f"; {config} cannot be dry-run: {reason}" for config, reason in runs.failed.items()), ""
     )
     return (
-        f"{source}; memory from dry runs of {len(runs.points)} configs; for others, from formulas that the runs correct "
+        f"{source}; memory from dry runs of {len(runs.points)} configs; for others, from formulas corrected by these runs "
         f"(here within {spread:.0%}){failed}"
     )

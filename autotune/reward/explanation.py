@@ -30,11 +30,9 @@ WEAK = 0.95
 """a part of stability below this is mentioned"""
 WORTH_SAYING = 0.01
 """a part of the step that changed by less than this share of the baseline's step is not mentioned"""
-NO_CONTENDER = "it is an fp32 reference outside the search space and cannot win: the losses of other trials are compared with its losses"
-PROXY = "it is a proxy, a smaller job that represents configs of the target, and cannot win"
-SIMULATED_LOSSES = (
-    "its losses are made up: a simulated run trains nothing, so they say nothing about this config"
-)
+NO_CONTENDER = "this trial is an fp32 reference outside the search space and cannot win; other trials' losses are compared with its losses"
+PROXY = "this trial is a proxy, a smaller job that represents configs of the target, and cannot win"
+SIMULATED_LOSSES = "the losses are invented, because a simulated run trains nothing"
 LEAST_LOSS = 5e-4
 """a smaller difference of losses, nats per token, is called none"""
 GIB = 1 << 30
@@ -171,7 +169,7 @@ def explain(
 
 
 def _failed(trial: Trial) -> list[str]:
-    text = [f"trial {trial.number} ({trial.config}) has no result: it is {trial.status}"]
+    text = [f"trial {trial.number} ({trial.config}) has no result; its status is {trial.status}"]
     if trial.failure is not None:
         where = ", ".join(
             f"{k} {v}"
@@ -195,7 +193,7 @@ def _against_prediction(trial: Trial, m: Measurement) -> list[str]:
     predicted = float(trial.estimate.tokens_per_s)
     ratio = f"{m.tokens_per_s / predicted:.2f} times the predicted {predicted:,.0f}"
     return [
-        f"it reached {m.tokens_per_s:,.0f} tokens/s, {ratio}. Such ratios correct the target's ranking"
+        f"the trial reached {m.tokens_per_s:,.0f} tokens/s, {ratio}. Such ratios correct the target's ranking"
     ]
 
 
@@ -240,13 +238,13 @@ def _speech(
             if ratio >= 1
             else f"slower ({ratio:.2f} times the speed) than"
         )
-        changed = changes_as_text(other["config_changes"]) or "nothing"
+        changed = changes_as_text(other["config_changes"]) or "none"
         text.append(
-            f"trial {trial.number} is {speed} the {name} (trial {other['number']}); it changes {changed}"
+            f"trial {trial.number} is {speed} the {name} (trial {other['number']}), with these changes: {changed}"
         )
         text.append(
-            f"its reward is {abs(other['total_difference']):.3f} {'higher' if other['total_difference'] >= 0 else 'lower'}, "
-            f"with stability {worth.stability:.2f} against {other['stability']:.2f}"
+            f"trial {trial.number}'s reward is {abs(other['total_difference']):.3f} {'higher' if other['total_difference'] >= 0 else 'lower'}, "
+            f"with stability {worth.stability:.2f} ({name}: {other['stability']:.2f})"
         )
     w = objective.stability_weight
     text.append(
@@ -269,7 +267,7 @@ def _progress(gained: float, source: Measurement | None, whose: str, *, same_bat
         if source.gradient_noise_interval is not None and not least:
             scale += " (90% interval: {:.3g} to {:.3g})".format(*source.gradient_noise_interval)
     token = "as much as one" if same_batch else f"{gained:.2f}"
-    return f"each of its tokens is worth {token} of {whose}: {'the batch is the same; ' if same_batch else ''}{scale}"
+    return f"each token is worth {token} of {whose}: {'the batch is the same; ' if same_batch else ''}{scale}"
 
 
 def learning_rate_note(config: ParallelConfig, baseline: ParallelConfig, workload: Workload) -> str:
@@ -282,9 +280,9 @@ def _learning_rate(batches: float, workload: Workload, whose: str) -> str:
     """`batches`: this trial's global batch over that of the trial that it is relative to."""
     rule = "in proportion" if workload.optimizer == "sgd" else "by the square root"
     factor = learning_rate_factor(batches, 1.0, workload.optimizer)
-    did = ", as its trial did" if workload.trainer == "native" else ""
+    did = ", as the trial did" if workload.trainer == "native" else ""
     return (
-        f"its global batch is {batches:.3g} times {whose}: multiply the learning rate by {factor:.3g} "
+        f"the global batch is {batches:.3g} times {whose}; multiply the learning rate by {factor:.3g} "
         f"({rule} for workload.optimizer={workload.optimizer}){did}"
     )
 
@@ -333,7 +331,9 @@ def _shrunk(
         if shrunk
         else []
     )
-    return text + ([f"parts that got longer ({how}): {grown}"] if grown and shrunk else [])
+    return text + (
+        [f"parts of the step that are longer ({how}): {grown}"] if grown and shrunk else []
+    )
 
 
 def _weaknesses(m: Measurement) -> list[str]:
@@ -345,8 +345,8 @@ def _weaknesses(m: Measurement) -> list[str]:
         "skipped": f"loss scaling skipped {m.skipped_steps} of {len(m.step_times_s)} steps",
         "fidelity": "the losses deviate from those of the fp32 reference",
         "equal_tokens": loss_in_words(m),
-        "trend": "the loss grows by more than its noise explains",
-        "slowing": "its steps become slower, and a longer run would stay at the speed of its last steps",
+        "trend": "the loss grows more than its noise explains",
+        "slowing": "steps become slower; a longer run would continue at the speed of the last steps",
         "jitter": f"step times vary by {m.step_time_spread:.0%}",
         "finite": f"{m.nonfinite_steps} steps were not finite",
     }
@@ -356,7 +356,7 @@ def _weaknesses(m: Measurement) -> list[str]:
         if value < WEAK
     ]
     broken = diverged(m)
-    return text + ([f"it diverged: {broken.message}"] if broken else [])
+    return text + ([f"the trial diverged: {broken.message}"] if broken else [])
 
 
 def loss_in_words(m: Measurement) -> str:
@@ -365,12 +365,12 @@ def loss_in_words(m: Measurement) -> str:
         return ""
     if m.reference_losses:
         return (
-            "its losses were compared step by step with those of an fp32 reference on the same data"
+            "the losses were compared step by step with those of an fp32 reference on the same data"
         )
     if (c := m.loss_comparison) is None:
-        return "its losses could not be compared with those of other trials, so only their trend counts"
+        return "the losses could not be compared with those of other trials, so only their trend counts"
     others = f"{c.curves} other trial{'s' if c.curves > 1 else ''}"
     side = f"{abs(c.excess):.3g} {'above' if c.excess >= 0 else 'below'}"
     relation = side if abs(c.excess) >= LEAST_LOSS else "the same as"
     chance = f"; noise {c.noise:.2g}" if c.noise >= LEAST_LOSS else ""
-    return f"after {c.tokens:,} tokens its loss was {relation} that of {others} ({c.loss:.3g}), on different batches{chance}"
+    return f"after {c.tokens:,} tokens, the loss was {relation} that of {others} ({c.loss:.3g}), on different batches{chance}"

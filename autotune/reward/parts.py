@@ -114,7 +114,7 @@ STABILITY_PARTS: Mapping[str, StabilityPart] = {
         label="loss at equal tokens",
         values={
             "excess": ScoredValue(
-                meaning="how far the loss exceeds that of the other configs at equal tokens, minus noise, as a fraction of their loss",
+                meaning="how far the loss exceeds the other configs' loss at equal tokens, minus noise, as a fraction of the other configs' loss",
                 good=0.03,
                 bad=0.15,
             )
@@ -124,7 +124,7 @@ STABILITY_PARTS: Mapping[str, StabilityPart] = {
         label="no spikes of the gradient norm",
         values={
             "spikes": ScoredValue(
-                meaning=f"share of steps with a gradient norm over {SPIKE_FACTOR:g} x its neighbours' median, unless fp32's is too",
+                meaning=f"share of steps with a gradient norm above {SPIKE_FACTOR:g} x its neighbours' median, unless the fp32 norm is too",
                 good=0.0,
                 bad=0.2,
             )

@@ -101,7 +101,7 @@ def diverged(measurement: Measurement) -> Failure | None:
         message = f"{count} of {_steps(measurement)} steps had a non-finite loss or gradient"
         return Failure(kind=FailureKind.DIVERGED, message=message, step=where)
     if (share := measurement.skipped_share) > 0.9:
-        message = f"loss scaling skipped {share:.0%} of {_steps(measurement)} steps: the gradients overflow at any scale"
+        message = f"loss scaling skipped {share:.0%} of {_steps(measurement)} steps, because the gradients overflow at any scale"
         return Failure(kind=FailureKind.DIVERGED, message=message)
     losses, reference = _beside_reference(measurement)
     is_compared = len(reference) >= MIN_STEPS
@@ -115,7 +115,7 @@ def diverged(measurement: Measurement) -> Failure | None:
         q = part_length(len(losses))
         ours, theirs = float(losses[-q:].mean()), float(reference[-q:].mean())
         message = (
-            f"the loss ended {ours / theirs - 1:.0%} above that of fp32 on the same batches ({ours:.3f} against {theirs:.3f}), "
+            f"the final loss is {ours / theirs - 1:.0%} above the fp32 loss on the same batches ({ours:.3f} instead of {theirs:.3f}), "
             f"{excess:.0%} more than noise explains"
         )
         return Failure(kind=FailureKind.DIVERGED, message=message, step=last)

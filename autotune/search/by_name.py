@@ -188,19 +188,19 @@ class OneSearcher:
         if mine.trials or mine.state.any():
             raise SpecError(
                 "a searcher passed to a study must be new, because the study feeds it all trials, but this one was used before",
-                remedy="pass a new one, or its class",
+                remedy="pass a new searcher, or the searcher's class",
                 field="searcher",
             )
         if not _are_same(mine.space, problem.space):
             raise SpecError(
                 f"a searcher passed to a study must search its space of {len(problem.space):,} configs, but its own space has {len(mine.space):,}",
-                remedy="create it with SearchSpace.of_study(study), or pass its class",
+                remedy="create the searcher with SearchSpace.of_study(study), or pass the searcher's class",
                 field="searcher",
             )
         if tuple(mine.problem.enqueue) != problem.enqueue:
             raise SpecError(
                 f"a searcher passed to a study must try its {len(problem.enqueue)} enqueued configs first, but it has {len(mine.problem.enqueue)}",
-                remedy="create it with Problem(space=..., enqueue=study.enqueue), or pass its class",
+                remedy="create the searcher with Problem(space=..., enqueue=study.enqueue), or pass the searcher's class",
                 field="searcher",
             )
         return mine

@@ -47,6 +47,6 @@ class CostRankedSearcher(Searcher):
         index = int(self._order[ranks[0]])
         row = self._estimate.row(index)
         return index, (
-            f"rank {ranks[0] + 1} of the cost model: {format_count(float(row.tokens_per_s))} tokens/s, "
+            f"number {ranks[0] + 1} in the cost model's ranking: {format_count(float(row.tokens_per_s))} tokens/s, "
             f"out of memory with probability {row.oom_probability:.0%}"
         )

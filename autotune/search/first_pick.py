@@ -67,23 +67,23 @@ def statement(
     default: those of `first_pick.json`."""
     if times > FARTHEST:
         return (
-            f"the target has {times:g} times as many GPUs as you have, and beyond a factor of {FARTHEST} the first pick has no bound: run proxies on more GPUs, up to a "
-            "quarter of the target's"
+            f"the target has {times:g} times as many GPUs as you have, and beyond a factor of {FARTHEST} the first pick has no bound; run proxies on more GPUs, up to a "
+            "quarter of the target's GPUs"
         )
     if shortfall < NO_RIVAL:
-        return "no other config is expected to fit in memory and come close; replays cannot show how often this is right, but a trial of another config on the target can test it"
+        return "no other config is expected to fit in memory and come close; replays cannot show how often this expectation is right, but a trial of another config on the target can test it"
     found = sorted((scores or _kept_scores())["with_proxies" if with_proxies else "without"])
     level = CONFIDENCE / (1.0 - stall_probability)
     place = math.ceil((len(found) + 1) * level)
     if place > len(found):
         return (
-            f"sends between its pipeline stages on different nodes stall with a probability of {stall_probability:.0%}, so there is no bound with {CONFIDENCE:.0%} confidence: "
-            "try it and a config without a pipeline across nodes on the target"
+            f"sends between the first pick's pipeline stages on different nodes stall with a probability of {stall_probability:.0%}, so there is no bound with {CONFIDENCE:.0%} confidence; "
+            "try this config and a config without a pipeline across nodes on the target"
         )
     within = -math.expm1(-shortfall * found[place - 1])
     if within > WORTH_SAYING:
         return (
-            f"the first config may be up to {within:.0%} slower than the best, with {CONFIDENCE:.0%} confidence: run more proxies, "
+            f"the first config may be up to {within:.0%} slower than the best, with {CONFIDENCE:.0%} confidence; run more proxies, "
             "or proxies on more GPUs"
         )
     return Statement(within=within, confidence=CONFIDENCE, replays=len(found))

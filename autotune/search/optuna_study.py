@@ -124,7 +124,7 @@ class SearcherSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]  # Opt
             asked = self._replayed(study, excluding=trial.number).ask(1)
             if not asked:
                 raise InfeasibleError(
-                    f"none of the {len(self._space)} configs is left to try",
+                    f"all {len(self._space)} configs have been tried",
                     remedy="end the study, or widen the space",
                 )
             knobs = {name: asked[0].value(name) for name in search_space}

@@ -111,7 +111,7 @@ def test_a_precision_that_a_gpu_lacks_is_said() -> None:
     a100, h100 = compared("a100-80gb", "h100-sxm", space=narrow)
     assert (a100.lacking, h100.lacking) == (("fp8",), ())
     assert a100.config is not None
-    assert "compared without fp8, because the GPU lacks it: a100-80gb-2x8" in cluster_notes(
+    assert "compared without fp8, which the GPU does not support: a100-80gb-2x8" in cluster_notes(
         [a100, h100]
     )
     only = replace(SPACE, knobs={**SPACE.knobs, "precision": ("nvfp4",)})

@@ -227,6 +227,6 @@ def test_how_the_loss_was_judged_is_said_in_words() -> None:
     assert "step by step" in loss_in_words(replace(m, reference_losses=(4.0,)))
     compared = LossComparison(excess=0.51, noise=0.07, loss=4.1, tokens=40_960, curves=3)
     assert loss_in_words(replace(m, loss_comparison=compared)) == (
-        "after 40,960 tokens its loss was 0.51 above that of 3 other trials (4.1), on different batches; noise 0.07"
+        "after 40,960 tokens, the loss was 0.51 above that of 3 other trials (4.1), on different batches; noise 0.07"
     )
     assert loss_in_words(replace(m, losses=())) == ""

@@ -133,7 +133,10 @@ def test_profiles_say_which_parts_of_the_step_shrank() -> None:
         )
     )
     assert "(profiled): compute from 80 ms to 50 ms" in text
-    assert "parts that got longer (profiled): tp comm from less than 800 us to 10 ms" in text
+    assert (
+        "parts of the step that are longer (profiled): tp comm from less than 800 us to 10 ms"
+        in text
+    )
 
 
 def test_what_is_under_a_hundredth_of_the_step_is_not_given_a_number() -> None:
@@ -175,7 +178,7 @@ def test_a_goodput_is_explained_by_the_noise_scale() -> None:
         explain(bigger, baseline=base, other=None, objective=objective, workload=workload()).text
     )
     assert (
-        "each of its tokens is worth 0.67 of the baseline's: the gradient noise scale is 8 sequences"
+        "each token is worth 0.67 of the baseline's: the gradient noise scale is 8 sequences"
         in text
     )
 

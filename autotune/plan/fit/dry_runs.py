@@ -56,8 +56,8 @@ def configs_of(
     if configs is None:
         if isinstance(asked, Workload):
             raise SpecError(
-                "a workload has no search space, so specify the configs to check",
-                remedy="specify configs, or pass a study",
+                "a workload has no search space from which configs could be taken",
+                remedy="pass the configs to check, or a study",
                 field="configs",
             )
         found = plan(space or SearchSpace.of_study(asked), calibration=calibration, top=top)
@@ -100,7 +100,7 @@ def answer(
         if workload.model.is_counted:
             raise DryRunError(
                 f"a dry run builds the model, but only the weight count of {workload.model.name} is known",
-                remedy="give the model's shape, {hf: PATH} or {module: PACKAGE.MODULE:FUNCTION}",
+                remedy="set `model` to the model's fields, {hf: PATH} or {module: PACKAGE.MODULE:FUNCTION}",
             )
         for number, pp_rank in enumerate(ranks, start=1):
             tell(RankProgress(config=config, pp_rank=pp_rank, number=number, count=len(ranks)))
