@@ -250,7 +250,9 @@ class Operations(ABC, Generic[One, Many]):
         """Export the best config, or a trial's config, for a trainer and a scheduler (default: shell): {trainer, config, argv, env, files, notes, tuned, job}."""
         if not trainer:  # another path
             raise NotFoundError(
-                "there is no trainer ''", remedy="`autotune trainers` lists them", field="trainer"
+                "there is no trainer ''",
+                remedy="`autotune trainers` lists the trainers",
+                field="trainer",
             )
         pairs = [f"{key}={value}" for key, value in (options or {}).items()]
         params = _given({"option": pairs, "on": on or None, "trial": trial})
@@ -344,7 +346,7 @@ def _waited(url: str, study_id: str, timeout_s: float, poll_s: float) -> Script[
         if time.monotonic() >= deadline:
             raise ServiceError(
                 f"study {study_id} is still {status} after {format_duration(timeout_s)}",
-                remedy="wait longer, with a larger timeout_s",
+                remedy="pass a larger timeout_s",
             )
         yield poll_s
 
@@ -353,7 +355,7 @@ def of(study_id: str, *parts: str) -> str:
     """The URL path of a study, or of a resource below it. Raises `NotFoundError` for a name that would change the path: an empty name, `.` or `..`."""
     if not study_id:
         raise NotFoundError(
-            "the name of the study is empty",
+            "the study's name is empty",
             remedy="`studies()` lists ids and names",
             field="study_id",
         )
@@ -389,7 +391,7 @@ def address_of(url: str | None) -> str:
     if not (is_valid and is_plain):
         raise SpecError(
             f"the address of a service must be http://HOST:PORT or https://HOST:PORT, but is {address[:200]!r}",
-            remedy="correct --url or AUTOTUNE_URL",
+            remedy="fix --url or AUTOTUNE_URL",
             field="url",
         )
     return address
@@ -399,7 +401,7 @@ def unreachable(url: str, error: object) -> ServiceUnavailableError:
     """The error for a service that does not answer."""
     return ServiceUnavailableError(
         f"the service at {url} cannot be reached: {error}",
-        remedy="start it with `autotune serve`, or give a different address with --url or AUTOTUNE_URL",
+        remedy="start the service with `autotune serve`, or set another address with --url or AUTOTUNE_URL",
     )
 
 

@@ -27,7 +27,7 @@ configs, `plan` ranks those that fit, and `check_config` explains one
 config. `review` reads a launch without a spec.
 `best_known` finds earlier measurements. `study_result` and `study_trials` read studies. Times are seconds, sizes bytes."""
 MAY_SUBMIT = "`submit_study` runs real trials on the service, if the token allows it. `steer_study` pauses, resumes, stops or cancels a study."
-READ_ONLY = "Studies are read-only: to submit them, start this server with the address of a service (--url or AUTOTUNE_URL)."
+READ_ONLY = "Studies are read-only. To submit studies, start this server with the address of a service (--url or AUTOTUNE_URL)."
 
 
 def make_server(source: Source, *, store: Store | None, may_submit: bool) -> MCPServer[Any]:

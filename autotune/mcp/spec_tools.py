@@ -112,7 +112,7 @@ class SpecTools:
         )
 
     def plan(self, spec: Spec, top: Top = 5) -> RankedPlan:
-        """Rank the configs of the spec's space that fit, best first, by the cost model. Nothing is run."""
+        """Rank the configs of the spec's space that fit, best first, according to the cost model. Nothing is run."""
         study = api.load_study(spec)
         found = api.plan_of(study, top=top, store=self._store, profile=False)
         miss = found.nearest_miss
@@ -198,7 +198,7 @@ class SpecTools:
         clusters: Annotated[
             list[str],
             Field(
-                description="Clusters (h100-sxm-8x8), or GPU types (h200-sxm) with as many GPUs as the spec's."
+                description="Clusters (h100-sxm-8x8), or GPU types (h200-sxm), each with as many GPUs as the spec's cluster."
             ),
         ],
         train_tokens: Annotated[

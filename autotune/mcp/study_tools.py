@@ -76,7 +76,7 @@ class StudyTools:
         ]
 
     def study_result(self, study: StudyId) -> StudyReport:
-        """Read a study's state and its result so far: the best config, the baseline, and the speedup with its 95% interval. A study with a target returns the target's ranking instead. Call it again while the study runs."""
+        """Read a study's state and its result so far: the best config, the baseline, and the speedup with its 95% interval. A study with a target returns the target's ranking instead. Call this tool again while the study runs."""
         return _report(self._source.status(study))
 
     def study_trials(
@@ -100,7 +100,7 @@ class StudyTools:
         found = trial_of(self._source.result(study), number)
         if found.failure is None:
             raise NotFoundError(
-                f"trial {number} of study {study} did not fail: it is {found.status}",
+                f"trial {number} of study {study} did not fail; its status is {found.status}",
                 remedy="`study_trials` lists the trials",
             )
         return found.failure.evidence
@@ -153,7 +153,7 @@ class StudyTools:
         ] = None,
         top: Top = 3,
     ) -> KnownConfigs:
-        """Find the best known configs of a model across all studies. If nothing was measured, they come from the most similar workload or the cost model's ranking. `source` says which."""
+        """Find the best known configs of a model across all studies. If nothing was measured, the configs come from the most similar workload or the cost model's ranking. `source` says which."""
         found = self._source.best_across(
             model=model, cluster=cluster, trainer=trainer, runner=runner, num_gpus=num_gpus,
             measured_after=measured_after, seq_len=seq_len, global_batch_size=global_batch_size,
@@ -168,10 +168,10 @@ class StudyTools:
     def export_launch(
         self,
         study: StudyId,
-        trainer: Annotated[str, Field(description="A trainer of the catalog.")],
+        trainer: Annotated[str, Field(description="A trainer from the catalog.")],
         options: Annotated[
             dict[str, str | int | float] | None,
-            Field(description='Options of the trainer, e.g. {"data_path": "/data"}.'),
+            Field(description='Trainer options, e.g. {"data_path": "/data"}.'),
         ] = None,
         trial: Annotated[
             int | None,
@@ -208,7 +208,7 @@ class SteeringTools:
             ),
         ],
     ) -> StudyReport:
-        """Submit a study to the service, which runs real trials. Call `plan` first. The token's scope must allow it."""
+        """Submit a study to the service, which runs real trials. Call `plan` first. The token's scope must allow submitting."""
         made = self._source.submit(spec, idempotency_key=idempotency_key)["study"]
         return _report(self._source.status(made["id"]))
 
@@ -218,11 +218,11 @@ class SteeringTools:
         action: Annotated[
             Literal["pause", "resume", "stop", "cancel"],
             Field(
-                description="pause: start no new trials. resume: continue. stop: let running trials finish and name the best config. cancel: kill running trials and end."
+                description="pause: start no new trials. resume: continue. stop: let running trials finish, then report the best config. cancel: kill running trials and end the study."
             ),
         ],
     ) -> StudyReport:
-        """Pause, resume, stop or cancel a study of the service."""
+        """Pause, resume, stop or cancel a study on the service."""
         self._source.act(study, action)
         return _report(self._source.status(study))
 

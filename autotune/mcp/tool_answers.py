@@ -27,15 +27,15 @@ class Prediction(ToolAnswer):
     step_time_s: float
     """duration of an optimizer step in seconds"""
     step_time_low_s: float
-    """lower end of its 90% interval"""
+    """lower end of the step time's 90% interval"""
     step_time_high_s: float
-    """its upper end"""
+    """upper end of the step time's 90% interval"""
     tokens_per_s: float
-    """of the whole job"""
+    """speed of the whole job"""
     mfu: float
     """model FLOPs utilization, 0 to 1"""
     peak_memory_bytes: float
-    """peak of the GPU that uses the most memory"""
+    """peak memory of the GPU that uses the most"""
     oom_probability: float
     """probability of running out of memory, 0 to 1"""
 
@@ -51,13 +51,13 @@ class CheckedConfig(ToolAnswer):
     config: str
     """the whole config, including values that follow from the spec"""
     legal: bool
-    """whether it obeys every rule and the trainer can launch it"""
+    """whether the config obeys every rule and the trainer can launch it"""
     reason: str
-    """why it is invalid; empty if it is valid"""
+    """why the config is invalid; empty if it is valid"""
     fits: bool | None
-    """whether it is expected to fit into memory; None if it is invalid"""
+    """whether the config is expected to fit into memory; None if it is invalid"""
     predicted: Prediction | None
-    """None if it is invalid"""
+    """the prediction; None if the config is invalid"""
     memory_bytes: float
     """capacity of one GPU"""
     time_parts_s: Mapping[str, float] = Field(default_factory=dict)
@@ -76,7 +76,7 @@ class ReviewedLaunch(ToolAnswer):
     text: str
     """the review in words"""
     fits: bool | None
-    """whether it is expected to fit; None while something is missing, or if `text` says that it may or may not fit"""
+    """whether the launch is expected to fit; None while something is missing, or if `text` says that the launch may or may not fit"""
     missing: list[str]
     """what was not found, and how to provide it"""
     edits: list[dict[str, Any]]
@@ -92,7 +92,7 @@ class RankedConfig(ToolAnswer):
     """A config of a plan."""
 
     rank: int
-    """its rank, from 1, by predicted speed times the probability that it fits"""
+    """place in the ranking, from 1, by predicted speed times the probability that the config fits"""
     config: str
     """the config, in the form that every tool accepts"""
     predicted: Prediction
@@ -107,11 +107,11 @@ class RankedPlan(ToolAnswer):
     feasible: int
     """number of valid configs that are expected to fit"""
     infeasible: dict[str, int]
-    """all others, counted by reason"""
+    """all other combinations, counted by reason"""
     nearest_miss: str
     """the config that comes closest to fitting, with the memory it would need; empty if any config fits"""
     remedies: list[str]
-    """what would make it fit, best first"""
+    """changes that would make this config fit, best first"""
     cannot_run_here: str
     """why this machine could not run the study; empty if it could"""
     source: str
@@ -126,7 +126,7 @@ class LegalSpace(ToolAnswer):
     legal: int
     """number of configs that obey every rule and that the trainer can launch"""
     knobs: dict[str, list[Any]]
-    """values of each knob in these configs, for knobs with more than one"""
+    """values of each knob in these configs, for knobs with more than one value"""
     fixed: dict[str, Any]
     """knobs with the same value in all of these configs, if it is not the default"""
     excluded: dict[str, int]
@@ -139,7 +139,7 @@ class ClusterRow(ToolAnswer):
     cluster: str
     num_gpus: int
     config: str
-    """its best config; empty when none is feasible"""
+    """the cluster's best config; empty if no config is feasible"""
     predicted: Prediction | None
     days: float | None
     """days to train on the requested tokens"""
@@ -148,7 +148,7 @@ class ClusterRow(ToolAnswer):
     reason: str
     """why there is no config"""
     lacking: list[str]
-    """precisions of the space that the GPU does not have; the config is the best of the others"""
+    """precisions in the space that the GPU does not support; the config uses another precision"""
 
 
 class TrialRow(ToolAnswer):
@@ -163,7 +163,7 @@ class TrialRow(ToolAnswer):
     purpose: str
     """baseline (the trial that all others are compared with), search, final, ..."""
     tokens_per_s: float | None
-    """measured; None without a measurement"""
+    """measured speed; None without a measurement"""
     step_time_s: float | None
     """measured, median"""
     peak_memory_bytes: float | None
@@ -171,9 +171,9 @@ class TrialRow(ToolAnswer):
     predicted_tokens_per_s: float | None
     """predicted when the trial was proposed"""
     failure: str
-    """kind and message of its failure; empty if it did not fail"""
+    """kind and message of the trial's failure; empty if it did not fail"""
     reason: str
-    """why it was run, or how it ended; for a trial faster than the winner, first why it still ranks below"""
+    """why the trial was run, or how it ended; for a trial faster than the winner, first why the trial still ranks below the winner"""
 
     @classmethod
     def of(cls, trial: Trial) -> TrialRow:
@@ -213,39 +213,39 @@ class StudySummary(ToolAnswer):
 
 
 class TargetConfig(ToolAnswer):
-    """A config of the target. It was not run there."""
+    """A config of the target, which was not run on the target."""
 
     rank: int
-    """its rank, from 1, by the cost model and the proxies"""
+    """place in the ranking, from 1, according to the cost model and the proxies"""
     config: str
     """the config, in the form that every tool accepts"""
     predicted_tokens_per_s: float
-    """of the whole job"""
+    """speed of the whole job"""
     step_time_s: float
     """predicted duration of an optimizer step in seconds"""
     step_time_low_s: float
-    """lower end of its 90% interval"""
+    """lower end of the step time's 90% interval"""
     step_time_high_s: float
-    """its upper end"""
+    """upper end of the step time's 90% interval"""
     oom_probability: float
     """probability of running out of memory, 0 to 1"""
     proxies: list[int]
-    """trials that ran as its proxy; empty if none has run yet, or none can"""
+    """trials that ran as this config's proxy; empty if no proxy has run yet, or none can"""
     no_proxy: str
-    """why it cannot have a proxy; empty if it can"""
+    """why the config cannot have a proxy; empty if it can"""
 
 
 class TargetRanking(ToolAnswer):
-    """How the configs of a larger cluster rank, by proxies on the cluster you have."""
+    """How the configs of a larger cluster rank, according to proxies on the cluster you have."""
 
     cluster: str
     """the cluster of the target"""
     num_gpus: int
-    """its GPUs"""
+    """number of GPUs in the target"""
     at_hand: str
     """the cluster that runs the proxies"""
     configs: list[TargetConfig]
-    """the best ones, best first"""
+    """the best configs, best first"""
     known: list[str]
     """what is known about the ranking and what is not, in sentences"""
 
@@ -281,7 +281,7 @@ class StudyReport(ToolAnswer):
     status: str
     """QUEUED, RUNNING, PAUSED, STOPPING, COMPLETED, FAILED, CANCELLED"""
     message: str
-    """details of its state, in a sentence"""
+    """details of the study's state, in a sentence"""
     trials: dict[str, int]
     """trials by status"""
     best: TrialRow | None
@@ -291,9 +291,9 @@ class StudyReport(ToolAnswer):
     speedup: float | None
     """tokens per second of the best config relative to the baseline's"""
     speedup_low: float | None
-    """lower end of its 95% interval"""
+    """lower end of the speedup's 95% interval"""
     speedup_high: float | None
-    """its upper end"""
+    """upper end of the speedup's 95% interval"""
     too_noisy: str
     """why no speedup can be claimed on this machine, and what to do; empty if the machine is quiet enough"""
     notes: list[str]
@@ -308,11 +308,11 @@ class KnownConfig(ToolAnswer):
     config: str
     """the config, in the form that every tool accepts"""
     study: str
-    """id of the study that measured it; empty if it is only predicted"""
+    """id of the study that measured the config; empty if it is only predicted"""
     tokens_per_s: float | None
     """measured"""
     predicted_tokens_per_s: float | None
-    """by the cost model"""
+    """predicted by the cost model"""
 
 
 class KnownConfigs(ToolAnswer):
@@ -338,7 +338,7 @@ class LaunchFiles(ToolAnswer):
     files: dict[str, str]
     """files to write first: the text by file name"""
     notes: list[str]
-    """what you should know before you start it"""
+    """what you should know before you start the launch"""
 
 
 def config_text(config: ParallelConfig | Mapping[str, Any]) -> str:

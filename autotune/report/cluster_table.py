@@ -97,7 +97,7 @@ def cluster_notes(choices: Sequence[ClusterChoice]) -> list[str]:
     found = [choice for choice in choices if choice.estimate is not None]
     lacking = _by(found, lambda choice: ", ".join(choice.lacking))
     lines += [
-        f"compared without {formats}, because the GPU lacks it: {', '.join(on)}"
+        f"compared without {formats}, which the GPU does not support: {', '.join(on)}"
         for formats, on in lacking.items()
         if formats
     ]
@@ -112,12 +112,12 @@ def cluster_notes(choices: Sequence[ClusterChoice]) -> list[str]:
     sources = _by(found, lambda choice: choice.source)
     if len(sources) > 1:
         lines += [
-            f"constants of the cost model on {', '.join(on)}: {source_words(source)}"
+            f"cost-model constants on {', '.join(on)}: {source_words(source)}"
             for source, on in sources.items()
         ]
     if any(choice.bill for choice in found):
         lines.append(
-            "cost and energy count all GPUs of a cluster; prices are public list prices; energy is that of GPU boards under load"
+            "cost and energy cover all GPUs in a cluster; prices are public list prices; energy is for GPU boards under load"
         )
     return lines
 

@@ -12,21 +12,21 @@ NAMED = 3
 def deletion_lines(deletion: Mapping[str, Any]) -> list[str]:
     """Sentences of a document of `autotune.study.deletion.Deletion`."""
     lines = [
-        f"study {deletion['study']} ({deletion['name']}) is deleted with {deletion['trials']:,} trials, their logs and its history"
+        f"study {deletion['study']} ({deletion['name']}) is deleted with {deletion['trials']:,} trials, their logs and the study's history"
     ]
     if deletion["measured"]:
         lines.append(
-            f"{deletion['measured']:,} measured configs are no longer used by queries across studies and by later searches"
+            f"{deletion['measured']:,} measured configs are no longer used by queries across studies or by later searches"
         )
     if learners := deletion["learners"]:
         names = ", ".join(one["name"] for one in learners[:NAMED]) + (
             ", ..." if len(learners) > NAMED else ""
         )
         lines.append(
-            f"{len(learners):,} later studies may have learned from it ({names}); they keep their own results"
+            f"{len(learners):,} later studies may have learned from this study ({names}); they keep their own results"
         )
     if held := deletion["held_by"]:
         lines.append(
-            f"it cannot be deleted until {held[0]['name']} ({held[0]['id']}), which learned from it, has ended"
+            f"the study cannot be deleted until {held[0]['name']} ({held[0]['id']}), which learned from it, has ended"
         )
     return lines

@@ -38,7 +38,7 @@ def why(found: Result) -> list[str]:
         return ["No trial was measured, so there is no winner."]
     if baseline is None:
         missing = found.unmeasured_baseline
-        measured = f"Trial {best.number} is the best of {len(found.measured)} measured ones; {why_unmeasured(missing)}."
+        measured = f"Trial {best.number} is the best of {len(found.measured)} measured trials; {why_unmeasured(missing)}."
         return [measured, *([_differs(missing, best)] if missing else ())]
     rivals = trial_numbers(found.tied_with) if found.tied_with else ""
     tied = [f"Trial {best.number} is statistically tied with {rivals}."] if rivals else []
@@ -62,7 +62,7 @@ def why(found: Result) -> list[str]:
 
 
 def _differs(baseline: Trial, best: Trial) -> str:
-    return f"It differs by {config_changes(baseline.config, best.config)}."
+    return f"The best config differs from the baseline in {config_changes(baseline.config, best.config)}."
 
 
 def _moves(baseline: Trial, best: Trial) -> list[str]:
@@ -84,7 +84,7 @@ def _moves(baseline: Trial, best: Trial) -> list[str]:
                 f"{PART_NAMES.get(n, n)} by {format_duration(abs(moves[n]))}" for n in large
             )
             sentences.append(
-                f"Of a step of {format_duration(total)} ({source}), for the same number of tokens, these parts {word}: {parts}."
+                f"For the same number of tokens, these parts of a {format_duration(total)} step {word} ({source}): {parts}."
             )
     return sentences
 
@@ -98,7 +98,7 @@ def _memory(baseline: Trial, best: Trial) -> str:
     a, b = baseline.peak_memory_bytes, best.peak_memory_bytes
     if not a or not b:
         return ""
-    return f"Highest peak memory of any rank: {format_bytes(b)} against {format_bytes(a)}."
+    return f"The highest peak memory of any rank is {format_bytes(b)} instead of {format_bytes(a)}."
 
 
 def prediction_errors(trials: Sequence[Trial]) -> dict[str, float]:

@@ -86,7 +86,7 @@ def _answer(fit: Fit) -> list[str]:
     ]
     for name, run in zip(rank_names(fit), fit.runs, strict=True):
         if figure := memory_figure(fit, run):
-            caption = "Allocated memory over the second optimizer step in the order of the operations; the width says nothing about time."
+            caption = "Allocated memory over the second optimizer step in the order of the operations; widths do not show time."
             parts.append(
                 f'<figure class="autotune-figure"><figcaption><h3>Memory over the step, {escape(name)}</h3><p>{escape(caption)}</p></figcaption>{figure}</figure>'
             )

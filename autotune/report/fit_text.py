@@ -68,15 +68,15 @@ def verdict_line(fit: Fit) -> str:
         )
         size = f"{format_bytes(fit.allocated_bytes)} allocated at the peak, {reserved}"
     else:
-        said = {FITS: "it should fit", AT_THE_LIMIT: "at the limit"}.get(
+        said = {FITS: "it should fit", AT_THE_LIMIT: "it is at the limit"}.get(
             fit.verdict, "it should not fit"
         )
         whose = (
-            f"the cost model of {fit.workload.trainer} says (the dry run below executes the {PLAYED} trainer's loop)"
+            f"according to the cost model of {fit.workload.trainer} (the dry run below executes the {PLAYED} trainer's loop)"
             if fit.runs
-            else "the cost model's formulas say (the model's code was not run)"
+            else "according to the cost model's formulas (the model's code was not run)"
         )
-        said, size = f"{whose}: {said}", reserved
+        said, size = f"{whose}, {said}", reserved
     memory = f"a {place} has {format_bytes(fit.memory_bytes)}, {format_bytes(fit.reserved.usable_bytes)} of it usable"
     return f"{said}: {size}; {memory}; P(OOM) {risk(fit)}"
 
@@ -88,13 +88,13 @@ def other_verdict_line(fit: Fit) -> str:
     if not fit.is_played:
         return (
             f"the {PLAYED} trainer allocates {format_bytes(fit.allocated_bytes)} in this config, but {fit.workload.trainer} keeps different tensors: "
-            "the table Dry run and formulas compares them by category and gives the reasons"
+            "the table 'Dry run and formulas' compares both trainers by category and gives the reasons"
         )
     if fit.verdict == fit.cost_model_verdict:
         return ""
     return (
         f"plan and estimate say {fit.cost_model_verdict!r} based on formulas ({format_bytes(float(fit.estimate.peak_memory_bytes))}); "
-        "the dry run is authoritative, because it runs the trainer's code. With --profile, plan and estimate use its memory"
+        "the dry run is authoritative, because it runs the trainer's code. With --profile, plan and estimate use the dry run's memory"
     )
 
 
@@ -110,7 +110,7 @@ def several_line(fits: Sequence[Fit]) -> str:
     count, failed = sum(fit.fits is True for fit in fits), sum(fit.fits is None for fit in fits)
     if failed == len(fits):
         return f"no dry run was possible for any of {failed} configs: {fits[0].problem}"
-    without = f"; no dry run was possible for {failed}" if failed else ""
+    without = f"; no dry run was possible for {failed} of them" if failed else ""
     return f"{count or 'none'} of {len(fits)} configs {'is' if count == 1 else 'are'} expected to fit{without}"
 
 
@@ -246,7 +246,7 @@ def work_line(fit: Fit) -> str:
     if run is None or flops is None or ratio is None:
         return ""
     active = active_parameters(fit)
-    used = "" if active == run.num_parameters else f" ({format_count(active)} used by a token)"
+    used = "" if active == run.num_parameters else f" ({format_count(active)} used per token)"
     return (
         f"{format_count(run.num_parameters)} parameters{used}, {format_count(run.rank_parameters)} on each rank; "
         f"{format_count(float(run.flops))} FLOPs per micro-batch and rank, {format_count(flops)} per token, {ratio:.2f} times 6N"
@@ -270,7 +270,7 @@ def closing_lines(fit: Fit) -> list[str]:
         count = len(fit.runs)
         most = max(run.process_peak_bytes for run in fit.runs)
         lines.append(
-            f"{count} dry run{'s' if count > 1 else ''} of a job of {fit.runs[0].world_size:,} ranks in {format_duration(fit.took_s)}"
+            f"{count} dry run{'s' if count > 1 else ''} of a {fit.runs[0].world_size:,}-rank job in {format_duration(fit.took_s)}"
             + (f", with {format_bytes(most)} of memory" if most else "")
             + (f" ({ran_on})" if ran_on else "")
         )

@@ -48,8 +48,8 @@ def history_line(event: Mapping[str, Any]) -> str:
             f": {why}" if why else ""
         )
     if kind in (EventKind.ATTEMPT_CANCELLED, EventKind.ATTEMPT_QUEUED):
-        asked = "is being ended" if kind == EventKind.ATTEMPT_CANCELLED else "waits"
-        return f"trial {data.get('number')}: it {asked}: {data.get('reason', '')}"
+        asked = "ending" if kind == EventKind.ATTEMPT_CANCELLED else "waiting"
+        return f"trial {data.get('number')} is {asked}: {data.get('reason', '')}"
     if kind == EventKind.CONTROLLER_BEGAN:
         known = data.get("capacity")
         is_counted = known and known < UNLIMITED_RANKS

@@ -158,7 +158,7 @@ def _trials(found: Result, page: str) -> str:
     lines = [
         speeds_line(found.shown, found.unmeasured_baseline),
         *notes.shared[:MOST_FAILURES],
-        *([f"{cut:,} more are not shown"] if cut else []),
+        *([f"{cut:,} more trials are not shown"] if cut else []),
         *(
             [f"{finals:,} more trials re-measured the top configs to get the figures above"]
             if finals
@@ -192,7 +192,7 @@ def _failures(found: Result, page: str) -> str:
     return details(
         f"What failed ({len(failed):,})",
         table(FAILURE_HEADS, rows),
-        f"{cut:,} earlier ones are not shown." if cut else "",
+        f"{cut:,} earlier failures are not shown." if cut else "",
     )
 
 
@@ -208,7 +208,7 @@ def _figures(figures: Sequence[Figure], study: str, room: int) -> list[str]:
             parts.append(part)
         else:
             without_room.append(figure.title)
-    left_out = f" Omitted for lack of room: {', '.join(without_room)}." if without_room else ""
+    left_out = f" Omitted to save space: {', '.join(without_room)}." if without_room else ""
     said = f"All figures with their data: autotune report {study} -o report.html.{left_out}"
     return [*parts, text(said, most=MOST_SENTENCE // 2)] if tables else []
 
@@ -236,10 +236,10 @@ def _again(found: Result) -> str:
             if best is not None
             else ()
         ),
-        "The study as it was submitted (YAML reads JSON):",
+        "The study as submitted (JSON is valid YAML):",
         block(spec_text(found, most=MOST_SPEC), "json"),
     ]
-    return details("How to reproduce it", *parts)
+    return details("How to reproduce the study", *parts)
 
 
 def _cells(rows: Sequence[Sequence[str]]) -> list[list[str]]:

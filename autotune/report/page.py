@@ -180,7 +180,7 @@ def _reproduce(found: Result) -> str:
         f"<p>The best config:</p><pre>{escape(json.dumps(best, indent=2))}</pre>" if best else ""
     )
     return (
-        f"<h2>How to reproduce it</h2><p>Seed {found.record.study.seed}; written by autotune {escape(__version__)}.</p>"
+        f"<h2>How to reproduce the study</h2><p>Seed {found.record.study.seed}; written by autotune {escape(__version__)}.</p>"
         f"<pre>{escape(chr(10).join(commands_again(found)))}</pre>{config}"
-        f"<p>The study as it was submitted (YAML reads JSON):</p><pre>{escape(spec_text(found, most=MAX_SPEC))}</pre>"
+        f"<p>The study as submitted (JSON is valid YAML):</p><pre>{escape(spec_text(found, most=MAX_SPEC))}</pre>"
     )

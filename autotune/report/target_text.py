@@ -36,7 +36,7 @@ def target_sentences(target: Mapping[str, Any]) -> list[str]:
     ran = f"{target['proxies']} {'proxy' if target['proxies'] == 1 else 'proxies'}"
     sizes = f"{target['num_gpus']:,} GPUs, {target['times']:g} times those of {target['at_hand']}"
     said = [
-        f"target {target['cluster']} ({sizes}): ranked by the cost model and {ran} on {target['at_hand']}"
+        f"target {target['cluster']} ({sizes}) is ranked by the cost model and {ran} on {target['at_hand']}"
     ]
     said.append(statement_sentence(target))
     said.append(
@@ -45,7 +45,7 @@ def target_sentences(target: Mapping[str, Any]) -> list[str]:
     if target["configs"] and (stalls := target["configs"][0].get("stall_probability", 0.0)):
         slow = format_duration(target["configs"][0]["stalled_step_time_s"])
         said.append(
-            f"in the first config, sends between nodes stall with a probability of {stalls:.0%}; its step then takes {slow}"
+            f"in the first config, sends between nodes stall with a probability of {stalls:.0%}; a stalled step takes {slow}"
         )
     if unknown := blind_words(name for row in target["configs"] for name in row["blind"] or ()):
         said.append(f"proxies cannot show: {', '.join(unknown)}")

@@ -74,11 +74,13 @@ STATUS_COLOURS: Mapping[str, str] = {
 }
 
 SPEEDS = (
-    "Tokens/s are at the machine's speed at the start of the study, measured by the baseline. "
+    "Tokens/s are corrected to the machine's speed at the start of the study, as measured by the baseline. "
     "Disturbed final runs are excluded."
 )
 """under tables of trials: which figure a config has (`autotune.results.config_figures`)"""
-AS_MEASURED = "Tokens/s are as measured: {why}, so drift is not corrected and there is no speedup."
+AS_MEASURED = (
+    "Tokens/s are as measured, because {why}; drift is not corrected, and no speedup is reported."
+)
 """the same where the baseline could not be measured, and why"""
 MIN_CONFIG = 24
 """columns that a config has at the least; three or four knobs to a line"""
@@ -347,11 +349,11 @@ def plan_table(plan: Any, *, top: int | None = None, palette: Palette = FULL) ->
     caption = Text()
     if shown:
         parts = time_legend(_shown_parts(shown[0].estimate), palette=palette)
-        caption = Text.from_markup(f"step of rank {shown[0].rank}: {parts}")
+        caption = Text.from_markup(f"step time of config {shown[0].rank}: {parts}")
     if baseline is not None and base is None:
         risk = float(baseline.estimate.oom_probability)
         caption.append(
-            f"\nno gain is shown: the baseline is not expected to fit (OOM risk {risk:.0%})"
+            f"\nno gain is shown, because the baseline is not expected to fit (OOM risk {risk:.0%})"
         )
     caption.style = "table.caption"
     table = FittedTable(

@@ -52,10 +52,10 @@ from autotune.trainers import Trainer, python_line, trainer_names
 from autotune.trainers import trainer as trainer_of
 from autotune.trainers.documents.output_options import TRIAL_DIR
 
-NO_CONTROLLER = "No controller is running this study. A service on this store restarts it when it can; its health page says what prevents that. Without a service, run `autotune serve` on this store, or repeat `autotune tune SPEC`."
+NO_CONTROLLER = "No controller is running this study. A service on this store restarts the controller when possible; the service's health page says what prevents this. Without a service, run `autotune serve` on this store, or repeat `autotune tune SPEC`."
 PAGE = 200
 """observed runs that are read at once where not all match"""
-AGAIN_IN_PYTHON = "No controller is running this study. Repeat the Python call that started it: only that call has the study's runner."
+AGAIN_IN_PYTHON = "No controller is running this study. Repeat the Python call that started the study, because only that call has its runner."
 
 
 def result_of(store: StudyReader, study_id: str) -> Result:
@@ -104,7 +104,7 @@ def result_from(record: StudyRecord, found: Iterable[Trial]) -> Result:
         notes=(
             *winner.notes,
             *(
-                [f"there is no speedup: {why_unmeasured(missing)}"]
+                [f"no speedup is reported, because {why_unmeasured(missing)}"]
                 if missing and winner.best
                 else ()
             ),
@@ -143,9 +143,9 @@ def _drawn_lengths(winner: Winner) -> list[str]:
 
     lengths = "trials ran on lengths drawn from the given distribution, the same for every config"
     if not (told := said(False)):
-        return [f"{lengths}: {said(True)} of a mean step"]
+        return [f"{lengths}; a mean step has {said(True)}"]
     return [
-        f"trials ran only the trainer's phases: {said(True)} of a step were measured, and {told} follow from the spec. No responses were generated, so memory figures cover only the trainer",
+        f"trials ran only the trainer's phases. In a step, {said(True)} were measured, and {told} follow from the spec. No responses were generated, so memory figures cover only the trainer",
         lengths,
     ]
 
@@ -170,7 +170,7 @@ def _payback(record: StudyRecord, winner: Winner) -> list[str]:
     )
     length = format_count(tokens).replace("G", "B")  # as specs write token counts
     return [
-        f"training on {length} tokens takes {format_duration(ours)} with the best config, {format_duration(default)} with the baseline{cost}"
+        f"training on {length} tokens takes {format_duration(ours)} with the best config and {format_duration(default)} with the baseline{cost}"
     ]
 
 
@@ -347,7 +347,7 @@ def waiting_words(behind: Mapping[str, int] | None) -> str:
     if behind is None:
         return ""
     if not behind["studies"]:
-        return "is the next in the queue"
+        return "is next in the queue"
     studies = "1 study" if behind["studies"] == 1 else f"{behind['studies']:,} studies"
     return f"waits behind {studies} of {behind['owners']:,} {'owner' if behind['owners'] == 1 else 'owners'}"
 
@@ -501,14 +501,14 @@ def launch_document(
     if any(TRIAL_DIR in text for text in (*launch.argv, *launch.env.values())):
         told = (
             *told,
-            "it writes into the folder `outputs` beside launch.sh, in place of {trial_dir}; your own folder goes under `training` in the spec",
+            "the program writes to the folder `outputs` next to launch.sh instead of {trial_dir}; set your own folder under `training` in the spec",
         )
     if silenced := [
         f"--{name}={off}" for name, off in OF_A_RUN.items() if f"--{name}={off}" in launch.argv
     ]:
         told = (
             *told,
-            f"switched off, as in trials: {', '.join(silenced)}; to change that, append your own: `sh launch.sh --save_strategy=steps`",
+            f"switched off, as in trials: {', '.join(silenced)}; to switch an option on again, append it: `sh launch.sh --save_strategy=steps`",
         )
     tuned = provenance(result) if result.best is not None and config == result.best.config else {}
     launch = in_environment_of(study, replace(launch, notes=(*launch.notes, *told), tuned=tuned))
@@ -523,7 +523,8 @@ def _exported_config(result: Result, number: int | None) -> ParallelConfig:
         return trial.stands_for.config if trial.stands_for is not None else trial.config
     if (chosen := chosen_config(result)) is None:
         raise NotFoundError(
-            f"study {result.record.id} has no measured config to export", remedy="let it run first"
+            f"study {result.record.id} has no measured config to export",
+            remedy="run the study first",
         )
     return chosen
 
@@ -531,9 +532,9 @@ def _exported_config(result: Result, number: int | None) -> ParallelConfig:
 def _unproven(trial: Trial) -> str:
     """Why nothing shows that the trial's config trains; empty where it was measured."""
     if trial.failure is not None:
-        return f"trial {trial.number} failed ({trial.failure.kind}: {trial.failure.message}): this launch starts the same config"
+        return f"trial {trial.number} failed ({trial.failure.kind}: {trial.failure.message}), and this launch starts the same config"
     if trial.measured is None:
-        return f"trial {trial.number} is {trial.status} and has not been measured: this launch starts its config untried"
+        return f"trial {trial.number} is {trial.status} and has not been measured, so this launch starts an untried config"
     return ""
 
 
@@ -543,9 +544,9 @@ def trial_of(result: Result, number: int) -> Trial:
     if found is None:
         raise NotFoundError(
             f"study {result.record.id} has no trial {number}",
-            remedy=f"its {len(result.trials):,} trials are numbered from 0"
+            remedy=f"the study's {len(result.trials):,} trials are numbered from 0"
             if result.trials
-            else "it has no trials yet",
+            else "the study has no trials yet",
         )
     return found
 
@@ -563,7 +564,7 @@ def _length_notes(
     if launch == longer:
         return ()
     return (
-        f"runs only {steps} steps, like a trial; for the full run export again with `--option steps=N`",
+        f"the launch runs only {steps} steps, like a trial; for the full run, export again with `--option steps=N`",
     )
 
 

@@ -220,7 +220,9 @@ def _from_cost_model(
     ]
     untried = {"legal": len(space), "measured": 0, "best": None}
     by_speed = (
-        ["ranked by predicted speed: other objectives need measurements"] if asked.objective else []
+        ["ranked by predicted speed, because other objectives need measurements"]
+        if asked.objective
+        else []
     )
     return {
         **rows[0],
@@ -228,7 +230,7 @@ def _from_cost_model(
         "source": "cost_model",
         "untried": untried,
         "objective": None,
-        "notes": [f"constants of the cost model: {found.source}", *by_speed],
+        "notes": [f"cost-model constants: {found.source}", *by_speed],
     }
 
 

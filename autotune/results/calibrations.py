@@ -68,7 +68,9 @@ def stored_calibration(
     if runs is None:
         return measured
     constants = measured or calibration_for(workload)
-    said = f"{constants.source}; memory and products corrected by {len(runs.points)} dry runs"
+    said = (
+        f"{constants.source}; memory and matrix products corrected by {len(runs.points)} dry runs"
+    )
     return replace(constants, dry_runs=runs, source=said)
 
 

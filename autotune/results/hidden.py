@@ -70,5 +70,5 @@ def secrets_note(study: Study) -> str:
     if not places:
         return ""
     variables = [name for name in places if name in (study.trainer_options.get("env") or {})]
-    remedy = f"`env: {{{variables[0] if variables else 'NAME'}: {FROM_ENVIRONMENT}}}` takes a variable from the environment of the process that runs the trial and does not store it"
-    return f"the spec seems to contain secrets ({', '.join(places)}): the store keeps them; reports, pages and other users' exports show ***; {remedy}"
+    remedy = f"`env: {{{variables[0] if variables else 'NAME'}: {FROM_ENVIRONMENT}}}` takes the variable from the environment of the process that runs the trial and does not store the value"
+    return f"the spec seems to contain secrets ({', '.join(places)}). The store keeps these values; reports, pages and other users' exports show ***. {remedy}"

@@ -43,9 +43,7 @@ class Row:
         """In words; empty where there is none."""
         if self.agrees is not False:
             return ""
-        return (
-            f"{self.name}: the spec has {self.said}, the probe observed {self.seen}; {self.remedy}"
-        )
+        return f"{self.name}: the spec has {self.said}, but the probe observed {self.seen}; {self.remedy}"
 
 
 def precision_row(config: ParallelConfig, facts: ProgramFacts) -> Row:
@@ -63,7 +61,7 @@ def precision_row(config: ParallelConfig, facts: ProgramFacts) -> Row:
         said=said,
         seen=where if found else "",
         agrees=agrees,
-        remedy=f"the option has no effect as written. Another option may have to switch it on, or trainer.values may need a different spelling. If the program has only one precision on this machine, write precision: [{found}] in `space` and in `baseline`",
+        remedy=f"the option has no effect. Another option may be needed to enable it, or trainer.values may need a different spelling. If the program has only one precision on this machine, set precision: [{found}] in `space` and in `baseline`",
     )
 
 
@@ -76,7 +74,7 @@ def knob_rows(config: ParallelConfig, facts: ProgramFacts) -> Iterator[Row]:
         said=str(config.zero_stage),
         seen=f"{stage} ({wrappers})" if stage is not None else "",
         agrees=None if stage is None or config.dp == 1 else stage == config.zero_stage,
-        remedy="pass {zero_stage} to the program, or set the space to its actual stage",
+        remedy="pass {zero_stage} to the program, or set zero_stage in the space to the program's actual stage",
     )
     found, share = facts.recompute, facts.recomputed
     repeated = f"{share:.0%} of the modules' calls repeated" if share > RECOMPUTED else "none"
@@ -85,14 +83,14 @@ def knob_rows(config: ParallelConfig, facts: ProgramFacts) -> Iterator[Row]:
         said=config.recompute,
         seen="" if found is None else repeated,
         agrees=None if found is None else (config.recompute != "none") == (found != "none"),
-        remedy="the option has no effect as written, or the space lacks recompute: [full] if the program always recomputes",
+        remedy="the option has no effect; if the program always recomputes, set recompute: [full] in the space",
     )
     yield Row(
         name="compile",
         said=str(config.compile).lower(),
         seen=str(facts.is_compiled).lower(),
         agrees=facts.is_compiled == config.compile,
-        remedy="pass {compile} to the program, or set the space to its actual value",
+        remedy="pass {compile} to the program, or set compile in the space to the program's actual value",
     )
 
 
@@ -105,7 +103,7 @@ def without_effect_in(
     known = ProgramFacts(facts)
     rows = [precision_row(config, known), *knob_rows(config, known)]
     return {
-        row.name: f"{row.name}: {row.said} in the {said_by}, but the probe observed {row.seen}; the option has no effect as written: another option may have to switch it on, or the program lacks something it needs (see its log)"
+        row.name: f"{row.name}: {row.said} in the {said_by}, but the probe observed {row.seen}; the option has no effect. Another option may be needed to enable it, or the program lacks something that this option needs (see the program's log)"
         for row in rows
         if row.agrees is False and config.value(row.name) != UNASKED[row.name]
     }

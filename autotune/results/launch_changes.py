@@ -24,8 +24,8 @@ def change_notes(present: Launch, launch: Launch) -> tuple[str, ...]:
             more = f", and {len(values) - MOST_VALUES} more" if len(values) > MOST_VALUES else ""
             changes.append(f"{name}: {', '.join(values[:MOST_VALUES])}{more}" if values else name)
     if not changes:
-        return ("it is identical to the launch of the study's baseline",)
-    return (f"changed from the launch of the study's baseline: {'; '.join(changes)}",)
+        return ("the launch is identical to the baseline's launch",)
+    return (f"changed from the baseline's launch: {'; '.join(changes)}",)
 
 
 def _arguments(present: Launch, launch: Launch) -> Iterator[str]:

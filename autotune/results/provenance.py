@@ -23,7 +23,7 @@ def in_environment_of(study: Study, launch: Launch) -> Launch:
     options = study.runner_options
     given = {name: str(value) for name, value in (options.get("env") or {}).items()}
     notes = [
-        f"the trials had {', '.join(f'{name}={value}' for name, value in its.items())} on node {node}: set it there too"
+        f"the trials had {', '.join(f'{name}={value}' for name, value in its.items())} on node {node}; set the same variables there"
         for node, its in (options.get("node_env") or {}).items()
     ]
     return replace(launch, env={**given, **launch.env}, notes=(*launch.notes, *notes))

@@ -77,14 +77,14 @@ def ranking_document(
         asked = replace(asked, stability_weight=stability_weight)
     if result.record.study.at_hand is not None and (pareto or asked != objective):
         raise SpecError(
-            "a study with a target has one ranking, by throughput: its proxies are different jobs and are not compared with each other",
-            remedy="leave pareto, metric and stability_weight out",
+            "a study with a target has one ranking, by throughput, because its proxies are different jobs and are not compared with each other",
+            remedy="omit pareto, metric and stability_weight",
         )
     if versions := asked_versions(version):
         if pareto or asked != objective:
             raise SpecError(
                 "a ranking by version uses the study's own objective, but you also requested a different ranking",
-                remedy="leave out pareto, metric and stability_weight, or leave out version",
+                remedy="omit pareto, metric and stability_weight, or omit version",
                 field="version",
             )
         return _measured_with(result, versions, top)
@@ -238,7 +238,7 @@ def explained(result: Result, number: int | None = None) -> dict[str, Any]:
     below = result.below.get(trial.number)
     if below and not won:
         document["text"].append(
-            f"its speed is higher than the winner's, but it ranks lower: {below}"
+            f"trial {trial.number} is faster than the winner, but ranks lower: {below}"
         )
     return {**document, "notes": list(result.notes) if won else []}
 

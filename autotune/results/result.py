@@ -151,7 +151,7 @@ class Plots:
             having = ", ".join(self) or "none yet"
             raise NotFoundError(
                 f"study {self._result.record.id} has no data for the figure {name!r}",
-                remedy=f"it has data for these figures: {having}",
+                remedy=f"the study has data for these figures: {having}",
             )
         return plot
 

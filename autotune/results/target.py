@@ -36,6 +36,6 @@ def prediction_note(record: StudyRecord) -> str:
         return ""
     row = found["configs"][0]
     return (
-        f"this config was not run on {found['cluster']}: it ranks first according to {found['proxies']} {'proxy' if found['proxies'] == 1 else 'proxies'} on {found['at_hand']}, with a predicted step of "
+        f"this config was not run on {found['cluster']}; it ranks first according to {found['proxies']} {'proxy' if found['proxies'] == 1 else 'proxies'} on {found['at_hand']}, with a predicted step of "
         f"{format_duration(row['step_time_s'])} (90%: {format_duration(row['step_time_low_s'])} to {format_duration(row['step_time_high_s'])})"
     )

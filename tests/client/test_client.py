@@ -123,7 +123,7 @@ OK = (200, {}, {"study": {"id": "x"}})
 def test_an_empty_name_is_refused_before_anything_is_asked(client_of: Any) -> None:
     with Script(OK) as service, client_of(service.url) as client:
         for method in ("status", "trials", "pause"):
-            with pytest.raises(NotFoundError, match="the name of the study is empty"):
+            with pytest.raises(NotFoundError, match="the study's name is empty"):
                 getattr(client, method)("")
         with pytest.raises(NotFoundError, match="there is no trainer ''"):
             client.export("x", "")

@@ -153,7 +153,7 @@ def test_unfinished_and_failed_studies_have_a_report(some: list[Trial]) -> None:
         started_at=None,
         ended_at=None,
     )
-    assert "How to reproduce it" in rendered(markdown_report(study, some)).text
+    assert "How to reproduce the study" in rendered(markdown_report(study, some)).text
 
 
 @pytest.mark.parametrize("sign", ["@a", "$"])
@@ -176,5 +176,9 @@ def test_a_long_study_fits_a_comment(sign: str) -> None:
         record(message=long[0], spec={"name": "x" * 100_000}), many, service="http://tuner:8600"
     )
     assert len(page) <= MOST_CHARACTERS
-    for words in ("416 more are not shown", "32 earlier ones are not shown", "... (cut)"):
+    for words in (
+        "416 more trials are not shown",
+        "32 earlier failures are not shown",
+        "... (cut)",
+    ):
         assert words in page

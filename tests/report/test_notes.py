@@ -151,7 +151,7 @@ def test_the_line_under_a_table_says_what_the_speeds_are_relative_to() -> None:
     assert speeds_line(found) == SPEEDS
     unmeasured = replace(out_of_memory(0), purpose=TrialPurpose.BASELINE)
     assert speeds_line([unmeasured, trial(1)], unmeasured) == (
-        "Tokens/s are as measured: the baseline ran out of memory (trial 0), so drift is not corrected and there is no speedup."
+        "Tokens/s are as measured, because the baseline ran out of memory (trial 0); drift is not corrected, and no speedup is reported."
     )
 
 
@@ -174,7 +174,7 @@ def test_a_brief_note_keeps_what_went_wrong_and_drops_what_everybody_knows() -> 
     )
     ranked = replace(
         trial(1),
-        reason="rank 1 of the cost model: 684k tokens/s, out of memory with probability 0%",
+        reason="number 1 in the cost model's ranking: 684k tokens/s, out of memory with probability 0%",
     )
-    assert brief_note(ranked, most=48) == "rank 1 of the cost model"
+    assert brief_note(ranked, most=48) == "number 1 in the cost model's ranking"
     assert brief_note(ranked, most=200) == ranked.reason

@@ -64,7 +64,7 @@ def test_a_finished_study() -> None:
     for words in (
         "2.00×",
         "mb 1 -> 4",
-        "these parts shrank",
+        "step shrank (",
         "rank 3 ran out of memory",
         "autotune export s1 --to native",
     ):
@@ -117,7 +117,7 @@ def test_unfinished_and_failed_studies_have_a_page(some: list[Trial]) -> None:
         started_at=None,
         ended_at=None,
     )
-    assert "How to reproduce it" in read(html_report(study, some)).text
+    assert "How to reproduce the study" in read(html_report(study, some)).text
     shown(compare((study, some), (record(), trials()), palette=Palette(unicode=False)))
 
 

@@ -55,7 +55,7 @@ def test_each_figure_is_drawn_or_says_what_it_needs() -> None:
     empty = read(html_report(record(), []))
     drawn = {attrs["id"] for tag, attrs in empty.tags if tag == "figure"}
     for name, (title, needs) in MISSING.items():
-        assert (f"{title}: needs {needs}" in empty.text) != (name in drawn)
+        assert (f"{title} (needs {needs})" in empty.text) != (name in drawn)
     assert "Not drawn:" in empty.text
     assert "Not drawn yet:" in read(html_report(record(status=StudyStatus.RUNNING), [])).text
 

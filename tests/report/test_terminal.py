@@ -259,7 +259,7 @@ def test_a_plan_says_why_it_shows_no_gain() -> None:
     too_large = replace(fits.estimate, oom_probability=0.97)
     baseline = SimpleNamespace(rank=0, config=LONG, estimate=too_large)
     text = shown(plan_table(SimpleNamespace(rows=rows, baseline=baseline)))
-    assert "no gain is shown: the baseline is not expected to fit (OOM risk 97%)" in text
+    assert "no gain is shown, because the baseline is not expected to fit (OOM risk 97%)" in text
     text = shown(plan_table(SimpleNamespace(rows=rows, baseline=fits)))
     assert "no gain" not in text
     assert "1.33x" in text

@@ -35,7 +35,7 @@ from autotune.testing.stores import measured, pending, run_trial, running_study
 from tests.small_studies import spec
 
 STEP_BY_STEP = (
-    "its losses were compared step by step with those of an fp32 reference on the same data"
+    "the losses were compared step by step with those of an fp32 reference on the same data"
 )
 
 
@@ -84,7 +84,7 @@ def test_a_study_that_has_not_begun_has_an_answer_too(finished: tuple[Store, str
     ("runner", "remedy"),
     [
         ("local", "repeat `autotune tune SPEC`"),
-        ("python:mine.Runner", "Repeat the Python call that started it"),
+        ("python:mine.Runner", "Repeat the Python call that started the study"),
     ],
 )
 def test_a_study_whose_controller_died_says_what_goes_on_with_it(
@@ -111,7 +111,7 @@ def test_losses_of_a_simulated_study_are_no_evidence(result: Result) -> None:
     for runner, expected in {"simulated": [SIMULATED_LOSSES], "local": [STEP_BY_STEP]}.items():
         record = replace(result.record, study=replace(result.record.study, runner=runner))
         text = explained(replace(result, record=record))["text"]
-        assert [line for line in text if line.startswith("its losses ")] == expected
+        assert [line for line in text if line.startswith("the losses ")] == expected
 
 
 def test_reranking_changes_nothing_that_is_kept(finished: tuple[Store, str]) -> None:

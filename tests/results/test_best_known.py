@@ -146,7 +146,7 @@ def test_far_from_all_measurements_the_cost_model_answers(
     speeds = [row["best"]["estimate"]["tokens_per_s"] for row in found["configs"]]
     assert len(speeds) == 3
     assert speeds[0] > 0
-    assert found["notes"][0].startswith("constants of the cost model")
+    assert found["notes"][0].startswith("cost-model constants")
 
 
 def test_what_nobody_knows_is_said(tuned: SqlStore) -> None:

@@ -18,7 +18,7 @@ def launch(batch: int, **more: object) -> Launch:
 
 def test_an_equal_launch_is_said_to_be_one() -> None:
     assert change_notes(launch(4), launch(4)) == (
-        "it is identical to the launch of the study's baseline",
+        "the launch is identical to the baseline's launch",
     )
 
 

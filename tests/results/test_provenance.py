@@ -21,7 +21,7 @@ def test_a_launch_has_the_variables_that_the_runner_gave_to_its_trials() -> None
     )
     assert launch.notes == (
         "first",
-        "the trials had NCCL_SOCKET_IFNAME=ib1 on node gpu-7: set it there too",
+        "the trials had NCCL_SOCKET_IFNAME=ib1 on node gpu-7; set the same variables there",
     )
 
 

@@ -229,7 +229,7 @@ def test_a_speedup_without_finals_is_said_to_be_unconfirmed(result: Result) -> N
     first = result_from(
         *studied(TRIALS[:1], status=StudyStatus.RUNNING, ended_at=None, best=None, speedup=None)
     )
-    assert "<dd>no speedup: the baseline is the best so far</dd>" in card(first)
+    assert "<dd>no speedup; the baseline is the best so far</dd>" in card(first)
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_the_answer_has_the_same_lines_and_names_what_was_only_predicted(
     assert list(lines)[:3] == ["change", "speedup", "stability"]
     assert lines["change"] == "mb 8 -> 4, acc 1 -> 2 (the baseline was not measured)"
     assert lines["speedup"] == (
-        f"none: {words}; best: 131k tokens/s; predicted for the baseline: 93.6k tokens/s"
+        f"none, because {words}; the best config has 131k tokens/s; 93.6k are predicted for the baseline"
     )
     assert lines["stability"].startswith("1.00; memory 38 GiB (predicted for the baseline: ")
     assert words not in lines["note"], "the reason is said once"
@@ -72,10 +72,12 @@ def test_every_place_says_why_there_is_no_speedup(
     found = studied(baseline)
     print_study(document(found), [t.to_dict() for t in found.shown])
     table, _, _ = capsys.readouterr().out.partition("change  ")
-    assert f"as measured: {words}, so drift is not corrected and there is no speedup" in table
-    assert f"there is no speedup: {words}" in found.notes
+    assert (
+        f"as measured, because {words}; drift is not corrected, and no speedup is reported" in table
+    )
+    assert f"no speedup is reported, because {words}" in found.notes
     assert words in why(found)[0]
-    assert why(found)[1].startswith("It differs by ")
+    assert why(found)[1].startswith("The best config differs from the baseline in ")
     page = render(
         "study_results.html",
         document=document(found),

@@ -28,7 +28,7 @@ OF_TILES = {
 }
 """what a cell means, by its kind; only kinds that are drawn are explained"""
 NO_CONFIG = "Empty cells have no valid config."
-RISKIER = "A predicted cell shows its first config by predicted speed times the probability that it fits into memory; another config of the cell may be faster, but less likely to fit."
+RISKIER = "A predicted cell shows its first config by predicted speed times the probability that it fits into memory; another config in the cell may be faster, but is less likely to fit."
 
 
 @dataclass
@@ -82,7 +82,7 @@ def feasible_map(source: FigureSource) -> Figure | None:
         shows=f"The {total:,} valid {'config' if total == 1 else 'configs'}{fit} by {down} and {across}: tokens per second of the best config in each cell, over all other knobs.",
         how_to_read=" ".join(
             [
-                "The stronger a cell's color, the faster it is.",
+                "The stronger a cell's color, the faster its config.",
                 *(words for kind, words in OF_TILES.items() if kind in kinds),
                 *([NO_CONFIG] if len(drawn) < len(rows) * len(columns) else []),
                 *([RISKIER] if any(map(_has_faster, cells.values())) else []),
@@ -197,7 +197,7 @@ def _tile(cell: _Cell, name: str, speeds: list[float], *, has_trials: bool) -> T
     )
     if not cell.measured:
         faster = (
-            f"; up to {format_count(cell.fastest)} with less chance to fit"
+            f"; up to {format_count(cell.fastest)} with a lower chance of fitting"
             if _has_faster(cell)
             else ""
         )

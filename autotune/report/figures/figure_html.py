@@ -64,18 +64,18 @@ OWN = " of the study's own job"
 MISSING: Mapping[str, tuple[str, str]] = {
     "best_so_far": ("Best so far over trials", f"a measured trial{OWN}"),
     "best_so_far_over_time": ("Best so far over time", f"a measured trial{OWN}"),
-    "budget": ("Budget spent and left", "a limit of the budget"),
+    "budget": ("Budget spent and left", "a budget limit"),
     "feasible_map": (
         "Map of the feasible set",
-        "a knob with two values or more, and a space that can be listed here",
+        "a knob with two or more values, and a space that can be listed here",
     ),
     "rank_parts": ("Where each rank's time goes", "a best trial whose ranks were observed"),
     "step_parts": ("Where step time goes", "a best trial that has a profile or a prediction"),
     "memory_parts": ("Where the memory goes", "a best trial that has a prediction"),
-    "knob_importance": ("Importance of each knob", "a knob with two values or more"),
+    "knob_importance": ("Importance of each knob", "a knob with two or more values"),
     "parallel_coordinates": (
         "Trials across the knobs",
-        f"two knobs that vary, and a trial{OWN} that was measured or failed",
+        f"at least two varying knobs, and a trial{OWN} that was measured or failed",
     ),
     "pareto_front": ("Pareto front", f"two measured trials{OWN} whose trainer reports peak memory"),
     "predicted_measured": (
@@ -95,4 +95,4 @@ MISSING: Mapping[str, tuple[str, str]] = {
 def why_missing(name: str) -> str:
     """Why the figure of that name is not drawn, in a sentence."""
     title, needs = MISSING[name]
-    return f"{title}: needs {needs}"
+    return f"{title} (needs {needs})"

@@ -31,15 +31,15 @@ def loss_curves(source: FigureSource) -> Figure | None:
     ]
     same = source.result.record.study.same_data
     alike = (
-        "All saw the same batches in the same order, so the curves should coincide"
+        "All runs saw the same batches in the same order, so the curves should coincide"
         if same
-        else "They saw different batches, so only the trend is comparable"
+        else "The runs saw different batches, so only the trend is comparable"
     )
     return Figure(
         name="loss_reference",
         title="Loss against the reference",
         shows="Training loss in nats per token over the tokens seen after warm-up, of the winner, the baseline and the fp32 reference.",
-        how_to_read=f"{alike}. If a curve is above the reference, its config trades accuracy for speed.",
+        how_to_read=f"{alike}. If a curve is above the reference, the curve's config trades accuracy for speed.",
         svg=plot(
             [],
             lines,

@@ -139,7 +139,7 @@ def _losses(source: TrialSource) -> Figure | None:
         name="loss",
         title="Loss",
         shows="Training loss in nats per token at each optimizer step, averaged over all ranks.",
-        how_to_read="It should fall like the fp32 reference, if there is one: if it rises above, the config trades accuracy for speed. "
+        how_to_read="The loss should fall like the fp32 reference, if there is one. If the loss rises above the reference, the config trades accuracy for speed. "
         "Steps without a finite loss are not drawn.",
         svg=plot(
             [],
@@ -207,7 +207,7 @@ def _memory_over_time(source: TrialSource) -> Figure | None:
         name="memory_over_time",
         title="Memory over time",
         shows="Highest peak memory of any rank since the trial began, in bytes, at the end of each step. The time axis shows the seconds of training after warm-up.",
-        how_to_read="It should level off soon after the first steps. A line that keeps rising means a leak or growing fragmentation: a longer run may run out of memory.",
+        how_to_read="Peak memory should level off soon after the first steps. A line that keeps rising means a leak or growing fragmentation, so a longer run may run out of memory.",
         svg=plot(
             [],
             lines,
@@ -249,7 +249,7 @@ def _time(source: TrialSource) -> Figure | None:
         title="Where step time goes",
         shows="Time in one optimizer step by cause, in seconds, as predicted by the cost model"
         + (" and as profiled in the trial." if is_profiled else "; this trial was not profiled."),
-        how_to_read="The number next to a bar is its whole length; the tick is the measured step time. Communication hidden behind computation is not shown.",
+        how_to_read="The number next to a bar is the bar's whole length; the tick is the measured step time. Communication hidden behind computation is not shown.",
         svg=stacked_bars(
             bars,
             names=names,

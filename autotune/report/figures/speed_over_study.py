@@ -98,7 +98,7 @@ def _figure(source: FigureSource, *, is_time: bool) -> Figure | None:
     return Figure(
         name="best_so_far_over_time" if is_time else "best_so_far",
         title=f"Best so far over {over}",
-        shows=f"Measured throughput in tokens per second of the whole job, over {'the time of the study' if is_time else 'its trials'}."
+        shows=f"Measured throughput in tokens per second of the whole job, over the study's {'time' if is_time else 'trials'}."
         + left_out(len(points), len(placed)),
         how_to_read=_how_to_read(source, points, lines, shown) + above,
         svg=plot(

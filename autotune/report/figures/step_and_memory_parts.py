@@ -66,7 +66,7 @@ def step_parts(source: FigureSource) -> Figure | None:
         title="Where step time goes",
         shows=f"Time in one optimizer step by cause, in seconds ({_source_of(profiled)}), for the winner, the runner-up and the baseline.",
         how_to_read="Each bar is one step, colored by cause. The tick and the number are the measured step time. "
-        "Communication hidden behind computation takes no time and is not shown. Batches may differ: compare speeds, not only lengths.",
+        "Communication hidden behind computation takes no time and is not shown. Batches may differ, so compare throughput, not just step times.",
         svg=stacked_bars(
             bars,
             names=names,
@@ -128,7 +128,7 @@ def memory_parts(source: FigureSource) -> Figure | None:
         name="memory_parts",
         title="Where the memory goes",
         shows=f"Predicted peak memory in bytes by cause, on the rank with the highest peak, for the winner, the runner-up and the baseline.{far}",
-        how_to_read="Colored by cause. The tick and the number show the measured peak."
+        how_to_read="Bars are colored by cause. The tick and the number show the measured peak."
         + (
             ""
             if far
@@ -196,7 +196,7 @@ def _source_of(profiled: list[bool]) -> str:
     if all(profiled):
         return "profiled"
     return (
-        "profiled if the trial was, otherwise predicted"
+        "profiled if the trial was profiled, otherwise predicted"
         if any(profiled)
         else "predicted by the cost model"
     )
@@ -276,8 +276,8 @@ def rank_parts(trial: Trial) -> Figure | None:
         title="Where each rank's time goes",
         shows=f"Time in a step by cause, in seconds: predicted, and spent by each "
               f"rank (mean over the steps after warm-up).{more}",
-        how_to_read=f"{diagnosis.verdict}. Different bars mean that ranks do different work: the one that waits least is the one the others wait for. "
-        f"For details run `autotune diagnose {trial.study or 'STUDY'} {trial.number}`.",
+        how_to_read=f"{diagnosis.verdict}. Different bars mean that ranks do different work; the others wait for the rank that waits least. "
+        f"For details, run `autotune diagnose {trial.study or 'STUDY'} {trial.number}`.",
         svg=stacked_bars(
             [Bar(label=label, parts=parts, note=format_duration(sum(parts.values()))) for label, parts in found],
             names=names,

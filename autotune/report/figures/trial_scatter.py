@@ -34,7 +34,7 @@ RATIO = Column(
 _HOW = "On the dashed line the prediction is exact; above it the measurement is higher."
 FAR = 1.6
 """times the highest measurement: predictions beyond that are drawn at the edge, so that one does not flatten all others"""
-_PROXIES = "Each dot is a proxy: both figures are for the smaller job, not for the target."
+_PROXIES = "Each dot is a proxy, so both figures are for the smaller job, not for the target."
 
 
 def predicted_measured(source: FigureSource) -> Figure | None:
@@ -108,8 +108,8 @@ def _figure(
         max(y for _, y, _ in pairs),
     )
     beyond = sum(x > most for x, _, _ in pairs)
-    are = "is" if beyond == 1 else "are"
-    at_edge = f" {beyond} with higher predictions {are} at the right edge." if beyond else ""
+    what = "dot with higher predictions is" if beyond == 1 else "dots with higher predictions are"
+    at_edge = f" {beyond} {what} at the right edge." if beyond else ""
     points = [
         Point(
             x=min(x, most),
@@ -191,10 +191,10 @@ def pareto_front(source: FigureSource) -> Figure | None:
     return Figure(
         name="pareto_front",
         title="Pareto front",
-        shows="Tokens per second against the highest peak memory of any rank. No other measured config is at least as good as a front config in speed, stability, free memory and cost."
+        shows="Tokens per second against the highest peak memory of any rank. No other measured config is at least as good as a config on the Pareto front in speed, stability, free memory and cost."
         + left_out(len(points), len(placed)),
         how_to_read="Higher is faster, and further left needs less "
-        "memory. Filled dots are the front; the line joins the fastest for their memory. Pale dots are beaten by another config, or lost to it when both were re-measured. A front dot below the line is more stable or cheaper.",
+        "memory. Filled dots are on the Pareto front; the line joins the configs that are fastest for their memory. Pale dots are beaten by another config, or lost to another config when both were re-measured. A dot on the Pareto front but below the line is more stable or cheaper.",
         svg=plot(
             points,
             [Line(points=stairs, stepped=True)],
