@@ -52,7 +52,7 @@ def unpack_document(packed: bytes) -> dict[str, Any]:
     except (ValueError, zlib.error) as error:
         raise StoreCorruptError(
             f"a trial's document cannot be read: {error}",
-            remedy="run `autotune store check`, restore a backup",
+            remedy="run `autotune store check`, then restore a backup",
         ) from error
 
 
@@ -82,7 +82,7 @@ def unpack_steps(packed: bytes) -> dict[str, list[float]]:
     """The series by name, ordered by step."""
     if len(packed) % STEP.itemsize:
         raise StoreCorruptError(
-            "a step series is cut short", remedy="run `autotune store check`, restore a backup"
+            "a step series is truncated", remedy="run `autotune store check`, then restore a backup"
         )
     rows = np.frombuffer(packed, STEP)
     rows = rows[np.argsort(rows["step"], kind="stable")]

@@ -39,7 +39,7 @@ def resolve(connection: Connection, study_id: str) -> tuple[int, str]:
     """(key, id) of the study with this id, of the newest with this name, or of the only one whose id starts so. Raises `NotFoundError`."""
     if not study_id:
         raise NotFoundError(
-            "the name of the study is empty", remedy="`autotune list` shows ids and names"
+            "the study's name is empty", remedy="`autotune list` shows ids and names"
         )
     by_name = studies.c.name == study_id
     for condition in (
@@ -63,10 +63,11 @@ def resolve(connection: Connection, study_id: str) -> tuple[int, str]:
             )
             raise NotFoundError(
                 f"more than one study has an id that starts with {study_id!r}: {some}",
-                remedy="give the whole id",
+                remedy="use the whole id",
             )
     raise NotFoundError(
-        f"there is no study with the id or name {study_id!r}", remedy="`autotune list` shows them"
+        f"there is no study with the id or name {study_id!r}",
+        remedy="`autotune list` shows the studies",
     )
 
 

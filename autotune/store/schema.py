@@ -38,7 +38,7 @@ def prepare(database: Database) -> None:
         if database.is_read_only:
             raise StoreVersionError(
                 f"the store {database.location} has version {found or 'none'} and must be upgraded to {HEAD}, but it is read-only for this user",
-                remedy="make the file and its folder writable, or copy it and use the copy",
+                remedy="make the file and its folder writable, or use a copy of the file",
             )
         _upgrade_locked(database, path)
     database.is_prepared(HEAD)
@@ -121,20 +121,21 @@ def back_up(source: Path, target: Path) -> None:
 def _make_folder(database: Database, path: Path) -> None:
     if path.is_dir():
         raise SpecError(
-            f"a store must be a file, but {path} is a folder", remedy="specify a file in it"
+            f"a store must be a file, but {path} is a folder",
+            remedy="specify a file in this folder",
         )
     if (mount := shared_mount(path)) is not None:
         raise SpecError(
-            f"an SQLite store must be on a local disk, but {path} is on {mount.folder}, which is {mount.kind}: locks may not work across machines, and the file would be corrupted",
-            remedy="specify a file on a local disk (--store /var/tmp/autotune.db, or AUTOTUNE_STORE), or PostgreSQL for several machines "
-            "(postgresql://user@host/database), or tune with --in FOLDER, which keeps complete copies there; to keep the existing results, copy the file while nothing uses it",
+            f"an SQLite store must be on a local disk, but {path} is on {mount.folder}, which is {mount.kind}, where locks may fail across machines and the file would be corrupted",
+            remedy="use a file on a local disk (--store /var/tmp/autotune.db, or AUTOTUNE_STORE), PostgreSQL for several machines "
+            "(postgresql://user@host/database), or `tune --in FOLDER`, which keeps complete copies in FOLDER; to keep the existing results, copy the file while no process uses it",
             field="store",
         )
     folder = path.parent
     if folder != data_folder() and not folder.exists():  # a mistyped path should not create folders
         raise StoreUnavailableError(
             f"the folder {folder} of the store {path.name} does not exist",
-            remedy="create it, or use another store",
+            remedy="create the folder, or use another store",
         )
     with diagnosed(database.location):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -137,7 +137,7 @@ def test_a_process_that_lost_the_folder_writes_no_more_and_pauses(folder: Path) 
         (folder / HOLDER).write_text(json.dumps({"process": "elsewhere:1:1:abc", "job": "9"}))
         home.changed()
         until(lambda: "pause" in wishes, 60)
-    assert "another process runs the study" in wishes[0]
+    assert "another process is running the study" in wishes[0]
     assert (folder / COPY).read_bytes() == before
     assert json.loads((folder / HOLDER).read_text())["job"] == "9"
 
@@ -170,7 +170,7 @@ def test_the_login_node_sees_each_new_copy(folder: Path) -> None:
         assert in_folder("", None, None, folder) == (study, str(folder))
     with pytest.raises(SpecError, match="this command needs a study"):
         in_folder("", None, None, None)
-    with pytest.raises(SpecError, match="--in says where the results are"):
+    with pytest.raises(SpecError, match="--in cannot be combined with --store"):
         in_folder("", "x.db", None, folder)
 
 

@@ -165,14 +165,14 @@ class Database:
             return
         raise StoreUnavailableError(
             f"the store file {path} was {what} while it was open",
-            remedy="bring the file back (from a backup: `autotune store restore FILE`), then start again",
+            remedy="move the file back, or restore a backup with `autotune store restore FILE`; then start again",
         )
 
     def _refuse_outdated(self, connection: Connection) -> None:
         """Raises `StoreVersionError` when a newer release has upgraded the database since this process opened it: it writes what the newer one cannot read."""
         if self._version and (found := connection.scalar(_VERSION)) != self._version:
             raise StoreVersionError(
-                f"the store {self.location} was upgraded to version {found} while this process had it open to write version {self._version}",
+                f"the store {self.location} was upgraded to version {found} while this process was writing version {self._version}",
                 remedy="end this process and start it again with the newer release",
             )
 

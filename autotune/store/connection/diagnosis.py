@@ -43,7 +43,7 @@ _SQLITE_REMEDIES = {
     sqlite3.SQLITE_NOMEM: ("memory ran out", "free some memory, then try again"),
     sqlite3.SQLITE_PROTOCOL: (
         "its locks do not work",
-        "put it on a local disk: SQLite does not work on network file systems",
+        "move the store to a local disk; SQLite does not work on network file systems",
     ),
 }
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -68,18 +68,18 @@ def diagnose(error: Exception, location: StoreLocation) -> StoreError:
         return _diagnose_sqlite(cause, location)
     if isinstance(error, PoolTimeoutError):
         return StoreUnavailableError(
-            f"the store {location} has no free connection: too many requests at once",
+            f"the store {location} has no free connection, because too many requests came at once",
             remedy="try again",
         )
     state = str(getattr(cause, "sqlstate", None) or "")
     if state.startswith("28") or "password authentication failed" in str(cause):
         return StoreUnavailableError(
             f"the store {location} rejected this user: {_line(cause)}",
-            remedy="check the user and the password in its address",
+            remedy="check the user and the password in the store's address",
         )
     if state.startswith("3D") or ("database" in str(cause) and "does not exist" in str(cause)):
         return StoreUnavailableError(
-            f"the store {location} does not exist", remedy="create it with `createdb`"
+            f"the store {location} does not exist", remedy="create the database with `createdb`"
         )
     if state.startswith("XX"):
         return StoreCorruptError(
@@ -136,7 +136,7 @@ def diagnosed(location: StoreLocation) -> Iterator[None]:
     except OSError as error:
         raise StoreUnavailableError(
             f"the store {location} cannot be reached: {error.strerror or error}",
-            remedy="check that its folder exists and is writable by this user",
+            remedy="check that the store's folder exists and is writable by this user",
         ) from error
 
 

@@ -17,7 +17,7 @@ from autotune.settings import settings
 if TYPE_CHECKING:
     from sqlalchemy import URL
 
-REMEDY = "give a file's path, sqlite:////absolute/path.db or postgresql://user@host/database"
+REMEDY = "use a file's path, sqlite:////absolute/path.db or postgresql://user@host/database"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ def check_exists(location: StoreLocation) -> None:
         return
     raise NotFoundError(
         f"there is no store at {location}",
-        remedy="specify an existing one with --store or AUTOTUNE_STORE, or restore it with `autotune store restore FILE`",
+        remedy="specify an existing store with --store or AUTOTUNE_STORE, or restore a backup with `autotune store restore FILE`",
         field="store",
     )
 

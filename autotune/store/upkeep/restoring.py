@@ -203,8 +203,8 @@ def _alone(path: Path) -> Iterator[None]:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, LOCK_BYTES[1], LOCK_BYTES[0])
         except OSError:
             raise ConflictError(
-                f"a store can only be restored while no process has it open, but one has {path} open",
-                remedy="stop `autotune serve` and every running study on it, then restore again",
+                f"a store can only be restored while no process has it open, but a process has {path} open",
+                remedy="stop `autotune serve` and every running study that uses the store, then restore again",
             ) from None
         yield
 

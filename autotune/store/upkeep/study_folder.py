@@ -63,7 +63,7 @@ class StudyFolder:
     def __enter__(self) -> StudyFolder:
         if not self._folder.is_dir():
             raise NotFoundError(
-                f"there is no folder {self._folder}", remedy="give a study folder with --in"
+                f"there is no folder {self._folder}", remedy="pass a study folder with --in"
             )
         self._claim()
         # of a job that was killed before it heard or ended them
@@ -127,7 +127,9 @@ class StudyFolder:
                     if self._local is not None:
                         self._local.keep()  # it may have the only results
                     if str(error) != self._trouble:
-                        self._on_trouble(f"the store is not copied to {self._folder} now: {error}")
+                        self._on_trouble(
+                            f"the store cannot be copied to {self._folder} right now: {error}"
+                        )
                     self._trouble = str(error)
 
     def _look(self, watcher: sqlite3.Connection, is_asked: bool) -> None:
@@ -137,7 +139,7 @@ class StudyFolder:
             return
         if not self._is_mine():
             self._on_trouble(
-                f"another process runs the study in {self._folder}: copying stops, and the study pauses here"
+                f"another process is running the study in {self._folder}, so this process stops copying and pauses the study"
             )
             self._on_wish("pause")
             self._closed.set()
@@ -162,7 +164,7 @@ class StudyFolder:
             if (other := holder_of(self._folder)) is not None and not self._is_over(other):
                 raise ConflictError(
                     f"the study in {self._folder} is being run by {_named(other)}",
-                    remedy=f"wait for it, or end it first; if it crashed, remove {HOLDER} from that folder",
+                    remedy=f"wait for that process, or end it; if it has crashed, remove {HOLDER} from the folder",
                 )
             mine.replace(self._folder / HOLDER)
         finally:
@@ -170,8 +172,8 @@ class StudyFolder:
         time.sleep(0.2)
         if not self._is_mine():  # two claimed it at once: the last one has it
             raise ConflictError(
-                f"the study in {self._folder} has just been taken by another process",
-                remedy="wait for it",
+                f"the study in {self._folder} has just been started by another process",
+                remedy="wait until that process ends",
             )
 
     def _is_over(self, other: dict[str, str]) -> bool:
@@ -224,7 +226,7 @@ def wish(folder: Path, action: str) -> None:
     if holder_of(folder) is None:
         raise ConflictError(
             f"no process is running the study in {folder}, so {action!r} would have no effect",
-            remedy="a waiting job can be removed with `scancel`; one that has ended continues when it is submitted again",
+            remedy="remove a waiting job with `scancel`; a job that has ended continues when it is submitted again",
         )
     (folder / f"{WISH}{action}").touch(mode=0o600)
 
@@ -240,7 +242,7 @@ def opened_copy(folder: Path) -> Iterator[SqlStore]:
         except OSError:
             raise NotFoundError(
                 f"there are no results in {folder} yet",
-                remedy="wait until its job has begun (`squeue --me`), or use another folder",
+                remedy="wait until the study's job has started (`squeue --me`), or use another folder",
             ) from None
         with contextlib.closing(open_store(path)) as store:
             yield store

@@ -53,7 +53,7 @@ class AnnotationKeeper:
             if not connection.execute(removed).rowcount:
                 raise NotFoundError(
                     f"study {study_id} has no note {number}",
-                    remedy="it may have been removed already",
+                    remedy="the note may have been removed already",
                 )
             append(
                 connection,

@@ -43,7 +43,7 @@ def keep(database: Database, connection: Connection, lease: Lease, decision: Dec
         return
     if decision.number != study.num_decisions + 1:
         raise ConflictError(
-            f"decisions are numbered without gaps: the next number in study {lease.study} is {study.num_decisions + 1}, but this one is {decision.number}"
+            f"decisions are numbered without gaps: the next number in study {lease.study} is {study.num_decisions + 1}, but this decision has {decision.number}"
         )
     connection.execute(_COUNT, {"of_key": study.key, "number": decision.number})
     line: Mapping[str, Any] = {"decision": decision.number, "cause": decision.cause}

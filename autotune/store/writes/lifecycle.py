@@ -107,7 +107,7 @@ def set_status(
         )
     if wanted is not None and study.wanted != wanted:
         raise ConflictError(
-            f"study {study_id} becomes {status} only on the request {wanted!r}, but its request is {study.wanted!r}"
+            f"study {study_id} becomes {status} only if {wanted!r} is requested, but {study.wanted!r} is requested"
         )
     now, message = now_us(), study.message if message is None else message
     columns: dict[str, Any] = {name: value for name, value in fields.items() if name != "result"}
@@ -142,7 +142,9 @@ def _locked(connection: Connection, study_id: str) -> Row[Any]:
         select(studies).where(studies.c.id == study_id).with_for_update()
     ).first()
     if found is None:
-        raise NotFoundError(f"there is no study {study_id!r}", remedy="`autotune list` shows them")
+        raise NotFoundError(
+            f"there is no study {study_id!r}", remedy="`autotune list` shows the studies"
+        )
     return found
 
 
@@ -152,7 +154,7 @@ def delete_study(connection: Connection, study_id: str, learners: Sequence[str])
     if study.status not in locking.TERMINAL:
         raise ConflictError(
             f"only a study that has ended can be deleted, but study {study_id} is {study.status}",
-            remedy="cancel it first",
+            remedy="cancel the study first",
         )
     measured = select(trials.c.workload, trials.c.config_key).where(
         trials.c.study == study.key, trials.c.throughput.is_not(None)

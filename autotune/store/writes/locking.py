@@ -125,12 +125,12 @@ def refuse(connection: Connection, lease: Lease) -> NoReturn:
     """Raises `FencedError`, which names the present holder."""
     row = find(connection, lease.study)
     holder = (
-        f"fence {row.fence} of {row.lease_owner}"
+        f"fence {row.fence} and owner {row.lease_owner}"
         if row.lease_owner
-        else f"released after fence {row.fence}"
+        else f"fence {row.fence} and no owner"
     )
     error = FencedError(
-        f"the lease on study {lease.study} is no longer held: fence {lease.fence} of {lease.owner}, but now {holder}",
+        f"the lease on study {lease.study} has been lost: it had fence {lease.fence} and owner {lease.owner}, but the store now has {holder}",
         remedy="stop this controller; another one runs the study",
     )
     error.study = row.key
@@ -141,7 +141,9 @@ def find(connection: Connection, study_id: str) -> Row[Any]:
     """The row of this exact id. Raises `NotFoundError`."""
     row = connection.execute(_FIND, {"of_study": study_id}).first()
     if row is None:
-        raise NotFoundError(f"there is no study {study_id!r}", remedy="`autotune list` shows them")
+        raise NotFoundError(
+            f"there is no study {study_id!r}", remedy="`autotune list` shows the studies"
+        )
     return row
 
 

@@ -62,7 +62,7 @@ def submit(
             kept = replace(kept, budget=study.budget) if spec else kept
             if row.fingerprint != mark and (kept, row.spec) != (study, json_text(spec)):
                 raise ConflictError(
-                    f"an idempotency key belongs to one spec, but this one was used for a different spec, by study {row.id}",
+                    f"an idempotency key belongs to one spec, but study {row.id} used this key with a different spec",
                     remedy="use a new key for a new spec",
                     field="idempotency_key",
                 )

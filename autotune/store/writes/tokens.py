@@ -51,7 +51,7 @@ class TokenKeeper:
         one_of("scope", scope, SCOPES)
         if expires_in_s is not None and not 0 < expires_in_s < 1e10:
             raise SpecError(
-                f"the lifetime of a token must be more than 0 s and less than 1e10 s, but is {expires_in_s} s",
+                f"a token's lifetime must be more than 0 s and less than 1e10 s, but is {expires_in_s} s",
                 field="expires_in_s",
             )
         name, secret, salt, now = (
@@ -107,7 +107,7 @@ class TokenKeeper:
             row = connection.execute(_FIND, {"of_id": token_id}).first()
         if row is None:
             raise NotFoundError(
-                f"there is no token {token_id!r}", remedy="`autotune token list` shows them"
+                f"there is no token {token_id!r}", remedy="`autotune token list` shows the tokens"
             )
         return _read(row)
 

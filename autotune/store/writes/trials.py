@@ -317,12 +317,12 @@ def _attempt(connection: Connection, study: Row[Any], number: int, attempt: int)
 def _check_ending(trial: Trial, *, was_started: bool) -> None:
     where = f"trial {trial.number} cannot be {trial.status}"
     if not trial.status.is_terminal:
-        raise ConflictError(f"{where} when it ends: a trial ends with a terminal status")
+        raise ConflictError(f"{where} when it ends; the last status must be terminal")
     if trial.status in (TrialStatus.COMPLETED, TrialStatus.STOPPED):
         if not trial.is_measured:
             raise ConflictError(f"{where} without a measurement")
         if not was_started:
-            raise ConflictError(f"{where}: it was never started")
+            raise ConflictError(f"{where}, because it was never started")
     if trial.status is TrialStatus.FAILED and trial.failure is None:
         raise ConflictError(f"{where} without a failure")
 
