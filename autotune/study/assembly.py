@@ -145,9 +145,9 @@ class Assembly:
         miss = nearest_miss(self.space, self.estimate, self.calibration)
         gpu = self.study.workload.cluster.gpu
         raise InfeasibleError(
-            f"a config must fit into the memory of its GPUs, but none of the {len(self.space):,} valid ones is expected to: the nearest miss, "
+            f"a config must fit into GPU memory, but none of the {len(self.space):,} valid configs is expected to fit; the nearest miss, "
             f"{miss.config}, has {format_bytes(gpu.memory_bytes)} on a {gpu.name} and needs {miss.need}",
-            remedy=f"add to the space what would make it fit ({'; '.join(miss.remedies[:REMEDIES])}), use more or larger GPUs, or enqueue a config that may barely fit",
+            remedy=f"add values to the space with which it would fit ({'; '.join(miss.remedies[:REMEDIES])}), use more or larger GPUs, or enqueue a config that may barely fit",
             field="space",
         )
 

@@ -56,7 +56,7 @@ def deletion_of(store: StudyReader, study_id: str) -> Deletion:
     if not record.status.is_terminal:
         raise ConflictError(
             f"only a study that has ended can be deleted, but study {record.id} is {record.status}",
-            remedy=f"cancel it first: `autotune cancel {record.id}`",
+            remedy=f"cancel the study first: `autotune cancel {record.id}`",
         )
     trials = store.trials(record.id)
     later = _later_kin(store, record)

@@ -88,7 +88,7 @@ class StudyLease:
             raise ConflictError(
                 f"study {study_id} is being run by another controller"
                 + (f" ({held.owner})" if held else ""),
-                remedy=f"wait for it; if it died, its lease expires in {format_duration(lease_s)}",
+                remedy=f"wait for that controller; if it has died, its lease expires in {format_duration(lease_s)}",
             )
         return cls(store, lease, lease_s=lease_s, **options)
 
@@ -278,7 +278,7 @@ class StudyLease:
                     raise
                 if pause_s == 0.05:
                     self._on_trouble(
-                        f"the store cannot be reached; trying again for {format_duration(self._patience_s)}: {error.message}"
+                        f"the store cannot be reached; retrying for {format_duration(self._patience_s)}: {error.message}"
                     )
             self._came_round_s = time.monotonic()
             self._closed.wait(pause_s)

@@ -99,12 +99,13 @@ class Outliers:
 
     def _words(self, kind: str, node: str, became: str) -> str:
         if kind == LINK:
-            return "configs that send between these nodes wait for this link: fix it, or leave one of the nodes out"
+            return "configs that send between these nodes wait for this link; fix the link, or remove one of the nodes"
         if became == "left out":
-            return f"node {node} is left out: the following trials use other nodes"
+            return f"node {node} is left out; the following trials use other nodes"
         if became == "needed":
-            return f"node {node} is kept, because the largest config needs {self._needed.nnodes} node(s) with {self._needed.nproc_per_node} ranks each and there are no others: fix it, add a node, or tune for fewer nodes"
-        return f"it is kept, because the {self._name!r} runner cannot choose nodes or GPUs, so every config that uses it waits for it: fix it, or hide it (CUDA_VISIBLE_DEVICES, the job's list of nodes) and tune for fewer ranks"
+            return f"node {node} is kept, because the largest config needs {self._needed.nnodes} node(s) with {self._needed.nproc_per_node} ranks each and there are no other nodes; fix the node, add a node, or tune for fewer nodes"
+        part = {"gpu": "GPU"}.get(kind, kind)
+        return f"the {part} is kept, because the {self._name!r} runner cannot choose nodes or GPUs, so every config that uses this {part} waits for it; fix the {part}, or hide it (CUDA_VISIBLE_DEVICES, the job's list of nodes) and tune for fewer ranks"
 
 
 def largest(study: Study, space: SearchSpace) -> Placement:

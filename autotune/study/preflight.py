@@ -82,6 +82,6 @@ def check_passed(study: Study, runner: TrialRunner | None) -> None:
     if runner is not None and runner_name(runner) != name:
         raise ConflictError(
             f"the study runs on {name!r}, but {runner_name(runner)!r} was passed",
-            remedy="pass the runner it was submitted with, or submit a new study",
+            remedy="pass the runner that the study was submitted with, or submit a new study",
             field="runner",
         )

@@ -23,7 +23,7 @@ def remarks(seen: ProgramSeen, *, keeps_outputs: bool) -> Iterator[str]:
     if seen.fills_by_tokens:
         yield (
             "the number of sequences differs from step to step, as with micro-batches filled up to a token limit. tokens/s counts the spec's tokens per step, "
-            "not the trained ones: check that the batch options in trainer.argv or files match the spec"
+            "not the tokens actually trained; check that the batch options in trainer.argv or files match the spec"
         )
     if seen.lengths_vary and seen.tokens and seen.sequences:
         yield (
@@ -33,15 +33,15 @@ def remarks(seen: ProgramSeen, *, keeps_outputs: bool) -> Iterator[str]:
     if seen.unevenness:
         yield seen.unevenness
     if seen.left_out:
-        yield f"left out of its log: {seen.left_out}"
+        yield f"left out of the program's log: {seen.left_out}"
     if seen.troubles:
         yield f"the probe ended early ({seen.troubles[0]}), so step times may come from the log"
     if seen.lost:
-        yield f"look at these existing files: {'; '.join(seen.lost)}"
+        yield f"check these existing files: {'; '.join(seen.lost)}"
     existing = {path: file for path, file in seen.files.items() if file["existed"]}
     if existing and not keeps_outputs:
         kept = all(file["kept"] for file in existing.values())
-        what = "they are restored after each trial" if kept else "they were not restored"
+        what = "the files are restored after each trial" if kept else "the files were not restored"
         yield f"the program writes to existing files: {listed(existing)}; {what}"
 
 

@@ -138,5 +138,5 @@ def _call(name: str, callback: OnTrial, trial: Trial) -> None:
     except Exception as error:
         raise CallbackError(
             f"{name} raised {type(error).__name__} at trial {trial.number}: {error}",
-            remedy="correct the callback and repeat the call: the study is paused and will continue",
+            remedy="fix the callback and repeat the call; the paused study will continue",
         ) from error

@@ -61,7 +61,7 @@ def calibrate_quickly(
     began_s = time.monotonic()
     tell(
         Notice(
-            message=f"the cluster {cluster.name} has no calibration: its speed is measured now, in about 15 s, for better predictions (`calibrate: false` in the spec skips this)"
+            message=f"the cluster {cluster.name} has no calibration, so its speed will now be measured for better predictions, which takes about 15 s (`calibrate: false` in the spec skips this)"
         )
     )
     try:
@@ -84,9 +84,7 @@ def calibrate_quickly(
     store.save_calibration(cluster.name, study.trainer, values)
     took_s = time.monotonic() - began_s
     tell(
-        Notice(
-            message=f"calibrated in {format_span(took_s)}; `autotune calibrate` measures it more precisely"
-        )
+        Notice(message=f"calibrated in {format_span(took_s)}; `autotune calibrate` is more precise")
     )
     return Calibration.from_dict(values)
 

@@ -145,10 +145,10 @@ class Recheck:
                     new.append(f"the {_shown(worse.role)} is now {lead}")
                 elif now - before > math.hypot(half, of_before):
                     new.append(
-                        f"the {_shown(worse.role)} is now {lead}, before {math.expm1(before):.1%}"
+                        f"the {_shown(worse.role)} is now {lead}, and was {math.expm1(before):.1%} ahead before"
                     )
                 else:
-                    old.append(f"the {_shown(worse.role)} was ahead before too: now {lead}")
+                    old.append(f"the {_shown(worse.role)} was ahead before too, and is now {lead}")
         return new, old
 
     def _lead(
@@ -166,7 +166,7 @@ class Recheck:
             return "the ranking has changed: " + "; ".join(new)
         return (
             "; ".join(
-                ["the ranking still holds: no config has overtaken one ranked above it", *old]
+                ["the ranking is unchanged; no config has overtaken one ranked above it", *old]
             )
             if len(self.compared) > 1
             else "there is no ranking to compare"
@@ -204,7 +204,7 @@ class Recheck:
     def verdict(self) -> str:
         """In a sentence."""
         failed = [
-            f"the {_shown(c.role)} no longer runs ({c.failure.kind}: {c.failure.message})"
+            f"the {_shown(c.role)} now fails ({c.failure.kind}: {c.failure.message})"
             for c in self.configs
             if c.failure
         ]
@@ -212,7 +212,7 @@ class Recheck:
         if found is None:
             return (
                 "; ".join(failed)
-                or "nothing could be compared: no config was measured both before and now"
+                or "nothing could be compared, because no config was measured both before and now"
             )
         middle, low, high = found
         way = "slower" if middle < 0 else "faster"
@@ -308,7 +308,7 @@ def chosen(
             )
     if not found:
         raise NotFoundError(
-            "the study has no measured config to re-measure", remedy="tune it first"
+            "the study has no measured config to re-measure", remedy="tune the study first"
         )
     return tuple(sorted(found, key=lambda c: ROLES.index(c.role)))
 
@@ -469,7 +469,7 @@ def recheck_study(
     record = found.record
     if record.study.at_hand is not None:
         raise SpecError(
-            f"the trials of {record.study.name} represent configs of its target, so its configs were not measured directly",
+            f"the trials of {record.study.name} represent configs of its target, so those configs were not measured directly",
             remedy="recheck a study whose trials ran on the target itself",
             field="STUDY",
         )

@@ -162,7 +162,9 @@ def _come_to_rest(lease: StudyLease, error: Exception, why: bool | str, *, leave
     elif isinstance(error, JobEndedError):
         message = f"{JOB_ENDS}: {error.message}"
     elif isinstance(error, MemoryError):
-        message = "the controller ran out of memory: give it more, and the study continues"
+        message = (
+            "the controller ran out of memory; raise its memory limit, and the study continues"
+        )
     if isinstance(error, JobEndedError) or (isinstance(error, RunnerError) and why):
         if not leave:
             lease.move(StudyStatus.PAUSED, message)
@@ -181,7 +183,7 @@ def _check_same_searcher(record: StudyRecord, factory: SearcherFactory | None) -
     if factory is not None and searcher_name(factory) != record.study.searcher:
         raise ConflictError(
             f"study {record.id} searches with {record.study.searcher!r}, but {searcher_name(factory)!r} was passed",
-            remedy="pass the searcher it was submitted with, or submit a new study",
+            remedy="pass the searcher that the study was submitted with, or submit a new study",
             field="searcher",
         )
 

@@ -203,5 +203,5 @@ def test_a_store_that_could_not_be_copied_outlives_its_process_and_the_next_stud
         until(lambda: bool(said), 60)
         assert not home.path.with_name(LOCK).exists()
         monkeypatch.undo()
-    assert "is not copied" in said[0]
+    assert "cannot be copied" in said[0]
     assert not home.path.exists(), "the last copy has all of it"

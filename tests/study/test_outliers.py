@@ -77,7 +77,7 @@ def told(runner: Any) -> tuple[Outliers, list[str]]:
                 {**GPU, "kind": "node", "name": "node n2"},
             ],
             ["n0", "n1"],
-            "rank 5 (node n2) is an outlier: matmul 1.50 times slower than the others (measured 2026-11-28); node n2 is left out: the following trials use other nodes",
+            "rank 5 (node n2) is an outlier: matmul 1.50 times slower than the others (measured 2026-11-28); node n2 is left out; the following trials use other nodes",
             id="the node of a slow GPU, where there are others",
         ),
         pytest.param(

@@ -109,11 +109,11 @@ def test_a_lead_of_before_is_no_change(slower: float, holds: bool) -> None:
     found = Recheck(name="old", configs=tuple(configs))
     assert found.order_holds == holds
     if holds:
-        assert "the ranking still holds" in found.order
-        assert "the runner-up was ahead before too: now 2" in found.order
+        assert "the ranking is unchanged" in found.order
+        assert "the runner-up was ahead before too, and is now 2" in found.order
     else:
         assert "the runner-up is now 4" in found.order
-        assert ", before " in found.order
+        assert " ahead before" in found.order
 
 
 def test_a_config_that_fails_now_is_named() -> None:
@@ -123,7 +123,7 @@ def test_a_config_that_fails_now_is_named() -> None:
         whole, configs=(replace(whole.configs[0], now=(), failure=failure), *whole.configs[1:])
     )
     assert broken.is_slower
-    assert "the winner no longer runs (OUT_OF_MEMORY: no memory is left)" in broken.verdict
+    assert "the winner now fails (OUT_OF_MEMORY: no memory is left)" in broken.verdict
 
 
 def test_the_files_for_a_ci() -> None:
@@ -149,7 +149,7 @@ def test_beside_other_processes_a_change_is_inconclusive() -> None:
     cases = ET.fromstring(junit(disturbed)).findall(".//testcase")
     assert [case.find("skipped") is not None for case in cases][-1]
     assert not any(case.find("failure") is not None for case in cases)
-    assert "The ranking still holds" in markdown(disturbed)
+    assert "The ranking is unchanged" in markdown(disturbed)
     gone = replace(
         disturbed.configs[0], failure=Failure(kind=FailureKind.ERROR, message="no such option")
     )

@@ -167,7 +167,7 @@ def test_a_study_of_proxies_is_compared_by_what_it_says_of_its_target(ended: Res
 def test_a_proxy_is_explained_as_one_and_a_study_of_proxies_has_no_winner_to_explain(
     ended: Result,
 ) -> None:
-    assert explained(ended, 0)["text"][0].startswith("it is a proxy")
+    assert explained(ended, 0)["text"][0].startswith("this trial is a proxy")
     with pytest.raises(NotFoundError, match="proxies are not ranked"):
         explained(ended)
 

@@ -130,7 +130,7 @@ def refuse(connection: Connection, lease: Lease) -> NoReturn:
         else f"fence {row.fence} and no owner"
     )
     error = FencedError(
-        f"the lease on study {lease.study} has been lost: it had fence {lease.fence} and owner {lease.owner}, but the store now has {holder}",
+        f"the lease on study {lease.study} is no longer held; this controller has fence {lease.fence} and owner {lease.owner}, but the store now has {holder}",
         remedy="stop this controller; another one runs the study",
     )
     error.study = row.key

@@ -20,7 +20,7 @@ TOKENS_RATIO = 1.3
 """figures of one step that differ by less agree"""
 CLOCK_STEPS = 4
 """times in a row that only grow, by about the same each, which are a clock"""
-CLOCK = "the time pattern reads a clock (time since the start), not a step time. Remove it from trainer.metrics: steps are then timed by the arrival of their lines"
+CLOCK = "the time pattern reads a clock (time since the start), not a step time. Remove the pattern from trainer.metrics, so that steps are timed by the arrival of their lines"
 TIMES_RATIO, TIMES_S = 2.0, 0.5
 """times that differ by less, or over all steps by so few seconds, agree: lines are looked at a few times a second"""
 
@@ -101,8 +101,8 @@ def _of_tokens(
         else f"global_batch_size {batch}"
     )
     yield (
-        f"its log prints {rate.per_s:,.0f} {rate.unit} at {format_duration(step_time_s)} per step, which is {expected * ratio:,.0f} {what} a step, "
-        f"but the spec says {expected:,.0f} ({product}{f' on {ranks} ranks' if rate.is_per_gpu else ''}): correct workload, or the batch options in argv; otherwise every tokens/s in the study is wrong by that factor"
+        f"the log prints {rate.per_s:,.0f} {rate.unit} at {format_duration(step_time_s)} per step, which is {expected * ratio:,.0f} {what} a step, "
+        f"but the spec says {expected:,.0f} ({product}{f' on {ranks} ranks' if rate.is_per_gpu else ''}). Fix `workload`, or the batch options in trainer.argv; otherwise every tokens/s in the study is wrong by that factor"
     )
 
 
@@ -120,10 +120,10 @@ def _of_times(
     if is_rate:
         why = "the spec's workload does not match the rate in the log"
     elif pace_s > said_s:
-        why = "the timer may leave out part of the step, such as data loading, or not wait for the GPU"
+        why = "the timer may leave out part of the step, such as data loading, or may not wait for the GPU"
     else:
         why = "the time may cover several steps, or be in a different unit"
     yield (
-        f"its log says {format_duration(said_s)} per step, but its steps arrive every {format_duration(pace_s)}: {why}. "
-        f"Correct {'workload' if is_rate else 'the pattern'}, or leave the {'rate' if is_rate else 'time'} pattern out of trainer.metrics: steps are then timed by the arrival of their lines"
+        f"the log says {format_duration(said_s)} per step, but steps arrive every {format_duration(pace_s)}; {why}. "
+        f"Fix {'`workload`' if is_rate else 'the pattern'}, or remove the {'rate' if is_rate else 'time'} pattern from trainer.metrics, so that steps are timed by the arrival of their lines"
     )

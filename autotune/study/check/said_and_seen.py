@@ -32,7 +32,7 @@ def _rows(study: Study, config: ParallelConfig, seen: ProgramSeen) -> Iterator[R
         said=str(config.world_size),
         seen=str(facts.world),
         agrees=facts.world == config.world_size,
-        remedy="the launcher in trainer.argv must start {nproc_per_node} processes on each node, or the space needs matching world_sizes",
+        remedy="make the launcher in trainer.argv start {nproc_per_node} processes on each node, or set matching world_sizes in the space",
     )
     yield from _batch(study, config, seen, facts.world)
     yield precision_row(config, facts)
@@ -42,7 +42,7 @@ def _rows(study: Study, config: ParallelConfig, seen: ProgramSeen) -> Iterator[R
         said=workload.optimizer,
         seen=facts.optimizers,
         agrees=None if found is None else found == workload.optimizer,
-        remedy="correct workload.optimizer, which determines the memory of the optimizer states",
+        remedy="fix workload.optimizer, which determines the memory of the optimizer states",
         fix=None if found is None else ("workload.optimizer", found),
     )
     yield from knob_rows(config, facts)
@@ -61,7 +61,7 @@ def _batch(study: Study, config: ParallelConfig, seen: ProgramSeen, world: int) 
         said=said,
         seen=found if seen.micro_batches else "",
         agrees=not seen.disagreement if total and not seen.fills_by_tokens else None,
-        remedy="correct the batch options in trainer.argv (is the micro-batch per rank or for all "
+        remedy="fix the batch options in trainer.argv (is the micro-batch per rank or for all "
         "ranks? is accumulation passed?), or "
         "workload.global_batch_size",
     )
@@ -82,7 +82,7 @@ def _batch(study: Study, config: ParallelConfig, seen: ProgramSeen, world: int) 
         agrees=None
         if is_open
         else packed or abs((length or 0) - expected) <= max(1.0, LENGTH * expected),
-        remedy="correct workload.seq_len, or the option that sets the length: tokens/s and memory follow from it",
+        remedy="fix workload.seq_len, or the option that sets the length, because tokens/s and memory follow from seq_len",
         fix=None if is_open else ("workload.seq_len", round(length or 0)),
     )
 
@@ -91,7 +91,7 @@ def _parameters(study: Study, seen: ProgramSeen, facts: ProgramFacts) -> Row:
     model, found = study.workload.model, facts.parameters
     told = f"{model.num_parameters:,}" + (" (predicted as a decoder)" if model.is_counted else "")
     is_decoder = seen.tokens is not None and not model.is_counted
-    by_count = f"write `model: {{parameters: {found}}}`"
+    by_count = f"set `model: {{parameters: {found}}}`"
     return Row(
         name="parameters",
         said=told,
@@ -99,9 +99,9 @@ def _parameters(study: Study, seen: ProgramSeen, facts: ProgramFacts) -> Row:
         agrees=None
         if found is None
         else abs(found - model.num_parameters) <= PARAMETERS * model.num_parameters,
-        remedy=f"correct `model`, because time and memory are predicted from it: give its shape, or {by_count} if no shape describes it"
+        remedy=f"fix `model`, from which time and memory are predicted; set the model's fields, or {by_count} if no fields describe the model"
         if is_decoder
-        else f"{by_count}: its input is not tokens, so no decoder shape describes it",
+        else f"{by_count}, because the model's input is not tokens and no decoder shape describes it",
         fix=None if found is None or is_decoder else ("model.parameters", found),
     )
 
@@ -131,6 +131,6 @@ def without_effect(
                 str(value).lower() if isinstance(value, bool) else str(value) for value in values
             )
             found.append(
-                f"{row.name} has no effect: with {told} the probe observed the same, {row.seen}"
+                f"{row.name} has no effect; the probe observed {row.seen} with both {told}"
             )
     return found

@@ -36,11 +36,11 @@ class Verdict:
 _REMEDIES = (
     (
         r"ModuleNotFoundError|ImportError|No module named",
-        "install it for the Python that runs the program, or start the program with a different Python",
+        "install the module for the Python that runs the program, or start the program with a different Python",
     ),
     (
         r"unrecognized arguments|no such option|unexpected (?:keyword )?argument|invalid choice|the following arguments are required",
-        "correct trainer.argv: the program does not take these arguments",
+        "fix trainer.argv; the program does not accept these arguments",
     ),
     (
         r"Unable to find address for|Unable to find interface|no socket interface found|[Nn]o interface found",
@@ -53,11 +53,11 @@ _REMEDIES = (
     ),
     (
         r"No such file|can't open file|found no file|FileNotFoundError",
-        "paths are relative to the program's folder: set trainer.cwd, or write the full path",
+        "paths are relative to the program's folder; set trainer.cwd, or use the full path",
     ),
     (
         r"[Aa]ddress already in use",
-        "let torchrun choose its port: on a single node, start it with --standalone",
+        "let torchrun choose its port; on a single node, add --standalone",
     ),
     (r"[Pp]ermission denied", "make the program executable, or start it with its interpreter"),
 )
@@ -131,9 +131,9 @@ def _ready(check: ProgramCheck) -> str:
 
 
 OUTPUTS = (
-    "set its output folder to {trial_dir} and set your own under `training` for the exported launch "
+    "set the program's output folder to {trial_dir} and set your own folder under `training` for the exported launch "
     "(a program without such an option can read the variable AUTOTUNE_TRIAL_DIR), "
-    "or write `outputs: keep` into the spec if trials may overwrite its outputs"
+    "or add `outputs: keep` to the spec if trials may overwrite the program's outputs"
 )
 """what to do about a program that writes outside its trial's folder"""
 
@@ -144,14 +144,14 @@ def _files(check: ProgramCheck) -> list[str]:
         return []
     files = {path: check.files[path] for path in check.replaced}
     back = (
-        "they were restored, but"
+        "These files were restored, but"
         if all(file["kept"] for file in files.values())
-        else "they were not restored, and"
+        else "These files were not restored, and"
     )
     new = {path: file for path, file in check.files.items() if path not in files}
-    stay = [f"new files from the run of {STEPS} steps stay there: {listed(new)}"] if new else []
+    stay = [f"new files from the run of {STEPS} steps were kept: {listed(new)}"] if new else []
     return [
-        f"the program writes outside its trial's folder, to existing files: {listed(files)}; {back} each trial would overwrite them: {OUTPUTS}",
+        f"the program writes to existing files outside its trial's folder: {listed(files)}. {back} each trial would overwrite them; {OUTPUTS}",
         *stay,
     ]
 
@@ -164,8 +164,8 @@ def _continues(check: ProgramCheck) -> str:
     if second.failure.kind is not FailureKind.METRICS_MISSING:
         return ""
     return (
-        f"the second config, {config_label(second.config)}, ended after too few steps, probably because it continued from what the first run wrote: "
-        f"{listed(check.files)}. Remove what is left of them, and {OUTPUTS.partition(', or write')[0]}"
+        f"the second config, {config_label(second.config)}, ended after too few steps, probably because it continued from files of the first run: "
+        f"{listed(check.files)}. Remove these files, and {OUTPUTS.partition(', or add')[0]}"
     )
 
 
@@ -174,11 +174,11 @@ def _remarks(check: ProgramCheck) -> list[str]:
     found = list(remarks(check.seen, keeps_outputs=True)) if check.seen is not None else []
     if check.files and not check.study.keeps_outputs:
         found.append(
-            f"each trial writes outside its folder: {listed(check.files)}; these files stay there, where your own runs may find them, and `tune` stops "
-            f"if a trial would overwrite them: {OUTPUTS}"
+            f"each trial writes files outside its folder: {listed(check.files)}. These files are kept, and your own runs may find them. `tune` stops "
+            f"if a trial would overwrite such a file; {OUTPUTS}"
         )
     found += [
-        f"the optimizer {row.seen} is counted as {row.said}: the memory of its states is unknown"
+        f"the optimizer {row.seen} is counted as {row.said}, because the memory of its states is unknown"
         for row in check.rows
         if row.name == "optimizer" and row.seen and row.agrees is None
     ]
@@ -261,10 +261,10 @@ def uncounted(check: ProgramCheck) -> str:
     """
     if _is_told(check):
         return ""
-    say = "Write `counts: micro-batches` under `trainer` if this is true, otherwise `counts: steps`"
+    say = "Set `counts: micro-batches` under `trainer` if a line counts a micro-batch, otherwise `counts: steps`"
     if why := _seems_parts(check):
         return f"the probe cannot observe this program, and a line of its log seems to count a micro-batch, not an optimizer step: {why}. {say}"
-    return f"the probe cannot observe this program, its configs accumulate differently, and nothing proves that a line of its log is an optimizer step and not a micro-batch. {say}"
+    return f"the probe cannot observe this program, its configs differ in accumulation, and it is unclear whether a line of its log counts an optimizer step or a micro-batch. {say}"
 
 
 def _seems_parts(check: ProgramCheck) -> str:
@@ -279,7 +279,7 @@ def _seems_parts(check: ProgramCheck) -> str:
     overlap = max(min(first_rates), min(second_rates)) <= min(max(first_rates), max(second_rates))
     if overlap or abs(math.log(faster)) < abs(math.log(more)) / 2 or (faster > 1) != (more > 1):
         return ""
-    return f"its sequences/s grow by {max(faster, 1 / faster):.2g} when only accumulation grows by {max(more, 1 / more):g}"
+    return f"the program's sequences/s grow by {max(faster, 1 / faster):.2g} when only accumulation grows by {max(more, 1 / more):g}"
 
 
 def _rates(run: ProgramCheck) -> list[float]:
@@ -294,7 +294,7 @@ def _after_steps(check: ProgramCheck, failure: Failure) -> Verdict:
         return Verdict(
             ready=False,
             message=f"the program ended without an error, but its log shows only {done} steps, and a trial must measure at least {needed}",
-            remedy="pass {steps} to the program, so that it runs long enough, and make it log every step",
+            remedy="pass {steps} to the program, so that it runs long enough, and make the program log every step",
         )
     return Verdict(
         ready=False,
@@ -311,24 +311,24 @@ def _not_understood(check: ProgramCheck, failure: Failure) -> Verdict:
     if not count:
         message, remedy = (
             _failed("the program printed nothing", failure),
-            f"make it print a line per step, such as {JSON_LINE}",
+            f"make the program print a line per step, such as {JSON_LINE}",
         )
     elif failure.kind is FailureKind.HANG and not (check.proposal or check.needs_no_patterns):
         message = _failed(
             f"none of the {count} lines that the program printed belongs to a step", failure
         )
-        remedy = "its last lines show how far it got. Ranks may be waiting for each other (let torchrun choose the port: --standalone), the start may need more time (measure: {start_timeout_s: ...}), or the program may not print its steps"
+        remedy = "the last lines show how far the program got. Ranks may be waiting for each other (let torchrun choose the port with --standalone), the start may need more time (set measure.start_timeout_s), or the program may not print its steps"
     else:
         message = f"none of the {count} lines that the program printed was understood as a step"
-        remedy = f"make it print one JSON object per step, such as {JSON_LINE}, or describe its lines in trainer.metrics"
+        remedy = f"make the program print one JSON object per step, such as {JSON_LINE}, or describe its lines in trainer.metrics"
         if check.needs_no_patterns and "metrics" in options:
-            remedy = "remove trainer.metrics: these lines are understood without it"
+            remedy = "remove trainer.metrics; these lines are understood without it"
         elif check.proposal and "metrics" in options:
             remedy = (
-                "write the proposed patterns, which read these lines, into the spec under `trainer`"
+                "add the proposed patterns, which read these lines, to the spec under `trainer`"
             )
         elif check.proposal:
-            remedy = "its lines are unknown to this trainer: use `kind: command` with the proposed patterns"
+            remedy = "this trainer does not know these lines; use `kind: command` with the proposed patterns"
     return Verdict(ready=False, message=message, remedy=remedy)
 
 
@@ -356,4 +356,4 @@ def _remedy(failure: Failure) -> str:
         for words, remedy in _REMEDIES:
             if re.search(words, text):
                 return remedy
-    return "see the last lines of its log"
+    return "see the last lines of the log"

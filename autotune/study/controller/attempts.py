@@ -31,10 +31,10 @@ CUT_OFF = Failure(
 )
 """of an attempt that nobody adopted; it does not count among those that may be lost"""
 UNASKED = Failure(
-    kind=FailureKind.WORKER_LOST, message="the runner ended the attempt without being asked"
+    kind=FailureKind.WORKER_LOST, message="the runner ended the attempt without a request"
 )
-OVERDUE = "it exceeded the trial timeout, and the runner did not stop it"
-SILENT = "the runner never confirmed that it had ended"
+OVERDUE = "the attempt exceeded the trial timeout, and the runner did not stop it"
+SILENT = "the runner never confirmed that the attempt had ended"
 
 
 @dataclass(slots=True, kw_only=True)

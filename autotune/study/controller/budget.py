@@ -51,7 +51,7 @@ def search_is_over(spent: Spent, budget: Budget, reserve: Reserve) -> str:
     if spent.trials >= budget.max_trials:
         return f"the budget of {budget.max_trials} {'trial' if budget.max_trials == 1 else 'trials'} is spent"
     if spent.failed >= budget.max_failed_trials:
-        return f"{spent.failed} trials failed: the budget for failed trials is used up"
+        return f"{spent.failed} trials failed, so the budget for failed trials is used up"
     if spent.refused >= REFUSED_PER_TRIAL * budget.max_trials:
         return f"{spent.refused} configs proposed by the searcher cannot run here"
     if spent.wall_s + min(reserve.wall_s, budget.max_wall_s / 2) >= budget.max_wall_s:
@@ -62,7 +62,7 @@ def search_is_over(spent: Spent, budget: Budget, reserve: Reserve) -> str:
     ):
         return f"{spent.gpu_s:.0f} of {budget.max_gpu_s:.0f} rank-seconds are spent; the rest is reserved for the finals"
     if spent.left_s is not None and JOB_SLACK * reserve.wall_s * spent.longest >= spent.left_s:
-        return f"this job has {format_span(max(0.0, spent.left_s))} left, which are reserved for the finals"
+        return f"this job has {format_span(max(0.0, spent.left_s))} left, reserved for the finals"
     return ""
 
 

@@ -70,7 +70,7 @@ def _refusals(infeasible: Mapping[str, int]) -> str:
     if not infeasible:
         return ""
     reason, count = next(iter(in_words(infeasible).items()))
-    return f"; {sum(infeasible.values()):,} cannot run here, {count:,} of them for this reason: {reason}"
+    return f"; {sum(infeasible.values()):,} configs cannot run here, {count:,} of them for this reason: {reason}"
 
 
 def _outcome(

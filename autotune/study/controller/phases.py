@@ -188,7 +188,7 @@ class Phases:
                 if refused
                 else "there is no measured baseline"
             )
-            message = f"{why}: rewards are relative to the first measured config"
+            message = f"{why}, so rewards are relative to the first measured config"
         elif references := self._reference_for(self._index.baseline.config):
             return Move(asks=references)
         else:
@@ -234,7 +234,7 @@ class Phases:
         unfair = None if at_end else next(iter(unfairly_judged(self._index, self._study)), None)
         if unfair is None:
             return None
-        reason = f"repeated: it may beat the best, but trial {unfair.number} was measured before the machine changed, or was compared with a trial from before the change"
+        reason = f"repeated: this config may beat the best, but trial {unfair.number} was measured before the machine changed, or was compared with a trial from before the change"
         return Ask(config=unfair.config, purpose=TrialPurpose.SEARCH, reason=reason)
 
     def _measure_again(self) -> Move:

@@ -158,7 +158,7 @@ class Scorer:
             and trial.config in self.study.enqueue
             and chance > HOPELESS
         ):
-            return "a guess in the spec is predicted to run out of memory"
+            return "an enqueued config is predicted to run out of memory"
         return ""
 
     def time_to_beat(self, trial: Trial, best: Trial | None, level: float = 0.0) -> float | None:

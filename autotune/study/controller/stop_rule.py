@@ -56,7 +56,7 @@ def not_worth_it(searcher: Searcher, index: TrialIndex, budget: Budget) -> str:
         return _gains_little(gain, by_share, index.trial_s)
     if budget.train_tokens is None:
         training = TRIALS_IN_A_TRAINING * index.trial_s
-        hint = f" ({TRIALS_IN_A_TRAINING} trials long; budget.train_tokens sets its length)"
+        hint = f" ({TRIALS_IN_A_TRAINING} trials long; set budget.train_tokens for another length)"
     else:
         training, hint = training_s(index.best, budget.train_tokens), ""
     if pays(gain, training / index.trial_s):
@@ -72,5 +72,5 @@ def _gains_little(gain: float, least: float, trial_s: float) -> str:
         return ""
     return (
         f"the next trials, of about {format_duration(trial_s)} each, are expected to gain {gain:.2%}, "
-        f"less than the min_gain of {least:.2%}"
+        f"less than min_gain ({least:.2%})"
     )

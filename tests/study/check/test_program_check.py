@@ -172,7 +172,7 @@ def test_a_program_whose_steps_are_plainly_printed_but_not_understood_is_ended_a
     )
     assert (
         verdict.remedy
-        == "write the proposed patterns, which read these lines, into the spec under `trainer`"
+        == "add the proposed patterns, which read these lines, to the spec under `trainer`"
     )
     assert r"metrics: {step: '\biter ([0-9]+)', step_time_ms: '" in in_one_line(found.proposal)
 
@@ -202,7 +202,7 @@ def test_patterns_that_read_nothing_of_a_log_that_needs_none() -> None:
     verdict = verdict_of(
         check(PlayedLog(log(*lines), failed(FailureKind.METRICS_MISSING)), metrics=PATTERNS)
     )
-    assert verdict.remedy == "remove trainer.metrics: these lines are understood without it"
+    assert verdict.remedy == "remove trainer.metrics; these lines are understood without it"
 
 
 def test_a_trainer_that_takes_no_patterns_is_named_another_way() -> None:
@@ -230,11 +230,11 @@ def test_a_trainer_that_takes_no_patterns_is_named_another_way() -> None:
         ([steps(2), failed(FailureKind.DIVERGED, "loss nan")], "failed after 2 steps: loss nan", False),
         ([steps(2), failed(FailureKind.HANG)], "failed after 2 steps", False),
         ([steps(2), failed(FailureKind.ERROR, "exit code 1")], "failed after 2 steps: exit code 1", True),
-        ([failed(FailureKind.ERROR, exception="ModuleNotFoundError: No module named 'x'")], "install it for the Python", True),
-        ([failed(FailureKind.INVALID, log_tail=("error: unrecognized arguments: --x",))], "correct trainer.argv", True),
+        ([failed(FailureKind.ERROR, exception="ModuleNotFoundError: No module named 'x'")], "install the module for the Python", True),
+        ([failed(FailureKind.INVALID, log_tail=("error: unrecognized arguments: --x",))], "fix trainer.argv", True),
         ([failed(FailureKind.ERROR, log_tail=("KeyError: 'WANDB_KEY'",))], "under trainer.env", True),
         ([failed(FailureKind.ERROR, log_tail=("can't open file '/x/train.py'",))], "set trainer.cwd", True),
-        ([failed(FailureKind.ERROR, "exit code 1")], "see the last lines of its log", True),
+        ([failed(FailureKind.ERROR, "exit code 1")], "see the last lines of the log", True),
         ([failed(FailureKind.WORKER_LOST)], "before its first step", False),
     ],
 )  # fmt: skip
@@ -299,7 +299,7 @@ def test_what_torchrun_prints_of_a_failure_is_neither_a_pattern_nor_a_variable_t
             failed(FailureKind.ERROR, "it crashed", log_tail=(banner, trailer)),
         )
     )
-    assert verdict_of(other).remedy == "see the last lines of its log"
+    assert verdict_of(other).remedy == "see the last lines of the log"
     missing = failed(
         FailureKind.ERROR, "rank 0 raised KeyError: 'WANDB_PROJECT'", log_tail=(banner,)
     )

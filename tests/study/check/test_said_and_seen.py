@@ -149,7 +149,7 @@ def test_a_program_that_is_given_no_tokens_is_told_by_its_number_of_weights() ->
     of = study()
     without = replace(seen(of, parameters=25_557_032, model="torchvision.ResNet"), tokens=None)
     (told,) = check(of, seen=without).differences
-    assert "write `model: {parameters: 25557032}`" in told
+    assert "set `model: {parameters: 25557032}`" in told
     (row,) = [row for row in rows_of(of, CONFIG, without) if row.name == "parameters"]
     assert row.fix == ("model.parameters", 25_557_032)
     true = study(model={"parameters": 25_557_032})
@@ -162,7 +162,7 @@ def test_a_decoder_of_another_size_is_not_replaced_by_a_number() -> None:
         row for row in rows_of(of, CONFIG, seen(of, parameters=7)) if row.name == "parameters"
     ]
     assert (row.agrees, row.fix) == (False, None)
-    assert "correct `model`" in row.remedy
+    assert "fix `model`" in row.remedy
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_a_knob_whose_values_look_the_same_has_no_effect() -> None:
         rows_of(of, config, seen(of, config=config, autocast="")) for config in (CONFIG, other)
     )
     (told,) = without_effect((CONFIG, first), (other, second))
-    assert told.startswith("precision has no effect: with bf16 and fp16")
+    assert told.startswith("precision has no effect; the probe observed")
     found = check(
         of,
         seen=seen(of, autocast=""),
@@ -243,7 +243,7 @@ def test_a_window_of_attention_that_is_shorter_than_a_sequence_is_said() -> None
     windowed = replace(of, workload=replace(of.workload, model=model))
     said = verdict_of(check(windowed, seen=seen(windowed)))
     assert said.ready
-    assert f"limits some or all layers to {of.workload.seq_len // 2:,}:" in said.remedy
+    assert f"limits some or all layers to {of.workload.seq_len // 2:,} tokens" in said.remedy
     assert "limits some or all layers" not in verdict_of(check(of, seen=seen(of))).remedy
 
 
@@ -255,17 +255,17 @@ def test_files_that_were_there_stop_it_until_the_spec_says_that_they_may_be_repl
     }
     verdict = verdict_of(check(of, seen=seen(of, files=files)))
     assert not verdict.ready
-    assert "to existing files: /w/ckpt.pt; they were restored" in verdict.remedy
+    assert "trial's folder: /w/ckpt.pt. These files were restored" in verdict.remedy
     assert "outputs: keep" in verdict.remedy
-    assert "new files from the run of 5 steps stay there: /w/new" in verdict.remedy
+    assert "new files from the run of 5 steps were kept: /w/new" in verdict.remedy
     keeping = study(outputs="keep")
     assert verdict_of(check(keeping, seen=seen(keeping, files=files))).ready
     fresh = verdict_of(check(of, seen=seen(of, files={"/w/new": files["/w/new"]})))
     assert fresh.ready
-    assert "/w/new; these files stay there" in fresh.remedy
+    assert "/w/new. These files are kept" in fresh.remedy
     assert (
-        "`tune` stops if a trial would overwrite them: set its output folder to {trial_dir} and "
-        "set your own under `training`" in fresh.remedy
+        "`tune` stops if a trial would overwrite such a file; set the program's output folder to {trial_dir} and "
+        "set your own folder under `training`" in fresh.remedy
     )
 
 
@@ -316,7 +316,7 @@ def test_where_nothing_proves_what_a_line_counts_nothing_begins() -> None:
         step_times_s=(0.08, 0.08, 0.01, 0.3, 0.08),
     )
     for found in (alike, noisy, replace(alike, second=None)):
-        assert "nothing proves" in uncounted(found)
+        assert "it is unclear whether a line" in uncounted(found)
         assert not verdict_of(found).ready
 
 
@@ -382,7 +382,7 @@ def test_a_second_run_that_continues_where_the_first_ended_is_not_ready(
     verdict = verdict_of(check(of, seen=seen(of, files=new), second=second))
     assert verdict.ready == ready
     if not ready:
-        assert "continued from what the first run wrote: /w/last.pt" in verdict.remedy
+        assert "continued from files of the first run: /w/last.pt" in verdict.remedy
 
 
 def test_the_second_config_differs_in_what_can_be_seen_and_is_not_compiled_first() -> None:

@@ -49,7 +49,7 @@ def test_a_program_that_does_not_work_ends_the_study_before_anything_is_searched
     assert "--no-check" in raised.value.remedy
     record = store.studies()[0]
     assert record.status is StudyStatus.FAILED
-    assert "install it for the Python that runs the program" in record.message
+    assert "install the module for the Python that runs the program" in record.message
     assert not store.trials(record.id)
     assert EventKind.PROGRAM_CHECKED not in history(store, record.id)
 

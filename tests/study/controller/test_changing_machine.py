@@ -291,7 +291,7 @@ def test_a_short_study_without_predictions_measures_the_default_config_again_and
     world = Runs(slower_between(3, 999, 1.25), predicted=False, max_trials=6).all()
     again = [t for t in world.trials.values() if t.config == BASELINE]
     assert len(again) > 2
-    (said,) = (note for note in world.end.result["notes"] if "the machine changed" in note)
+    (said,) = (note for note in world.end.result["notes"] if "The machine changed" in note)
     assert said.startswith(
         "The baseline's median step ran at about 2,048 tokens/s in the final rounds and at 2,560 in the search"
     )

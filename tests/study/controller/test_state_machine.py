@@ -73,7 +73,7 @@ def test_a_guess_that_cannot_fit_is_not_launched() -> None:
     world.run(speed)
     assert FAST not in [t.config for t in world.trials.values()]
     assert world.controller.infeasible == {
-        "a guess in the spec is predicted to run out of memory": 1
+        "an enqueued config is predicted to run out of memory": 1
     }
     assert next(t for t in world.trials.values() if t.config == CONFIGS[4]).is_measured
 
@@ -236,7 +236,7 @@ def test_a_study_that_can_run_nothing_says_why() -> None:
     assert world.trials == {}
     assert end.status is StudyStatus.FAILED
     assert (
-        "16 cannot run here, 16 of them for this reason: the trainer has no pipelines"
+        "16 configs cannot run here, 16 of them for this reason: the trainer has no pipelines"
         in end.message
     )
 
@@ -274,7 +274,7 @@ def test_a_study_in_which_nothing_could_be_measured_fails_and_says_why() -> None
         pytest.param(
             {"min_gain": 0.02},
             0.01,
-            "the next trials, of about 500 ms each, are expected to gain 1.00%, less than the min_gain of 2.00%",
+            "the next trials, of about 500 ms each, are expected to gain 1.00%, less than min_gain (2.00%)",
             id="less than min_gain",
         ),
         pytest.param(
@@ -289,7 +289,7 @@ def test_a_study_in_which_nothing_could_be_measured_fails_and_says_why() -> None
         pytest.param(
             {"min_gain": None},
             0.005,
-            "a further trial takes about 500 ms and would save 498 ms of a training run of 1m 40s (200 trials long; budget.train_tokens sets its length)",
+            "a further trial takes about 500 ms and would save 498 ms of a training run of 1m 40s (200 trials long; set budget.train_tokens for another length)",
             id="nothing is said about the training",
         ),
         pytest.param({"min_gain": None}, 0.0051, "", id="just enough to be gained"),

@@ -62,7 +62,7 @@ def changes_in_words(
     if unknown:
         its = "its" if len(unknown) == 1 else "their"
         said.append(
-            f"{_named(unknown)} ran while the machine changed, so {its} lower possible speed counts."
+            f"{_named(unknown)} ran while the machine changed, so the lower end of {its} possible speed counts."
         )
     return said
 
@@ -76,8 +76,10 @@ def since_search_in_words(
         return []
     before = _default_speed({t.number: t for t in trials}, levels.now)
     found = f"{before * math.exp(log_gain):,.0f} tokens/s in the final rounds and at {before:,.0f} in the search"
-    said = f"The baseline's median step ran at about {found}: the machine changed, or other jobs used it."
-    return [f"{said} The speedup uses only the final rounds, and tokens/s are those of the search."]
+    said = f"The baseline's median step ran at about {found}. The machine changed, or other jobs used it."
+    return [
+        f"{said} The speedup uses only the final rounds; the tokens/s were measured during the search."
+    ]
 
 
 def _default_speed(trials: Mapping[int, Trial], level: float) -> float:

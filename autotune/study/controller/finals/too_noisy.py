@@ -79,7 +79,7 @@ class TooNoisy(Plain):
         """What is said beside a speedup that is claimed in spite of the noise. `gain`: its range."""
         return (
             f"the baseline ran between {_count(self.slowest)} and {_count(self.fastest)} tokens/s in its {self.runs} runs, a factor of {self.factor:.2g}. "
-            f"A speedup is claimed all the same: the slowest run of the best config was {gain[0]:.2g} times as fast as the fastest run of the baseline"
+            f"A speedup is still claimed, because the slowest run of the best config was {gain[0]:.2g} times as fast as the fastest run of the baseline"
         )
 
     def to_dict(self) -> dict[str, Any]:

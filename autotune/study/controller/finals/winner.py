@@ -262,7 +262,7 @@ def _rests_on(race: _Race, leader: _Leader, rounds: int) -> Iterator[str]:
         yield "the baseline was not re-measured, so the speedup rests on one measurement of each config"
     scales = (known_noise_scale(t.measurement) for t in race.trials)
     if race.study.objective.metric == "goodput" and all(scale is None for scale in scales):
-        yield "no trial measured the gradient noise scale: larger batches were assumed to learn no more per step"
+        yield "no trial measured the gradient noise scale, so larger batches were assumed to learn no more per step"
 
 
 def _with_speedup(won: Winner, race: _Race, leader: _Leader, compared: _Comparison) -> Winner:
