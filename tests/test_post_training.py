@@ -139,7 +139,7 @@ def test_a_reference_that_dpo_does_not_have_costs_nothing() -> None:
 def test_an_engine_without_a_share_of_memory_is_an_assumption() -> None:
     for fraction, said in ((0.0, True), (0.5, False)):
         rl = present(parse_study(spec("rollout.memory_fraction", fraction)).workload.rl)
-        assert any("rollout.memory_fraction is not given" in text for text in rl.assumed) is said
+        assert any("rollout.memory_fraction is not set" in text for text in rl.assumed) is said
 
 
 def test_a_batch_is_asked_for_where_nothing_tells_it() -> None:

@@ -102,7 +102,7 @@ def test_a_trial_slower_by_far_ends_at_its_first_look() -> None:
     assert verdict.stopped_early
     assert (
         verdict.reason
-        == "cannot win: the first 3 steps took over 1.1 s each; winning needs 1 s or less"
+        == "cannot win: the first 3 steps took more than 1.1 s each; winning needs 1 s or less"
     )
     for going_on in (
         trial_decision([1.2, 1.09, 1.3], measure, 1.0),

@@ -83,7 +83,7 @@ Start with `autotune init train.py -o SPEC` (writes a spec for your script), the
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point: runs one command and exits with its code. Mistakes of the user are reported without a traceback."""
     if sys.platform == "win32":
-        sys.exit("error: autotune needs Linux or macOS, and this is Windows; run it in WSL 2")
+        sys.exit("error: autotune needs Linux or macOS, and this is Windows; run autotune in WSL 2")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # logs of programs hold half characters
@@ -124,9 +124,9 @@ def _run(argv: list[str]) -> int:
         if not isinstance(error, MemoryError) and "Cannot allocate memory" not in str(error):
             raise
         told = AutotuneError(
-            "autotune ran out of memory; what a study has measured is stored",
-            remedy="give this process more memory (a container's limit, `ulimit -v`), then repeat "
-            "the command; the study continues",
+            "autotune ran out of memory; all measurements so far are stored",
+            remedy="raise the memory limit (the container's, or `ulimit -v`), then repeat the "
+            "command; the study continues",
         )
         return report_error(told, as_json=as_json)
     except Exception as error:

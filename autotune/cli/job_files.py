@@ -48,7 +48,7 @@ def write_job(
 
     if on not in SCHEDULERS:
         raise SpecError(
-            f"a study can run as a job of {' or '.join(SCHEDULERS)}, but --on is {on[:80]!r}",
+            f"--on must be {' or '.join(SCHEDULERS)}, but is {on[:80]!r}",
             remedy=nearest(on, SCHEDULERS),
             field="--on",
         )
@@ -60,8 +60,8 @@ def write_job(
     if on == KUBERNETES:
         if submits:
             raise SpecError(
-                "--submit works with --on slurm only; a Kubernetes job is started with kubectl",
-                remedy="leave --submit out, and run the command that is printed",
+                "--submit works only with --on slurm; a Kubernetes job is started with kubectl",
+                remedy="omit --submit, and run the kubectl command that is printed",
                 field="--submit",
             )
         with places_in(document, but=overrides):
@@ -171,7 +171,7 @@ def _check_program_file(study: Study, base: Path) -> None:
     ):
         raise SpecError(
             f"the job would start {program}, but there is no such file in {folder}",
-            remedy="correct its path in argv, or trainer.cwd",
+            remedy="fix the path in trainer.argv, or set trainer.cwd to the program's folder",
             field="trainer.argv",
         )
 
@@ -207,9 +207,9 @@ class StudyPlace:
         try:
             job.requeue()
         except RunnerError as error:  # it was cancelled
-            note(f"job {job.job} is not requeued: {error.message}")
+            note(f"job {job.job} could not be requeued: {error.message}")
             return False
-        note(f"job {job.job} is requeued, and the study continues there")
+        note(f"job {job.job} is requeued; the study continues when the job restarts")
         return True
 
 
@@ -224,7 +224,7 @@ def study_place(folder: Path | None, store: str | None) -> Iterator[StudyPlace]:
     if store is not None:
         raise SpecError(
             "--in and --store both set a location for results",
-            remedy="leave one of them out",
+            remedy="omit one of these options",
             field="--in",
         )
     job = allocation()
@@ -236,7 +236,7 @@ def study_place(folder: Path | None, store: str | None) -> Iterator[StudyPlace]:
                 for record in database.studies(limit=1):
                     api.act(database, record.id, action)
             except (AutotuneError, ValueError) as error:
-                note(f"the request {action!r} was not delivered: {error}")
+                note(f"the {action} request was not delivered: {error}")
 
     with StudyFolder(folder, job=job.job if job else "", on_wish=hear, on_trouble=note) as home:
         yield StudyPlace(store=str(home.path), shown=str(folder.absolute()), changed=home.changed)

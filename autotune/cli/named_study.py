@@ -29,7 +29,7 @@ def tell_namesakes(source: Source, asked: str) -> None:
     found = _named(source, asked)
     if len(found) > 1:
         note(
-            f"{_count(found)} studies are named {asked!r}; this is the newest, {found[0]['id']}. To select another one, use its id:"
+            f"{_count(found)} studies are named {asked!r}; this is the newest, {found[0]['id']}. To select another study, use its id:"
         )
         for study in found[1:LISTED]:
             note(f"  {described(study)}")
@@ -87,7 +87,7 @@ def _only(asked: str, found: Sequence[dict[str, Any]], what: str) -> str:
     listed = "; ".join(described(study) for study in found[:LISTED])
     raise NotFoundError(
         f"{_count(found)} {what} are named {asked!r}: {listed}",
-        remedy=f"give the id of the one you mean, e.g. {found[0]['id']}",
+        remedy=f"use the study's id, e.g. {found[0]['id']}",
     )
 
 

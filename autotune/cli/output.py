@@ -128,7 +128,7 @@ InOption = Annotated[
     typer.Option(
         "--in",
         metavar="FOLDER",
-        help="Read the results from the folder of a job (`autotune tune SPEC --on slurm`) instead of a store.",
+        help="Read the results from a job's folder (`autotune tune SPEC --on slurm`) instead of a store.",
     ),
 ]
 
@@ -293,7 +293,7 @@ def note_stand_ins(spec: str) -> None:
     if found:
         lines = ", ".join(f"line {number}{f' ({key})' if key else ''}" for number, key in found)
         note(
-            f"note: {spec} still has `fill in` at {lines}: results are for a placeholder; write your own value and delete the comment"
+            f"note: {spec} still has the comment `fill in` at {lines}, so the results are for a placeholder; enter your own value and delete the comment"
         )
 
 

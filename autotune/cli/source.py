@@ -185,7 +185,7 @@ class FolderSource(LocalSource):
         wish(self._folder, action)
         found = self.status(study_id)["study"]
         return {
-            "study": {**found, "message": f"{action} requested: the job reacts within a second"}
+            "study": {**found, "message": f"{action} requested; the job reacts within a second"}
         }
 
     def close(self) -> None:
@@ -202,20 +202,20 @@ def in_folder(
         if not study:
             raise SpecError(
                 "this command needs a study",
-                remedy="give its id or name; `autotune list` shows them",
+                remedy="pass the study's id or name; `autotune list` shows both",
                 field="ID",
             )
         return study, store
     if store or url:
         raise SpecError(
-            "--in says where the results are, but --store or --url does too",
-            remedy="leave one of them out",
+            "--in cannot be combined with --store or --url",
+            remedy="omit --in, or the other option",
             field="--in",
         )
     if not folder.is_dir():
         raise SpecError(
             f"there is no folder {folder}",
-            remedy="specify the folder that `autotune tune SPEC --on slurm` wrote",
+            remedy="specify the folder that `autotune tune SPEC --on slurm` created",
             field="--in",
         )
     if not study:
@@ -233,7 +233,7 @@ def _store_at(store: str | None, missing: str) -> ServiceStore:
     except NotFoundError as error:
         if missing != "empty":
             raise
-        note(f"{error.message}, so nothing is known of any study")
+        note(f"{error.message}, so its studies cannot be listed")
         return MemoryStore()
 
 

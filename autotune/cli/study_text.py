@@ -73,7 +73,7 @@ def trial_line(trial: Trial, palette: Palette) -> str:
 
 def noisy_line(noisy: Mapping[str, Any]) -> str:
     """What is said of a machine that is too noisy while a study runs. `noisy`: the document `too_noisy`."""
-    return f"{noisy['message']} so far; unless later runs agree, or a gain is far above this noise, no speedup will be claimed: {noisy['remedy']}"
+    return f"{noisy['message']} so far. A speedup is claimed only if later runs agree, or if the speedup is far above this noise: {noisy['remedy']}"
 
 
 def print_study(
@@ -188,7 +188,7 @@ def _change(won: Trial, baseline: Trial | None, *, is_measured: bool) -> str:
         return "(the baseline was not measured)"
     changes = config_changes(baseline.config, won.config)
     if is_measured or not changes:
-        return changes or "nothing: keep the baseline"
+        return changes or "nothing; keep the baseline"
     return f"{changes} (the baseline was not measured)"
 
 
@@ -197,12 +197,12 @@ def _speedup(document: Mapping[str, Any], won: Trial, missing: Trial | None) -> 
     if missing is None:
         return speedup_line(document)
     speed = format_count(won.measured.tokens_per_s if won.measured else None)
-    words = f"none: {why_unmeasured(missing)}; best: {speed} tokens/s"
+    words = f"none, because {why_unmeasured(missing)}; the best config has {speed} tokens/s"
     if missing.estimate is None:
         return words
     predicted = missing.estimate
     speed = format_count(float(predicted.tokens_per_s))
-    return f"{words}; predicted for the baseline: {speed} tokens/s"
+    return f"{words}; {speed} are predicted for the baseline"
 
 
 def _beside_baseline(won: Trial, baseline: Trial | None, missing: Trial | None) -> str:
@@ -277,7 +277,7 @@ def next_best(document: Mapping[str, Any], trials: Sequence[Trial]) -> str:
     if ratio > 1:
         how = "in one run" if runs == 1 else f"over {runs} runs"
         return f"; trial {number} was {ratio:.2f}x as fast {how}: not confirmed"
-    return f"; the next best, trial {number}, reached {ratio:.0%} of its tokens/s"
+    return f"; the next best, trial {number}, reached {ratio:.0%} of the best tokens/s"
 
 
 def _named(study: Mapping[str, Any], folder: Path | None) -> str:

@@ -184,7 +184,7 @@ def _check_tokens_exist(tokens: TokenStore, options: ServiceOptions, store: Stor
     if not any(token.is_valid_at(now) for token in tokens.list()):
         raise SpecError(
             f"a service with {asking} needs a token from every caller, but the store {store} has no valid token",
-            remedy=f"create one there first (autotune token create --owner NAME --scope admin), use the store that has your tokens (--store or AUTOTUNE_STORE), or serve without {asking}",
+            remedy=f"create a token in this store (autotune token create --owner NAME --scope admin), use the store that has your tokens (--store or AUTOTUNE_STORE), or serve without {asking}",
             field=asking.split()[0],
         )
 
@@ -195,7 +195,7 @@ def _check_programs(options: ServiceOptions) -> None:
         if not root.is_dir():
             raise SpecError(
                 f"there is no folder {str(root)!r}",
-                remedy="specify an existing one",
+                remedy="specify an existing folder",
                 field="--program-root",
             )
     if options.program_user:
@@ -206,18 +206,18 @@ def _check_programs(options: ServiceOptions) -> None:
         except KeyError:
             raise SpecError(
                 f"this machine has no user {options.program_user!r}",
-                remedy="create one first, without a login: `useradd --system NAME`",
+                remedy="create the user first, without a login: `useradd --system NAME`",
                 field="--program-user",
             ) from None
         if os.geteuid() not in (0, wanted):
             raise SpecError(
                 f"only root can start programs as the user {options.program_user!r}, but the service runs as user {os.geteuid()}",
-                remedy="run the service as root, or leave --program-user out",
+                remedy="run the service as root, or omit --program-user",
                 field="--program-user",
             )
     elif options.program_roots:
         log.warning(
-            "callers' programs run as the service's own user and can read its database; --program-user NAME separates them"
+            "callers' programs run as the service's own user and can read its database; use --program-user NAME to run them as another user"
         )
 
 
@@ -226,7 +226,7 @@ def _warn_of_readers(store: str) -> None:
     path = find_location(store).path
     if path is not None and path.exists() and path.stat().st_mode & 0o077:
         log.warning(
-            "other users of this machine can read the database %s; to prevent it, run `chmod 600 %s`",
+            "other users of this machine can read the database %s; to prevent this, run `chmod 600 %s`",
             path,
             path,
         )

@@ -89,7 +89,7 @@ def test_one_document_with_json(run, write_program):
     )
     assert done.code == 1
     assert not done.document["ready"]
-    assert "does not take these arguments" in done.document["remedy"]
+    assert "does not accept these arguments" in done.document["remedy"]
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def test_where_no_dry_run_can_be_made_the_reason_comes_first_and_the_formulas_an
     assert problem == f"a dry run was impossible: {fake.error.message}"
     assert remedy == "  register one with torch.library"
     assert formulas.startswith(
-        "the cost model's formulas say (the model's code was not run): it should fit: "
+        "according to the cost model's formulas (the model's code was not run), it should fit: "
     )
     again = run("fit", write(), "--config", "tp=2,micro_batch_size=2", "--json")
     (found,) = again.document["configs"]
@@ -140,7 +140,7 @@ def test_guesses_limits_and_what_was_left_out_are_said(run, write, fake):
     done = run("fit", write(trainer="megatron"), *words)
     assert "assumed: routing of layers.0.moe is taken to be balanced" in done.out
     assert done.out.startswith(
-        "the cost model of megatron says (the dry run below executes the native trainer's loop): "
+        "according to the cost model of megatron (the dry run below executes the native trainer's loop), "
     )
     assert "megatron keeps different tensors" in done.out
     assert (fake.limits[0].wall_s, fake.limits[0].memory_bytes) == (7, 2 * 2**30)

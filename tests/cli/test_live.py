@@ -202,10 +202,10 @@ def test_trials_are_counted_by_purpose_and_by_end() -> None:
             {"final_rounds": 0, "study": {"status": "RUNNING"}},
             "2.00x the baseline (not yet re-measured)",
         ),
-        ({"best": {"config": {"tp": 1}}}, "no speedup: the baseline is the best"),
+        ({"best": {"config": {"tp": 1}}}, "no speedup; the baseline is the best"),
         (
             {"best": {"config": {"tp": 1}}, "study": {"status": "RUNNING"}},
-            "no speedup: the baseline is the best so far",
+            "no speedup; the baseline is the best so far",
         ),
         ({"baseline": None}, ""),
         ({"speedup": None}, ""),
@@ -313,7 +313,7 @@ def test_the_next_best_to_the_default_config_has_its_configs_figure() -> None:
     slower = replace(faster, measurement=slowed(default.measurement, 2.0))
     assert (
         next_best(document, [default, slower])
-        == "; the next best, trial 1, reached 50% of its tokens/s"
+        == "; the next best, trial 1, reached 50% of the best tokens/s"
     )
 
 

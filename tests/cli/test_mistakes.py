@@ -53,7 +53,7 @@ runner: {kind: simulated, noise: 0.01}
             ["there is no key 'batch_size'", "global_batch_size"],
         ),
         ("1h", "1M", "6:25", ["has a unit that can mean millions or months", "write 1min"]),
-        ("1h", "soon", "6:25", ["must be a time", "write it as 90s"]),
+        ("1h", "soon", "6:25", ["must be a time", "write e.g. 90s"]),
         (
             "max_trials: 4",
             "max_trails: 4",
@@ -78,7 +78,12 @@ runner: {kind: simulated, noise: 0.01}
             "8:1",
             ["there is no trainer 'deepsped'", "deepspeed?"],
         ),
-        ("runner:", "data: here.txt\nrunner:", "8:1", ["'here.txt' does not exist", "omit `data`"]),
+        (
+            "runner:",
+            "data: here.txt\nrunner:",
+            "8:1",
+            ["'here.txt' does not exist", "set `data` to"],
+        ),
         ("runner:", "name: twice\nrunner:", "8:1", ["the key 'name' is given twice"]),
     ],
 )
@@ -122,7 +127,7 @@ def test_a_mistake_in_a_spec(
         ("status nothing", ["there is no study with the id or name 'nothing'", "`autotune list`"]),
         (
             "list --store /no/where.db",
-            ["the folder /no of the store", "create it, or use another store"],
+            ["the folder /no of the store", "create the folder, or use another store"],
         ),
         ("list --store mysql://x/y", ["must be SQLite or PostgreSQL", "but is mysql"]),
         ("list --url http://[::1", ["must be http://HOST:PORT", "'http://[::1'", "AUTOTUNE_URL"]),
@@ -146,5 +151,5 @@ def test_a_mistake_on_the_command_line(run, tmp_path, line: str, words: list[str
 
 def test_windows_is_told_before_anything_is_imported(monkeypatch):
     monkeypatch.setattr("sys.platform", "win32")
-    with pytest.raises(SystemExit, match="this is Windows; run it in WSL 2"):
+    with pytest.raises(SystemExit, match="this is Windows; run autotune in WSL 2"):
         main(["plan"])

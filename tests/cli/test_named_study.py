@@ -34,7 +34,7 @@ def test_several_open_studies_of_a_name_are_not_acted_on(run, refusal, write) ->
         first,
         second,
         "2 studies that have not ended are named 'small'",
-        "give the id of the one you mean",
+        "use the study's id, e.g.",
     ):
         assert text in said
     assert run("cancel", second).code == 0

@@ -269,7 +269,9 @@ def test_a_store_that_does_not_exist_is_empty_to_those_who_look_at_all_studies(
     run, tmp_path, command: str
 ):
     done = run(*command.split(), "--store", tmp_path / "typo.db", "--json")
-    assert f"there is no store at {tmp_path / 'typo.db'}, so nothing is known" in done.err
+    assert (
+        f"there is no store at {tmp_path / 'typo.db'}, so its studies cannot be listed" in done.err
+    )
     assert not (tmp_path / "typo.db").exists()
     assert done.document.get("studies", []) == []
     assert done.document.get("source", "cost_model") in ("cost_model", "none")
@@ -494,7 +496,7 @@ def test_all_mistakes_of_a_spec_are_told_at_once():
 
 def test_a_key_of_the_spec_inside_its_workload_is_told_where_it_belongs():
     wrong = SPEC_THAT_FITS | {"workload": SPEC_THAT_FITS["workload"] | {"cluster": "h100-sxm-1x8"}}
-    with pytest.raises(SpecError, match="it is a key of the spec itself: write `cluster"):
+    with pytest.raises(SpecError, match="this is a key of the spec itself; write `cluster"):
         load_study(wrong)
 
 

@@ -31,7 +31,7 @@ def test_the_command_line_prints_the_phases(run: Any, output_of: Any, tmp_path: 
     )
     said = output_of("plan", path, "--top", 1)
     for words in (
-        "step of the first config by phase: ",
+        "step time of the first config, by phase: ",
         "best split: ",
         "more nodes for training",
         "trainer waits",

@@ -41,7 +41,7 @@ def test_commands_name_the_stand_ins_of_a_draft_until_the_comments_are_gone(run,
     model = next(i for i, line in enumerate(lines, start=1) if line.startswith("model:"))
     planned = run("plan", spec)
     assert planned.code == 0, planned.err
-    assert f"still has `fill in` at line {model} (model), line" in planned.err
+    assert f"still has the comment `fill in` at line {model} (model), line" in planned.err
     assert "(workload)" in planned.err
     spec.write_text("\n".join(line.split("  #")[0] for line in lines if not line.startswith("#")))
     assert "fill in" not in run("plan", spec).err

@@ -181,7 +181,7 @@ def test_export_writes_a_launch(run, refusal, write, tmp_path):
     assert done.code == 0, done.err
     assert "torchrun" in done.out
     assert (
-        "runs only 50 steps, like a trial; for the full run export again with `--option steps=N`"
+        "the launch runs only 50 steps, like a trial; for the full run, export again with `--option steps=N`"
         in done.err
     )
     whole = run("export", study, "--to", "megatron", "--option", "steps=7000")

@@ -368,7 +368,7 @@ DUE = {
         replace(
             PLAIN,
             disagreements=(
-                "compile: true in the launch, but the probe observed false; the option has no effect as written",
+                "compile: true in the launch, but the probe observed false; the option has no effect",
             ),
             asked_at={"compile": "job.sh:4"},
         ),
@@ -376,7 +376,7 @@ DUE = {
         knob="compile",
         line="job.sh:4",
         what="compile was requested, but has no effect",
-        change="the option has no effect as written",
+        change="the option has no effect",
     ),
     "a wrong prediction": first_is(
         replace(PLAIN, predicted_s=(0.02, 0.01, 0.04)),

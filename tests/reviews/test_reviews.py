@@ -628,7 +628,7 @@ def test_a_patch_names_what_the_file_has_no_line_for(
     )
     _, out, err = printed(capsys, str(path), "--cluster", "h100-sxm-1x8", "--diff")
     assert out.startswith("--- a/llama.toml")
-    assert "also set (no line for these in the files): training.global_batch_size=8" in err
+    assert "set these too; the files have no lines for them: training.global_batch_size=8" in err
     found = review(path, cluster="h100-sxm-1x8")
     spec = SPEC.replace("trainer: megatron", "trainer: torchtitan").partition("baseline")[0]
     best = file_with(

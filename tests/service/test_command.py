@@ -102,7 +102,7 @@ def test_submit_says_when_nothing_serves_the_store(
     file = tmp_path / "spec.json"
     file.write_text(json.dumps(slow_spec()))
     words = ["submit", str(file), "--store", str(tmp_path / "results.db")]
-    remark = "no service on this machine runs the studies of this store"
+    remark = "no service on this machine runs this store's studies"
     assert remark in said(*words, err=True)
     with served(tmp_path) as (process, _):
         assert remark not in said(*words, err=True)

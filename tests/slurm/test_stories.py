@@ -389,7 +389,7 @@ def test_a_cancelled_job_ends_paused_and_the_next_one_goes_on(
 def test_a_winner_is_named_before_the_limit(login: LoginNode, runner: str) -> None:
     job = login.submit(SLEEPING, runner=runner, slurm={"time": "3min"})
     found = login.finished(job, "sleeping")
-    assert "left, which are reserved for the finals" in found["study"]["result"]["stop_reason"]
+    assert "left, reserved for the finals" in found["study"]["result"]["stop_reason"]
     assert found["study"]["result"]["final_rounds"] >= 1
 
 

@@ -185,9 +185,7 @@ def test_a_drafts_launch_differs_from_the_users_own_in_the_tuned_knobs_alone(
     assert found["argv"][found["argv"].index("train.py") + 1 :] == [
         *tuned, "--max-steps=100", "--seq-len=128", "--log-interval=25", "--wandb",
     ]  # fmt: skip
-    assert any(
-        "it is identical to the launch of the study's baseline" in note for note in same["notes"]
-    )
+    assert any("the launch is identical to the baseline's launch" in note for note in same["notes"])
     if config != result.baseline.config:
         assert any("--batch-size=2" in note and f"-> {tuned[0]}" in note for note in found["notes"])
     assert any(

@@ -29,13 +29,13 @@ def note(
 
     if text is not None and remove is not None:
         raise SpecError(
-            "a note is either written or removed, but TEXT and --remove are both given",
+            "TEXT adds a note and --remove removes one; use only one of the two",
             field="--remove",
         )
     with source_of(study, store, url) as (source, study):
         if text is not None:
             document = source.add_note(study, text)
-            said = f"note {document['note']['number']} is on study {study}"
+            said = f"note {document['note']['number']} is added to study {study}"
         elif remove is not None:
             document = source.remove_note(study, remove)
             said = f"note {remove} of study {study} is removed"
@@ -103,9 +103,9 @@ def delete(
             for line in deletion_lines(source.deletion(study)["deletion"]):
                 say(line)
             try:
-                typer.confirm("delete it permanently?", abort=True, err=True)
+                typer.confirm("delete the study permanently?", abort=True, err=True)
             except typer.Abort:
-                say("nothing is deleted; --yes deletes without asking")
+                say("nothing was deleted; use --yes to delete without confirmation")
                 raise
         document = source.delete(study)
     if json:

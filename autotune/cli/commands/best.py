@@ -144,8 +144,8 @@ def best(
     ]
     if study and given:
         raise SpecError(
-            f"{', '.join(given)} searches across studies, but you also gave the study {study!r}",
-            remedy="leave one of them out",
+            f"{', '.join(given)} can only be used across studies, but the study {study!r} is given too",
+            remedy="omit the study, or these options",
         )
     if not study and version:
         raise SpecError(
@@ -157,8 +157,8 @@ def best(
         raise SpecError("--pareto needs a study", remedy="run `autotune best ID --pareto`")
     if pareto and top is not None and top > 1:
         raise SpecError(
-            f"--pareto shows the whole Pareto front, but you also gave --top {top}",
-            remedy="leave one of them out",
+            f"--pareto shows the whole Pareto front, but --top {top} is given too",
+            remedy="omit one of these options",
         )
     ranking: dict[str, Any] = {
         "metric": metric,
@@ -270,7 +270,7 @@ def _print_evidence(document: dict[str, Any]) -> None:
         here = near["here"]["estimate"]
         what = f"{near['model']} on {near['cluster']}, {near['seq_len']:,} tokens"
         print(
-            f"measured for the nearest workload ({what}; {near['distance']:.2f} doublings away), not for this one"
+            f"measured for the nearest workload ({what}; its distance is {near['distance']:.2f} doublings), not for this one"
         )
         print(
             f"for this workload the cost model predicts {here['tokens_per_s']:,.0f} tokens/s for the first config, "
@@ -283,7 +283,7 @@ def _print_evidence(document: dict[str, Any]) -> None:
             else ""
         )
         spread = (
-            f"; step times of the best config vary by {found['spread']:.1%}"
+            f"; the best config's step times vary by {found['spread']:.1%}"
             if found["spread"] is not None
             else ""
         )

@@ -35,7 +35,7 @@ def calibrate(
         return
     for stray in strays:
         print(
-            f"{stray['text']}: fix it; `autotune tune` leaves its node out if the cluster has others"
+            f"{stray['text']}; fix this, or `autotune tune` omits the node if the cluster has others"
         )
     shown = {
         name: value for name, value in document.items() if isinstance(value, str | int | float)

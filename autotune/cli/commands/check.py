@@ -148,7 +148,7 @@ def _print_launch(prepared: PreparedCheck) -> None:
         ("config", f"{config_label(prepared.config)} ({prepared.why_config})"),
     ]
     if launch is None:
-        rows.append(("command", "none: the runner's own ranks train the model"))
+        rows.append(("command", "none; the runner's own ranks train the model"))
     else:
         rows.append(("command", launch.command))
         rows.append(("folder", prepared.folder))
@@ -200,25 +200,25 @@ def _fix(spec: str, found: ProgramCheck) -> None:
         before = file.read_text(encoding="utf-8") if file.is_file() else ""
         after = mended(before, key, value)
         if after is None:
-            note(f"add {key}: {value} to {spec} yourself; it cannot be inserted automatically")
+            note(f"add `{key}: {value}` to {spec} yourself; it cannot be inserted automatically")
             continue
         file.write_text(after, encoding="utf-8")
         try:
             api.load_study(spec)
         except AutotuneError as error:
             file.write_text(before, encoding="utf-8")
-            note(f"{key}: {value} is not written, because the spec would not load: {error}")
+            note(
+                f"`{key}: {value}` was not written to the spec, because loading then fails: {error}"
+            )
         else:
-            note(f"{spec} now says {key}: {value}; check it again")
+            note(f"{spec} now has `{key}: {value}`; run the check again")
 
 
 def _print_end(proposal: Any, verdict: Verdict) -> None:
     from autotune.study.check.verdict import quoted
 
     if proposal:
-        print(
-            "\nproposed patterns that read these lines; write them into the spec under `trainer`:\n"
-        )
+        print("\nthese patterns can read the lines above; add them to the spec under `trainer`:\n")
         print("  metrics:")
         for name, pattern in proposal.items():
             print(f"    {name}: {quoted(pattern)}")

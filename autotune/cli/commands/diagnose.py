@@ -65,8 +65,8 @@ def _of_log(spec: str, log: Path, store: str | None) -> Diagnosis:
         found = review(spec, store=database)
     if found.study is None:
         raise SpecError(
-            f"{spec} lacks what is needed to read its log: {'; '.join(str(missing) for missing in found.missing)}",
-            remedy="give a spec (`autotune init` drafts one)",
+            f"the log cannot be read, because {spec} lacks: {'; '.join(str(missing) for missing in found.missing)}",
+            remedy="pass a study spec instead (`autotune init` drafts one)",
             field="SPEC",
         )
     return diagnosis_of_log(_text(log), found.study, found.estimate)
@@ -83,7 +83,7 @@ def _of_stored(source: Source, asked: str, number: int | None) -> tuple[str, Dia
     if asked.endswith((".yaml", ".yml", ".json", ".sh", ".py")) and Path(asked).is_file():
         raise SpecError(
             f"{asked} is a file, not a study or an observed run",
-            remedy=f"add its log: `autotune diagnose --log FILE {asked}`; or specify a study",
+            remedy=f"add the log (`autotune diagnose --log FILE {asked}`), or specify a study",
             field="STUDY",
         )
     found = _trial(source, asked, number)
@@ -92,7 +92,7 @@ def _of_stored(source: Source, asked: str, number: int | None) -> tuple[str, Dia
             f"study {asked} has no measured trial"
             if number is None
             else f"study {asked} has no trial {number}",
-            remedy="`autotune status` lists its trials",
+            remedy="`autotune status` lists the study's trials",
         )
     return f"trial {found.number} ({found.config})", diagnosis_of_run(found)
 

@@ -177,7 +177,7 @@ def _gpus() -> Check:
             return Check(
                 name="GPUs",
                 status=WARNING,
-                detail=f"CUDA_VISIBLE_DEVICES={announced} lists GPUs, but torch {torch.__version__} {found}: trials of the native trainer are rejected",
+                detail=f"CUDA_VISIBLE_DEVICES={announced} lists GPUs, but torch {torch.__version__} {found}, so the native trainer rejects trials",
                 remedy="install a build of torch for these GPUs and their driver, or unset CUDA_VISIBLE_DEVICES to train on the CPU",
             )
         if shutil.which("nvidia-smi"):
@@ -235,10 +235,12 @@ def _slurm() -> Check:
     cpus = f" with {job.cpus_per_node} CPUs each" if job.cpus_per_node else ""
     detail = f"job {job.job}: {counted(job.num_nodes, 'node', 'nodes')} ({job.node_list}){cpus}"
     detail += f", {format_span(left_s)} left" if left_s is not None else ", no limit known"
-    detail += "; runner: ray starts Ray on them, runner: slurm starts programs without it"
+    detail += (
+        "; the ray runner starts Ray on these nodes, the slurm runner starts programs without Ray"
+    )
     detail += ", in a container" if in_container() else ""
     if job.cpus_per_node == 1:
-        remedy = "ask for more with --cpus-per-task or --exclusive; the default is one"
+        remedy = "request more CPUs with --cpus-per-task or --exclusive; Slurm's default is one"
         return Check(name="Slurm", status=WARNING, detail=detail, remedy=remedy)
     return Check(name="Slurm", status=OK, detail=detail)
 
@@ -291,7 +293,7 @@ def _shared_memory() -> Check:
         name="shared memory",
         status=status,
         detail=f"{size / 2**30:.1f} GiB at {folder}",
-        remedy="Ray and NCCL need more; start the container with --shm-size=8g or --ipc=host",
+        remedy="Ray and NCCL need more shared memory; start the container with --shm-size=8g or --ipc=host",
     )
 
 
@@ -304,7 +306,7 @@ def _open_files() -> Check:
         name="open files",
         status=status,
         detail=f"limit {soft}",
-        remedy="raise it with `ulimit -n 65536`",
+        remedy="raise the limit with `ulimit -n 65536`",
     )
 
 

@@ -112,7 +112,7 @@ def export(
         return
     if has_secrets and not output:
         note(
-            "note: secrets in the spec are shown as ***; -o FOLDER writes them, to files only you can read"
+            "note: secrets in the spec are shown as ***; -o FOLDER writes the secrets to files that only you can read"
         )
         launch, job = launch.shown, masked(job)
     for remark in (*launch.notes, *job["notes"]):

@@ -104,7 +104,9 @@ def fit(
 
     if config is not None and top is not None:
         raise SpecError(
-            "--config and --top exclude each other", remedy="leave one of them out", field="--top"
+            "--config and --top cannot be combined",
+            remedy="omit one of these options",
+            field="--top",
         )
     if output is not None and output.suffix.lower() not in (".html", ".htm"):
         raise SpecError(
@@ -250,7 +252,7 @@ def _print_one(out: Console, answer: Fit, palette: Palette, *, chosen_by_plan: b
     if other := other_verdict_line(answer):
         out.print(safe(other, palette))
     out.print(safe(workload_line(answer.workload), palette))
-    why = " (the plan's choice; --config selects another)" if chosen_by_plan else ""
+    why = " (the plan's choice; --config selects another config)" if chosen_by_plan else ""
     out.print(safe(config_label(answer.config) + why, palette))
     fullest = answer.fullest
     if fullest is not None:

@@ -78,7 +78,7 @@ def _say_who_serves(store: str | None) -> None:
 
     if not is_served(store or settings().store):
         note(
-            "no service on this machine runs the studies of this store: start one with `autotune serve`, "
+            "no service on this machine runs this store's studies; start a service with `autotune serve`, "
             "or run the study yourself with `autotune tune`"
         )
 
@@ -149,9 +149,11 @@ def list_(
         raise SpecError(
             f"{' and '.join(misplaced)} {'applies' if len(misplaced) == 1 else 'apply'} to "
             + (
-                "studies, but --observed lists runs" if observed else "runs, but studies are listed"
+                "studies, but --observed lists runs"
+                if observed
+                else "runs, but the command lists studies"
             ),
-            remedy="leave them out" if observed else "add --observed",
+            remedy="omit these options" if observed else "add --observed",
             field=misplaced[0],
         )
     with open_source(store, url, missing="empty") as source:
@@ -297,7 +299,7 @@ def logs(
     if not found:
         raise NotFoundError(
             f"study {study} has no trial {trial}",
-            remedy=f"`autotune status {study}` lists its trials",
+            remedy=f"`autotune status {study}` lists the study's trials",
         )
     if json:
         emit({"trial": found[0]})

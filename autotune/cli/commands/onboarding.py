@@ -87,7 +87,7 @@ def init(
     from autotune.slurm.allocation import unused_nodes
 
     if cluster in (None, "local") and (unused := unused_nodes()):
-        note(f"note: {unused}" + ("; --run starts the launch on this node alone" if run else ""))
+        note(f"note: {unused}" + ("; --run starts the program on this node only" if run else ""))
     folder = output.parent if output else Path()
     file = Path(target[0]) if len(target) == 1 else None
 
@@ -161,9 +161,9 @@ def _watched(
     for remark in shown.notes:
         note(f"  outputs  {remark}")
     note(
-        "  files    other output is written as usual; existing files that it changes are restored at the end"
+        "  files    other output is written as usual; existing files that the program changes are restored at the end"
     )
-    note("  else     as if you had started it yourself: data, downloads, trackers such as wandb")
+    note("  else     data, downloads and trackers such as wandb work as usual")
     _ask(yes)
     with interrupts() as interrupted, closing(make_runner("local")) as runner:
         watched = watch_launch(
@@ -183,13 +183,13 @@ def _watched(
     if seen.files:
         existed = {path: told for path, told in seen.files.items() if told["existed"]}
         lost = {path: told for path, told in existed.items() if not told["kept"]}
-        note(f"note: it wrote outside its own folder: {listed(seen.files)}")
+        note(f"note: the program wrote outside its own folder: {listed(seen.files)}")
         if elsewhere and draft.document.get("outputs") != "keep":
             files = {path: seen.files[path] for path in elsewhere}
-            note(f"note: `tune` stops where a trial would overwrite {listed(files)}: {OUTPUTS}")
+            note(f"note: `tune` stops if a trial would overwrite {listed(files)}: {OUTPUTS}")
         if existed:
             note(
-                f"note: these existed before: {listed(existed)}; "
+                f"note: these files existed before: {listed(existed)}; "
                 + (f"not restored: {listed(lost)}" if lost else "they were restored")
             )
     return lawful(draft, what, folder, here), seen_document(seen, watched.steps)
@@ -206,7 +206,7 @@ def _ask(yes: bool) -> None:
             remedy="add --yes, or omit --run to read the launch without starting it",
             field="--run",
         )
-    if not typer.confirm("Start it?", err=True):
+    if not typer.confirm("Start the launch?", err=True):
         raise typer.Exit(1)
 
 

@@ -101,8 +101,8 @@ def plan(
     source = spec if spec is not None else _asked_document(model, on, seq_len, batch, trainer)
     if spec is not None and (model or cluster or seq_len or batch or trainer):
         raise SpecError(
-            "--model, --cluster, --seq-len, --batch and --trainer replace a spec, but one is given too",
-            remedy="leave the spec or these options out; `--clusters` compares other clusters",
+            "--model, --cluster, --seq-len, --batch and --trainer replace a spec, but a spec is given too",
+            remedy="omit either the spec or these options; `--clusters` compares other clusters",
             field="SPEC",
         )
     study = api.load_study(source, base=Path.cwd()) if spec is None else api.load_study(spec)
@@ -157,7 +157,7 @@ def plan(
         if not_here and verbose:
             note(f"cannot run on this machine: {not_here}")
         elif not_here:
-            note("this machine cannot run it (--verbose says why)")
+            note("this machine cannot run the study (--verbose says why)")
         elif found.rows and spec not in (None, "-"):
             note(
                 f"next: autotune {'tune' if study.runner == SIMULATED else 'check'} {shlex.quote(spec)}"
@@ -198,7 +198,7 @@ def _asked_document(
     asked = {"--model": model, "--cluster": cluster, "--seq-len": seq_len, "--batch": batch}
     if missing := [name for name, value in asked.items() if value is None]:
         raise SpecError(
-            f"a plan needs a spec, or --model, --cluster, --seq-len and --batch, but these are missing: {', '.join(missing)}",
+            f"a plan needs a spec, or --model, --cluster, --seq-len and --batch; missing: {', '.join(missing)}",
             remedy="e.g. autotune plan --model qwen3-8b --cluster h200-sxm-4x8 --seq-len 8192 --batch 512",
             field=missing[0] if len(missing) < len(asked) else "SPEC",
         )
@@ -253,7 +253,7 @@ def _print_plan(study: Any, found: Any, sizes: Any, *, verbose: bool) -> None:
         out.print("ranked by predicted speed times the probability that the config fits in memory")
         if found.not_modelled:
             out.print(
-                f"not in the cost model, each shown at its first value: {', '.join(found.not_modelled)}"
+                f"not in the cost model, so shown with the first of their values: {', '.join(found.not_modelled)}"
             )
     elif found.nearest_miss:
         miss = found.nearest_miss
@@ -306,7 +306,7 @@ def _print_proxies(study: Any, found: Any, proxies: Any, findings: Any) -> None:
     out, _ = consoles()
     target, at_hand = study.workload.cluster, study.at_hand
     out.print(
-        f"what would run on {at_hand.name} instead, {target.num_gpus / at_hand.num_gpus:g} times smaller:"
+        f"proxies that would run on {at_hand.name}, {target.num_gpus / at_hand.num_gpus:g} times smaller:"
     )
     print_table(
         PROXY_HEADS,
@@ -321,8 +321,9 @@ def _print_proxies(study: Any, found: Any, proxies: Any, findings: Any) -> None:
         ". The ranking accounts for earlier studies and for the risk of failures and network stalls"
     )
     out.print(
-        f"ranked first before any proxy ran: {config_label(first)}{'' if first == found.rows[0].config else counted}. {statement_sentence(findings)}"
+        f"top-ranked before any proxy ran: {config_label(first)}{'' if first == found.rows[0].config else counted}"
     )
+    out.print(statement_sentence(findings))
 
 
 def _print_post_training(found: Any) -> None:
@@ -339,7 +340,7 @@ def _print_post_training(found: Any) -> None:
         said = ", ".join(
             f"{name.replace('_', '-')} {format_duration(s)}" for name, s in phases.items() if s > 0
         )
-        out.print(f"step of the first config by phase: {said}")
+        out.print(f"step time of the first config, by phase: {said}")
     if splits := beside.get("splits"):
         heads = (
             "GPUs that train",
@@ -366,9 +367,9 @@ def _print_post_training(found: Any) -> None:
         print_table(heads, rows, numbers=heads[:-1])
         best, balanced = min(splits, key=lambda row: row["step_time_s"]), beside["balanced"]
         waits = (
-            "without staleness, each side waits while the other works"
+            "without staleness, training and generation wait for each other"
             if balanced is None
-            else f"with {balanced['rollout_gpus']:.1f} GPUs generating, neither side would wait"
+            else f"with {balanced['rollout_gpus']:.1f} GPUs for generation, neither side would wait"
         )
         out.print(
             f"best split: {best['training_gpus']} GPUs train, {best['rollout_gpus']} generate; {waits}"
@@ -382,7 +383,7 @@ def _print_post_training(found: Any) -> None:
             out.print(f"one more node {words[side]}: {why}")
             continue
         more = "one more node" if row["nodes"] == 1 else f"{row['nodes']} more nodes"
-        instead = f" (one is not enough: {why})" if why else ""
+        instead = f" (one node is not enough: {why})" if why else ""
         out.print(
             f"{more} {words[side]}: {format_duration(row['step_time_s'])} a step, with {row['label']}{instead}"
         )
@@ -492,7 +493,7 @@ def _print_estimate(config: Any, predicted: Any, cluster: Any) -> None:
     )
     if predicted.stall_probability > 0:
         out.print(
-            f"stalls    {float(predicted.stall_probability):.0%} chance that sends between stages on several nodes stall; the step then takes "
+            f"stalls    {float(predicted.stall_probability):.0%} chance that sends between stages on different nodes stall; a stalled step takes "
             f"{format_duration(float(predicted.stalled_step_time_s))}"
         )
     out.print(

@@ -22,7 +22,7 @@ def share(text: str) -> float:
         value = -1.0
     if not 0 <= value < 1:
         raise typer.BadParameter(
-            f"a share must be a percentage from 0% to 100%, such as 3%, but is {text!r}"
+            f"must be a percentage from 0% to 100%, such as 3%, but is {text!r}"
         )
     return value
 
@@ -109,6 +109,6 @@ def recheck(
         print(markdown(found), end="")
         if next_study is not None:
             where = f"{output}" if output is not None else "the spec written with -o FILE"
-            print(f"\nproposed: a new study based on this one, started with autotune tune {where}")
+            print(f"\nproposed: a new study based on this one; start it with autotune tune {where}")
     if max_slowdown is not None and (found.is_slower or found.is_inconclusive):
         raise typer.Exit(FAILED if found.is_slower else INCONCLUSIVE)

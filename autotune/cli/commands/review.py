@@ -116,7 +116,7 @@ def review(
 
     if len(target) > 1 and target[0].endswith((".sh", ".yaml", ".yml", ".toml", ".json")):
         raise SpecError(
-            f"only one TARGET is possible, but {target[1]!r} follows {target[0]!r}",
+            f"only one TARGET is allowed, but {target[1]!r} follows {target[0]!r}",
             remedy="put a command after `--`: autotune review -- torchrun train.py ...",
             field="TARGET",
         )
@@ -208,9 +208,9 @@ def _patch(found: Review) -> str:
 def _note_what_the_files_lack(found: Review) -> None:
     """Edited lines alone may give a different launch from the proposed one."""
     if found.unplaced:
-        note(f"also set (no line for these in the files): {', '.join(found.unplaced)}")
+        note(f"set these too; the files have no lines for them: {', '.join(found.unplaced)}")
     if found.together is None and not found.missing:
-        note("no edit is proposed: see the review without --diff")
+        note("no edit is proposed; run the review without --diff to see why")
 
 
 def _bill(found: Review, tokens: float | None) -> dict[str, Any]:
@@ -232,14 +232,16 @@ def _write(found: Review, file: Path) -> None:
     changed = edited(found.texts, found.lines)
     if not changed:
         raise SpecError(
-            "there is no edit to write", remedy="see the review without --write", field="--write"
+            "there is no edit to write",
+            remedy="run the review without --write to see why",
+            field="--write",
         )
     if file.exists():
         raise SpecError(f"{file} exists", remedy="choose another file", field="--write")
     for name, text in changed.items():
         path = file if len(changed) == 1 else file.with_name(f"{file.stem}-{Path(name).name}")
         write_text(path, text, field="--write", remedy="choose another file")
-        note(f"wrote {path}: {name} with its edits")
+        note(f"wrote {path}, a copy of {name} with the edits")
 
 
 def _text(path: Path, field: str = "--log") -> str:

@@ -120,7 +120,7 @@ def serve(
 
         print(prometheus_configuration(), end="")
         note(
-            "save it as prometheus.yml and start: prometheus --config.file=prometheus.yml --web.listen-address=127.0.0.1:9090"
+            "save this as prometheus.yml and run: prometheus --config.file=prometheus.yml --web.listen-address=127.0.0.1:9090"
         )
         note(f"the Grafana dashboard is {assets.dashboards() / 'grafana' / 'autotune.json'}")
         return
@@ -153,7 +153,7 @@ def serve(
             emit({"url": url, "access": access})
         note(access)
         note(
-            f"autotune serves at {url}. Ctrl-C ends it, and running studies continue at the next start"
+            f"autotune serves at {url}. Ctrl-C stops the service; running studies continue at the next start"
         )
 
     serve_until_stopped(options, store_url=store, on_ready=ready)
@@ -200,7 +200,7 @@ def create(
         emit({"token": text, **_plain(token)})
         return
     note(
-        f"token {token.id} of {token.owner}, scope {token.scope}; copy it now, it will not be shown again:"
+        f"token {token.id} for {token.owner}, scope {token.scope}; copy it now, it will not be shown again:"
     )
     print(text)
 
@@ -215,7 +215,7 @@ def list_(store: StoreOption = None, json: JsonOption = False) -> None:
         emit({"tokens": found})
         return
     if not found:
-        note("this store has no tokens; use another one with --store")
+        note("this store has no tokens; choose another store with --store")
         return
     names = ("id", "owner", "scope", "created_at", "expires_at", "revoked_at")
     rows = [[str(token[name] or "")[:19].replace("T", " ") for name in names] for token in found]

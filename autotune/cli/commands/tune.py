@@ -137,7 +137,7 @@ def tune(
     )
     if named := [name for name, given in unused.items() if given]:
         verb, pronoun = ("has", "it") if len(named) == 1 else ("have", "them")
-        leave_out = f"leave {pronoun} out; the job keeps its results in NAME/"
+        leave_out = f"omit {pronoun}; the job keeps its results in NAME/"
         raise SpecError(
             f"{' and '.join(named)} {verb} no effect {'with' if on else 'without'} --on",
             remedy=leave_out if on else "add --on slurm or --on kubernetes",

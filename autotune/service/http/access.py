@@ -88,8 +88,8 @@ class Caller:
             raise RefusalError(
                 403,
                 "forbidden",
-                f"only its owner or an admin may act on study {record.id}, which belongs to {record.owner or 'nobody'}",
-                remedy="ask its owner, or use a token with the admin scope",
+                f"only the owner or an admin may act on study {record.id}, which belongs to {record.owner or 'nobody'}",
+                remedy="ask the study's owner, or use a token with the admin scope",
             )
 
 
@@ -113,7 +113,7 @@ class Gate:
                 401,
                 "unauthorized",
                 _why_a_token(request, self._options),
-                remedy="set AUTOTUNE_TOKEN, or send Authorization: Bearer TOKEN; `autotune token create` creates one",
+                remedy="set AUTOTUNE_TOKEN, or send Authorization: Bearer TOKEN; `autotune token create` creates a token",
                 headers={"WWW-Authenticate": "Bearer"},
             )
         request.state.caller = caller  # for the audit of refusals and the page that shows one
@@ -124,8 +124,8 @@ class Gate:
             raise RefusalError(
                 403,
                 "forbidden",
-                f"this request needs a token with the {scope} scope, but yours has {caller.scope}",
-                remedy=f"ask whoever runs the service for one: `autotune token create --owner NAME --scope {scope}`",
+                f"this request needs a token with the {scope} scope, but your token has {caller.scope}",
+                remedy=f"ask whoever runs the service for such a token (`autotune token create --owner NAME --scope {scope}`)",
             )
         return caller
 
@@ -240,9 +240,9 @@ def _why_a_token(request: Request, options: ServiceOptions) -> str:
     if options.asks_everybody:
         return "this service requires a token"
     if _is_passed_on(request):
-        return "this request came through a proxy or for a different host name, so it needs a token"
+        return "this request came through a proxy or for a different host name, so the request needs a token"
     if _is_anothers(request):
-        return "this request came from a program of another user of this machine, which may be a proxy, so it needs a token"
+        return "this request came from a program run by another user of this machine, possibly a proxy, so the request needs a token"
     return "this service requires a token"
 
 

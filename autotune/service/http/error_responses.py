@@ -176,7 +176,7 @@ async def of_http(request: Request, error: Exception) -> Response:
         and not _is_api(request)
     ):
         missing = AutotuneError(
-            f"there is no page at {request.url.path[:200]}", remedy="begin with the list of studies"
+            f"there is no page at {request.url.path[:200]}", remedy="start from the list of studies"
         )
         with contextlib.suppress(RefusalError):  # a wrong token: shown as to a stranger
             request.state.caller = await request.app.state.service.gate.recognize(request)
@@ -206,7 +206,7 @@ def of_validation(request: Request, error: Exception) -> JSONResponse:
         message += f", but is {given!r}"
     usual = "/openapi.json describes the parameters"
     if kind in _OF_KIND and not place:
-        usual = "send one, with the header Content-Type: application/json"
+        usual = "send a JSON object, with the header Content-Type: application/json"
     remedy = context.get("remedy", usual)
     # that of an unknown key is sought for those that are told
     told = str(remedy() if callable(remedy) else remedy)
@@ -217,5 +217,8 @@ def of_unexpected(request: Request, error: Exception) -> JSONResponse:
     """Handler of unexpected exceptions."""
     log.error("unexpected error at %s", request.url.path, exc_info=error)
     return error_response(
-        500, "internal", "the service failed unexpectedly", remedy="its log has the traceback"
+        500,
+        "internal",
+        "the service failed unexpectedly",
+        remedy="the service's log has the traceback",
     )

@@ -178,6 +178,6 @@ def _busy(status: int, message: str) -> RefusalError:
         status,
         "busy",
         message,
-        remedy="close some, try again in 10 s, or read pages of events without a stream",
+        remedy="close some streams, try again in 10 s, or read pages of events without a stream",
         headers={"Retry-After": "10"},
     )

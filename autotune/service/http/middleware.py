@@ -70,7 +70,7 @@ class RequestGuards:
                 421,
                 "host",
                 f"the request is for the host {host[:100]!r}, which is not a name of this service",
-                remedy="use the service's own address, or start it with --allowed-host NAME",
+                remedy="use the service's own address, or start the service with --allowed-host NAME",
             )
 
     async def _body(self, scope: Scope, receive: Receive) -> Message:
@@ -79,8 +79,8 @@ class RequestGuards:
         large = RefusalError(
             413,
             "too_large",
-            f"a request body may hold at most {most:,} bytes",
-            remedy="send a shorter one",
+            f"a request body may have at most {most:,} bytes",
+            remedy="send a shorter body",
         )
         length = dict(scope["headers"]).get(b"content-length", b"0")
         if not length.isdigit() or int(length) > most:
@@ -104,7 +104,7 @@ class RequestGuards:
                 408,
                 "too_slow",
                 f"the request was not complete after {format_duration(self.options.body_timeout_s)}",
-                remedy="send it again",
+                remedy="send the request again",
             ) from None
         return {"type": "http.request", "body": b"".join(chunks), "more_body": False}
 

@@ -43,7 +43,7 @@ Versions = Annotated[
     Sequence[str],
     Query(
         max_length=20,
-        description="NAME=VERSION, e.g. torch=2.12; only what was measured with all of these",
+        description="NAME=VERSION, e.g. torch=2.12; only measurements with all of these versions",
     ),
 ]
 Limit = Annotated[int, Query(ge=1, le=1000)]
@@ -140,12 +140,12 @@ def check_parameters(request: Request) -> None:
             near = nearest(name, known)
             raise SpecError(
                 f"unknown parameter {name[:80]!r}",
-                remedy=near or (f"it has {', '.join(known)}" if known else "it takes none"),
+                remedy=near or f"this address's parameters: {', '.join(known) or 'none'}",
                 field=name[:80],
             )
         if known[name] not in (list, Sequence) and len(request.query_params.getlist(name)) > 1:
             raise SpecError(
-                f"{name} is given more than once", remedy="leave all but one out", field=name
+                f"{name} is given more than once", remedy=f"pass {name} once", field=name
             )
 
 

@@ -105,7 +105,7 @@ def _check_runner(study: Study, options: ServiceOptions) -> None:
     for name, value in study.runner_options.items():
         if name not in allowed:
             raise SpecError(
-                f"this service does not allow specs to set the option {name!r} of the {study.runner!r} runner",
+                f"this service does not allow specs to set the {study.runner!r} runner's option {name!r}",
                 remedy=nearest(name, allowed)
                 or f"allowed options: {', '.join(sorted(allowed)) or 'none'}",
                 field=f"runner.{name}",
@@ -129,7 +129,7 @@ def _data(text: str, options: ServiceOptions) -> Path:
         "the data must be a file in one of this service's data folders",
         remedy=f"the folders are {', '.join(roots)}"
         if roots
-        else "it has no data folders (autotune serve --data-root FOLDER adds one); omit `data` to use the bundled text",
+        else "the service has no data folders (autotune serve --data-root FOLDER adds one); omit `data` to use the bundled text",
         field="data",
     )
 
@@ -243,11 +243,11 @@ def _confined(option: Option, value: Any, options: ServiceOptions, may_run: bool
     what = (
         "sets variables of the environment"
         if option.reach
-        else "does not declare what it refers to"
+        else "does not declare whether it refers to files or programs"
     )
     raise SpecError(
         f"a service does not allow the option {option.name}, because it {what}",
-        remedy="leave it out, or run the study on your own machine with `autotune tune`",
+        remedy="omit the option, or run the study on your own machine with `autotune tune`",
         field=field,
     )
 
@@ -259,7 +259,7 @@ def _check_may_run(option: Option, options: ServiceOptions, may_run: bool) -> No
     if not options.program_roots:
         raise SpecError(
             f"{why}, and this service does not run callers' programs",
-            remedy="ask whoever runs the service for --program-root FOLDER, or leave the option out",
+            remedy="ask whoever runs the service for --program-root FOLDER, or omit the option",
             field=field,
         )
     if not may_run:
@@ -267,7 +267,7 @@ def _check_may_run(option: Option, options: ServiceOptions, may_run: bool) -> No
             403,
             "forbidden",
             f"{why}, which needs a token with the `run` scope",
-            remedy="ask whoever runs the service for one (`autotune token create --owner NAME --scope run`), or leave the option out",
+            remedy="ask whoever runs the service for such a token (`autotune token create --owner NAME --scope run`), or omit the option",
             field=field,
         )
 
@@ -297,7 +297,9 @@ def _program(text: str, option: Option, options: ServiceOptions) -> str:
 def _folders_remedy(flag: str, roots: Sequence[Path]) -> str:
     if roots:
         return f"the folders are {', '.join(str(root.resolve()) for root in roots)}"
-    return f"it has none (autotune serve {flag} FOLDER adds one); leave the option out"
+    return (
+        f"the service has no such folder (autotune serve {flag} FOLDER adds one); omit the option"
+    )
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -117,7 +117,7 @@ class StudyMetrics:
             self._kinds = metrics
         kinds = self._kinds
         if name == "autotune_trials":
-            text = "Ended trials by final status and failure kind (empty when nothing failed)"
+            text = "Finished trials by final status and failure kind (empty when nothing failed)"
             return kinds.Counter(name, description=text, tag_keys=("study", "status", "failure"))
         if name == "autotune_step_time_seconds":
             text = "Duration of each optimizer step after warm-up on the slowest rank, in seconds"

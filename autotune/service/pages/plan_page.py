@@ -71,7 +71,7 @@ def document_of(asked: dict[str, str]) -> dict[str, Any]:
     """The spec that the fields ask for. Raises `SpecError` for what is missing or no number."""
 
     if missing := [name for name in ("model", "cluster", "seq_len", "batch") if not asked[name]]:
-        raise SpecError(f"a plan needs model, cluster, seq_len and batch, but these are missing: {', '.join(missing)}", field=missing[0])  # fmt: skip
+        raise SpecError(f"a plan needs model, cluster, seq_len and batch; missing: {', '.join(missing)}", field=missing[0])  # fmt: skip
     found: dict[str, Any] = {}
     mistakes: list[AutotuneError] = []
     for name, read in (

@@ -199,7 +199,7 @@ def queue_line(service: ServiceState, record: StudyRecord) -> str:
     place = f"It {waiting_words(behind)}" if behind else "It is about to start"
     supervisor = service.supervisor
     if supervisor is None:
-        return f"{place}. This service starts no studies: run `autotune serve` on its store."
+        return f"{place}. This service starts no studies; run `autotune serve` on its store."
     return f"{place}. This service is running {len(supervisor.running)} of at most {service.options.max_studies} studies."
 
 

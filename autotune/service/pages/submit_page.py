@@ -37,12 +37,12 @@ PREVIEWED = 5
 """configs of the plan that a preview shows"""
 STARTER = """\
 name: my-first-study
-model: gpt2-medium             # a name of `autotune models`
+model: gpt2-medium             # a name from `autotune models`
 cluster: h100-sxm-1x8          # GPU-NODESxGPUS, or `local`: this service's machine
 workload:
   seq_len: 1024                # tokens
   global_batch_size: 512       # sequences
-space: dense-single-node       # a name of `autotune spaces`, or knobs with their values
+space: dense-single-node       # a name from `autotune spaces`, or knobs with their values
 budget:
   max_trials: 12
 runner: simulated              # simulates; use `ray` or `local` for real trials
@@ -157,7 +157,7 @@ def spec_text(spec: Any) -> str:
 
     if not spec:
         raise SpecError(
-            "copying needs a spec, but this study was submitted from Python without one",
+            "copying needs a spec, but this study was submitted from Python without a spec",
             remedy="write a new spec",
         )
     return yaml.safe_dump(dict(spec), sort_keys=False, allow_unicode=True, width=100)

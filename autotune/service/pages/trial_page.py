@@ -42,7 +42,7 @@ PURPOSES: Mapping[str, str] = {
     "baseline": "baseline: every trial is compared with it",
     "reference": "the baseline in fp32, the reference for losses",
     "search": "search trial",
-    "final": "re-measured side by side before a winner is named",
+    "final": "re-measured side by side before the winner is chosen",
     "proxy": "on fewer GPUs, representing a config of the target",
 }
 """why a trial is run, by its purpose"""
@@ -68,7 +68,8 @@ async def figure_data(
         }
         if figure not in found:
             raise NotFoundError(
-                f"trial {number} has no figure {figure[:40]!r}", remedy=f"it has {', '.join(found)}"
+                f"trial {number} has no figure {figure[:40]!r}",
+                remedy=f"this trial's figures: {', '.join(found)}",
             )
         return found[figure].csv()
 
@@ -127,7 +128,8 @@ def _source(store: ServiceStore, result: Result, number: int) -> TrialSource:
     found = next((t for t in result.trials if t.number == number), None)
     if found is None:
         raise NotFoundError(
-            f"study {result.record.id} has no trial {number}", remedy="its page lists its trials"
+            f"study {result.record.id} has no trial {number}",
+            remedy="the study's page lists the trials",
         )
     study = result.record.study
     return TrialSource(

@@ -56,7 +56,8 @@ async def form_of(request: Request) -> dict[str, str]:
     """The fields of a form. Raises `SpecError` when the request body is not a form."""
     if not request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
         raise SpecError(
-            "this address only accepts its page's form", remedy="use the button on the page"
+            "this address only accepts the form from its own page",
+            remedy="use the button on the page",
         )
     try:
         fields = parse_qs((await request.body()).decode("ascii"), max_num_fields=20)
@@ -79,10 +80,10 @@ def trial_number(text: str) -> int:
 MESSAGES: Mapping[str, str] = {
     "pause": "Pausing: running trials finish, and no new ones start.",
     "resume": "The study continues.",
-    "stop": "Stopping: running trials finish, then the best config is named.",
+    "stop": "Stopping: running trials finish, then the best config is reported.",
     "cancel": "Cancelling: running trials are killed.",
     "submit": "The study is submitted.",
-    "note": "The note is written.",
+    "note": "The note is added.",
     "unnote": "The note is removed.",
     "tag": "The tags are changed.",
     "delete": "The study is deleted, with its trials and its history.",

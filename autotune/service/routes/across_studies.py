@@ -55,11 +55,12 @@ async def best(
         int | None, Query(ge=1, le=1 << 27, description="GPUs of the measured cluster")
     ] = None,
     measured_after: Annotated[
-        datetime | None, Query(description="only measurements after this time; UTC if no zone")
+        datetime | None,
+        Query(description="only measurements after this time; UTC if no time zone is given"),
     ] = None,
     seq_len: Annotated[
         Annotated[SequenceLength, IN_QUERY] | None,
-        Query(description=f"as a number or as 8Ki; {_DEFAULT}"),
+        Query(description=f"a number, or a number with a unit such as 8Ki; {_DEFAULT}"),
     ] = None,
     global_batch_size: Annotated[int | None, Query(ge=1, le=1 << 27, description=_DEFAULT)] = None,
     metric: Annotated[
@@ -201,13 +202,13 @@ class ReviewRequest(Document):
     )
     precision: Annotated[str, Field(max_length=20)] | None = None
     config: Annotated[str, Field(max_length=1000)] | None = Field(
-        default=None, description="its config, KNOB=VALUE,..."
+        default=None, description="the launch's config, KNOB=VALUE,..."
     )
     measured_s: float | None = Field(
         default=None, gt=0, le=1e9, description="measured seconds per step"
     )
     log: Annotated[str, Field(max_length=1 << 18)] | None = Field(
-        default=None, description="its log, instead of measured_s"
+        default=None, description="the launch's log, instead of measured_s"
     )
 
 

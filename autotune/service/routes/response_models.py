@@ -62,10 +62,10 @@ class BudgetSummary(Answer):
         description="seconds since the start, excluding pauses", examples=[3600.0]
     )
     max_failed_trials: int = Field(examples=[10])
-    max_gpu_s: float | None = Field(description="limit in rank-seconds. null means no limit")
+    max_gpu_s: float | None = Field(description="limit in rank-seconds; null means no limit")
     min_gain: float | None = Field(
-        description="the search ends if the next eight trials are expected to gain less than this. With 0 it never ends early. With "
-        "null, it ends when a trial would cost more time than it saves in your training run"
+        description="the search ends if the next eight trials are expected to gain less than this. With 0, the search never ends early. With "
+        "null, the search ends when a trial would take more time than it saves in your training run"
     )
     train_tokens: float | None = Field(
         description="length of your training run in tokens. null means unknown; a run as long as 200 trials is assumed"
@@ -96,7 +96,7 @@ class StudySummary(Answer):
     created_at: str
     waits_behind: Plain | None = Field(
         default=None,
-        description="while it waits: how many studies are ahead in the queue, and how many owners they have, as {studies, owners}; only in the response for one study",
+        description="while the study waits: how many studies are ahead in the queue, and how many owners these studies have, as {studies, owners}; only in the response for one study",
     )
     started_at: str | None
     ended_at: str | None
@@ -115,11 +115,11 @@ class StudySummary(Answer):
     )
     tags: list[str] = Field(default=[], description="tags that the study can be found by")
     ray: Plain | None = Field(
-        default=None, description="the Ray job that runs it: job, url. null if there is none"
+        default=None, description="the Ray job that runs the study: job, url. null if there is none"
     )
     placed: list[Plain] = Field(
         default=[],
-        description="placement of the ranks of running trials, or of the last ones: trial, node, ranks, gpus",
+        description="where the ranks of the running or last trials are placed: trial, node, ranks, gpus",
     )
     waiting: list[Plain] = Field(
         default=[], description="trials waiting for ranks, and why: trial, reason"
@@ -191,9 +191,9 @@ class DeletionDocument(Answer):
     measured: int = Field(
         description="measured configs that queries across studies will no longer find"
     )
-    learners: list[Plain] = Field(description="later studies that may have learned from it")
+    learners: list[Plain] = Field(description="later studies that may have learned from this study")
     held_by: list[Plain] = Field(
-        description="unfinished studies that learned from it; it cannot be deleted until they have ended"
+        description="unfinished studies that learned from this study; it cannot be deleted until these studies have ended"
     )
 
 
@@ -217,16 +217,16 @@ class StatusAnswer(StudyAnswer):
     baseline: TrialDocument | None
     unmeasured_baseline: TrialDocument | None = Field(
         default=None,
-        description="the baseline if it could not be measured: its failed trial, or one with status INFEASIBLE and the reason; with its prediction. Then there is no speedup",
+        description="the baseline if it could not be measured: its failed trial, or a trial with status INFEASIBLE and the reason, with the prediction. In this case no speedup is reported",
     )
     speedup: float | None = Field(
         description="speed of the best config relative to the baseline", examples=[1.31]
     )
     speedup_low: float | None = Field(
-        default=None, description="lower end of its 95% interval", examples=[1.27]
+        default=None, description="lower end of the speedup's 95% interval", examples=[1.27]
     )
     speedup_high: float | None = Field(
-        default=None, description="upper end of its 95% interval", examples=[1.35]
+        default=None, description="upper end of the speedup's 95% interval", examples=[1.35]
     )
     too_noisy: Plain | None = Field(
         default=None,
@@ -240,7 +240,7 @@ class StatusAnswer(StudyAnswer):
     )
     target: Plain | None = Field(
         default=None,
-        description="how the target's configs rank, for a study that runs proxies of them; else null",
+        description="how the target's configs rank, for a study that runs proxies of these configs; else null",
     )
     notes: list[str]
 
@@ -309,12 +309,12 @@ class BestAcross(Answer):
         description="measurements behind the response: trials, configs, studies, last_at, age_s, spread"
     )
     untried: Plain | None = Field(
-        description="how many configs in the space are valid and how many are measured, and the best untried config by the cost model"
+        description="how many configs in the space are valid and how many are measured, and the best untried config according to the cost model"
     )
     nearest: Plain | None = Field(
         description="the workload these configs were measured for, its distance in doublings, and the cost model's estimate for the requested workload"
     )
-    assumed: Plain | None = Field(description="values assumed for parameters that were left out")
+    assumed: Plain | None = Field(description="values assumed for omitted parameters")
     observed: list[Plain] = Field(
         description="observed runs, the fastest first; never the best config"
     )
@@ -382,7 +382,7 @@ class ReviewAnswer(Answer):
         description="what was not found, and how to provide it; until then nothing is predicted"
     )
     fits: bool | None = Field(
-        description="whether it is expected to fit. null while something is missing, and if the launch needs more or less memory than predicted, by an unknown amount"
+        description="whether the launch is expected to fit. null while something is missing, and if the launch needs more or less memory than predicted, by an unknown amount"
     )
     estimate: Plain | None
     observed: Plain | None
@@ -400,7 +400,7 @@ class ReviewAnswer(Answer):
     )
     if_out_of_memory: Plain | None = Field(
         default=None,
-        description="changes that would make the launch fit, if it may not fit and no edit is certain to",
+        description="changes that would make the launch fit, if the launch may not fit and no edit is certain to make it fit",
     )
     warnings: list[Plain]
 
@@ -432,7 +432,7 @@ ERRORS: dict[int, str] = {
     404: "No such study, trial or trainer",
     405: "The address does not accept this method",
     408: "The request was not complete in time",
-    409: "The study's state forbids it, or the idempotency key was used for a different spec",
+    409: "The study's state forbids the request, or the idempotency key was used for a different spec",
     413: "The request is too large",
     415: "A spec must be JSON or YAML",
     421: "The Host header is not a name of this service",

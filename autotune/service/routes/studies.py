@@ -137,7 +137,7 @@ def submitted(
             429,
             "busy",
             f"{own:,} studies of this owner are already waiting, which is the limit per owner (--max-waiting)",
-            remedy="wait until some have run, or cancel some with `autotune cancel ID`",
+            remedy="wait until some studies have run, or cancel some with `autotune cancel ID`",
             headers={"Retry-After": "60"},
         )
     if len(waiting) >= service.options.max_queued:
@@ -145,7 +145,7 @@ def submitted(
             503,
             "busy",
             f"the queue is full: {service.options.max_queued:,} studies are already waiting",
-            remedy="wait until some have run, or cancel some with `autotune cancel ID`",
+            remedy="wait until some studies have run, or cancel some with `autotune cancel ID`",
             headers={"Retry-After": "60"},
         )
     record = api.submit_study(
@@ -286,7 +286,7 @@ async def export(
     caller: Reader,
     option: Annotated[
         list[str],
-        Query(max_length=50, description="an option of the trainer or of the scheduler, KEY=VALUE"),
+        Query(max_length=50, description="a trainer or scheduler option, KEY=VALUE"),
     ] = [],  # noqa: B006
     on: Annotated[
         Word, Query(description="launcher on the nodes: shell, slurm, ray or kubernetes")

@@ -31,8 +31,8 @@ class FigureDocument(Answer):
 
     name: str = Field(examples=["best_so_far"])
     title: str = Field(examples=["Best so far over trials"])
-    shows: str = Field(description="what it shows, with units")
-    how_to_read: str = Field(description="how to read it")
+    shows: str = Field(description="what the figure shows, with units")
+    how_to_read: str = Field(description="how to read the figure")
     csv: str = Field(description="address of the data")
     svg: str = Field(description="address of the drawing")
 
@@ -114,9 +114,9 @@ async def _figure(service: ServiceState, study_id: str, name: str) -> Figure:
         known = ", ".join(
             f.name for f in await run_in_threadpool(service.views.figures_now, study_id)
         )
-        needs = f"; it needs {MISSING[name][1]}" if name in MISSING else ""
+        needs = f"; the figure needs {MISSING[name][1]}" if name in MISSING else ""
         raise NotFoundError(
             f"study {study_id} has no figure {name!r}{needs}",
-            remedy=f"it has {known or 'none yet'}",
+            remedy=f"this study's figures: {known or 'none yet'}",
         )
     return figure

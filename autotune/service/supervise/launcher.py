@@ -152,7 +152,7 @@ class ProcessLauncher:
             server.wait(grace_s)
         except subprocess.TimeoutExpired:
             log.warning(
-                "studies still run after %.0f s; they continue without the service", grace_s
+                "studies are still running after %.0f s; they continue without the service", grace_s
             )
             server.kill()
             server.wait()

@@ -92,7 +92,7 @@ class RayHead:
         if not line.startswith("{"):
             cls(process, where={}, token="", place=place).close(5.0)
             raise RunnerError(
-                f"Ray did not start on this machine: it ended, or gave no address within {format_duration(START_S)}",
+                f"Ray did not start on this machine; it ended, or gave no address within {format_duration(START_S)}",
                 remedy="run `autotune doctor` to check Ray, or run `autotune serve --runner local`, which needs no Ray",
             )
         return cls(process, where=json.loads(line), token=token, place=place)

@@ -137,7 +137,7 @@ class RayLauncher:
         answer = self._request("POST", "/", json=job, timeout=SUBMIT_S)
         if answer.status_code != 200 and (self._info(name) or {}).get("status") not in ALIVE:
             raise RunnerError(
-                f"Ray refused the job of study {record.id}: HTTP {answer.status_code}, {answer.text[:300]}",
+                f"Ray rejected the job for study {record.id}: HTTP {answer.status_code}, {answer.text[:300]}",
                 remedy=f"check the cluster in the Ray dashboard, {self.dashboard}",
             )
         self._jobs[record.id] = name
@@ -270,7 +270,7 @@ def check_address(address: str) -> None:
     if not address.startswith(("http://", "https://")):
         raise RunnerError(
             f"--ray must be the URL of a Ray dashboard, but is {address!r}",
-            remedy="give it as http://HOST:8265",
+            remedy="use an address such as http://HOST:8265",
         )
 
 
@@ -308,6 +308,4 @@ def _code(found: Mapping[str, Any] | None) -> int:
     return code if isinstance(code, int) and code else 1
 
 
-_REMEDY = (
-    "check that the cluster runs and that RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH holds its token"
-)
+_REMEDY = "check that the cluster is running and that RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH has the cluster's token"

@@ -50,7 +50,7 @@ class RetriedRay:
         if not ray.is_lost:
             return ray.ended()
         lost = sorted(ray.studies)
-        log.warning("%s; it is started again", ray.health())
+        log.warning("%s; starting it again", ray.health())
         self._ray, self._problem = None, "the Ray cluster died and is being restarted"
         ray.close(0.0)
         self._thread = self._begin()

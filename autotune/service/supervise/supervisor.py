@@ -170,7 +170,7 @@ class Supervisor:
                 self._launcher.kill(study)
             elif self._is_hung(study):
                 log.warning(
-                    "the process of study %s has let its lease expire and does not respond; killing it",
+                    "the process for study %s has let its lease expire and does not respond; killing it",
                     study,
                 )
                 self._launcher.kill(study)
@@ -210,7 +210,7 @@ class Supervisor:
             if problem:
                 log.warning("%s", problem)
             else:
-                log.info("studies continue: the problem is resolved")
+                log.info("the problem is resolved, and studies continue")
         self._told = problem
 
     def _candidates(self, free: int) -> list[StudyRecord]:
@@ -235,12 +235,12 @@ class Supervisor:
         if record.id not in self._left:
             self._left.add(record.id)
             serving = (
-                "start one with `autotune serve --runner ray`, or "
+                "start such a service with `autotune serve --runner ray`, or "
                 if runner in RUNNER_OPTIONS
                 else ""
             )
             message = (
-                f"waits for a service with the {runner!r} runner: this one runs {', '.join(sorted(self._runners))}; "
+                f"waits for a service with the {runner!r} runner, but this service has {', '.join(sorted(self._runners))}; "
                 f"{serving}run the study with `autotune tune`"
             )
             log.warning("study %s %s", record.id, message)
@@ -308,7 +308,7 @@ class Supervisor:
         trouble.not_before_s = self._monotonic() + wait_s
         self._orphaned.add(ended.study)
         log.warning(
-            "the process of study %s ended with code %s; starting it again in %.1f s",
+            "the process for study %s ended with code %s; starting it again in %.1f s",
             ended.study,
             ended.code,
             wait_s,
@@ -326,7 +326,7 @@ class Supervisor:
             f"killed by signal {-trouble.code}" if trouble.code < 0 else f"exit code {trouble.code}"
         )
         message = (
-            f"its process died {trouble.crashes} times without finishing a trial (last: {how}); "
+            f"the study's process died {trouble.crashes} times without finishing a trial (last: {how}); "
             f"see the log of study {record.id}, fix the cause and submit the study again"
         )
         try:

@@ -431,7 +431,7 @@ def test_an_option_that_does_not_say_what_it_names_is_refused(
     secret = Option(name="secret", meaning="of a trainer of somebody else's")
     monkeypatch.setattr(type(deepspeed), "options", (*deepspeed.options, secret))
     options = ServiceOptions(program_roots=(Path("/"),))
-    with pytest.raises(SpecError, match="does not declare what it refers to"):
+    with pytest.raises(SpecError, match="does not declare whether it refers"):
         confined(spec(trainer={"kind": "deepspeed", "secret": "x"}), options, may_run=True)
 
 

@@ -171,7 +171,7 @@ def test_no_code_of_a_model_is_run_for_a_request(folder: str | None) -> None:
     ) as refused:
         confined(changed(("model",), model), ServiceOptions())
     assert refused.value.field == "model.module"
-    assert "shape inline" in refused.value.remedy
+    assert "fields inline" in refused.value.remedy
 
 
 def test_the_service_has_no_route_that_runs_a_model_dry() -> None:

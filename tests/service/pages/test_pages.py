@@ -318,11 +318,11 @@ def test_a_plan_that_is_not_asked_for_says_what_it_shows_and_leads_to_an_example
     service: Service,
 ) -> None:
     empty = service.http.get("/plan").text
-    link = re.search(r'<a href="(/plan\?[^"]+)">Show the plan of this example', empty)
+    link = re.search(r'<a href="(/plan\?[^"]+)">Show the plan for this example', empty)
     assert link
     planned = service.http.get(unescape(link[1])).text
     assert "<h2>Try first</h2>" in planned
-    assert "Show the plan of this example" not in planned
+    assert "Show the plan for this example" not in planned
 
 
 def test_a_plan_explains_its_map(service: Service) -> None:
@@ -332,8 +332,10 @@ def test_a_plan_explains_its_map(service: Service) -> None:
     assert 'class="tile predicted' not in page, "nothing is measured that they would differ from"
     assert "Dashed" not in page
     # the baseline's row is faster than what the map shows of its cell, and does not fit
-    assert re.search(r"tp=1 pp=1: \S+ tokens/s predicted; up to \S+ with less chance to fit", page)
-    assert "another config of the cell may be faster, but less likely to fit" in page
+    assert re.search(
+        r"tp=1 pp=1: \S+ tokens/s predicted; up to \S+ with a lower chance of fitting", page
+    )
+    assert "another config in the cell may be faster, but is less likely to fit" in page
 
 
 def test_a_plan_says_what_it_assumes_and_which_command_repeats_it(service: Service) -> None:

@@ -80,7 +80,7 @@ def test_the_page_of_a_trial_shows_its_steps_its_config_and_its_launch(
     ):
         assert f'id="{figure}"' in page
     for words in (
-        "Why it was tried: because (search trial).",
+        "Why this config was tried: because (search trial).",
         "torchrun",
         "Left out of its log: 9 lines.",
         f'href="/studies/{study}/trials/1"',
@@ -133,7 +133,7 @@ def test_an_export_is_shown_and_downloaded_and_says_what_it_needs(
     url = f"/studies/{study}/export"
     first = guarded.http.get(url, headers=rae).text
     assert "torchrun" in first
-    assert "for the full run export again with" in first
+    assert "for the full run, export again with" in first
     asked: dict[str, Any] = {
         "trainer": "megatron",
         "on": "slurm",
@@ -150,7 +150,7 @@ def test_an_export_is_shown_and_downloaded_and_says_what_it_needs(
         assert 'role="alert"' in answer.text
         assert "Give it under Options" not in answer.text
     lacking = guarded.http.get(url, params={"trainer": "command"}, headers=rae).text
-    assert "Give it under Options: <code>argv=VALUE</code>" in lacking
+    assert "Set the option under Options: <code>argv=VALUE</code>" in lacking
 
 
 def test_a_ranking_follows_the_objective_that_was_asked_for(
@@ -238,7 +238,7 @@ def test_forms_are_refused_without_their_token_and_to_those_who_may_not(
     theirs = token_of(guarded, "/submit", bob)
     for path in (f"/studies/{study}/tags", f"/studies/{study}/delete"):
         answer = guarded.http.post(path, data={"add": "mine", "form_token": theirs}, headers=bob)
-        assert "Only its owner or an admin" in answer.text
+        assert "Only the owner or an admin" in answer.text
     assert guarded.http.get("/submit", headers=rae).status_code == 403
     assert guarded.http.get(f"/studies/{study}/delete", headers=bob).status_code == 403
     assert guarded.store.study(study).tags == ()

@@ -113,10 +113,10 @@ def test_a_spec_that_the_service_would_refuse_says_where_to_run_it(service: Serv
         "does not run trials of the trainer <code>command</code>, which starts your own program"
         in own_program
     )
-    assert "run it where your program is: <code>autotune tune study.yaml</code>" in own_program
+    assert "run <code>autotune tune study.yaml</code> where your program is" in own_program
     torchtitan = tuned(
         '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\n'
         "seq_len = 8192\n[parallelism]\ntensor_parallel_degree = 2\n"
     )
-    assert "then submit it." in torchtitan
+    assert "then submit the spec." in torchtitan
     assert "This service does not run trials" not in torchtitan

@@ -318,7 +318,7 @@ def test_lists_are_filtered_and_paged_the_same_way_everywhere(
         assert len(first) == 1
     for option, value in (("--gpu", "h100"), ("--outcome", "failed"), ("--version", "torch=2")):
         assert cli.run(["list", option, value]) == 2
-        assert f"{option} applies to runs, but studies are listed" in capsys.readouterr().err
+        assert f"{option} applies to runs, but the command lists studies" in capsys.readouterr().err
     assert cli.run(["list", "--observed", "--tag", "a", "--owner", "b"]) == 2
     assert "--owner and --tag apply to studies, but --observed" in capsys.readouterr().err
 

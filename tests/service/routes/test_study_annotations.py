@@ -47,7 +47,7 @@ def test_everybody_who_submits_writes_notes_and_their_author_or_the_owner_remove
         assert len(client.remove_note(study, second["number"])["notes"]) == 2
     with (
         guarded.client(eve) as client,
-        pytest.raises(ServiceError, match="only its owner or an admin"),
+        pytest.raises(ServiceError, match="only the owner or an admin"),
     ):
         client.remove_note(study, third)
     with guarded.client(reader) as client:
@@ -77,7 +77,7 @@ def test_tags_are_the_owners_and_select_studies(guarded: Service) -> None:
             client.tag(study, add=["two words"])
     with (
         guarded.client(bob) as client,
-        pytest.raises(ServiceError, match="only its owner or an admin"),
+        pytest.raises(ServiceError, match="only the owner or an admin"),
     ):
         client.tag(study, add=["mine"])
     assert (
@@ -100,7 +100,7 @@ def test_a_study_is_deleted_by_its_owner_once_it_and_those_that_learnt_from_it_h
     lease = started(guarded, second)
     with (
         guarded.client(bob) as client,
-        pytest.raises(ServiceError, match="only its owner or an admin"),
+        pytest.raises(ServiceError, match="only the owner or an admin"),
     ):
         client.delete(first)
     with guarded.client(ann) as client:

@@ -58,7 +58,7 @@ def test_a_figure_that_cannot_be_drawn_says_what_it_needs(
     assert "needs a measured trial" in answer.json()["error"]["message"]
     page = service.http.get("/studies/waiting/report").text
     assert "Not drawn yet" in page
-    assert "Best so far over trials: needs a measured trial" in page
+    assert "Best so far over trials (needs a measured trial" in page
     assert guarded.http.get(f"{API}/studies/{study}/figures").status_code == 401
     reader = bearer(guarded.token("read"))
     # of another store

@@ -161,7 +161,7 @@ def test_what_is_in_the_way_of_studies_is_logged_once_and_so_is_its_end(
         until(lambda: len(caplog.messages) > 1)
     assert caplog.messages == [
         "Ray's dashboard cannot be reached",
-        "studies continue: the problem is resolved",
+        "the problem is resolved, and studies continue",
     ]
 
 
