@@ -80,13 +80,13 @@ def check_asked(document: Mapping[str, Any]) -> None:
     if not document.get("kubernetes"):
         raise SpecError(
             "a Kubernetes job needs an image and a location for its results",
-            remedy="write kubernetes: {image: NAME, store: SECRET}, or give --option image=NAME --option store=SECRET",
+            remedy="set kubernetes: {image: NAME, store: SECRET}, or pass --option image=NAME --option store=SECRET",
             field="kubernetes",
         )
     if document.get("cluster") in ("local", "slurm"):
         raise SpecError(
             f"a Kubernetes job must request known nodes, but the cluster is {document['cluster']!r}",
-            remedy="specify it, e.g. h100-sxm-2x8",
+            remedy="specify the cluster, e.g. h100-sxm-2x8",
             field="cluster",
         )
 
@@ -98,13 +98,13 @@ def _check(
     if study.runner == "slurm" or (study.runner == "local" and nodes > 1):
         raise SpecError(
             f"the {study.runner!r} runner cannot use the {nodes} pods of a RayJob",
-            remedy="leave `runner` out: trials run on the job's Ray cluster",
+            remedy="omit `runner`, so that trials run on the job's Ray cluster",
             field="runner",
         )
     if job.store is None and job.results is None:
         raise SpecError(
             "pods are deleted when their job ends, but no location is set for the results",
-            remedy="write kubernetes: {store: SECRET}, whose key `url` is the address of a PostgreSQL database; or {results: /data/studies}, a folder on a volume",
+            remedy="set kubernetes: {store: SECRET}, whose key `url` is the address of a PostgreSQL database; or {results: /data/studies}, a folder on a volume",
             field="kubernetes.store",
         )
     if job.results is not None and not any(
@@ -118,7 +118,7 @@ def _check(
     if secrets := secret_places(dict(document)):
         raise SpecError(
             f"the spec is stored in a ConfigMap, which others can read, but {', '.join(secrets)} looks like a secret",
-            remedy="write `from-environment` as its value, and list the secret with that variable in kubernetes.env_from",
+            remedy="set its value to `from-environment`, and list the secret with that variable in kubernetes.env_from",
             field="trainer.env",
         )
 
@@ -170,7 +170,7 @@ def _in_pods(document: Mapping[str, Any], base: Path, sent: Collection[str]) -> 
     if missing:
         raise SpecError(
             f"the spec uses local files that the pods do not have: {', '.join(sorted(missing))}",
-            remedy=f"write kubernetes: {{files: {json.dumps(sorted(missing))}}} for text files; otherwise use paths in the image or on a volume",
+            remedy=f"set kubernetes: {{files: {json.dumps(sorted(missing))}}} for text files; otherwise use paths in the image or on a volume",
             field="kubernetes.files",
         )
     return found
@@ -192,7 +192,7 @@ def _texts(job: KubernetesDocument, base: Path) -> dict[str, str]:
         except UnicodeDecodeError:
             raise SpecError(
                 f"a ConfigMap can hold only text, but {name} is not a text file",
-                remedy="put it into the image or on a volume",
+                remedy="put the file into the image or on a volume",
                 field="kubernetes.files",
             ) from None
     return found

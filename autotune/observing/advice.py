@@ -129,7 +129,7 @@ def _opened(store: str | Path | None) -> Any:
 
 def kept(run: ObservedRun, store: str | Path | None) -> None:
     """Keeps the run where there is a results database, and says what was measured."""
-    where = "not stored: there is no results database (AUTOTUNE_STORE sets one)"
+    where = "not stored: there is no results database (set AUTOTUNE_STORE)"
     with _opened(store) as database:
         if database is not None:
             run = database.keep_observed(run)

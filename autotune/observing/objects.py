@@ -78,13 +78,13 @@ def training_of(
     else:
         raise SpecError(
             f"autotune cannot read a training setup from a {type(thing).__name__}",
-            remedy="give transformers' or Lightning's Trainer, accelerate's Accelerator with model=, or a module",
+            remedy="pass transformers' or Lightning's Trainer, accelerate's Accelerator with model=, or a module",
             field="object",
         )
     if read["model"] is None:
         raise SpecError(
             "the object has no model yet",
-            remedy="give it: advise(object, model=...)",
+            remedy="pass the model: advise(object, model=...)",
             field="model",
         )
     length = seq_len or read.get("seq_len")

@@ -20,7 +20,7 @@ def _measured(run: ObservedRun, by_output: bool) -> str:
     seen, predicted = run.measurement, run.estimate
     if seen is None or not seen.step_times_s:
         return (
-            "measured: no step times were recognized in its output; `autotune run --diagnose` observes the steps"
+            "measured: no step times were recognized in the output; `autotune run --diagnose` observes the steps"
             if by_output
             else "measured: no optimizer step was observed"
         )

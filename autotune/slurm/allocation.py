@@ -125,7 +125,7 @@ def unused_nodes() -> str:
     job = allocation()
     if job is None or job.num_nodes < 2:
         return ""
-    return f"job {job.job} has {job.num_nodes} nodes, but `cluster: local` is only this one; use `cluster: slurm` for all of them"
+    return f"job {job.job} has {job.num_nodes} nodes, but `cluster: local` is only this node; use `cluster: slurm` for all nodes"
 
 
 def in_container() -> bool:

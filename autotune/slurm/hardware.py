@@ -29,14 +29,14 @@ def slurm_cluster(*, spare_nodes: int = 0) -> ClusterSpec:
     job = allocation()
     if job is None:
         raise SpecError(
-            "the cluster 'slurm' means the nodes of a Slurm job, but this process is not in one",
-            remedy="start it on the login node with `autotune tune SPEC --on slurm`, or in an allocation (salloc); or set `cluster`, e.g. h100-sxm-2x8",
+            "the cluster 'slurm' means the nodes of a Slurm job, but this process is not in a Slurm job",
+            remedy="start the study on the login node with `autotune tune SPEC --on slurm`, or in an allocation (salloc); or set `cluster`, e.g. h100-sxm-2x8",
             field="cluster",
         )
     if job.num_nodes <= spare_nodes:
         raise SpecError(
             f"the job must have more nodes than slurm.spare_nodes, but job {job.job} has {job.num_nodes} nodes and spare_nodes is {spare_nodes}",
-            remedy="ask for more nodes, or lower slurm.spare_nodes",
+            remedy="request more nodes, or lower slurm.spare_nodes",
             field="slurm.spare_nodes",
         )
     return cluster_from(look(job), num_nodes=job.num_nodes - spare_nodes)
@@ -82,7 +82,7 @@ def cluster_from(nodes: Sequence[Mapping[str, Any]], *, num_nodes: int) -> Clust
         raise SpecError(
             "the nodes of a study must have the same GPUs, but "
             + "; ".join(f"{host} has {what}" for host, what in sorted(has.items())),
-            remedy="ask Slurm for nodes of one type (slurm: {constraint: ...}, or --nodelist)",
+            remedy="request nodes of one type (slurm: {constraint: ...}, or --nodelist)",
             field="cluster",
         )
     devices = [CudaDevice(**device) for device in nodes[0]["devices"]]
@@ -91,7 +91,7 @@ def cluster_from(nodes: Sequence[Mapping[str, Any]], *, num_nodes: int) -> Clust
     if given := max(int(node["given_gpus"]) for node in nodes):
         raise SpecError(
             f"Slurm gives this job {given} GPUs on each node, but there is no CUDA driver to query",
-            remedy="specify them: cluster: {gpu: NAME, num_nodes: N, gpus_per_node: G} (`autotune clusters` lists names)",
+            remedy="specify the GPUs, as cluster: {gpu: NAME, num_nodes: N, gpus_per_node: G} (`autotune clusters` lists names)",
             field="cluster",
         )
     least = min(nodes, key=lambda node: int(node["memory_bytes"]))

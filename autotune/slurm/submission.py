@@ -48,8 +48,8 @@ def stand_in(job: SlurmDocument) -> ClusterSpec:
     """For `cluster: slurm` on the login node, where nobody knows yet what the nodes have: nodes of the usual kind. Raises `SpecError` without numbers."""
     if job.nodes is None or job.gpus_per_node is None:
         raise SpecError(
-            "with `cluster: slurm` the number of nodes and GPUs must be set, because the login node cannot see them",
-            remedy="write slurm: {nodes: 2, gpus_per_node: 8} (0 GPUs for CPU nodes), or specify the cluster, e.g. h100-sxm-2x8",
+            "with `cluster: slurm` the number of nodes and GPUs must be set, because the login node cannot detect them",
+            remedy="set slurm: {nodes: 2, gpus_per_node: 8} (0 GPUs for CPU nodes), or specify the cluster, e.g. h100-sxm-2x8",
             field="slurm.nodes",
         )
     if job.gpus_per_node:
@@ -82,13 +82,13 @@ def submission(
     if study.runner == "local" and hardware.num_nodes > 1:
         raise SpecError(
             f"the 'local' runner has one node, but the cluster {hardware.name} has {hardware.num_nodes}",
-            remedy="leave `runner` out: the job then starts Ray on all its nodes; or write runner: slurm, which starts programs without Ray",
+            remedy="omit `runner`, so that the job starts Ray on all its nodes, or set runner: slurm, which starts programs without Ray",
             field="runner",
         )
     if study.runner == "local" and job.container is not None:
         raise SpecError(
             "slurm.container needs trials that srun starts, but the 'local' runner starts them outside the container",
-            remedy="write runner: slurm for programs, or runner: ray",
+            remedy="set runner: slurm for programs, or runner: ray",
             field="runner",
         )
     name = folder_name(study)
@@ -211,7 +211,7 @@ def submit(made: Submission) -> str:
     if shutil.which("sbatch") is None:
         raise RunnerError(
             "sbatch is not installed on this machine",
-            remedy=f"submit it on a login node: {made.start}",
+            remedy=f"submit the job on a login node: {made.start}",
             field="on",
         )
     number = ask("sbatch", "--parsable", JOB, folder=made.folder).partition(";")[0]

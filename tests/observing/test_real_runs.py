@@ -159,7 +159,7 @@ def test_programs_of_launchers_and_libraries_are_measured(
     assert found.run.program == "train.py"
     if not prints_steps:  # into a pipe
         assert found.run.step_time_s is None
-        assert "no step times were recognized in its output; `autotune run --diagnose`" in found.err
+        assert "no step times were recognized in the output; `autotune run --diagnose`" in found.err
         return
     assert found.run.step_time_s is not None
     assert 0.001 < found.run.step_time_s < 60

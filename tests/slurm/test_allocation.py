@@ -147,6 +147,6 @@ def test_gpus_that_no_driver_describes_are_asked_for() -> None:
 
 def test_outside_of_a_job_there_is_no_such_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    with pytest.raises(SpecError, match="this process is not in one") as refused:
+    with pytest.raises(SpecError, match="this process is not in a Slurm job") as refused:
         slurm_cluster()
     assert "--on slurm" in refused.value.remedy

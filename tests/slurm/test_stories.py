@@ -476,7 +476,7 @@ def test_what_an_allocation_cannot_hold_is_said_before_anything_starts(login: Lo
     done = login.run(
         "salloc", "-N2", "--time=30", AUTOTUNE, "init", "train_it.py", "--model", "nano-gpt"
     )
-    assert "has 2 nodes, but `cluster: local` is only this one" in done.stderr
+    assert "has 2 nodes, but `cluster: local` is only this node" in done.stderr
 
 
 @pytest.mark.slow

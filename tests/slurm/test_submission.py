@@ -186,7 +186,7 @@ def test_in_a_job_of_several_nodes_a_local_draft_says_what_it_leaves_out(
     OUTPUT[-1].readouterr()
     cli.run(["init", "train.py", "--model", "nano-gpt"])
     assert (
-        "note: job 7 has 2 nodes, but `cluster: local` is only this one"
+        "note: job 7 has 2 nodes, but `cluster: local` is only this node"
         in OUTPUT[-1].readouterr().err
     )
     cli.run(["init", "train.py", "--model", "nano-gpt", "--cluster", "h100-sxm-2x8"])
