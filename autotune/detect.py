@@ -12,7 +12,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -73,7 +73,7 @@ def local_cluster() -> ClusterSpec:
     """This machine: its CUDA GPUs where it has any, else ranks on the CPU."""
     devices = cuda_devices()
     if not devices:
-        return cpu_cluster(memory_bytes(), cores=_cores())
+        return cpu_cluster(memory_bytes(), cores=usable_cores())
     alike = [device for device in devices if device.name == devices[0].name]
     return cluster_of(gpu_of(devices[0]), num_nodes=1, gpus_per_node=len(alike))
 
@@ -89,9 +89,15 @@ def cpu_cluster(
     return replace(cluster_of(share, num_nodes=1, gpus_per_node=ranks), cores_per_node=cores)
 
 
-def _cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def usable_cores(root: Path = Path("/")) -> int:
+    """Cores that this process may use: those that it may run on, but no more than the tightest processor time that its control groups allow, rounded up.
+
+    `root`: where /proc and /sys are.
+    """
+    allowed = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    return min([allowed, *_cgroup_cores(root)])
 
 
 def cuda_devices() -> list[CudaDevice]:
@@ -254,20 +260,35 @@ def _meminfo_bytes(key: str, root: Path) -> int:
 
 
 def _cgroup_limits(root: Path) -> list[int]:
-    """The limits of this process's control group and of all that it lies in, versions 1 and 2."""
+    """The limits of the memory, bytes."""
+    texts = [
+        _text(folder / ("memory.limit_in_bytes" if is_old else "memory.max")).strip()
+        for folder, is_old in _cgroup_folders("memory", root)
+    ]
+    return [int(text) for text in texts if text.isdigit() and 0 < int(text) < _NO_LIMIT]
+
+
+def _cgroup_cores(root: Path) -> list[int]:
+    """The limits of the processor time, in whole cores."""
     limits = []
+    for folder, is_old in _cgroup_folders("cpu", root):
+        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if is_old else ("cpu.max",)
+        quota_us, period_us = [*" ".join(_text(folder / n) for n in names).split(), "", ""][:2]
+        if quota_us.isdigit() and period_us.isdigit() and int(quota_us) and int(period_us):
+            limits.append(-(-int(quota_us) // int(period_us)))
+    return limits
+
+
+def _cgroup_folders(controller: str, root: Path) -> Iterator[tuple[Path, bool]]:
+    """The control groups of this process, with all that they lie in; whether each is of version 1."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if controllers and "memory" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        base = root / ("sys/fs/cgroup/memory" if controllers else "sys/fs/cgroup")
-        file = "memory.limit_in_bytes" if controllers else "memory.max"
-        parts: Sequence[str] = [part for part in path.split("/") if part not in ("", "..")]
+        base = root / "sys/fs/cgroup" / (controller if controllers else "")
+        parts = [part for part in path.split("/") if part not in ("", "..")]
         for depth in range(len(parts) + 1):
-            text = _text(base.joinpath(*parts[:depth], file)).strip()
-            if text.isdigit() and 0 < int(text) < _NO_LIMIT:
-                limits.append(int(text))
-    return limits
+            yield base.joinpath(*parts[:depth]), bool(controllers)
 
 
 def _text(path: Path) -> str:

@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from autotune import detect
-from autotune.detect import CudaDevice, cpu_cluster, free_memory_bytes, gpu_of, memory_bytes
+from autotune.detect import (
+    CudaDevice,
+    cpu_cluster,
+    free_memory_bytes,
+    gpu_of,
+    memory_bytes,
+    usable_cores,
+)
 from autotune.spec import catalog
 
 GIB = 1 << 30
@@ -58,7 +65,10 @@ def machine(root: Path, *, cgroup: str = "", **files: str) -> Path:
             / "sys"
             / "fs"
             / "cgroup"
-            / name.replace("__", "/").replace("_max", ".max").replace("_limit", ".limit")
+            / name.replace("__", "/")
+            .replace("_max", ".max")
+            .replace("_limit", ".limit")
+            .replace("_cfs", ".cfs")
         )
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content, encoding="utf-8")
@@ -100,6 +110,48 @@ def test_the_tightest_limit_of_the_memory_counts(
     tmp_path: Path, cgroup: str, files: dict[str, str], gib: int
 ) -> None:
     assert memory_bytes(machine(tmp_path, cgroup=cgroup, **files)) == gib * GIB
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "cores"),
+    [
+        pytest.param("", {}, 8, id="a plain machine"),
+        pytest.param(
+            "0::/a/b\n",
+            {
+                "cpu_max": "max 100000\n",
+                "a__cpu_max": "250000 100000\n",
+                "a__b__cpu_max": "400000 100000\n",
+            },
+            3,
+            id="the tightest control group",
+        ),
+        pytest.param(
+            "5:cpu,cpuacct:/docker/1\n4:memory:/docker/1\n",
+            {
+                "cpu__docker__1__cpu_cfs_quota_us": "150000\n",
+                "cpu__docker__1__cpu_cfs_period_us": "100000\n",
+                "cpu__cpu_cfs_quota_us": "-1\n",
+                "cpu__cpu_cfs_period_us": "100000\n",
+            },
+            2,
+            id="control groups of version 1",
+        ),
+        pytest.param(
+            "0::/\ngarbage\n", {"cpu_max": "6400000 100000"}, 8, id="a limit beyond the machine"
+        ),
+        pytest.param("0::/\n", {"cpu_max": "10000 100000"}, 1, id="less than one core"),
+    ],
+)
+def test_the_tightest_limit_of_the_processor_time_counts(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cgroup: str,
+    files: dict[str, str],
+    cores: int,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    assert usable_cores(machine(tmp_path, cgroup=cgroup, **files)) == cores
 
 
 def test_free_memory_is_what_is_available_within_the_limits(tmp_path: Path) -> None:

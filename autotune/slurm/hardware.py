@@ -14,7 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from autotune.detect import CudaDevice, cpu_cluster, cuda_devices, gpu_of, memory_bytes
+from autotune.detect import (
+    CudaDevice,
+    cpu_cluster,
+    cuda_devices,
+    gpu_of,
+    memory_bytes,
+    usable_cores,
+)
 from autotune.errors import RunnerError, SpecError
 from autotune.slurm.allocation import Allocation, allocation, number, step_environment
 from autotune.spec import ClusterSpec
@@ -124,7 +131,7 @@ def _own_node() -> dict[str, Any]:
         "devices": [asdict(device) for device in cuda_devices()],
         "given_gpus": number(os.environ, "SLURM_GPUS_ON_NODE"),
         "memory_bytes": min(memory, limit_mib << 20) if limit_mib else memory,
-        "cpus": number(os.environ, "SLURM_CPUS_ON_NODE") or len(os.sched_getaffinity(0)),
+        "cpus": number(os.environ, "SLURM_CPUS_ON_NODE") or usable_cores(),
     }
 
 

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from autotune.detect import memory_bytes
 from autotune.diagnosis.out_of_line import OutOfLine, of_readings
 from autotune.errors import RunnerError
 from autotune.ports import AttemptEnded, AttemptQueued, TrialRequest
@@ -42,7 +43,6 @@ from autotune.spec import (
     ParallelConfig,
     Workload,
 )
-from autotune_workers.process.machine import total_memory
 from autotune_workers.runners.any_trainer import AnyTrainerRunner
 from autotune_workers.runners.local import LocalRunner
 from autotune_workers.training.parallel.mesh import RankContext
@@ -200,7 +200,7 @@ def _request(ranks: int, what: str, capacity: int, *, quick: bool) -> TrialReque
     link = LinkSpec(latency_s=0.0, bytes_per_s=1e9)
     gpu = GpuSpec(
         name="cpu",
-        memory_bytes=float(total_memory()),
+        memory_bytes=float(memory_bytes()),
         peak_flops_per_s={"fp32": 1e12},
         memory_bytes_per_s=1e10,
     )
@@ -317,7 +317,7 @@ def _alone(device: torch.device, effort: Effort) -> dict[str, Any]:
         "host": _layer_host_s(device, effort),
         "concurrency": _matmul_rate(side, side, side, torch.float32, device, effort),
         "capacity": float(
-            torch.cuda.get_device_properties(device).total_memory if on_gpu else total_memory()
+            torch.cuda.get_device_properties(device).total_memory if on_gpu else memory_bytes()
         ),
     }
 

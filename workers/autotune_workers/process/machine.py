@@ -182,11 +182,6 @@ def give_back_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def total_memory() -> int:
-    """Bytes of main memory."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
 def is_alive(pid: int) -> bool:
     """Whether a process of this number exists and is no zombie."""
     try:
@@ -194,11 +189,6 @@ def is_alive(pid: int) -> bool:
     except (OSError, IndexError):
         return False
     return state not in ("Z", "X")
-
-
-def cpu_count() -> int:
-    """CPUs that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def descendants(root: int) -> list[int]:

@@ -24,6 +24,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from autotune.detect import memory_bytes, usable_cores
 from autotune.ports import TrialRequest
 from autotune.spec.plain import to_plain
 from autotune_workers.gang.members import waits
@@ -31,12 +32,10 @@ from autotune_workers.gang.wire import Lines, Message, to_line
 from autotune_workers.process.machine import (
     be_expendable,
     bind_near_gpu,
-    cpu_count,
     die_with_parent,
     give_back_memory,
     memory_limit,
     status_bytes,
-    total_memory,
 )
 from autotune_workers.training.faults import Fault, Injector
 from autotune_workers.training.measuring.progress import Progress
@@ -74,7 +73,7 @@ class Rank:
         self._is_joining = False
         """whether it has begun to form a process group and not succeeded"""
         self._first_rss_bytes: int | None = None
-        self._cpus = cpu_count()
+        self._cpus = usable_cores()
         """that all ranks of the node share; later this one may be bound to a part of them"""
 
     def serve(self) -> None:
@@ -206,7 +205,7 @@ class Rank:
             else torch.device("cpu")
         )
         limit_bytes = (
-            min(cluster.gpu.memory_bytes, 0.8 * total_memory()) if device.type == "cpu" else None
+            min(cluster.gpu.memory_bytes, 0.8 * memory_bytes()) if device.type == "cpu" else None
         )
         if device.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(

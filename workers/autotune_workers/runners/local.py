@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from autotune.detect import usable_cores
 from autotune.errors import RunnerError, SpecError
 from autotune.ports import AttemptId, RunnerEvent, TrialRequest
 from autotune.slurm.allocation import SRUN, in_container
@@ -24,7 +25,6 @@ from autotune_workers.gang.attempt_runner import Place
 from autotune_workers.gang.gang_runner import NATIVE, too_many
 from autotune_workers.gang.ladder import Patience
 from autotune_workers.gang.wire import Message
-from autotune_workers.process.machine import cpu_count
 from autotune_workers.process.machine_turn import MachineTurn
 from autotune_workers.process.program.local_places import LocalPlaces
 from autotune_workers.process.program.observed import ObservedProgram
@@ -268,4 +268,4 @@ def _resources(max_ranks: int | None, device: str) -> tuple[list[str], int]:
             f"max_ranks may not exceed the visible GPUs, but max_ranks={max_ranks} and there are {len(gpus)}",
             field="runner.max_ranks",
         )
-    return gpus, max_ranks or len(gpus) or max(MIN_CPU_RANKS, cpu_count())
+    return gpus, max_ranks or len(gpus) or max(MIN_CPU_RANKS, usable_cores())

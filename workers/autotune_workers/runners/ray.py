@@ -15,6 +15,7 @@ import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from autotune.detect import usable_cores
 from autotune.errors import ClusterTooSmallError, RunnerError
 from autotune.extras import install_command, is_installed, require_extras
 from autotune.ports import AttemptId
@@ -26,7 +27,6 @@ from autotune.trainers.base.torchrun import Placement, place
 from autotune_workers.gang.gang import Gang
 from autotune_workers.gang.gang_runner import NATIVE
 from autotune_workers.gang.ladder import Patience
-from autotune_workers.process.machine import cpu_count
 from autotune_workers.process.rank_processes import TRIAL
 from autotune_workers.ray.actor_groups import ActorGroups
 from autotune_workers.ray.actor_handle import LOST_S
@@ -260,7 +260,7 @@ def _check_allocation(study: Study, smallest: ParallelConfig, job: Allocation) -
 
 def _cpus(asked: int | None) -> int:
     """CPUs of a cluster that is started here."""
-    return max(MIN_CPU_RANKS, cpu_count()) if asked is None else asked
+    return max(MIN_CPU_RANKS, usable_cores()) if asked is None else asked
 
 
 def _name_absent_nodes(environment: NodeEnvironment, cluster: RayCluster) -> None:

@@ -16,6 +16,7 @@ from collections import deque
 from dataclasses import replace
 from typing import Any
 
+from autotune.detect import usable_cores
 from autotune.errors import MissingExtraError, RunnerError
 from autotune.ports import AttemptEnded, AttemptId, AttemptStarted, RunnerEvent, TrialRequest
 from autotune.spec import Failure, FailureKind, ParallelConfig, Study
@@ -23,7 +24,6 @@ from autotune.temporary_folders import TemporaryFolder
 from autotune.trainers.logs.steplines import parse_step_line
 from autotune_workers.gang.failure_kind import Evidence, of_death, of_exception, weigh
 from autotune_workers.gang.gang_runner import too_many
-from autotune_workers.process.machine import cpu_count
 from autotune_workers.process.program.evidence import NodeEnd
 from autotune_workers.process.program.state import ProgramTrial
 from autotune_workers.ray.cluster.connection import RayCluster
@@ -118,7 +118,7 @@ class RayTrainRunner:
     def _cpus(self) -> int:
         """CPUs of a cluster that is started here: enough for all workers, however few the machine has."""
         of_worker = (self._trainer.scaling_config.resources_per_worker or {}).get("CPU", 1)
-        return max(cpu_count(), int(of_worker * self._capacity) + 1)
+        return max(usable_cores(), int(of_worker * self._capacity) + 1)
 
     @property
     def capacity(self) -> int:
