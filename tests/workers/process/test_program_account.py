@@ -106,12 +106,17 @@ def test_what_a_launcher_told_this_process_is_left_out_and_names_that_begin_alik
         "RANK": "3",
         "WORLD_SIZE": "4",
         "MASTER_ADDR": "host",
-        "RANKING_FILE": "a.csv",
-        "MASTER_ADDRESS_BOOK": "b",
+        "NODE_RANK": "1",
+        "LOCAL_WORLD_SIZE": "8",
+        "PET_NNODES": "2",
+        "PET_NODE_RANK": "1",
+        "PET_MASTER_ADDR": "host",
+        "PET_RDZV_ENDPOINT": "host:29400",
     }
-    for name, value in given.items():
+    kept = {"RANKING_FILE": "a.csv", "MASTER_ADDRESS_BOOK": "b", "PET_MAX_RESTARTS": "0"}
+    for name, value in {**given, **kept}.items():
         monkeypatch.setenv(name, value)
-    assert given.keys() & program_environment().keys() == {"RANKING_FILE", "MASTER_ADDRESS_BOOK"}
+    assert (given | kept).keys() & program_environment().keys() == kept.keys()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start programs as another user")

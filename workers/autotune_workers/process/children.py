@@ -27,10 +27,13 @@ from autotune_workers.gang.wire import Lines, to_line
 from autotune_workers.process.machine import interface_of, is_alive
 
 LOG = logging.getLogger(__name__)
-_PRIVATE = ("AUTOTUNE_", "PGPASS", "RAY_AUTH_", "TORCHELASTIC_")
+_PRIVATE = ("AUTOTUNE_", "PGPASS", "RAY_AUTH_", "TORCHELASTIC_", "PET_RDZV_")
 """beginnings of names"""
-_LAUNCHERS = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
-"""what a launcher tells its ranks: of the one that started this process it would be wrong for a trial's"""
+_LAUNCHERS = frozenset({
+    "RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE",
+    "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT",
+})  # fmt: skip
+"""what a launcher tells its ranks, and an operator of training jobs torchrun (`PET_`): of the one that started this process it would be wrong for a trial's"""
 OF_A_JOB = ("SLURM_", "PMI_", "PMI2_", "PMIX_", "OMPI_")
 """beginnings of the names by which a scheduler or MPI tells a process its place in a job. Trainers take them for their own: Lightning refuses ranks that differ
 from the job's tasks, and lets Slurm start the job anew"""
