@@ -38,7 +38,7 @@ def write(made: Submission) -> list[Path]:
     kept = made.folder / SPEC
     if (
         is_another := kept.exists()
-        and _without_job(kept.read_text()) != _without_job(made.files[SPEC])
+        and _without_job(kept.read_text(encoding="utf-8")) != _without_job(made.files[SPEC])
     ) or (not kept.exists() and any(made.folder.iterdir())):
         what = (
             "another study, or an earlier version of this one"
@@ -54,7 +54,7 @@ def write(made: Submission) -> list[Path]:
     for name, text in made.files.items():
         path = made.folder / name
         with whole_file(path) as part:
-            part.write_text(text)
+            part.write_text(text, encoding="utf-8")
         written.append(path)
     return written
 

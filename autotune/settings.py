@@ -11,10 +11,14 @@ AUTOTUNE_PROGRAM_ENVIRONMENT, the variables that they see beside the usual ones 
 
 from __future__ import annotations
 
+import getpass
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from autotune.errors import SpecError
 
 PROGRAM_USER = "AUTOTUNE_PROGRAM_USER"
 PROGRAM_ENVIRONMENT = "AUTOTUNE_PROGRAM_ENVIRONMENT"
@@ -53,10 +57,37 @@ def data_folder(environment: Mapping[str, str] | None = None) -> Path:
     """The folder of the user's data: `AUTOTUNE_DATA`, or the platform's default. It may not exist yet."""
     asked = (os.environ if environment is None else environment).get("AUTOTUNE_DATA", "").strip()
     if asked:
-        return Path(asked).expanduser().absolute()
+        return expanded(asked, field="AUTOTUNE_DATA").absolute()
     import platformdirs
 
-    return Path(platformdirs.user_data_dir("autotune", appauthor=False))
+    with suppress(RuntimeError):
+        folder = Path(platformdirs.user_data_dir("autotune", appauthor=False))
+        if folder.is_absolute():  # releases that do not raise keep the ~
+            return folder
+    raise SpecError(
+        "there is no folder for results and logs: HOME is not set, and this machine does not know this user's home folder",
+        remedy="set AUTOTUNE_DATA to a folder, or set HOME",
+    )
+
+
+def expanded(path: str | os.PathLike[str], *, field: str) -> Path:
+    """The path with a home folder in the place of `~` or `~USER`. Raises `SpecError` for a home folder that is not known."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise SpecError(
+            f"the home folder in {os.fspath(path)!r} is unknown",
+            remedy="write the full path",
+            field=field,
+        ) from None
+
+
+def user_name() -> str:
+    """The name of this process's user; `user 1000` for one without a name, as in containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"user {os.getuid()}"
 
 
 def own_folder(name: str) -> Path:

@@ -5,7 +5,6 @@ It takes `SHARE` of a core while the command runs. What it cannot read in that t
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
 import re
@@ -34,6 +33,7 @@ from autotune.results.knobs_seen import UNASKED
 from autotune.reviews import Review, review
 from autotune.reviews.lines import line_of_knob
 from autotune.reviews.words import short_lines
+from autotune.settings import user_name
 from autotune.spec import Failure, Measurement, ObservedRun, Outcome, ParallelConfig
 from autotune.spec.texts.secrets import masked, secrets_of, without
 from autotune.trainers.base.own_program import COMMAND, name_in, program_name
@@ -188,7 +188,7 @@ class _Adviser:
             failure=_hidden(failure, command),
             versions={**versions, **(seen.versions if seen else {})},
             host=socket.gethostname(),
-            owner=getpass.getuser(),
+            owner=user_name(),
             started_at=datetime.fromtimestamp(started.get("started_s", end["ended_s"]), UTC),
             ended_at=datetime.fromtimestamp(end["ended_s"], UTC),
         )

@@ -7,7 +7,6 @@ a job the first one speaks. An end without the libraries' own call, as after an 
 from __future__ import annotations
 
 import atexit
-import getpass
 import os
 import resource
 import socket
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.observing.rank import is_first
+from autotune.settings import user_name
 from autotune.spec import Failure, Measurement, ObservedRun, Outcome
 
 SKIPPED, MOST_STEPS = 2, 4096
@@ -204,7 +204,7 @@ class AutotuneCallback:
             else None,
             versions=_versions(),
             host=socket.gethostname(),
-            owner=getpass.getuser(),
+            owner=user_name(),
             started_at=began,
             ended_at=datetime.now(UTC),
         )

@@ -25,6 +25,7 @@ from autotune.assets import space_files, study_files
 from autotune.errors import SpecError
 from autotune.schema.reading import MAX_BYTES, check_size, read_document
 from autotune.schema.source_text import ReadDocument, places_in
+from autotune.settings import expanded
 from autotune.spec import ModelCode, ModelSpec, catalog
 from autotune.spec.checks import nearest
 from autotune.spec.hugging_face.families import FAMILIES
@@ -117,7 +118,7 @@ def with_program_files(
         cwd = "."
     if isinstance(python, str) and python:
         changes["python"] = os.path.abspath(
-            base / Path(python).expanduser()
+            base / expanded(python, field="trainer.python")
         )  # a link to an interpreter is its environment's
     if isinstance(cwd, str) and cwd not in ("", "{files}"):
         folder = locate(cwd, base, field="trainer.cwd")
@@ -257,7 +258,7 @@ def locate(text: str, base: Path | None, *, field: str) -> Path:
         )
     if "\0" in text:
         raise SpecError("a path cannot contain a zero byte", field=field)
-    return (base / Path(text).expanduser()).resolve()
+    return (base / expanded(text, field=field)).resolve()
 
 
 def name_of(file: str) -> str:

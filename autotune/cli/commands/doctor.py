@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -49,12 +50,12 @@ def doctor(store: StoreOption = None, json: JsonOption = False) -> None:
         _ray,
         _ray_dashboard,
         *([_slurm] if shutil.which("srun") else []),
-        lambda: _store(store),
-        lambda: _disk(store),
+        partial(_store, store),
+        partial(_disk, store),
         _shared_memory,
         _open_files,
-        lambda: _port("service port", 8600, "choose another port with `autotune serve --port N`"),
-        lambda: _port("Ray dashboard port", 8265, "nothing to do: Ray takes the next free port"),
+        partial(_port, "service port", 8600, "choose another port with `autotune serve --port N`"),
+        partial(_port, "Ray dashboard port", 8265, "nothing to do: Ray takes the next free port"),
     )
     checks = []
     for look in looks:
@@ -62,7 +63,7 @@ def doctor(store: StoreOption = None, json: JsonOption = False) -> None:
             checks.append(look())
         except Exception as error:
             # a broken installation can raise anything, and the other checks must still run
-            name = getattr(look, "__name__", "check").strip("_")
+            name = getattr(look, "func", look).__name__.strip("_")
             checks.append(
                 Check(name=name, status=FAILED, detail=f"{type(error).__name__}: {error}")
             )

@@ -184,12 +184,11 @@ def create(
     json: JsonOption = False,
 ) -> None:
     """Create a token and print it. The token is shown only once."""
-    import getpass
-
     from autotune.cli.quantities import time_span_s
+    from autotune.settings import user_name
     from autotune.store import open_store
 
-    owner = owner or getpass.getuser()
+    owner = owner or user_name()
     lifetime_s = time_span_s(expires, "--expires") if expires else None
     with closing(open_store(store)) as database:
         token, text = database.tokens.create(owner, scope, expires_in_s=lifetime_s)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import hashlib
 import re
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from autotune.report.notes import infeasible_line
 from autotune.report.terminal import format_bytes, format_count, format_duration
 from autotune.results.without_baseline import why_unmeasured
 from autotune.service.options import LOOPBACK
+from autotune.settings import user_name
 from autotune.spec import ParallelConfig, Trial, config_changes, config_label
 from autotune.spec.config import capitalized
 from autotune.spec.runs.trial import trial_numbers
@@ -89,7 +89,7 @@ def environment() -> Environment:
         "script_mark": _mark("live.js"),
         "submit_mark": _mark("submit.js"),
     }
-    made.globals |= {"loopback": LOOPBACK, "user": _user(), "pages": PAGES}
+    made.globals |= {"loopback": LOOPBACK, "user": user_name(), "pages": PAGES}
     return made
 
 
@@ -106,14 +106,6 @@ def _sentence(text: str) -> Markup:
 
 
 _CODE = re.compile("`([^`]+)`")
-
-
-def _user() -> str:
-    """Who runs the service, which without tokens everybody on this machine is."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a user without a name, as in containers
-        return "this machine"
 
 
 def _mark(name: str) -> str:

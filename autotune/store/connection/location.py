@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.errors import NotFoundError, SpecError
-from autotune.settings import settings
+from autotune.settings import expanded, settings
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
@@ -54,7 +54,7 @@ def find_location(url_or_path: str | os.PathLike[str] | None = None) -> StoreLoc
             field="store",
         )
     if "://" not in text:
-        path = Path(text).expanduser().absolute()
+        path = expanded(text, field="store").absolute()
         return StoreLocation(url=URL.create("sqlite+pysqlite", database=str(path)), path=path)
     scheme = text.partition("://")[0].lower()
     try:
@@ -76,7 +76,7 @@ def find_location(url_or_path: str | os.PathLike[str] | None = None) -> StoreLoc
                 remedy=f"{REMEDY}; tests use autotune.store.MemoryStore",
                 field="store",
             )
-        path = Path(str(url.database)).expanduser().absolute()
+        path = expanded(str(url.database), field="store").absolute()
         return StoreLocation(url=URL.create("sqlite+pysqlite", database=str(path)), path=path)
     if backend == "postgresql" and driver in ("", "psycopg"):
         if not url.database:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import SpecError, StoreError, StoreUnavailableError
+from autotune.settings import expanded
 from autotune.store import schema
 from autotune.store.connection.diagnosis import diagnosed, writing
 from autotune.store.sql import SqlStore
@@ -32,7 +33,7 @@ def backup(store: SqlStore, target: str | os.PathLike[str]) -> Path:
 
     Raises `SpecError` when the target exists already or its place cannot be written.
     """
-    target = Path(target).expanduser().absolute()
+    target = expanded(target, field="target").absolute()
     location = store.database.location
     if target.exists():
         raise SpecError(

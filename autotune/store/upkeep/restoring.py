@@ -30,6 +30,7 @@ from autotune.errors import (
     StoreCorruptError,
     StoreVersionError,
 )
+from autotune.settings import expanded
 from autotune.store import schema
 from autotune.store.connection.database import Database
 from autotune.store.connection.diagnosis import DAMAGED, diagnosed
@@ -76,7 +77,7 @@ def restore(location: StoreLocation, backup: Path) -> Restored:
             remedy="restore PostgreSQL with `pg_restore --clean --if-exists --dbname=URL FILE`",
             field="store",
         )
-    backup = backup.expanduser().absolute()
+    backup = expanded(backup, field="file").absolute()
     if not backup.is_file():
         raise NotFoundError(
             f"there is no backup at {backup}",

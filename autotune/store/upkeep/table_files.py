@@ -17,6 +17,7 @@ from sqlalchemy import select
 from autotune.errors import ConflictError, SpecError
 from autotune.extras import require_extra
 from autotune.ports import HistoryEvent, StudyRecord
+from autotune.settings import expanded
 from autotune.spec.plain import canonical
 from autotune.spec.runs.trial_row import TRIAL_COLUMNS, iso, trial_row
 from autotune.store.connection.diagnosis import diagnosed, writing
@@ -71,7 +72,7 @@ def export(store: SqlStore, folder: str | os.PathLike[str], *, format: str = "cs
             f"a store is exported as csv or parquet, but the format is {format!r}", field="format"
         )
     write = _write_csv if format == "csv" else _parquet_writer()
-    folder = Path(folder).expanduser().absolute()
+    folder = expanded(folder, field="folder").absolute()
     tables: dict[str, tuple[Columns, Callable[[SqlStore], Iterable[Row]]]] = {
         "studies": (STUDIES, _study_rows),
         "trials": (TRIAL_COLUMNS, _trial_rows),
