@@ -18,7 +18,7 @@ from autotune.spec.study import SIMULATED
 from autotune.study.assembly import Assembly
 from autotune.study.check.contrast import contrast_of
 from autotune.study.check.program_check import STEPS, check_program, launch_of, request_of
-from autotune.study.check.verdict import in_one_line, uncounted, verdict_of
+from autotune.study.check.verdict import continues, in_one_line, uncounted, verdict_of
 from autotune.study.lease import StudyLease
 from autotune.study.preflight import smallest_config
 from autotune.study.program_remarks import listed
@@ -84,6 +84,10 @@ def check_unseen(
         raise ProgramError(
             f"the study has not started, because its program writes to existing files: {listed({path: found.files[path] for path in found.replaced})}",
             remedy=verdict.remedy,
+        )
+    if found.failure is None and (why := continues(found)):
+        raise ProgramError(
+            f"the study has not started, because {why}", remedy="--no-check skips the check"
         )
     if uncounted(found):
         raise ProgramError(

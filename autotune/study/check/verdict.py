@@ -81,7 +81,7 @@ def verdict_of(check: ProgramCheck) -> Verdict:
             message=_ready(check).replace("ready: ", "", 1),
             remedy="; ".join(check.doubts),
         )
-    if failure is None and (why := _continues(check)):
+    if failure is None and (why := continues(check)):
         return Verdict(ready=False, message=_ready(check).replace("ready: ", "", 1), remedy=why)
     if failure is None and (why := uncounted(check)):
         return Verdict(ready=False, message=_ready(check).replace("ready: ", "", 1), remedy=why)
@@ -156,7 +156,7 @@ def _files(check: ProgramCheck) -> list[str]:
     ]
 
 
-def _continues(check: ProgramCheck) -> str:
+def continues(check: ProgramCheck) -> str:
     """How the second run shows that a trial continues where another one ended; empty where it does not."""
     second = check.second
     if second is None or second.failure is None or not check.files:

@@ -54,6 +54,36 @@ def test_a_program_that_does_not_work_ends_the_study_before_anything_is_searched
     assert EventKind.PROGRAM_CHECKED not in history(store, record.id)
 
 
+RESUMES = """\
+import sys, torch
+from pathlib import Path
+saved = Path(__file__).with_name("last.pt")
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+steps, batch, accumulation = (int(word.partition("=")[2]) for word in sys.argv[1:])
+for step in range(steps if saved.exists() else 0, steps):
+    for _ in range(accumulation):
+        model(torch.ones(batch, 4)).sum().backward()
+    optimizer.step()
+    print(f"iter {step}: loss {10 - step / 10:.2f}, time 10.{step:02}ms", flush=True)
+torch.save(model.state_dict(), saved)
+"""
+
+
+@pytest.mark.thorough
+def test_a_program_that_resumes_from_its_last_run_ends_the_study_before_its_trials_are_lost(
+    store: Store, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        ProgramError, match=r"has not started, because .* continued from .*last\.pt"
+    ) as raised:
+        api.tune(program_spec(tmp_path, RESUMES, cwd=str(tmp_path)), store=store)
+    assert "set its output folder to {trial_dir}" in str(raised.value)
+    record = store.studies()[0]
+    assert record.status is StudyStatus.FAILED
+    assert not store.trials(record.id)
+
+
 def test_without_the_check_the_study_begins(store: Store, tmp_path: Path) -> None:
     unread = program_spec(tmp_path, metrics={"loss": "no such line ([0-9]+)"}) | {"check": False}
     result = api.tune(unread, store=store)
