@@ -29,8 +29,8 @@ from autotune.results.result import Result
 from autotune.results.target import first_pick
 from autotune.reward import stability, token_cost, tokens_per_s
 from autotune.spec import Measurement, ParallelConfig, Trial, Workload, config_changes, config_label
+from autotune.spec.runs.versions import differences
 from autotune.spec.texts.as_text import UNKNOWN, format_span, value_word
-from autotune.study.recheck import differences
 
 if TYPE_CHECKING:
     from rich.table import Table

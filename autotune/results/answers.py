@@ -41,7 +41,7 @@ from autotune.spec import (
 )
 from autotune.spec.plain import to_plain
 from autotune.spec.post_training import TRAINED
-from autotune.spec.runs.versions import asked_versions, has_versions
+from autotune.spec.runs.versions import asked_versions, differences, has_versions
 from autotune.spec.study import SIMULATED
 from autotune.spec.texts.as_text import format_count, format_duration, format_span
 from autotune.spec.texts.usual_names import OF_A_RUN
@@ -102,6 +102,7 @@ def result_from(record: StudyRecord, found: Iterable[Trial]) -> Result:
         final_rounds=winner.rounds,
         confirmed=winner.confirmed,
         notes=(
+            *_changed_versions(trials),
             *winner.notes,
             *(
                 [f"no speedup is reported, because {why_unmeasured(missing)}"]
@@ -125,6 +126,25 @@ def _infeasible(record: StudyRecord, trials: Sequence[Trial]) -> dict[str, int]:
         t.reason or "no reason is stored" for t in trials if t.status is TrialStatus.INFEASIBLE
     )
     return dict(counts.most_common())
+
+
+def _changed_versions(trials: Sequence[Trial]) -> list[str]:
+    """What changed while the study ran: of each name that versions of its trials share with the first one's, its first change."""
+    known = [(t.number, t.measurement.versions) for t in trials if t.measurement]
+    first: Mapping[str, str] = next((own for _, own in known if own), {})
+    changes: dict[str, str] = {}
+    for number, own in known:
+        for name, then, now in differences(first, own):
+            changes.setdefault(name, f"{name} changed from {then} to {now} before trial {number}")
+    said = "; ".join(changes.values())
+    again = "`autotune tune SPEC --new` starts again with what is there now"
+    return (
+        [
+            f"not all trials ran with the same versions, so their speeds may not be comparable: {said}. {again}"
+        ]
+        if changes
+        else []
+    )
 
 
 def _drawn_lengths(winner: Winner) -> list[str]:

@@ -39,6 +39,7 @@ from autotune.results.result import Result
 from autotune.reward.run_noise import RunNoise
 from autotune.spec import Failure, Measurement, ParallelConfig, Study, Trial, config_label
 from autotune.spec.config import capitalized
+from autotune.spec.runs.versions import differences
 from autotune.study.assembly import assemble, make_runner_of
 from autotune.trainers import trainer
 
@@ -270,15 +271,6 @@ class Recheck:
 
 def _shown(role: str) -> str:
     return SHOWN.get(role, role)
-
-
-def differences(then: Mapping[str, str], now: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """What differs between two sets of versions; what only one of them knows is no difference."""
-    return [
-        (name, then[name], now[name])
-        for name in sorted(then.keys() & now.keys())
-        if then[name] != now[name]
-    ]
 
 
 def chosen(

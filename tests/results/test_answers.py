@@ -13,6 +13,7 @@ from autotune import api, registry
 from autotune.errors import CatalogError, NotFoundError, SpecError
 from autotune.ports import Store
 from autotune.report.page import html_report
+from autotune.results.answers import result_from
 from autotune.results.best_known import best_known
 from autotune.results.question import Asked
 from autotune.results.rankings import explained
@@ -142,6 +143,21 @@ def test_the_best_stand_in_the_order_of_their_rewards(finished: tuple[Store, str
     totals = [row["reward"]["total"] for row in found["configs"]]
     assert found["configs"][0]["config"] == found["best"]["config"]
     assert totals == sorted(totals, reverse=True)  # the baseline is no better for its finals
+
+
+def test_a_program_that_changed_while_its_study_ran_is_the_first_note(result: Result) -> None:
+    edited = max(t.number for t in result.trials if t.measurement)
+
+    def dated(trial: Trial, script: str) -> Trial:
+        own = {"torch": "2.12", **({"triton": "3.5"} if trial.number else {}), "script": script}
+        return replace(trial, measurement=replace(trial.measurement, versions=own))  # type: ignore[type-var]
+
+    measured = [t for t in result.trials if t.measurement]
+    same = result_from(result.record, [dated(t, "1a2b") for t in measured])
+    assert not any("the same versions" in note for note in same.notes)
+    mixed = [dated(t, "3c4d" if t.number == edited else "1a2b") for t in measured]
+    note = result_from(result.record, mixed).notes[0]
+    assert f": script changed from 1a2b to 3c4d before trial {edited}. " in note
 
 
 def test_a_ranking_of_the_trials_of_some_versions(result: Result) -> None:

@@ -13,10 +13,10 @@ import pytest
 
 from autotune.ports import AttemptEnded, TrialRequest
 from autotune.spec import Failure, FailureKind, Measurement, ParallelConfig
+from autotune.spec.runs.versions import differences
 from autotune.study.recheck import (
     Recheck,
     Rechecked,
-    differences,
     junit,
     markdown,
     proposal,

@@ -77,7 +77,7 @@ class Measurement(Plain):
     steps_together: int = 1
     """largest number of steps whose lines arrived at once, for example because output was not flushed; each of these steps gets the mean time. 1 if every step has its own time"""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """conditions that may affect the speed: versions of torch, CUDA, driver, NCCL, Python, kernel and trainer, the program's commit, the GPU's clocks and power limit"""
+    """conditions that may affect the speed: versions of torch, CUDA, driver, NCCL, Python, kernel and trainer, the program's commit, its script by its contents, the GPU's clocks and power limit"""
     evidence: Mapping[str, Any] = field(default_factory=dict)
     """observations of each rank, as plain values of `autotune.diagnosis.Evidence`; empty if not observed"""
     allocator: str = ""

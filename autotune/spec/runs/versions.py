@@ -29,6 +29,15 @@ def has_versions(known: Mapping[str, str], asked: Mapping[str, str]) -> bool:
     return all(_is_of(known.get(name, ""), version, name) for name, version in asked.items())
 
 
+def differences(then: Mapping[str, str], now: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """What differs between two sets of versions; what only one of them knows is no difference."""
+    return [
+        (name, then[name], now[name])
+        for name in sorted(then.keys() & now.keys())
+        if then[name] != now[name]
+    ]
+
+
 def _is_of(known: str, asked: str, name: str) -> bool:
     if not known.startswith(asked):
         return False

@@ -620,3 +620,23 @@ def test_programs_here_import_nothing_of_autotune() -> None:
     assert not any(
         "autotune" in file.read_text().replace("AUTOTUNE", "") for file in PROGRAMS.glob("*.py")
     )
+
+
+@pytest.mark.thorough
+def test_a_script_is_told_by_its_contents_unless_the_trial_wrote_it(tmp_path: Path) -> None:
+    text = (PROGRAMS / "inner_optimizers.py").read_text()
+    own, launch = tmp_path / "own", tmp_path / "launch"
+    own.mkdir()
+    launch.mkdir()
+
+    def told(folder: Path, text: str) -> str | None:
+        script = file_with(folder / "train.py", text)
+        seen = watched([sys.executable, str(script)], cwd=launch)
+        version: str | None = seen.facts()["versions"].get("script")
+        return version
+
+    first = told(own, text)
+    assert first is not None
+    assert told(own, text) == first
+    assert told(own, f"{text}\n# another line\n") not in (None, first)
+    assert told(launch, text) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import sys
@@ -82,6 +83,18 @@ def program() -> str:
     return os.path.abspath(getattr(sys.modules.get("__main__"), "__file__", None) or sys.argv[0])
 
 
+def script_version() -> dict[str, str]:
+    """By its contents, which tell an edited one; empty for one that was written for this trial."""
+    file, trial = program(), os.environ.get("AUTOTUNE_TRIAL_DIR", "")
+    if trial and file.startswith(os.path.dirname(trial) + os.sep):
+        return {}
+    try:
+        with open(file, "rb") as content:
+            return {"script": hashlib.sha256(content.read()).hexdigest()[:12]}
+    except OSError:
+        return {}
+
+
 def autocast(torch: Any) -> str:
     """The type that autocast computes in here; empty where it is off."""
     for kind in ("cuda", "cpu"):
@@ -153,7 +166,7 @@ def facts(torch: Any, seen: Any, optimizers: dict[int, Any]) -> dict[str, Any]:
         # of the whole world alone: torch has no public list of the others
         "groups": [int(torch.distributed.get_world_size())] if running else [],
         "torch": str(torch.__version__),
-        "versions": versions(torch),
+        "versions": {**versions(torch), **script_version()},
         "libraries": {
             name: str(getattr(sys.modules[name], "__version__", ""))
             for name in _LIBRARIES
