@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -83,8 +84,9 @@ def program() -> str:
     return os.path.abspath(getattr(sys.modules.get("__main__"), "__file__", None) or sys.argv[0])
 
 
+@functools.cache
 def script_version() -> dict[str, str]:
-    """By its contents, which tell an edited one; empty for one that was written for this trial."""
+    """By its contents when this is first asked, which tell an edited one; empty for one that was written for this trial."""
     file, trial = program(), os.environ.get("AUTOTUNE_TRIAL_DIR", "")
     if trial and file.startswith(os.path.dirname(trial) + os.sep):
         return {}

@@ -323,6 +323,7 @@ def watch(torch: Any, reports: Channel) -> None:
                 seen.watch.end()
 
     atexit.register(finish)
+    model_facts.script_version()  # now, because a person may edit it while it runs
     reports.send("torch", version=str(torch.__version__), rank=model_facts.rank_of(torch))
 
 
