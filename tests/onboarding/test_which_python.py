@@ -65,3 +65,23 @@ def test_a_launch_that_chooses_none_says_nothing(tmp_path: Path, launch: str) ->
     draft = drafted(tmp_path, {"run.sh": launch, "train.py": PROGRAM})
     assert "python" not in draft.document["trainer"]
     assert not any("PATH" in note for note in draft.notes)
+
+
+@pytest.mark.parametrize(
+    ("launch", "chosen", "first"),
+    [
+        ("python3 train.py\n", None, "python3"),
+        ("env X=1 python3.12 -u train.py\n", None, "python3.12"),
+        ("env3/bin/python3 train.py\n", "env3/bin/python3", "python3"),
+        ("source env3/bin/activate\npython3 train.py\n", "env3", "python3"),
+        ("torchrun --nproc_per_node=2 train.py\n", None, "torchrun"),
+    ],
+)
+def test_an_interpreter_keeps_its_name_because_python_may_be_another_or_none(
+    tmp_path: Path, launch: str, chosen: str | None, first: str
+) -> None:
+    write(tmp_path, {"env3/bin/python3": ""})
+    draft = drafted(tmp_path, {"run.sh": launch, "train.py": PROGRAM})
+    assert draft.document["trainer"].get("python") == (chosen and str(tmp_path / chosen))
+    assert draft.document["trainer"]["argv"][0] == first
+    assert not any("PATH" in note for note in draft.notes)

@@ -97,14 +97,14 @@ def _with_python(
 ) -> tuple[Draft, tuple[str, ...]]:
     """(the draft with the Python that the script chooses, a note where it cannot be found)."""
     chosen = started.python
-    if not any(chosen):
+    if not (chosen.path or chosen.words):
         return draft, ()
     found = chosen.found((cwd, path.resolve().parent))
     if found is None:
         said = (
             f"runs `{chosen.words}`"
             if chosen.words
-            else f"uses {chosen.path}, where no `python` was found"
+            else f"uses {chosen.path}, where no `{chosen.name}` was found"
         )
         asked = "activate that environment where you start autotune, or set `python` under trainer"
         return draft, (f"{path.name} {said}: trials use the first Python on PATH: {asked}",)

@@ -124,7 +124,9 @@ def start_of(script: Script, place: Place) -> list[str]:
         # on CPUs accelerate gives one process other threads where it is told that there is one
         ranks = () if starts_one(script) else ("--num_processes={world_size}",)
         return ["accelerate", "launch", *ranks, *(MACHINES if place.is_spread else ()), *kept]
-    return [*place.torchrun, *kept] if launcher == "torchrun" else ["python"]
+    if launcher == "torchrun":
+        return [*place.torchrun, *kept]
+    return [started.python.name if started else "python"]
 
 
 def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
