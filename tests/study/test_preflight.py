@@ -14,7 +14,7 @@ from autotune.errors import AutotuneError, CatalogError, MissingExtraError, Runn
 from autotune.ports import Store
 from autotune.spec import StudyStatus
 from autotune.store import MemoryStore
-from autotune_workers.runners.machine_limits import is_torch_for_gpus
+from autotune_workers.runners.machine_limits import is_torch_for_gpus, visible_gpus
 from tests.small_studies import spec
 
 ON_CPU = {
@@ -123,6 +123,23 @@ def test_visible_gpus_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "needs 8 ranks, but the 'ray' runner has 4" in api.cannot_run_here(
         api.load_study(spec(runner="ray"))
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "gpus"),
+    [
+        ("0,-1,1", ["0"]),
+        ("GPU-1a, GPU-2b", ["GPU-1a", "GPU-2b"]),
+        ("-1,0", []),
+        ("0,,1", ["0"]),
+        ("NoDevFiles", []),
+    ],
+)
+def test_gpus_behind_a_word_that_hides_them_are_not_used(
+    monkeypatch: pytest.MonkeyPatch, words: str, gpus: list[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", words)
+    assert visible_gpus() == gpus
 
 
 @pytest.mark.parametrize("runner", ["local", "ray"])

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from autotune.errors import AutotuneError, ExportError, RunnerError
@@ -24,6 +25,8 @@ from autotune_workers.training.torch_version import check_torch_version
 
 GPU_DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """one of these is there with NVIDIA's driver, with that of WSL, with AMD's"""
+_NO_GPU = ("", "-1", "NoDevFiles")
+"""the driver ignores these words and all behind them; Slurm writes the last one for a job without GPUs"""
 _PLATFORM = re.compile(r"^(cuda|hip|xpu)\b.*=\s*['\"][^'\"]+['\"]", re.MULTILINE)
 _PYTHONS = ("python", "python3")
 """one of these makes a folder of programs an environment"""
@@ -33,7 +36,8 @@ def visible_gpus() -> list[str]:
     """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; makes no CUDA context."""
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is not None:
-        return [name.strip() for name in listed.split(",") if name.strip() not in ("", "-1")]
+        names = map(str.strip, listed.split(","))
+        return list(takewhile(lambda name: name not in _NO_GPU, names))
     return [str(index) for index in range(_count_gpus())]
 
 
