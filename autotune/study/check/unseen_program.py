@@ -23,6 +23,7 @@ from autotune.study.lease import StudyLease
 from autotune.study.preflight import smallest_config
 from autotune.study.program_remarks import listed
 from autotune.study.progress import Notice, OnEvent
+from autotune.trainers.base.executable import is_from_own_environment
 
 NATIVE = "native"
 LOOKED_AT = 200
@@ -122,9 +123,13 @@ def second_config(
 
 def _command(study: Study, config: ParallelConfig) -> str:
     try:
-        return f": {launch_of(request_of(study, config)).placed('FILES').command}"
+        launch = launch_of(request_of(study, config))
     except AutotuneError:
         return ""
+    command = f": {launch.placed('FILES').command}"
+    if not is_from_own_environment(launch):
+        return command
+    return f"{command}. There is no {launch.argv[0]} on PATH, so trials use that of autotune's own environment; to use another, set trainer.python"
 
 
 def _options(study: Study) -> str:

@@ -24,8 +24,9 @@ _BEGINNING_LINES = 4
 
 def search_path(environment: Mapping[str, str], first: str = "") -> str:
     """Where programs are looked for; `first`: a folder before all others."""
-    path = environment.get("PATH") or os.environ.get("PATH") or os.defpath
-    return os.pathsep.join([*filter(None, [first]), path, str(Path(sys.executable).parent)])
+    return os.pathsep.join([
+        *filter(None, [first]), _path(environment), str(Path(sys.executable).parent),
+    ])  # fmt: skip
 
 
 def find_executable(launch: Launch) -> str:
@@ -43,6 +44,17 @@ def find_executable(launch: Launch) -> str:
         launch.python and not own and not os.path.dirname(name) and python_of(found, launch.env)
     )
     return "" if is_of_another_python else found
+
+
+def is_from_own_environment(launch: Launch) -> bool:
+    """Whether the executable is autotune's own, because nothing else has one of this name."""
+    name = launch.argv[0]
+    is_named = bool(launch.python or os.path.dirname(name))
+    return not is_named and not shutil.which(name, path=_path(launch.env))
+
+
+def _path(environment: Mapping[str, str]) -> str:
+    return environment.get("PATH") or os.environ.get("PATH") or os.defpath
 
 
 def python_of(executable: str, environment: Mapping[str, str]) -> str:

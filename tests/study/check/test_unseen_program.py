@@ -54,6 +54,17 @@ def test_a_program_that_does_not_work_ends_the_study_before_anything_is_searched
     assert EventKind.PROGRAM_CHECKED not in history(store, record.id)
 
 
+def test_a_program_that_only_the_own_environment_can_start_is_told_before_its_first_run(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    said = list[str]()
+    hear = lambda event: said.append(event.message) if isinstance(event, Notice) else None  # noqa: E731
+    argv = ["python", *program_spec(tmp_path)["trainer"]["argv"][1:]]
+    api.tune(program_spec(tmp_path, argv=argv), store=store, on_event=hear)
+    assert "There is no python on PATH, so trials use that of autotune's own environment" in said[0]
+
+
 RESUMES = """\
 import sys, torch
 from pathlib import Path
