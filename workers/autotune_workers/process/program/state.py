@@ -385,6 +385,8 @@ class ProgramTrial:
         law = f"the program ended successfully, but its log has {count} with a time, and {least} after warm-up are needed"
         if not done and (lines := max(log.arrived_at_once for log in self._logs)) > 1:
             law += f": the lines of all its {lines} steps arrived at once, probably because output is buffered; make the program flush its output (`stdbuf -oL`, `flush=True`), or print step times"
+        else:
+            law += ". If it continues what an earlier trial saved, set its output folder to {trial_dir}; if its data is too short, give it more"
         return self._with_exception(
             Failure(kind=FailureKind.METRICS_MISSING, message=law, step=done or None)
         )
