@@ -8,13 +8,13 @@ Modules, from the parts to the whole:
     configuration_files.py    a file or an exported folder as a `PresentConfiguration`, the trainer that it belongs to, and knobs that files of DeepSpeed and accelerate decide
     hub_names.py              the model that a program names
     script/                   a training script
-        reading.py            Script: a Python program's options, constants and imports, read without running it
+        reading.py            Script: a Python program's options, and the text that has them, read without running it
         syntax.py, options.py, library_options.py, machine_defaults.py   used by it
-        unconditional.py      what a program does whatever its options say
+        code.py               what a program does whatever its options say
         written_arguments.py  what its own text gives transformers' Trainer
         option_names.py       which knob an option stands for, by its name
         said_options.py       the options that the program's own parser said as it ran
-        option_matches.py     all options of a script, matched to knobs; how many ranks it is started on
+        option_matches.py     all options of a script, matched to knobs; the ranks and the batch that they make today
         print_statements.py   what a program prints and how often, and patterns from that
         argv.py               the command of a script's draft
         draft.py              the draft of a script

@@ -141,6 +141,18 @@ def document_of(name: str, text: str) -> dict[str, Any]:
     return {}
 
 
+def text_in(path: Path) -> str | None:
+    """The text of a file; None if it is not there or cannot be read."""
+    with suppress(SpecError):
+        return _text(path) if path.is_file() else None
+    return None
+
+
+def document_in(path: Path) -> dict[str, Any]:
+    """The contents of a YAML, JSON or TOML file; empty also if it is not there or cannot be read."""
+    return document_of(path.name, text_in(path) or "")
+
+
 def importing_trainers() -> tuple[str, ...]:
     """Trainers whose present configuration can be read."""
     return tuple(name for name in trainer_names() if trainer(name).can_import)
@@ -230,9 +242,8 @@ def _fsdp_config(value: Any, base: Path) -> Any:
     """`fsdp_config` of TrainingArguments: a mapping, JSON, or a file of it."""
     if not isinstance(value, str):
         return value
-    text = value
-    if not value.lstrip().startswith("{"):
-        text = _text(base / value) if (base / value).is_file() else ""
+    is_json = value.lstrip().startswith("{")
+    text = value if is_json else text_in(base / value) or ""
     return document_of("fsdp_config.json", text) or value
 
 
@@ -240,15 +251,21 @@ _FSDP_STAGES = {"2": 2, "SHARD_GRAD_OP": 2, "3": 0, "NO_SHARD": 0}
 """ZeRO stages of accelerate's --fsdp_sharding_strategy; the others shard all"""
 
 
+def _settings(started: Started) -> dict[str, Any]:
+    """The program's options by the last part of their names, True for a flag; DeepSpeed's file as `deepspeed`, whichever option names it."""
+    told = {a.name.rpartition(".")[2]: a.values[0] if a.values else True for a in started.arguments}
+    file = told.get("deepspeed_config")
+    return {**told, "deepspeed": file} if isinstance(file, str) else told
+
+
+def _of_accelerate(started: Started, name: str) -> str:
+    """The value of an option of `accelerate launch`; empty where there is none."""
+    return started.option(name) if started.launcher == "accelerate" else ""
+
+
 def decided_for(started: Started, base: Path) -> dict[str, Any]:
     """Knobs that the launch of a script decides: by options of accelerate, and by the files that launcher and script are given."""
-    settings = {
-        a.name.rpartition(".")[2]: a.values[0] if a.values else True for a in started.arguments
-    }
-    settings |= (
-        {"deepspeed": file} if isinstance(file := settings.get("deepspeed_config"), str) else {}
-    )
-    found: dict[str, Any] = {}
+    settings, found = _settings(started), dict[str, Any]()
     if started.launcher == "accelerate":
         if file := started.option("config_file"):
             found |= decided_by("accelerate", file, base)
@@ -261,13 +278,12 @@ def decided_for(started: Started, base: Path) -> dict[str, Any]:
         if started.option("offload_optimizer_device") in _HOST:
             found["offload"] = "optimizer"
         if any(option.name == "use_fsdp" for option in started.options):
-            found["zero_stage"] = _FSDP_STAGES.get(
-                started.option("fsdp_sharding_strategy").upper(), 3
-            )
+            strategy = started.option("fsdp_sharding_strategy").upper()
+            found["zero_stage"] = _FSDP_STAGES.get(strategy, 3)
     if str(settings.get("use_liger_kernel", "")) in map(str, ON):
         found["loss"] = "fused"
-    if isinstance(settings.get("deepspeed"), str):
-        found |= decided_by("deepspeed", str(settings["deepspeed"]), base)
+    if isinstance(named := settings.get("deepspeed"), str):
+        found |= decided_by("deepspeed", named, base)
     elif settings.get("fsdp"):
         found |= sharding_of(settings, base)
     return found
@@ -275,27 +291,23 @@ def decided_for(started: Started, base: Path) -> dict[str, Any]:
 
 def unread_files(started: Started, base: Path) -> Iterator[str]:
     """What is assumed of files that the launch names and that are not there, in words."""
-    settings = {a.name.rpartition(".")[2]: a.values[0] for a in started.arguments if a.values}
-    is_accelerate = started.launcher == "accelerate"
-    config = started.option("config_file") if is_accelerate else ""
-    of_launcher = started.option("deepspeed_config_file") if is_accelerate else ""
+    settings = _settings(started)
+    of_launcher = _of_accelerate(started, "deepspeed_config_file")
     for name, file in (
-        ("deepspeed", of_launcher or settings.get("deepspeed") or settings.get("deepspeed_config")),
+        ("deepspeed", of_launcher or settings.get("deepspeed")),
         ("fsdp", settings.get("fsdp_config")),
-        ("accelerate", config),
+        ("accelerate", _of_accelerate(started, "config_file")),
     ):
         endings = (*DOCUMENTS, ".conf") if name == "deepspeed" else DOCUMENTS
-        if (
-            isinstance(file, str)
-            and PurePosixPath(file).suffix.lower() in endings
-            and not (base / file).is_file()
-        ):
-            if name == "fsdp":
-                yield f"{UNREAD}{file} was not found, so no activation checkpointing is assumed"
-                continue
-            stage = decided_by(name, file, base).get("zero_stage", 0)
-            why = ", as its name says" if stage else ""
-            yield f"{UNREAD}{file} was not found: ZeRO stage {stage} is assumed{why or MAY_SHARD}"
+        is_file = isinstance(file, str) and PurePosixPath(file).suffix.lower() in endings
+        if not is_file or (base / str(file)).is_file():
+            continue
+        if name == "fsdp":
+            yield f"{UNREAD}{file} was not found, so no activation checkpointing is assumed"
+        else:
+            stage = decided_by(name, str(file), base).get("zero_stage", 0)
+            why = ", as its name says" if stage else MAY_SHARD
+            yield f"{UNREAD}{file} was not found: ZeRO stage {stage} is assumed{why}"
 
 
 def _by_plugin(document: Mapping[str, Any], base: Path) -> dict[str, Any]:
@@ -308,54 +320,34 @@ def _by_plugin(document: Mapping[str, Any], base: Path) -> dict[str, Any]:
     return {"offload": "optimizer"} if plugin.get("offload_optimizer_device") in _HOST else {}
 
 
-def _settings_in(path: Path) -> Mapping[str, Any]:
-    """The contents of a file of settings; empty if it is not there or cannot be read."""
-    with suppress(SpecError):
-        return document_of(path.name, read_present(path).files[path.name]) if path.is_file() else {}
-    return {}
-
-
 def _accelerate_file(started: Started, base: Path) -> Mapping[str, Any]:
     """The file of `accelerate launch --config_file`; empty if there is none."""
-    return (
-        _settings_in(base / started.option("config_file"))
-        if started.launcher == "accelerate"
-        else {}
-    )
+    return document_in(base / _of_accelerate(started, "config_file"))
 
 
 def runs_deepspeed(started: Started, base: Path) -> bool:
     """Whether accelerate runs the steps by DeepSpeed, by its options or its file."""
-    if started.launcher != "accelerate":
-        return False
-    says = any(
-        option.name in ("use_deepspeed", "deepspeed_config_file") for option in started.options
-    )
-    return says or _accelerate_file(started, base).get("distributed_type") == "DEEPSPEED"
+    said = {option.name for option in started.options} & {"use_deepspeed", "deepspeed_config_file"}
+    by_file = _accelerate_file(started, base).get("distributed_type") == "DEEPSPEED"
+    return started.launcher == "accelerate" and (bool(said) or by_file)
 
 
 def offloaded_weights(started: Started, base: Path) -> str:
     """The setting of accelerate's or DeepSpeed's file by which weights wait on the host; empty if none does."""
-    settings = {a.name.rpartition(".")[2]: a.values[0] for a in started.arguments if a.values}
-    named = (
-        settings.get("deepspeed")
-        or settings.get("deepspeed_config")
-        or started.option("deepspeed_config_file")
-    )
-    told = dict(flat(_settings_in(base / str(named or "")))) | dict(
-        flat(_accelerate_file(started, base))
-    )
-    devices = (
-        told.get("zero_optimization.offload_param.device"),
-        told.get("deepspeed_config.offload_param_device"),
+    named = _settings(started).get("deepspeed") or started.option("deepspeed_config_file")
+    told = dict(flat(document_in(base / str(named or ""))))
+    told |= flat(_accelerate_file(started, base))
+    devices = {
+        str(told.get("zero_optimization.offload_param.device")),
+        str(told.get("deepspeed_config.offload_param_device")),
         started.option("offload_param_device"),
-    )
-    if any(device in _HOST for device in devices):
-        return "offload_param"
+    }
     by_fsdp = (
         told.get("fsdp_config.fsdp_offload_params"),
         started.option("fsdp_offload_params").lower(),
     )
+    if not devices.isdisjoint(_HOST):
+        return "offload_param"
     return "fsdp_offload_params" if any(each in ON for each in by_fsdp) else ""
 
 
@@ -378,24 +370,17 @@ def decided_by(name: str, file: str, base: Path) -> dict[str, Any]:
     """Knobs that a file of the `deepspeed` trainer or `accelerate` decides, where it says them."""
     knobs = ("precision", "zero_stage", "recompute", "compile", "offload")
     path = base / file
-    if path.is_file():
+    text = text_in(path)
+    if text is not None:
+        # JSON, as DeepSpeed takes any name
+        own = path.name if path.suffix != ".conf" else f"{path.stem}.json"
         with suppress(SpecError):
-            present = read_present(path)
-            if path.suffix == ".conf":  # JSON, as DeepSpeed takes any name
-                present = PresentConfiguration(
-                    files={f"{path.stem}.json": present.files[path.name]}
-                )
-            found = trainer(name).read_config(present).knobs
+            found = trainer(name).read_config(PresentConfiguration(files={own: text})).knobs
             told = {knob: found[knob] for knob in knobs if found.get(knob) is not None}
-            return told | (
-                _by_plugin(document_of(path.name, present.files[path.name]), base)
-                if name == "accelerate"
-                else {}
-            )
+            plugin = _by_plugin(document_of(own, text), base) if name == "accelerate" else {}
+            return told | plugin
     tail = path.name.lower()
     if stage := re.search(r"(?:z(?:ero)?[_-]?(?:stage)?|stage)[_-]?([0-3])", tail):
-        return {
-            "zero_stage": int(stage[1]),
-            **({"offload": "optimizer"} if "offload" in tail else {}),
-        }
+        offload = {"offload": "optimizer"} if "offload" in tail else {}
+        return {"zero_stage": int(stage[1]), **offload}
     return {"zero_stage": 3} if "fsdp" in tail else {}

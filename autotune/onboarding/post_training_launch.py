@@ -13,18 +13,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from autotune.errors import SpecError
-from autotune.onboarding.configuration_files import read_present, recognized
+from autotune.onboarding.configuration_files import document_of, recognized, text_in
 from autotune.onboarding.launch.launch_script import Started, started_by
 from autotune.onboarding.launch.started_program import where_it_runs
 from autotune.trainers.documents.shell_words import commands_of
 from autotune.trainers.nemo_rl.bases import BASE, bases_of, with_bases
 from autotune.trainers.post_training.programs import PROGRAMS, UNREAD, USUAL, program_of
-from autotune.trainers.present_configuration import PresentConfiguration, parse_document
+from autotune.trainers.present_configuration import PresentConfiguration
 from autotune.trainers.trl.launchers import LAUNCHERS_FILES, as_trl_grpo
 from autotune.trainers.verl.read import OWN_GROUPS
 
@@ -78,7 +77,7 @@ def with_its_bases(present: PresentConfiguration, path: Path) -> PresentConfigur
 
 def inheriting_trainer(present: PresentConfiguration, path: Path) -> str | None:
     """NeMo-RL, where a configuration starts from files that say the rest and none of them is of another of its algorithms; None otherwise."""
-    keys = {key for name, text in present.files.items() for key in _document(name, text)}
+    keys = {key for name, text in present.files.items() for key in document_of(name, text)}
     return (
         NEMO_RL
         if _starts_from(present, path) and "policy" in keys and not keys & _OTHER_ALGORITHMS
@@ -87,13 +86,7 @@ def inheriting_trainer(present: PresentConfiguration, path: Path) -> str | None:
 
 
 def _starts_from(present: PresentConfiguration, path: Path) -> tuple[str, ...]:
-    return bases_of(_document(path.name, present.files.get(path.name, "")))
-
-
-def _document(name: str, text: str) -> dict[str, object]:
-    with suppress(SpecError):
-        return parse_document(name, text)
-    return {}
+    return bases_of(document_of(path.name, present.files.get(path.name, "")))
 
 
 def _folder(path: Path, started: Started | None, folder: str, program: str) -> str:
@@ -165,7 +158,7 @@ def _launchers_files(
     present: PresentConfiguration, read: Callable[[str], str | None]
 ) -> dict[str, str]:
     """The files of Accelerate and DeepSpeed that `trl grpo` is given, by command or configuration, by their names; without TRL's own and those that are not here."""
-    documents = [_document(name, text) for name, text in present.files.items()]
+    documents = [document_of(name, text) for name, text in present.files.items()]
     told = [
         each
         for key in LAUNCHERS_FILES
@@ -176,10 +169,4 @@ def _launchers_files(
 
 
 def _reader(folder: Path) -> Callable[[str], str | None]:
-    def text_of(name: str) -> str | None:
-        file = folder / name
-        with suppress(SpecError, OSError):
-            return read_present(file).files[file.name] if file.is_file() else None
-        return None
-
-    return text_of
+    return lambda name: text_in(folder / name)

@@ -112,6 +112,7 @@ def test_a_switch_decides_on_adapters_whose_rank_the_code_says(tmp_path: Path, g
         ("FSDP(model, cpu_offload=CPUOffload(offload_params=args.shard))", "CPUOffload in line 11"),
         ("FSDP(model, cpu_offload=CPUOffload())", ""),
         ("FSDP(model, cpu_offload=CPUOffload(offload_params=False))", ""),
+        ("wrappers[0](model)", ""),
     ],
 )
 def test_weights_on_the_host_are_named(tmp_path: Path, code: str, said: str) -> None:

@@ -214,8 +214,6 @@ def _draft(
         name=started.program,
         options=(),
         parser="",
-        imports=frozenset(),
-        is_distributed=False,
         is_read=False,
     )
     if (cwd / file).is_file():
@@ -324,8 +322,6 @@ def _of_library(started: Started) -> Script | None:
         name=started.program,
         options=tuple(option_of(*each) for each in options),
         parser="HfArgumentParser",
-        imports=frozenset(),
-        is_distributed=True,
         beyond=of if of in BEYOND else "",
     )
 
@@ -336,8 +332,6 @@ def _start_of(started: Started, place: Place) -> tuple[str, ...]:
         name=started.program,
         options=(),
         parser="",
-        imports=frozenset(),
-        is_distributed=False,
         is_read=False,
         started=started,
     )

@@ -79,14 +79,14 @@ def peft_of(script: Script) -> Mapping[str, Any]:
     is_off = not is_on and (method != "" or any(name in said for name in _SWITCHES))
     given = _given(script)
     ranks = [
-        name for name in _RANKS if name in given or ("peft" in script.imports and name in said)
+        name for name in _RANKS if name in given or ("peft" in script.code.imports and name in said)
     ]
     rank = next(
         (said[name] for name in ranks if isinstance(said[name], int) and said[name] > 0), None
     )
     if is_off or not (is_on or rank):
-        return {} if is_off or not script.adapted[1] else script.adapters or {}
-    usual = (script.adapters or {}).get("rank") or next(
+        return {} if is_off or not script.adapted[1] else script.code.adapters or {}
+    usual = (script.code.adapters or {}).get("rank") or next(
         (default for name, default in _PEFT_RANK.items() if name in said), 8
     )
     modules = _modules(script)
@@ -95,7 +95,7 @@ def peft_of(script: Script) -> Mapping[str, Any]:
         "method": "qlora" if is_quantized else "lora",
         "rank": rank or usual,
         "targets": targets_of(modules)
-        or ("all" if modules or script.computes_targets else "attention"),
+        or ("all" if modules or script.code.computes_targets else "attention"),
         "library": "" if "lora_dim" in ranks else "peft",
     }
 
@@ -109,7 +109,7 @@ def loaded_in(script: Script) -> str:
         )
     ) is not None:
         return str(told)
-    by_text = script.loads_as[0]
+    by_text = script.code.loads_as[0]
     if by_text == "bf16":
         return "bfloat16" if said.get("bf16") not in _OFF else ""
     return "" if by_text == "?" else by_text
@@ -122,7 +122,7 @@ def optimizer_of(script: Script) -> str:
 
 def made_optimizer(script: Script) -> str:
     """The optimizer that the text of a program makes, by its class; empty where it makes none, or several."""
-    return script.optimizers[0] if len(script.optimizers) == 1 else ""
+    return script.code.optimizers[0] if len(script.code.optimizers) == 1 else ""
 
 
 def of_unknown_optimizer(name: str) -> str:
@@ -145,8 +145,8 @@ def frozen(script: Script) -> Iterator[str]:
         optimizer
     ) is None:
         yield of_unknown_optimizer(optimizer)
-    if not optimizer_of(script) and len(script.optimizers) > 1:
-        yield f"{NOT_COUNTED}which of {', '.join(script.optimizers)} its source creates, planned as AdamW"
+    if not optimizer_of(script) and len(script.code.optimizers) > 1:
+        yield f"{NOT_COUNTED}which of {', '.join(script.code.optimizers)} its source creates, planned as AdamW"
     yield from _of_adapters(script)
     off = [name for name in given if _FROZEN.fullmatch(name.lower()) and said[name] not in _OFF]
     if off and not peft_of(script):
@@ -166,7 +166,7 @@ def _of_adapters(script: Script) -> Iterator[str]:
     if peft and modules and not targets_of(modules):
         unknown = [name for name in modules if not targets_of([name])]
         yield f"{NOT_COUNTED}adapters on {', '.join(unknown)}, planned on all matrices of the layers"
-    elif peft and script.computes_targets and not modules:
+    elif peft and script.code.computes_targets and not modules:
         yield f"{NOT_COUNTED}which matrices {script.name} chooses for its adapters; the plan assumes all matrices of the layers"
     elif peft and not modules and peft["library"] and "use_peft" not in said:
         yield f"{ASSUMED_TARGETS}: no option names the matrices, and this is PEFT's default"
@@ -226,7 +226,7 @@ def _said(script: Script) -> dict[str, Any]:
 
 def _modules(script: Script) -> list[str]:
     """Names of the matrices that have adapters, by the options or the text; none where neither says them."""
-    return _words_of(script, _TARGETS) or list(script.targets)
+    return _words_of(script, _TARGETS) or list(script.code.targets)
 
 
 def _words_of(script: Script, names: tuple[str, ...]) -> list[str]:

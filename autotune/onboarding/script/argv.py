@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autotune.onboarding.draft import Item, Place
@@ -157,19 +157,15 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
         yield Item("fit")
     if started:
         yield from map(Item, _kept(found))
-    places = list(_places(found))
-    yield from (item for _, item in places)
-    placed = {name for name, _ in (*_in_place(found), *places)}
-    for target, option, meaning in _told(found):
-        if option.name in placed:
-            continue
-        word = "{%s}" % (meaning.expression or target)
-        yield Item(f"{option.prefix}{word}", _where(option, meaning))
+    told = _told(found)
+    places = dict(_places(script, told))
+    yield from places.values()
+    for meaning in told.values():
+        if not meaning.option.is_positional:
+            yield Item(f"{meaning.option.prefix}{meaning.placeholder}", _where(meaning))
     if found.precision_flags:
-        named = ", ".join(
-            f"{option.shown} ({option.place or 'as launched'})"
-            for option, _ in found.precision_flags
-        )
+        flags = (meaning.option for meaning in found.precision_flags)
+        named = ", ".join(f"{each.shown} ({each.place or 'as launched'})" for each in flags)
         yield Item("{precision}", named)
     if script.parser == "HfArgumentParser":
         yield from (
@@ -190,7 +186,7 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
         said = _said(found.log_interval)
         yield from (Item(word, f"a line for every step ({said})") for word in trial_words(found))
     for option in found.required:
-        if option.name not in placed:
+        if option.name not in places:
             yield Item(f"{option.prefix}{FILL_IN}", _REQUIRED.format(option.place))
 
 
@@ -219,53 +215,40 @@ def trial_words(found: OptionMatches) -> list[str]:
     return []
 
 
-def _told(found: OptionMatches) -> Iterator[tuple[str, ScriptOption, Meaning]]:
-    """(what it stands for, option, meaning) of the options that a trial is told."""
-    for target, (option, meaning) in found.used.items():
-        if (
-            target not in OF_MODEL
-            and not option.is_in_file
-            and (option.kind != "flag" or len(meaning.values) > 1)
-        ):
-            yield target, option, meaning
+def _told(found: OptionMatches) -> dict[str, Meaning]:
+    """What the options stand for that a trial is told, by their names."""
+    return {
+        meaning.option.name: meaning
+        for target, meaning in found.used.items()
+        if target not in OF_MODEL
+        and not meaning.option.is_in_file
+        and (meaning.option.kind != "flag" or len(meaning.values) > 1)
+    }
 
 
-def _in_place(found: OptionMatches) -> Iterator[tuple[str, str]]:
-    """(name, word) of the positionals that a trial is told where the launch has them."""
-    for target, option, meaning in _told(found):
-        if option.is_positional and option.given is not None:
-            yield option.name, "{%s}" % (meaning.expression or target)
-
-
-def _places(found: OptionMatches) -> Iterator[tuple[str, Item]]:
+def _places(script: Script, told: Mapping[str, Meaning]) -> Iterator[tuple[str, Item]]:
     """(name, word) of the positionals that the launch does not have, up to the last one that a trial is told: those before it must be given, too."""
-    told = {option.name: (target, meaning) for target, option, meaning in _told(found)}
-    places = [option for option in found.script.options if option.is_positional]
+    places = [option for option in script.options if option.is_positional]
     while places and places[-1].name not in told:
         places.pop()
     for option in places:
+        name = option.name
         if option.given is not None:
             continue
-        if option.name in told:
-            target, meaning = told[option.name]
-            yield (
-                option.name,
-                Item("{%s}" % (meaning.expression or target), _where(option, meaning)),
-            )
+        if name in told:
+            yield name, Item(told[name].placeholder, _where(told[name]))
         elif option.default is None:
-            yield option.name, Item(FILL_IN, _REQUIRED.format(option.place))
+            yield name, Item(FILL_IN, _REQUIRED.format(option.place))
         else:
-            yield option.name, Item(braced(str(option.default)), f"{option.name}, {_said(option)}")
+            yield name, Item(braced(str(option.default)), f"{name}, {_said(option)}")
 
 
 def _kept(found: OptionMatches) -> Iterator[str]:
     """The arguments that the script is started with today, without those that a trial is told."""
-    told = {option.name for _, option, _ in _told(found)} | {
-        option.name for option, _ in found.precision_flags
-    }
+    by_trial = _told(found)
+    told = {*by_trial, *(meaning.option.name for meaning in found.precision_flags)}
     told |= {option.name for option in (*found.finds_batch, *found.trackers)}
-    told |= {f"no_{name}" for name in told}
-    in_place = dict(_in_place(found))
+    told |= {f"no_{name}" for name in told} | {"local_rank"}
     if found.log_interval is not None:
         told.add(found.log_interval.name)
     if found.script.parser == "HfArgumentParser":
@@ -275,17 +258,14 @@ def _kept(found: OptionMatches) -> Iterator[str]:
     for argument in found.script.arguments:
         if in_file.issuperset(argument.values or argument.words):
             continue
-        argument = argument._replace(
-            words=tuple(word for word in argument.words if word not in in_file)
-        )
-        if argument.name in in_place:
-            yield in_place[argument.name]
-        if argument.name in told | {"local_rank"}:
+        if argument.name in told:
+            meaning = by_trial.get(argument.name)
+            if meaning and meaning.option.is_positional and meaning.option.given is not None:
+                yield meaning.placeholder
             continue
-        if argument.words == ("--",):
-            yield "--"
-            continue
-        for word in written(_by_long_name(argument, found), found.script.is_read):
+        words = tuple(word for word in argument.words if word not in in_file)
+        argument = _by_long_name(argument._replace(words=words), found)
+        for word in written(argument, found.script.is_read):
             head, sign, value = word.rpartition("=")
             if value in files:
                 yield f"{head}{sign}{{files}}/{files[value]}"
@@ -330,16 +310,15 @@ def left_out(found: OptionMatches, place: Place) -> list[str]:
     """What the launcher is told and trials do without, as it is written; not what is about ranks, nodes and where they meet."""
     if (started := found.script.started) is None:
         return []
-    wrapped = [" ".join(started.wrapped)] if started.wrapped else []
     if started.launcher in TASKS:
         elsewhere = {*TASKS[started.launcher].elsewhere} - {"D", "chdir"}  # `cwd` has it
-        return wrapped + [
-            " ".join(each.words) for each in started.options if each.name in elsewhere
-        ]
-    launcher = "torchrun" if started.launcher == "accelerate" and place.is_cpu else started.launcher
-    kept = list(_of_launcher(started, launcher))
-    dropped = [each for each in started.options if each not in kept and each.name not in _OF_RANKS]
-    return wrapped + [" ".join(each.words) for each in dropped]
+        dropped = [each for each in started.options if each.name in elsewhere]
+    else:
+        kept = [*_of_launcher(started, launcher_of(found.script, place))]
+        others = (each for each in started.options if each.name not in _OF_RANKS)
+        dropped = [each for each in others if each not in kept]
+    words = (started.wrapped, *(each.words for each in dropped))
+    return [" ".join(each) for each in words if each]
 
 
 def _kept_of_tasks(started: Started) -> Iterator[str]:
@@ -351,8 +330,8 @@ def _kept_of_tasks(started: Started) -> Iterator[str]:
             yield from map(braced, option.words)
 
 
-def _where(option: ScriptOption, meaning: Meaning) -> str:
-    assumed = ""
+def _where(meaning: Meaning) -> str:
+    option, assumed = meaning.option, ""
     if meaning.target == "micro_batch_size":
         unit = "tokens" if meaning.in_tokens else "sequences"
         is_said = "per_device" in option.name or "per_gpu" in option.name
@@ -403,10 +382,11 @@ def _values_to_try(option: ScriptOption) -> tuple[Any, ...]:
 
 def values_of(found: OptionMatches) -> dict[str, dict[Any, Any]]:
     """The option `values`: the script's words by knob."""
-    said: dict[str, dict[Any, Any]] = {}
-    for target, (_, meaning) in found.used.items():
-        if meaning.words and len(meaning.values) > 1:
-            said[target] = {_key(value): word for value, word in meaning.words.items()}
+    said: dict[str, dict[Any, Any]] = {
+        target: {_key(value): word for value, word in meaning.words.items()}
+        for target, meaning in found.used.items()
+        if meaning.words and len(meaning.values) > 1
+    }
     if found.precision_flags:
         said["precision"] = precision_words(found.precision_flags, found.plain_format)
     return said
@@ -416,17 +396,11 @@ def _key(value: str) -> Any:
     return {"true": True, "false": False}.get(value, int(value) if value.isdecimal() else value)
 
 
-def precision_words(flags: list[tuple[ScriptOption, Meaning]], plain: str) -> dict[Any, Any]:
+def precision_words(flags: list[Meaning], plain: str) -> dict[Any, Any]:
     """The whole argument for each number format; `plain`: the one without any. Of flags that are on by default the first alone counts: one word cannot switch two."""
-    on = [(option, meaning.values[0]) for option, meaning in flags if option.default]
-    if on:
-        option, precision = on[0]
-        return (
-            {precision: None}
-            if option.off is None
-            else {precision: None, plain: f"{option.prefix}{option.off}"}
-        )
-    return {
-        **{meaning.values[0]: f"{option.prefix}{option.on}" for option, meaning in flags},
-        plain: None,
-    }
+    for meaning in flags:
+        if (option := meaning.option).default:
+            off = {} if option.off is None else {plain: f"{option.prefix}{option.off}"}
+            return {meaning.values[0]: None, **off}
+    words = {each.values[0]: f"{each.option.prefix}{each.option.on}" for each in flags}
+    return {**words, plain: None}

@@ -12,12 +12,12 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, final
 
 from autotune.onboarding.configuration_files import decided_for
-from autotune.onboarding.draft import Place
+from autotune.onboarding.draft import Place, around
 from autotune.onboarding.launch.launch_script import value_of
 from autotune.onboarding.script.adapters import loaded_in
 from autotune.onboarding.script.option_names import (
@@ -28,6 +28,7 @@ from autotune.onboarding.script.option_names import (
     counts_tokens,
     is_explicit_micro,
     is_log_interval,
+    is_of_another_part,
     is_performance_choice,
     may_be_batch,
     meaning_of,
@@ -50,7 +51,6 @@ from autotune.spec.texts.usual_names import (
     AMP_FORMATS,
     FINDS_BATCH,
     OTHER_DEGREES,
-    OTHER_PARTS,
     TRACKERS,
     WORDS,
     target_of,
@@ -59,6 +59,11 @@ from autotune.spec.texts.usual_names import (
 DEGREES = ("tp", "pp", "cp", "ep")
 _PARTS = re.compile("(fsdp|deepspeed|ds|zero|xla|tpu|dali|horovod)_")
 """beginnings of names of options that do something only in a launch that has that part"""
+_AMP = re.compile("(use_|enable_)?(amp|autocast|mixed_precision)")
+"""names of flags that switch autocast on"""
+BATCH = 8
+"""sequences per micro-batch where nothing tells them"""
+UNSAID_STEPS = "the number of accumulated micro-batches was not found"
 _SUPPLIED = ("local_rank", "rank", "node_rank", "master_addr", "master_port")
 """options that the launcher fills in by the environment"""
 
@@ -75,9 +80,11 @@ class OptionMatches:
     """the file of DeepSpeed that it is started with"""
     settings: SettingsFile | None = None
     """the file of settings of which each trial has its own"""
-    used: dict[str, tuple[ScriptOption, Meaning]] = field(default_factory=dict)
+    used: dict[str, Meaning] = field(default_factory=dict)
     """by knob or figure: the option that stands for it; the first one where several do"""
-    precision_flags: list[tuple[ScriptOption, Meaning]] = field(default_factory=list)
+    constants: Mapping[str, Meaning] = field(default_factory=dict)
+    """the same of the constants of the script's text"""
+    precision_flags: list[Meaning] = field(default_factory=list)
     """flags that each switch on one number format"""
     ideas: list[ScriptOption] = field(default_factory=list)
     """options that look like performance choices, proposed as knobs of the study's own"""
@@ -100,37 +107,66 @@ class OptionMatches:
 
     def default(self, target: str) -> Any:
         """The script's own value of a knob or figure, by option or constant; None where it does not say."""
-        return self.used[target][1].default if target in self.used else self.constant(target)
+        return self.used[target].default if target in self.used else self.constant(target)
+
+    def constant(self, target: str) -> Any:
+        """A constant of the script's text."""
+        return self.constants[target].option.default if target in self.constants else None
 
     def count(self, target: str) -> int | None:
         """The script's own value, where it is a whole number above 0; of a batch in tokens its sequences, where their length is known."""
-        value = self.default(target)
-        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        meaning, value = self._said(target), self.default(target)
+        if meaning is None or type(value) is not int or value <= 0:
             return None
-        constant = next(self._constants(target), None) if target not in self.used else None
-        meaning = self.used[target][1] if constant is None else meaning_of(constant)
-        if meaning is None or not meaning.in_tokens:
+        if not meaning.in_tokens:
             return value
         seq_len = self.count("seq_len")
         return max(1, value // seq_len) if seq_len else None
+
+    def where(self, target: str) -> str:
+        """The line that says the value; empty where none does."""
+        if (meaning := self._said(target)) is None:
+            return ""
+        option = meaning.option
+        return option.file or ("as launched" if option.given is not None else option.place)
+
+    def values(self, target: str) -> tuple[Any, ...]:
+        """The knob's values that an option can tell, that of today first; none where no option does."""
+        return self.used[target].values if target in self.used else ()
+
+    def choices(self, target: str) -> list[int]:
+        """The numbers that an option may have; empty where it may have any."""
+        choices = self.used[target].option.choices if target in self.used else ()
+        return sorted(choice for choice in choices if isinstance(choice, int) and choice > 0)
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether it does, by an option, or as its own text says."""
+        says = ("accumulation_steps", "global_batch_size")
+        return any(target in self.used or self.constant(target) for target in says)
+
+    @property
+    def divides_batch(self) -> bool:
+        """Whether the micro-batch is what is left of the batch of all ranks, divided by the ranks and the accumulation: options say those two and not the micro-batch."""
+        both = [self.used.get(target) for target in ("global_batch_size", "accumulation_steps")]
+        is_told = "micro_batch_size" in self.used or self.constant("micro_batch_size")
+        return not is_told and all(each is not None and not each.expression for each in both)
 
     @property
     def plain_format(self) -> str:
         """What it computes in where no flag switches another format on."""
         if loaded_in(self.script) == "bfloat16" and not any(
-            meaning.default for _, meaning in self.precision_flags
+            flag.default for flag in self.precision_flags
         ):
             return "bf16"  # as its weights are
-        has_switch = any("tf32" in meaning.values for _, meaning in self.precision_flags)
+        has_switch = any("tf32" in flag.values for flag in self.precision_flags)
         return "tf32" if "precision" in self.script.in_code and not has_switch else "fp32"
 
     def without_autocast(self) -> None:
         """It computes in fp32, whatever it is told: its words of precision stay as they are."""
         self.used.pop("precision", None)
         self.precision_flags.clear()
-        self.undecided = [
-            option for option in self.undecided if target_of(_last(option)) != "precision"
-        ]
+        self.undecided = [each for each in self.undecided if target_of(each.last) != "precision"]
         self.fixed = {**self.fixed, "precision": "fp32"}
 
     def without_sharding(self) -> None:
@@ -140,66 +176,44 @@ class OptionMatches:
         if self.template is not None:
             self.template = replace(self.template, stages=(0,))
 
-    def constant(self, target: str) -> Any:
-        """A constant of the script's text."""
-        return next((constant.default for constant in self._constants(target)), None)
-
-    def where(self, target: str) -> str:
-        """The line that says the value."""
-        option = self.used[target][0] if target in self.used else next(self._constants(target))
-        return option.file or ("as launched" if option.given is not None else option.place)
-
     @property
     def files(self) -> dict[str, Mapping[str, Any]]:
         """What each trial has its own files of, by name."""
         found = {self.template.name: self.template.document} if self.template else {}
-        told = {
-            option.name: f"{{{meaning.expression or target}}}"
-            for target, (option, meaning) in self._told_by_file
+        told: dict[str, Any] = {
+            meaning.option.name: meaning.placeholder
+            for target, meaning in self.used.items()
+            if meaning.option.file and meaning.option.is_in_file and target not in OF_MODEL
         }
         for target, option in self.repeated:
-            if target in self.used and (first := self.used[target][0].name) in told:
+            if target in self.used and (first := self.used[target].option.name) in told:
                 told[option.name] = told[first]
         if self.settings and told:
-            log = (
-                {self.log_interval.name: 1}
-                if self.log_interval and self.log_interval.is_in_file
-                else {}
-            )
-            found[self.settings.name] = self.settings.told({**told, **log})
+            if self.log_interval and self.log_interval.is_in_file:
+                told[self.log_interval.name] = 1
+            found[self.settings.name] = self.settings.told(told)
         return found
-
-    @property
-    def _told_by_file(self) -> Iterator[tuple[str, tuple[ScriptOption, Meaning]]]:
-        return (
-            (target, used)
-            for target, used in self.used.items()
-            if used[0].file and used[0].is_in_file and target not in OF_MODEL
-        )
 
     @property
     def variables(self) -> dict[str, str]:
         """The environment variables that tell a trial its config, with their placeholders."""
-        used = (
-            (target, option, meaning)
-            for target, (option, meaning) in self.used.items()
-            if option.variable
-        )
         return {
-            option.variable: f"{{{meaning.expression or target}}}"
-            for target, option, meaning in used
+            meaning.option.variable: meaning.placeholder
+            for meaning in self.used.values()
+            if meaning.option.variable
         }
 
-    def _constants(self, target: str) -> Iterator[ScriptOption]:
-        for constant in self.script.constants:
-            meaning = meaning_of(constant)
-            if meaning is not None and meaning.target == target:
-                yield constant
+    def _said(self, target: str) -> Meaning | None:
+        """The option or constant that says it."""
+        return self.used.get(target) or self.constants.get(target)
 
 
 def match_options(script: Script, cwd: Path) -> OptionMatches:
     """Matches a script's options; `cwd`: where it runs."""
-    found = OptionMatches(script=script)
+    constants = [meaning for each in script.constants if (meaning := meaning_of(each)) is not None]
+    found = OptionMatches(
+        script=script, constants={each.target: each for each in reversed(constants)}
+    )
     decided: dict[str, Any] = {}
     if script.started:
         decided = decided_for(script.started, cwd)
@@ -242,22 +256,22 @@ def _meanings(
     of_deepspeed = tuple(found.template.options) if found.template else ()
     known = partial(
         meaning_of,
-        divided=script.divided,
+        divided=script.code.divided,
         has_micro=any(is_explicit_micro(each) for each in options if each not in of_deepspeed),
         by_tokens=counts_tokens(options),
         of_fairseq=are_of_fairseq(options),
     )
     switch = next(filter(_is_amp_switch, options), None)
-    formats = next((o for o in options if switch and AMP_FORMATS.fullmatch(_last(o))), None)
+    formats = next((o for o in options if switch and AMP_FORMATS.fullmatch(o.last)), None)
     for option in options:
-        if option is not formats and _last(option) not in _SUPPLIED:
-            says = _format_of(formats) if option is switch and formats else script.autocast
+        if option is not formats and option.last not in _SUPPLIED:
+            says = _format_of(formats) if option is switch and formats else script.code.autocast
             yield option, known(option, autocast=says)
 
 
 def _sort(found: OptionMatches, option: ScriptOption, meaning: Meaning | None) -> None:
     """Puts an option where it belongs; the first that means something is the one that is used."""
-    name, is_flag = _last(option), option.kind == "flag"
+    name, is_flag = option.last, option.kind == "flag"
     if is_flag and option.given is True and TRACKERS.fullmatch(name) and not option.prefix:
         found.trackers.append(option)
     if OTHER_MODELS.fullmatch(name) and option.present is not None:
@@ -279,10 +293,10 @@ def _sort(found: OptionMatches, option: ScriptOption, meaning: Meaning | None) -
     if option.computed and option.present is None and not is_of_model:
         found.undecided.append(option)
     if meaning.target == "precision" and is_flag and not option.is_in_file:
-        found.precision_flags.append((option, meaning))
+        found.precision_flags.append(meaning)
     elif is_of_model or not _is_launched_otherwise(meaning.target, found.script):
         found.required += [option] if is_of_model and is_asked else []
-        first, _ = found.used.setdefault(meaning.target, (option, meaning))
+        first = found.used.setdefault(meaning.target, meaning).option
         if option is not first and not is_of_model:
             _sort_repeated(found, meaning.target, option, first)
 
@@ -291,7 +305,7 @@ def _sort_repeated(
     found: OptionMatches, target: str, option: ScriptOption, first: ScriptOption
 ) -> None:
     """The same key in another section of one file, as YAML's anchors repeat it, says the same or is unclear."""
-    if _last(option) != _last(first) or not option.is_in_file or option.file != first.file:
+    if option.last != first.last or not option.is_in_file or option.file != first.file:
         return
     if option.present == first.present:
         found.repeated.append((target, option))
@@ -301,7 +315,7 @@ def _sort_repeated(
 
 def _is_of_a_used_part(option: ScriptOption, script: Script) -> bool:
     """Whether an option is of no part of the program (FSDP, DeepSpeed, ...), or of one of which the launch gives an option."""
-    part = _PARTS.match(_last(option))
+    part = _PARTS.match(option.last)
     given = (other.name for other in script.options if other.given is not None)
     return part is None or any(name.startswith(part[0].rstrip("_")) for name in given)
 
@@ -310,17 +324,17 @@ def _tell_precision_once(found: OptionMatches, decided: Mapping[str, Any]) -> No
     """Keeps either the option that names the precision or the flags that switch it on, as the program goes by them."""
     flags = found.precision_flags
     if "precision" in found.used:
-        option, meaning = found.used["precision"]
-        is_said = any(each.default or flag.given is not None for flag, each in flags)
-        if flags and (is_said or option.given is None or meaning.default is None):
+        named = found.used["precision"]
+        is_said = any(each.default or each.option.given is not None for each in flags)
+        if flags and (is_said or named.option.given is None or named.default is None):
             # it is the type of the weights, beside the flags of autocast
             del found.used["precision"]
         else:
             flags.clear()
-    if any(meaning.default in ("bf16", "fp16") for _, meaning in flags):
+    if any(each.default in ("bf16", "fp16") for each in flags):
         # beside one of these tf32 is about what is left in fp32: it stays as launched
-        flags[:] = [pair for pair in flags if pair[1].values != ("tf32",)]
-    started, says = found.script.started, any(meaning.default for _, meaning in flags)
+        flags[:] = [each for each in flags if each.values != ("tf32",)]
+    started, says = found.script.started, any(each.default for each in flags)
     if started and started.launcher == "accelerate" and decided.get("precision") and not says:
         flags.clear()  # transformers takes the launcher's number format where no flag says another
 
@@ -334,8 +348,8 @@ def _fixed(found: OptionMatches, decided: dict[str, Any]) -> dict[str, Any]:
         decided = {**decided, "precision": found.template.precision}
     told = {*found.used, *(["precision"] if found.precision_flags else [])}
     told |= {"zero_stage"} if found.template else set()
-    computes_in = ("" if script.is_switched else script.autocast) or (
-        "bf16" if script.loads_as[0] == "bfloat16" else ""
+    computes_in = ("" if script.code.is_switched else script.code.autocast) or (
+        "bf16" if script.code.loads_as[0] == "bfloat16" else ""
     )
     if "precision" not in told and "precision" not in decided and computes_in:
         decided = {**decided, "precision": computes_in}
@@ -357,14 +371,11 @@ def _fixed(found: OptionMatches, decided: dict[str, Any]) -> dict[str, Any]:
     return {knob: value for knob, value in is_open.items() if value not in (False, "none")}
 
 
-def _last(option: ScriptOption) -> str:
-    return option.name.rpartition(".")[2]
-
-
 def _contradicting(found: OptionMatches) -> Iterator[str]:
     """Options of the batch beside DeepSpeed's file, which says another number."""
     for of_file in found.template.options if found.template else ():
-        option, meaning = found.used[of_file.name]
+        meaning = found.used[of_file.name]
+        option = meaning.option
         if not meaning.expression and option.present not in (None, of_file.given):
             yield f"{option.shown}={option.present} beside {of_file.given} in {of_file.file}"
 
@@ -373,10 +384,10 @@ def _said_by_code(found: OptionMatches) -> Iterator[str]:
     """What the code alone tells DeepSpeed or a pipeline."""
     script = found.script
     is_told = script.started is None or value_of(script.arguments, *DEEPSPEED_FILES)
-    if script.initializes_deepspeed and not is_told:
+    if script.code.initializes_deepspeed and not is_told:
         yield "deepspeed.initialize without an argument for its file"
-    if script.pipelined and "pp" not in found.used:
-        yield f"{script.pipelined} without an option for the stages"
+    if script.code.pipelined and "pp" not in found.used:
+        yield f"{script.code.pipelined} without an option for the stages"
 
 
 _BY_VARIABLE = frozenset(
@@ -388,7 +399,7 @@ _BY_VARIABLE = frozenset(
 def _told_by_variables(script: Script) -> Iterator[ScriptOption]:
     """The environment variables that the program reads as options, with what the launch exports, else with their defaults."""
     exported = script.started.env if script.started else {}
-    for name, default in script.variables.items():
+    for name, default in script.code.variables.items():
         value = typed(str(exported.get(name, default)))
         if type(value) is int and target_of(name.lower()) in _BY_VARIABLE:
             given = value if name in exported else None
@@ -400,30 +411,20 @@ def _told_by_variables(script: Script) -> Iterator[ScriptOption]:
 def _with_tf32(found: OptionMatches, decided: dict[str, Any]) -> dict[str, Any]:
     """What is decided of a program that computes fp32 as tf32; its option's word for fp32 is that for tf32."""
     if "precision" in found.used:
-        option, meaning = found.used["precision"]
+        meaning = found.used["precision"]
         own = {"tf32" if value == "fp32" else value: word for value, word in meaning.words.items()}
         values = tuple("tf32" if value == "fp32" else value for value in meaning.values)
         words = {"tf32": "fp32", **own} if "fp32" in meaning.values else own
         default = "tf32" if meaning.default == "fp32" else meaning.default
-        found.used["precision"] = (
-            option,
-            replace(meaning, words=words, values=values, default=default),
-        )
-        return decided
-    is_plain = (
-        not found.precision_flags
-        and not found.script.formats
-        and decided.get("precision", "fp32") == "fp32"
-    )
-    return {**decided, "precision": "tf32"} if is_plain else decided
+        found.used["precision"] = replace(meaning, words=words, values=values, default=default)
+    elif not (found.precision_flags or found.script.code.formats):
+        is_plain = decided.get("precision", "fp32") == "fp32"
+        return {**decided, "precision": "tf32"} if is_plain else decided
+    return decided
 
 
 def _is_amp_switch(option: ScriptOption) -> bool:
-    return (
-        option.kind == "flag"
-        and re.fullmatch(r"(use_|enable_)?(amp|autocast|mixed_precision)", _last(option))
-        is not None
-    )
+    return option.kind == "flag" and _AMP.fullmatch(option.last) is not None
 
 
 def _format_of(option: ScriptOption) -> str:
@@ -434,51 +435,69 @@ def _format_of(option: ScriptOption) -> str:
 
 def _unclear(option: ScriptOption, meaning: Meaning | None) -> str | None:
     """What is said of precision, recomputation, sharding or a degree and is not understood; None where all is, or nothing is said."""
-    name, value = _last(option).lower(), option.present
-    if OTHER_PARTS.search(option.name.lower()) or value in (None, False, "", 0, 1):
+    target, value = target_of(option.last), option.present
+    if is_of_another_part(option) or value in (None, False, "", 0, 1):
         return None
-    if target_of(name) == "precision" and value == "auto":
+    if target == "precision" and value == "auto":
         return None  # the type in which weights are loaded is the checkpoint's
-    is_said = option.given is not None or option.file
-    said = f"{option.shown}{'' if value is True else f'={value}'}"
-    if OTHER_DEGREES.fullmatch(name) and isinstance(value, int) and value is not True:
-        return said
-    target = target_of(name)
-    is_word = target in ("precision", "recompute", "zero_stage") and option.kind == "text"
-    if is_word and is_said and (meaning is None or meaning.default is None):
-        return said
-    is_degree = (
-        target in DEGREES and option.kind == "text" and is_said and not isinstance(value, int)
-    )
-    return said if is_degree else None
+    is_unknown = OTHER_DEGREES.fullmatch(option.last) is not None and type(value) is int
+    if option.kind == "text" and (option.given is not None or option.file):
+        has_words = target in ("precision", "recompute", "zero_stage")
+        is_unknown |= has_words and (meaning is None or meaning.default is None)
+        is_unknown |= target in DEGREES and not isinstance(value, int)
+    return f"{option.shown}{'' if value is True else f'={value}'}" if is_unknown else None
 
 
 def _is_launched_otherwise(target: str, script: Script) -> bool:
     """Options that count ranks are the launcher's business, except where the script starts its ranks itself."""
     # Lightning compares them with torchrun's
-    of_lightning = not script.imports.isdisjoint({"lightning", "pytorch_lightning"})
-    starts_its_own = script.spawns or of_lightning
+    starts_its_own = script.spawns or script.is_of_lightning
     return target in ("nnodes", "nproc_per_node", "world_size") and not starts_its_own
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RanksToday:
-    """Ranks of the present launch and of trials."""
+@dataclass(frozen=True)
+class LaunchToday:
+    """What the present launch trains at a place, and what a trial that is like it does."""
 
-    today: int
-    """of the present launch"""
-    of_trials: int
-    """of a trial that is like it: no more than the cluster has"""
-    of_cluster: int
-    degrees: Mapping[str, int]
-    """degrees above 1 that it is started with"""
-    is_assumed: bool
-    """whether neither the launch nor a cluster says how many there are"""
-    is_started: bool
-    """whether a launch says something of it"""
-    is_named: bool
-    """whether a cluster is named, which then decides how many ranks there are"""
+    found: OptionMatches
+    place: Place
+
+    @cached_property
+    def is_alone(self) -> bool:
+        """Whether it is one process whatever the cluster has."""
+        return starts_one(self.found.script)
+
+    @cached_property
+    def _asked(self) -> int | None:
+        """Ranks that the launch, or the program that starts its own, asks for."""
+        script, asked = self.found.script, None
+        if script.spawns:
+            told = self.found.count("world_size") or self.found.count("nproc_per_node")
+            asked = told or script.code.spawned
+        return asked or (self.place.asked if script.started else None)
+
+    @cached_property
+    def degrees(self) -> dict[str, int]:
+        """Degrees above 1 that it is started with."""
+        told = {degree: self.found.count(degree) or 1 for degree in DEGREES}
+        return {degree: value for degree, value in told.items() if value > 1}
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the present launch."""
+        return 1 if self.is_alone else self._asked or self.place.ranks
+
+    @property
+    def ranks_of_trials(self) -> int:
+        """Ranks of a trial: no more than the cluster has."""
+        return min(self.ranks, self.place.ranks)
+
+    @property
+    def is_assumed(self) -> bool:
+        """Whether neither the launch nor a cluster says how many there are."""
+        is_said = self.is_alone or self._asked is not None or self.place.name is not None
+        return bool(self.found.script.started) and not is_said
 
     @property
     def _model(self) -> int:
@@ -487,61 +506,80 @@ class RanksToday:
     @property
     def replicas(self) -> int:
         """Ranks of the present launch with data of their own."""
-        return max(1, self.today // self._model)
+        return max(1, self.ranks // self._model)
 
     @property
     def replicas_of_trials(self) -> int:
         """The same of a trial."""
-        return max(1, self.of_trials // self._model)
+        return max(1, self.ranks_of_trials // self._model)
 
     @property
     def is_part(self) -> bool:
         """Whether the launch may use a part of the cluster: of this machine nothing is known here."""
-        return self.is_started and (self.of_trials < self.of_cluster or not self.is_named)
+        is_less = self.place.name is None or self.ranks_of_trials < self.place.ranks
+        return self._asked is not None and not self.is_alone and is_less
 
     @property
     def is_elsewhere(self) -> bool:
         """Whether the launch has more ranks than the cluster."""
-        return self.today > self.of_trials
-
-    @property
-    def said(self) -> str:
-        """In words."""
-        shared = f", {self.replicas} with their own data" if self.replicas < self.today else ""
-        return f"{self.today} ranks{shared}"
+        return self.ranks > self.ranks_of_trials
 
     @property
     def problem(self) -> str:
         """Why its degrees are not those of a config; empty where they are."""
-        if self._model > 1 and (self.of_trials % self._model or self.today % self._model):
+        if self.ranks_of_trials % self._model or self.ranks % self._model:
             shown = " x ".join(f"{name}={value}" for name, value in self.degrees.items())
-            return f"{shown} does not divide {min(self.of_trials, self.today)} ranks"
+            return f"{shown} does not divide {self.ranks_of_trials} ranks"
         return ""
 
+    @cached_property
+    def micro_batch_size(self) -> int | None:
+        """Sequences of a rank and micro-batch, as far as it is said."""
+        found = self.found
+        micro = found.count("micro_batch_size")
+        if micro is None and found.divides_batch:
+            batch, steps = found.count("global_batch_size"), found.count("accumulation_steps")
+            per_sequence = self.replicas * (steps or 1)
+            return batch // per_sequence if batch and steps and batch % per_sequence == 0 else None
+        used = found.used.get("micro_batch_size")
+        return max(1, micro // self.replicas) if micro and used and used.over_ranks else micro
 
-def ranks_today(found: OptionMatches, place: Place) -> RanksToday:
-    """The ranks of a script at that place."""
-    degrees = {
-        degree: value
-        for degree in DEGREES
-        if (value := found.count(degree)) is not None and value > 1
-    }
-    if starts_one(found.script):
-        return RanksToday(
-            today=1, of_trials=1, of_cluster=place.ranks, degrees=degrees, is_assumed=False, is_started=False, is_named=place.name is not None,
-        )  # fmt: skip
-    asked = place.asked if found.script.started else None
-    if found.script.spawns:
-        told = found.count("world_size") or found.count("nproc_per_node")
-        asked = told or found.script.spawned or asked
-    cluster = place.ranks
-    today = asked or cluster
-    return RanksToday(
-        today=today,
-        of_trials=min(today, cluster),
-        of_cluster=cluster,
-        degrees=degrees,
-        is_assumed=bool(found.script.started) and asked is None and place.name is None,
-        is_started=asked is not None,
-        is_named=place.name is not None,
-    )
+    @property
+    def is_accumulation_unsaid(self) -> bool:
+        """Whether an option accumulates, and nobody says how often."""
+        steps = "accumulation_steps"
+        return steps in self.found.used and self.found.count(steps) is None
+
+    @cached_property
+    def batch(self) -> tuple[Any, str, bool]:
+        """(sequences of a step, where that is from, whether it is only a stand-in)"""
+        found, script = self.found, self.found.script
+        if stated := found.count("global_batch_size"):
+            return stated, found.where("global_batch_size"), False
+        micro, steps = self.micro_batch_size or BATCH, found.count("accumulation_steps") or 1
+        accumulation, told = (
+            found.used.get(name) for name in ("accumulation_steps", "micro_batch_size")
+        )
+        is_total = accumulation is not None and bool(accumulation.expression)
+        whole = micro * steps * (1 if is_total else self.replicas)
+        what = "sequences per optimizer step"
+        is_given = told is not None and told.option.given is not None
+        if self.micro_batch_size is None or (script.held_elsewhere and not is_given):
+            return whole, f"{what} (not found in the script)", True
+        if self.is_accumulation_unsaid:
+            return whole, f"{what}: {UNSAID_STEPS}", True
+        parts = f"{'as launched' if script.started else 'its defaults'}, {micro} x {steps}"
+        if not is_total and self.replicas > 1:
+            parts += f" on {self.ranks} ranks"
+            parts += f", {self.replicas} with their own data" if self.replicas < self.ranks else ""
+        if self.is_assumed:
+            why = "the launch does not give the number of ranks"
+            return whole, f"{what}, {parts}: {why}", True
+        if found.accumulates:
+            return whole, f"{what}: {parts}", False
+        if script.started and not (script.is_read and script.parser):
+            return whole, f"{what}, {parts} if it does not accumulate", True
+        if told is None or self.is_elsewhere:
+            return whole, what, False
+        why = "no accumulation option was found, so each micro-batch counts as a batch"
+        return [scale * self.replicas for scale in around(micro)], why, False

@@ -86,6 +86,7 @@ _OF_ELSE = re.compile(
 class Meaning:
     """What an option stands for."""
 
+    option: ScriptOption
     target: str
     """a knob, or a figure of the workload or model"""
     expression: str = ""
@@ -96,6 +97,11 @@ class Meaning:
     """the knob's values that the script can be told, that of today first"""
     default: Any = None
     """the knob's value today: as the script is started, else when the option is left out"""
+
+    @property
+    def placeholder(self) -> str:
+        """What stands for it in a trial's command or file."""
+        return f"{{{self.expression or self.target}}}"
 
     @property
     def in_tokens(self) -> bool:
@@ -110,6 +116,14 @@ class Meaning:
 
 _STAGES = frozenset(range(4))
 """of ZeRO: DeepSpeed's own examples call the option `--stage`"""
+_BATCHES = ("micro_batch_size", "accumulation_steps", "global_batch_size")
+_SWITCHES = {
+    "compile": (NAMES["compile"], "true", "false"),
+    "sequence_parallel": (NAMES["sequence_parallel"], "true", "false"),
+    "recompute": (NAMES["recompute"], "full", "none"),
+    "zero_stage": (r"(use_|enable_)?fsdp|reshard_after_forward", "3", "0"),
+}
+"""(pattern of the names, the knob's value where it is on, where it is off) of flags, by knob"""
 
 
 def meaning_of(
@@ -124,138 +138,107 @@ def meaning_of(
     """What the option stands for; None for options that autotune has no word for. `divided`: names that the script divides by its ranks;
     `autocast`: the number format of its autocast, where its text says it; `has_micro`: whether another option can only be the micro-batch;
     `by_tokens`: whether another says that batches are counted in tokens; `of_fairseq`: whether the options are those of fairseq, whose `--max-tokens` is a batch."""
-    if OTHER_PARTS.search(option.name.lower()):
+    name = option.last
+    if is_of_another_part(option):
         return None
-    name = _last(option.name)
     if option.kind == "flag":
-        return _flag(option, name, autocast)
+        return _flag(option, autocast)
     if _ACTIVATION.fullmatch(name):
         is_gated = re.fullmatch(r"(swi|ge|re)?glu", str(option.present).lower()) is not None
-        return Meaning(target="gated_mlp", default=True) if is_gated else None
+        return Meaning(option=option, target="gated_mlp", default=True) if is_gated else None
     target = "zero_stage" if name == "stage" and set(option.choices) == _STAGES else target_of(name)
     if of_fairseq and name == MAYBE_TOKENS:
         target = "micro_batch_size"
-    if target is not None and target in WORDS:
+    if target is None or target in ("compile", "sequence_parallel"):
+        return None
+    if target in WORDS:
         return _worded(option, target)
     if target == "micro_batch_size" and has_micro and not is_explicit_micro(option):
         target = "global_batch_size"
-    if target is not None and target in (
-        "micro_batch_size",
-        "accumulation_steps",
-        "global_batch_size",
-    ):
-        return _batch(option, target, divided, by_tokens)
-    return (
-        None
-        if target is None or target in ("compile", "sequence_parallel")
-        else Meaning(target=target, default=option.present)
-    )
+    expression = _expression(option, target, divided, by_tokens) if target in _BATCHES else ""
+    return Meaning(option=option, target=target, expression=expression, default=option.present)
+
+
+def is_of_another_part(option: ScriptOption) -> bool:
+    """Whether it is of no training step: `eval.steps`."""
+    return OTHER_PARTS.search(option.name.lower()) is not None
 
 
 def is_of_knob(option: ScriptOption) -> bool:
     """Whether its name is that of a knob or figure, whether or not its value is understood."""
-    name = _last(option.name)
-    is_named = target_of(name) is not None or OTHER_DEGREES.fullmatch(name) is not None
-    return meaning_of(option) is not None or (
-        is_named and not OTHER_PARTS.search(option.name.lower())
-    )
+    is_named = target_of(option.last) or OTHER_DEGREES.fullmatch(option.last)
+    return meaning_of(option) is not None or bool(is_named and not is_of_another_part(option))
 
 
 def is_explicit_micro(option: ScriptOption) -> bool:
     """Whether the option can be nothing but a micro-batch: `micro_batch_size`, `per_device_train_batch_size`."""
-    name = _last(option.name)
     return (
         option.kind != "flag"
-        and target_of(name) == "micro_batch_size"
-        and EXPLICIT_MICRO.search(name) is not None
-        and not OTHER_PARTS.search(option.name.lower())
+        and target_of(option.last) == "micro_batch_size"
+        and EXPLICIT_MICRO.search(option.last) is not None
+        and not is_of_another_part(option)
     )
 
 
 def is_log_interval(option: ScriptOption) -> bool:
     """Whether the option says after how many steps the script prints a line."""
-    return (
-        option.kind == "int"
-        and bool(option.prefix or option.file)
-        and _LOG_INTERVAL.fullmatch(_last(option.name)) is not None
-    )
+    is_told = option.kind == "int" and bool(option.prefix or option.file)
+    return is_told and _LOG_INTERVAL.fullmatch(option.last) is not None
 
 
 def is_performance_choice(option: ScriptOption) -> bool:
     """Whether the option looks like something that changes the speed and not the result."""
-    name = _last(option.name)
-    is_of_else = _OF_ELSE.search(name) or OTHER_PARTS.search(option.name.lower())
-    is_other_worker = "worker" in name and not all(
-        map(_OF_WORKERS.fullmatch, re.split(r"[_.]", name))
-    )
-    is_named = option.kind in ("int", "flag", "text") and _PERFORMANCE.search(name) is not None
-    return is_named and not is_of_else and not is_other_worker
-
-
-def _last(name: str) -> str:
-    return name.rpartition(".")[2].lower()
+    name = option.last
+    is_of_else = _OF_ELSE.search(name) or is_of_another_part(option)
+    if is_of_else or option.kind == "float" or not _PERFORMANCE.search(name):
+        return False
+    return "worker" not in name or all(map(_OF_WORKERS.fullmatch, re.split(r"[_.]", name)))
 
 
 def counts_tokens(options: Iterable[ScriptOption]) -> bool:
     """Whether an option says that batches are counted in tokens (OpenNMT, JoeyNMT: `batch_type: tokens`)."""
-    return any(
-        _last(o.name) == "batch_type" and str(o.present).startswith("token") for o in options
-    )
+    return any(o.last == "batch_type" and str(o.present).startswith("token") for o in options)
 
 
 def are_of_fairseq(options: Iterable[ScriptOption]) -> bool:
     """Whether the options are those of fairseq."""
-    return not BESIDE_IT.isdisjoint(_last(option.name) for option in options)
+    return not BESIDE_IT.isdisjoint(option.last for option in options)
 
 
 def may_be_batch(option: ScriptOption) -> bool:
     """Whether it may be a batch in tokens, and may be something else."""
-    return _last(option.name) == MAYBE_TOKENS and type(option.present) is int
+    return option.last == MAYBE_TOKENS and type(option.present) is int
 
 
-def _batch(option: ScriptOption, target: str, divided: frozenset[str], by_tokens: bool) -> Meaning:
-    expression, default = "", option.present
-    if target == "micro_batch_size" and option.name in divided:
-        expression = "micro_batch_size * dp"
-    if target == "accumulation_steps" and option.name in divided:
-        expression = "accumulation_steps * dp"
-    is_large = isinstance(default, int) and default >= TOKENS
-    if target != "accumulation_steps" and (
-        by_tokens or is_large or IN_TOKENS.search(_last(option.name))
-    ):
-        expression = f"{target} * seq_len"
-    return Meaning(target=target, expression=expression, default=default)
+def _expression(option: ScriptOption, target: str, divided: frozenset[str], by_tokens: bool) -> str:
+    """What stands for a batch where the option counts something else."""
+    is_large = isinstance(option.present, int) and option.present >= TOKENS
+    counts_them = by_tokens or is_large or IN_TOKENS.search(option.last)
+    if target != "accumulation_steps" and counts_them:
+        return f"{target} * seq_len"
+    return f"{target} * dp" if target != "global_batch_size" and option.name in divided else ""
 
 
 def _worded(option: ScriptOption, target: str) -> Meaning | None:
     """An option with words for a knob's values: by its choices, else by the family of its default. Without a default and choices nobody knows its words."""
     known = WORDS[target]
-    said = [value for value in (option.present, *option.between) if value is not None]
+    said = [str(value) for value in (option.present, *option.between) if value is not None]
+    words: dict[str, Any] = {}
     if option.choices:
         is_autocast = any(str(value).startswith("amp") for value in (option.default, option.given))
-        words: dict[str, Any] = dict(
-            _offered(known, [*map(str, option.choices)], is_autocast=is_autocast)
-        )
+        choices = [*map(str, option.choices)]
+        words = dict(_offered(known, choices, is_autocast=is_autocast))
     elif target == "precision" and said:
-        present = [str(value) for value in said]
-        pairs = product(present, known.items())
-        today = {value: word for word, (value, words) in pairs if word.lower() in words}
+        today = {value: word for word in said if (value := _value_of(known, word)) is not None}
         # of other words only those that are there are sure: what their neighbours are called is the program's own choice
-        words = next((dict(f) for f in _FAMILIES if set(present) <= set(f.values())), today)
+        words = next((dict(f) for f in _FAMILIES if set(said) <= set(f.values())), today)
     elif target == "zero_stage" and option.kind == "int":
         words = {str(stage): str(stage) for stage in range(4)}
-    else:
-        words = {}
-    default: str | None = None
     if option.present is not None:
-        word = str(option.present).lower()
-        default = next(
-            (value for value, spellings in known.items() if word in map(str.lower, spellings)), None
-        )
-    if default is None and option.present is None and not option.computed:
-        default = next(
-            (value for value, word in words.items() if str(word).lower() in _ABSENT), None
-        )
+        default = _value_of(known, str(option.present))
+    else:
+        absent = (value for value, word in words.items() if str(word).lower() in _ABSENT)
+        default = None if option.computed else next(absent, None)
     if default is None and (len(words) < 2 or not option.choices) and not option.between:
         return None
     if default is not None and option.present is not None:
@@ -263,7 +246,14 @@ def _worded(option: ScriptOption, target: str) -> Meaning | None:
         words[default] = str(option.present)
     values = sorted(words, key=lambda value: value != default)
     differing = {value: word for value, word in words.items() if word != value}
-    return Meaning(target=target, words=differing, values=_typed(target, values), default=default)
+    typed = _typed(target, values)
+    return Meaning(option=option, target=target, words=differing, values=typed, default=default)
+
+
+def _value_of(known: Mapping[str, tuple[str, ...]], word: str) -> str | None:
+    """The value that is written so; None where it is none of these."""
+    alike = (value for value, words in known.items() if word.lower() in map(str.lower, words))
+    return next(alike, None)
 
 
 def _offered(
@@ -278,54 +268,41 @@ def _offered(
             yield value, choice
 
 
-def _flag(option: ScriptOption, name: str, autocast: str) -> Meaning | None:
+def _flag(option: ScriptOption, autocast: str) -> Meaning | None:
+    name = option.last
     for precision, pattern in PRECISION_FLAGS.items():
         if re.fullmatch(pattern, name):
             if re.search("amp|mixed", name):
                 precision = autocast or precision
-            default = precision if option.present else None
             if option.is_in_file:
                 return _switch(option, "precision", precision, "fp32")
             return Meaning(
+                option=option,
                 target="precision",
                 words={precision: option.on},
                 values=(precision,),
-                default=default,
+                default=precision if option.present else None,
             )
     for target, pattern in FLAGS_OF_SHAPE.items():
         if re.fullmatch(pattern, name):
-            return Meaning(target=target, default=bool(option.present))
-    on_off = {
-        "compile": ("true", "false"),
-        "sequence_parallel": ("true", "false"),
-        "recompute": ("full", "none"),
-    }
-    for target, (on, off) in on_off.items():
-        if re.fullmatch(NAMES[target], name):
-            return _switch(option, target, on, off)
-    if re.fullmatch(r"(use_|enable_)?fsdp", name):
-        return _switch(option, "zero_stage", "3", "0")
-    if name == "reshard_after_forward":
-        return _switch(option, "zero_stage", "3", "2")
+            return Meaning(option=option, target=target, default=bool(option.present))
+    for target, (pattern, on, off) in _SWITCHES.items():
+        if re.fullmatch(pattern, name):
+            return _switch(option, target, on, "2" if name == "reshard_after_forward" else off)
     return None
 
 
 def _switch(option: ScriptOption, target: str, on: str, off: str) -> Meaning:
     default, other = (on, off) if option.default else (off, on)
-    other_word = option.on if other == on else option.off
-    reachable = [default] if other_word is None else [default, other]
+    words = {on: option.on, off: option.off}
+    reachable = [default] if words[other] is None else [default, other]
     reachable.sort(key=lambda value: value != (on if option.present else off))
     typed = _typed(target, reachable)
-    return Meaning(
-        target=target, words={on: option.on, off: option.off}, values=typed, default=typed[0]
-    )
+    return Meaning(option=option, target=target, words=words, values=typed, default=typed[0])
 
 
 def _typed(target: str, values: list[str]) -> tuple[Any, ...]:
     if target == "zero_stage":
         return tuple(map(int, values))
-    return (
-        tuple(value == "true" for value in values)
-        if target in ("compile", "sequence_parallel")
-        else tuple(values)
-    )
+    is_switch = target in ("compile", "sequence_parallel")
+    return tuple(value == "true" if is_switch else value for value in values)

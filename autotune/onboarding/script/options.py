@@ -15,7 +15,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from autotune.onboarding.script.library_options import (
     ACCUMULATION,
@@ -23,9 +23,11 @@ from autotune.onboarding.script.library_options import (
     TRAINER_ARGUMENTS,
 )
 from autotune.onboarding.script.syntax import (
+    LOOPS,
     called_name,
     calls_of,
     condition_of,
+    functions_of,
     keywords_of,
     last_name,
     literal_or_none,
@@ -80,6 +82,11 @@ class ScriptOption:
     """whether the program's parser said its default as it ran, and no text that was read"""
 
     @property
+    def last(self) -> str:
+        """The last part of its name, in small letters."""
+        return self.name.rpartition(".")[2].lower()
+
+    @property
     def is_positional(self) -> bool:
         """Whether it is told by its place alone."""
         return bool(self.names) and not self.names[0].startswith("-")
@@ -120,7 +127,6 @@ class ScriptOption:
 
 def options_of(tree: ast.Module) -> tuple[str, tuple[ScriptOption, ...]]:
     """(the parser, its options); an empty name where nothing reads options."""
-    calls = calls_of(tree)
     readers = (
         ("configurator", _configurator),
         ("HfArgumentParser", _hugging_face),
@@ -133,51 +139,40 @@ def options_of(tree: ast.Module) -> tuple[str, tuple[ScriptOption, ...]]:
         ("fire", _fire),
     )
     for parser, read in readers:
-        if found := tuple(sorted(read(tree, calls), key=lambda option: option.line)):
+        if found := tuple(sorted(read(tree), key=lambda option: option.line)):
             return parser, found
     return "", ()
 
 
 def constants_of(tree: ast.Module) -> tuple[ScriptOption, ...]:
-    """Numbers that the text assigns to names and attributes, and gives accelerate's `Accelerator`; not what it sets again and again in a loop, as for
+    """Numbers that the text gives accelerate's `Accelerator`, and assigns to names and attributes; not what it sets again and again in a loop, as for
     its samples."""
-    found: dict[str, ScriptOption] = {}
-    loops = (
-        node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While | ast.AsyncFor)
-    )
+    loops = (node for node in ast.walk(tree) if isinstance(node, LOOPS))
     repeated = {id(node) for loop in loops for node in ast.walk(loop)}
+    given = (keywords_of(call).get(ACCUMULATION) for call in calls_of(tree, "Accelerator"))
+    named = [(ACCUMULATION, node) for node in given if node is not None]
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and id(node) not in repeated:
-            name, value = last_name(node.targets[0]), literal_or_none(node.value)
-            if name and isinstance(value, int | float) and not isinstance(value, bool):
-                found.setdefault(
-                    name,
-                    ScriptOption(name=name, default=value, kind=kind_of(value), line=node.lineno),
-                )
-        elif isinstance(node, ast.Call) and called_name(node) == "Accelerator":
-            value = literal_or_none(keywords_of(node).get(ACCUMULATION))
-            if isinstance(value, int):
-                found[ACCUMULATION] = ScriptOption(
-                    name=ACCUMULATION, default=value, kind="int", line=node.lineno
-                )
+            named.append((last_name(node.targets[0]), node.value))
+    found: dict[str, ScriptOption] = {}
+    for name, said in named:
+        value = literal_or_none(said)
+        if name and type(value) in (int, float):
+            option = ScriptOption(name=name, default=value, kind=kind_of(value), line=said.lineno)
+            found.setdefault(name, option)
     return tuple(found.values())
 
 
-def _argparse(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
-    parsers = [keywords_of(call) for call in calls if called_name(call).endswith("ArgumentParser")]
-    is_whole = not any(
-        called_name(call) in ("add_config_arguments", "add_argparse_args") for call in calls
-    )
-    is_whole = is_whole and not any(
-        "parents" in given or "allow_abbrev" in given for given in parsers
-    )
-    for call in calls:
-        if called_name(call) != "add_argument":
-            continue
-        names = [value for node in call.args if isinstance(value := literal_or_none(node), str)]
+def _argparse(tree: ast.Module) -> Iterator[ScriptOption]:
+    parsers = [
+        keywords_of(call) for call in calls_of(tree) if called_name(call).endswith("ArgumentParser")
+    ]
+    is_open = any("parents" in given or "allow_abbrev" in given for given in parsers)
+    is_open = is_open or bool(calls_of(tree, "add_config_arguments", "add_argparse_args"))
+    for call in calls_of(tree, "add_argument"):
+        names, given = _texts(call), keywords_of(call)
         if not names:
             continue
-        given = keywords_of(call)
         action = given.get("action")
         yield argparse_option(
             names,
@@ -192,9 +187,14 @@ def _argparse(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]
                 choices=tuple(literal_or_none(given.get("choices")) or ()),
                 is_required=bool(literal_or_none(given.get("required"))),
                 line=call.lineno,
-                is_abbreviated=is_whole,
+                is_abbreviated=not is_open,
             ),
         )
+
+
+def _texts(call: ast.Call) -> list[str]:
+    """The texts that a call is given without a name."""
+    return [value for node in call.args if isinstance(value := literal_or_none(node), str)]
 
 
 def argparse_option(
@@ -202,35 +202,31 @@ def argparse_option(
 ) -> ScriptOption:
     """An option of argparse. `kind`: by its `type`; empty where that does not say it; `known`: what is known of it besides."""
     long = _best_name(names)
-    if nargs == "?" and not long.startswith("-"):
-        takes: int | None = 1
-    else:
-        takes = nargs if isinstance(nargs, int) else None
-    is_short = isinstance(dest, str) and (
-        not long.startswith("--") or target_of(_plain(long)) is None
-    )
+    plain, is_place = _plain(long), not long.startswith("-")
+    name = plain
+    if isinstance(dest, str) and (not long.startswith("--") or target_of(plain) is None):
+        name = _plain(dest) if len(long) < 3 or target_of(_plain(dest)) else plain
+    takes = 1 if is_place and nargs == "?" else nargs
+    needs_one = is_place and (isinstance(nargs, int) or nargs == "+")
     base = replace(
         known,
-        name=_plain(
-            str(dest) if is_short and (len(long) < 3 or target_of(_plain(str(dest)))) else long
-        ),
-        is_required=known.is_required
-        or (not long.startswith("-") and (isinstance(nargs, int) or nargs == "+")),
+        name=name,
+        is_required=known.is_required or needs_one,
         names=tuple(names),
-        takes=takes,
+        takes=takes if isinstance(takes, int) else None,
     )
+    flag = replace(base, kind="flag", takes=0)
     if action == "store_true":
-        return replace(base, kind="flag", on=long, default=base.default or False, takes=0)
+        return replace(flag, on=long, default=base.default or False)
     if action == "store_false":
-        own = _plain(str(dest or long))
-        return replace(base, name=own, kind="flag", off=long, default=True, takes=0)
+        return replace(flag, name=_plain(str(dest or long)), off=long, default=True)
     if action == "BooleanOptionalAction":
-        return replace(base, kind="flag", on=long, off=f"--no-{long[2:]}", takes=0)
+        return replace(flag, on=long, off=f"--no-{long[2:]}")
     if action in ("store_const", "append_const", "count", "version", "help"):
-        return replace(base, name=_plain(long), kind="flag", on=long, default=False, takes=0)
+        return replace(flag, name=plain, on=long, default=False)
     if kind == "flag":
         return _text_flag(base, long)
-    prefix = _prefix(long) if long.startswith("-") else ""
+    prefix = "" if is_place else _prefix(long)
     return replace(base, kind=kind or kind_of(base.default), prefix=prefix)
 
 
@@ -245,30 +241,26 @@ def _prefix(name: str) -> str:
     return name if len(name) == 2 else f"{name}="
 
 
-def _hugging_face(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
-    parser = next(
-        (call for call in calls if called_name(call) in ("HfArgumentParser", "TrlParser")), None
-    )
-    if parser is None:
-        return
-    classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-    for name in _named_types(parser, tree):
+def _classes(tree: ast.Module) -> dict[str, ast.ClassDef]:
+    return {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+
+
+def _hugging_face(tree: ast.Module) -> Iterator[ScriptOption]:
+    parsers, classes = calls_of(tree, "HfArgumentParser", "TrlParser"), _classes(tree)
+    for name in _named_types(parsers[0], tree) if parsers else ():
         declared = classes.get(name)
+        line = declared.lineno if declared else parsers[0].lineno
         bases = list(_bases(declared, classes)) if declared else [name]
-        library = next(
-            (
-                options
-                for ending, options in TRAINER_ARGUMENTS
-                if any(b.endswith(ending) for b in bases)
-            ),
-            (),
-        )
-        line = declared.lineno if declared else parser.lineno
         own = list(_fields(declared, classes, style="hf")) if declared else []
         yield from own
         # with defaults of its own, in place of the library's
         told = {option.name for option in own}
-        yield from (replace(option_of(*each), line=line) for each in library if each[0] not in told)
+        library = (
+            each for ending, each in TRAINER_ARGUMENTS if any(b.endswith(ending) for b in bases)
+        )
+        for each in next(library, ()):
+            if each[0] not in told:
+                yield replace(option_of(*each), line=line)
 
 
 def _named_types(parser: ast.Call, tree: ast.Module) -> Iterator[str]:
@@ -284,9 +276,9 @@ def _named_types(parser: ast.Call, tree: ast.Module) -> Iterator[str]:
         yield from (node.id for node in ast.walk(argument) if isinstance(node, ast.Name))
 
 
-def _dataclasses(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
-    classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-    for call in calls:
+def _dataclasses(tree: ast.Module) -> Iterator[ScriptOption]:
+    classes = _classes(tree)
+    for call in calls_of(tree):
         text = ast.unparse(call.func)
         is_reader = text in ("tyro.cli", "jsonargparse.CLI", "CLI", "simple_parsing.parse", "parse")
         # the last one is simple_parsing's
@@ -310,78 +302,64 @@ def _annotated_fields(
     declared: ast.ClassDef, classes: dict[str, ast.ClassDef]
 ) -> Iterator[ast.AnnAssign]:
     """The fields of a dataclass: its own, and those of its bases that it does not declare anew."""
+    bases = (classes[base] for base in _bases(declared, classes) if base in classes)
     seen: set[str] = set()
-    for node in (
-        declared,
-        *(classes[base] for base in _bases(declared, classes) if base in classes),
-    ):
-        for field in node.body:
-            if (
-                isinstance(field, ast.AnnAssign)
-                and isinstance(field.target, ast.Name)
-                and field.target.id not in seen
-            ):
-                seen.add(field.target.id)
+    for field in (each for node in (declared, *bases) for each in node.body):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            if field.target.id not in seen:
                 yield field
+            seen.add(field.target.id)
 
 
 def _fields(
     declared: ast.ClassDef, classes: dict[str, ast.ClassDef], *, style: str, prefix: str = ""
 ) -> Iterator[ScriptOption]:
     for node in _annotated_fields(declared, classes):
-        assert isinstance(node.target, ast.Name)
-        inner = classes.get(last_name(node.annotation))
-        if inner is not None:
-            yield from _fields(inner, classes, style=style, prefix=f"{prefix}{node.target.id}.")
+        name = f"{prefix}{last_name(node.target)}"
+        if (inner := classes.get(last_name(node.annotation))) is not None:
+            yield from _fields(inner, classes, style=style, prefix=f"{name}.")
             continue
-        value, has_default = node.value, node.value is not None
-        offered: tuple[Any, ...] = ()
+        value, has_default, offered = node.value, node.value is not None, ()
         if isinstance(value, ast.Call) and called_name(value) == "field":
             given = keywords_of(value)
             has_default = "default" in given or "default_factory" in given
             metadata = literal_or_none(given.get("metadata"))
             if isinstance(metadata, dict):
-                offered = tuple(metadata.get("choices") or ())
-            value = given.get("default", _made_by(given.get("default_factory")))
+                offered = metadata.get("choices") or ()
+            factory = given.get("default_factory")
+            made = factory.body if isinstance(factory, ast.Lambda) else None
+            value = given.get("default", made)
         default = literal_or_none(value)
-        kind = next(
-            (k for word, k in KINDS.items() if word in ast.unparse(node.annotation)),
-            kind_of(default),
-        )
-        option = option_of(f"{prefix}{node.target.id}", kind, default, style=style)
         aliases = tuple(_aliases(node))
         yield replace(
-            option,
+            option_of(name, _kind_by(node.annotation, default), default, style=style),
             is_required=not has_default,
             line=node.lineno,
-            choices=_choices(node.annotation) or offered,
+            choices=_choices(node.annotation) or tuple(offered),
             computed=condition_of(value),
-            names=(f"--{prefix}{node.target.id}", *aliases) if aliases else (),
+            names=(f"--{name}", *aliases) if aliases else (),
         )
 
 
-def _made_by(factory: ast.expr | None) -> ast.expr | None:
-    """What `lambda: [...]` gives."""
-    return factory.body if isinstance(factory, ast.Lambda) else None
+def _kind_by(annotation: ast.expr | None, default: Any) -> str:
+    """The kind that an annotation says, else that of the default."""
+    text = "" if annotation is None else ast.unparse(annotation)
+    return next((kind for word, kind in KINDS.items() if word in text), kind_of(default))
 
 
 def _aliases(node: ast.AST) -> Iterator[str]:
     """Other names of a field: `aliases=["-b"]`, `metadata={"aliases": ["-b"]}`, `alias="-b"`."""
+    pairs: list[tuple[Any, ast.expr]] = []
     for part in ast.walk(node):
-        pairs: list[tuple[Any, ast.expr]] = []
         if isinstance(part, ast.Call):
-            pairs = list(keywords_of(part).items())
+            pairs += keywords_of(part).items()
         elif isinstance(part, ast.Dict):
-            pairs = [
-                (literal_or_none(key), value)
-                for key, value in zip(part.keys, part.values, strict=True)
-            ]
-        for key, value in pairs:
-            if key in ("alias", "aliases"):
-                said = literal_or_none(value)
-                for word in [said] if isinstance(said, str) else said or ():
-                    dashes = "-" if len(word) == 1 else "--"
-                    yield word if word.startswith("-") else f"{dashes}{word}"
+            pairs += zip(map(literal_or_none, part.keys), part.values, strict=True)
+    for key, value in pairs:
+        said = literal_or_none(value) if key in ("alias", "aliases") else None
+        for word in [said] if isinstance(said, str) else said or ():
+            dashes = "-" if len(word) == 1 else "--"
+            yield word if word.startswith("-") else f"{dashes}{word}"
 
 
 def _kind_of_type(node: ast.expr) -> str:
@@ -391,11 +369,8 @@ def _kind_of_type(node: ast.expr) -> str:
 
 def _choices(annotation: ast.expr) -> tuple[Any, ...]:
     """The values of `Literal["a", "b"]`."""
-    if isinstance(annotation, ast.Subscript) and last_name(annotation.value) == "Literal":
-        found = literal_or_none(annotation.slice)
-        if found is not None:
-            return found if isinstance(found, tuple) else (found,)
-    return ()
+    found = literal_or_none(annotation.slice) if _is_subscript(annotation, "Literal") else None
+    return found if isinstance(found, tuple) else tuple(filter(None, [found]))
 
 
 def option_of(name: str, kind: str, default: Any, *, style: str = "hf") -> ScriptOption:
@@ -413,60 +388,46 @@ def option_of(name: str, kind: str, default: Any, *, style: str = "hf") -> Scrip
 _LIGHTNING_PARTS = {"DataModule": "data", "LightningModule": "model"}
 
 
-def _lightning(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
-    cli = next((call for call in calls if called_name(call) == "LightningCLI"), None)
-    if cli is None:
+def _lightning(tree: ast.Module) -> Iterator[ScriptOption]:
+    commands = calls_of(tree, "LightningCLI")
+    if not commands:
         return
     for name, kind, default in LIGHTNING_TRAINER:
-        yield replace(option_of(f"trainer.{name}", kind, default), line=cli.lineno)
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.ClassDef):
-            continue
+        yield replace(option_of(f"trainer.{name}", kind, default), line=commands[0].lineno)
+    for node in _classes(tree).values():
         bases = " ".join(ast.unparse(base) for base in node.bases)
-        part = next((part for base, part in _LIGHTNING_PARTS.items() if base in bases), "")
-        init = next(
-            (
-                item
-                for item in node.body
-                if isinstance(item, ast.FunctionDef) and item.name == "__init__"
-            ),
-            None,
-        )
-        if part and init:
-            yield from _parameters(init, prefix=f"{part}.")
+        parts = [part for base, part in _LIGHTNING_PARTS.items() if base in bases]
+        for item in node.body if parts else ():
+            if isinstance(item, ast.FunctionDef) and item.name == "__init__":
+                yield from _parameters(item, prefix=f"{parts[0]}.")
 
 
-def _absl(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
-    kinds = {
-        "DEFINE_integer": "int",
-        "DEFINE_float": "float",
-        "DEFINE_string": "text",
-        "DEFINE_bool": "flag",
-        "DEFINE_boolean": "flag",
-        "DEFINE_enum": "text",
-    }
-    for call in calls:
-        kind, name = (
-            kinds.get(called_name(call)),
-            literal_or_none(call.args[0]) if call.args else None,
+_ABSL = {
+    "DEFINE_integer": "int",
+    "DEFINE_float": "float",
+    "DEFINE_string": "text",
+    "DEFINE_bool": "flag",
+    "DEFINE_boolean": "flag",
+    "DEFINE_enum": "text",
+}
+
+
+def _absl(tree: ast.Module) -> Iterator[ScriptOption]:
+    for call in calls_of(tree, *_ABSL):
+        kind = _ABSL[called_name(call)]
+        name, default, choices = (
+            literal_or_none(each) for each in (*call.args, None, None, None)[:3]
         )
-        if kind is None or not isinstance(name, str):
+        if not isinstance(name, str):
             continue
-        default = literal_or_none(call.args[1]) if len(call.args) > 1 else None
         short = literal_or_none(keywords_of(call).get("short_name"))
-        names = (f"--{name}", f"-{name}", *((f"-{short}", f"--{short}") if short else ()))
-        choices = (
-            literal_or_none(call.args[2])
-            if called_name(call) == "DEFINE_enum" and len(call.args) > 2
-            else ()
-        )
         option = ScriptOption(
             name=name,
             kind=kind,
             default=default,
             line=call.lineno,
-            choices=tuple(choices or ()),
-            names=names,
+            choices=tuple(choices or ()) if called_name(call) == "DEFINE_enum" else (),
+            names=(f"--{name}", f"-{name}", *((f"-{short}", f"--{short}") if short else ())),
             takes=1,
         )
         if kind == "flag":
@@ -478,91 +439,74 @@ def _absl(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
 def _click_argument(call: ast.Call) -> Iterator[ScriptOption]:
     """An argument of click's, which is told by its place."""
     given = keywords_of(call)
-    name = literal_or_none(call.args[0]) if call.args else None
-    if not isinstance(name, str):
-        return
     default, several = literal_or_none(given.get("default")), literal_or_none(given.get("nargs"))
     is_required = literal_or_none(given.get("required", ast.Constant("default" not in given)))
-    kind = KINDS.get(last_name(given["type"]), "") if "type" in given else ""
-    alone = 1 if is_required else "?"
-    nargs = several if isinstance(several, int) and several > 0 else alone
-    yield argparse_option(
-        [name],
-        dest=name,
-        action="",
-        kind=kind,
-        nargs="*" if several == -1 else nargs,
-        known=ScriptOption(
-            name="", default=default, is_required=bool(is_required), line=call.lineno
-        ),
-    )
-
-
-def _click(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
-    for call in calls:
-        if ast.unparse(call.func) in ("click.argument", "argument"):
-            yield from _click_argument(call)
-        if ast.unparse(call.func) not in ("click.option", "option"):
-            continue
-        names = [value for node in call.args if isinstance(value := literal_or_none(node), str)]
-        if not any(name.startswith("-") for name in names):
-            continue
-        long = _best_name([name for name in names if name.startswith("-")])
-        given = keywords_of(call)
-        on, slash, off = long.partition("/")
-        dest = next((name for name in names if not name.startswith("-")), on)
-        default = literal_or_none(given.get("default"))
-        choice = given.get("type")
-        choices = (
-            literal_or_none(choice.args[0]) if isinstance(choice, ast.Call) and choice.args else ()
+    nargs: Any = 1 if is_required else "?"
+    if isinstance(several, int) and several:
+        nargs = several if several > 0 else "*"
+    for name in _texts(call)[:1]:
+        yield argparse_option(
+            [name],
+            dest=name,
+            action="",
+            kind=KINDS.get(last_name(given["type"]), "") if "type" in given else "",
+            nargs=nargs,
+            known=ScriptOption(
+                name="", default=default, is_required=bool(is_required), line=call.lineno
+            ),
         )
+
+
+def _click(tree: ast.Module) -> Iterator[ScriptOption]:
+    for call in calls_of(tree, "argument", "option"):
+        if not re.fullmatch(r"(click\.)?\w+", ast.unparse(call.func)):
+            continue
+        if called_name(call) == "argument":
+            yield from _click_argument(call)
+            continue
+        names, given = _texts(call), keywords_of(call)
+        flags = [name for name in names if name.startswith("-")]
+        if not flags:
+            continue
+        on, slash, off = _best_name(flags).partition("/")
+        dest = next((name for name in names if not name.startswith("-")), on)
+        default, choice = literal_or_none(given.get("default")), given.get("type")
+        of_choice = choice.args[:1] if isinstance(choice, ast.Call) else []
         option = ScriptOption(
             name=_plain(on if target_of(_plain(on)) else dest),
-            names=tuple(name.partition("/")[0] for name in names if name.startswith("-")),
-            takes=1,
+            names=tuple(name.partition("/")[0] for name in flags),
             default=default,
-            choices=tuple(choices or ()),
+            choices=tuple(choice for node in of_choice for choice in literal_or_none(node) or ()),
             is_required=bool(literal_or_none(given.get("required"))),
             line=call.lineno,
         )
         if slash or literal_or_none(given.get("is_flag")):
-            yield replace(
-                option, kind="flag", on=on, off=off.strip() or None, default=bool(default), takes=0
-            )
+            own = off.strip() or None
+            yield replace(option, kind="flag", on=on, off=own, default=bool(default), takes=0)
         else:
-            kind = KINDS.get(last_name(choice), "") if isinstance(choice, ast.expr) else ""
+            kind = KINDS.get(last_name(choice), "") if choice is not None else ""
             nargs = literal_or_none(given.get("nargs")) or 1
             yield replace(option, kind=kind or kind_of(default), prefix=_prefix(on), takes=nargs)
 
 
-def _typer(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
-    run = {
-        last_name(call.args[0])
-        for call in calls
-        if ast.unparse(call.func) == "typer.run" and call.args
-    }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef):
-            decorated = any(
-                isinstance(d, ast.Call) and called_name(d) == "command" for d in node.decorator_list
-            )
-            if decorated or node.name in run:
-                yield from _parameters(node, dashes=True)
+def _given_to(tree: ast.Module, *names: str) -> list[str]:
+    """What calls of these names are given first."""
+    calls = (call for call in calls_of(tree) if call.args and ast.unparse(call.func) in names)
+    return [last_name(call.args[0]) for call in calls]
 
 
-def _fire(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
-    main = next(
-        (
-            call.args[0]
-            for call in calls
-            if ast.unparse(call.func) in ("fire.Fire", "Fire") and call.args
-        ),
-        None,
-    )
-    if main is None:
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and node.name == last_name(main):
+def _typer(tree: ast.Module) -> Iterator[ScriptOption]:
+    run = _given_to(tree, "typer.run")
+    for node in functions_of(tree):
+        calls = (each for each in node.decorator_list if isinstance(each, ast.Call))
+        if node.name in run or "command" in map(called_name, calls):
+            yield from _parameters(node, dashes=True)
+
+
+def _fire(tree: ast.Module) -> Iterator[ScriptOption]:
+    run = _given_to(tree, "fire.Fire", "Fire")[:1]
+    for node in functions_of(tree):
+        if node.name in run:
             yield from _parameters(node)
 
 
@@ -570,95 +514,69 @@ def _parameters(
     function: ast.FunctionDef, *, prefix: str = "", dashes: bool = False
 ) -> Iterator[ScriptOption]:
     """The parameters with their defaults; `dashes`: typer's names and flags."""
-    parameters = [
-        parameter for parameter in function.args.args if parameter.arg not in ("self", "cls")
-    ]
-    count = len(parameters) - len(function.args.defaults)
-    defaults = [None] * count + list(function.args.defaults)
+    parameters = [each for each in function.args.args if each.arg not in ("self", "cls")]
+    letters = [each.arg[0] for each in parameters]
+    given = function.args.defaults
+    defaults = [None] * (len(parameters) - len(given)) + given
     for parameter, node in zip(parameters, defaults, strict=True):
-        said = [
+        said = (
             each for each in (node, *_annotated(parameter.annotation)) if isinstance(each, ast.Call)
-        ]
-        values = [literal_or_none(arg) for each in said for arg in each.args]
-        words = [value for value in values if isinstance(value, str)]
-        names = (
-            tuple(word.partition("/")[0] for word in words if re.match(r"--?[A-Za-z]", word))
-            if dashes
-            else ()
         )
+        words = [word for call in said for word in _texts(call)]
+        names = [word.partition("/")[0] for word in words if re.match(r"--?[A-Za-z]", word)]
+        names = names if dashes else []
+        required = node is None and not prefix
         if isinstance(node, ast.Call) and node.args:  # typer.Option(8, "--batch-size")
             node = node.args[0]
         default = literal_or_none(node)
-        annotation = "" if parameter.annotation is None else ast.unparse(parameter.annotation)
-        kind = next((k for word, k in KINDS.items() if word in annotation), kind_of(default))
         name = f"{prefix}{parameter.arg}"
         written = name.replace("_", "-") if dashes else name
+        kind = _kind_by(parameter.annotation, default)
         option = option_of(written, kind, default, style="tyro" if dashes else "hf")
         if names:
             long = _best_name(names)
-            option = (
-                replace(option, prefix=_prefix(long)) if option.prefix else replace(option, on=long)
-            )
-        elif not prefix and [each.arg[0] for each in parameters].count(name[0]) == 1:
-            names = (
-                (f"--{written}",) if dashes else (f"--{written}", f"-{name[0]}")
-            )  # of fire: a first letter is enough
-        required = node is None and not prefix
-        takes = _words_taken(option, has_names=bool(names))
-        yield replace(option, is_required=required, line=parameter.lineno, names=names, takes=takes)
+            is_flag = not option.prefix
+            option = replace(option, on=long) if is_flag else replace(option, prefix=_prefix(long))
+        elif not prefix and letters.count(name[0]) == 1:
+            names = [f"--{written}"] if dashes else [f"--{written}", f"-{name[0]}"]
+            # of fire: a first letter is enough
+        takes = 1 if names else None
+        if kind == "flag":
+            takes = None if option.prefix else 0
+        yield replace(
+            option, is_required=required, line=parameter.lineno, names=tuple(names), takes=takes
+        )
 
 
-def _words_taken(option: ScriptOption, *, has_names: bool) -> int | None:
-    """How many words follow the option; None where that is not known."""
-    if option.kind == "flag":
-        return None if option.prefix else 0
-    return 1 if has_names else None
+def _is_subscript(node: ast.expr | None, name: str) -> TypeGuard[ast.Subscript]:
+    return isinstance(node, ast.Subscript) and last_name(node.value) == name
 
 
-def _annotated(annotation: ast.expr | None) -> Iterator[ast.expr]:
+def _annotated(annotation: ast.expr | None) -> Sequence[ast.expr]:
     """What `Annotated[int, typer.Option("--batch-size", "-b")]` says beside the type."""
-    if isinstance(annotation, ast.Subscript) and last_name(annotation.value) == "Annotated":
-        yield from annotation.slice.elts[1:] if isinstance(annotation.slice, ast.Tuple) else ()
+    if _is_subscript(annotation, "Annotated") and isinstance(annotation.slice, ast.Tuple):
+        return annotation.slice.elts[1:]
+    return ()
 
 
-def _configurator(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
+def _configurator(tree: ast.Module) -> Iterator[ScriptOption]:
     """nanoGPT's constants, which `exec(open('configurator.py').read())` overrides. Their types must stay."""
-    at = next(
-        (
-            call.lineno
-            for call in calls
-            if called_name(call) == "exec" and CONFIGURATOR in ast.unparse(call)
-        ),
-        0,
-    )
-    for node in tree.body:
+    read = [call.lineno for call in calls_of(tree, "exec") if CONFIGURATOR in ast.unparse(call)]
+    for node in tree.body if read else ():
+        target = node.targets[0] if isinstance(node, ast.Assign) else None
         if (
-            node.lineno >= at
-            or not isinstance(node, ast.Assign)
-            or not isinstance(node.targets[0], ast.Name)
+            not (isinstance(node, ast.Assign) and isinstance(target, ast.Name))
+            or node.lineno >= read[0]
         ):
             continue
-        name, value, computed = (
-            node.targets[0].id,
-            literal_or_none(node.value),
-            condition_of(node.value),
-        )
-        if computed:
-            option = ScriptOption(
-                name=name, prefix=f"--{name}=", computed=computed, line=node.lineno
-            )
-            is_flag = not isinstance(node.value, ast.IfExp) or isinstance(
-                literal_or_none(node.value.body), bool
-            )
-            yield _text_flag(option, f"--{name}") if is_flag else option
-        elif isinstance(value, bool):
-            yield replace(
-                _text_flag(ScriptOption(name=name, default=value), f"--{name}"), line=node.lineno
-            )
-        elif isinstance(value, int | float | str):
-            yield ScriptOption(
-                name=name, prefix=f"--{name}=", kind=kind_of(value), default=value, line=node.lineno
-            )
+        name, value, computed = target.id, literal_or_none(node.value), condition_of(node.value)
+        option = ScriptOption(name=name, default=value, computed=computed, line=node.lineno)
+        chosen = literal_or_none(node.value.body) if isinstance(node.value, ast.IfExp) else True
+        if isinstance(chosen if computed else value, bool):
+            yield _text_flag(option, f"--{name}")
+        elif computed or isinstance(value, int | float | str):
+            kind = "text" if computed else kind_of(value)
+            yield replace(option, prefix=f"--{name}=", kind=kind)
 
 
 def overridden_by_file(
@@ -666,23 +584,16 @@ def overridden_by_file(
 ) -> Iterator[ScriptOption]:
     """The options of nanoGPT's configurator with what the Python file `name` sets, which it is started with; a value that the file computes, and each where
     its text is not known, has no default."""
-    if text is None:
-        yield from (replace(option, default=None, line=0) for option in options)
-        return
-    assignments = (node for node in ast.parse(text).body if isinstance(node, ast.Assign))
-    targets = ((target, node) for node in assignments for target in node.targets)
-    lines = {
-        target.id: (literal_or_none(node.value), node.lineno)
-        for target, node in targets
-        if isinstance(target, ast.Name)
-    }
+    assignments = (node for node in ast.parse(text or "").body if isinstance(node, ast.Assign))
+    values = {last_name(target): node.value for node in assignments for target in node.targets}
     for option in options:
-        value, line = lines.get(option.name, (option.default, option.line))
-        yield (
-            replace(option, default=value, line=line, module=name, computed="")
-            if option.name in lines
-            else option
-        )
+        if text is None:
+            yield replace(option, default=None, line=0)
+        elif (said := values.get(option.name)) is not None:
+            default = literal_or_none(said)
+            yield replace(option, default=default, line=said.lineno, module=name, computed="")
+        else:
+            yield option
 
 
 def _text_flag(option: ScriptOption, flag: str) -> ScriptOption:

@@ -11,9 +11,18 @@ def called_name(call: ast.Call) -> str:
     return last_name(call.func)
 
 
-def calls_of(tree: ast.AST) -> list[ast.Call]:
-    """All calls in a tree."""
-    return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+LOOPS = ast.For | ast.While | ast.AsyncFor
+
+
+def calls_of(tree: ast.AST, *names: str) -> list[ast.Call]:
+    """The calls in a tree: of these names, or all."""
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return [call for call in calls if not names or called_name(call) in names]
+
+
+def functions_of(tree: ast.AST) -> list[ast.FunctionDef]:
+    """The functions in a tree."""
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
 
 
 def last_name(node: ast.expr) -> str:

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, final
 
-from autotune.errors import SpecError
-from autotune.onboarding.configuration_files import read_present
+from autotune.onboarding.configuration_files import document_in, read_present
 from autotune.onboarding.launch.launch_script import Started, value_of
 from autotune.onboarding.script.options import ScriptOption, kind_of
 from autotune.onboarding.script.reading import Script
@@ -88,7 +87,7 @@ def settings_file(script: Script, cwd: Path) -> SettingsFile | None:
         )
         if not names_settings or not given.endswith(DOCUMENTS) or given.startswith("-"):
             continue
-        document = _read(cwd / given)
+        document = document_in(cwd / given)
         if document and holds_settings(document, least=1 if option else 2):
             return _with_words(SettingsFile(given=given, option=option, document=document), script)
     return None
@@ -148,7 +147,7 @@ def overridden(script: Script, cwd: Path) -> Iterator[ScriptOption]:
     given = dict(word.lstrip("+").split("=", 1) for word in words if "=" in word)
     beside = cwd / Path(script.started.file).parent if script.started else cwd
     for name, value in _values(
-        _composed(beside / script.overridden) or _read(cwd / script.overridden)
+        _composed(beside / script.overridden) or document_in(cwd / script.overridden)
     ):
         present = typed(given[name]) if name in given else None
         option = ScriptOption(
@@ -167,17 +166,9 @@ def typed(text: str) -> Any:
     return text
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """The file's contents; empty for a file that is not there or holds something else."""
-    with suppress(SpecError):
-        if path.is_file():
-            return parse_document(path.name, read_present(path).files[path.name])
-    return {}
-
-
 def _composed(path: Path) -> dict[str, Any]:
     """A file of Hydra with the files that its `defaults` name, as far as they are there."""
-    document = _read(path)
+    document = document_in(path)
     composed: dict[str, Any] = {}
     for entry in document.pop("defaults", None) or ():
         for group, name in entry.items() if isinstance(entry, dict) else [("", entry)]:

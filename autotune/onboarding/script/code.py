@@ -1,0 +1,438 @@
+"""What a program's text does, whatever its options say: how it starts ranks, computes, shards, accumulates and prints.
+
+Of these the code sets a knob under no condition (`in_code`):
+
+    model.gradient_checkpointing_enable()            recompute=full; so does fsdp_config={"activation_checkpointing": True}
+    model = torch.compile(model)                     compile=true
+    fully_shard(model), FSDP(model)                  zero_stage=3; 2 where weights stay gathered between the passes
+    ZeroRedundancyOptimizer(...)                     zero_stage=1
+    torch.backends.cuda.matmul.allow_tf32 = True     precision=tf32: fp32 is computed as tf32
+
+A test for a GPU alone guards nothing where there is one. Any other statement under a test says nothing of a launch, nor does one in a function that is called under tests alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, final
+
+from autotune.onboarding.script.print_statements import (
+    CountedLoop,
+    Printed,
+    counted_loops,
+    is_known,
+    patterns_of,
+    print_statements,
+)
+from autotune.onboarding.script.syntax import (
+    called_name,
+    calls_of,
+    functions_of,
+    keywords_of,
+    last_name,
+    literal_or_none,
+)
+from autotune.onboarding.script.written_arguments import (
+    loaded_as,
+    loaded_model,
+    loaded_without_dtype,
+    written_adapters,
+)
+from autotune.spec.texts.usual_names import WORDS
+
+_RANKS = re.compile(
+    r"world|n_?gpus?\b|n_?gpus_|num_(gpus|devices|processes|replicas|ranks)|nproc|device_count|dp_size|data_parallel"
+)
+"""what a number of ranks is called"""
+_DISTRIBUTED = re.compile(
+    r"\b(LOCAL_RANK|init_process_group|DistributedDataParallel|init_device_mesh|fully_shard)\b"
+)
+_SPAWN = re.compile(r"((torch\.)?(multiprocessing|mp)\.)?(spawn|start_processes)")
+_OPTIMIZER = re.compile(
+    r"(Paged)?(Adam|AdamW|Lion|RMSprop|SGD|LAMB|LARS|Ademamix)(8bit|32bit)?|Adafactor|FusedAdam|DeepSpeedCPUAdam|Muon|SOAP|Shampoo|Sophia\w*|"
+    r"Adagrad|Adamax|NAdam|RAdam|Adan|Came|GaLoreAdamW(8bit)?|StableAdamW|\w*LowBit\w*"
+)
+"""classes of optimizers of torch, transformers, bitsandbytes, apex, DeepSpeed and others"""
+_TRAINERS = ("Trainer", "Fabric", "Accelerator")
+"""classes that are told a number format as `precision` or `mixed_precision`"""
+_RECOMPUTES = frozenset(
+    {
+        "activation_checkpointing_enable",
+        "gradient_checkpointing_enable",
+        "enable_gradient_checkpointing",
+    }
+)
+_SHARDS = ("fully_shard", "FSDP", "FullyShardedDataParallel")
+_ALLOWS_TF32 = re.compile(r"(torch\.)?backends\.cuda\.matmul\.allow_tf32")
+_GUARDS_NOTHING = re.compile(
+    r"__name__ == .*|(torch\.)?cuda\.is_available\(\)|(\w+\.)?device(_type|\.type)? == ['\"]cuda['\"]|use_cuda"
+)
+_MODEL = re.compile(
+    r"(self\.)?(\w+_)?(model|net|network|module|transformer|backbone|unet|dit|policy|ddp)(_\w+)?"
+)
+
+
+class InCode(NamedTuple):
+    """The value that code gives a knob, whatever the program is told."""
+
+    value: Any
+    line: int
+
+
+_NOTHING = ast.Module(body=[], type_ignores=[])
+
+
+@final
+@dataclass(frozen=True)
+class Code:
+    """The text of a program; without one it does nothing."""
+
+    own: ast.Module = _NOTHING
+    """of the script alone"""
+    whole: ast.Module = _NOTHING
+    """with the modules beside it that it imports"""
+    imports_parser: bool = False
+    """whether one of these has its parser, and so perhaps its training loop"""
+
+    @property
+    def body(self) -> ast.Module:
+        """What trains: the script, with the modules where one of them has its parser."""
+        return self.whole if self.imports_parser else self.own
+
+    @cached_property
+    def imports(self) -> frozenset[str]:
+        """Top-level names of the packages that it imports."""
+        nodes = list(ast.walk(self.body))
+        names = [
+            alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names
+        ]
+        absolute = (node for node in nodes if isinstance(node, ast.ImportFrom) and not node.level)
+        return frozenset(
+            name.partition(".")[0] for name in (*names, *(node.module or "" for node in absolute))
+        )
+
+    @cached_property
+    def is_distributed(self) -> bool:
+        """Whether it expects torchrun's environment."""
+        return _DISTRIBUTED.search(ast.unparse(self.body)) is not None
+
+    @cached_property
+    def spawned(self) -> int | None:
+        """How many processes of torch that train together its text starts: `mp.spawn(main, nprocs=4)`, or a loop over `Process(target=main)` whose `main` forms
+        their group. 0: as many as is computed; None: it starts none."""
+        for call in calls_of(self.whole):
+            given = keywords_of(call)
+            if given.keys() & {"nprocs", "args"} and _SPAWN.fullmatch(ast.unparse(call.func)):
+                return self._number(given.get("nprocs"))
+        forming = {
+            each.name for each in functions_of(self.whole) if calls_of(each, "init_process_group")
+        }
+        for loop in ast.walk(self.whole):
+            if isinstance(loop, ast.For) and isinstance(loop.iter, ast.Call) and loop.iter.args:
+                started = calls_of(loop, "Process")
+                targets = {
+                    last_name(keywords_of(call).get("target", call.func)) for call in started
+                }
+                if targets & forming and called_name(loop.iter) == "range":
+                    return self._number(loop.iter.args[-1])
+        return None
+
+    def _number(self, node: ast.expr | None) -> int:
+        """A whole number, also that of a name that is set once; 0 where it is computed."""
+        if isinstance(node, ast.Name):
+            sets = (each for each in ast.walk(self.whole) if isinstance(each, ast.Assign))
+            values = [each.value for each in sets if node.id in map(last_name, each.targets)]
+            node = values[0] if len(values) == 1 else None
+        found = literal_or_none(node)
+        return found if type(found) is int else 0
+
+    @cached_property
+    def divided(self) -> frozenset[str]:
+        """Names that it divides by the number of ranks, as nanoGPT its accumulation steps: `x //= world_size`, `x // world_size`, `int(args.x / ngpus_per_node)`."""
+        splits = (
+            keywords_of(call).get("split_batches") for call in calls_of(self.whole, "Accelerator")
+        )
+        found = (
+            {"batch_size", "train_batch_size"} if True in map(literal_or_none, splits) else set()
+        )
+        target: ast.expr
+        for node in ast.walk(self.whole):
+            if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.FloorDiv):
+                target, divisor = node.target, node.value
+            elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.FloorDiv | ast.Div):
+                target, divisor = node.left, node.right
+            else:
+                continue
+            if _RANKS.search(ast.unparse(divisor).lower()):
+                found.add(ast.unparse(target).rpartition(".")[2])
+        return frozenset(found)
+
+    @cached_property
+    def variables(self) -> dict[str, Any]:
+        """The environment variables that it reads, with their defaults: `os.environ.get("NAME", "8")`, `os.getenv("NAME", 8)` and `os.environ["NAME"]`. None: no default is known."""
+        found: dict[str, Any] = {}
+        for node in ast.walk(self.whole):
+            given: list[ast.expr] = []
+            if isinstance(node, ast.Subscript) and last_name(node.value) == "environ":
+                given = [node.slice]
+            elif isinstance(node, ast.Call) and re.search(
+                r"\b(environ\.get|getenv)$", ast.unparse(node.func)
+            ):
+                given = node.args
+            name, default = (literal_or_none(each) for each in (*given, None, None)[:2])
+            if isinstance(name, str):
+                found[name] = default
+        return found
+
+    @cached_property
+    def autocast(self) -> str:
+        """The number format that its calls of autocast, or of a trainer's class, name; of autocast without one CUDA's own, fp16. Empty where they name none or several, or a variable
+        decides."""
+        named: set[str] = set()
+        for call in calls_of(self.whole, "autocast"):
+            given = keywords_of(call)
+            switch = literal_or_none(given["enabled"]) if "enabled" in given else True
+            words = re.findall(r"\btorch\.(bfloat16|float16)\b", ast.unparse(call))
+            is_open = "dtype" in given or any(
+                isinstance(arg, ast.Name | ast.Attribute) for arg in call.args
+            )
+            if words and switch is not False:
+                named |= {"bf16" if word == "bfloat16" else "fp16" for word in words}
+            elif switch is True and not is_open:
+                named.add("fp16")
+        for call in calls_of(self.whole, *_TRAINERS):
+            word = str(literal_or_none(_precision_of(call)) or "no word").lower()
+            named |= {value for value, words in WORDS["precision"].items() if word in words}
+        return named.pop() if len(named) == 1 else ""
+
+    @cached_property
+    def is_switched(self) -> bool:
+        """Whether a call of autocast is on or off by a value that its text does not say (`enabled=USE_AMP`); whether there is a GPU is no such value."""
+        sets = (node for node in ast.walk(self.whole) if isinstance(node, ast.Assign))
+        said = {ast.unparse(node.targets[0]): node.value for node in sets}
+        for call in calls_of(self.whole, "autocast"):
+            if (switch := keywords_of(call).get("enabled")) is not None:
+                text = ast.unparse(switch)
+                is_literal = isinstance(literal_or_none(said.get(text, switch)), bool)
+                if not is_literal and not re.search(r"cuda|cpu|device|gpu", text, re.IGNORECASE):
+                    return True
+        return False
+
+    @cached_property
+    def plain_on_cpu(self) -> int:
+        """Line by which it computes without autocast on CPUs, whatever it is told: `nullcontext() if device_type == "cpu" else torch.autocast(...)`, or the same as statements. 0: none."""
+        for node in ast.walk(self.own):
+            if isinstance(node, ast.IfExp | ast.If) and re.search(
+                "cpu|cuda", ast.unparse(node.test)
+            ):
+                branches = (node.body, node.orelse)
+                said = [
+                    " ".join(map(ast.unparse, b if isinstance(b, list) else [b])) for b in branches
+                ]
+                if sum("autocast" in text for text in said) == 1 and "nullcontext" in "".join(said):
+                    return node.lineno
+        return 0
+
+    @cached_property
+    def formats(self) -> frozenset[str]:
+        """Narrow number formats that its code names, such as `torch.bfloat16`, `model.half()`; and what a trainer's class is told by a variable."""
+        told = map(_precision_of, calls_of(self.body, *_TRAINERS))
+        names = {node.attr for node in ast.walk(self.body) if isinstance(node, ast.Attribute)}
+        found = {f"precision={value.id}" for value in told if isinstance(value, ast.Name)}
+        found |= {"bf16"} if "bfloat16" in names else set()
+        return frozenset(found | ({"fp16"} if names & {"float16", "half"} else set()))
+
+    @cached_property
+    def printed(self) -> tuple[Printed, ...]:
+        """Its print statements; those of its modules, too, where its own are none of a step."""
+        own = tuple(print_statements(self.own))
+        is_enough = patterns_of(own) or is_known(own)
+        return own if is_enough else tuple(print_statements(self.whole))
+
+    @cached_property
+    def loops(self) -> tuple[CountedLoop, ...]:
+        """Its loops over a range within other loops."""
+        return tuple(counted_loops(self.own))
+
+    @cached_property
+    def optimizers(self) -> tuple[str, ...]:
+        """The classes of optimizers that it makes, or gives to ZeroRedundancyOptimizer."""
+        found: dict[str, None] = {}
+        for call in calls_of(self.whole):
+            made = [called_name(call)] if call.args or call.keywords else []
+            if made == ["ZeroRedundancyOptimizer"]:  # the class is an argument
+                made = [last_name(each) for each in (*call.args, *keywords_of(call).values())]
+            found |= {name: None for name in made if _OPTIMIZER.fullmatch(name)}
+        return tuple(found)
+
+    @cached_property
+    def loads_as(self) -> tuple[str, int]:
+        """(type of the weights, line) of the models that its text loads (`loaded_as`)."""
+        return loaded_as(self.whole)
+
+    @cached_property
+    def untyped(self) -> int:
+        """The line that loads a model without saying the type of its weights."""
+        return loaded_without_dtype(self.own)
+
+    @cached_property
+    def loaded(self) -> tuple[str, int] | None:
+        """(name, line) of the model that it loads, if its text names a single one and trains all its weights."""
+        return loaded_model(self.own)
+
+    @cached_property
+    def adapted(self) -> tuple[str, bool]:
+        """(the call that gives a model adapters, with its line; whether it is under no condition); an empty one where there is none."""
+        found = calls_of(self.whole, "get_peft_model", "inject_adapter_in_model")
+        if not found:
+            return "", False
+        plain = {id(node) for node in _plain_nodes(self.whole)}
+        call = next((call for call in found if id(call) in plain), found[0])
+        return f"{called_name(call)} in line {call.lineno}", id(call) in plain
+
+    @cached_property
+    def adapters(self) -> Mapping[str, Any] | None:
+        """The adapters of its text as a workload has them; None where it does not say them plainly."""
+        return written_adapters(self.whole)
+
+    @cached_property
+    def _given_targets(self) -> list[ast.expr]:
+        """`target_modules` of each LoraConfig."""
+        given = (
+            keywords_of(call).get("target_modules") for call in calls_of(self.whole, "LoraConfig")
+        )
+        return [each for each in given if each is not None]
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The matrices that its text gives adapters (`LoraConfig(target_modules=[...])`)."""
+        found = [literal_or_none(given) for given in self._given_targets]
+        if len(found) != 1:
+            return ()
+        return (found[0],) if isinstance(found[0], str) else tuple(map(str, found[0] or ()))
+
+    @property
+    def computes_targets(self) -> bool:
+        """Whether its text computes them."""
+        return any(
+            isinstance(each, ast.Call | ast.Name | ast.ListComp) for each in self._given_targets
+        )
+
+    @cached_property
+    def pipelined(self) -> str:
+        """The call of its text that makes pipeline stages; empty: there is none."""
+        for call in calls_of(self.whole, "PipelineModule", "PipelineStage"):
+            stages = keywords_of(call).get("num_stages")
+            if literal_or_none(stages) != 1:
+                said = f"num_stages={ast.unparse(stages)}" if stages is not None else "..."
+                return f"{called_name(call)}({said})"
+        return ""
+
+    @cached_property
+    def initializes_deepspeed(self) -> bool:
+        """Whether its text makes an engine of DeepSpeed."""
+        calls = calls_of(self.own, "initialize")
+        return any(ast.unparse(call.func) == "deepspeed.initialize" for call in calls)
+
+    @cached_property
+    def shards(self) -> bool:
+        """Whether a call of torch's FSDP is anywhere in its text or in a module that it imports, under whatever condition."""
+        return any(map(_stage, calls_of(self.whole, *_SHARDS)))
+
+    @cached_property
+    def offloads(self) -> str:
+        """The call by which FSDP may keep weights on the host, with its line; empty: there is none."""
+        for call in calls_of(self.whole, "CPUOffloadPolicy", "CPUOffload"):
+            asked = keywords_of(call).get("offload_params", ast.Constant(value=False))
+            if called_name(call) == "CPUOffloadPolicy" or literal_or_none(asked) is not False:
+                return f"{called_name(call)} in line {call.lineno}"
+        return ""
+
+    @cached_property
+    def in_code(self) -> dict[str, InCode]:
+        """What it gives each knob whatever it is told; of several, what shards most, and else the first."""
+        found: dict[str, InCode] = {}
+        for node in _plain_nodes(self.body):
+            for knob, value in _done_by(node).items():
+                if knob not in found or (knob == "zero_stage" and value > found[knob].value):
+                    found[knob] = InCode(value, getattr(node, "lineno", 0))
+        return found
+
+
+NO_CODE = Code()
+"""of a program whose text is not known"""
+
+
+def _precision_of(call: ast.Call) -> ast.expr | None:
+    """What a trainer's class is told of the number format."""
+    given = keywords_of(call)
+    return given.get("precision") or given.get("mixed_precision")
+
+
+def _plain_nodes(tree: ast.Module) -> list[ast.AST]:
+    """The nodes of what runs under no condition."""
+    plain = list(_plain(tree.body))
+    calls = {called_name(node) for node in plain if isinstance(node, ast.Call)}
+    every = {called_name(call) for call in calls_of(tree)}
+    for function in functions_of(tree):
+        if function.name in calls or function.name not in every:
+            plain += _plain(function.body)
+    return plain
+
+
+def _plain(body: list[ast.stmt]) -> Iterator[ast.AST]:
+    """The nodes of the statements that no test guards, in no function within."""
+    for statement in body:
+        is_test = isinstance(statement, ast.If)
+        if isinstance(statement, ast.If) and not _GUARDS_NOTHING.fullmatch(
+            ast.unparse(statement.test)
+        ):
+            continue
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        yield statement
+        for name, value in ast.iter_fields(statement):
+            if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
+                yield from _plain(value) if not (is_test and name == "orelse") else ()
+            elif (
+                isinstance(value, ast.expr) and name != "test" and not isinstance(value, ast.IfExp)
+            ):
+                yield from ast.walk(value)
+
+
+def _done_by(node: ast.AST) -> dict[str, Any]:
+    if isinstance(node, ast.Call):
+        return _done_by_call(node, called_name(node), keywords_of(node))
+    if not isinstance(node, ast.Assign) or len(node.targets) > 1:
+        return {}
+    target = ast.unparse(node.targets[0])
+    if _ALLOWS_TF32.fullmatch(target) and literal_or_none(node.value) is True:
+        return {"precision": "tf32"}
+    compiles = isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "torch.compile"
+    return {"compile": True} if compiles and _MODEL.fullmatch(target) else {}
+
+
+def _done_by_call(call: ast.Call, name: str, given: Mapping[str, ast.expr]) -> dict[str, Any]:
+    settings = literal_or_none(given.get("fsdp_config"))
+    of_fsdp = settings.get("activation_checkpointing") if isinstance(settings, dict) else None
+    if name in _RECOMPUTES or of_fsdp is True:
+        return {"recompute": "full"}
+    if name == "set_float32_matmul_precision":
+        is_tf32 = bool(call.args) and literal_or_none(call.args[0]) in ("high", "medium")
+        return {"precision": "tf32"} if is_tf32 else {}
+    stage = _stage(call) if name in _SHARDS else int(name == "ZeroRedundancyOptimizer")
+    return {"zero_stage": stage} if stage else {}
+
+
+def _stage(call: ast.Call) -> int:
+    """The ZeRO stage that a call of torch's FSDP amounts to; 0 where it shards nothing."""
+    given = keywords_of(call)
+    strategy = ast.unparse(given["sharding_strategy"]) if "sharding_strategy" in given else ""
+    if strategy.endswith("NO_SHARD"):
+        return 0
+    is_gathered = literal_or_none(given.get("reshard_after_forward")) is False
+    return 2 if is_gathered or strategy.endswith(("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2")) else 3
