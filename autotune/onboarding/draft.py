@@ -159,6 +159,41 @@ class Draft:
             lines += _lines(entry, "")
         return "\n".join(lines) + "\n"
 
+    def at(self, path: str) -> Entry | None:
+        """The entry of a key, or of one inside: `trainer.argv`; None where there is none."""
+        key, _, inner = path.partition(".")
+        found = next((entry for entry in self.entries if entry.key == key), None)
+        return replace(self, entries=found.parts).at(inner) if found and inner else found
+
+    def value(self, path: str) -> Any:
+        """What the entry says; an empty mapping where there is none."""
+        return _value(found) if (found := self.at(path)) else {}
+
+    def put(self, path: str, entry: Entry | None, *, after: str = "") -> Draft:
+        """With that entry in the place of the one there, else behind the key `after` or at the end; None: without it."""
+        key, _, inner = path.partition(".")
+        if inner and (outer := self.at(key)) is not None:
+            within = replace(self, entries=outer.parts).put(inner, entry, after=after)
+            entry = replace(outer, parts=within.entries)
+        keys = [each.key for each in self.entries]
+        at = keys.index(after) + 1 if after in keys else len(keys)
+        at, end = (keys.index(key), keys.index(key) + 1) if key in keys else (at, at)
+        new = () if entry is None else (entry,)
+        return replace(self, entries=(*self.entries[:at], *new, *self.entries[end:]))
+
+    def edited(self, path: str, **changes: Any) -> Draft:
+        """With other fields of an entry, where there is one."""
+        found = self.at(path)
+        return self if found is None else self.put(path, replace(found, **changes))
+
+    def noting(self, *notes: str) -> Draft:
+        """With further notes."""
+        return replace(self, notes=(*self.notes, *notes))
+
+    def asking(self, *keys: str) -> Draft:
+        """With further keys to be filled in."""
+        return replace(self, fill_in=tuple(dict.fromkeys((*self.fill_in, *keys))))
+
     def with_values(self, values: Mapping[str, Any]) -> Draft:
         """With values that somebody said, by the path of their key: `workload.seq_len`."""
 

@@ -209,13 +209,9 @@ def lawful(draft: Draft, what: str, folder: Path, here: ClusterSpec | None = Non
             document, base=base, local_cluster=None if here is None else lambda: here, inspect=None
         )
     except AutotuneError as error:
-        if error.field.partition(".")[0] == "baseline" and any(
-            entry.key == "baseline" for entry in draft.entries
-        ):
+        if error.field.partition(".")[0] == "baseline" and draft.at("baseline"):
             why = f"no baseline: the current settings of {what} are not valid for a study: {error.message}"
-            kept = tuple(entry for entry in draft.entries if entry.key != "baseline")
-            fill_in = tuple(dict.fromkeys((*draft.fill_in, "baseline")))
-            return replace(draft, entries=kept, notes=(*draft.notes, why), fill_in=fill_in)
+            return draft.put("baseline", None).noting(why).asking("baseline")
     return draft
 
 

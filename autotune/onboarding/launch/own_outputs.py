@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
@@ -35,24 +35,20 @@ MOST_LOOKED_AT = 1000
 
 def with_own_outputs(draft: Draft, seen: ProgramSeen, folder: Path) -> tuple[Draft, list[str]]:
     """(the draft whose trials write into their own folder, the files that they would still write elsewhere). `folder`: of the spec."""
-    trainer = next((entry for entry in draft.entries if entry.key == "trainer"), None)
-    parts = {part.key: part for part in trainer.parts} if trainer else {}
-    if trainer is None or "argv" not in parts:
+    if (argv := draft.at("trainer.argv")) is None:
         return draft, list(seen.files)
-    cwd = (folder / str(parts["cwd"].value)).resolve() if "cwd" in parts else folder.resolve()
+    cwd = (folder / str(draft.value("trainer.cwd") or ".")).resolve()
     found = _Outputs(cwd, list(seen.files))
-    found.look_at(seen, parts)
+    found.look_at(seen, draft, argv.items)
     if not found.training:
         return draft, list(seen.files)
-    own = {key: replace(part, **found.told(part)) for key, part in parts.items()}
-    before = parts["training"].value if "training" in parts else {}
+    draft = draft.edited("trainer.argv", items=tuple(found.items))
+    for path, more in (("trainer.env", found.env), ("trainer.files", found.documents)):
+        draft = draft.edited(path, value=merged(draft.value(path), more))
+    training = merged(draft.value("trainer.training"), found.training)
     comment = "what launch.sh uses instead; null omits the argument"
-    own["training"] = Entry(key="training", value=merged(before, found.training), comment=comment)
-    order = [*parts, *(["training"] if "training" not in parts else [])]
-    changed = replace(trainer, parts=tuple(own[key] for key in order))
-    entries = tuple(changed if entry is trainer else entry for entry in draft.entries)
-    rest = [file for file in seen.files if file not in found.covered]
-    return replace(draft, entries=entries), rest
+    draft = draft.put("trainer.training", Entry(key="training", value=training, comment=comment))
+    return draft, [file for file in seen.files if file not in found.covered]
 
 
 @final
@@ -70,10 +66,10 @@ class _Outputs:
     documents: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
 
-    def look_at(self, seen: ProgramSeen, parts: Mapping[str, Entry]) -> None:
+    def look_at(self, seen: ProgramSeen, draft: Draft, words: Sequence[Item]) -> None:
         """Looks for them among the words of the command, its variables and files, and the options that it is not given."""
         name = ""
-        for item in parts["argv"].items:
+        for item in words:
             word = _WORD.fullmatch(item.value)
             key, value = (word[1], word[2]) if word else (name, item.value)
             own = self._own(key, value) if key else None
@@ -85,29 +81,25 @@ class _Outputs:
             name = item.value if re.fullmatch(r"--?[A-Za-z][\w.-]*", item.value) else ""
         given = " ".join(item.value for item in self.items)
         for option in said_options(seen.options):
-            value = option.present
-            if not isinstance(value, str) or not option.prefix or option.prefix in given:
+            value, is_told = option.present, not option.prefix or option.prefix in given
+            if is_told or option.given or not isinstance(value, str):
                 continue
-            if not option.given and (own := self._own(option.name, value)) is not None:
+            if (own := self._own(option.name, value)) is not None:
                 told = f"{option.prefix}{own}"
                 self.training[told] = None
                 self.items.append(Item(told, self._why(value, f"default {value}")))
-        for variable, value in (parts["env"].value if "env" in parts else {}).items():
-            if isinstance(value, str) and (own := self._own(variable, value)) is not None:
-                self.env[variable], self.training[variable] = own, value
-        for file, document in (parts["files"].value if "files" in parts else {}).items():
-            texts = ((path, each) for path, each in flat(document) if isinstance(each, str))
-            inside = {path: (own, each) for path, each in texts if (own := self._own(path, each))}
-            if inside:
-                self.documents[file] = nested({path: own for path, (own, _) in inside.items()})
-                self.training[file] = nested({path: each for path, (_, each) in inside.items()})
+        self.env = self._owned(draft.value("trainer.env"), self.training)
+        for file, document in draft.value("trainer.files").items():
+            theirs: dict[str, Any] = {}
+            if own_values := self._owned(dict(flat(document)), theirs):
+                self.documents[file], self.training[file] = nested(own_values), nested(theirs)
 
-    def told(self, part: Entry) -> dict[str, Any]:
-        """What changes of a part of the trainer."""
-        if part.key == "argv":
-            return {"items": tuple(self.items)}
-        more = {"env": self.env, "files": self.documents}.get(part.key)
-        return {"value": merged(part.value, more)} if more else {}
+    def _owned(self, values: Mapping[str, Any], theirs: dict[str, Any]) -> dict[str, str]:
+        """What a trial has in place of such values, by name; `theirs` gets the values themselves."""
+        texts = ((name, value) for name, value in values.items() if isinstance(value, str))
+        found = {name: own for name, value in texts if (own := self._own(name, value)) is not None}
+        theirs |= {name: values[name] for name in found}
+        return found
 
     def _own(self, name: str, value: str) -> str | None:
         """What a trial has in place of the value; None where the run wrote nothing there, or may read there."""

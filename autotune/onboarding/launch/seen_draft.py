@@ -269,108 +269,75 @@ def seen_draft(
     draft: Draft, seen: ProgramSeen, *, launched: str, steps: int, folder: Path
 ) -> Draft:
     """The draft; `launched`: what was started, in words, `folder`: of the spec."""
-    read = _knobs_of(draft)
+    read, before = _knobs_of(draft), draft.value("workload")
     run = SeenLaunch(seen, read)
-    parts = [part for entry in draft.entries for part in entry.parts]
-    commands = [part.items for part in parts if part.key == "argv"]
-    words = [item.value for items in commands for item in items]
-    is_open = any("$" in word or "`" in word or FILL_IN in word for word in words)
-    entries = {entry.key: entry for entry in draft.entries}
-    told_by_words = [
-        name
-        for name in ("trainer.argv",)
-        if words and any("{" in word for word in words) and not is_open
-    ]
-    fill_in = [name for name in draft.fill_in if name not in ("baseline", *told_by_words)]
-    dropped = (
-        "no baseline",
-        NOT_PRINTED,
-        *(["only the shell can compute"] if told_by_words else []),
-    )
+    argv = draft.at("trainer.argv")
+    command = " ".join(item.value for item in argv.items) if argv else ""
+    is_told = "{" in command and not any(part in command for part in ("$", "`", FILL_IN))
+    settled = ("baseline", "trainer.argv" if is_told else "baseline")
+    dropped = ("no baseline", NOT_PRINTED, "only the shell can compute" if is_told else NOT_PRINTED)
+    fill_in = [name for name in draft.fill_in if name not in settled]
     notes = [note for note in draft.notes if not note.startswith(dropped)]
-    told = dict(_workload(entries["workload"].value, run))
+    told = _workload(before, run)
     notes += _differences(draft, run, told)
     notes += [*_unseen(run, read, fill_in, told), *filter(None, [seen.unevenness])]
     if seen.facts.get("offloads") and not any(ON_HOST in note for note in notes):
         notes.append(f"{NOT_COUNTED}{ON_HOST}, planned on the GPU: {NEEDS_LESS}")
-    entries["workload"] = replace(entries["workload"], value=told, comment=_comment(run, fill_in))
+    comment = _comment(run, fill_in)
     fill_in = [name for name in fill_in if name not in _filled(run)]
-    if run.is_length_open:
-        fill_in.append(_LENGTH)
-    if run.grows_in_length:
-        notes.append(
-            f"the sequence length is unknown, because it grew from step to step ({', '.join(map(str, run.lengths))} tokens): {_PHASE}; "
-            "if they are padded, write their average as seq_len"
-        )
-    elif run.lengths:
-        notes.append(
-            f"sequences differ in length from step to step ({', '.join(map(str, run.lengths))} tokens), and tokens/s counts seq_len for each of them: "
-            "write the average of your data as seq_len"
-        )
-    if run.seq_len is None and _LENGTH in draft.fill_in:
-        notes.append(
-            "no tokens were observed: use seq_len: 1 for a model without sequences; tokens/s then means samples/s"
-        )
-    if (
-        model := seen_model(run.facts, _model_of(draft, folder), seq_len=told.get("seq_len"))
-    ) is not None:
-        entries["model"] = Entry(key="model", value=model[0], comment=model[1])
+    fill_in += [_LENGTH] if run.is_length_open else []
+    notes += _lengths(run, draft)
+    model = seen_model(run.facts, _model_of(draft, folder), seq_len=told.get("seq_len"))
+    spec = draft
+    if model is not None:
+        spec = spec.put("model", Entry(key="model", value=model[0], comment=model[1]))
         fill_in = [name for name in fill_in if name != "model"]
     if why := _no_baseline(run):
         fill_in += ["baseline", *(["workload.global_batch_size"] if run.is_batch_open else [])]
         notes.append(f"no baseline: {why} add its current settings as `baseline:`")
-        entries.pop("baseline", None)
+        spec = spec.put("baseline", None)
     else:
-        misread = _misread(entries["trainer"], run)
-        is_local = draft.document["cluster"] == "local"
-        entries["space"] = _space(
-            entries["space"], run, misread, batch=told.get("global_batch_size"), is_local=is_local
-        )
-        entries["baseline"] = Entry(
-            key="baseline", value=_config(run, read), comment=f"{SEEN}: {run.facts.world} ranks"
-        )
-        entries["trainer"] = _trainer(entries["trainer"], run, misread)
         meant = dict(_meant(draft.today, run))
-        entries["trainer"] = _rewritten(entries["trainer"], meant)
-        entries["space"] = _space_of(entries["space"], run, meant)
+        spec = _as_seen(spec, run, meant, batch=told.get("global_batch_size"))
         if kept := _kept(meant):
             notes.append(
                 f"it is unclear what the batch options mean: set to {' and '.join(kept)}, they gave {run.seen.micro_batches} x {run.micro_batch_size} "
                 "sequences per step and rank; they keep these values, so the batch is not tuned"
             )
             told["global_batch_size"] = run.batch
-            entries["workload"] = replace(entries["workload"], value=told)
-    read_length = draft.document["workload"].get("seq_len")
-    if (
-        run.seq_len
-        and _LENGTH not in (*draft.fill_in, *fill_in)
-        and not _is_same_length(read_length, run.seq_len)
-    ):
-        before, entries["trainer"] = (
-            entries["trainer"],
-            _rewritten(entries["trainer"], {"{seq_len}": str(read_length)}),
-        )
-        if entries["trainer"] != before:
+    spec = spec.edited("workload", value=told, comment=comment)
+    length, trainer = before.get("seq_len"), spec.at("trainer")
+    is_known = run.seq_len and _LENGTH not in (*draft.fill_in, *fill_in)
+    if trainer and is_known and not _is_same_length(length, run.seq_len or 0):
+        kept_length = _rewritten(trainer, {"{seq_len}": str(length)})
+        if kept_length != trainer:
             notes.append(
-                f"the length option stays {read_length}: it seems to be a maximum, and trials must not change it"
+                f"the length option stays {length}: it seems to be a maximum, and trials must not change it"
             )
-    order = [entry.key for entry in draft.entries]
-    order = (
-        order
-        if "baseline" in order
-        else [*order[: order.index("trainer")], "baseline", *order[order.index("trainer") :]]
-    )
+        spec = spec.put("trainer", kept_length)
     heading = (
         f"A first spec from `autotune init --run`: {launched} ran for {steps} optimizer step{'s' if steps != 1 else ''}, and was stopped.",
         "Values are what the probe observed. Those that come only from the source are marked with their line. Next: `autotune check`, then `autotune tune`.",
     )
-    return replace(
-        draft,
-        heading=heading,
-        entries=tuple(entries[key] for key in order if key in entries),
-        fill_in=tuple(dict.fromkeys(fill_in)),
-        notes=tuple(notes),
-    )
+    asked = tuple(dict.fromkeys(fill_in))
+    return replace(spec, heading=heading, fill_in=asked, notes=tuple(notes))
+
+
+def _lengths(run: SeenLaunch, draft: Draft) -> Iterator[str]:
+    """What is said of the tokens per sequence."""
+    counts = f"({', '.join(map(str, run.lengths))} tokens)"
+    if run.grows_in_length:
+        yield (
+            f"the sequence length is unknown, because it grew from step to step {counts}: {_PHASE}; "
+            "if they are padded, write their average as seq_len"
+        )
+    elif run.lengths:
+        yield (
+            f"sequences differ in length from step to step {counts}, and tokens/s counts seq_len for each of them: "
+            "write the average of your data as seq_len"
+        )
+    if run.seq_len is None and _LENGTH in draft.fill_in:
+        yield "no tokens were observed: use seq_len: 1 for a model without sequences; tokens/s then means samples/s"
 
 
 def _no_baseline(run: SeenLaunch) -> str:
@@ -431,14 +398,11 @@ def _filled(run: SeenLaunch) -> set[str]:
     return found | ({"workload.global_batch_size"} if run.batch else set())
 
 
-def _workload(read: Mapping[str, Any], run: SeenLaunch) -> Iterator[tuple[str, Any]]:
+def _workload(read: Mapping[str, Any], run: SeenLaunch) -> dict[str, Any]:
     """The workload with what was seen."""
     told = dict(read)
-    if (
-        run.seq_len
-        and not run.is_length_open
-        and not _is_same_length(told.get("seq_len"), run.seq_len)
-    ):
+    is_other = run.seq_len and not _is_same_length(told.get("seq_len"), run.seq_len)
+    if is_other and not run.is_length_open:
         told["seq_len"] = run.seq_len
     if run.batch and not run.is_batch_open:
         batches = told.get("global_batch_size")
@@ -446,19 +410,14 @@ def _workload(read: Mapping[str, Any], run: SeenLaunch) -> Iterator[tuple[str, A
             told["global_batch_size"] = run.batch
         elif run.batch not in batches:
             told["global_batch_size"] = _scaled(run.batch, run)
-    if (optimizer := run.facts.optimizer) is not None and optimizer != told.get(
-        "optimizer", "adamw"
-    ):
-        told["optimizer"] = optimizer
+    if run.facts.optimizer not in (None, told.get("optimizer", "adamw")):
+        told["optimizer"] = run.facts.optimizer
     if run.facts.is_pure_bf16:
         told["pure_bf16"] = True
     elif run.facts.weights == "fp32":
-        told = {
-            name: value
-            for name, value in told.items()
-            if name not in ("pure_bf16", "shards_in_fp32")
-        }
-    yield from told.items()
+        told.pop("pure_bf16", None)
+        told.pop("shards_in_fp32", None)
+    return told
 
 
 def _scaled(batch: int, run: SeenLaunch) -> list[int]:
@@ -471,61 +430,72 @@ def _is_same_length(read: Any, found: int) -> bool:
     return isinstance(read, int) and abs(read - found) <= max(1, _SAME_LENGTH * read)
 
 
-def _misread(entry: Entry, run: SeenLaunch) -> dict[str, Any]:
-    """Values that were read of the launch, by knob, whose words mean what was seen: `values` has no word for that (tf32, which is fp32 on a CPU)."""
-    words: Mapping[str, Any] = next(
-        (part.value for part in entry.parts if part.key == "values"), {}
-    )
-    return {
+def _as_seen(draft: Draft, run: SeenLaunch, meant: Mapping[str, str], *, batch: Any) -> Draft:
+    """The draft with the config that was seen: as its baseline, among the values of its space, and in what its command is given anyway."""
+    words, fixed = draft.value("trainer.values"), draft.value("trainer.fixed")
+    # read, and meaning what was seen, for which there is no word: tf32, which is fp32 on a CPU
+    misread = {
         knob: run.read[knob]
         for knob, known in words.items()
         if knob in run.knobs and run.knobs[knob] not in known and run.read.get(knob) in known
     }
+    is_local = draft.value("cluster") == "local"
+    if isinstance(read := draft.value("space"), dict):  # and none that ships
+        space = _space(read, run, misread, batch=batch, is_local=is_local)
+        draft = draft.edited("space", value=_space_of(space, run, meant))
+    baseline = Entry(key="baseline", value=_config(run), comment=f"{SEEN}: {run.facts.world} ranks")
+    draft = draft.put("baseline", baseline, after="space")
+    fixed = {knob: run.knobs.get(knob, value) for knob, value in fixed.items()}
+    draft = draft.edited("trainer.fixed", value=fixed)
+    for knob, value in misread.items():
+        own = {
+            run.knobs[knob] if known == value else known: word
+            for known, word in words[knob].items()
+        }
+        words = {**words, knob: own}
+    draft = draft.edited("trainer.values", value=words)
+    trainer = draft.at("trainer")
+    return draft if trainer is None else draft.put("trainer", _rewritten(trainer, meant))
 
 
 def _space(
-    entry: Entry, run: SeenLaunch, misread: Mapping[str, Any], *, batch: Any, is_local: bool
-) -> Entry:
+    read: Mapping[str, Any],
+    run: SeenLaunch,
+    misread: Mapping[str, Any],
+    *,
+    batch: Any,
+    is_local: bool,
+) -> dict[str, Any]:
     """The space, with what was seen among its values; a knob that has one value has the one that was seen. `is_local`: the cluster is this machine, of which
     the launch may use a part."""
-    if not isinstance(entry.value, dict):
-        return entry  # one that ships
-    space = dict(entry.value)
+    space = dict(read)
     for knob, value in run.knobs.items():
-        listed = space.get(knob)
-        if isinstance(listed, list) and knob in misread:
-            listed = [value if each == misread[knob] else each for each in listed]
+        listed, is_micro = space.get(knob, []), knob == "micro_batch_size"
         if knob == "dp" or isinstance(listed, dict):
             continue
-        if not isinstance(listed, list):
-            if knob == "micro_batch_size" or (
-                value != KNOBS[knob].default and knob != "accumulation_steps"
-            ):
-                space[knob] = [value]
-        elif value not in listed:
-            several = around(value) if knob == "micro_batch_size" else [value, *listed]
-            space[knob] = [value] if len(listed) == 1 else several
+        if knob in misread:
+            listed = [value if each == misread[knob] else each for each in listed]
+        is_usual = value == KNOBS[knob].default or knob == "accumulation_steps"
+        if knob not in space and is_usual and not is_micro:
+            continue
+        if is_micro and len(listed) > 1:
+            space[knob] = listed if value in listed else around(value)
         else:
-            space[knob] = (
-                listed
-                if knob == "micro_batch_size"
-                else [value, *(v for v in listed if v != value)]
-            )
-    formats = space.get("precision")
+            others = [each for each in listed if each != value] if len(listed) > 1 else []
+            space[knob] = [value, *others]
     # which has no units for these
-    if isinstance(formats, list) and run.facts.values.get("device") == "cpu":
-        space["precision"] = [
-            each for each in formats if each not in _OF_GPUS or each == run.knobs.get("precision")
-        ]
+    if run.facts.values.get("device") == "cpu" and "precision" in space:
+        own = run.knobs.get("precision")
+        formats = (each for each in space["precision"] if each not in _OF_GPUS or each == own)
+        space["precision"] = list(formats)
     sizes = space.get("micro_batch_size")
     # the others are in no step of that batch
     if isinstance(sizes, list) and isinstance(batch, int):
-        space["micro_batch_size"] = [
-            size for size in sizes if batch % (size * run.replicas) == 0
-        ] or sizes
+        fitting = [size for size in sizes if batch % (size * run.replicas) == 0]
+        space["micro_batch_size"] = fitting or sizes
     if run.facts.world not in space.get("world_sizes", ()) and (is_local or "world_sizes" in space):
         space["world_sizes"] = [run.facts.world]
-    return replace(entry, value=space)
+    return space
 
 
 def _rewritten(entry: Entry, placeholders: Mapping[str, str]) -> Entry:
@@ -591,55 +561,21 @@ def _kept(meant: Mapping[str, str]) -> list[str]:
     return [text for text in meant.values() if text.isdecimal()]
 
 
-def _space_of(entry: Entry, run: SeenLaunch, meant: Mapping[str, str]) -> Entry:
+def _space_of(space: dict[str, Any], run: SeenLaunch, meant: Mapping[str, str]) -> dict[str, Any]:
     """The space without what these placeholders cannot tell: other batches than the one that was seen, and parts of a sample of several rows."""
-    if not isinstance(entry.value, dict):
-        return entry
-    space = dict(entry.value)
     if _kept(meant):
         space |= {name: [run.knobs[name]] for name in ("micro_batch_size", "accumulation_steps")}
     rows = [int(text.strip("{}").split()[-1]) for text in meant.values() if "//" in text]
     if rows and isinstance(sizes := space.get("micro_batch_size"), list):
         space["micro_batch_size"] = [size for size in sizes if size % rows[0] == 0]
-    return replace(entry, value=space)
+    return space
 
 
-def _config(run: SeenLaunch, read: Mapping[str, Any]) -> str:
+def _config(run: SeenLaunch) -> str:
     """The config that it trains with: what was seen, and of the rest what was read."""
-    values = {**{k: v for k, v in read.items() if k in FIELDS and k not in _DEGREES}, **run.knobs}
+    read = {k: v for k, v in run.read.items() if k in FIELDS and k not in _DEGREES}
+    values = {**read, **run.knobs}
     return baseline_text({name: values[name] for name in KNOBS if name in values})
-
-
-def _trainer(entry: Entry, run: SeenLaunch, misread: Mapping[str, Any]) -> Entry:
-    """The trainer, with what it is started with anyway as it was seen."""
-    parts = []
-    for part in entry.parts:
-        if part.key == "fixed":
-            part = replace(
-                part,
-                value={**part.value, **{k: v for k, v in run.knobs.items() if k in part.value}},
-            )
-        if part.key == "values":
-            part = replace(
-                part,
-                value={
-                    knob: _with_seen(knob, known, run, misread)
-                    for knob, known in part.value.items()
-                },
-            )
-        parts.append(part)
-    return replace(entry, parts=tuple(parts))
-
-
-def _with_seen(
-    knob: str, words: Mapping[Any, Any], run: SeenLaunch, misread: Mapping[str, Any]
-) -> dict[Any, Any]:
-    """The words of a knob by value, what was misread by what was seen."""
-    if knob not in misread:
-        return dict(words)
-    return {
-        run.knobs[knob] if value == misread[knob] else value: word for value, word in words.items()
-    }
 
 
 def _comment(run: SeenLaunch, fill_in: list[str]) -> str:

@@ -73,47 +73,35 @@ def started_draft(
     where = where_it_runs(path, started)
     started = placed(started, path, where.cwd)
     draft = _draft(started, path, place, model=model, folder=folder, said=said)
-    notes, fill_in = [*draft.notes, *([where.note] if where.note else [])], draft.fill_in
+    draft = draft.noting(where.note) if where.note else draft
     if not where.is_known:
-        fill_in = (*fill_in, "trainer.cwd")
-        draft = replace(draft, entries=tuple(map(_without_folder, draft.entries)))
-    if open_words := [
-        word for word in (started.program, *started.carried, *started.words) if not is_plain(word)
-    ]:
-        notes.append(
-            f"only the shell can compute {', '.join(open_words)}: write the values into argv"
-        )
-        fill_in = tuple(dict.fromkeys((*fill_in, "trainer.argv")))
-    draft, why_other = _with_python(draft, started, path, where.cwd)
-    notes += why_other
+        draft = draft.asking("trainer.cwd")
+        draft = draft.edited("trainer.cwd", comment="fill in: where it runs")
+    words = (started.program, *started.carried, *started.words)
+    if open_words := [word for word in words if not is_plain(word)]:
+        named = ", ".join(open_words)
+        draft = draft.noting(f"only the shell can compute {named}: write the values into argv")
+        draft = draft.asking("trainer.argv")
+    draft = _with_python(draft, started, path, where.cwd)
     if started.not_carried:
         named = ", ".join(started.not_carried)
-        notes.append(f"{path.name} also exports {named}: export them where you start autotune")
-    return replace(draft, notes=tuple(notes), fill_in=fill_in)
+        why = f"{path.name} also exports {named}: export them where you start autotune"
+        draft = draft.noting(why)
+    return draft
 
 
-def _with_python(
-    draft: Draft, started: Started, path: Path, cwd: Path
-) -> tuple[Draft, tuple[str, ...]]:
-    """(the draft with the Python that the script chooses, a note where it cannot be found)."""
+def _with_python(draft: Draft, started: Started, path: Path, cwd: Path) -> Draft:
+    """The draft with the Python that the script chooses, or a note where it cannot be found."""
     chosen = started.python
     if not (chosen.path or chosen.words):
-        return draft, ()
-    found = chosen.found((cwd, path.resolve().parent))
-    if found is None:
-        said = (
-            f"runs `{chosen.words}`"
-            if chosen.words
-            else f"uses {chosen.path}, where no `{chosen.name}` was found"
-        )
-        asked = "activate that environment where you start autotune, or set `python` under trainer"
-        return draft, (f"{path.name} {said}: trials use the first Python on PATH: {asked}",)
-    own = Entry(key="python", value=str(found), comment=f"as {path.name} chooses it")
-    entries = [
-        replace(each, parts=(*each.parts, own)) if each.key == "trainer" and each.parts else each
-        for each in draft.entries
-    ]
-    return replace(draft, entries=tuple(entries)), ()
+        return draft
+    if found := chosen.found((cwd, path.resolve().parent)):
+        own = Entry(key="python", value=str(found), comment=f"as {path.name} chooses it")
+        return draft.put("trainer.python", own)
+    said = f"uses {chosen.path}, where no `{chosen.name}` was found"
+    said = f"runs `{chosen.words}`" if chosen.words else said
+    asked = "activate that environment where you start autotune, or set `python` under trainer"
+    return draft.noting(f"{path.name} {said}: trials use the first Python on PATH: {asked}")
 
 
 def _by_torchrun(started: Started, place: Place) -> Started:
@@ -253,18 +241,12 @@ def _draft(
         if written.ranks is not None:
             place = replace(place, nodes=written.ranks[0], gpus_per_node=written.ranks[1])
     as_options = drafted(with_options, given)
-    entries = {entry.key: entry for entry in as_options.entries}
-    workload = entries["workload"]
-    told = {**workload.value, **written.workload}
+    told = {**as_options.value("workload"), **written.workload}
     # DeepSpeed keeps masters, and PEFT adapters, in fp32
     if told.get("loop") == "deepspeed" or "peft" in told:
-        told = {
-            name: value
-            for name, value in told.items()
-            if name not in ("pure_bf16", "shards_in_fp32")
-        }
-    entries["workload"] = replace(workload, value=told)
-    as_options = replace(as_options, entries=tuple(entries.values()))
+        told.pop("pure_bf16", None)
+        told.pop("shards_in_fp32", None)
+    as_options = as_options.edited("workload", value=told)
     own = {option.name for option in script.options} | {
         argument.name for argument in started.arguments
     }
@@ -417,15 +399,6 @@ def where_it_runs(path: Path, started: Started | None, file: str | None = None) 
         True,
         f"{why}: {file} was found in {usual}; if it runs elsewhere, correct `trainer.cwd`",
     )
-
-
-def _without_folder(entry: Entry) -> Entry:
-    """An entry of the spec where the folder is to be filled in."""
-    said = (
-        replace(part, comment="fill in: where it runs") if part.key == "cwd" else part
-        for part in entry.parts
-    )
-    return replace(entry, parts=tuple(said))
 
 
 def placed(started: Started, path: Path, cwd: Path) -> Started:

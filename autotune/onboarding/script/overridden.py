@@ -20,41 +20,32 @@ _IDEA = re.compile(r'here "--(\w+)=(\{\w+\})"')
 def overriding(draft: Draft, written: Written, program: str, own: frozenset[str]) -> Draft:
     """The draft with `overrides` in the place of options that the program does not have. `draft`: as if it had them; `program`: its word in argv; `own`:
     names of what its command is given."""
-    (trainer,) = (entry for entry in draft.entries if entry.key == "trainer")
-    parts = {part.key: part for part in trainer.parts}
-    text = _Text(written, own, parts["values"].value if "values" in parts else {})
-    items, below = parts["argv"].items, parts["argv"].below
-    begin = [item.value for item in items].index(program) + 1
-    moved = [item for item in items[begin:] if text.holds(item.value)]
-    kept = (*items[:begin], *(item for item in items[begin:] if item not in moved))
+    text, argv = _Text(written, own, draft.value("trainer.values")), draft.at("trainer.argv")
+    assert argv is not None
+    begin = [item.value for item in argv.items].index(program) + 1
+    moved = [item for item in argv.items[begin:] if text.holds(item.value)]
+    kept = tuple(item for item in argv.items if item not in moved)
     overrides = [each for item in moved for each in text.overrides(item)]
     overrides += [Entry(key=place, value=value) for place, value in written.also.items()]
     ideas = tuple(
         _IDEA.sub(lambda idea: f'here "{written.places(idea[1])[0]}": "{idea[2]}"', line)
-        for line in below
+        for line in argv.below
     )
-    in_words = {
-        name for item in kept for part in parse(item.value).expressions for name in part.names
-    }
-    still = {"values": in_words, "training": {*in_words, *(item.value for item in kept)}}
-    parts["argv"] = replace(parts["argv"], items=kept, below=())
-    for key in still.keys() & parts.keys():
-        parts[key] = replace(
-            parts[key], value={k: v for k, v in parts[key].value.items() if k in still[key]}
-        )
     file = Entry(key=program, parts=tuple(overrides), below=ideas)
-    first = (parts.pop("kind"), parts.pop("cwd"), parts.pop("argv"))
-    rest = (part for key, part in parts.items() if part.value or key not in still)
-    changed = replace(
-        trainer, parts=(*first, Entry(key="overrides", parts=(file,), comment=_WHY), *rest)
-    )
+    draft = draft.edited("trainer.argv", items=kept, below=())
+    whole = Entry(key="overrides", parts=(file,), comment=_WHY)
+    draft = draft.put("trainer.overrides", whole, after="argv")
+    words = [item.value for item in kept]
+    parsed = (part for word in words for part in parse(word).expressions)
+    names = {name for part in parsed for name in part.names}
+    for path, still in (("trainer.values", names), ("trainer.training", {*names, *words})):
+        if (part := draft.at(path)) is not None:
+            left = {key: value for key, value in part.value.items() if key in still}
+            draft = draft.put(path, replace(part, value=left) if left else None)
     lines = ", ".join(f"{option} (line {line})" for option, line in written.lines.items())
     note = f"{program} sets {lines} in its source: trials and launch.sh override these values (`overrides`) without changing the file"
-    return replace(
-        draft,
-        entries=tuple(changed if entry is trainer else entry for entry in draft.entries),
-        notes=(*(each for each in draft.notes if " options with " not in each), note),
-    )
+    notes = tuple(each for each in draft.notes if " options with " not in each)
+    return replace(draft, notes=(*notes, note))
 
 
 _WHY = "values set in its source, which each trial overrides"
