@@ -6,21 +6,18 @@ Modules, from the parts to the whole:
     imported_spec.py          import: the draft of a trainer's present configuration; present_post_training.py: its `rl` and `rollout`
     draft.py                  Draft: a spec as YAML with comments, and what is still to be filled in; the cluster that it names
     configuration_files.py    a file or an exported folder as a `PresentConfiguration`, the trainer that it belongs to, and knobs that files of DeepSpeed and accelerate decide
-    hub_names.py              the model that a program names
     script/                   a training script
         reading.py            Script: a Python program's options, and the text that has them, read without running it
-        syntax.py, options.py, library_options.py, machine_defaults.py   used by it
+        syntax.py, options.py, library_options.py   used by it
         code.py               what a program does whatever its options say
         written_arguments.py  what its own text gives transformers' Trainer
         option_names.py       which knob an option stands for, by its name
-        said_options.py       the options that the program's own parser said as it ran
         option_matches.py     all options of a script, matched to knobs; the ranks and the batch that they make today
         print_statements.py   what a program prints and how often, and patterns from that
         argv.py               the command of a script's draft
         draft.py              the draft of a script
     launch/                   what starts it
         command_words.py      a command: launchers, program, arguments
-        console_commands.py   commands of TRL and ms-swift, as the launch of a module
         launch_script.py      a launch script: the program that it starts, and how
         given_options.py      what the options of the script are given
         started_program.py    the draft of what a launch script starts

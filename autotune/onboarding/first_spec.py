@@ -31,6 +31,7 @@ from autotune.onboarding.configuration_files import (
 )
 from autotune.onboarding.draft import Draft, Place
 from autotune.onboarding.imported_spec import import_draft
+from autotune.onboarding.launch.given_options import Said, with_said
 from autotune.onboarding.launch.launch_script import Started, started_by, value_of
 from autotune.onboarding.launch.started_program import SAY_IT, placed, started_draft, where_it_runs
 from autotune.onboarding.post_training_launch import (
@@ -40,8 +41,7 @@ from autotune.onboarding.post_training_launch import (
 )
 from autotune.onboarding.script.draft import script_draft
 from autotune.onboarding.script.reading import read_script
-from autotune.onboarding.script.said_options import Said, with_said
-from autotune.onboarding.script.written_constants import PARSER
+from autotune.onboarding.script.written_arguments import CONSTANTS
 from autotune.onboarding.settings.draft import Settings, settings_draft
 from autotune.onboarding.settings.program import settings_program
 from autotune.schema import parse_study
@@ -230,7 +230,7 @@ def _first_draft(
             place = Place(cluster)
             ranks = "" if cluster is None or place.is_spread else f" --nproc-per-node {place.ranks}"
             starts = {"torchrun": f"torchrun{ranks}", "accelerate": "accelerate launch"}
-            launcher = script.launcher if script.written.parser == PARSER else "torchrun"
+            launcher = script.launcher if script.written.parser == CONSTANTS else "torchrun"
             started = started_by(f"{starts.get(launcher, launcher)} {shlex.quote(path.name)}")
             assert started is not None
             return started_draft(started, path, place, model=model, folder=folder, said=said)

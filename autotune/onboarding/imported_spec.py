@@ -15,8 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import AutotuneError, CatalogError, SpecError
-from autotune.onboarding.draft import Draft, Entry, baseline_text, file_name, named_cluster
-from autotune.onboarding.hub_names import model_named
+from autotune.onboarding.draft import (
+    Draft,
+    Entry,
+    baseline_text,
+    file_name,
+    model_named,
+    named_cluster,
+)
 from autotune.onboarding.present_post_training import (
     asked_of_post_training,
     post_training_entries,
@@ -34,6 +40,7 @@ from autotune.trainers.present_configuration import (
     SETTINGS,
     PresentConfiguration,
     Reading,
+    batch_of,
     dotted,
     flat,
     split_by_path,
@@ -96,7 +103,9 @@ def import_draft(
     there = named_cluster(cluster)
     ranks = _ranks(reading, there)
     gpus = max(ranks or 1, there.num_gpus if there else 1)
-    batch = reading.global_batch_size or _batch(reading.knobs, ranks)
+    batch = reading.global_batch_size
+    if ranks is not None and not batch:
+        batch = batch_of({**reading.knobs, "dp": _replicas(reading.knobs, ranks)})
     values, elsewhere = _options(subject, reading, present, path)
     notes += elsewhere
     try:
@@ -352,21 +361,17 @@ def _ranks(reading: Reading, cluster: ClusterSpec | None) -> int | None:
     return cluster.num_gpus if cluster else None
 
 
-def _batch(knobs: Mapping[str, Any], ranks: int | None) -> int | None:
-    """The batch where only the cluster tells dp."""
-    if ranks is None or "accumulation_steps" not in knobs or "micro_batch_size" not in knobs:
-        return None
+def _replicas(knobs: Mapping[str, Any], ranks: int) -> int:
+    """Ranks with data of their own, where only the cluster tells dp."""
     others: int = math.prod(knobs.get(degree, 1) for degree in ("tp", "pp", "cp"))
-    per_replica: int = knobs["micro_batch_size"] * knobs["accumulation_steps"]
-    return per_replica * max(1, ranks // others)
+    return max(1, ranks // others)
 
 
 def _least_batch(knobs: Mapping[str, Any], ranks: int) -> int:
     """A batch that the ranks can share, those of the current configuration and those of the cluster, where the configuration tells none."""
-    others = math.prod(knobs.get(degree, 1) for degree in ("tp", "pp", "cp"))
-    per_replica = knobs.get("micro_batch_size", 1) * knobs.get("accumulation_steps", 1)
-    replicas = max(1, ranks // others)
-    return math.lcm(int(per_replica * knobs.get("dp", replicas)), replicas)
+    replicas = _replicas(knobs, ranks)
+    usual = {"micro_batch_size": 1, "accumulation_steps": 1, "dp": replicas}
+    return math.lcm(batch_of({**usual, **knobs}) or 1, replicas)
 
 
 def _space(cluster: ClusterSpec | None, ranks: int | None, model: ModelSpec | None) -> str:

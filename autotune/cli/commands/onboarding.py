@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from autotune.onboarding.draft import Draft
-    from autotune.onboarding.script.said_options import Said
+    from autotune.onboarding.launch.given_options import Said
 
 OutputOption = Annotated[
     Path | None,

@@ -7,6 +7,14 @@
 
 Launchers of processes: torchrun, accelerate, deepspeed and those of `TASKS`, which start one process for each rank by themselves, or one for each
 node with another launcher behind them.
+
+Console commands of libraries, written as the launch of a module that they are.
+
+    trl sft --num_processes 8 --lr 1            accelerate launch --num_processes 8 -m trl.scripts.sft --lr 1
+    trl sft --accelerate_config zero2 --lr 1    accelerate launch --num_processes 8 --use_deepspeed --zero_stage 2 -m trl.scripts.sft --lr 1
+    NPROC_PER_NODE=8 swift sft --lr 1           NPROC_PER_NODE=8 torchrun --nproc-per-node 8 -m swift.cli.sft --lr 1
+
+Of TRL 1.16 (`trl/cli`) and ms-swift 4 (`swift/cli/main.py`), which starts one process where neither `NPROC_PER_NODE` nor `NNODES` is set.
 """
 
 from __future__ import annotations
@@ -14,9 +22,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple, final
 
-from autotune.onboarding.launch.console_commands import as_module
 from autotune.onboarding.settings.program import COMMANDS
 from autotune.trainers.base.workload_limits import MODULES
 from autotune.trainers.launch_files import INTERPRETER
@@ -85,157 +93,32 @@ TASKS: Mapping[str, Tasks] = {
 }  # fmt: skip
 """launchers of any command, by name. Options: srun of Slurm 24, mpirun of Open MPI 5 and mpiexec of MPICH 4, horovodrun 0.28, flux-core 0.70,
 colossalai 0.5, composer 0.28. What jsrun and the others count are resource sets, components or jobs, which no number of ranks tells"""
-_FLAGS = frozenset(
-    [
-        "standalone",
-        "no_python",
-        "run_path",
-        "no_ssh",
-        "use_env",
-        "multi_gpu",
-        "cpu",
-        "use_deepspeed",
-        "use_fsdp",
-        "tpu",
-        "quiet",
-        "q",
-        "debug",
-        "save_bytecode",
-        "m",
-        "module",
-        "label",
-        "l",
-        "exclusive",
-        "overlap",
-        "u",
-        "unbuffered",
-        "v",
-        "verbose",
-        "pty",
-        "exact",
-        "no_kill",
-        "allow_run_as_root",
-        "tag_output",
-        "oversubscribe",
-        "report_bindings",
-        "nv",
-        "bind_to_core",
-        "use_hwthread_cpus",
-        "no_container_mount_home",
-        "disable_status",
-        "force_multi",
-        "no_local_rank",
-        "bind_cores_to_rank",
-        "no_ssh_check",
-        "save_pid",
-        "elastic_training",
-        "detect_nvlink_pairs",
-        "virtual_local_rank",
-        "use_xpu",
-        "rdma",
-        "use_megatron_lm",
-        "dynamo_use_dynamic",
-        "same_network",
-        "no_capture_output",
-        "live_stream",
-        "frozen",
-        "locked",
-        "no_sync",
-        "isolated",
-        "offline",
-        "",
-    ]
-)
+_FLAGS = frozenset({
+    "standalone", "no_python", "run_path", "no_ssh", "use_env", "multi_gpu", "cpu", "use_deepspeed",
+    "use_fsdp", "tpu", "quiet", "q", "debug", "save_bytecode", "m", "module", "label", "l",
+    "exclusive", "overlap", "u", "unbuffered", "v", "verbose", "pty", "exact", "no_kill",
+    "allow_run_as_root", "tag_output", "oversubscribe", "report_bindings", "nv", "bind_to_core",
+    "use_hwthread_cpus", "no_container_mount_home", "disable_status", "force_multi",
+    "no_local_rank", "bind_cores_to_rank", "no_ssh_check", "save_pid", "elastic_training",
+    "detect_nvlink_pairs", "virtual_local_rank", "use_xpu", "rdma", "use_megatron_lm",
+    "dynamo_use_dynamic", "same_network", "no_capture_output", "live_stream", "frozen", "locked",
+    "no_sync", "isolated", "offline", "",
+})  # fmt: skip
 """options of launchers and wrappers that have no value"""
-_WRAPPERS = frozenset(
-    [
-        "env",
-        "exec",
-        "time",
-        "nohup",
-        "sudo",
-        "nice",
-        "ionice",
-        "stdbuf",
-        "numactl",
-        "taskset",
-        "timeout",
-        "nsys",
-        "ncu",
-        "rocprof",
-        "rocprofv3",
-        "catchsegv",
-        "strace",
-        "conda",
-        "mamba",
-        "micromamba",
-        "uv",
-        "poetry",
-        "pipenv",
-        "pdm",
-        "hatch",
-        "pixi",
-        "rye",
-        "uvx",
-        "dotenv",
-        "direnv",
-        "apptainer",
-        "singularity",
-        "docker",
-        "podman",
-        "enroot",
-        "shifter",
-        "xvfb-run",
-        "setsid",
-        "chrt",
-        "unbuffer",
-        "script",
-        "command",
-        "builtin",
-        "watch",
-        "ts",
-        "dlprof",
-        "scalene",
-        "py-spy",
-        "viztracer",
-        "kernprof",
-        "memray",
-        "coverage",
-        "gdb",
-        "bash",
-        "sh",
-        "zsh",
-        "source",
-        ".",
-        "eval",
-    ]
-)
+_WRAPPERS = frozenset({
+    "env", "exec", "time", "nohup", "sudo", "nice", "ionice", "stdbuf", "numactl", "taskset",
+    "timeout", "nsys", "ncu", "rocprof", "rocprofv3", "catchsegv", "strace", "conda", "mamba",
+    "micromamba", "uv", "poetry", "pipenv", "pdm", "hatch", "pixi", "rye", "uvx", "dotenv",
+    "direnv", "apptainer", "singularity", "docker", "podman", "enroot", "shifter", "xvfb-run",
+    "setsid", "chrt", "unbuffer", "script", "command", "builtin", "watch", "ts", "dlprof",
+    "scalene", "py-spy", "viztracer", "kernprof", "memray", "coverage", "gdb", "bash", "sh", "zsh",
+    "source", ".", "eval",
+})  # fmt: skip
 """programs that start another one"""
-_OF_NO_EFFECT = frozenset(
-    [
-        "env",
-        "exec",
-        "time",
-        "nohup",
-        "sudo",
-        "stdbuf",
-        "catchsegv",
-        "setsid",
-        "unbuffer",
-        "script",
-        "command",
-        "builtin",
-        "watch",
-        "ts",
-        "bash",
-        "sh",
-        "zsh",
-        "source",
-        ".",
-        "eval",
-        "timeout",
-    ]
-)
+_OF_NO_EFFECT = frozenset({
+    "env", "exec", "time", "nohup", "sudo", "stdbuf", "catchsegv", "setsid", "unbuffer", "script",
+    "command", "builtin", "watch", "ts", "bash", "sh", "zsh", "source", ".", "eval", "timeout",
+})  # fmt: skip
 """those without which the program runs the same"""
 _OF_THE_SHELL = re.compile(
     r":|echo|printf|cat|tee|cd|mkdir|rm|cp|mv|ln|ls|export|set|unset|sleep|pip3?|git|wget|curl|tar|unzip|touch|module|ulimit|trap|wait|kill|pkill|grep|sed|awk|"
@@ -247,21 +130,8 @@ _SUBSTITUTED = re.compile(
     r"^\$\((?:which|command -v) ([\w.-]+)\)$|^`(?:which|command -v) ([\w.-]+)`$"
 )
 _PYTHON_FLAGS = (
-    "-u",
-    "-O",
-    "-OO",
-    "-B",
-    "-E",
-    "-s",
-    "-S",
-    "-I",
-    "-v",
-    "-q",
-    "-b",
-    "-d",
-    "-P",
-    "-x",
-)
+    "-u", "-O", "-OO", "-B", "-E", "-s", "-S", "-I", "-v", "-q", "-b", "-d", "-P", "-x",
+)  # fmt: skip
 _NAMED_PYTHON = re.compile(r"^\$\{?\w*PY\w*\}?$", re.IGNORECASE)
 _OPEN = re.compile(r"^\$|^`")
 """a word that only the shell can compute"""
@@ -520,3 +390,64 @@ def _parts(
         is_known=is_known,
         arguments=tuple(arguments),
     )
+
+
+_MODULES: Mapping[str, str] = {
+    **{f"trl {name}": f"trl.scripts.{name}" for name in ("sft", "dpo")},
+    **{f"swift {name}": f"swift.cli.{name}" for name in ("sft", "pt")},
+}
+SWIFT = frozenset(module for module in _MODULES.values() if module.startswith("swift."))
+RANKS_OF_SWIFT = "NPROC_PER_NODE"
+"""the variable that says how many ranks of a node ms-swift starts"""
+_OF_ACCELERATE = re.compile(
+    r"--(num_processes|num_machines|machine_rank|main_process_ip|main_process_port|mixed_precision)"
+)
+
+
+def as_module(words: Sequence[str]) -> list[str]:
+    """The command with a library's console command replaced by the launch of its module; any other as it is."""
+    for at, (word, following) in enumerate(pairwise(words)):
+        module = _MODULES.get(f"{word.rpartition('/')[2]} {following}")
+        if module is not None:
+            before, behind = list(words[:at]), list(words[at + 2 :])
+            if module in SWIFT:
+                return [*before, "torchrun", "-m", module, *behind]
+            of_launcher, of_program = _parted(behind)
+            return [*before, "accelerate", "launch", *of_launcher, "-m", module, *of_program]
+    return list(words)
+
+
+def _parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words behind TRL's command: (accelerate's, its program's)."""
+    of_launcher: list[str] = []
+    of_program: list[str] = []
+    queue = list(words)
+    while queue:
+        word = queue.pop(0)
+        name, sign, value = word.partition("=")
+        if name == "--accelerate_config":
+            if not sign:
+                value = queue.pop(0) if queue else ""
+            # what the command says itself comes last, and counts
+            of_launcher = [
+                *_of_config(value),
+                *of_launcher,
+            ]
+        elif _OF_ACCELERATE.fullmatch(name):
+            of_launcher += [word] if sign else [word, *queue[:1]]
+            del queue[: 0 if sign else 1]
+        else:
+            of_program.append(word)
+    return of_launcher, of_program
+
+
+def _of_config(name: str) -> list[str]:
+    """accelerate's options for what `--accelerate_config` names: one of the configurations that TRL ships, or a file."""
+    from autotune.trainers.trl.launchers import ACCELERATE
+
+    if name not in ACCELERATE:
+        return ["--config_file", name]
+    stage, ranks = ACCELERATE[name]
+    by_deepspeed = ["--use_deepspeed", "--zero_stage", str(stage)]
+    shards = ["--use_fsdp"] if name.startswith("fsdp") else by_deepspeed
+    return ["--num_processes", str(ranks), *(shards if stage else [])]

@@ -3,29 +3,41 @@
 srun accelerate launch --config_file fsdp.yaml train.py --batch-size 4
      ^ launcher and its words                  ^        ^ arguments
                                                program: a file, a module behind `-m`, or a command of a known program (`llamafactory-cli train`)
+
+The Python with which a launch script starts its program, where it is not simply that of PATH.
+
+python3.12 train.py                  the interpreter's name in PATH, where `python` may be another or none
+/envs/train/bin/python train.py      the interpreter
+../venv/bin/torchrun train.py        the environment whose launcher it is
+source venv/bin/activate             the environment
+export PATH=/envs/train/bin:$PATH    likewise, where the path says that it is one
+conda activate train                 an environment by its name, which only the shell can find
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import NamedTuple
 
 from autotune.onboarding.launch.command_words import (
     LAUNCHERS,
+    RANKS_OF_SWIFT,
+    SWIFT,
     TASKS,
     CommandParts,
     Launcher,
     parts_of,
 )
-from autotune.onboarding.launch.console_commands import RANKS_OF_SWIFT, SWIFT
-from autotune.onboarding.launch.which_python import ChosenPython, chosen_python
 from autotune.onboarding.settings.program import COMMANDS
 from autotune.spec.texts.secrets import FROM_ENVIRONMENT, is_secret_name
 from autotune.spec.texts.usual_names import target_of
 from autotune.trainers.documents.shell_folders import joined
 from autotune.trainers.documents.shell_words import Commands, commands_of
+from autotune.trainers.launch_files import INTERPRETER
 from autotune.trainers.post_training.programs import program_of
 from autotune.trainers.present_configuration import DOCUMENTS
 
@@ -46,6 +58,32 @@ _OF_THE_PLACE = re.compile(
     r"(MASTER_|WORLD_SIZE|(LOCAL_)?RANK$|N?NODE_?|NNODES|NGPU|GPUS_PER_NODE|CUDA_VISIBLE_DEVICES|SLURM_|FORCE_TORCHRUN|PATH$|LD_LIBRARY_PATH)"
 )
 """variables that say where a job runs, which a trial is given by its launcher"""
+
+
+_LAUNCHER = re.compile(r"torchrun|accelerate|deepspeed")
+_BY_NAME = frozenset({"conda", "mamba", "micromamba", "pyenv"})
+
+
+class ChosenPython(NamedTuple):
+    """What a script says about it; empty where it says nothing."""
+
+    path: str = ""
+    """an interpreter, or the folder of an environment"""
+    words: str = ""
+    """the command that activates an environment by its name"""
+    name: str = "python"
+    """what the interpreter is called"""
+
+    def found(self, folders: Iterable[Path]) -> Path | None:
+        """The interpreter or environment, by its path in one of these folders."""
+        found = (folder / Path(self.path).expanduser() for folder in folders) if self.path else ()
+        return next(
+            (Path(os.path.normpath(each.absolute())) for each in found if self._is_in(each)), None
+        )
+
+    def _is_in(self, path: Path) -> bool:
+        """Whether trials find it there."""
+        return ((path.parent if path.is_file() else path / "bin") / self.name).exists()
 
 
 class Argument(NamedTuple):
@@ -306,3 +344,29 @@ def _is_of_the_program(name: str, text: str) -> bool:
 
 def _count(text: str | None) -> int | None:
     return int(text) if text and text.isdecimal() and int(text) > 0 else None
+
+
+def chosen_python(
+    command: Sequence[str], before: Iterable[Sequence[str]], path: str
+) -> ChosenPython:
+    """By the command that starts the program, else by the last of the commands before it, else by the exported PATH."""
+    names = (word.rpartition("/")[2] for word in command)
+    name = next((name for name in names if INTERPRETER.fullmatch(name)), "python")
+    for word in command:
+        folder, _, last = word.rpartition("/")
+        if folder and INTERPRETER.fullmatch(last):
+            return ChosenPython(path=word, name=name)
+        if folder.endswith("bin") and _LAUNCHER.fullmatch(last):
+            return ChosenPython(path=folder.rpartition("/")[0] or ".")
+    first = path.partition(":")[0]
+    is_environment = first.endswith("/bin") and re.search(r"conda|env", first) is not None
+    found = ChosenPython(path=first.removesuffix("/bin") if is_environment else "")
+    for words in before:
+        if words[0] in ("source", ".") and words[-1].endswith("/bin/activate"):
+            found = ChosenPython(path=words[-1].removesuffix("/bin/activate"))
+        elif words[0] in _BY_NAME and "activate" in words[1:2]:
+            found = ChosenPython(words=" ".join(words))
+        elif words[0] in ("source", ".") and len(words) == 3 and words[1].endswith("/bin/activate"):
+            # conda's own script, with the name of an environment
+            found = ChosenPython(words=" ".join(words))
+    return found._replace(name=name)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, final
 
 from autotune.onboarding.draft import Draft, Entry, Item
-from autotune.onboarding.script.said_options import said_options
+from autotune.onboarding.launch.given_options import said_options
 from autotune.ports import ProgramSeen
 from autotune.trainers.documents.placeholders import braced
 from autotune.trainers.present_configuration import flat, merged, nested

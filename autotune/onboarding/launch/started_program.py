@@ -18,7 +18,7 @@ from autotune.errors import SpecError
 from autotune.onboarding.configuration_files import decided_for, read_present, runs_deepspeed
 from autotune.onboarding.draft import Draft, Entry, Place
 from autotune.onboarding.launch.command_words import TASKS
-from autotune.onboarding.launch.given_options import named, with_given
+from autotune.onboarding.launch.given_options import Said, named, with_given, with_said
 from autotune.onboarding.launch.launch_script import (
     Argument,
     Started,
@@ -40,7 +40,6 @@ from autotune.onboarding.script.library_options import (
 from autotune.onboarding.script.options import ScriptOption, option_of, overridden_by_file
 from autotune.onboarding.script.overridden import overriding
 from autotune.onboarding.script.reading import Script, read_script
-from autotune.onboarding.script.said_options import Said, with_said
 from autotune.onboarding.settings.draft import Settings, settings_draft
 from autotune.onboarding.settings.file import typed
 from autotune.onboarding.settings.program import COMMANDS, settings_program
@@ -72,7 +71,12 @@ def started_draft(
     _refuse_unknown(started, path, place)
     where = where_it_runs(path, started)
     started = placed(started, path, where.cwd)
-    draft = _draft(started, path, place, model=model, folder=folder, said=said)
+    settings = _settings_of(started, path, place, where.cwd)
+    if settings is None:
+        script, launch = _script_of(started, path, where.cwd, said)
+        draft = _draft(script, launch, place, path, where.cwd, model=model, folder=folder)
+    else:
+        draft = settings_draft(settings, place, model=model, folder=folder)
     draft = draft.noting(where.note) if where.note else draft
     if not where.is_known:
         draft = draft.asking("trainer.cwd")
@@ -157,79 +161,82 @@ def _refuse_unknown(started: Started, path: Path, place: Place) -> None:
         )
 
 
-def _draft(
-    started: Started, path: Path, place: Place, *, model: str | None, folder: Path, said: Said
-) -> Draft:
+def _settings_of(started: Started, path: Path, place: Place, cwd: Path) -> Settings | None:
+    """What a program of settings is told by its file and the command; None for any other program. `cwd`: where it runs, as its own file is found. Raises `SpecError` where the file
+    of settings is not there."""
     file = next((word for word in started.words[:1] if word.endswith(_FILES)), "")
-    cwd = where_it_runs(path, started, file).cwd
-    held = (
-        parse_document(file, read_present(cwd / file).files[Path(file).name])
-        if (cwd / file).is_file()
-        else {}
-    )
-    is_command = started.program in COMMANDS
+    beside = where_it_runs(path, started, file).cwd
+    held: dict[str, Any] = {}
+    if (beside / file).is_file():
+        held = parse_document(file, read_present(beside / file).files[Path(file).name])
     flags = {argument.name: True for argument in started.arguments}
     program = COMMANDS.get(started.program) or settings_program(flags) or settings_program(held)
-    if program is not None:
-        if file and not held:
-            raise SpecError(
-                f"{path.name} starts {started.program} with {file}, which sets model, batch and precision but was not found in {cwd}",
-                remedy=f"give {file} itself, or put it into that folder",
-                field="FILE",
-            )
-        told = {**held, **dict(_settings(started.arguments))}
-        program = settings_program(told) or program
-        starts = () if is_command else _start_of(started, place)
-        decided = {} if is_command else decided_for(started, where_it_runs(path, started).cwd)
-        arguments = tuple(arguments_of(started.words[1:])) if file else started.arguments
-        settings = Settings(
-            program=program,
-            document=told,
-            source=path,
-            cwd=cwd,
-            file=file,
-            arguments=arguments,
-            env=started.env,
-            start=starts,
-            decided={
-                knob: value for knob, value in decided.items() if knob in ("zero_stage", "offload")
-            },
+    if program is None:
+        return None
+    if file and not held:
+        raise SpecError(
+            f"{path.name} starts {started.program} with {file}, which sets model, batch and precision but was not found in {beside}",
+            remedy=f"give {file} itself, or put it into that folder",
+            field="FILE",
         )
-        return settings_draft(settings, place, model=model, folder=folder)
-    file = started.file
-    cwd = where_it_runs(path, started).cwd
-    script = Script(
-        name=started.program,
-        options=(),
-        parser="",
-        is_read=False,
+    told = {**held, **dict(_settings(started.arguments))}
+    known = Settings(
+        program=settings_program(told) or program,
+        document=told,
+        source=path,
+        cwd=beside,
+        file=file,
+        arguments=tuple(arguments_of(started.words[1:])) if file else started.arguments,
+        env=started.env,
     )
-    if (cwd / file).is_file():
-        text = read_present(cwd / file).files[Path(file).name]
-        script = with_said(read_script(Path(file).name, text, file=cwd / file, base=cwd), said)
+    if started.program in COMMANDS:
+        return known
+    decided = {k: v for k, v in decided_for(started, cwd).items() if k in ("zero_stage", "offload")}
+    return replace(known, start=_start_of(started, place), decided=decided)
+
+
+def _script_of(started: Started, path: Path, cwd: Path, said: Said) -> tuple[Script, Started]:
+    """(the program's script with what its parser said, the launch with the settings of files that it reads as options)."""
+    file = cwd / started.file
+    script = Script(name=started.program, options=(), parser="", is_read=False)
+    if file.is_file():
+        text = read_present(file).files[file.name]
+        script = with_said(read_script(file.name, text, file=file, base=cwd), said)
     if script.parser == "HfArgumentParser" and (alone := started.file_alone):
-        started = replace(
-            started, arguments=tuple(_as_options(started, path, cwd / alone)), spelled_out=alone
-        )
+        arguments = tuple(_as_options(started, path, cwd / alone))
+        started = replace(started, arguments=arguments, spelled_out=alone)
     started = _with_default_file(started, script, cwd)
     if script.parser == "configurator":
         script = replace(script, options=tuple(_with_files(script.options, started.words, cwd)))
     is_parsed = MICRO_BATCH in {option.name for option in script.options}
     if not is_parsed and (of_library := _of_library(started)) is not None:
-        script = replace(of_library, started=script.started)
-    elif not script.parser and MICRO_BATCH in {argument.name for argument in started.arguments}:
+        return of_library, started
+    if not script.parser and MICRO_BATCH in {argument.name for argument in started.arguments}:
         is_trainers = _is_trainers(started)
         known = (each for each in TRAINING_ARGUMENTS if is_trainers or each[0] == ACCUMULATION)
         options = tuple(option_of(*each) for each in known)
         script = replace(script, parser="HfArgumentParser" if is_trainers else "", options=options)
+    return script, started
+
+
+def _draft(
+    script: Script,
+    started: Started,
+    place: Place,
+    source: Path,
+    cwd: Path,
+    *,
+    model: str | None,
+    folder: Path,
+) -> Draft:
+    """The draft of a script as it is started, also of one whose text gives a trainer what no option does."""
 
     def drafted(script: Script, started: Started) -> Draft:
         started = replace(started, arguments=tuple(named(started.arguments, script.options)))
         options = tuple(with_given(script.options, started.arguments))
-        script = replace(
-            script, started=started, options=options, by_deepspeed=runs_deepspeed(started, cwd)
-        )
-        return script_draft(script, place, cwd=cwd, source=path, model=model, folder=folder)
+        by_deepspeed = runs_deepspeed(started, cwd)
+        script = replace(script, started=started, options=options, by_deepspeed=by_deepspeed)
+        return script_draft(script, place, cwd=cwd, source=source, model=model, folder=folder)
 
     written = script.written
     if written is None:

@@ -73,51 +73,48 @@ _OFF = (None, False, 0, "", "false", "False", "no", "none", "None", "0")
 
 def peft_of(script: Script) -> Mapping[str, Any]:
     """LoRA as a workload has it; empty where the options ask for none."""
-    said = _said(script)
+    said, given = script.said, script.given
     method = _method(said)
-    is_on = method == "lora" or any(said.get(name) not in _OFF for name in (*_SWITCHES, *_QLORA))
+    is_on = method == "lora" or _are_on(said, *_SWITCHES, *_QLORA)
     is_off = not is_on and (method != "" or any(name in said for name in _SWITCHES))
-    given = _given(script)
-    ranks = [
-        name for name in _RANKS if name in given or ("peft" in script.code.imports and name in said)
-    ]
-    rank = next(
-        (said[name] for name in ranks if isinstance(said[name], int) and said[name] > 0), None
-    )
+    known = given.keys() | (said.keys() if "peft" in script.code.imports else set())
+    ranks = [name for name in _RANKS if name in known]
+    numbers = (said[name] for name in ranks if isinstance(said[name], int))
+    rank = next((number for number in numbers if number > 0), None)
+    in_text = script.code.adapters or {}
     if is_off or not (is_on or rank):
-        return {} if is_off or not script.adapted[1] else script.code.adapters or {}
-    usual = (script.code.adapters or {}).get("rank") or next(
-        (default for name, default in _PEFT_RANK.items() if name in said), 8
-    )
+        return in_text if script.adapted[1] and not is_off else {}
+    usual = (default for name, default in _PEFT_RANK.items() if name in said)
     modules = _modules(script)
-    is_quantized = 4 in _bits(said) or any(said.get(name) not in _OFF for name in _QUANTIZED)
+    is_quantized = 4 in _bits(said) or _are_on(said, *_QUANTIZED)
+    some = "all" if modules or script.code.computes_targets else "attention"
     return {
         "method": "qlora" if is_quantized else "lora",
-        "rank": rank or usual,
-        "targets": targets_of(modules)
-        or ("all" if modules or script.code.computes_targets else "attention"),
+        "rank": rank or in_text.get("rank") or next(usual, 8),
+        "targets": targets_of(modules) or some,
         "library": "" if "lora_dim" in ranks else "peft",
     }
 
 
+def _are_on(said: Mapping[str, Any], *names: str) -> bool:
+    """Whether one of these options is given a value that does not switch it off."""
+    return any(said.get(name) not in _OFF for name in names)
+
+
 def loaded_in(script: Script) -> str:
     """The type in which a program of transformers loads its weights, as its option or else its text says it ('bfloat16', 'auto'); empty where neither does."""
-    said = _said(script)
-    if (
-        told := next(
-            (said[name] for name in ("torch_dtype", "dtype") if said.get(name) is not None), None
-        )
-    ) is not None:
-        return str(told)
-    by_text = script.code.loads_as[0]
+    said, by_text = script.said, script.code.loads_as[0]
+    for name in ("torch_dtype", "dtype"):
+        if said.get(name) is not None:
+            return str(said[name])
     if by_text == "bf16":
-        return "bfloat16" if said.get("bf16") not in _OFF else ""
+        return "bfloat16" if _are_on(said, "bf16") else ""
     return "" if by_text == "?" else by_text
 
 
 def optimizer_of(script: Script) -> str:
     """The optimizer that transformers' Trainer is told to use, as the option calls it; empty where it is not told."""
-    return str(_said(script).get("optim") or "")
+    return str(script.said.get("optim") or "")
 
 
 def made_optimizer(script: Script) -> str:
@@ -134,21 +131,19 @@ def of_unknown_optimizer(name: str) -> str:
 
 def is_unfused(script: Script) -> bool:
     """Whether the attention scores are stored."""
-    said = _said(script)
-    return any(said.get(name) == "eager" for name in ("attn_implementation", "attn_impl"))
+    return "eager" in (script.said.get("attn_implementation"), script.said.get("attn_impl"))
 
 
 def frozen(script: Script) -> Iterator[str]:
     """Notes on options that keep weights from training, add a second model, or name an optimizer, which no plan has."""
-    said, given = _said(script), _given(script)
-    if (optimizer := optimizer_of(script) or made_optimizer(script)) and optimizer_named(
-        optimizer
-    ) is None:
+    said, given, made = script.said, script.given, script.code.optimizers
+    optimizer = optimizer_of(script) or made_optimizer(script)
+    if optimizer and optimizer_named(optimizer) is None:
         yield of_unknown_optimizer(optimizer)
-    if not optimizer_of(script) and len(script.code.optimizers) > 1:
-        yield f"{NOT_COUNTED}which of {', '.join(script.code.optimizers)} its source creates, planned as AdamW"
+    if not optimizer and len(made) > 1:
+        yield f"{NOT_COUNTED}which of {', '.join(made)} its source creates, planned as AdamW"
     yield from _of_adapters(script)
-    off = [name for name in given if _FROZEN.fullmatch(name.lower()) and said[name] not in _OFF]
+    off = [name for name in given if _FROZEN.fullmatch(name.lower()) and _are_on(said, name)]
     if off and not peft_of(script):
         yield f"{NOT_COUNTED}{_named(given, off)}, {ALL_TRAINED}"
     if (method := _method(said)) not in ("", "lora", "full"):
@@ -159,28 +154,28 @@ def frozen(script: Script) -> Iterator[str]:
 
 def _of_adapters(script: Script) -> Iterator[str]:
     """What is planned otherwise than the options of adapters, of quantization and of the task say."""
-    said, peft = _said(script), peft_of(script)
-    if script.adapted[0] and not (peft or any(name in said for name in (*_SWITCHES, *_METHODS))):
-        yield f"{NOT_COUNTED}adapters ({script.adapted[0]}), {ALL_TRAINED}: {NEEDS_LESS}"
-    modules = _modules(script)
-    if peft and modules and not targets_of(modules):
+    said, peft, modules = script.said, peft_of(script), _modules(script)
+    if not peft:
+        if script.adapted[0] and said.keys().isdisjoint((*_SWITCHES, *_METHODS)):
+            yield f"{NOT_COUNTED}adapters ({script.adapted[0]}), {ALL_TRAINED}: {NEEDS_LESS}"
+    elif modules and not targets_of(modules):
         unknown = [name for name in modules if not targets_of([name])]
         yield f"{NOT_COUNTED}adapters on {', '.join(unknown)}, planned on all matrices of the layers"
-    elif peft and script.code.computes_targets and not modules:
+    elif script.code.computes_targets and not modules:
         yield f"{NOT_COUNTED}which matrices {script.name} chooses for its adapters; the plan assumes all matrices of the layers"
-    elif peft and not modules and peft["library"] and "use_peft" not in said:
+    elif not modules and peft["library"] and "use_peft" not in said:
         yield f"{ASSUMED_TARGETS}: no option names the matrices, and this is PEFT's default"
     if peft and (saved := _words_of(script, ("modules_to_save",))):
         yield f"{NOT_COUNTED}{', '.join(saved)} (modules_to_save), planned as frozen, but trained: {NEEDS_MORE}"
-    if 8 in _bits(said) or said.get("load_in_8bit") not in _OFF:
+    if 8 in _bits(said) or _are_on(said, "load_in_8bit"):
         yield f"{NOT_COUNTED}{EIGHT_BITS}"
     for name, how in _IGNORED.items():
-        if said.get(name) not in _OFF:
+        if _are_on(said, name):
             yield f"{NOT_COUNTED}{name}, {how}"
     if (task := said.get("task_type")) in _OTHER_LOSS:
         yield f"{NOT_COUNTED}task_type={task}, planned with a loss over the vocabulary: {NEEDS_LESS}"
     groups = [name for name in GROUPED if isinstance(said.get(name), int) and said[name] > 0]
-    if groups or task in ("embedding", "reranker", "generative_reranker"):
+    if groups or task in _OTHER_LOSS[1:]:
         how = ", ".join(f"{name}={said[name]}" for name in groups) or f"task_type={task}"
         yield f"{NOT_PREDICTED}the other sequences of each sample ({how})"
 
@@ -192,8 +187,7 @@ def _bits(said: Mapping[str, Any]) -> set[Any]:
 
 def second_models(script: Script) -> list[str]:
     """The given options that name a model beside the decoder whose sizes are given."""
-    given = _given(script)
-    return [name for name in _SECOND_MODELS if name in given]
+    return [name for name in _SECOND_MODELS if name in script.given]
 
 
 def _method(said: Mapping[str, Any]) -> str:
@@ -205,25 +199,6 @@ def _named(given: Mapping[str, str], names: list[str]) -> str:
     return ", ".join(f"--{given[name]}" for name in names)
 
 
-def _given(script: Script) -> dict[str, str]:
-    """The options of the command by name, each as it is written."""
-    return {
-        each.name: each.words[0].lstrip("-").partition("=")[0]
-        for each in script.arguments
-        if each.name
-    }
-
-
-def _said(script: Script) -> dict[str, Any]:
-    """The values of the declared options, and of those that are given, by the last part of their names."""
-    values = {option.name.rpartition(".")[2]: option.present for option in script.options}
-    for argument in script.arguments:
-        if argument.name and argument.name not in values:
-            value = argument.values[0] if argument.values else True
-            values[argument.name] = int(value) if str(value).isdecimal() else value
-    return values
-
-
 def _modules(script: Script) -> list[str]:
     """Names of the matrices that have adapters, by the options or the text; none where neither says them."""
     return _words_of(script, _TARGETS) or list(script.code.targets)
@@ -231,10 +206,9 @@ def _modules(script: Script) -> list[str]:
 
 def _words_of(script: Script, names: tuple[str, ...]) -> list[str]:
     """The names in the values of the first of these options that has any, as the command or else its declaration has it."""
-    given = [each for each in script.arguments if each.name in names]
+    given = (each for each in script.arguments if each.name in names)
     values = [word for each in given for word in each.values]
-    values = values or [
-        str(option.present) for option in script.options if option.name in names and option.present
-    ]
-    paths = re.findall(r"[A-Za-z][\w.]*", " ".join(values).replace("-", "_"))
+    declared = (option.present for option in script.options if option.name in names)
+    text = " ".join(values or [str(value) for value in declared if value])
+    paths = re.findall(r"[A-Za-z][\w.]*", text.replace("-", "_"))
     return [path.rstrip(".").rpartition(".")[2] for path in paths]

@@ -24,81 +24,22 @@ _REQUIRED = "fill in: the script requires it ({})"
 OFF_IN_TRIALS = "off in trials; your value is under `training` below"
 MAX_IDEAS = 4
 """options that are suggested as knobs of the study's own"""
-_OF_RANKS = frozenset(
-    (
-        *(
-            "nnodes",
-            "nproc_per_node",
-            "num_gpus",
-            "num_accelerators",
-            "num_nodes",
-            "num_processes",
-            "num_machines",
-        ),
-        *(
-            "machine_rank",
-            "node_rank",
-            "main_process_ip",
-            "main_process_port",
-            "master_addr",
-            "master_port",
-        ),
-        *(
-            "multi_gpu",
-            "gpu_ids",
-            "rdzv_backend",
-            "rdzv_endpoint",
-            "rdzv_id",
-            "rdzv_conf",
-            "standalone",
-            "local_addr",
-        ),
-        *(
-            "hostfile",
-            "H",
-            "include",
-            "i",
-            "exclude",
-            "e",
-            "force_multi",
-            "no_ssh",
-            "no_ssh_check",
-            "ssh_port",
-        ),
-        *(
-            "launcher",
-            "min_elastic_nodes",
-            "max_elastic_nodes",
-            "same_network",
-            "max_restarts",
-            "use_env",
-        ),
-        *("m", "module", "no_python", "run_path", "no_local_rank"),
-    )
-)
+_OF_RANKS = frozenset({
+    "nnodes", "nproc_per_node", "num_gpus", "num_accelerators", "num_nodes", "num_processes",
+    "num_machines", "machine_rank", "node_rank", "main_process_ip", "main_process_port",
+    "master_addr", "master_port", "multi_gpu", "gpu_ids", "rdzv_backend", "rdzv_endpoint",
+    "rdzv_id", "rdzv_conf", "standalone", "local_addr", "hostfile", "H", "include", "i", "exclude",
+    "e", "force_multi", "no_ssh", "no_ssh_check", "ssh_port", "launcher", "min_elastic_nodes",
+    "max_elastic_nodes", "same_network", "max_restarts", "use_env", "m", "module", "no_python",
+    "run_path", "no_local_rank",
+})  # fmt: skip
 """options of torchrun, accelerate and deepspeed about ranks, nodes and where they meet, which trials have their own of"""
-_OF_OUTPUT = frozenset(
-    (
-        *(
-            "log_dir",
-            "redirects",
-            "r",
-            "tee",
-            "t",
-            "local_ranks_filter",
-            "logs_specs",
-            "role",
-            "event_log_handler",
-        ),
-        *(
-            "duplicate_stdout_filters",
-            "duplicate_stderr_filters",
-            "enable_each_rank_log",
-            "save_pid",
-        ),
-        *("autotuning", "elastic_training", "launcher_args", "venv_script"),
-    )
-)
+_OF_OUTPUT = frozenset({
+    "log_dir", "redirects", "r", "tee", "t", "local_ranks_filter", "logs_specs", "role",
+    "event_log_handler", "duplicate_stdout_filters", "duplicate_stderr_filters",
+    "enable_each_rank_log", "save_pid", "autotuning", "elastic_training", "launcher_args",
+    "venv_script",
+})  # fmt: skip
 """their options about where the output of ranks goes, and others that a trial cannot have"""
 
 

@@ -25,9 +25,9 @@ from autotune.onboarding.draft import (
     around,
     baseline_text,
     file_name,
+    model_named,
     named_cluster,
 )
-from autotune.onboarding.hub_names import model_named
 from autotune.onboarding.script.adapters import (
     NEEDS_LESS,
     NOT_COUNTED,
@@ -51,7 +51,6 @@ from autotune.onboarding.script.argv import (
     written,
 )
 from autotune.onboarding.script.library_options import BEYOND, BEYOND_BY_METHOD
-from autotune.onboarding.script.machine_defaults import settled
 from autotune.onboarding.script.option_matches import (
     BATCH,
     DEGREES,
@@ -68,7 +67,7 @@ from autotune.onboarding.script.option_names import (
 )
 from autotune.onboarding.script.options import ScriptOption
 from autotune.onboarding.script.print_statements import EVERY_STEP, is_known, patterns_of
-from autotune.onboarding.script.reading import Script
+from autotune.onboarding.script.reading import Script, settled
 from autotune.spec.texts.usual_names import optimizer_named
 from autotune.trainers.command.training import APPEND, NUMBERS
 from autotune.trainers.documents.placeholders import braced

@@ -8,6 +8,13 @@ The modules beside a script that it imports, read without running them: its pars
     from pkg.train import run             in pkg/train_fast.py, started in the folder above: pkg/train.py
 
 What a module does only when it is started itself (`if __name__ == "__main__"`) is left out.
+
+Defaults of options that a condition decides on the machine where the script runs.
+
+    dtype = "bfloat16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "float16"
+
+On CPU ranks there is no CUDA; a GPU of the catalog is there and has the formats that it is listed with. Any other condition, and each where no cluster is
+named, is not known: then the values between which it decides are all that is said.
 """
 
 from __future__ import annotations
@@ -18,19 +25,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from autotune.errors import SpecError
+from autotune.onboarding.draft import Place, named_cluster
 from autotune.onboarding.launch.launch_script import Argument, Started
 from autotune.onboarding.script.code import NO_CODE, Code, InCode
 from autotune.onboarding.script.library_options import BEYOND
 from autotune.onboarding.script.options import ScriptOption, constants_of, options_of
-from autotune.onboarding.script.syntax import calls_of, keywords_of, literal_or_none
+from autotune.onboarding.script.syntax import called_name, calls_of, keywords_of, literal_or_none
 from autotune.onboarding.script.written_arguments import (
     Written,
     unread_arguments,
     written_arguments,
+    written_constants,
 )
-from autotune.onboarding.script.written_constants import written_constants
 
 MAX_MODULES = 40
 """modules that are read of one program"""
@@ -134,6 +143,22 @@ class Script:
     def arguments(self) -> tuple[Argument, ...]:
         """What it is started with, as far as that is known."""
         return self.started.arguments if self.started else ()
+
+    @property
+    def given(self) -> dict[str, str]:
+        """The options of the command by name, each as it is written."""
+        named = (argument for argument in self.arguments if argument.name)
+        return {each.name: each.words[0].lstrip("-").partition("=")[0] for each in named}
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """The values of the declared options, and of those that are given, by the last part of their names."""
+        values = {option.name.rpartition(".")[2]: option.present for option in self.options}
+        for argument in self.arguments:
+            if argument.name and argument.name not in values:
+                value: Any = argument.values[0] if argument.values else True
+                values[argument.name] = int(value) if str(value).isdecimal() else value
+        return values
 
     @property
     def held_elsewhere(self) -> str:
@@ -252,3 +277,51 @@ def _overridden(tree: ast.Module) -> str:
 
 _OF_LIBRARIES = ("HfArgumentParser", "LightningCLI")
 """parsers that read a trainer's arguments themselves"""
+
+
+def settled(script: Script, place: Place) -> Script:
+    """The script with the defaults that it has at that place."""
+    cluster = named_cluster(place.name)
+    facts: dict[str, bool] = {}
+    if cluster is not None:
+        has_bf16 = not cluster.gpu.is_cpu and "bf16" in cluster.gpu.peak_flops_per_s
+        facts = {"is_available": not cluster.gpu.is_cpu, "is_bf16_supported": has_bf16}
+    options = tuple(
+        replace(option, default=_value(ast.parse(option.computed, mode="eval").body, facts))
+        if option.computed
+        else option
+        for option in script.options
+    )
+    in_code = {
+        knob: made
+        for knob, made in script.in_code.items()
+        if made.value != "tf32" or not place.is_cpu
+    }
+    return replace(script, options=options, in_code=in_code)
+
+
+def _value(node: ast.expr, facts: dict[str, bool]) -> Any:
+    """The value; None where it is not known."""
+    if not isinstance(node, ast.IfExp):
+        found = _holds(node, facts)
+        return literal_or_none(node) if found is None else found
+    holds = _holds(node.test, facts)
+    if holds is None:
+        return None
+    return _value(node.body if holds else node.orelse, facts)
+
+
+def _holds(node: ast.expr, facts: dict[str, bool]) -> bool | None:
+    """Whether a condition holds; None where that is not known."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        inner = _holds(node.operand, facts)
+        return None if inner is None else not inner
+    if isinstance(node, ast.BoolOp):
+        parts = [_holds(value, facts) for value in node.values]
+        decides = isinstance(node.op, ast.Or)
+        if decides in parts:
+            return decides
+        return None if None in parts else not decides
+    if isinstance(node, ast.Call) and ast.unparse(node.func).startswith(("torch.cuda.", "cuda.")):
+        return facts.get(called_name(node))
+    return None

@@ -8,12 +8,19 @@
 
 They are read as the options of the same names that a launch gives to a program with a parser. A value that the text computes is not known, and nothing is
 read where the text trains in another way than with all weights or with LoRA's adapters (`LoraConfig`, `load_in_4bit`), which these arguments do not say.
+
+What the text of a program without options sets by itself, read as the options of these names.
+
+BATCH_SIZE = 16
+config.accumulate = 4
 """
 
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,7 +30,8 @@ from autotune.onboarding.script.library_options import (
     MICRO_BATCH,
     TRAINER_ARGUMENTS,
 )
-from autotune.onboarding.script.options import ScriptOption, option_of
+from autotune.onboarding.script.option_names import meaning_of
+from autotune.onboarding.script.options import ScriptOption, kind_of, option_of
 from autotune.onboarding.script.syntax import (
     called_name,
     calls_of,
@@ -32,6 +40,7 @@ from autotune.onboarding.script.syntax import (
     literal_or_none,
 )
 from autotune.spec.texts.usual_names import optimizer_named, target_of
+from autotune.trainers.command.overriding import UnclearPlaceError, find
 from autotune.trainers.post_training.adapters import targets_of
 
 MODEL = "model_name_or_path"
@@ -458,3 +467,49 @@ def _type_of(said: ast.expr) -> str:
         and _type_of(said.body) == "bfloat16"
     )
     return "bf16" if is_switched else "?"
+
+
+CONSTANTS = "constants"
+"""stands for a parser where the text sets its values by itself"""
+_KNOBS = frozenset({"micro_batch_size", "accumulation_steps", "global_batch_size"})
+"""without one of them nothing can be tuned"""
+
+
+def written_constants(tree: ast.Module) -> Written | None:
+    """What it sets once, to a literal, by a name that stands for a knob or a figure of the workload; None where no batch is among them."""
+    found = {place: option for node in ast.walk(tree) for place, option in _set_by(node)}
+    names = Counter(option.name for option in found.values())
+    places = {}
+    for place, option in found.items():
+        with suppress(UnclearPlaceError):
+            if names[option.name] == 1 and find(tree, place):
+                places[option.name] = (place, option)
+    meanings = {name: meaning_of(option) for name, (_, option) in places.items()}
+    if not _KNOBS & {meaning.target for meaning in meanings.values() if meaning}:
+        return None
+    options = [option for _, option in places.values()]
+    return Written(
+        options=tuple(replace(option, default=None) for option in options),
+        values={option.name: option.default for option in options},
+        lines={option.name: option.line for option in options},
+        workload={},
+        parser=CONSTANTS,
+        elsewhere={name: (place,) for name, (place, _) in places.items()},
+    )
+
+
+def _set_by(node: ast.AST) -> list[tuple[str, ScriptOption]]:
+    """(place, the option that it is read as)"""
+    target: ast.expr | None = None
+    if isinstance(node, ast.Assign):
+        target = node.targets[0]
+    elif isinstance(node, ast.AnnAssign):
+        target = node.target
+    if not isinstance(target, ast.Name | ast.Attribute):
+        return []
+    value = literal_or_none(getattr(node, "value", None))
+    if not isinstance(value, bool | int | str):
+        return []
+    name = target.id if isinstance(target, ast.Name) else target.attr
+    option = replace(option_of(name, kind_of(value), value), line=target.lineno)
+    return [(ast.unparse(target), option)] if meaning_of(option) is not None else []

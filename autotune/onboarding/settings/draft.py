@@ -11,8 +11,7 @@ from typing import Any, final
 
 from autotune.errors import SpecError
 from autotune.onboarding.configuration_files import ON, is_pure_bf16, precision_of, sharding_of
-from autotune.onboarding.draft import Draft, Entry, Item, Place, file_name
-from autotune.onboarding.hub_names import model_named
+from autotune.onboarding.draft import Draft, Entry, Item, Place, file_name, model_named
 from autotune.onboarding.launch.launch_script import Argument
 from autotune.onboarding.script.adapters import (
     ALL_TRAINED,
