@@ -10,6 +10,7 @@ import pytest
 
 from autotune.onboarding.first_spec import first_draft
 from autotune.onboarding.script.reading import read_script
+from autotune.onboarding.script.syntax import Text
 from autotune.onboarding.script.written_arguments import written_arguments
 from autotune.reviews import lines_of, review
 from autotune.reviews.lines import edited
@@ -60,7 +61,7 @@ def test_a_review_predicts_what_the_text_says_and_edits_its_lines(tmp_path: Path
     }
     assert not any(edit.unplaced for edit in found.edits)
     changed_text = edited(found.texts, found.lines)["sft.py"]
-    assert written_arguments(ast.parse(changed_text)) is not None, "it is Python still"
+    assert written_arguments(Text(ast.parse(changed_text))) is not None, "it is Python still"
     assert not any("sft.py --" in line for line in lines_of(found)), (
         "its command line changes nothing"
     )
@@ -225,7 +226,7 @@ def test_what_lightnings_trainer_is_given_by_code_is_not_guessed(
     change: tuple[str, str], computed: str | None
 ) -> None:
     text = LIGHTNING.replace(*change)
-    found = written_arguments(ast.parse(text))
+    found = written_arguments(Text(ast.parse(text)))
     assert found is None if computed is None else found is not None and found.computed == {computed}
     assert read_script("train.py", text).written is None, "without an option that says it"
 
@@ -301,8 +302,8 @@ def test_adapters_that_the_text_says_plainly_are_those_of_the_plan(
     ],
 )
 def test_what_these_arguments_do_not_say_is_not_guessed(change: tuple[str, str]) -> None:
-    assert written_arguments(ast.parse(PROGRAM)) is not None
-    assert written_arguments(ast.parse(PROGRAM.replace(*change))) is None
+    assert written_arguments(Text(ast.parse(PROGRAM))) is not None
+    assert written_arguments(Text(ast.parse(PROGRAM.replace(*change)))) is None
 
 
 GRPO = """

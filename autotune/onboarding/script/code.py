@@ -29,9 +29,9 @@ from autotune.onboarding.script.print_statements import (
     print_statements,
 )
 from autotune.onboarding.script.syntax import (
+    Text,
     called_name,
     calls_of,
-    functions_of,
     keywords_of,
     last_name,
     literal_or_none,
@@ -83,7 +83,7 @@ class InCode(NamedTuple):
     line: int
 
 
-_NOTHING = ast.Module(body=[], type_ignores=[])
+_NOTHING = Text.of()
 
 
 @final
@@ -91,22 +91,22 @@ _NOTHING = ast.Module(body=[], type_ignores=[])
 class Code:
     """The text of a program; without one it does nothing."""
 
-    own: ast.Module = _NOTHING
+    own: Text = _NOTHING
     """of the script alone"""
-    whole: ast.Module = _NOTHING
+    whole: Text = _NOTHING
     """with the modules beside it that it imports"""
     imports_parser: bool = False
     """whether one of these has its parser, and so perhaps its training loop"""
 
     @property
-    def body(self) -> ast.Module:
+    def body(self) -> Text:
         """What trains: the script, with the modules where one of them has its parser."""
         return self.whole if self.imports_parser else self.own
 
     @cached_property
     def imports(self) -> frozenset[str]:
         """Top-level names of the packages that it imports."""
-        nodes = list(ast.walk(self.body))
+        nodes = self.body.nodes
         names = [
             alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names
         ]
@@ -118,20 +118,20 @@ class Code:
     @cached_property
     def is_distributed(self) -> bool:
         """Whether it expects torchrun's environment."""
-        return _DISTRIBUTED.search(ast.unparse(self.body)) is not None
+        return _DISTRIBUTED.search(ast.unparse(self.body.tree)) is not None
 
     @cached_property
     def spawned(self) -> int | None:
         """How many processes of torch that train together its text starts: `mp.spawn(main, nprocs=4)`, or a loop over `Process(target=main)` whose `main` forms
         their group. 0: as many as is computed; None: it starts none."""
-        for call in calls_of(self.whole):
+        for call in self.whole.calls():
             given = keywords_of(call)
             if given.keys() & {"nprocs", "args"} and _SPAWN.fullmatch(ast.unparse(call.func)):
                 return self._number(given.get("nprocs"))
         forming = {
-            each.name for each in functions_of(self.whole) if calls_of(each, "init_process_group")
+            each.name for each in self.whole.functions if calls_of(each, "init_process_group")
         }
-        for loop in ast.walk(self.whole):
+        for loop in self.whole.nodes:
             if isinstance(loop, ast.For) and isinstance(loop.iter, ast.Call) and loop.iter.args:
                 started = calls_of(loop, "Process")
                 targets = {
@@ -144,7 +144,7 @@ class Code:
     def _number(self, node: ast.expr | None) -> int:
         """A whole number, also that of a name that is set once; 0 where it is computed."""
         if isinstance(node, ast.Name):
-            sets = (each for each in ast.walk(self.whole) if isinstance(each, ast.Assign))
+            sets = self.whole.assignments
             values = [each.value for each in sets if node.id in map(last_name, each.targets)]
             node = values[0] if len(values) == 1 else None
         found = literal_or_none(node)
@@ -154,13 +154,13 @@ class Code:
     def divided(self) -> frozenset[str]:
         """Names that it divides by the number of ranks, as nanoGPT its accumulation steps: `x //= world_size`, `x // world_size`, `int(args.x / ngpus_per_node)`."""
         splits = (
-            keywords_of(call).get("split_batches") for call in calls_of(self.whole, "Accelerator")
+            keywords_of(call).get("split_batches") for call in self.whole.calls("Accelerator")
         )
         found = (
             {"batch_size", "train_batch_size"} if True in map(literal_or_none, splits) else set()
         )
         target: ast.expr
-        for node in ast.walk(self.whole):
+        for node in self.whole.nodes:
             if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.FloorDiv):
                 target, divisor = node.target, node.value
             elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.FloorDiv | ast.Div):
@@ -175,7 +175,7 @@ class Code:
     def variables(self) -> dict[str, Any]:
         """The environment variables that it reads, with their defaults: `os.environ.get("NAME", "8")`, `os.getenv("NAME", 8)` and `os.environ["NAME"]`. None: no default is known."""
         found: dict[str, Any] = {}
-        for node in ast.walk(self.whole):
+        for node in self.whole.nodes:
             given: list[ast.expr] = []
             if isinstance(node, ast.Subscript) and last_name(node.value) == "environ":
                 given = [node.slice]
@@ -193,7 +193,7 @@ class Code:
         """The number format that its calls of autocast, or of a trainer's class, name; of autocast without one CUDA's own, fp16. Empty where they name none or several, or a variable
         decides."""
         named: set[str] = set()
-        for call in calls_of(self.whole, "autocast"):
+        for call in self.whole.calls("autocast"):
             given = keywords_of(call)
             switch = literal_or_none(given["enabled"]) if "enabled" in given else True
             words = re.findall(r"\btorch\.(bfloat16|float16)\b", ast.unparse(call))
@@ -204,7 +204,7 @@ class Code:
                 named |= {"bf16" if word == "bfloat16" else "fp16" for word in words}
             elif switch is True and not is_open:
                 named.add("fp16")
-        for call in calls_of(self.whole, *_TRAINERS):
+        for call in self.whole.calls(*_TRAINERS):
             word = str(literal_or_none(_precision_of(call)) or "no word").lower()
             named |= {value for value, words in WORDS["precision"].items() if word in words}
         return named.pop() if len(named) == 1 else ""
@@ -212,9 +212,9 @@ class Code:
     @cached_property
     def is_switched(self) -> bool:
         """Whether a call of autocast is on or off by a value that its text does not say (`enabled=USE_AMP`); whether there is a GPU is no such value."""
-        sets = (node for node in ast.walk(self.whole) if isinstance(node, ast.Assign))
+        sets = self.whole.assignments
         said = {ast.unparse(node.targets[0]): node.value for node in sets}
-        for call in calls_of(self.whole, "autocast"):
+        for call in self.whole.calls("autocast"):
             if (switch := keywords_of(call).get("enabled")) is not None:
                 text = ast.unparse(switch)
                 is_literal = isinstance(literal_or_none(said.get(text, switch)), bool)
@@ -225,7 +225,7 @@ class Code:
     @cached_property
     def plain_on_cpu(self) -> int:
         """Line by which it computes without autocast on CPUs, whatever it is told: `nullcontext() if device_type == "cpu" else torch.autocast(...)`, or the same as statements. 0: none."""
-        for node in ast.walk(self.own):
+        for node in self.own.nodes:
             if isinstance(node, ast.IfExp | ast.If) and re.search(
                 "cpu|cuda", ast.unparse(node.test)
             ):
@@ -240,8 +240,8 @@ class Code:
     @cached_property
     def formats(self) -> frozenset[str]:
         """Narrow number formats that its code names, such as `torch.bfloat16`, `model.half()`; and what a trainer's class is told by a variable."""
-        told = map(_precision_of, calls_of(self.body, *_TRAINERS))
-        names = {node.attr for node in ast.walk(self.body) if isinstance(node, ast.Attribute)}
+        told = map(_precision_of, self.body.calls(*_TRAINERS))
+        names = {node.attr for node in self.body.nodes if isinstance(node, ast.Attribute)}
         found = {f"precision={value.id}" for value in told if isinstance(value, ast.Name)}
         found |= {"bf16"} if "bfloat16" in names else set()
         return frozenset(found | ({"fp16"} if names & {"float16", "half"} else set()))
@@ -249,20 +249,20 @@ class Code:
     @cached_property
     def printed(self) -> tuple[Printed, ...]:
         """Its print statements; those of its modules, too, where its own are none of a step."""
-        own = tuple(print_statements(self.own))
+        own = tuple(print_statements(self.own.tree))
         is_enough = patterns_of(own) or is_known(own)
-        return own if is_enough else tuple(print_statements(self.whole))
+        return own if is_enough else tuple(print_statements(self.whole.tree))
 
     @cached_property
     def loops(self) -> tuple[CountedLoop, ...]:
         """Its loops over a range within other loops."""
-        return tuple(counted_loops(self.own))
+        return tuple(counted_loops(self.own.tree))
 
     @cached_property
     def optimizers(self) -> tuple[str, ...]:
         """The classes of optimizers that it makes, or gives to ZeroRedundancyOptimizer."""
         found: dict[str, None] = {}
-        for call in calls_of(self.whole):
+        for call in self.whole.calls():
             made = [called_name(call)] if call.args or call.keywords else []
             if made == ["ZeroRedundancyOptimizer"]:  # the class is an argument
                 made = [last_name(each) for each in (*call.args, *keywords_of(call).values())]
@@ -287,7 +287,7 @@ class Code:
     @cached_property
     def adapted(self) -> tuple[str, bool]:
         """(the call that gives a model adapters, with its line; whether it is under no condition); an empty one where there is none."""
-        found = calls_of(self.whole, "get_peft_model", "inject_adapter_in_model")
+        found = self.whole.calls("get_peft_model", "inject_adapter_in_model")
         if not found:
             return "", False
         plain = {id(node) for node in _plain_nodes(self.whole)}
@@ -302,9 +302,7 @@ class Code:
     @cached_property
     def _given_targets(self) -> list[ast.expr]:
         """`target_modules` of each LoraConfig."""
-        given = (
-            keywords_of(call).get("target_modules") for call in calls_of(self.whole, "LoraConfig")
-        )
+        given = (keywords_of(call).get("target_modules") for call in self.whole.calls("LoraConfig"))
         return [each for each in given if each is not None]
 
     @property
@@ -325,7 +323,7 @@ class Code:
     @cached_property
     def pipelined(self) -> str:
         """The call of its text that makes pipeline stages; empty: there is none."""
-        for call in calls_of(self.whole, "PipelineModule", "PipelineStage"):
+        for call in self.whole.calls("PipelineModule", "PipelineStage"):
             stages = keywords_of(call).get("num_stages")
             if literal_or_none(stages) != 1:
                 said = f"num_stages={ast.unparse(stages)}" if stages is not None else "..."
@@ -335,18 +333,18 @@ class Code:
     @cached_property
     def initializes_deepspeed(self) -> bool:
         """Whether its text makes an engine of DeepSpeed."""
-        calls = calls_of(self.own, "initialize")
+        calls = self.own.calls("initialize")
         return any(ast.unparse(call.func) == "deepspeed.initialize" for call in calls)
 
     @cached_property
     def shards(self) -> bool:
         """Whether a call of torch's FSDP is anywhere in its text or in a module that it imports, under whatever condition."""
-        return any(map(_stage, calls_of(self.whole, *_SHARDS)))
+        return any(map(_stage, self.whole.calls(*_SHARDS)))
 
     @cached_property
     def offloads(self) -> str:
         """The call by which FSDP may keep weights on the host, with its line; empty: there is none."""
-        for call in calls_of(self.whole, "CPUOffloadPolicy", "CPUOffload"):
+        for call in self.whole.calls("CPUOffloadPolicy", "CPUOffload"):
             asked = keywords_of(call).get("offload_params", ast.Constant(value=False))
             if called_name(call) == "CPUOffloadPolicy" or literal_or_none(asked) is not False:
                 return f"{called_name(call)} in line {call.lineno}"
@@ -373,12 +371,12 @@ def _precision_of(call: ast.Call) -> ast.expr | None:
     return given.get("precision") or given.get("mixed_precision")
 
 
-def _plain_nodes(tree: ast.Module) -> list[ast.AST]:
+def _plain_nodes(text: Text) -> list[ast.AST]:
     """The nodes of what runs under no condition."""
-    plain = list(_plain(tree.body))
+    plain = list(_plain(text.tree.body))
     calls = {called_name(node) for node in plain if isinstance(node, ast.Call)}
-    every = {called_name(call) for call in calls_of(tree)}
-    for function in functions_of(tree):
+    every = {called_name(call) for call in text.calls()}
+    for function in text.functions:
         if function.name in calls or function.name not in every:
             plain += _plain(function.body)
     return plain

@@ -24,10 +24,9 @@ from autotune.onboarding.script.library_options import (
 )
 from autotune.onboarding.script.syntax import (
     LOOPS,
+    Text,
     called_name,
-    calls_of,
     condition_of,
-    functions_of,
     keywords_of,
     last_name,
     literal_or_none,
@@ -125,7 +124,7 @@ class ScriptOption:
         return bool(self.file or self.variable) and not self.prefix
 
 
-def options_of(tree: ast.Module) -> tuple[str, tuple[ScriptOption, ...]]:
+def options_of(text: Text) -> tuple[str, tuple[ScriptOption, ...]]:
     """(the parser, its options); an empty name where nothing reads options."""
     readers = (
         ("configurator", _configurator),
@@ -139,20 +138,20 @@ def options_of(tree: ast.Module) -> tuple[str, tuple[ScriptOption, ...]]:
         ("fire", _fire),
     )
     for parser, read in readers:
-        if found := tuple(sorted(read(tree), key=lambda option: option.line)):
+        if found := tuple(sorted(read(text), key=lambda option: option.line)):
             return parser, found
     return "", ()
 
 
-def constants_of(tree: ast.Module) -> tuple[ScriptOption, ...]:
+def constants_of(text: Text) -> tuple[ScriptOption, ...]:
     """Numbers that the text gives accelerate's `Accelerator`, and assigns to names and attributes; not what it sets again and again in a loop, as for
     its samples."""
-    loops = (node for node in ast.walk(tree) if isinstance(node, LOOPS))
+    loops = (node for node in text.nodes if isinstance(node, LOOPS))
     repeated = {id(node) for loop in loops for node in ast.walk(loop)}
-    given = (keywords_of(call).get(ACCUMULATION) for call in calls_of(tree, "Accelerator"))
+    given = (keywords_of(call).get(ACCUMULATION) for call in text.calls("Accelerator"))
     named = [(ACCUMULATION, node) for node in given if node is not None]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and id(node) not in repeated:
+    for node in text.assignments:
+        if len(node.targets) == 1 and id(node) not in repeated:
             named.append((last_name(node.targets[0]), node.value))
     found: dict[str, ScriptOption] = {}
     for name, said in named:
@@ -163,13 +162,13 @@ def constants_of(tree: ast.Module) -> tuple[ScriptOption, ...]:
     return tuple(found.values())
 
 
-def _argparse(tree: ast.Module) -> Iterator[ScriptOption]:
+def _argparse(text: Text) -> Iterator[ScriptOption]:
     parsers = [
-        keywords_of(call) for call in calls_of(tree) if called_name(call).endswith("ArgumentParser")
+        keywords_of(call) for call in text.calls() if called_name(call).endswith("ArgumentParser")
     ]
     is_open = any("parents" in given or "allow_abbrev" in given for given in parsers)
-    is_open = is_open or bool(calls_of(tree, "add_config_arguments", "add_argparse_args"))
-    for call in calls_of(tree, "add_argument"):
+    is_open = is_open or bool(text.calls("add_config_arguments", "add_argparse_args"))
+    for call in text.calls("add_argument"):
         names, given = _texts(call), keywords_of(call)
         if not names:
             continue
@@ -241,13 +240,9 @@ def _prefix(name: str) -> str:
     return name if len(name) == 2 else f"{name}="
 
 
-def _classes(tree: ast.Module) -> dict[str, ast.ClassDef]:
-    return {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-
-
-def _hugging_face(tree: ast.Module) -> Iterator[ScriptOption]:
-    parsers, classes = calls_of(tree, "HfArgumentParser", "TrlParser"), _classes(tree)
-    for name in _named_types(parsers[0], tree) if parsers else ():
+def _hugging_face(text: Text) -> Iterator[ScriptOption]:
+    parsers, classes = text.calls("HfArgumentParser", "TrlParser"), text.classes
+    for name in _named_types(parsers[0], text) if parsers else ():
         declared = classes.get(name)
         line = declared.lineno if declared else parsers[0].lineno
         bases = list(_bases(declared, classes)) if declared else [name]
@@ -263,12 +258,12 @@ def _hugging_face(tree: ast.Module) -> Iterator[ScriptOption]:
                 yield replace(option_of(*each), line=line)
 
 
-def _named_types(parser: ast.Call, tree: ast.Module) -> Iterator[str]:
+def _named_types(parser: ast.Call, text: Text) -> Iterator[str]:
     """Names of the dataclasses that the parser is given, also by a variable: `types = (A, B); HfArgumentParser(types)`."""
     assigned = {
         last_name(node.targets[0]): node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple | ast.List)
+        for node in text.assignments
+        if isinstance(node.value, ast.Tuple | ast.List)
     }
     for argument in parser.args:
         if isinstance(argument, ast.Name):
@@ -276,16 +271,18 @@ def _named_types(parser: ast.Call, tree: ast.Module) -> Iterator[str]:
         yield from (node.id for node in ast.walk(argument) if isinstance(node, ast.Name))
 
 
-def _dataclasses(tree: ast.Module) -> Iterator[ScriptOption]:
-    classes = _classes(tree)
-    for call in calls_of(tree):
-        text = ast.unparse(call.func)
-        is_reader = text in ("tyro.cli", "jsonargparse.CLI", "CLI", "simple_parsing.parse", "parse")
-        # the last one is simple_parsing's
-        if call.args and (is_reader or called_name(call) == "add_arguments"):
-            root = classes.get(last_name(call.args[0]))
-            if root is not None:
-                yield from _fields(root, classes, style="tyro" if text == "tyro.cli" else "plain")
+_OF_DATACLASSES = ("tyro.cli", "jsonargparse.CLI", "CLI", "simple_parsing.parse", "parse")
+"""what reads the options of a dataclass; the last one is simple_parsing's"""
+
+
+def _dataclasses(text: Text) -> Iterator[ScriptOption]:
+    for call in text.calls():
+        reader = ast.unparse(call.func)
+        is_known = called_name(call) == "add_arguments" or reader in _OF_DATACLASSES
+        root = text.classes.get(last_name(call.args[0])) if call.args and is_known else None
+        if root is not None:
+            style = "tyro" if reader == "tyro.cli" else "plain"
+            yield from _fields(root, text.classes, style=style)
 
 
 def _bases(declared: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> Iterator[str]:
@@ -388,13 +385,13 @@ def option_of(name: str, kind: str, default: Any, *, style: str = "hf") -> Scrip
 _LIGHTNING_PARTS = {"DataModule": "data", "LightningModule": "model"}
 
 
-def _lightning(tree: ast.Module) -> Iterator[ScriptOption]:
-    commands = calls_of(tree, "LightningCLI")
+def _lightning(text: Text) -> Iterator[ScriptOption]:
+    commands = text.calls("LightningCLI")
     if not commands:
         return
     for name, kind, default in LIGHTNING_TRAINER:
         yield replace(option_of(f"trainer.{name}", kind, default), line=commands[0].lineno)
-    for node in _classes(tree).values():
+    for node in text.classes.values():
         bases = " ".join(ast.unparse(base) for base in node.bases)
         parts = [part for base, part in _LIGHTNING_PARTS.items() if base in bases]
         for item in node.body if parts else ():
@@ -412,8 +409,8 @@ _ABSL = {
 }
 
 
-def _absl(tree: ast.Module) -> Iterator[ScriptOption]:
-    for call in calls_of(tree, *_ABSL):
+def _absl(text: Text) -> Iterator[ScriptOption]:
+    for call in text.calls(*_ABSL):
         kind = _ABSL[called_name(call)]
         name, default, choices = (
             literal_or_none(each) for each in (*call.args, None, None, None)[:3]
@@ -457,8 +454,8 @@ def _click_argument(call: ast.Call) -> Iterator[ScriptOption]:
         )
 
 
-def _click(tree: ast.Module) -> Iterator[ScriptOption]:
-    for call in calls_of(tree, "argument", "option"):
+def _click(text: Text) -> Iterator[ScriptOption]:
+    for call in text.calls("argument", "option"):
         if not re.fullmatch(r"(click\.)?\w+", ast.unparse(call.func)):
             continue
         if called_name(call) == "argument":
@@ -489,23 +486,23 @@ def _click(tree: ast.Module) -> Iterator[ScriptOption]:
             yield replace(option, kind=kind or kind_of(default), prefix=_prefix(on), takes=nargs)
 
 
-def _given_to(tree: ast.Module, *names: str) -> list[str]:
+def _given_to(text: Text, *names: str) -> list[str]:
     """What calls of these names are given first."""
-    calls = (call for call in calls_of(tree) if call.args and ast.unparse(call.func) in names)
+    calls = (call for call in text.calls() if call.args and ast.unparse(call.func) in names)
     return [last_name(call.args[0]) for call in calls]
 
 
-def _typer(tree: ast.Module) -> Iterator[ScriptOption]:
-    run = _given_to(tree, "typer.run")
-    for node in functions_of(tree):
+def _typer(text: Text) -> Iterator[ScriptOption]:
+    run = _given_to(text, "typer.run")
+    for node in text.functions:
         calls = (each for each in node.decorator_list if isinstance(each, ast.Call))
         if node.name in run or "command" in map(called_name, calls):
             yield from _parameters(node, dashes=True)
 
 
-def _fire(tree: ast.Module) -> Iterator[ScriptOption]:
-    run = _given_to(tree, "fire.Fire", "Fire")[:1]
-    for node in functions_of(tree):
+def _fire(text: Text) -> Iterator[ScriptOption]:
+    run = _given_to(text, "fire.Fire", "Fire")[:1]
+    for node in text.functions:
         if node.name in run:
             yield from _parameters(node)
 
@@ -559,10 +556,10 @@ def _annotated(annotation: ast.expr | None) -> Sequence[ast.expr]:
     return ()
 
 
-def _configurator(tree: ast.Module) -> Iterator[ScriptOption]:
+def _configurator(text: Text) -> Iterator[ScriptOption]:
     """nanoGPT's constants, which `exec(open('configurator.py').read())` overrides. Their types must stay."""
-    read = [call.lineno for call in calls_of(tree, "exec") if CONFIGURATOR in ast.unparse(call)]
-    for node in tree.body if read else ():
+    read = [call.lineno for call in text.calls("exec") if CONFIGURATOR in ast.unparse(call)]
+    for node in text.tree.body if read else ():
         target = node.targets[0] if isinstance(node, ast.Assign) else None
         if (
             not (isinstance(node, ast.Assign) and isinstance(target, ast.Name))

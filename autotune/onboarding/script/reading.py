@@ -33,7 +33,7 @@ from autotune.onboarding.launch.launch_script import Argument, Started
 from autotune.onboarding.script.code import NO_CODE, Code, InCode
 from autotune.onboarding.script.library_options import BEYOND
 from autotune.onboarding.script.options import ScriptOption, constants_of, options_of
-from autotune.onboarding.script.syntax import called_name, calls_of, keywords_of, literal_or_none
+from autotune.onboarding.script.syntax import Text, called_name, keywords_of, literal_or_none
 from autotune.onboarding.script.written_arguments import (
     Written,
     unread_arguments,
@@ -216,23 +216,22 @@ def read_script(
             remedy="give the training script, or a trainer's configuration file",
             field="FILE",
         ) from None
-    parser, options = options_of(tree)
+    own = Text(tree)
+    parser, options = options_of(own)
     modules = list(imported_modules(tree, file, base or file.parent)) if file is not None else []
-    overridden = _overridden(tree)
+    overridden = _overridden(own)
     if not options and not overridden:
         parser, options = _parser_of(modules)
-    imports_parser = bool(options) and all(option.module for option in options)
     beside = (node for _, module in modules for node in module.body)
-    whole = ast.Module(body=[*tree.body, *beside], type_ignores=[])
     imports_parser = bool(options) and all(option.module for option in options)
-    code = Code(tree, whole, imports_parser)
+    code = Code(own, Text.of(*tree.body, *beside), imports_parser)
     is_own = not overridden and parser not in _OF_LIBRARIES
-    written = written_arguments(tree) if is_own else None
+    written = written_arguments(own) if is_own else None
     if not options and not overridden:
-        written = written or written_constants(tree)
+        written = written or written_constants(own)
         if written is not None and written.parser == "Lightning" and written.computed:
             written = None
-    unread = unread_arguments(tree) if is_own and options and written is None else ""
+    unread = unread_arguments(own) if is_own and options and written is None else ""
     if options and written is not None and not written.adds_to(options):
         written = None
     return Script(
@@ -241,7 +240,7 @@ def read_script(
         parser=parser,
         code=code,
         in_code=code.in_code,
-        constants=() if parser == "configurator" else constants_of(tree),
+        constants=() if parser == "configurator" else constants_of(own),
         overridden=overridden,
         written=written,
         beyond=next((name for name in BEYOND if re.search(rf"\b{name}\b", text)), ""),
@@ -257,20 +256,20 @@ def _parser_of(modules: Sequence[tuple[str, ast.Module]]) -> tuple[str, tuple[Sc
     for name, module in modules:
         own = {node.name for node in module.body if isinstance(node, ast.ClassDef)}
         more = [node for node in classes if node.name not in own]
-        parser, options = options_of(ast.Module(body=[*module.body, *more], type_ignores=[]))
+        parser, options = options_of(Text.of(*module.body, *more))
         if options:
             return parser, tuple(replace(option, module=name) for option in options)
     return "", ()
 
 
-def _overridden(tree: ast.Module) -> str:
+def _overridden(text: Text) -> str:
     """The file of `@hydra.main(config_path=..., config_name=...)`, or the one that a script loads which calls `OmegaConf.from_cli()`."""
-    for call in calls_of(tree, "main"):
+    for call in text.calls("main"):
         if ast.unparse(call.func) == "hydra.main":
             given = {name: literal_or_none(node) for name, node in keywords_of(call).items()}
             name = str(given.get("config_name") or "config").removesuffix(".yaml")
             return f"{given.get('config_path') or '.'}/{name}.yaml".removeprefix("./")
-    loads = calls_of(tree, "load") if calls_of(tree, "from_cli") else []
+    loads = text.calls("load") if text.calls("from_cli") else []
     paths = (str(literal_or_none(call.args[0])) for call in loads if call.args)
     return next((path for path in paths if path.endswith((".yaml", ".yml"))), "")
 

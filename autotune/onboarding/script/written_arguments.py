@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,9 +33,11 @@ from autotune.onboarding.script.library_options import (
 from autotune.onboarding.script.option_names import meaning_of
 from autotune.onboarding.script.options import ScriptOption, kind_of, option_of
 from autotune.onboarding.script.syntax import (
+    Text,
     called_name,
-    calls_of,
     condition_of,
+    is_none,
+    is_plain,
     keywords_of,
     literal_or_none,
 )
@@ -48,17 +50,8 @@ _OTHER_TRAININGS = frozenset({
     "FastLanguageModel", "PeftModel", "AdaLoraConfig", "IA3Config", "LoHaConfig", "LoKrConfig", "PrefixTuningConfig", "PromptTuningConfig", "VeraConfig", "use_dora", "load_in_8bit",
 })  # fmt: skip
 """names of what these arguments do not say and plans do not know"""
-_ADAPTERS = frozenset(
-    {
-        "peft",
-        "get_peft_model",
-        "LoraConfig",
-        "peft_config",
-        "BitsAndBytesConfig",
-        "quantization_config",
-        "load_in_4bit",
-    }
-)
+_QUANTIZED = frozenset({"BitsAndBytesConfig", "quantization_config", "load_in_4bit"})
+_ADAPTERS = _QUANTIZED | {"peft", "get_peft_model", "LoraConfig", "peft_config"}
 _SHARDING = frozenset({"fsdp", "deepspeed", "optim"})
 """what changes the memory too much for a value that is not known"""
 _TYPES = frozenset({"bfloat16", "float16", "float32", "half", "set_default_dtype"})
@@ -142,36 +135,33 @@ class Written:
         ]
 
 
-def written_arguments(tree: ast.Module) -> Written | None:
+def written_arguments(text: Text) -> Written | None:
     """Those of a program; None where it calls no such class, or several times."""
-    names = set(_names(tree))
-    if names & _OTHER_TRAININGS:
+    if text.names & _OTHER_TRAININGS:
         return None
-    calls = calls_of(tree)
-    if names & _LIGHTNING:
-        return None if names & _ADAPTERS else _of_lightning(tree, calls)
-    found = [(call, known) for call in calls if (known := _known(call)) is not None]
+    if text.names & _LIGHTNING:
+        return None if text.names & _ADAPTERS else _of_lightning(text)
+    found = [(call, known) for call in text.calls() if (known := _known(call)) is not None]
     if len(found) != 1:
         return None
     call, known = found[0]
-    given = keywords_of(call)
+    given, of = keywords_of(call), called_name(call)
     if len(given) < len(call.keywords):
         return None  # `**arguments`
-    constants = dict(_constants(tree))
     workload: dict[str, Any] = {}
-    if names & _ADAPTERS:
-        if (peft := _peft(calls, constants, names)) is None:
+    if text.names & _ADAPTERS:
+        if (peft := written_adapters(text)) is None:
             return None
         workload["peft"] = peft
-    elif loaded_as(tree)[0] == "bfloat16":
+    elif loaded_as(text)[0] == "bfloat16":
         workload |= {"pure_bf16": True, "shards_in_fp32": True}
-    values = {name: _value(node, constants) for name, node in given.items()}
+    values = {name: text.value(node) for name, node in given.items()}
     if isinstance(parts := values.get("fsdp"), list):  # as its own word does
         values["fsdp"] = " ".join(map(str, parts))
     values = {
         name: value for name, value in values.items() if isinstance(value, bool | int | float | str)
     }
-    computed = {name for name, node in given.items() if name not in values and not _is_none(node)}
+    computed = {name for name, node in given.items() if name not in values and not is_none(node)}
     values = {name: value for name, value in values.items() if value or name not in _SHARDING}
     if computed & _SHARDING:
         return None
@@ -181,39 +171,30 @@ def written_arguments(tree: ast.Module) -> Written | None:
         workload |= {} if named == "adamw" else {"optimizer": named}
     options = [option_of(*each) for each in known]
     options = [_computed(o, given[o.name]) if o.name in computed else o for o in options]
-    if (model := _model(calls, constants)) is not None:
+    if (model := _model(text)) is not None:
         values[MODEL] = model
     lines = {name: node.lineno for name, node in given.items() if name in _SAID and name in values}
-    lines |= {name: each.lineno for each in calls if (name := called_name(each)) == "LoraConfig"}
+    lines |= {called_name(each): each.lineno for each in text.calls("LoraConfig")}
     return Written(
         options=tuple(options),
         values=values,
-        lines=lines or {called_name(call): call.lineno},
+        lines=lines or {of: call.lineno},
         workload=workload,
         computed=frozenset(computed),
         beside=MICRO_BATCH if MICRO_BATCH in given else next(iter(given), ""),
-        of=called_name(call),
-        also={f"{called_name(call)}.output_dir": "{trial_dir}"},
+        of=of,
+        also={f"{of}.output_dir": "{trial_dir}"},
     )
 
 
-def written_adapters(tree: ast.Module) -> Mapping[str, Any] | None:
-    """The adapters of the only LoraConfig of a text, as a workload has them; None where it does not say them plainly."""
-    return _peft(calls_of(tree), dict(_constants(tree)), set(_names(tree)))
-
-
-def unread_arguments(tree: ast.Module) -> str:
+def unread_arguments(text: Text) -> str:
     """A call that gives a trainer of transformers, trl or Lightning what no option says, and its line; empty where there is none."""
-    is_lightning = not _LIGHTNING.isdisjoint(_names(tree))
     endings = tuple(ending for ending, _ in TRAINER_ARGUMENTS)
-    for call in calls_of(tree):
+    for call in text.calls():
         name, given = called_name(call), keywords_of(call)
-        says = (
-            is_lightning
-            and name == "Trainer"
-            and any(_is_unread(given[each]) for each in _OF_RANKS if each in given)
-        )
-        if says or name.endswith(endings):
+        of_ranks = (given[each] for each in _OF_RANKS if each in given)
+        is_lightning = name == "Trainer" and not _LIGHTNING.isdisjoint(text.names)
+        if name.endswith(endings) or (is_lightning and any(map(_is_unread, of_ranks))):
             return f"{name}(...) in line {call.lineno}"
     return ""
 
@@ -224,55 +205,44 @@ def _is_unread(node: ast.expr) -> bool:
     return isinstance(node, ast.Call) or (_asks(value) and value not in ("auto", "ddp"))
 
 
-def _of_lightning(tree: ast.Module, calls: list[ast.Call]) -> Written | None:
+def _of_lightning(text: Text) -> Written | None:
     """What it gives Lightning's Trainer and its loader of training data; None where one of them is not plain."""
-    trainers = [call for call in calls if called_name(call) == "Trainer"]
-    if (
-        len(trainers) != 1
-        or trainers[0].args
-        or any(word.arg is None for word in trainers[0].keywords)
-    ):
+    trainers, loaders = text.calls("Trainer"), text.calls("DataLoader")
+    if len(trainers) != 1 or not is_plain(trainers[0]):
         return None
-    constants, given = dict(_constants(tree)), keywords_of(trainers[0])
-    values = {
-        name: value
-        for name, node in given.items()
-        if (value := _value(node, constants)) is not None
-    }
-    strategy = values.get("strategy", "auto" if "strategy" not in given else None)
+    given = keywords_of(trainers[0])
+    found = {name: text.value(node) for name, node in given.items()}
+    values = {name: value for name, value in found.items() if value is not None}
+    strategy = found.get("strategy", "auto")
     if strategy not in ("auto", "fsdp") and not str(strategy).startswith("ddp"):
         return None
-    computed = {name: given[name] for name in _OF_LIGHTNING if name in given and name not in values}
-    loaders = [call for call in calls if called_name(call) == "DataLoader"]
-    training = [
+    shuffled = (
         call for call in loaders if literal_or_none(keywords_of(call).get("shuffle")) is True
-    ] or loaders
-    if any([call.lineno for call in loaders].count(each.lineno) > 1 for each in training):
+    )
+    training = list(shuffled) or loaders
+    lines_of = Counter(call.lineno for call in loaders)
+    if any(lines_of[call.lineno] > 1 for call in training):
         return None  # no place that `overrides` can name
     sizes = [keywords_of(call).get("batch_size") for call in training]
-    batches = {1 if size is None else _value(size, constants) for size in sizes}
+    batches = {1 if size is None else text.value(size) for size in sizes}
     if len(batches) != 1:
         return None
     said: dict[str, Any] = {name: values[name] for name in _OF_LIGHTNING if name in values}
+    computed = {name: given[name] for name in _OF_LIGHTNING if name in given.keys() - values.keys()}
+    told = dict(given)
+    if (size := next((size for size in sizes if size is not None), None)) is not None:
+        told["batch_size"] = size
     if isinstance(batch := batches.pop(), int):
         said["batch_size"] = batch
     else:
-        computed["batch_size"] = next(size for size in sizes if size is not None)
+        computed["batch_size"] = told["batch_size"]
     said |= {"fsdp": "full_shard"} if strategy == "fsdp" else {}
-    said |= {MODEL: model} if (model := _model(calls, constants)) is not None else {}
+    said |= {MODEL: model} if (model := _model(text)) is not None else {}
     devices, nodes = values.get("devices"), values.get("num_nodes", 1)
-    ranks = (
-        (nodes, devices) if type(nodes) is int and type(devices) is int and devices > 0 else None
-    )
-    known = [
-        *(each for each in LIGHTNING_TRAINER if each[0] in _OF_LIGHTNING),
-        ("batch_size", "int", None),
-    ]
-    options = [option_of(*each) for each in known]
-    told = {
-        **next((each for each in map(keywords_of, training) if "batch_size" in each), {}),
-        **given,
-    }
+    is_counted = type(nodes) is int and type(devices) is int and devices > 0
+    ranks = (int(nodes), int(devices or 0)) if is_counted else None
+    known = [each for each in LIGHTNING_TRAINER if each[0] in _OF_LIGHTNING]
+    options = [option_of(*each) for each in (*known, ("batch_size", "int", None))]
     lines = {
         name: told[name].lineno
         for name in ("batch_size", *_OF_LIGHTNING, "strategy")
@@ -307,19 +277,6 @@ def _asks(value: Any) -> bool:
     return value is True or value not in (None, False, 1, "")
 
 
-def _names(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            yield node.id
-        elif isinstance(node, ast.Attribute):
-            yield node.attr
-        elif isinstance(node, ast.keyword) and node.arg and not _is_none(node.value):
-            yield node.arg
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
-            yield (getattr(node, "module", None) or "").partition(".")[0]
-
-
 def _computed(option: ScriptOption, node: ast.expr) -> ScriptOption:
     """The option with a value that is not known; a condition, and any flag's, may be settled by where it runs."""
     text = ast.unparse(node) if option.kind == "flag" else condition_of(node)
@@ -331,74 +288,33 @@ def _known(call: ast.Call) -> tuple[tuple[str, str, Any], ...] | None:
     return next((options for ending, options in TRAINER_ARGUMENTS if name.endswith(ending)), None)
 
 
-def _constants(tree: ast.Module) -> Iterator[tuple[str, Any]]:
-    """Names that the text sets once, to a literal."""
-    names = [
-        node.id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    ]
-    for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Assign)
-            and len(node.targets) == 1
-            and isinstance(node.targets[0], ast.Name)
-        ):
-            name, value = node.targets[0].id, literal_or_none(node.value)
-            if value is not None and names.count(name) == 1:
-                yield name, value
-
-
-def _value(node: ast.expr, constants: dict[str, Any]) -> Any:
-    return constants.get(node.id) if isinstance(node, ast.Name) else literal_or_none(node)
-
-
-def _is_none(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
-
-
-def _model(calls: list[ast.Call], constants: dict[str, Any]) -> str | None:
+def _model(text: Text) -> str | None:
     """The model that it loads, or gives to a trainer by its name; None where it loads several."""
     named: set[Any] = set()
-    for call in calls:
-        given = keywords_of(call)
-        if (
-            called_name(call).endswith("Trainer")
-            and (model := given.get("model", next(iter(call.args), None))) is not None
-        ):
-            named.add(_value(model, constants))
+    for call in text.calls():
+        model = keywords_of(call).get("model", next(iter(call.args), None))
+        if called_name(call).endswith("Trainer") and model is not None:
+            named.add(text.value(model))
         elif _loads_a_model(call):
-            named.add(_named_model(call, constants))
+            named.add(_named_model(call, text))
     texts = {each for each in named if isinstance(each, str)}
     return texts.pop() if len(texts) == 1 else None
 
 
-def _peft(
-    calls: list[ast.Call], constants: dict[str, Any], names: set[str]
-) -> dict[str, Any] | None:
-    """LoRA as a workload has it, with PEFT's defaults; None where the text does not say it plainly."""
-    configs = [call for call in calls if called_name(call) == "LoraConfig"]
-    if (
-        len(configs) != 1
-        or configs[0].args
-        or any(word.arg is None for word in configs[0].keywords)
-    ):
+def written_adapters(text: Text) -> dict[str, Any] | None:
+    """The adapters of the only LoraConfig of a text, as a workload has them, with PEFT's defaults; None where it does not say them plainly."""
+    configs = text.calls("LoraConfig")
+    if len(configs) != 1 or not is_plain(configs[0]):
         return None
-    given = keywords_of(configs[0])
-    rank = _value(given["r"], constants) if "r" in given else 8
-    wanted = (
-        _value(given["target_modules"], constants)
-        if "target_modules" in given
-        else ["q_proj", "v_proj"]
-    )
+    given = {name: text.value(node) for name, node in keywords_of(configs[0]).items()}
+    rank, wanted = given.get("r", 8), given.get("target_modules", ["q_proj", "v_proj"])
     targets = targets_of([wanted] if isinstance(wanted, str) else wanted or ())
     if not isinstance(rank, int) or not targets:
         return None
-    quantized = [
-        keywords_of(call)["load_in_4bit"] for call in calls if "load_in_4bit" in keywords_of(call)
-    ]
-    is_quantized = bool(quantized) and all(literal_or_none(node) is True for node in quantized)
-    if is_quantized != bool(names & {"BitsAndBytesConfig", "quantization_config", "load_in_4bit"}):
+    switches = (keywords_of(call).get("load_in_4bit") for call in text.calls())
+    quantized = [literal_or_none(node) is True for node in switches if node is not None]
+    is_quantized = bool(quantized) and all(quantized)
+    if is_quantized == text.names.isdisjoint(_QUANTIZED):
         return None
     method = "qlora" if is_quantized else "lora"
     return {"method": method, "rank": rank, "targets": targets, "library": "peft"}
@@ -411,46 +327,39 @@ def _loads_a_model(call: ast.Call) -> bool:
     return ast.unparse(call.func.value).endswith(("ForCausalLM", "LMHeadModel"))
 
 
-def loaded_model(tree: ast.Module) -> tuple[str, int] | None:
+def loaded_model(text: Text) -> tuple[str, int] | None:
     """(name, line) of the model that a program loads; None if it loads others too, computes the name, or trains adapters."""
-    calls = [call for call in calls_of(tree) if _loads_a_model(call)]
-    if not calls or set(_names(tree)) & (_ADAPTERS | _OTHER_TRAININGS):
+    calls = [call for call in text.calls("from_pretrained") if _loads_a_model(call)]
+    if not calls or text.names & (_ADAPTERS | _OTHER_TRAININGS):
         return None
-    constants = dict(_constants(tree))
-    named = {_named_model(call, constants) for call in calls}
+    named = {_named_model(call, text) for call in calls}
     name = named.pop() if len(named) == 1 else None
     return (name, calls[0].lineno) if isinstance(name, str) else None
 
 
-def _named_model(call: ast.Call, constants: dict[str, Any]) -> Any:
+def _named_model(call: ast.Call, text: Text) -> Any:
     given = call.args[0] if call.args else keywords_of(call).get("pretrained_model_name_or_path")
-    return None if given is None else _value(given, constants)
+    return text.value(given)
 
 
-def loaded_without_dtype(tree: ast.Module) -> int:
+def loaded_without_dtype(text: Text) -> int:
     """The line that loads a model without saying the type of its weights, and nothing else does; 0: there is none."""
-    if _TYPES & set(_names(tree)):
-        return 0
-    for call in calls_of(tree):
-        if _loads_a_model(call) and not any(k.arg is None for k in call.keywords):
-            given = keywords_of(call)
-            if not given.keys() & {"dtype", "torch_dtype", "quantization_config"}:
-                return call.lineno
+    says = {"dtype", "torch_dtype", "quantization_config", None}
+    for call in () if _TYPES & text.names else text.calls("from_pretrained"):
+        if _loads_a_model(call) and says.isdisjoint(word.arg for word in call.keywords):
+            return call.lineno
     return 0
 
 
-def loaded_as(tree: ast.Module) -> tuple[str, int]:
+def loaded_as(text: Text) -> tuple[str, int]:
     """(type of the weights, line) of the models that a text loads: `bfloat16`, `float16`, `float32`; `bf16` for bfloat16 where the option of that name is on;
     `?` where the text computes it. Both are empty where no call says a type, or several say different ones."""
     found = {}
-    for call in calls_of(tree):
+    for call in text.calls():
         given = keywords_of(call)
         init = given.get("model_init_kwargs")
         if isinstance(init, ast.Dict):  # of trl's arguments, whose trainer loads the model
-            given = {
-                str(literal_or_none(key)): value
-                for key, value in zip(init.keys, init.values, strict=True)
-            }
+            given = dict(zip(map(str, map(literal_or_none, init.keys)), init.values, strict=True))
         said = given.get("dtype") or given.get("torch_dtype")
         if said is not None and (isinstance(init, ast.Dict) or _loads_a_model(call)):
             found[_type_of(said)] = call.lineno
@@ -475,14 +384,14 @@ _KNOBS = frozenset({"micro_batch_size", "accumulation_steps", "global_batch_size
 """without one of them nothing can be tuned"""
 
 
-def written_constants(tree: ast.Module) -> Written | None:
+def written_constants(text: Text) -> Written | None:
     """What it sets once, to a literal, by a name that stands for a knob or a figure of the workload; None where no batch is among them."""
-    found = {place: option for node in ast.walk(tree) for place, option in _set_by(node)}
+    found = {place: option for node in text.nodes for place, option in _set_by(node)}
     names = Counter(option.name for option in found.values())
     places = {}
     for place, option in found.items():
         with suppress(UnclearPlaceError):
-            if names[option.name] == 1 and find(tree, place):
+            if names[option.name] == 1 and find(text.tree, place):
                 places[option.name] = (place, option)
     meanings = {name: meaning_of(option) for name, (_, option) in places.items()}
     if not _KNOBS & {meaning.target for meaning in meanings.values() if meaning}:
