@@ -126,6 +126,22 @@ class Entry:
     """comments under it"""
 
 
+def filled(*entries: Entry) -> tuple[Entry, ...]:
+    """Those that say something."""
+    said = (entry for entry in entries if entry.parts or entry.items or is_said(entry.value))
+    return tuple(said)
+
+
+def is_said(value: Any) -> bool:
+    """Whether a value says something: a number and a text do, nothing, False and an empty mapping do not."""
+    return value not in (None, False, "", {})
+
+
+def stated(**values: Any) -> dict[str, Any]:
+    """The values that say something, by name."""
+    return {name: value for name, value in values.items() if is_said(value)}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
     """A first spec."""

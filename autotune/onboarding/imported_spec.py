@@ -22,6 +22,7 @@ from autotune.onboarding.draft import (
     file_name,
     model_named,
     named_cluster,
+    stated,
 )
 from autotune.onboarding.present_post_training import (
     asked_of_post_training,
@@ -145,7 +146,7 @@ def import_draft(
             if reading.rl
             else _space(there, ranks, known_model),
         ),
-        *(() if broken else (_baseline_entry(reading.knobs),)),
+        *(() if broken else (_baseline(reading.knobs),)),
         _trainer_entry(name, values, settings),
     ]
     if "seed" in reading.options:
@@ -209,15 +210,14 @@ def _options(
 
 def _workload_entry(reading: Reading, batch: int, fill_in: Sequence[str]) -> Entry:
     unknown = [key.partition(".")[2] for key in fill_in if key.startswith("workload.")]
-    told = {
+    said = stated(
         # that of post-training follows from prompts, responses and mini-batches
-        "global_batch_size": None if reading.rl else batch,
-        "optimizer": "" if reading.optimizer == "adamw" else reading.optimizer,
-        "pure_bf16": reading.pure_bf16,
-        "unfused_attention": reading.unfused_attention,
-        "peft": dict(reading.peft),
-    }
-    said = {name: value for name, value in told.items() if value}
+        global_batch_size=None if reading.rl else batch,
+        optimizer="" if reading.optimizer == "adamw" else reading.optimizer,
+        pure_bf16=reading.pure_bf16,
+        unfused_attention=reading.unfused_attention,
+        peft=dict(reading.peft),
+    )
     return Entry(
         key="workload",
         value={"seq_len": reading.seq_len or STAND_IN_SEQ_LEN, **said},
@@ -225,13 +225,16 @@ def _workload_entry(reading: Reading, batch: int, fill_in: Sequence[str]) -> Ent
     )
 
 
-def _baseline_entry(knobs: Mapping[str, Any]) -> Entry:
-    missing = sorted({"dp", "accumulation_steps"} - knobs.keys())
-    follows = (
-        f"{' and '.join(missing)} follow{'s' if len(missing) == 1 else ''} from cluster and batch"
-    )
-    said = follows if missing else "the current configuration"
-    return Entry(key="baseline", value=_baseline(knobs), comment=said)
+def _baseline(found: Mapping[str, Any]) -> Entry:
+    """The knobs, those without an effect at their neutral values: programs take `--sequence-parallel` beside tp=1, the laws of a space do not."""
+    known = {name: value for name, value in found.items() if name in KNOBS}
+    whole = effective(ParallelConfig(**{"dp": 2, **known}))  # several, where only the cluster tells
+    text = baseline_text({name: getattr(whole, name) for name in KNOBS if name in found})
+    comment = "the current configuration"
+    if missing := sorted({"dp", "accumulation_steps"} - found.keys()):
+        verb = "follows" if len(missing) == 1 else "follow"
+        comment = f"{' and '.join(missing)} {verb} from cluster and batch"
+    return Entry(key="baseline", value=text, comment=comment)
 
 
 def _what_becomes_of(
@@ -289,17 +292,6 @@ def _trainer_entry(name: str, values: Mapping[str, Any], settings: Mapping[str, 
 
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
-
-
-def _baseline(found: Mapping[str, Any]) -> str:
-    """The knobs, those without an effect at their neutral values: programs take `--sequence-parallel` beside tp=1, the laws of a space do not."""
-    several = {"dp": 2}  # where only the cluster tells
-    whole = effective(
-        ParallelConfig(
-            **{**several, **{name: value for name, value in found.items() if name in KNOBS}}
-        )
-    )
-    return baseline_text({name: getattr(whole, name) for name in KNOBS if name in found})
 
 
 def _model(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from autotune.onboarding.draft import Entry
+from autotune.onboarding.draft import Entry, filled
 from autotune.schema.rl_documents import USUAL
 from autotune.spec.lengths import Lengths
 from autotune.spec.post_training import PostTraining, Rollout
@@ -67,10 +67,10 @@ def post_training_entries(reading: Reading, seq_len: int) -> tuple[Entry, ...]:
     speed = "fill in: generated tokens per second per GPU, or `log: run.log` instead"
     tokens = rl.get("micro_batch_tokens")
     knobs = {"micro_batch_tokens": [tokens // 2, tokens, 2 * tokens]} if tokens else {}
-    return (
+    return filled(
         Entry(key="rl", value={**rl, **lengths}, comment=how),
         Entry(key="rollout", value={SPEED: STAND_IN_RATE, **reading.rollout}, comment=speed),
-        *((Entry(key="knobs", value=knobs),) if knobs else ()),
+        Entry(key="knobs", value=knobs),
     )
 
 

@@ -9,13 +9,14 @@ import pytest
 
 from autotune.onboarding.first_spec import first_draft
 from autotune.onboarding.script.print_statements import is_known, patterns_of, print_statements
+from autotune.onboarding.script.syntax import Text
 from tests.shortcuts import write
 
 LOOP = "import time\nbegin = time.perf_counter()\nfor step in range(9):\n"
 
 
 def proposed(text: str) -> dict[str, str]:
-    return patterns_of(list(print_statements(ast.parse(text))))
+    return patterns_of(list(print_statements(Text(ast.parse(text)))))
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ def test_lines_of_a_known_form_need_no_patterns() -> None:
     said = "f'Train: [{epoch}/{config.TRAIN.EPOCHS}][{idx}/{num_steps}]\\teta {eta}\\ttime {t:.4f}\\tloss {loss:.4f}'"
     printed = list(
         print_statements(
-            ast.parse(f"for idx, batch in enumerate(loader):\n    logger.info({said})\n")
+            Text(ast.parse(f"for idx, batch in enumerate(loader):\n    logger.info({said})\n"))
         )
     )
     assert is_known(printed)

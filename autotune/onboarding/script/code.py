@@ -249,9 +249,9 @@ class Code:
     @cached_property
     def printed(self) -> tuple[Printed, ...]:
         """Its print statements; those of its modules, too, where its own are none of a step."""
-        own = tuple(print_statements(self.own.tree))
+        own = tuple(print_statements(self.own))
         is_enough = patterns_of(own) or is_known(own)
-        return own if is_enough else tuple(print_statements(self.whole.tree))
+        return own if is_enough else tuple(print_statements(self.whole))
 
     @cached_property
     def loops(self) -> tuple[CountedLoop, ...]:

@@ -25,8 +25,10 @@ from autotune.onboarding.draft import (
     around,
     baseline_text,
     file_name,
+    filled,
     model_named,
     named_cluster,
+    stated,
 )
 from autotune.onboarding.script.adapters import (
     NEEDS_LESS,
@@ -91,7 +93,7 @@ def script_draft(
         found.without_autocast()
     if today.ranks_of_trials == 1:
         found.without_sharding()
-    trainer = tuple(_trainer(today, source, os.path.relpath(cwd.resolve(), folder.resolve())))
+    trainer = _trainer(today, source, os.path.relpath(cwd.resolve(), folder.resolve()))
     metrics = next((dict(part.value) for part in trainer if part.key == "metrics"), {})
     shape = _model(found, model, cwd, folder)
     workload, unsaid = _workload(today)
@@ -103,7 +105,8 @@ def script_draft(
         fill_in.append("space.precision")
     if why_none:
         fill_in.append("baseline")
-    baseline = tuple(_baseline(today, why_none))
+    has_none = why_none or not today.micro_batch_size
+    baseline = Entry(key="baseline") if has_none else _baseline(today)
     notes = [
         _what_reads(found),
         *_what_variables_tell(found),
@@ -111,7 +114,7 @@ def script_draft(
         *_what_is_beyond(script),
     ]
     # what is sharded is kept in fp32
-    if not any("zero_stage=" in entry.value for entry in baseline):
+    if "zero_stage=" not in str(baseline.value):
         notes += _what_weights(script)
     away = script.code.offloads
     if script.started is not None:
@@ -147,13 +150,13 @@ def script_draft(
     where, runner = place.entries
     return Draft(
         heading=heading,
-        entries=(
+        entries=filled(
             Entry(key="name", value=file_name(source.name)),
             shape,
             where,
             workload,
             Entry(key="space", value=_space(today)),
-            *baseline,
+            baseline,
             Entry(key="trainer", parts=trainer),
             runner,
         ),
@@ -166,18 +169,10 @@ def script_draft(
     )
 
 
-def _trainer(today: LaunchToday, source: Path, cwd: str) -> Iterator[Entry]:
+def _trainer(today: LaunchToday, source: Path, cwd: str) -> tuple[Entry, ...]:
     """How trials start it; `cwd`: where it runs, relative to the spec."""
     found, place, script = today.found, today.place, today.found.script
     asked = "fill in: an argument for each knob, e.g. '--batch-size={micro_batch_size}'"
-    yield Entry(key="kind", value="command")
-    yield Entry(key="cwd", value=cwd, comment="where it runs, relative to this file")
-    yield Entry(
-        key="argv",
-        items=tuple(argv_of(found, place)),
-        comment=asked if _tunes_nothing(found) else "",
-        below=tuple(ideas_of(found)),
-    )
     env = dict(script.started.env) if script.started else {}
     why = [f"as {source.name} exports it"] if script.started else []
     if _uses_accelerate(script) and place.is_cpu:
@@ -187,24 +182,32 @@ def _trainer(today: LaunchToday, source: Path, cwd: str) -> Iterator[Entry]:
         env["ACCELERATE_USE_CPU"] = "true"
     if own := found.variables:
         why.append(f"trials set {', '.join(own)}")
-    if env or own:
-        kept = {name: braced(text) for name, text in env.items()}
-        yield Entry(key="env", value={**kept, **own}, comment="; ".join(why))
-    if values := values_of(found):
-        yield Entry(key="values", value=values)
-    if files := found.files:
-        given = " and ".join(file.given for file in (found.template, found.settings) if file)
-        yield Entry(key="files", value=files, comment=f"{given}, as each trial gets it")
-    if found.fixed:
-        yield Entry(key="fixed", value=dict(found.fixed), comment=_decided_by(script))
-    if training := training_of(found):
-        comment = "what launch.sh uses instead; null omits the argument"
-        yield Entry(key="training", value=training, comment=comment)
+    kept = {name: braced(text) for name, text in env.items()}
+    files = " and ".join(file.given for file in (found.template, found.settings) if file)
     metrics = patterns_of(script.code.printed)
-    # patterns would hide the rate and the loss of its bar
-    if metrics and not (set(metrics) == {"step"} and "tqdm" in script.code.imports):
-        yield Entry(key="metrics", value=metrics, comment="from its print statements")
-        yield from _counts(found)
+    if set(metrics) == {"step"} and "tqdm" in script.code.imports:
+        metrics = {}  # patterns would hide the rate and the loss of its bar
+    return filled(
+        Entry(key="kind", value="command"),
+        Entry(key="cwd", value=cwd, comment="where it runs, relative to this file"),
+        Entry(
+            key="argv",
+            items=tuple(argv_of(found, place)),
+            comment=asked if _tunes_nothing(found) else "",
+            below=tuple(ideas_of(found)),
+        ),
+        Entry(key="env", value={**kept, **own}, comment="; ".join(why)),
+        Entry(key="values", value=values_of(found)),
+        Entry(key="files", value=found.files, comment=f"{files}, as each trial gets it"),
+        Entry(key="fixed", value=dict(found.fixed), comment=_decided_by(script)),
+        Entry(
+            key="training",
+            value=training_of(found),
+            comment="what launch.sh uses instead; null omits the argument",
+        ),
+        Entry(key="metrics", value=metrics, comment="from its print statements"),
+        *(_counts(found) if metrics else ()),
+    )
 
 
 def training_of(found: OptionMatches) -> dict[str, Any]:
@@ -355,22 +358,23 @@ def _workload(today: LaunchToday) -> tuple[Entry, tuple[str, ...]]:
     found, script = today.found, today.found.script
     batch, why, is_open = today.batch
     seq_len, loop = found.count("seq_len"), _loop(script)
-    value: dict[str, Any] = {"seq_len": seq_len or SEQ_LEN, "global_batch_size": batch}
-    if loop:
-        value["loop"] = loop
+    peft = dict(peft_of(script))
     is_bf16 = loaded_in(script) == "bfloat16" and _precisions(found)[0] == "bf16"
-    if peft := peft_of(script):
-        value["peft"] = dict(peft)
-    elif is_bf16 and loop not in ("deepspeed", "lightning"):
-        value["pure_bf16"] = True
-        if loop in ("hf_trainer", "accelerate"):
-            value["shards_in_fp32"] = True
+    is_pure = is_bf16 and not peft and loop not in ("deepspeed", "lightning")
     by_option = optimizer_of(script) if loop in ("hf_trainer", "deepspeed") else ""
     optimizer = optimizer_named(by_option or made_optimizer(script))
-    if optimizer not in (None, "adamw"):
-        value["optimizer"] = optimizer
-    if is_unfused(script):
-        value["unfused_attention"] = True
+    value = {
+        "seq_len": seq_len or SEQ_LEN,
+        "global_batch_size": batch,
+        **stated(
+            loop=loop,
+            peft=peft,
+            pure_bf16=is_pure,
+            shards_in_fp32=is_pure and loop in ("hf_trainer", "accelerate"),
+            optimizer=optimizer if optimizer != "adamw" else "",
+            unfused_attention=is_unfused(script),
+        ),
+    }
     told = f"seq_len: {found.where('seq_len')}"
     open_ = [
         name
@@ -417,28 +421,25 @@ def _no_baseline(today: LaunchToday) -> str:
 
 def _steps_by_deepspeed(found: OptionMatches) -> int | None:
     """The accumulation that DeepSpeed's file gives."""
-    of_file = found.template.options if found.template else ()
-    return next((o.given for o in of_file if o.name == "accumulation_steps"), None)
+    return next((o.given for o in found.of_deepspeed if o.name == "accumulation_steps"), None)
 
 
-def _baseline(today: LaunchToday, why_none: str) -> Iterator[Entry]:
+def _baseline(today: LaunchToday) -> Entry:
     """What the script is started with: nothing where a part of it is not known, because speedups over another config mean nothing."""
-    found, micro = today.found, today.micro_batch_size
-    if not micro or why_none:
-        return
+    found, template = today.found, today.found.template
     values: dict[str, Any] = {"dp": 1} if today.is_alone else {}
     if today.degrees or today.is_part:
         values |= {**today.degrees, "dp": today.replicas_of_trials}
-    values |= {"micro_batch_size": micro, "precision": _precisions(found)[0]}
+    values |= {"micro_batch_size": today.micro_batch_size, "precision": _precisions(found)[0]}
     if not found.accumulates:
         values["accumulation_steps"] = 1
     values |= {knob: told[0] for knob in _WITH_WORDS if (told := found.values(knob))}
-    values |= {"zero_stage": found.template.stages[0]} if found.template else {}
+    values |= {"zero_stage": template.stages[0]} if template else {}
     comment = "as launched" if found.script.started else "the script's defaults"
     if today.is_elsewhere:
         comment += f", on {today.ranks_of_trials} ranks for {today.ranks}"
     text = baseline_text({**values, **found.fixed, **values})
-    yield Entry(key="baseline", value=text, comment=comment)
+    return Entry(key="baseline", value=text, comment=comment)
 
 
 def _tunes_nothing(found: OptionMatches) -> bool:

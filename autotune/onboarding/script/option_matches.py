@@ -195,6 +195,11 @@ class OptionMatches:
         return found
 
     @property
+    def of_deepspeed(self) -> tuple[ScriptOption, ...]:
+        """What the file of DeepSpeed says, as options."""
+        return tuple(self.template.options) if self.template else ()
+
+    @property
     def variables(self) -> dict[str, str]:
         """The environment variables that tell a trial its config, with their placeholders."""
         return {
@@ -245,7 +250,7 @@ def _options(found: OptionMatches, cwd: Path) -> Iterator[ScriptOption]:
     yield from told_by_file(found.settings) if found.settings else ()
     yield from (option for option in script.options if option.given is None)
     yield from _told_by_variables(script)
-    yield from found.template.options if found.template else ()
+    yield from found.of_deepspeed
 
 
 def _meanings(
@@ -253,11 +258,12 @@ def _meanings(
 ) -> Iterator[tuple[ScriptOption, Meaning | None]]:
     """Each option with what it means beside the others, without those that only say which format a flag switches on."""
     script = found.script
-    of_deepspeed = tuple(found.template.options) if found.template else ()
     known = partial(
         meaning_of,
         divided=script.code.divided,
-        has_micro=any(is_explicit_micro(each) for each in options if each not in of_deepspeed),
+        has_micro=any(
+            is_explicit_micro(each) for each in options if each not in found.of_deepspeed
+        ),
         by_tokens=counts_tokens(options),
         of_fairseq=are_of_fairseq(options),
     )
@@ -373,7 +379,7 @@ def _fixed(found: OptionMatches, decided: dict[str, Any]) -> dict[str, Any]:
 
 def _contradicting(found: OptionMatches) -> Iterator[str]:
     """Options of the batch beside DeepSpeed's file, which says another number."""
-    for of_file in found.template.options if found.template else ():
+    for of_file in found.of_deepspeed:
         meaning = found.used[of_file.name]
         option = meaning.option
         if not meaning.expression and option.present not in (None, of_file.given):

@@ -20,12 +20,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.onboarding.script.syntax import called_name, calls_of, literal, literal_or_none
+from autotune.onboarding.script.syntax import (
+    LOOPS,
+    Text,
+    called_name,
+    calls_of,
+    literal,
+    literal_or_none,
+)
 from autotune.trainers.logs.pattern_proposals import is_known_log, propose_patterns
 
 CLOCK = "clock "
 """stands before the expression of a number that only grows with the time"""
 ONCE, EVERY_STEP, NOW_AND_THEN = 0, 1, 4
+_DIVIDES = ast.FloorDiv | ast.Div | ast.Mod
+_FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _PRINTS = re.compile(r"\w*print\w*|(?:\w+_)?info(?:_\w+)?|write|debug|log|log_\w+|\w+_log")
 _LOGS = re.compile(r"log|print|report|display|verbose|rank|master|main_process|is_main|world|local")
 _RARE = re.compile(r"eval|(?<![a-z])val|valid|test|save|ckpt|checkpoint|sampl|generat")
@@ -64,43 +73,32 @@ class CountedLoop:
 def counted_loops(tree: ast.AST, around: int = 0) -> Iterator[CountedLoop]:
     """The loops over a range that lie in another loop: of accumulation, maybe."""
     for node in ast.iter_child_nodes(tree):
-        if (
-            around
-            and isinstance(node, ast.For)
-            and isinstance(node.iter, ast.Call)
-            and called_name(node.iter) == "range"
-        ):
-            divisions = (part for part in ast.walk(node.iter) if isinstance(part, ast.BinOp))
-            divisors = (
-                part.right
-                for part in divisions
-                if isinstance(part.op, ast.FloorDiv | ast.Div | ast.Mod)
-            )
+        counted = node.iter if isinstance(node, ast.For) else None
+        if around and isinstance(counted, ast.Call) and called_name(counted) == "range":
+            divisions = (part for part in ast.walk(counted) if isinstance(part, ast.BinOp))
+            divisors = (part.right for part in divisions if isinstance(part.op, _DIVIDES))
             skipped = {id(part) for divisor in divisors for part in ast.walk(divisor)}
             # `len(data) // steps` are steps
-            parts = [part for part in ast.walk(node.iter) if id(part) not in skipped]
+            parts = [part for part in ast.walk(counted) if id(part) not in skipped]
             names = {part.id for part in parts if isinstance(part, ast.Name)}
             names |= {part.attr for part in parts if isinstance(part, ast.Attribute)}
-            yield CountedLoop(node.lineno, frozenset(names), around)
-        if isinstance(node, ast.For | ast.While | ast.AsyncFor):
+            yield CountedLoop(getattr(node, "lineno", 0), frozenset(names), around)
+        if isinstance(node, LOOPS):
             yield from counted_loops(node, node.lineno)
         else:
-            is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            yield from counted_loops(node, 0 if is_function else around)
+            yield from counted_loops(node, 0 if isinstance(node, _FUNCTIONS) else around)
 
 
-def print_statements(tree: ast.Module) -> Iterator[Printed]:
+def print_statements(text: Text) -> Iterator[Printed]:
     """The print and logger calls whose text holds numbers, in their order."""
-    loops = [
-        node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While | ast.AsyncFor)
-    ]
+    loops = [node for node in text.nodes if isinstance(node, LOOPS)]
     in_loops = {called_name(call) for loop in loops for call in calls_of(loop)}
     assigned: dict[str, list[ast.expr]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+    for node in text.assignments:
+        if isinstance(node.targets[0], ast.Name):
             assigned.setdefault(node.targets[0].id, []).append(node.value)
     texts = {name: values[0] for name, values in assigned.items() if len(values) == 1}
-    yield from _statements(tree.body, in_loops, texts, loop=None, every=ONCE)
+    yield from _statements(text.tree.body, in_loops, texts, loop=None, every=ONCE)
 
 
 def _statements(
@@ -112,43 +110,42 @@ def _statements(
     every: int,
 ) -> Iterator[Printed]:
     for node in body:
+        inner, often = loop, every  # of what stands in it
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             if _JUDGES.fullmatch(node.name):
                 continue
             is_called = node.name in in_loops and node.name != "main"
-            yield from _statements(
-                node.body, in_loops, texts, loop=None, every=EVERY_STEP if is_called else ONCE
-            )
+            inner, often = None, EVERY_STEP if is_called else ONCE
         elif isinstance(node, ast.ClassDef):
-            yield from _statements(node.body, in_loops, texts, loop=None, every=every)
-        elif isinstance(node, ast.For | ast.While | ast.AsyncFor):
-            yield from _statements(
-                node.body, in_loops, texts, loop=node, every=max(every, EVERY_STEP)
-            )
-            yield from _statements(node.orelse, in_loops, texts, loop=loop, every=every)
+            inner = None
+        elif isinstance(node, LOOPS):
+            inner, often = node, max(every, EVERY_STEP)
         elif isinstance(node, ast.If):
             test = ast.unparse(node.test).lower()
-            is_rare = every and (_RARE.search(test) or ("%" in test and not _LOGS.search(test)))
-            yield from _statements(
-                node.body, in_loops, texts, loop=loop, every=NOW_AND_THEN if is_rare else every
-            )
-            yield from _statements(node.orelse, in_loops, texts, loop=loop, every=every)
-        elif isinstance(node, ast.With | ast.AsyncWith):
-            yield from _statements(node.body, in_loops, texts, loop=loop, every=every)
-        elif isinstance(node, ast.Try):
-            for part in (node.body, node.orelse, node.finalbody):
-                yield from _statements(part, in_loops, texts, loop=loop, every=every)
-        else:
-            for call in calls_of(node):
-                if call.args and _PRINTS.fullmatch(called_name(call)):
-                    is_level = called_name(call) == "log" and "INFO" in ast.unparse(call.args[0])
-                    text, *more = call.args[1:] if is_level and call.args[1:] else call.args
-                    # line = f"step {step}"; print(line)
-                    if isinstance(text, ast.Name) and not more:
-                        text = texts.get(text.id, text)
-                    parts = tuple(_clocked(part, loop) for part in _parts(text, more))
-                    if any(isinstance(part, tuple) for part in parts):
-                        yield Printed(parts, every, getattr(loop, "lineno", 0))
+            is_rare = _RARE.search(test) or ("%" in test and not _LOGS.search(test))
+            often = NOW_AND_THEN if every and is_rare else every
+        elif not isinstance(node, ast.With | ast.AsyncWith | ast.Try):
+            yield from _printed_by(node, texts, loop, every)
+            continue
+        blocks = {name: getattr(node, name, []) for name in ("body", "orelse", "finalbody")}
+        yield from _statements(blocks.pop("body"), in_loops, texts, loop=inner, every=often)
+        for block in blocks.values():
+            yield from _statements(block, in_loops, texts, loop=loop, every=every)
+
+
+def _printed_by(
+    node: ast.stmt, texts: Mapping[str, ast.expr], loop: ast.AST | None, every: int
+) -> Iterator[Printed]:
+    for call in calls_of(node):
+        if call.args and _PRINTS.fullmatch(called_name(call)):
+            is_level = called_name(call) == "log" and "INFO" in ast.unparse(call.args[0])
+            text, *more = call.args[1:] if is_level and call.args[1:] else call.args
+            # line = f"step {step}"; print(line)
+            if isinstance(text, ast.Name) and not more:
+                text = texts.get(text.id, text)
+            parts = tuple(_clocked(part, loop) for part in _parts(text, more))
+            if any(isinstance(part, tuple) for part in parts):
+                yield Printed(parts, every, getattr(loop, "lineno", 0))
 
 
 def _clocked(part: Any, loop: ast.AST | None) -> Any:

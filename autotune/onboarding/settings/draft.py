@@ -11,7 +11,16 @@ from typing import Any, final
 
 from autotune.errors import SpecError
 from autotune.onboarding.configuration_files import ON, is_pure_bf16, precision_of, sharding_of
-from autotune.onboarding.draft import Draft, Entry, Item, Place, file_name, model_named
+from autotune.onboarding.draft import (
+    Draft,
+    Entry,
+    Item,
+    Place,
+    file_name,
+    filled,
+    model_named,
+    stated,
+)
 from autotune.onboarding.launch.launch_script import Argument
 from autotune.onboarding.script.adapters import (
     ALL_TRAINED,
@@ -72,122 +81,106 @@ def settings_draft(
             field="FILE",
         )
     known = (model, "") if model else model_named(document.get(program.model), told.cwd, folder)
-    micro, steps, seq_len = (
-        _count(document, key)
-        for key in (program.micro_batch_size, program.accumulation_steps, program.seq_len)
-    )
-    key, words, usual = program.recompute
-    recompute = (
-        usual
-        if key not in document
-        else next((k for k, w in words.items() if w.lower() == str(document[key]).lower()), "full")
-    )
+    asked = f"fill in: {document.get(program.model) or 'the model'} as a catalog name or its config.json"
+    value, comment = known or (STAND_IN_MODEL, asked)
+    micro, seq_len = (_count(document, key) for key in (program.micro_batch_size, program.seq_len))
+    key, words, recompute = program.recompute
+    if key in document:
+        now = str(document[key]).lower()
+        recompute = next((k for k, word in words.items() if word.lower() == now), "full")
     degrees = {
         knob: max(_count(document, (name, 1)) for name in names)
         for knob, names in program.degrees.items()
     }
+    is_fused = any(document.get(name) in ON for name in _FUSED_LOSS)
     fixed = {
         **{knob: degree for knob, degree in degrees.items() if degree > 1},
         "precision": _precision(program, document),
         **sharding_of(document, told.cwd),
-        **({"loss": "fused"} if any(document.get(key) in ON for key in _FUSED_LOSS) else {}),
+        **stated(loss="fused" if is_fused else ""),
         **told.decided,
     }
     replicas = max(1, place.ranks // math.prod(degrees.get(knob, 1) for knob in ("tp", "pp", "cp")))
-    batch = micro * steps * replicas
-    by_steps = (program.accumulation_steps[0], "{accumulation_steps}")
+    batch = micro * _count(document, program.accumulation_steps) * replicas
     if program.whole_batch:
-        by_steps = (program.whole_batch, "{global_batch_size}")
         batch = _count(document, (program.whole_batch, micro * replicas))
-    settings = {
-        program.micro_batch_size[0]: "{micro_batch_size}",
-        by_steps[0]: by_steps[1],
-        key: "{recompute}",
-    }
-    overrides = (*(f"{name}={value}" for name, value in settings.items()), *program.more)
-    argv = [
-        *(Item(word) for word in told.start or (*place.torchrun, "-m", program.module)),
-        *([Item(told.file)] if told.file else []),
-        *(
-            Item(word)
-            for argument in told.arguments
-            for word in _kept(argument, {*settings, *program.own})
-        ),
-        *(
-            Item(f"{program.prefix}{word}" if told.file else f"--{word}".replace("'", ""))
-            for word in overrides
-        ),
-    ]
     loop = "deepspeed" if document.get("deepspeed") else program.loop
-    added = {**program.env, **told.env}
-    why = f"as {told.source.name} exports it" if told.env else f"identifies {program.name}"
-    env = (Entry(key="env", value=added, comment=why),) if added else ()
-    trainer = (
-        Entry(key="kind", value="command"),
-        Entry(
-            key="cwd",
-            value=os.path.relpath(told.cwd.resolve(), folder.resolve()),
-            comment="where it runs, relative to this file; fill in if paths in the file start elsewhere",
+    optimizer = optimizer_named(_said_optimizer(program, document)) or "adamw"
+    workload = {
+        "seq_len": seq_len,
+        "global_batch_size": batch,
+        **stated(
+            optimizer=optimizer if optimizer != "adamw" else "",
+            pure_bf16=_is_pure(program, document, loop),
+            peft=_peft(program, document),
+            loop=loop,
         ),
-        Entry(key="argv", items=tuple(argv)),
-        Entry(key="values", value={"recompute": dict(words)}),
-        *env,
-        Entry(key="fixed", value=fixed, comment="decided by the settings"),
-        *(
-            (Entry(key="metrics", value=dict(program.metrics), comment="its log"),)
-            if program.metrics
-            else ()
-        ),
-    )
-    values = [micro // 2, micro, 2 * micro, 4 * micro]
-    space = {
-        "micro_batch_size": sorted({max(1, value) for value in values}),
-        "recompute": list(words),
     }
-    where, runner = place.entries
-    entries = (
-        Entry(key="name", value=file_name(told.source.name)),
+    shared = f", {replicas} with their own data" if replicas < place.ranks else ""
+    sizes = f"batch: {micro} x {batch // (micro * replicas)} on {place.ranks} ranks{shared}"
+    space = {
+        "micro_batch_size": sorted({max(1, micro // 2), micro, 2 * micro, 4 * micro}),
+        "recompute": list(words),
+        **{knob: [value] for knob, value in fixed.items()},
+    }
+    today = {"micro_batch_size": micro, **fixed, "recompute": recompute}
+    baseline = ",".join(f"{knob}={value}" for knob, value in today.items())
+    cwd = os.path.relpath(told.cwd.resolve(), folder.resolve())
+    env = {**program.env, **told.env}
+    trainer = filled(
+        Entry(key="kind", value="command"),
+        Entry(key="cwd", value=cwd, comment=_WHERE),
+        Entry(key="argv", items=tuple(map(Item, _argv(told, place)))),
+        Entry(key="values", value={"recompute": dict(words)}),
         Entry(
-            key="model",
-            value=known[0] if known else STAND_IN_MODEL,
-            comment=known[1]
-            if known
-            else f"fill in: {document.get(program.model) or 'the model'} as a catalog name or its config.json",
+            key="env",
+            value=env,
+            comment=f"as {told.source.name} exports it"
+            if told.env
+            else f"identifies {program.name}",
         ),
-        where,
-        Entry(
-            key="workload",
-            value={
-                "seq_len": seq_len,
-                "global_batch_size": batch,
-                **_optimizer(program, document),
-                **({"pure_bf16": True} if _is_pure(program, document, loop) else {}),
-                **_peft(program, document),
-                **({"loop": loop} if loop else {}),
-            },
-            comment=f"batch: {micro} x {batch // (micro * replicas)} on {place.ranks} ranks"
-            + (f", {replicas} with their own data" if replicas < place.ranks else ""),
-        ),
-        Entry(key="space", value={**space, **{knob: [value] for knob, value in fixed.items()}}),
-        Entry(
-            key="baseline",
-            value=",".join(
-                f"{k}={v}"
-                for k, v in {"micro_batch_size": micro, **fixed, "recompute": recompute}.items()
-            ),
-            comment="the current settings",
-        ),
-        Entry(key="trainer", parts=trainer),
-        runner,
+        Entry(key="fixed", value=fixed, comment="decided by the settings"),
+        Entry(key="metrics", value=dict(program.metrics), comment="its log"),
     )
+    where, runner = place.entries
     return Draft(
         heading=(
             f"A first spec, written by `autotune init` from {told.source.name} (settings of {program.name}). Nothing was run.",
         ),
-        entries=entries,
+        entries=(
+            Entry(key="name", value=file_name(told.source.name)),
+            Entry(key="model", value=value, comment=comment),
+            where,
+            Entry(key="workload", value=workload, comment=sizes),
+            Entry(key="space", value=space),
+            Entry(key="baseline", value=baseline, comment="the current settings"),
+            Entry(key="trainer", parts=trainer),
+            runner,
+        ),
         fill_in=(*(() if known else ("model",)), *place.fill_in),
         notes=tuple(_notes(told)),
     )
+
+
+_WHERE = "where it runs, relative to this file; fill in if paths in the file start elsewhere"
+
+
+def _argv(told: Settings, place: Place) -> Iterator[str]:
+    """The command of a trial: launcher and program, the file, what stays, and the settings that it overrides."""
+    program = told.program
+    settings = {
+        program.micro_batch_size[0]: "{micro_batch_size}",
+        program.whole_batch or program.accumulation_steps[0]: "{accumulation_steps}",
+        program.recompute[0]: "{recompute}",
+    }
+    if program.whole_batch:
+        settings[program.whole_batch] = "{global_batch_size}"
+    yield from told.start or (*place.torchrun, "-m", program.module)
+    yield from filter(None, [told.file])
+    for argument in told.arguments:
+        yield from _kept(argument, {*settings, *program.own})
+    for word in (*(f"{name}={value}" for name, value in settings.items()), *program.more):
+        yield f"{program.prefix}{word}" if told.file else f"--{word}".replace("'", "")
 
 
 def _kept(argument: Argument, told: set[str]) -> Iterator[str]:
@@ -253,11 +246,6 @@ def _said_optimizer(program: SettingsProgram, document: Mapping[str, Any]) -> st
     return flag.removeprefix("use_") or str(at_path(document, program.optimizer) or "")
 
 
-def _optimizer(program: SettingsProgram, document: Mapping[str, Any]) -> dict[str, Any]:
-    found = optimizer_named(_said_optimizer(program, document)) or "adamw"
-    return {} if found == "adamw" else {"optimizer": found}
-
-
 def _peft(program: SettingsProgram, document: Mapping[str, Any]) -> dict[str, Any]:
     method = str(at_path(document, program.peft[0]) or "")
     if method not in ("lora", "qlora"):
@@ -266,11 +254,5 @@ def _peft(program: SettingsProgram, document: Mapping[str, Any]) -> dict[str, An
         "quantization_bit"
     )
     is_quantized = method == "qlora" or quantized == 4 or bool(document.get("load_in_4bit"))
-    method = "qlora" if is_quantized else "lora"
-    return {
-        "peft": {
-            "method": method,
-            "rank": _count(document, (program.peft[1], 8)),
-            "library": "peft",
-        }
-    }
+    rank = _count(document, (program.peft[1], 8))
+    return {"method": "qlora" if is_quantized else "lora", "rank": rank, "library": "peft"}
