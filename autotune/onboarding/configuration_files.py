@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from autotune.errors import SpecError
 from autotune.onboarding.launch.launch_script import Started
 from autotune.spec.texts.json_text import read_json
-from autotune.trainers import Trainer, trainer, trainer_names
+from autotune.trainers import trainer, trainer_names
 from autotune.trainers.accelerate.read import PRECISIONS
 from autotune.trainers.documents.shell_words import command_of, commands_of
 from autotune.trainers.launch_files import MANIFEST, SCRIPT, digest_of
@@ -129,9 +129,9 @@ def recognized(present: PresentConfiguration) -> str | None:
     found = frozenset(present.argv).union(
         *(_marks(name, text) for name, text in present.files.items())
     )
-    scores = {name: _score(trainer(name), found) for name in trainer_names()}
-    best = max(scores, key=lambda name: scores[name], default=None)
-    return best if best is not None and scores[best] else None
+    known = {name: found.intersection(trainer(name).recognized_by) for name in importing_trainers()}
+    best = max(known, key=lambda name: len(known[name]), default=None)
+    return best if best is not None and known[best] else None
 
 
 def document_of(name: str, text: str) -> dict[str, Any]:
@@ -163,10 +163,6 @@ def _marks(name: str, text: str) -> frozenset[str]:
         return frozenset(paths_of(document_of(name, text)))
     words = re.findall(r"[\w.-]+", text)
     return frozenset(word.replace("_", "-") if word.startswith("--") else word for word in words)
-
-
-def _score(candidate: Trainer, found: frozenset[str]) -> int:
-    return len(found.intersection(candidate.recognized_by)) if candidate.can_import else 0
 
 
 def _text(path: Path) -> str:

@@ -223,7 +223,7 @@ class Draft:
                 return replace(entry, value=values[path], comment="as given")
             inside = {
                 key: values[f"{path}.{key}"]
-                for key in _keys(entry.value)
+                for key in (entry.value if isinstance(entry.value, dict) else ())
                 if f"{path}.{key}" in values
             }
             if not inside:
@@ -247,10 +247,6 @@ class Draft:
             "fill_in": list(self.fill_in),
             "notes": list(self.notes),
         }
-
-
-def _keys(value: Any) -> tuple[str, ...]:
-    return tuple(value) if isinstance(value, dict) else ()
 
 
 def _asks_for(words: str, keys: Iterable[str]) -> bool:

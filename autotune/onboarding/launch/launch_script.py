@@ -240,7 +240,9 @@ def _started(parts: CommandParts, run: Commands, text: str, folder: str) -> Star
         for name, value in exported.items()
         if is_plain(value) and not is_secret_name(name)
     }
-    of_program = [name for name in exported if _is_of_the_program(name, text)]
+    # what the script itself names again is meant for the script
+    own = (name for name in exported if not re.search(rf"\$\{{?{name}\b", text))
+    of_program = [name for name in own if not _OF_THE_PLACE.match(name)]
     nodes = (
         _count(value_of(options, *_NODES).partition(":")[0])
         or _count(told.get("NNODES"))
@@ -335,11 +337,6 @@ def _tasks_of(
         return found
     # Slurm starts one on each node
     return max(1, (_count(slurm.get("SLURM_NTASKS")) or nodes) // nodes)
-
-
-def _is_of_the_program(name: str, text: str) -> bool:
-    """Whether the program is meant by an exported variable, not the script itself, which would name it again."""
-    return not (_OF_THE_PLACE.match(name) or re.search(rf"\$\{{?{name}\b", text))
 
 
 def _count(text: str | None) -> int | None:

@@ -267,7 +267,8 @@ def _meanings(
         by_tokens=counts_tokens(options),
         of_fairseq=are_of_fairseq(options),
     )
-    switch = next(filter(_is_amp_switch, options), None)
+    flags = (option for option in options if option.kind == "flag")
+    switch = next((option for option in flags if _AMP.fullmatch(option.last)), None)
     formats = next((o for o in options if switch and AMP_FORMATS.fullmatch(o.last)), None)
     for option in options:
         if option is not formats and option.last not in _SUPPLIED:
@@ -427,10 +428,6 @@ def _with_tf32(found: OptionMatches, decided: dict[str, Any]) -> dict[str, Any]:
         is_plain = decided.get("precision", "fp32") == "fp32"
         return {**decided, "precision": "tf32"} if is_plain else decided
     return decided
-
-
-def _is_amp_switch(option: ScriptOption) -> bool:
-    return option.kind == "flag" and _AMP.fullmatch(option.last) is not None
 
 
 def _format_of(option: ScriptOption) -> str:
