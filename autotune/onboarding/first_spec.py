@@ -15,6 +15,7 @@ import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -281,31 +282,27 @@ def _launch_draft(
     said: Said,
 ) -> Draft | None:
     """The draft of what a text of commands starts; None where it starts nothing that is known."""
-    if (found := post_training_launch(present.files[path.name], path)) is not None:
+    imported = partial(_imported, model=model, cluster=cluster, folder=folder)
+    text = present.files[path.name]
+    name, started = recognized(present), started_by(text)
+    if (found := post_training_launch(text, path, started)) is not None:
         owner, told = found
-        return _imported(told, owner, path, model=model, cluster=cluster, folder=folder)
-    name, started = recognized(present), started_by(present.files[path.name])
-    if started is not None and (by_file := _told_by_file(started, path)) is not None:
-        owner, file = by_file
-        told = PresentConfiguration(
-            files={file.name: read_present(file).files[file.name]},
-            argv=(started.program, *started.words),
-        )
-        return _imported(told, owner, file, model=model, cluster=cluster, folder=folder)
-    if started is not None and not (name == "megatron" and _is_of_megatron(started)):
-        place = Place(cluster, *ranks_asked(started, where_it_runs(path, started).cwd))
-        return started_draft(started, path, place, model=model, folder=folder, said=said)
-    return (
-        None
-        if name is None
-        else _imported(present, name, path, model=model, cluster=cluster, folder=folder)
-    )
-
-
-def _told_by_file(started: Started, path: Path) -> tuple[str, Path] | None:
-    """(trainer, its file) of a program that a file tells all: torchtitan's job file, nanotron's YAML. None for other programs. Raises `SpecError` where
-    the file is not there."""
+        return imported(told, owner, path)
     cwd = where_it_runs(path, started).cwd
+    if started is not None and (by_file := _told_by_file(started, path, cwd)) is not None:
+        owner, file = by_file
+        files = {file.name: read_present(file).files[file.name]}
+        words = (started.program, *started.words)
+        return imported(PresentConfiguration(files=files, argv=words), owner, file)
+    if started is not None and not (name == "megatron" and _is_of_megatron(started)):
+        place = Place(cluster, *ranks_asked(started, cwd))
+        return started_draft(started, path, place, model=model, folder=folder, said=said)
+    return None if name is None else imported(present, name, path)
+
+
+def _told_by_file(started: Started, path: Path, cwd: Path) -> tuple[str, Path] | None:
+    """(trainer, its file) of a program that a file tells all: torchtitan's job file, nanotron's YAML. None for other programs. `cwd`: where it runs. Raises `SpecError` where
+    the file is not there."""
     given = value_of(placed(started, path, cwd).arguments, "job.config_file", "config_file")
     is_program = (
         started.program in ("torchtitan.train", "torchtitan/train.py")
@@ -329,17 +326,13 @@ def _told_by_file(started: Started, path: Path) -> tuple[str, Path] | None:
 def _is_of_megatron(started: Started) -> bool:
     """Whether the program is Megatron-LM's own, by its name and its flags. Megatron-DeepSpeed, which is told by DeepSpeed, has these flags, too, but is no Megatron-LM."""
     names = {argument.name for argument in started.arguments}
-    is_of_deepspeed = started.launcher == "deepspeed" or any(
-        name.startswith("deepspeed") for name in names
-    )
-    is_shaped = {"num_layers", "hidden_size"} <= names or {
+    starts = started.launcher == "deepspeed" or any(name.startswith("deepspeed") for name in names)
+    is_shaped = {"num_layers", "hidden_size"} <= names or names & {
         "use_checkpoint_args",
         "yaml_cfg",
-    } & names
-    is_named = (
-        re.match(r"pretrain_(gpt|mamba|moe|hybrid)", started.program.rpartition("/")[2]) is not None
-    )
-    return bool(is_named and is_shaped) and not is_of_deepspeed
+    }
+    file = started.program.rpartition("/")[2]
+    return bool(re.match(r"pretrain_(gpt|mamba|moe|hybrid)", file) and is_shaped and not starts)
 
 
 def _imported(

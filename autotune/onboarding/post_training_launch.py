@@ -18,7 +18,7 @@ from pathlib import Path
 
 from autotune.errors import SpecError
 from autotune.onboarding.configuration_files import document_of, recognized, text_in
-from autotune.onboarding.launch.launch_script import Started, started_by
+from autotune.onboarding.launch.launch_script import Started
 from autotune.onboarding.launch.started_program import where_it_runs
 from autotune.trainers.documents.shell_words import commands_of
 from autotune.trainers.nemo_rl.bases import BASE, bases_of, with_bases
@@ -34,12 +34,13 @@ _OF_TESTS = re.compile(r"tests/test_suites/(.+)\.sh$")
 """NeMo-RL's own launches, whose configuration has their name (tests/test_suites/llm/common.env)"""
 
 
-def post_training_launch(text: str, path: Path) -> tuple[str, PresentConfiguration] | None:
-    """(the trainer, what a text of commands tells it); None where it starts no program of post-training. `path`: where the text lies, or would lie.
+def post_training_launch(
+    text: str, path: Path, started: Started | None
+) -> tuple[str, PresentConfiguration] | None:
+    """(the trainer, what a text of commands tells it); None where it starts no program of post-training. `path`: where the text lies, or would lie; `started`: what it starts.
 
     Raises `SpecError` for a program whose configuration is not read, and for a file that is not there.
     """
-    started = started_by(text)
     for words, _, folder in commands_of(text).commands:
         if (program := program_of(words)) is None:
             continue

@@ -274,10 +274,12 @@ def seen_draft(
     argv = draft.at("trainer.argv")
     command = " ".join(item.value for item in argv.items) if argv else ""
     is_told = "{" in command and not any(part in command for part in ("$", "`", FILL_IN))
-    settled = ("baseline", "trainer.argv" if is_told else "baseline")
-    dropped = ("no baseline", NOT_PRINTED, "only the shell can compute" if is_told else NOT_PRINTED)
+    settled, dropped = ["baseline"], ["no baseline", NOT_PRINTED]
+    if is_told:
+        settled.append("trainer.argv")
+        dropped.append("only the shell can compute")
     fill_in = [name for name in draft.fill_in if name not in settled]
-    notes = [note for note in draft.notes if not note.startswith(dropped)]
+    notes = [note for note in draft.notes if not note.startswith(tuple(dropped))]
     told = _workload(before, run)
     notes += _differences(draft, run, told)
     notes += [*_unseen(run, read, fill_in, told), *filter(None, [seen.unevenness])]
