@@ -106,14 +106,13 @@ class Code:
     @cached_property
     def imports(self) -> frozenset[str]:
         """Top-level names of the packages that it imports."""
-        nodes = self.body.nodes
-        names = [
-            alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names
-        ]
-        absolute = (node for node in nodes if isinstance(node, ast.ImportFrom) and not node.level)
-        return frozenset(
-            name.partition(".")[0] for name in (*names, *(node.module or "" for node in absolute))
-        )
+        found: list[str] = []
+        for node in self.body.nodes:
+            if isinstance(node, ast.Import):
+                found += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                found.append(node.module or "")
+        return frozenset(name.partition(".")[0] for name in found)
 
     @cached_property
     def is_distributed(self) -> bool:

@@ -448,7 +448,8 @@ def _unclear(option: ScriptOption, meaning: Meaning | None) -> str | None:
         has_words = target in ("precision", "recompute", "zero_stage")
         is_unknown |= has_words and (meaning is None or meaning.default is None)
         is_unknown |= target in DEGREES and not isinstance(value, int)
-    return f"{option.shown}{'' if value is True else f'={value}'}" if is_unknown else None
+    said = "" if value is True else f"={value}"
+    return f"{option.shown}{said}" if is_unknown else None
 
 
 def _is_launched_otherwise(target: str, script: Script) -> bool:
