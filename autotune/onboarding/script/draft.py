@@ -98,9 +98,10 @@ def script_draft(
     shape = _model(found, model, cwd, folder)
     workload, unsaid = _workload(today)
     why_none = _no_baseline(today)
-    fill_in = [*place.fill_in, *(["model"] if "fill in" in shape.comment else []), *unsaid]
+    fill_in = [*place.fill_in, *(["model"] if "fill in" in shape.comment else [])]
     if found.required or _tunes_nothing(found):
         fill_in.append("trainer.argv")
+    fill_in += unsaid
     if _formats_unsaid(found) or _is_format_unknown(found):
         fill_in.append("space.precision")
     if why_none:
