@@ -1,4 +1,5 @@
-"""autotune: the fastest stable configuration to train a model on a cluster, in a handful of short real trials.
+"""autotune: the fastest stable configuration to train a model on a cluster, in a handful of short
+real trials.
 
     study  = autotune.load_study("spec.yaml")
     result = autotune.tune(study)                        # result.best.config, result.trials, result.speedup

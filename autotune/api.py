@@ -6,7 +6,8 @@
     tune, submit_study, run_study, act        studies              cannot_run_here                       what this machine lacks
     result_of, document, best_document, ...   what came out        calibrate                             measures this cluster
 
-The command line, the service and the reports come through here. What a study chooses by name (searcher, runner, trainer, store) is imported on first use.
+The command line, the service and the reports come through here. What a study chooses by name
+(searcher, runner, trainer, store) is imported on first use.
 """
 
 from __future__ import annotations
@@ -102,10 +103,11 @@ def load_study(
 ) -> Study:
     """Load a study from a spec file (YAML or JSON; `-` is standard input) or from a mapping.
 
-    `overrides` replace keys of the document; a dotted key changes a nested value: `{"budget.max_trials": 5}`. `base`: folder to which paths in a mapping are relative (if
-    None, paths are rejected); paths in a file are relative to the file, unless `base` is given. `limits`: limits on the process that builds your own model. `slurm_cluster`: nodes
-    to assume for the job if the cluster is `slurm`; None means that this process runs inside the
-    job. Raises `SpecError`.
+    `overrides` replace keys of the document; a dotted key changes a nested value:
+    `{"budget.max_trials": 5}`. `base`: folder to which paths in a mapping are relative (if None,
+    paths are rejected); paths in a file are relative to the file, unless `base` is given. `limits`:
+    limits on the process that builds your own model. `slurm_cluster`: nodes to assume for the job
+    if the cluster is `slurm`; None means that this process runs inside the job. Raises `SpecError`.
     """
     from autotune.schema import parse_study, places_in
 
@@ -154,7 +156,8 @@ def read_document(
 
 def open_store(url: str | Path | None = None, *, create: bool = True) -> ServiceStore:
     """The results database at `url` (if None, AUTOTUNE_STORE or else an SQLite file in the user's
-    data folder). Raises `StoreError`, and with `create=False` `NotFoundError` if the database does not exist."""
+    data folder). Raises `StoreError`, and with `create=False` `NotFoundError` if the database does
+    not exist."""
     from autotune.store import open_store as open_sql
 
     return open_sql(url, create=create)
@@ -166,9 +169,11 @@ def review(
     store: BestKnownStore | None = None,
     **said: Any,
 ) -> Review:
-    """Review a launch without running it: whether the launch fits, how fast it should be, and which edits make it faster (`autotune.reviews.review`).
+    """Review a launch without running it: whether the launch fits, how fast it should be, and which
+    edits make it faster (`autotune.reviews.review`).
 
-    `target`: a file, a text of several lines, or a command as a list of words. `store`: the store with earlier measurements. Raises `SpecError` if `target` is not a launch.
+    `target`: a file, a text of several lines, or a command as a list of words. `store`: the store
+    with earlier measurements. Raises `SpecError` if `target` is not a launch.
     """
     from autotune.reviews import review as review_launch
 
@@ -191,26 +196,34 @@ def tune(
     runner: TrialRunner | None = None,
     profile: bool = True,
 ) -> Result:
-    """Run a study in the foreground until it ends or you press Ctrl-C. Ctrl-C pauses the study (PAUSED), and the same call resumes it.
+    """Run a study in the foreground until it ends or you press Ctrl-C. Ctrl-C pauses the study
+    (PAUSED), and the same call resumes it.
 
-    `resume`: continue an unfinished study with the same name and spec instead of starting a new study. `study_id` selects the study directly. `spec` is the spec
-    document as written, which is stored with the study. `profile`: for a model built by code, whether a new study first does the dry runs missing from `store`, on this machine.
+    `resume`: continue an unfinished study with the same name and spec instead of starting a new
+    study. `study_id` selects the study directly. `spec` is the spec document as written, which is
+    stored with the study. `profile`: for a model built by code, whether a new study first does the
+    dry runs missing from `store`, on this machine.
 
-    `searcher` replaces the study's: a registered name, an `autotune.search.Searcher` class, a function that returns a searcher for an
-    `autotune.search.Problem`, or a fresh searcher over `SearchSpace.of_study(study)`. `runner` replaces the study's: an
-    `autotune.ports.TrialRunner`, which is closed at the end. For a searcher or runner passed as an object, the study records `python:MODULE.NAME`. A later call
-    that passes the same object continues the study, and a new searcher replays all trials.
+    `searcher` replaces the study's: a registered name, an `autotune.search.Searcher` class, a
+    function that returns a searcher for an `autotune.search.Problem`, or a fresh searcher over
+    `SearchSpace.of_study(study)`. `runner` replaces the study's: an `autotune.ports.TrialRunner`,
+    which is closed at the end. For a searcher or runner passed as an object, the study records
+    `python:MODULE.NAME`. A later call that passes the same object continues the study, and a new
+    searcher replays all trials.
 
-    In a Slurm allocation, Ray is started on its nodes, and the job's remaining time limits the study: a winner is named before the job ends, or
-    with `slurm: {requeue: true}` the study pauses.
+    In a Slurm allocation, Ray is started on its nodes, and the job's remaining time limits the
+    study: a winner is named before the job ends, or with `slurm: {requeue: true}` the study pauses.
 
-    Callbacks: `on_trial` is called with each trial that ends, `on_best` with each new best trial, `on_end` once with the result, before the result is
-    returned, and `on_event` with every event of the loop (`autotune.study.progress`).
+    Callbacks: `on_trial` is called with each trial that ends, `on_best` with each new best trial,
+    `on_end` once with the result, before the result is returned, and `on_event` with every event of
+    the loop (`autotune.study.progress`).
 
-    Raises `SpecError` for a wrong spec; `InfeasibleError` before anything starts, if no config is valid and fits; `RunnerError` if trials cannot run
-    here; `MissingExtraError` if a package is missing; `StoreError` if the database fails; `ConflictError` if another live controller has the study;
-    `CallbackError` if `on_trial` or `on_best` raises an exception (the study is then paused, and the same call continues it). A failed trial raises no exception. Failed trials
-    are in `Result.failed`.
+    Raises `SpecError` for a wrong spec; `InfeasibleError` before anything starts, if no config is
+    valid and fits; `RunnerError` if trials cannot run here; `MissingExtraError` if a package is
+    missing; `StoreError` if the database fails; `ConflictError` if another live controller has the
+    study; `CallbackError` if `on_trial` or `on_best` raises an exception (the study is then paused,
+    and the same call continues it). A failed trial raises no exception. Failed trials are in
+    `Result.failed`.
     """
     if not isinstance(study, Study):
         spec = read_document(study) if spec is None else spec
@@ -283,11 +296,15 @@ def fit(
     runner: DryRunner | None = None,
     space: SearchSpace | None = None,
 ) -> tuple[Fit, ...]:
-    """Whether configs fit into memory, from dry runs of the model without a GPU; one `Fit` for each, in the order of `configs`.
+    """Whether configs fit into memory, from dry runs of the model without a GPU; one `Fit` for
+    each, in the order of `configs`.
 
-    If `configs` is None, the plan's `top` best configs are checked, or the nearest miss if no config
-    is expected to fit. Your own model is built in a separate process within `limits`. `on_rank` is called for every dry run that begins or ends; `runner` replaces the built-in runner. `space`: the study's space, if it has already been enumerated. If a dry run is impossible, the answer comes from the cost model, and `Fit.problem` says why. Raises `MissingExtraError`
-    without torch, `ConfigError` for an invalid config.
+    If `configs` is None, the plan's `top` best configs are checked, or the nearest miss if no
+    config is expected to fit. Your own model is built in a separate process within `limits`.
+    `on_rank` is called for every dry run that begins or ends; `runner` replaces the built-in
+    runner. `space`: the study's space, if it has already been enumerated. If a dry run is
+    impossible, the answer comes from the cost model, and `Fit.problem` says why. Raises
+    `MissingExtraError` without torch, `ConfigError` for an invalid config.
     """
     asked = study if isinstance(study, Study | Workload) else load_study(study, limits=limits)
     workload = asked.workload if isinstance(asked, Study) else asked
@@ -308,12 +325,14 @@ def calibrate(
     on_out_of_line: Callable[[Mapping[str, Any]], None] | None = None,
     trainer: str = "native",
 ) -> Calibration:
-    """Measure this machine in about a minute. If you pass a `store`, the constants are stored in it,
-    for the cost model in later studies. If RAY_ADDRESS is
-    the address of a Ray cluster, the ranks on all of its nodes are measured. `on_out_of_line` is called for each GPU, node and link that is slower than others of the
-    same kind. These findings are stored too, and studies exclude slow nodes if possible.
+    """Measure this machine in about a minute. If you pass a `store`, the constants are stored in
+    it, for the cost model in later studies. If RAY_ADDRESS is the address of a Ray cluster, the
+    ranks on all of its nodes are measured. `on_out_of_line` is called for each GPU, node and link
+    that is slower than others of the same kind. These findings are stored too, and studies exclude
+    slow nodes if possible.
 
-    `cluster` is `local`, or the name of another registered calibrator's cluster. Raises `SpecError` for a cluster without a registered calibrator, and `RunnerError` if ranks cannot run.
+    `cluster` is `local`, or the name of another registered calibrator's cluster. Raises `SpecError`
+    for a cluster without a registered calibrator, and `RunnerError` if ranks cannot run.
     """
     from autotune.detect import local_cluster
     from autotune.registry import calibrator, calibrator_names
@@ -342,7 +361,8 @@ def calibrate(
 def _with_searcher(
     study: Study, spec: Mapping[str, Any] | None, searcher: str | SearcherFactory
 ) -> tuple[Study, dict[str, Any]]:
-    """The study and its spec with this searcher's name. Raises `SpecError` for an object that creates no searcher, `CatalogError` for an unknown name."""
+    """The study and its spec with this searcher's name. Raises `SpecError` for an object that
+    creates no searcher, `CatalogError` for an unknown name."""
     from autotune.search import check_searcher, searcher_name
 
     if isinstance(searcher, str):
@@ -371,13 +391,15 @@ def _unfinished(store: StudyReader, study: Study, spec: Mapping[str, Any]) -> St
 
 
 def inspect_model(model: ModelSpec, *, limits: DryRunLimits | None = None) -> ModelSpec:
-    """The model, completed with values that only its code reveals; the code runs in a separate process. Raises `DryRunError` with the line that failed."""
+    """The model, completed with values that only its code reveals; the code runs in a separate
+    process. Raises `DryRunError` with the line that failed."""
     return dry_runner().inspect(model, limits=limits or DryRunLimits())
 
 
 def check_study(study: Study, *, same_files: bool = True) -> None:
-    """Check a study before it runs on another machine: space, searcher, guesses, memory, runner. Raises the errors that submitting the study would raise.
-    `same_files`: the other machine has access to this machine's files, so programs and data are checked too."""
+    """Check a study before it runs on another machine: space, searcher, guesses, memory, runner.
+    Raises the errors that submitting the study would raise. `same_files`: the other machine has
+    access to this machine's files, so programs and data are checked too."""
     from autotune.store import MemoryStore
 
     with contextlib.closing(MemoryStore()) as store:

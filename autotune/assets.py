@@ -1,7 +1,8 @@
 """The data that ships with the package: search spaces, ready-made study specs, dashboards.
 
-In a wheel the folders lie inside the package (`autotune/data/NAME`), in a checkout beside it (`NAME/`). The packaged copy comes first, because a
-folder beside an installed package belongs to some other program.
+In a wheel the folders lie inside the package (`autotune/data/NAME`), in a checkout beside it
+(`NAME/`). The packaged copy comes first, because a folder beside an installed package belongs to
+some other program.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The cluster `local`: the GPUs of this machine, or its CPU.
 
-GPUs are counted by a child process through the driver's library: CUDA_VISIBLE_DEVICES and MIG slices count, torch is not imported, and no CUDA
-context is left in this process. Without a GPU the cluster has up to `MAX_CPU_RANKS` ranks, processes on the CPU that share its memory evenly. Where a
+GPUs are counted by a child process through the driver's library: CUDA_VISIBLE_DEVICES and MIG
+slices count, torch is not imported, and no CUDA context is left in this process. Without a GPU the
+cluster has up to `MAX_CPU_RANKS` ranks, processes on the CPU that share its memory evenly. Where a
 control group (container) limits CPU or memory, its limit is used.
 """
 
@@ -81,7 +82,8 @@ def local_cluster() -> ClusterSpec:
 def cpu_cluster(
     memory: int, *, max_ranks: int = MAX_CPU_RANKS, cores: int | None = None
 ) -> ClusterSpec:
-    """As many CPU ranks as memory allows (a power of two, `max_ranks` at most), each with an even share of it; they share `cores`."""
+    """As many CPU ranks as memory allows (a power of two, `max_ranks` at most), each with an even
+    share of it; they share `cores`."""
     ranks = max_ranks
     while ranks > 1 and memory // ranks < MIN_RANK_BYTES:
         ranks //= 2
@@ -90,7 +92,8 @@ def cpu_cluster(
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Cores that this process may use: those that it may run on, but no more than the tightest processor time that its control groups allow, rounded up.
+    """Cores that this process may use: those that it may run on, but no more than the tightest
+    processor time that its control groups allow, rounded up.
 
     `root`: where /proc and /sys are.
     """
@@ -101,7 +104,8 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def cuda_devices() -> list[CudaDevice]:
-    """The CUDA devices that this process would see; none when there is no driver, or it does not answer."""
+    """The CUDA devices that this process would see; none when there is no driver, or it does not
+    answer."""
     if not any(os.path.exists(path) for path in _DRIVER_FILES):
         return []
     try:
@@ -181,7 +185,8 @@ _KNOWN = (
 
 
 def gpu_of(device: CudaDevice) -> GpuSpec:
-    """The catalog's GPU of that product, with the memory that is really there; another product by its own description."""
+    """The catalog's GPU of that product, with the memory that is really there; another product by
+    its own description."""
     for pattern, name in _KNOWN:
         if re.search(pattern, device.name):
             return replace(gpu(name), memory_bytes=float(device.memory_bytes))
@@ -199,7 +204,8 @@ _TENSOR_FLOPS = {
     (10, 3): 8192,
     (12, 0): 1024,
 }
-"""Dense fp16 FLOPs per SM and clock of the tensor cores, by compute capability (NVIDIA architecture white papers)."""
+"""Dense fp16 FLOPs per SM and clock of the tensor cores, by compute capability (NVIDIA architecture
+white papers)."""
 _FP32_LANES = {(7, 0): 64, (7, 5): 64, (8, 0): 64}
 """fp32 multiply-adds per SM and clock; 128 for all others."""
 _MEMORY_CLOCK_KHZ = 5_000_000
@@ -207,7 +213,8 @@ _MEMORY_CLOCK_KHZ = 5_000_000
 
 
 def _described(device: CudaDevice) -> GpuSpec:
-    """A GPU that the catalog does not know, by multiprocessors, clocks and bus: peaks are right to the order of magnitude."""
+    """A GPU that the catalog does not know, by multiprocessors, clocks and bus: peaks are right to
+    the order of magnitude."""
     capability = (device.major, device.minor)
     clock = device.clock_khz * 1e3
     tensor = device.sms * _TENSOR_FLOPS.get(capability, 1024) * clock
@@ -232,7 +239,8 @@ def _described(device: CudaDevice) -> GpuSpec:
 
 
 def memory_bytes(root: Path = Path("/")) -> int:
-    """Memory that this process may use, bytes: the machine's, or the tightest limit of the control groups that it is in.
+    """Memory that this process may use, bytes: the machine's, or the tightest limit of the control
+    groups that it is in.
 
     `root`: where /proc and /sys are.
     """
@@ -241,7 +249,8 @@ def memory_bytes(root: Path = Path("/")) -> int:
 
 
 def free_memory_bytes(root: Path = Path("/")) -> int:
-    """Memory of the machine that nobody has taken, at most `memory_bytes`; all of that where the system does not tell. `root`: see there."""
+    """Memory of the machine that nobody has taken, at most `memory_bytes`; all of that where the
+    system does not tell. `root`: see there."""
     total = memory_bytes(root)
     return min(total, _meminfo_bytes("MemAvailable", root) or total)
 
@@ -280,7 +289,8 @@ def _cgroup_cores(root: Path) -> list[int]:
 
 
 def _cgroup_folders(controller: str, root: Path) -> Iterator[tuple[Path, bool]]:
-    """The control groups of this process, with all that they lie in; whether each is of version 1."""
+    """The control groups of this process, with all that they lie in; whether each is of version
+    1."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controllers and controller not in controllers.split(","):

@@ -22,7 +22,8 @@
     └── ServiceError (RuntimeError)       the service answered with an error
         └── ServiceUnavailableError       it cannot be reached; a later attempt may succeed (exit code 3)
 
-A message has the rule, the values that break it and the remedy. A failed trial raises no error: failures are data (`autotune.spec.Failure`).
+A message has the rule, the values that break it and the remedy. A failed trial raises no error:
+failures are data (`autotune.spec.Failure`).
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class SourcePlace:
     column: int
     """in characters, from 1"""
     excerpt: str
-    """the line with the mistake and the line before it, with their numbers and carets under the mistake; empty if the text is not available"""
+    """the line with the mistake and the line before it, with their numbers and carets under the
+    mistake; empty if the text is not available"""
 
     def __str__(self) -> str:
         return (
@@ -53,9 +55,11 @@ class SourcePlace:
 
 
 class AutotuneError(Exception):
-    """Root of all errors. `message` has the rule and the values, `remedy` says what to do, `field` is the key in the spec.
+    """Root of all errors. `message` has the rule and the values, `remedy` says what to do, `field`
+    is the key in the spec.
 
-    `place` is the position of the field in the text of the spec, and `others` are the other errors in the same spec, if known.
+    `place` is the position of the field in the text of the spec, and `others` are the other errors
+    in the same spec, if known.
     """
 
     def __init__(
@@ -76,10 +80,12 @@ class AutotuneError(Exception):
         return f"{place}{where}{self.message}" + (f"; {self.remedy}" if self.remedy else "")
 
     def document(self) -> dict[str, Any]:
-        """The error in the format of the public contract: {kind, message, field, remedy}, plus `problems` for errors in a text.
+        """The error in the format of the public contract: {kind, message, field, remedy}, plus
+        `problems` for errors in a text.
 
-        `problems` lists every mistake that was found, this one first: {message, field, remedy, file, line, column}. Lines and columns are counted
-        from 1; both are None, and file is empty, if an error has no position, such as a missing key.
+        `problems` lists every mistake that was found, this one first: {message, field, remedy,
+        file, line, column}. Lines and columns are counted from 1; both are None, and file is empty,
+        if an error has no position, such as a missing key.
         """
         body: dict[str, Any] = {
             "kind": self.kind,
@@ -104,7 +110,8 @@ class AutotuneError(Exception):
 
     @property
     def kind(self) -> str:
-        """The error's kind in JSON documents: `SpecError` -> `spec`, `StoreVersionError` -> `store_version`."""
+        """The error's kind in JSON documents: `SpecError` -> `spec`, `StoreVersionError` ->
+        `store_version`."""
         name = type(self).__name__.removesuffix("Error")
         return "".join(
             "_" + c.lower() if c.isupper() and i else c.lower() for i, c in enumerate(name)
@@ -143,7 +150,8 @@ class RunnerError(AutotuneError, RuntimeError):
 
 
 class ClusterTooSmallError(RunnerError):
-    """The cluster has fewer ranks than any config needs, or no GPU; unavailable nodes may return."""
+    """The cluster has fewer ranks than any config needs, or no GPU; unavailable nodes may
+    return."""
 
 
 class JobEndedError(RunnerError):

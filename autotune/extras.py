@@ -1,4 +1,5 @@
-"""Optional dependencies: which extra of the package brings a module, and the error that names the extra when the module is missing.
+"""Optional dependencies: which extra of the package brings a module, and the error that names the
+extra when the module is missing.
 
     native       torch                                          trials of the native trainer on this machine, `autotune calibrate`
     ray          ray                                            the `ray` runner, `autotune serve` with its own Ray cluster
@@ -9,9 +10,10 @@
     gpu          pynvml                                         readings of GPU utilization and clocks; left out without it
     mcp          mcp                                            `autotune mcp`
 
-The package itself needs none of them: commands, plan, estimate, the searchers, simulated trials, stores in SQLite and the client work
-without. Code that needs an extra calls `require_extra` before it starts anything. A plug-in that imports more than is here fails with an
-`ImportError`; `missing_extra` says whether an extra would bring what it lacks.
+The package itself needs none of them: commands, plan, estimate, the searchers, simulated trials,
+stores in SQLite and the client work without. Code that needs an extra calls `require_extra` before
+it starts anything. A plug-in that imports more than is here fails with an `ImportError`;
+`missing_extra` says whether an extra would bring what it lacks.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ MODULES: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def require_extra(extra: str, needed_by: str) -> None:
-    """Raises `MissingExtraError` unless every module of the extra is installed. Imports none of them.
+    """Raises `MissingExtraError` unless every module of the extra is installed. Imports none of
+    them.
 
     `needed_by` begins the message, e.g. "the 'local' runner".
     """
@@ -54,7 +57,8 @@ def require_extra(extra: str, needed_by: str) -> None:
 
 
 def require_extras(extras: Sequence[str], needed_by: str, *, or_else: str = "") -> None:
-    """The same for several extras; the error names all modules that are missing, and installs their extras at once. `or_else`: what works without them."""
+    """The same for several extras; the error names all modules that are missing, and installs their
+    extras at once. `or_else`: what works without them."""
     missing: dict[str, str] = {}
     for extra in extras:
         absent = [module for module in MODULES[extra] if not is_installed(module)]
@@ -69,7 +73,8 @@ def require_extras(extras: Sequence[str], needed_by: str, *, or_else: str = "") 
 
 
 def missing_extra(error: BaseException, needed_by: str) -> MissingExtraError | None:
-    """The error that names the extra, when `error` says that a module of one is not installed; None for any other error."""
+    """The error that names the extra, when `error` says that a module of one is not installed; None
+    for any other error."""
     if not isinstance(error, ModuleNotFoundError):
         return None
     module = (error.name or "").partition(".")[0]
@@ -101,7 +106,8 @@ def reinstall_command() -> str:
 
 
 def is_own(distribution: metadata.Distribution) -> bool:
-    """Whether an installed distribution is this package, by its name and by what its command starts."""
+    """Whether an installed distribution is this package, by its name and by what its command
+    starts."""
     names = (DISTRIBUTION, FORMERLY)
     return distribution.name in names and any(
         e.value == "autotune.cli:main" for e in distribution.entry_points
@@ -109,7 +115,8 @@ def is_own(distribution: metadata.Distribution) -> bool:
 
 
 def own_requirements() -> tuple[str, ...]:
-    """What the installed package asks for, as its metadata says; nothing where it runs without being installed."""
+    """What the installed package asks for, as its metadata says; nothing where it runs without
+    being installed."""
     named = (one for name in (DISTRIBUTION, FORMERLY) for one in metadata.distributions(name=name))
     return next((tuple(one.requires or ()) for one in named if is_own(one)), ())
 

@@ -1,5 +1,6 @@
-"""Signals as a question that a loop asks. Ctrl-C and SIGTERM: the first one is heard, the second one interrupts outright. SIGUSR1, by which a scheduler says that
-the time limit comes soon (`sbatch --signal=B:USR1@120`), is heard each time."""
+"""Signals as a question that a loop asks. Ctrl-C and SIGTERM: the first one is heard, the second
+one interrupts outright. SIGUSR1, by which a scheduler says that the time limit comes soon (`sbatch
+--signal=B:USR1@120`), is heard each time."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ INTERRUPTED = "interrupted"
 
 @contextlib.contextmanager
 def interrupts() -> Iterator[Callable[[], str]]:
-    """Why this process shall come to rest, once Ctrl-C, SIGTERM or SIGUSR1 came; empty before. Only the main thread can hear signals."""
+    """Why this process shall come to rest, once Ctrl-C, SIGTERM or SIGUSR1 came; empty before. Only
+    the main thread can hear signals."""
     why: list[str] = []
     if threading.current_thread() is not threading.main_thread():
         yield str

@@ -1,4 +1,5 @@
-"""The folder of a study that runs as a job of a scheduler: the spec, and the file that starts the job. `slurm/submission.py` and `kubernetes/submission.py` make them."""
+"""The folder of a study that runs as a job of a scheduler: the spec, and the file that starts the
+job. `slurm/submission.py` and `kubernetes/submission.py` make them."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def folder_name(study: Study) -> str:
 
 
 def write(made: Submission) -> list[Path]:
-    """Writes the files, which only this user can read. Raises `ConflictError` for a folder that holds another study or something else."""
+    """Writes the files, which only this user can read. Raises `ConflictError` for a folder that
+    holds another study or something else."""
     made.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     kept = made.folder / SPEC
     if (

@@ -3,8 +3,9 @@
     result = tune_torch_trainer(trainer, space={"micro_batch_size": [1, 2, 4]}, model="llama-1b", seq_len=2048, global_batch_size=64)
     with_config(trainer, result.best.config).fit()
 
-The loop reads the knobs from its config by their names (`config["micro_batch_size"]`, `config["zero_stage"]`, ...), and calls `ray.train.report` once
-per optimizer step, on all ranks. A trial ends as soon as it is measured. Ray is imported when these functions are called.
+The loop reads the knobs from its config by their names (`config["micro_batch_size"]`,
+`config["zero_stage"]`, ...), and calls `ray.train.report` once per optimizer step, on all ranks. A
+trial ends as soon as it is measured. Ray is imported when these functions are called.
 """
 
 from __future__ import annotations
@@ -41,16 +42,21 @@ def tune_torch_trainer(
     same_data: bool = False,
     **study: Any,
 ) -> Result:
-    """Tune the trainer's loop with real trials, and return the result: `result.best.config`, `result.trials`, `result.speedup`.
+    """Tune the trainer's loop with real trials, and return the result: `result.best.config`,
+    `result.trials`, `result.speedup`.
 
-    `space`: knobs and their values, or the name of a built-in space; include only knobs that the loop reads. `model`, `seq_len` (tokens) and
-    `global_batch_size` (sequences): what the loop trains, for the cost model and for tokens per second. `cluster`: by default, one node with a rank for each trainer worker, on CPUs or, with `use_gpu`, on this machine's GPUs. `same_data`: whether the loop sees
-    the same batches in the same order with every config, so that losses can be compared step by step. `study`: any other key of a study spec, e.g.
-    `budget={"max_trials": 8}`, `knobs={"prefetch": [0, 2]}`, `baseline={...}`, `name="..."`. The baseline has the current knob values of the
-    trainer's `train_loop_config`, if it has any. The trainer itself is not changed, and no checkpoint of a trial is kept.
+    `space`: knobs and their values, or the name of a built-in space; include only knobs that the
+    loop reads. `model`, `seq_len` (tokens) and `global_batch_size` (sequences): what the loop
+    trains, for the cost model and for tokens per second. `cluster`: by default, one node with a
+    rank for each trainer worker, on CPUs or, with `use_gpu`, on this machine's GPUs. `same_data`:
+    whether the loop sees the same batches in the same order with every config, so that losses can
+    be compared step by step. `study`: any other key of a study spec, e.g. `budget={"max_trials":
+    8}`, `knobs={"prefetch": [0, 2]}`, `baseline={...}`, `name="..."`. The baseline has the current
+    knob values of the trainer's `train_loop_config`, if it has any. The trainer itself is not
+    changed, and no checkpoint of a trial is kept.
 
-    The same call continues an interrupted study. Raises `MissingExtraError` without Ray Train, `SpecError` and `InfeasibleError` before
-    anything starts, and `RunnerError`.
+    The same call continues an interrupted study. Raises `MissingExtraError` without Ray Train,
+    `SpecError` and `InfeasibleError` before anything starts, and `RunnerError`.
     """
     runner_type = load(RUNNERS, RAY_TRAIN)
     runner_type.check_trainer(trainer)
@@ -77,13 +83,15 @@ def tune_torch_trainer(
 
 
 def with_config(trainer: TorchTrainer, config: ParallelConfig) -> TorchTrainer:
-    """A TorchTrainer like `trainer` with the knobs of `config` in its `train_loop_config` and one worker for each rank, ready to `fit`."""
+    """A TorchTrainer like `trainer` with the knobs of `config` in its `train_loop_config` and one
+    worker for each rank, ready to `fit`."""
     made: TorchTrainer = load(RUNNERS, RAY_TRAIN).with_config(trainer, config)
     return made
 
 
 def _name(loop: Any) -> str:
-    """A study's name from the loop's: its module and its own, with the characters that such a name may have."""
+    """A study's name from the loop's: its module and its own, with the characters that such a name
+    may have."""
     words = f"{getattr(loop, '__module__', '')}.{getattr(loop, '__qualname__', 'train')}"
     return re.sub(r"[^A-Za-z0-9_.]", "", words).strip("_.")[:100] or "ray-train"
 

@@ -1,4 +1,5 @@
-"""Searchers, trainers, runners and calibrators by name. Any package may register its own as entry points.
+"""Searchers, trainers, runners and calibrators by name. Any package may register its own as entry
+points.
 
     group                    an entry is
     autotune.searchers       a class of `autotune.search.Searcher`, or a function of a `Problem` that returns one
@@ -8,8 +9,9 @@
     autotune.dry_runners     a class, called without arguments                     -> `autotune.ports.DryRunner`
     autotune.views           a class, called without arguments                     -> `autotune.results.figure.ResultView`
 
-What ships with autotune is registered in the same way, in pyproject.toml. An entry is imported when it is asked for by name, so that a
-broken one does not affect the others. Where two packages register one name, autotune's own counts, else that of the package that is found first.
+What ships with autotune is registered in the same way, in pyproject.toml. An entry is imported when
+it is asked for by name, so that a broken one does not affect the others. Where two packages
+register one name, autotune's own counts, else that of the package that is found first.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ class Registration:
 
 
 def passed_name(kind: Any) -> str:
-    """By what name a study records a class or function that was passed, or the class of an object that was: `python:MODULE.NAME`."""
+    """By what name a study records a class or function that was passed, or the class of an object
+    that was: `python:MODULE.NAME`."""
     return f"{PASSED}{kind.__module__}.{kind.__qualname__}"
 
 
@@ -65,7 +68,8 @@ def registered(group: str) -> Mapping[str, Registration]:
 
 
 def find(group: str, name: str) -> Registration:
-    """The registration of that name. Raises `CatalogError` with the nearest name when there is none."""
+    """The registration of that name. Raises `CatalogError` with the nearest name when there is
+    none."""
     known, noun = registered(group), _noun(group)
     if name not in known:
         names = ", ".join(known) or "none; is the package installed?"
@@ -80,8 +84,8 @@ def find(group: str, name: str) -> Registration:
 def load(group: str, name: str) -> Any:
     """What is registered under that name.
 
-    Raises `CatalogError` for a name that nobody registered, `MissingExtraError` when it needs an extra that is not installed, and
-    `RunnerError` when it cannot be loaded for another reason.
+    Raises `CatalogError` for a name that nobody registered, `MissingExtraError` when it needs an
+    extra that is not installed, and `RunnerError` when it cannot be loaded for another reason.
     """
     found = find(group, name)
     try:
@@ -103,7 +107,8 @@ def load(group: str, name: str) -> Any:
 
 
 def is_outdated(found: Registration, error: BaseException) -> bool:
-    """Whether loading failed because an installation of autotune itself names a module that its files no longer have: an editable one keeps the names that it was made with."""
+    """Whether loading failed because an installation of autotune itself names a module that its
+    files no longer have: an editable one keeps the names that it was made with."""
     if (
         found.package not in (DISTRIBUTION, FORMERLY)
         or not isinstance(error, ModuleNotFoundError)
@@ -116,8 +121,8 @@ def is_outdated(found: Registration, error: BaseException) -> bool:
 def runner_class(name: str, options: Mapping[str, Any]) -> Callable[..., TrialRunner]:
     """What makes the runner of that name with these options; nothing is started.
 
-    Raises `CatalogError` for a name that nobody registered, `SpecError` for an option that it does not take, and `RunnerError` when it
-    cannot be loaded.
+    Raises `CatalogError` for a name that nobody registered, `SpecError` for an option that it does
+    not take, and `RunnerError` when it cannot be loaded.
     """
     factory: Callable[..., TrialRunner] = load(RUNNERS, name)
     _check_options(name, factory, options)
@@ -125,7 +130,8 @@ def runner_class(name: str, options: Mapping[str, Any]) -> Callable[..., TrialRu
 
 
 def make_runner(name: str, **options: Any) -> TrialRunner:
-    """The runner of that name. Raises what `runner_class` raises, and `RunnerError` when it cannot run here."""
+    """The runner of that name. Raises what `runner_class` raises, and `RunnerError` when it cannot
+    run here."""
     return runner_class(name, options)(**options)
 
 
@@ -135,7 +141,8 @@ def calibrator_names() -> tuple[str, ...]:
 
 
 def calibrator(name: str = "local") -> Callable[..., dict[str, Any]]:
-    """The function that measures a cluster; called with `progress`, a function of (what, fraction done), or nothing.
+    """The function that measures a cluster; called with `progress`, a function of (what, fraction
+    done), or nothing.
 
     Raises `CatalogError` for an unknown name and `RunnerError` when it cannot be loaded.
     """
@@ -144,15 +151,17 @@ def calibrator(name: str = "local") -> Callable[..., dict[str, Any]]:
 
 
 def dry_runner(name: str = "local") -> DryRunner:
-    """The dry runner of that name. Raises `MissingExtraError` without torch, `CatalogError` for an unknown name."""
+    """The dry runner of that name. Raises `MissingExtraError` without torch, `CatalogError` for an
+    unknown name."""
     found: DryRunner = load(DRY_RUNNERS, name)()
     return found
 
 
 @lru_cache(maxsize=8)
 def _registered(path: tuple[str, ...]) -> Mapping[str, Mapping[str, Registration]]:
-    """By group. `path` is where packages are looked for: another path, another answer. Names and versions are read of those packages alone that register
-    something here: the metadata of all of them take long to parse."""
+    """By group. `path` is where packages are looked for: another path, another answer. Names and
+    versions are read of those packages alone that register something here: the metadata of all of
+    them take long to parse."""
     found: dict[str, dict[str, Registration]] = {}
     seen: set[str] = set()
     for distribution in metadata.distributions():

@@ -5,8 +5,9 @@ AUTOTUNE_STORE   the results database, a path or URL (default: autotune.db in th
 AUTOTUNE_URL     address of a service; commands then use it instead of a store
 AUTOTUNE_TOKEN   token for that service; never printed
 
-A service sets two more for the processes of its studies: AUTOTUNE_PROGRAM_USER, the user as whom trainers' programs run, and
-AUTOTUNE_PROGRAM_ENVIRONMENT, the variables that they see beside the usual ones (names with commas between them).
+A service sets two more for the processes of its studies: AUTOTUNE_PROGRAM_USER, the user as whom
+trainers' programs run, and AUTOTUNE_PROGRAM_ENVIRONMENT, the variables that they see beside the
+usual ones (names with commas between them).
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Settings:
 
 
 def settings(environment: Mapping[str, str] | None = None) -> Settings:
-    """The settings of that environment (default: this process's). An empty variable counts as unset."""
+    """The settings of that environment (default: this process's). An empty variable counts as
+    unset."""
     given = {
         name: value.strip()
         for name, value in (os.environ if environment is None else environment).items()
@@ -54,7 +56,8 @@ def settings(environment: Mapping[str, str] | None = None) -> Settings:
 
 
 def data_folder(environment: Mapping[str, str] | None = None) -> Path:
-    """The folder of the user's data: `AUTOTUNE_DATA`, or the platform's default. It may not exist yet."""
+    """The folder of the user's data: `AUTOTUNE_DATA`, or the platform's default. It may not exist
+    yet."""
     asked = (os.environ if environment is None else environment).get("AUTOTUNE_DATA", "").strip()
     if asked:
         return expanded(asked, field="AUTOTUNE_DATA").absolute()
@@ -71,7 +74,8 @@ def data_folder(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def expanded(path: str | os.PathLike[str], *, field: str) -> Path:
-    """The path with a home folder in the place of `~` or `~USER`. Raises `SpecError` for a home folder that is not known."""
+    """The path with a home folder in the place of `~` or `~USER`. Raises `SpecError` for a home
+    folder that is not known."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -91,7 +95,8 @@ def user_name() -> str:
 
 
 def own_folder(name: str) -> Path:
-    """A folder of the user's data, made if it does not exist. Only this user can enter the data folder."""
+    """A folder of the user's data, made if it does not exist. Only this user can enter the data
+    folder."""
     folder = data_folder()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     (folder / name).mkdir(exist_ok=True, mode=0o700)

@@ -1,10 +1,12 @@
-"""Temporary folders that do not stay behind when their process is killed: whoever makes the next one of a kind removes them.
+"""Temporary folders that do not stay behind when their process is killed: whoever makes the next
+one of a kind removes them.
 
     autotune-KIND-XXXXXXXX/    in the folder of the system for temporary files
         .owner                 the name of the machine, locked as long as the process that made the folder lives: the kernel gives the lock back whatever ends it
 
-A process that was forked without a new program holds the lock, too. Locks of other machines may not be seen, so their folders are left alone. Imports the
-standard library only, as nodes without autotune get this file.
+A process that was forked without a new program holds the lock, too. Locks of other machines may not
+be seen, so their folders are left alone. Imports the standard library only, as nodes without
+autotune get this file.
 """
 
 from __future__ import annotations
@@ -26,10 +28,12 @@ YOUNG_S = 60.0
 
 @final
 class TemporaryFolder:
-    """A new folder that only this user can enter, locked as long as this process lives. As a context manager it gives its path, and removes it at the end."""
+    """A new folder that only this user can enter, locked as long as this process lives. As a
+    context manager it gives its path, and removes it at the end."""
 
     def __init__(self, kind: str, *, removes_abandoned: bool = True) -> None:
-        """Raises `OSError` where no folder can be made. `removes_abandoned`: first, those of this kind."""
+        """Raises `OSError` where no folder can be made. `removes_abandoned`: first, those of this
+        kind."""
         if removes_abandoned:
             remove_abandoned(kind)
         self.path = Path(tempfile.mkdtemp(prefix=f"autotune-{kind}-"))
@@ -54,7 +58,8 @@ class TemporaryFolder:
 
 
 def hold(folder: Path) -> int | None:
-    """Locks a new folder as long as this process lives, or the lock that is returned is open. Raises `OSError`."""
+    """Locks a new folder as long as this process lives, or the lock that is returned is open.
+    Raises `OSError`."""
     lock = _locked(folder)
     (folder / LOCK).write_text(os.uname().nodename)
     return lock
@@ -67,7 +72,8 @@ def remove_abandoned(kind: str) -> None:
 
 
 def abandoned(kind: str, is_used: Callable[[Path], bool] = lambda _: False) -> Iterator[Path]:
-    """This user's folders of a kind whose process is gone, each locked until the next one is asked for. A young one is left out unless it `is_used`."""
+    """This user's folders of a kind whose process is gone, each locked until the next one is asked
+    for. A young one is left out unless it `is_used`."""
     for folder in Path(tempfile.gettempdir()).glob(f"autotune-{kind}-*"):
         with contextlib.suppress(OSError):
             if folder.lstat().st_uid != os.geteuid() or not _is_of_here(folder):

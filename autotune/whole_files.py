@@ -1,4 +1,5 @@
-"""Files that appear under their names when they are complete, or not at all. Imports the standard library only."""
+"""Files that appear under their names when they are complete, or not at all. Imports the standard
+library only."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ _NAME_BYTES = 200
 
 @contextlib.contextmanager
 def whole_file(path: Path, *, mode: int = 0o600) -> Iterator[Path]:
-    """A new, empty file beside `path` to write to, with a name that no other file has. It takes the place of `path` at the end, and is removed where that fails.
+    """A new, empty file beside `path` to write to, with a name that no other file has. It takes the
+    place of `path` at the end, and is removed where that fails.
 
     `mode`: its permissions, less those that the umask takes. Raises `OSError`.
     """

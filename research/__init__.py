@@ -1,4 +1,5 @@
-"""How the constants were found: fits, blind batches, studies of errors and bounds. Neither product nor test; not in the wheel.
+"""How the constants were found: fits, blind batches, studies of errors and bounds. Neither product
+nor test; not in the wheel.
 
 fit_*, time_fit, error_fit, constants_document   the constants of the cost model from published rows (`python -m research.fit_cost_model`)
 unseen, open_rows, held_out, unread_level         rows that nothing was fitted to

@@ -56,7 +56,8 @@ CHANGING = re.compile(
 
 
 def said(*words: str) -> str:
-    """What a command says on both streams, without what changes from run to run, and its exit code."""
+    """What a command says on both streams, without what changes from run to run, and its exit
+    code."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = cli.run(list(words))

@@ -1,9 +1,11 @@
-"""Effect of `autotune calibrate`: predicted and measured step times of real trials on this machine, without, with a quick and with a full calibration.
+"""Effect of `autotune calibrate`: predicted and measured step times of real trials on this machine,
+without, with a quick and with a full calibration.
 
     python -m research.calibrated [--configs 12] [--rounds 2]
 
-Calibrates, then trains configs of the laptop space on local ranks: the baseline, and others spread evenly over world sizes, degrees, ZeRO stages,
-batches and precisions. Measured: the median step time of each trial, and the median of these over the rounds (every other round in reverse order).
+Calibrates, then trains configs of the laptop space on local ranks: the baseline, and others spread
+evenly over world sizes, degrees, ZeRO stages, batches and precisions. Measured: the median step
+time of each trial, and the median of these over the rounds (every other round in reverse order).
 
     ratio      measured / predicted step time, median         error   |measured / predicted - 1|, median and 90th percentile
     Spearman   rank correlation of predicted and measured     inside  share of trials in the predicted 90% interval
@@ -36,7 +38,8 @@ DEADLINE_S = 600.0
 
 
 def chosen(space: SearchSpace, count: int, seed: int = 0) -> list[ParallelConfig]:
-    """The baseline and others: of a shuffled list, each time the one that differs from all before in most knobs."""
+    """The baseline and others: of a shuffled list, each time the one that differs from all before
+    in most knobs."""
     table = space.coordinates()
     order = np.random.default_rng(seed).permutation(len(space))
     first = space.index_of(default_config(space))

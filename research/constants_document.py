@@ -1,6 +1,8 @@
-"""The content of `autotune/cost/constants.json`: constants by pair, and pooled by hardware family, by trainer and over all.
+"""The content of `autotune/cost/constants.json`: constants by pair, and pooled by hardware family,
+by trainer and over all.
 
-Time constants are written by `research.fit_cost_model`. Memory constants are another fit's: they are kept as they are.
+Time constants are written by `research.fit_cost_model`. Memory constants are another fit's: they
+are kept as they are.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ def document(
     errors: Errors | None = None,
     unread_trainer: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """The constants as they are kept. `errors`: how wrong they are on other clusters; None: as before. `unread_trainer`: the level of trainers that were never
-    fitted (`unread_level`); None: no level, whatever was before."""
+    """The constants as they are kept. `errors`: how wrong they are on other clusters; None: as
+    before. `unread_trainer`: the level of trainers that were never fitted (`unread_level`); None:
+    no level, whatever was before."""
     hardware = [n for n in PHYSICAL if n in TIME and n not in SOFTWARE]
     software = [n for n in PHYSICAL if n in TIME and n in SOFTWARE]
     everything = list(fitted.values())
@@ -91,7 +94,8 @@ def _time_values(constants: Calibration) -> dict[str, Any]:
 def _kept(
     old: Mapping[str, Any], kind: str, name: str, fallback: Calibration | None = None
 ) -> dict[str, Any]:
-    """The memory constants that were there, or for a new pair those of pairs of the same trainer, or the defaults."""
+    """The memory constants that were there, or for a new pair those of pairs of the same trainer,
+    or the defaults."""
     there = old.get(kind, {}).get(name)
     if there is None and fallback is not None:
         alike = [v for n, v in old.get("pairs", {}).items() if n.endswith(f"/{fallback.trainer}")]

@@ -1,4 +1,5 @@
-"""Time of a million estimates: `python -m research.cost_speed`, and with values drawn for every knob: `--all-knobs`."""
+"""Time of a million estimates: `python -m research.cost_speed`, and with values drawn for every
+knob: `--all-knobs`."""
 
 from __future__ import annotations
 

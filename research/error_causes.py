@@ -1,11 +1,13 @@
-"""What the errors of published runs that nothing was fitted to depend on: the batches that were read of `published/unseen.py` as one table, each source counting once.
+"""What the errors of published runs that nothing was fitted to depend on: the batches that were
+read of `published/unseen.py` as one table, each source counting once.
 
     python -m research.error_causes                 the tables below (half a minute)
     python -m research.error_causes --rows          every row with its covariates
     python -m research.error_causes --files         the files of the fits too, each predicted by constants that have not read it (two minutes more)
     python -m research.error_causes --constants     constants moved for all sources at once (two minutes)
 
-e = log(measured / predicted). Each source is predicted by the constants that ship, with the middle of the other sources (`unseen.unread_of`).
+e = log(measured / predicted). Each source is predicted by the constants that ship, with the middle
+of the other sources (`unseen.unread_of`).
 
     spread       median |predicted / measured - 1| that is left once the median of e is known of each source, cluster and software, precision, model, ...: mean and
                  median over the sources. A group of one row leaves nothing, so the lines of narrow groups flatter
@@ -325,7 +327,8 @@ def middles(sources: Sources) -> list[str]:
 
 
 def covariates(sources: Sources) -> list[str]:
-    """Slopes within clusters, and what those of the other sources explain of one that was left out."""
+    """Slopes within clusters, and what those of the other sources explain of one that was left
+    out."""
     lines = ["", "| covariate | sources | median slope | spread of a source left out, before | after | improved |", "|---|---|---|---|---|---|"]  # fmt: skip
     for name, of in COVARIATES.items():
         slopes, both = {}, {}

@@ -1,4 +1,5 @@
-"""How wrong the cost model is on a cluster that it was not fitted on, as numbers: the prior of `autotune.cost.learn.refit`.
+"""How wrong the cost model is on a cluster that it was not fitted on, as numbers: the prior of
+`autotune.cost.learn.refit`.
 
     spread of a constant    from the pairs of GPU type and trainer that determine it: standard deviation of its log between pairs, and the width of the
                             fit's own prior, which counts as much as `PRIOR_PAIRS` pairs (inverse chi-squared; Gelman et al., section 2.6)
@@ -10,7 +11,8 @@
     one is chosen           what configs of the same kernels share (q of `own_error`): errors of the same tensor degree and micro-batch on other numbers of GPUs
                             correlate by 0.96 in vTrain's sweep (0.93 with other depths) and by 0.42 in nanotron's, 0 at 16 times the GPUs
 
-Every file counts alike, but at most as `ENOUGH` rows. A number for one file is fitted to the other files.
+Every file counts alike, but at most as `ENOUGH` rows. A number for one file is fitted to the other
+files.
 """
 
 from __future__ import annotations
@@ -96,7 +98,8 @@ def own_error(alone_sigma: float) -> OwnError:
 def fit_errors(
     files: Mapping[str, Judged], known: Sequence[Judged], spreads: Mapping[str, float]
 ) -> Errors:
-    """The numbers that fit the errors of these files, none of which was read, and of `known` clusters, whose models alone were held out."""
+    """The numbers that fit the errors of these files, none of which was read, and of `known`
+    clusters, whose models alone were held out."""
     unread = [_clusters(rows.near(), spreads, shares=True) for rows in files.values()]
     samples = [*unread, *(_clusters(rows.near(), spreads, shares=False) for rows in known)]
     start = np.log(list(START.values()))

@@ -1,15 +1,18 @@
-"""How wide the errors of a study are: what sources that nothing was fitted to, and files that were not read, say of m and c of `autotune.cost.learn.correction`.
+"""How wide the errors of a study are: what sources that nothing was fitted to, and files that were
+not read, say of m and c of `autotune.cost.learn.correction`.
 
     python -m research.error_scale        a minute of one core
 
-Each source is predicted by constants without it. Trials are rows of one cluster and software (of files: of one study), each in turn or `DRAWS` sets of three, and what
-they leave of the other rows is judged:
+Each source is predicted by constants without it. Trials are rows of one cluster and software (of
+files: of one study), each in turn or `DRAWS` sets of three, and what they leave of the other rows
+is judged:
 
     density        mean log density of what is left, by Student's t of that m and c; normal: with widths that trials do not change
     inside         share of the rows in the 90% interval, after one and after three trials
 
-Every source counts once. Left out: the density of each source by the m and c that suit the others best. The second table has the median error of what is left, and
-the share inside by a normal and as it ships, by group of sources.
+Every source counts once. Left out: the density of each source by the m and c that suit the others
+best. The second table has the median error of what is left, and the share inside by a normal and as
+it ships, by group of sources.
 """
 
 from __future__ import annotations
@@ -110,7 +113,8 @@ def left_after(rows: Judged, groups: list[np.ndarray], trials: int) -> list[Left
 
 
 def _figures(left: list[Left]) -> np.ndarray:
-    """Mean density and share inside by each choice, and last by a normal, shape (choices + 1, 2)."""
+    """Mean density and share inside by each choice, and last by a normal, shape (choices + 1,
+    2)."""
     every = [[one.by_t(m, c) for one in left] for m, c in CHOICES] + [
         [one.by_normal() for one in left]
     ]

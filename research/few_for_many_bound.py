@@ -1,4 +1,5 @@
-"""What bounds the replay of few GPUs for many (`few_for_many.py`): the same figures for predictions that are as good as any could be.
+"""What bounds the replay of few GPUs for many (`few_for_many.py`): the same figures for predictions
+that are as good as any could be.
 
     python -m research.few_for_many_bound [--draws 400] [--seeds 2]
 
@@ -41,7 +42,8 @@ from tests.benchmarks.few_for_many import (
 from tests.benchmarks.few_for_many_table import KINDS
 
 REPEATS = (0.013, 0.02, 0.04)
-"""standard deviation of the log of a repeat: NeMo's median, what the search assumes, BigScience's median"""
+"""standard deviation of the log of a repeat: NeMo's median, what the search assumes, BigScience's
+median"""
 Figures = tuple[float, bool, bool]
 EVERY_TIME_CONSTANT = (*refit_values()["spreads"], "half_factor")
 

@@ -1,10 +1,12 @@
-"""Few ranks for many, for real on this machine: proxies on one or two ranks stand for four or eight ranks of the native trainer (CPU, gloo).
+"""Few ranks for many, for real on this machine: proxies on one or two ranks stand for four or eight
+ranks of the native trainer (CPU, gloo).
 
     python -m research.few_for_many_native [--held 1,2] [--targets 4,8] [--proxies 5] [--store FILE]
 
-Every config of each target is measured too, which a user with few ranks cannot do. The ranks of a target share the cores of this machine, so that the step of a
-target differs from that of its proxies for a reason that no proxy shows: the cost model has to carry over. A rank at hand has one core at most, as one of the
-target has: with two it would run with two threads.
+Every config of each target is measured too, which a user with few ranks cannot do. The ranks of a
+target share the cores of this machine, so that the step of a target differs from that of its
+proxies for a reason that no proxy shows: the cost model has to carry over. A rank at hand has one
+core at most, as one of the target has: with two it would run with two threads.
 
     no proxies      the cost model as it ships
     with proxies    the same after the study with a target (`autotune tune`), which chose its proxies itself

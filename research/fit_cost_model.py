@@ -1,4 +1,5 @@
-"""Fits the cost model's time constants to published measurements, and measures the prediction error on held-out data.
+"""Fits the cost model's time constants to published measurements, and measures the prediction error
+on held-out data.
 
     python -m research.fit_cost_model            fit, cross-validate, print the tables
     python -m research.fit_cost_model --write    the same, and write autotune/cost/constants.json and research/held_out.md
@@ -6,9 +7,10 @@
     python -m research.fit_cost_model --level    only the level of trainers that were never fitted, for the constants and error bars that ship, and the
                                                          lines of files that were not read; with --write they replace those of before (2 minutes)
 
-Held out by model and by GPU count: everything is fitted again without the rows that are then predicted; other rows of the same cluster were fitted. By cluster
-and trainer: the file was never read, and its rows are predicted by what other clusters and trainers say. By nothing: constants fitted to the very rows that they
-predict, which is the least error that these formulas can have.
+Held out by model and by GPU count: everything is fitted again without the rows that are then
+predicted; other rows of the same cluster were fitted. By cluster and trainer: the file was never
+read, and its rows are predicted by what other clusters and trainers say. By nothing: constants
+fitted to the very rows that they predict, which is the least error that these formulas can have.
 
 Memory is fitted by `fit_memory` alone; its tables for the constants that ship are printed first.
 
@@ -54,7 +56,8 @@ from tests.benchmarks.published import FILES
 
 
 def with_widths(pair: Pair, constants: Calibration, rows: Judged) -> Calibration:
-    """The constants with the width of a config's own error: that of rows whose model was held out, about the level of their cluster."""
+    """The constants with the width of a config's own error: that of rows whose model was held out,
+    about the level of their cluster."""
     near = rows.near()
     own = near.error - np.array([levels_of(near)[where] for where in near.where.tolist()])
     return replace(constants, time_sigma=max(sigma_of(own), LEAST_SIGMA), comm_sigma=pair.unsure)
@@ -102,7 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def fitted_document(
     old: Mapping[str, Any], files: Sequence[str], jobs: int, *, keeps_errors: bool = False
 ) -> tuple[dict[str, Any], list[Line]]:
-    """The constants of a fit to all rows with their error bars, and the lines of the table. `keeps_errors`: error bars and the prior of trials are those of `old`."""
+    """The constants of a fit to all rows with their error bars, and the lines of the table.
+    `keeps_errors`: error bars and the prior of trials are those of `old`."""
     every_pair = pairs()
     lines: list[Line] = []
     with ProcessPoolExecutor(jobs) as pool:
@@ -173,7 +177,8 @@ def fitted_document(
 def level_document(
     old: Mapping[str, Any], files: Sequence[str], jobs: int
 ) -> tuple[dict[str, Any], list[Line]]:
-    """The constants that ship with the level of trainers that were never fitted, and the lines of files that were not read."""
+    """The constants that ship with the level of trainers that were never fitted, and the lines of
+    files that were not read."""
     levels, unread = unread_rows(old, files, jobs)
     print(f"levels of trainers that were not read: {levels}", flush=True)
     lines = [
@@ -185,7 +190,8 @@ def level_document(
 def unread_rows(
     old: Mapping[str, Any], files: Sequence[str], jobs: int
 ) -> tuple[Levels, dict[str, Judged]]:
-    """Levels of trainers that were never fitted by file, and the rows of all files, each by the constants that ship without it, which have the level of the others."""
+    """Levels of trainers that were never fitted by file, and the rows of all files, each by the
+    constants that ship without it, which have the level of the others."""
     fitted = _constants_of(old)
     with ProcessPoolExecutor(jobs) as pool:
         unseen = {
@@ -200,7 +206,8 @@ def unread_rows(
 
 
 def _level_sigmas(old: Mapping[str, Any]) -> dict[str, float]:
-    """Standard deviations of a level before any file is read, and of level and constants together, as a document has them."""
+    """Standard deviations of a level before any file is read, and of level and constants together,
+    as a document has them."""
     return {
         "prior_sigma": old["refit"]["level_sigma"],
         "shared_sigma": old["pooled"]["level_sigma"],
@@ -230,7 +237,8 @@ def _unseen(
 
 
 def at_these_constants(known: Mapping[str, Any]) -> dict[str, Any]:
-    """The prior of a refit that knows the constants: a level and own errors are all that trials can teach."""
+    """The prior of a refit that knows the constants: a level and own errors are all that trials can
+    teach."""
     return {**known, "spreads": dict.fromkeys(FREE, 0.0)}
 
 

@@ -2,8 +2,9 @@
 
     python -m research.fit_experts
 
-Each model's rows are predicted with constants that were fitted without any row of that model, before any trial (`held_out`). Of the constants only four are
-of experts or casts: `EXPERTS` and `cast_bytes`; the rest is shared with dense models, whose rows are in the same fit.
+Each model's rows are predicted with constants that were fitted without any row of that model,
+before any trial (`held_out`). Of the constants only four are of experts or casts: `EXPERTS` and
+`cast_bytes`; the rest is shared with dense models, whose rows are in the same fit.
 
     median, p90   of |predicted / measured - 1| of the step time      bias   median of predicted / measured
 """

@@ -1,12 +1,14 @@
-"""Calibrates what is said of the first pick of a target (`autotune.search.first_pick`) on replays of published sweeps.
+"""Calibrates what is said of the first pick of a target (`autotune.search.first_pick`) on replays
+of published sweeps.
 
     python -m research.fit_first_pick              replay, leave models out, print
     python -m research.fit_first_pick --write      the same, and write autotune/search/first_pick.json
     python -m research.fit_first_pick --every 2    of the many targets of vTrain every second one alone
 
-A replay is one of `few_for_many`: a target, proxies on what is at hand, and constants that saw neither the model nor the GPU count, right or wrong by a factor of two.
-Whether the statement holds is judged with the scores of the other models alone. Those of targets whose layers alone are fewer are not looked at: there is no larger
-cluster.
+A replay is one of `few_for_many`: a target, proxies on what is at hand, and constants that saw
+neither the model nor the GPU count, right or wrong by a factor of two. Whether the statement holds
+is judged with the scores of the other models alone. Those of targets whose layers alone are fewer
+are not looked at: there is no larger cluster.
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
-"""Fits the memory constants of every trainer to published runs, and judges the memory model on all of them.
+"""Fits the memory constants of every trainer to published runs, and judges the memory model on all
+of them.
 
     python -m research.fit_memory            fit, cross-validate, print the tables
     python -m research.fit_memory --write    the same, and write autotune/cost/memory/constants.json
 
-A row is evidence in one of three ways: a printed peak (a robust error of its log), a run that was published without one (it fitted: its needed
-memory is below what is usable, censored evidence), and a run that failed (its needed memory is above, unless it failed for another cause). Failures that
-memory cannot explain (`Block.other_cause`) are counted, not judged. Priors hold constants that the rows do not determine. Nothing here reads or changes a constant of time.
+A row is evidence in one of three ways: a printed peak (a robust error of its log), a run that was
+published without one (it fitted: its needed memory is below what is usable, censored evidence), and
+a run that failed (its needed memory is above, unless it failed for another cause). Failures that
+memory cannot explain (`Block.other_cause`) are counted, not judged. Priors hold constants that the
+rows do not determine. Nothing here reads or changes a constant of time.
 """
 
 from __future__ import annotations
@@ -38,14 +41,16 @@ ASSUMED = {
     "activation_factor": 1.0, "waiting_in_layer": 0.0, "waiting_at_head": 0.0, "buffer_bytes": 0.0, "framework_bytes": 0.5e9, "fragmentation": 0.05,
     "usable_fraction": 0.98, "memory_sigma": 0.18,
 }  # fmt: skip
-"""for a trainer without measurements; the device keeps 2% for the CUDA context and NCCL (0.5 and 1 of 85 GB on an A100)"""
+"""for a trainer without measurements; the device keeps 2% for the CUDA context and NCCL (0.5 and 1
+of 85 GB on an A100)"""
 EAGER = {"buffer_bytes": 4.0}
 """torch's DDP copies fp32 gradients into buckets"""
 GIVEN: Mapping[str, Mapping[str, float]] = {
     "nanotron": {"waiting_in_layer": 1.5, "waiting_at_head": 15.0, "buffer_bytes": 2.0, "usable_fraction": 0.85, "fragmentation": 0.0},
     **dict.fromkeys(("native", "hf_trainer", "accelerate", "lightning"), EAGER),
 }  # fmt: skip
-"""priors by trainer: nanotron's gathered inputs wait for another stream, and its reduction copies 16-bit gradients"""
+"""priors by trainer: nanotron's gathered inputs wait for another stream, and its reduction copies
+16-bit gradients"""
 SPREAD = {
     "activation_factor": 0.1, "waiting_in_layer": 0.5, "waiting_at_head": 0.7, "buffer_bytes": 0.3, "framework_bytes": 0.7, "fragmentation": 0.5,
     "usable_fraction": 0.03,
@@ -54,7 +59,8 @@ SPREAD = {
 NOISE = 0.03
 """errors of log peaks beyond this count linearly, not squared"""
 OTHER_CAUSES = 0.1
-"""share of the failing runs, beside those that are known to be no failures of memory, that failed for another cause"""
+"""share of the failing runs, beside those that are known to be no failures of memory, that failed
+for another cause"""
 LEAST_PEAKS = 8
 """printed peaks of a trainer from which its constants are fitted"""
 FILES = (
@@ -70,7 +76,8 @@ FILES = (
 )
 """data sets whose calls are a goal"""
 NEVER_FITTED = ("bigscience", "alpa_deepspeed")
-"""too few peaks of a loop are printed (four by bigscience); alpa_deepspeed's are what nvidia-smi shows, with the CUDA context and cached blocks"""
+"""too few peaks of a loop are printed (four by bigscience); alpa_deepspeed's are what nvidia-smi
+shows, with the CUDA context and cached blocks"""
 WIDEST = 0.15
 """of the fitted error bars; errors beyond it are those of the allocator, not of what must fit"""
 CPU = {
@@ -121,7 +128,8 @@ def free_constants(trainer: str, blocks: Sequence[Block]) -> tuple[str, ...]:
 
 
 def predicted(block: Block, constants: Calibration) -> tuple[np.ndarray, np.ndarray]:
-    """(reserved bytes, probability of running out of memory) of every row, as `estimate` has them; without the time."""
+    """(reserved bytes, probability of running out of memory) of every row, as `estimate` has them;
+    without the time."""
     workload, table, traits = block.workload, block.table, traits_of(block.workload.trainer)
     layout = layout_of(workload, table)
     stages = stages_of(workload.model, table, traits.split)
@@ -172,8 +180,8 @@ def fit(trainer: str, blocks: Sequence[Block]) -> dict[str, float]:
 
 
 def usable(blocks: Sequence[Block], values: Mapping[str, float]) -> float:
-    """The share of the memory above which a config is called: the smallest, within a spread of its prior, that calls at most one running row in a
-    hundred and no setting's fastest."""
+    """The share of the memory above which a config is called: the smallest, within a spread of its
+    prior, that calls at most one running row in a hundred and no setting's fastest."""
     found = judge("", [(block, values) for block in blocks])
     shares = values["memory_sigma"] * ndtri(np.clip(found.probability, 1e-300, 1.0 - 1e-16))
     ran = np.sort(shares[~found.failed])
@@ -270,7 +278,8 @@ def dropped(found: Judged) -> list[str]:
 
 
 def reliability(all_rows: Sequence[Judged]) -> list[str]:
-    """Share of failing rows by predicted probability, over all data sets, without failures that memory cannot explain."""
+    """Share of failing rows by predicted probability, over all data sets, without failures that
+    memory cannot explain."""
     p = np.concatenate([j.probability for j in all_rows])
     failed = np.concatenate([j.failed for j in all_rows])
     lines = []
@@ -317,7 +326,8 @@ def document(
 
 
 def shipped_lines() -> list[str]:
-    """The tables of the constants that ship: calls and peaks of every data set, reliability, and what is fitted for every pair."""
+    """The tables of the constants that ship: calls and peaks of every data set, reliability, and
+    what is fitted for every pair."""
     named = {name: reader() for name, reader in published.FILES.items()}
     rows = [judge(name, [(b, None) for b in blocks]) for name, blocks in named.items()]
     lines = ["memory: rows called, peaks (median / p90 / worst)", *map(lines_of, rows)]

@@ -1,12 +1,16 @@
-"""Fits how often, and for how long, sends between pipeline stages stall on several nodes (`autotune.cost.time.stalls`).
+"""Fits how often, and for how long, sends between pipeline stages stall on several nodes
+(`autotune.cost.time.stalls`).
 
     python -m research.fit_stalls            fit, leave models and node counts out, print
     python -m research.fit_stalls --write    the same, and write the key `stalls` of autotune/cost/constants.json
 
-Rows: the pipelines over nodes of nanotron_h100.csv that ran, each predicted by constants that were fitted without its model, less their median error. The likelihood of
-a row is a mixture of two normals of log(measured / predicted): about 0 without a stall, with a twentieth of its weight spread wide for other errors; about the stalled step
-with one. Other files print recipes that somebody chose, not sweeps. Of 37 pipelines over nodes of a V100 cluster (bigscience_v100_gpt2.csv) none ran at a third of its predicted speed
-or less, so the chance is that of one cluster, and another's may be smaller.
+Rows: the pipelines over nodes of nanotron_h100.csv that ran, each predicted by constants that were
+fitted without its model, less their median error. The likelihood of a row is a mixture of two
+normals of log(measured / predicted): about 0 without a stall, with a twentieth of its weight spread
+wide for other errors; about the stalled step with one. Other files print recipes that somebody
+chose, not sweeps. Of 37 pipelines over nodes of a V100 cluster (bigscience_v100_gpt2.csv) none ran
+at a third of its predicted speed or less, so the chance is that of one cluster, and another's may
+be smaller.
 """
 
 from __future__ import annotations
@@ -118,7 +122,8 @@ def _log_normal(x: np.ndarray, sigma: np.ndarray | float) -> np.ndarray:
 
 
 def said(name: str, rows: Rows, found: tuple[Stalls, float], of: Rows) -> str:
-    """A line of the table: the fit to `rows`, and how many of the rows of `of` it expects to run at less than a third of their predicted speed."""
+    """A line of the table: the fit to `rows`, and how many of the rows of `of` it expects to run at
+    less than a third of their predicted speed."""
     stalls, spread = found
     chance = 1.0 / (1.0 + np.exp(-stalls.log_odds - stalls.per_doubling * np.log2(of.nodes)))
     third = np.log(3.0)

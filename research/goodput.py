@@ -1,11 +1,13 @@
-"""Whether the goodput objective picks a batch that trains faster: `python -m research.goodput [TARGET [SEEDS]]`.
+"""Whether the goodput objective picks a batch that trains faster: `python -m research.goodput
+[TARGET [SEEDS]]`.
 
 1. The learning rate is chosen from `RATES`: the one with which the baseline (the smallest batch) reaches the loss TARGET in the fewest steps.
 2. The study of search_spaces/studies/goodput-laptop.yaml is run twice with it, for tokens per second and for goodput.
 3. Both winners train from the same weights, in turn, until the mean loss (nats per byte) over the last `WINDOW` sequences is below TARGET.
 
-The trainer multiplies the rate by sqrt(batch / smallest batch), in studies and trainings alike. Time is the sum of the step times, without start-up. Seed
-0 is used for the rate and the studies; the winners train with others. About five minutes on two idle cores.
+The trainer multiplies the rate by sqrt(batch / smallest batch), in studies and trainings alike.
+Time is the sum of the step times, without start-up. Seed 0 is used for the rate and the studies;
+the winners train with others. About five minutes on two idle cores.
 """
 
 from __future__ import annotations

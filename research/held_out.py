@@ -1,6 +1,8 @@
-"""Held-out predictions: every published row with constants that were fitted without its model, its GPU count, or its cluster and trainer.
+"""Held-out predictions: every published row with constants that were fitted without its model, its
+GPU count, or its cluster and trainer.
 
-A *fold* is a block of rows with the constants that predict them. A `Judged` holds the rows of many folds with their errors:
+A *fold* is a block of rows with the constants that predict them. A `Judged` holds the rows of many
+folds with their errors:
 
     error   log(measured / predicted step time)      config_sigma, level_sigma   both parts of the interval
 
@@ -60,7 +62,8 @@ class Judged:
     source: np.ndarray
     """where the constants come from"""
     plainness: np.ndarray
-    """how far the config is from a study's default config; shape (N, 6), see `distance_from_plain`"""
+    """how far the config is from a study's default config; shape (N, 6), see
+    `distance_from_plain`"""
 
     @property
     def error(self) -> np.ndarray:
@@ -110,7 +113,8 @@ def by_gpus(b: Block) -> np.ndarray:
 def held_out(
     pair: Pair, key: Callable[[Block], np.ndarray], run: Callable[..., Iterable[Calibration]] = map
 ) -> list[Fold]:
-    """Every row of a pair once, with time constants that were fitted without any row of the same `key`; `run` is `map` or a pool's."""
+    """Every row of a pair once, with time constants that were fitted without any row of the same
+    `key`; `run` is `map` or a pool's."""
     values = sorted({v for b in pair.blocks for v in key(b).tolist()})
     rests = [
         [b.take(rows) for b in pair.blocks if len(rows := np.flatnonzero(key(b) != v))]
@@ -131,7 +135,8 @@ def held_out(
 def without_file(
     pairs: Sequence[Pair], fitted: Fitted, name: str, old: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The constants as they would be had the file never been read: pairs with rows of it are fitted to their other rows, or are not there."""
+    """The constants as they would be had the file never been read: pairs with rows of it are fitted
+    to their other rows, or are not there."""
     clusters = {b.where for b in FILES[name]()}
     rest: Fitted = {}
     for pair in pairs:
@@ -149,7 +154,8 @@ def folds_of(blocks: Sequence[Block], known: Mapping[str, Any]) -> list[Fold]:
 
 
 def judged(folds: Sequence[Fold], *, with_sensitivity: bool = True) -> Judged:
-    """The rows of the folds whose speed was measured. `with_sensitivity`: as trials need it; it takes twenty times as long."""
+    """The rows of the folds whose speed was measured. `with_sensitivity`: as trials need it; it
+    takes twenty times as long."""
     best: dict[str, float] = defaultdict(float)
     for b, _ in folds:
         for name, speed in zip(_cells(b), b.tokens_per_s_per_gpu, strict=True):
@@ -195,12 +201,14 @@ def judged(folds: Sequence[Fold], *, with_sensitivity: bool = True) -> Judged:
 
 
 def _cells(b: Block) -> list[str]:
-    """Names of the rows' cells: a search chooses for one model and sequence length on one cluster."""
+    """Names of the rows' cells: a search chooses for one model and sequence length on one
+    cluster."""
     return [f"{b.where}; {b.workload.model.name}; {b.workload.seq_len}; {cell}" for cell in b.cell]
 
 
 def _studies(b: Block) -> list[str]:
-    """Names of the rows' studies: a study's cluster is of one size, and its global batch is given."""
+    """Names of the rows' studies: a study's cluster is of one size, and its global batch is
+    given."""
     sizes = zip(b.table.world_size, b.table.global_batch_size, strict=True)
     return [
         f"{cell}; {int(gpus)} GPUs; batch {int(batch)}"
@@ -217,7 +225,8 @@ def levels_of(rows: Judged) -> dict[str, float]:
 
 
 def kind_of(source: str) -> str:
-    """What constants of that source know: a fitted pair, pooled hardware and trainer, any trainer, or a datasheet."""
+    """What constants of that source know: a fitted pair, pooled hardware and trainer, any trainer,
+    or a datasheet."""
     if not source.startswith("not fitted to "):
         return "pair"
     if "(datasheet peaks, " in source:

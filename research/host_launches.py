@@ -1,10 +1,13 @@
-"""Host time of one layer by what is done beside a plain forward and backward pass: the constants of `autotune.cost.time.layer`.
+"""Host time of one layer by what is done beside a plain forward and backward pass: the constants of
+`autotune.cost.time.layer`.
 
     python -m research.host_launches
 
-A decoder of Llama's form (transformers), so narrow that its kernels take no time, on one thread of this machine: processor time of one micro-batch, the median of twenty, of a
-model of eight layers less that of one of two, per layer. FSDP runs beside a process group that moves nothing. Each row is a process of its own. Needs `peft`, `bitsandbytes` and `deepspeed`, which no other part of the project does;
-rows whose library is missing are left out.
+A decoder of Llama's form (transformers), so narrow that its kernels take no time, on one thread of
+this machine: processor time of one micro-batch, the median of twenty, of a model of eight layers
+less that of one of two, per layer. FSDP runs beside a process group that moves nothing. Each row is
+a process of its own. Needs `peft`, `bitsandbytes` and `deepspeed`, which no other part of the
+project does; rows whose library is missing are left out.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
-"""Installed size and start-up time of the package without extras: `python -m research.installation`.
+"""Installed size and start-up time of the package without extras: `python -m
+research.installation`.
 
-Installs the checkout with `constraints.txt` into a virtual environment of its own, adds up the files on disk (without pip and setuptools,
-which the environment brings), and runs each line in a fresh process. Times are the least of `ROUNDS`: processor time, in seconds. What an extra
-adds is read from the metadata of the environment that runs this, where all extras are installed: its packages and theirs, less the package's own.
+Installs the checkout with `constraints.txt` into a virtual environment of its own, adds up the
+files on disk (without pip and setuptools, which the environment brings), and runs each line in a
+fresh process. Times are the least of `ROUNDS`: processor time, in seconds. What an extra adds is
+read from the metadata of the environment that runs this, where all extras are installed: its
+packages and theirs, less the package's own.
 """
 
 from __future__ import annotations

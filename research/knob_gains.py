@@ -1,9 +1,12 @@
-"""What one knob gains, measured and predicted: published runs that differ in that knob alone, so that the level of their source cancels out.
+"""What one knob gains, measured and predicted: published runs that differ in that knob alone, so
+that the level of their source cancels out.
 
     python -m research.knob_gains [--least 1]
 
-The rows are those that nothing was fitted to (batches of `published/unseen.py`). Two runs of a source make a pair if model, cluster, software, sequence length, GPUs and batch are
-the same, and all knobs but one. `--least`: only changes that so many sources measured. Where one change has several pairs, medians over a source's pairs, then over the sources.
+The rows are those that nothing was fitted to (batches of `published/unseen.py`). Two runs of a
+source make a pair if model, cluster, software, sequence length, GPUs and batch are the same, and
+all knobs but one. `--least`: only changes that so many sources measured. Where one change has
+several pairs, medians over a source's pairs, then over the sources.
 
     measured, predicted   how much longer a step takes after the change
     error                 measured over predicted, less 1
@@ -38,7 +41,8 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two runs of one source: logarithms of how much longer the second one's step was, and was predicted to be."""
+    """Two runs of one source: logarithms of how much longer the second one's step was, and was
+    predicted to be."""
 
     source: str
     change: Change

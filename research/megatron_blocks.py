@@ -1,11 +1,14 @@
-"""The model of one rank under Megatron-Core, as a module: its tensors in the order in which Megatron makes, keeps and frees them.
+"""The model of one rank under Megatron-Core, as a module: its tensors in the order in which
+Megatron makes, keeps and frees them.
 
     T    tokens of a micro-batch on this rank        t    tensor-parallel ranks, which have a part of the stream each (sequence parallelism)
     weights are bf16, their gradients one fp32 buffer, and the distributed optimizer holds fp32 weights and both moments of this rank's slice of them:
     6 + 12 / (dp * cp) bytes a weight, 6 + 12 * ep / (dp * cp) of experts (Megatron-LM, docs/source/api-guide/dist_optimizer.md)
 
-What the trainer updates are the slices of fp32 weights, whose gradients are views of the buffer. Other ranks of the tensor, data, context and expert groups are
-there by sizes alone; pipeline stages are the trainer's. Kernels are those of `megatron_kernels`, which compute nothing: the module is for dry runs.
+What the trainer updates are the slices of fp32 weights, whose gradients are views of the buffer.
+Other ranks of the tensor, data, context and expert groups are there by sizes alone; pipeline stages
+are the trainer's. Kernels are those of `megatron_kernels`, which compute nothing: the module is for
+dry runs.
 """
 
 from __future__ import annotations
@@ -65,7 +68,8 @@ class MegatronShape:
 
 
 class WeightGroup(nn.Module):
-    """Weights that are reduced and updated together: bf16, with their fp32 gradients and this rank's slice of the fp32 weights."""
+    """Weights that are reduced and updated together: bf16, with their fp32 gradients and this
+    rank's slice of the fp32 weights."""
 
     def __init__(self, shapes: dict[str, tuple[int, ...]], slices: int) -> None:
         super().__init__()
@@ -79,7 +83,8 @@ class WeightGroup(nn.Module):
         self.register_buffer("main_grad", torch.zeros(size * slices, dtype=FP32), persistent=False)
 
     def forward(self, x: Tensor, scratch: Sequence[tuple[int, ...]] = ()) -> Tensor:
-        """`x`, from whose backward pass on the gradients of these weights are there. `scratch`: bf16 tensors that the backward pass needs for a moment."""
+        """`x`, from whose backward pass on the gradients of these weights are there. `scratch`:
+        bf16 tensors that the backward pass needs for a moment."""
         return _Tied.apply(x, self.main, self.main_grad, scratch)
 
 
@@ -104,7 +109,8 @@ class _Tied(torch.autograd.Function):
 
 
 class MegatronEmbedding(nn.Module):
-    """Tokens (1, s) -> stream (T / t, hidden). Its weight's gradient is made whole in bf16 and added to the buffer."""
+    """Tokens (1, s) -> stream (T / t, hidden). Its weight's gradient is made whole in bf16 and
+    added to the buffer."""
 
     def __init__(self, shape: MegatronShape) -> None:
         super().__init__()
@@ -196,7 +202,8 @@ class MegatronLayer(nn.Module):
         return linear(inner, w.fc2, self.dummies, scattered=s.tp)
 
     def _mixture(self, x: Tensor) -> Tensor:
-        """Experts take equally many tokens each, as with a capacity factor of 1 and padding up to it."""
+        """Experts take equally many tokens each, as with a capacity factor of 1 and padding up to
+        it."""
         s = self.shape
         normed = norm(x)
         capacity = math.ceil(len(x) * s.experts_per_token / s.num_experts)
@@ -223,7 +230,8 @@ class MegatronLayer(nn.Module):
 
 
 class MegatronHead(nn.Module):
-    """Stream -> losses by token: the last norm, the output layer of this rank's part of the vocabulary, and its cross entropy."""
+    """Stream -> losses by token: the last norm, the output layer of this rank's part of the
+    vocabulary, and its cross entropy."""
 
     def __init__(self, shape: MegatronShape) -> None:
         super().__init__()
@@ -236,7 +244,8 @@ class MegatronHead(nn.Module):
         self._gathered: list[Tensor] = []
 
     def forward(self, x: Tensor) -> Tensor:
-        """See above. The stream of all tensor-parallel ranks is joined in a buffer that lives on."""
+        """See above. The stream of all tensor-parallel ranks is joined in a buffer that lives
+        on."""
         count, width = len(x) * self.shape.tp, self.shape.hidden_size
         x = norm(self.part(x))
         if self.shape.tp > 1 and not self._gathered and x.device.type != "meta":

@@ -1,7 +1,9 @@
-"""The kernels of Megatron-Core and Transformer Engine as far as memory goes: what each makes, what it keeps for its backward pass, and what that makes.
+"""The kernels of Megatron-Core and Transformer Engine as far as memory goes: what each makes, what
+it keeps for its backward pass, and what that makes.
 
-Nothing is computed, so these serve dry runs alone. T tokens of this rank, t tensor-parallel ranks; under sequence parallelism the stream has T/t rows.
-What is kept follows the sources of Megatron-LM (23e00ed) and Transformer Engine 2.11, with which the rows of `published.simumax` were measured:
+Nothing is computed, so these serve dry runs alone. T tokens of this rank, t tensor-parallel ranks;
+under sequence parallelism the stream has T/t rows. What is kept follows the sources of Megatron-LM
+(23e00ed) and Transformer Engine 2.11, with which the rows of `published.simumax` were measured:
 
     norm_linear     TE LayerNormLinear: keeps its input, the normalized input and fp32 inverse norms; gathers the normalized input again in its backward pass
     linear          keeps its input; adds its weight's gradient to the fp32 buffer (`gradient_accumulation_fusion`) and hands autograd a dummy in its place
@@ -10,7 +12,8 @@ What is kept follows the sources of Megatron-LM (23e00ed) and Transformer Engine
     cross_entropy   TE's fused one: writes the gradient over the logits
     move            rotary embedding, permutation, all-to-all: keep nothing of the size of their input
 
-Dummies of Transformer Engine's linears are made once for each shape and live on (`get_dummy_wgrad`); that of Megatron's output layer is made each time.
+Dummies of Transformer Engine's linears are made once for each shape and live on
+(`get_dummy_wgrad`); that of Megatron's output layer is made each time.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ Size = tuple[int, ...]
 
 
 class Dummies:
-    """Stands for the gradients of weights that kernels have added to the fp32 buffer themselves: one for each shape, for good."""
+    """Stands for the gradients of weights that kernels have added to the fp32 buffer themselves:
+    one for each shape, for good."""
 
     def __init__(self) -> None:
         self._made: dict[Size, Tensor] = {}
@@ -106,7 +110,8 @@ def norm(x: Tensor) -> Tensor:
 
 
 def norm_linear(x: Tensor, weight: Tensor, dummies: Dummies, *, gathered: int = 1) -> Tensor:
-    """RMS norm and projection in one. `gathered`: ranks whose parts of the stream are joined between them."""
+    """RMS norm and projection in one. `gathered`: ranks whose parts of the stream are joined
+    between them."""
     rows, (outer, inner) = len(x) * gathered, weight.shape
     whole = ((rows, inner),) if gathered > 1 else ()
     return run(
@@ -141,7 +146,8 @@ def linear(x: Tensor, weight: Tensor, dummies: Dummies, *, scattered: int = 1) -
 
 
 def grouped_linear(x: Tensor, weights: Tensor, dummies: Dummies) -> Tensor:
-    """Projection by as many experts as `weights` (experts, out, in) has, of equally many rows each; they share one dummy."""
+    """Projection by as many experts as `weights` (experts, out, in) has, of equally many rows each;
+    they share one dummy."""
     _, outer, inner = weights.shape
     return run(
         KernelCall(makes=(len(x), outer), keeps=(0,), weights=((outer, inner),), dummies=dummies), x

@@ -1,4 +1,5 @@
-"""The cost model that a replayed searcher is given: honest, shipped, wrong (differently in each cell, or alike for all cells of a trainer) or useless."""
+"""The cost model that a replayed searcher is given: honest, shipped, wrong (differently in each
+cell, or alike for all cells of a trainer) or useless."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ MEMORY_CONSTANTS = tuple(
 """Constants that are left alone when time is made wrong; memory is scaled as a whole."""
 
 HELD_OUT = tuple(n for n in TIME if not n.endswith("_sigma"))
-"""Constants that are fitted without a model; error bars are those that ship, which are the spread of held-out errors, and so is memory."""
+"""Constants that are fitted without a model; error bars are those that ship, which are the spread
+of held-out errors, and so is memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +40,8 @@ class Prediction:
 def prediction(
     space: SearchSpace, model: str, seed: int, held_out: Calibration | None
 ) -> Prediction:
-    """The estimate of all configs of a cell, by one of `MODELS`; `held_out` None means that nothing was fitted on its model."""
+    """The estimate of all configs of a cell, by one of `MODELS`; `held_out` None means that nothing
+    was fitted on its model."""
     apart = len(space) if model != "wrong_alike" else crc32(space.workload.trainer.encode())
     rng = np.random.default_rng([seed, apart])
     shipped = calibration_for(space.workload)
@@ -59,7 +62,8 @@ def prediction(
 
 
 def held_out_constants() -> dict[tuple[str, str], Calibration]:
-    """Constants by (model, trainer), each fitted on the published sweeps without any row of that model; takes some seconds."""
+    """Constants by (model, trainer), each fitted on the published sweeps without any row of that
+    model; takes some seconds."""
     sweeps = ("nanotron", "megatron")
     return {
         (block.workload.model.name, block.workload.trainer): constants

@@ -1,9 +1,10 @@
-"""What one trial can teach at best about the other configs of a study, by the form that the cost model's errors have.
+"""What one trial can teach at best about the other configs of a study, by the form that the cost
+model's errors have.
 
     python -m research.one_trial_bound        2 minutes of one core
 
-Every file is predicted by the constants that ship without it. Errors are medians over the rows of a study within twice its best, after one drawn trial
-(`study_trials`).
+Every file is predicted by the constants that ship without it. Errors are medians over the rows of a
+study within twice its best, after one drawn trial (`study_trials`).
 
     before         without a trial
     factor         less the median error of their study: what one factor for each study would leave, were it known
@@ -36,7 +37,8 @@ FACTORS = (0.1, 0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0)
 ROUNDS = 2
 """times that each number is chosen anew, given the others"""
 CLIP = 0.25
-"""errors beyond this, in logarithms, count as this in the slopes: a run that went wrong tells no trend"""
+"""errors beyond this, in logarithms, count as this in the slopes: a run that went wrong tells no
+trend"""
 PENALTIES = (0.03, 0.3, 1.0, 3.0, 10.0)
 NUMBERS = ("level_sigma", "spreads", "own_sigma", "alone_sigma", "length", "same_work")
 HEADER = ("file", "studies", "before", "factor", "pair", "ships", "all", "own", "trend")
@@ -84,7 +86,8 @@ def centered(rows: Judged) -> tuple[np.ndarray, np.ndarray]:
 
 
 def trends(files: Mapping[str, Judged]) -> dict[str, tuple[float, float]]:
-    """Mean size of the errors less their study's median, and less the slopes of the other files too."""
+    """Mean size of the errors less their study's median, and less the slopes of the other files
+    too."""
     every = {n: centered(rows) for n, rows in files.items()}
     found = {
         penalty: {n: _without_slopes(every, n, penalty) for n in files} for penalty in PENALTIES
@@ -111,7 +114,8 @@ def _without_slopes(
 
 
 def _pair(rows: Judged) -> float:
-    """Median over the studies' rows of how far apart two of them are; each study counts by its rows."""
+    """Median over the studies' rows of how far apart two of them are; each study counts by its
+    rows."""
     sizes, weights = [], []
     for study in within(rows):
         error = rows.error[study]

@@ -1,10 +1,13 @@
-"""Published rows of small work per rank and of long sequences: two thirds to make laws with, one third kept out of the work.
+"""Published rows of small work per rank and of long sequences: two thirds to make laws with, one
+third kept out of the work.
 
     python -m research.open_rows           a table for each part
     python -m research.open_rows --rows    every row of the two thirds
 
-Rows: `data/published_open.csv`, by `published/unseen.py` (batch 5). A row is kept out by a hash of its source's cluster and software, model, sequence length and number of
-GPUs, so that no row that was kept out has a neighbour that differs in the micro-batch alone among the others. Columns are those of `unseen.py`; trials may be rows of both parts.
+Rows: `data/published_open.csv`, by `published/unseen.py` (batch 5). A row is kept out by a hash of
+its source's cluster and software, model, sequence length and number of GPUs, so that no row that
+was kept out has a neighbour that differs in the micro-batch alone among the others. Columns are
+those of `unseen.py`; trials may be rows of both parts.
 
     tokens     tokens of a rank's micro-batch, of runs under ZeRO-3 on several GPUs: median of measured / predicted step time, less 1
     length     the same by the length of the sequence, from 32,768 tokens

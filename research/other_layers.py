@@ -1,9 +1,11 @@
-"""How far the formulas lie from dry runs for models whose layers are not a decoder's: weights, and activations of one rank without recomputation.
+"""How far the formulas lie from dry runs for models whose layers are not a decoder's: weights, and
+activations of one rank without recomputation.
 
     python -m research.other_layers
 
-Reduced models of transformers' classes (width 512, 4 to 8 layers) under the native trainer, fp32, two sequences of 256 tokens. Activations are those of
-torch's own code for state-space layers, which a GPU's kernels keep less of.
+Reduced models of transformers' classes (width 512, 4 to 8 layers) under the native trainer, fp32,
+two sequences of 256 tokens. Activations are those of torch's own code for state-space layers, which
+a GPU's kernels keep less of.
 """
 
 from __future__ import annotations

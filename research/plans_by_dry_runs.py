@@ -1,11 +1,13 @@
-"""Plans of models that code builds: the best configs have the memory of their own dry runs, and what is said of the others is held against dry runs of some of them.
+"""Plans of models that code builds: the best configs have the memory of their own dry runs, and
+what is said of the others is held against dry runs of some of them.
 
     python -m research.plans_by_dry_runs                     all architectures, as a table
     python -m research.plans_by_dry_runs llama vit ...       these
 
-Eight data-parallel ranks; micro-batch, ZeRO stage, recomputation and accumulation vary. *exact*: of the five best configs of the plan, those whose memory is that of a dry run.
-*others*: configs drawn at random, run dry for the comparison alone; *outside* of them are off by more than 5% and by more than their 90% interval says.
-Dry runs are made in this process.
+Eight data-parallel ranks; micro-batch, ZeRO stage, recomputation and accumulation vary. *exact*: of
+the five best configs of the plan, those whose memory is that of a dry run. *others*: configs drawn
+at random, run dry for the comparison alone; *outside* of them are off by more than 5% and by more
+than their 90% interval says. Dry runs are made in this process.
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
-"""Are the host constants of post-training those of the rows that they were fitted to? Each sweep is predicted by constants that were fitted to the other alone.
+"""Are the host constants of post-training those of the rows that they were fitted to? Each sweep is
+predicted by constants that were fitted to the other alone.
 
     python -m research.post_training_held_out
 
-Rows: `tests/benchmarks/data/post_training.csv` by `tests.benchmarks.post_training`. Fitted: `CONSTANTS` of `autotune.cost.rl.update`, by the least sum over rows of the squared
-logarithm of printed over predicted time, of the update and of log-probabilities, each less its mean over the sweep (the level, which one trial tells), by Nelder and Mead
-from the middle of nothing known: `FIRST`, which no row was used for.
+Rows: `tests/benchmarks/data/post_training.csv` by `tests.benchmarks.post_training`. Fitted:
+`CONSTANTS` of `autotune.cost.rl.update`, by the least sum over rows of the squared logarithm of
+printed over predicted time, of the update and of log-probabilities, each less its mean over the
+sweep (the level, which one trial tells), by Nelder and Mead from the middle of nothing known:
+`FIRST`, which no row was used for.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ FIRST = {
     "PAGEABLE_BYTES_PER_S": 5e9,
     "FSDP_LEVEL": 1.0,
 }
-"""round numbers for a Python loop over a sequence, a micro-batch, thirty launches, ten launches, a pageable copy and no level"""
+"""round numbers for a Python loop over a sequence, a micro-batch, thirty launches, ten launches, a
+pageable copy and no level"""
 PHASES = (("update", "update_actor"), ("log_prob", "old_logp"))
 
 

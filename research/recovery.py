@@ -1,8 +1,10 @@
-"""Recovery after SIGKILL of a study's controller: time until the study has a controller again, and until the next trial starts.
+"""Recovery after SIGKILL of a study's controller: time until the study has a controller again, and
+until the next trial starts.
 
     python -m research.recovery [REPEATS]
 
-The killed controller is a process of its own, with its study in an SQLite file and the simulated runner. Its successors:
+The killed controller is a process of its own, with its study in an SQLite file and the simulated
+runner. Its successors:
 
     tune again      a new process, as started at a terminal; the time includes the start of Python and all imports
     warm process    `tune` in a process that has imported everything
@@ -147,7 +149,8 @@ def in_warm_process(folder: Path) -> tuple[float, float]:
 
 
 def under_supervisor(folder: Path) -> tuple[float, float]:
-    """The same when a supervisor has the study; its process is killed. Times are those of the history."""
+    """The same when a supervisor has the study; its process is killed. Times are those of the
+    history."""
     url = str(folder / "results.db")
     store = open_store(url)
     study = api.submit_study(store, api.load_study(SPEC), SPEC).id

@@ -1,7 +1,9 @@
-"""Large cells of near equals: thousands of configs whose step times are the estimate times an error of each config's own.
+"""Large cells of near equals: thousands of configs whose step times are the estimate times an error
+of each config's own.
 
-Nothing can be learnt there: the error of one config says nothing about another's. Many configs are nearly as good as the best, and some that were
-not tried are always a little better. A search must notice when further trials are not worth their time. The errors are log-normal, 10% each.
+Nothing can be learnt there: the error of one config says nothing about another's. Many configs are
+nearly as good as the best, and some that were not tried are always a little better. A search must
+notice when further trials are not worth their time. The errors are log-normal, 10% each.
 """
 
 from __future__ import annotations

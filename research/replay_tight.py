@@ -1,7 +1,8 @@
-"""Tight cells: many configs need about as much memory as the GPU has, under trainers whose peaks no constant was fitted to.
+"""Tight cells: many configs need about as much memory as the GPU has, under trainers whose peaks no
+constant was fitted to.
 
-The peak of each config is the estimate times one factor for the whole cell and one of its own, as `shared_memory_errors` finds them in published
-sources; the same for the step time.
+The peak of each config is the estimate times one factor for the whole cell and one of its own, as
+`shared_memory_errors` finds them in published sources; the same for the step time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
-"""Cells with wild rows: one config is far ahead of all others, and what the cost model likes best is several times too slow.
+"""Cells with wild rows: one config is far ahead of all others, and what the cost model likes best
+is several times too slow.
 
-So it is on large clusters that are not quite healthy: most runs are held up by something that no model describes. An invented cell
-(`replay_invented`) is changed in two ways. Of its five best predictions that run, one is kept as it is, and all others are slowed down until the next best
-takes 1.4 to 2.4 times as long. One to three of the first four predictions take four times as long. A search that reads such rows as the effect of a knob is led away from the best.
+So it is on large clusters that are not quite healthy: most runs are held up by something that no
+model describes. An invented cell (`replay_invented`) is changed in two ways. Of its five best
+predictions that run, one is kept as it is, and all others are slowed down until the next best takes
+1.4 to 2.4 times as long. One to three of the first four predictions take four times as long. A
+search that reads such rows as the effect of a knob is led away from the best.
 """
 
 from __future__ import annotations

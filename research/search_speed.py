@@ -1,4 +1,5 @@
-"""CPU time of the default searcher: ask and tell after 200 trials of 20,000 candidates, and the first ask among a million.
+"""CPU time of the default searcher: ask and tell after 200 trials of 20,000 candidates, and the
+first ask among a million.
 
 OMP_NUM_THREADS=1 python -m research.search_speed
 """

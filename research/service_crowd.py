@@ -2,9 +2,11 @@
 
     python -m research.service_crowd [--plans 50] [--streams 500] [--times 20]
 
-Plans: a reader asks for plans of the largest space that ships, all at once. Streams: a reader opens event streams of the owner's study, all at once.
-Meanwhile the owner submits studies, opens event streams and receives their first event, one after the other; alone before, beside them, and alone after.
-Each caller has a token and a process of its own; latencies are the owner's, from the request to the answer.
+Plans: a reader asks for plans of the largest space that ships, all at once. Streams: a reader opens
+event streams of the owner's study, all at once. Meanwhile the owner submits studies, opens event
+streams and receives their first event, one after the other; alone before, beside them, and alone
+after. Each caller has a token and a process of its own; latencies are the owner's, from the request
+to the answer.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ def ask_for_plans(url: str, token: str, count: int) -> None:
 
 
 def open_streams(url: str, token: str, count: int, study: str) -> None:
-    """Prints a line with the statuses when all streams are open or refused, and holds them until its stdin ends."""
+    """Prints a line with the statuses when all streams are open or refused, and holds them until
+    its stdin ends."""
     address = urlsplit(url)
     head = f"GET {API}/studies/{study}/events HTTP/1.1\r\nHost: {address.netloc}\r\nAccept: text/event-stream\r\n"
     head += f"Authorization: Bearer {token}\r\n\r\n"

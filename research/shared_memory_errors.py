@@ -2,8 +2,9 @@
 
     python -m research.shared_memory_errors
 
-For each published source with peaks: the error of log peak over the shipped constants, its median (what all rows share) and its standard deviation about
-the median of the rows of one model, length and cluster (each config's own).
+For each published source with peaks: the error of log peak over the shipped constants, its median
+(what all rows share) and its standard deviation about the median of the rows of one model, length
+and cluster (each config's own).
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""Allocated memory of Megatron-LM's ranks on eight B200, as measured (SimuMax) and as dry runs of a module with the same tensors say.
+"""Allocated memory of Megatron-LM's ranks on eight B200, as measured (SimuMax) and as dry runs of a
+module with the same tensors say.
 
     python -m research.simumax_as_modules            every published config, its first and its last pipeline rank
     python -m research.simumax_as_modules tp=8       those whose config holds this
 
-Measured is `torch.cuda.max_memory_allocated` of that rank. Rows that differ in the number of micro-batches alone were published with one measurement of
-memory, and are one row here. Nothing is fitted.
+Measured is `torch.cuda.max_memory_allocated` of that rank. Rows that differ in the number of
+micro-batches alone were published with one measurement of memory, and are one row here. Nothing is
+fitted.
 """
 
 from __future__ import annotations
@@ -96,7 +98,8 @@ def sizes_of(row: Measured) -> dict[str, int]:
 def training_of(
     row: Measured, inspect: Callable[[ModelSpec], ModelSpec]
 ) -> tuple[Workload, ParallelConfig]:
-    """What is run dry: tensor, context, data and expert parallelism are in the module's sizes, and the pipeline is the trainer's.
+    """What is run dry: tensor, context, data and expert parallelism are in the module's sizes, and
+    the pipeline is the trainer's.
 
     `inspect`: completes a model by what its code tells.
     """

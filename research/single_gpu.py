@@ -1,9 +1,12 @@
-"""Real trials on one GPU and their estimates: step time, peak memory, out-of-memory errors, the effect of precision, compile and batch, and the spread.
+"""Real trials on one GPU and their estimates: step time, peak memory, out-of-memory errors, the
+effect of precision, compile and batch, and the spread.
 
     python -m research.single_gpu [--models gpt2-medium llama-1b] [--configs 24] [--device cuda]
 
-Per model: the fp32 default at a micro-batch of 1, then configs spread over micro-batch, precision, recomputation and compile, including the largest
-batches, which do not fit. Everything runs through the `local` runner. `--device cpu --models nano-gpt --seq-len 64 --largest 2` tests the command on the CPU.
+Per model: the fp32 default at a micro-batch of 1, then configs spread over micro-batch, precision,
+recomputation and compile, including the largest batches, which do not fit. Everything runs through
+the `local` runner. `--device cpu --models nano-gpt --seq-len 64 --largest 2` tests the command on
+the CPU.
 
     memory    peak of the allocator, GiB            left      GPU memory in use after the trial minus that before the first trial, GiB (cuda)
     step      median step time, ms                  inside    whether the measured step time lies in the predicted 90% interval
@@ -87,7 +90,8 @@ def run(
 def measure_model(
     runner: LocalRunner, workload: Workload, configs: Sequence[ParallelConfig]
 ) -> None:
-    """The table of one model, the speedup over its fp32 default, and the spread of its best config."""
+    """The table of one model, the speedup over its fp32 default, and the spread of its best
+    config."""
     predicted = estimate(workload, ConfigTable.of(list(configs)))
     start_bytes = used_bytes() if visible_gpus() else math.nan
     print(f"\n{workload.model.name}, {workload.seq_len} tokens, on {workload.cluster.gpu.name}\n")

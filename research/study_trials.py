@@ -1,7 +1,8 @@
 """What trials teach: errors of the configs of a study that it has not tried.
 
-A study is one workload: a model, sequence length, cluster, number of GPUs and global batch. Its trials are of that workload, and errors are those of its other
-rows within twice its best. Each study counts by its rows.
+A study is one workload: a model, sequence length, cluster, number of GPUs and global batch. Its
+trials are of that workload, and errors are those of its other rows within twice its best. Each
+study counts by its rows.
 
     drawn      trials drawn at random among the rows within twice the best, `DRAWS` times
     fastest    the trial whose tokens/s are predicted highest among all rows of the study that ran, given the trials before it: what a search tries
@@ -93,7 +94,8 @@ def after_trials(
     choose: Choose = drawn,
     mixed: bool = False,
 ) -> AfterTrials:
-    """What is left of the errors after that many trials of each study. `known`: the prior of a refit; `mixed`: rows of several workloads stand for a study."""
+    """What is left of the errors after that many trials of each study. `known`: the prior of a
+    refit; `mixed`: rows of several workloads stand for a study."""
     errors, inside = [], []
     prior = uncertain(Calibration(), known, names=FREE)
     found = mixed_studies(rows, trials) if mixed else studies(rows, trials)
@@ -119,7 +121,8 @@ def studies(rows: Judged, trials: int) -> list[np.ndarray]:
 
 
 def mixed_studies(rows: Judged, trials: int) -> list[np.ndarray]:
-    """The rows within twice the best of each cell that has more than that many; of a whole cluster none of whose cells has."""
+    """The rows within twice the best of each cell that has more than that many; of a whole cluster
+    none of whose cells has."""
     found: list[np.ndarray] = []
     for cluster in _groups(rows.where):
         near = cluster[rows.slowness[cluster] <= NEAR]
@@ -133,7 +136,8 @@ def _groups(names: np.ndarray) -> Sequence[np.ndarray]:
 
 
 def _is_near(rows: Judged) -> np.ndarray:
-    """The rows within twice the best of their study; rows of several are compared with the best of their cell."""
+    """The rows within twice the best of their study; rows of several are compared with the best of
+    their cell."""
     best = rows.slowness.min() if len(set(rows.study.tolist())) == 1 else 1.0
     return np.asarray(rows.slowness <= NEAR * best)
 
@@ -141,7 +145,8 @@ def _is_near(rows: Judged) -> np.ndarray:
 def errors_after(
     rows: Judged, tried: np.ndarray, prior: UncertainConstants, rest: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of log(measured / predicted) of the rows `rest`, given the trials as a study's `Correction` takes them."""
+    """Mean and standard deviation of log(measured / predicted) of the rows `rest`, given the trials
+    as a study's `Correction` takes them."""
     known = learnt(rows.derivatives.take(tried), rows.error[tried], prior)
     if known is None:
         sigma = np.hypot(rows.config_sigma, rows.level_sigma)[rest]

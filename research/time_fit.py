@@ -1,8 +1,10 @@
-"""The fit of the cost model's time constants: for each pair of GPU family and trainer, the published rows and the constants that they determine.
+"""The fit of the cost model's time constants: for each pair of GPU family and trainer, the
+published rows and the constants that they determine.
 
-A robust loss (soft L1) on log tokens/s, with log-normal priors around physical figures (datasheets, measured matmul, attention and NCCL limits), so that a
-constant that the data do not determine stays at its physical value. No efficiency passes the fastest matmul (`autotune.cost.calibration`) or attention kernel that
-was ever measured.
+A robust loss (soft L1) on log tokens/s, with log-normal priors around physical figures (datasheets,
+measured matmul, attention and NCCL limits), so that a constant that the data do not determine stays
+at its physical value. No efficiency passes the fastest matmul (`autotune.cost.calibration`) or
+attention kernel that was ever measured.
 """
 
 from __future__ import annotations
@@ -38,10 +40,12 @@ SPREAD = {
 }  # fmt: skip
 """Standard deviation of the log of each time constant about its prior."""
 NARROW = ("fp8_factor", "cast_bytes")
-"""constants of matmuls in 8 or 4 bits. Prior of the casts: 4 bytes to read a value and write it along both axes, about three times in unfused kernels;
-DeepSeek-V3 in bf16 and in mxfp8 on the same GB300 differ by as much as 13 leave over"""
+"""constants of matmuls in 8 or 4 bits. Prior of the casts: 4 bytes to read a value and write it
+along both axes, about three times in unfused kernels; DeepSeek-V3 in bf16 and in mxfp8 on the same
+GB300 differ by as much as 13 leave over"""
 EXPERTS = ("grouped_efficiency", "dispatch_efficiency", "expert_host_s")
-"""constants of models with experts; priors from published measurements of the kernels (`autotune.cost.time.experts`), so their spreads are narrow"""
+"""constants of models with experts; priors from published measurements of the kernels
+(`autotune.cost.time.experts`), so their spreads are narrow"""
 NOISE = 0.05
 """residuals beyond this count linearly, not squared"""
 STEPS = 20
@@ -52,7 +56,8 @@ FAMILIES = {
     "blackwell": ["b200-sxm", "gb200-nvl72"],
     "blackwell_ultra": ["b300-sxm", "gb300-nvl72"],
 }
-"""Blackwell Ultra is a chip of its own, with twice the exponentials per second and more power: the same recipes run a fifth faster on it"""
+"""Blackwell Ultra is a chip of its own, with twice the exponentials per second and more power: the
+same recipes run a fifth faster on it"""
 BOUNDED_BY = {
     "a100": "a100-80gb",
     "h100": "h100-sxm",
@@ -66,7 +71,8 @@ LOOPS = {
     "nvidia_recipes": "megatron",
     "composer": "torchtitan",
 }
-"""loops whose time constants are those of another: Megatron Bridge and NeMo run Megatron-Core, composer runs the FSDP that torchtitan runs"""
+"""loops whose time constants are those of another: Megatron Bridge and NeMo run Megatron-Core,
+composer runs the FSDP that torchtitan runs"""
 HARDWARE_PRIOR = {
     "a100": {"matmul_efficiency": 0.78, "intra_efficiency": 0.76, "attention_efficiency": 0.50},
     "h100": {"matmul_efficiency": 0.70, "intra_efficiency": 0.78, "attention_efficiency": 0.33},
@@ -81,13 +87,17 @@ HARDWARE_PRIOR = {
         "attention_efficiency": 0.55,
     },
 }
-"""with `PRIOR`'s share of the network: about what nccl-tests shows for large gathers on such nodes, alone; attention: causal FlashAttention-2, forward and
-backward together, 150 to 190 of 312 TFLOP/s on A100 and 280 to 350 of 989 on H100 (Dao, arXiv 2307.08691, figures 4 to 7)"""
+"""with `PRIOR`'s share of the network: about what nccl-tests shows for large gathers on such nodes,
+alone; attention: causal FlashAttention-2, forward and backward together, 150 to 190 of 312 TFLOP/s
+on A100 and 280 to 350 of 989 on H100 (Dao, arXiv 2307.08691, figures 4 to 7)"""
 FASTEST_ATTENTION = {"a100": 0.73, "h100": 0.75, "blackwell": 0.72, "blackwell_ultra": 0.72}
-"""the fastest attention kernel ever measured, as a fraction of the peak in 16 bits: FlashAttention-2 230 of 312 TFLOP/s (arXiv 2307.08691, section 4.1),
-FlashAttention-3 740 of 989 (Shah et al., arXiv 2407.08608, section 4.1), FlashAttention-4 and cuDNN 1,613 of 2,250 (arXiv 2603.05451)"""
+"""the fastest attention kernel ever measured, as a fraction of the peak in 16 bits:
+FlashAttention-2 230 of 312 TFLOP/s (arXiv 2307.08691, section 4.1), FlashAttention-3 740 of 989
+(Shah et al., arXiv 2407.08608, section 4.1), FlashAttention-4 and cuDNN 1,613 of 2,250 (arXiv
+2603.05451)"""
 FLASH_2 = 0.40
-"""the same for FlashAttention-2 on H100, which does not use its tensor memory accelerator (arXiv 2407.08608, figure 5: at most 370 of 989)"""
+"""the same for FlashAttention-2 on H100, which does not use its tensor memory accelerator (arXiv
+2407.08608, figure 5: at most 370 of 989)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +184,8 @@ def pairs() -> list[Pair]:
 
 
 def running(blocks: Sequence[Block], near: float) -> list[Block]:
-    """The rows that ran and whose speed is printed, at most `near` times slower than the best of their cell."""
+    """The rows that ran and whose speed is printed, at most `near` times slower than the best of
+    their cell."""
     best: dict[str, float] = {}
     for b in blocks:
         for cell, speed in zip(b.cell, b.tokens_per_s_per_gpu, strict=True):
@@ -190,7 +201,8 @@ def running(blocks: Sequence[Block], near: float) -> list[Block]:
 
 
 def speed_of(block: Block) -> Callable[[Calibration], np.ndarray]:
-    """Tokens/s per GPU of every row by constants, as `estimate` has it, without memory; what no constant changes is computed once."""
+    """Tokens/s per GPU of every row by constants, as `estimate` has it, without memory; what no
+    constant changes is computed once."""
     workload, table, traits = block.workload, block.table, traits_of(block.workload.trainer)
     layout = layout_of(workload, table)
     stages = stages_of(workload.model, table, traits.split)
@@ -211,8 +223,9 @@ def errors_of(blocks: Sequence[Block]) -> Callable[[Calibration], np.ndarray]:
 
 
 def fit_time(pair: Pair, blocks: Sequence[Block]) -> Calibration:
-    """The pair's time constants from these rows: the better of two starts, host-bound and device-bound. No fit starts where another has ended: one that takes
-    no step from there would know rows that were held out."""
+    """The pair's time constants from these rows: the better of two starts, host-bound and
+    device-bound. No fit starts where another has ended: one that takes no step from there would
+    know rows that were held out."""
     family, trainer = pair.name.split("/")
     given = {**HARDWARE_PRIOR[family], **pair.given}
     prior = replace(

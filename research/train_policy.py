@@ -2,12 +2,13 @@
 
     python -m research.train_policy [--worlds 1500] [--seed 0]
 
-A world is a catalog model on a random cluster, with at most `CANDIDATES` configs of a random space. The policy sees the cost model's estimate. The
-outcomes follow the same model with all constants perturbed (log-normal), plus noise, errors of the memory estimate, and faults. None of the published
+A world is a catalog model on a random cluster, with at most `CANDIDATES` configs of a random space.
+The policy sees the cost model's estimate. The outcomes follow the same model with all constants
+perturbed (log-normal), plus noise, errors of the memory estimate, and faults. None of the published
 measurements is used.
 
-REINFORCE with the mean return of the other rollouts in the same world as baseline (Kool et al. 2019); the return of an action is minus the
-regret summed over the trials that follow.
+REINFORCE with the mean return of the other rollouts in the same world as baseline (Kool et al.
+2019); the return of an action is minus the regret summed over the trials that follow.
 """
 
 from __future__ import annotations
@@ -124,7 +125,8 @@ def _draw(rng: np.random.Generator) -> World:
 def rollout(
     world: World, policy: Policy, rng: np.random.Generator | None
 ) -> tuple[list, np.ndarray]:
-    """Actions (features, allowed, chosen) and the regret after each; samples with `rng`, else takes the most probable."""
+    """Actions (features, allowed, chosen) and the regret after each; samples with `rng`, else takes
+    the most probable."""
     state = replace(world.state, tried=[], scores=[], memory_errors=[], out_of_memory=[])
     allowed = np.ones(len(world.space), dtype=bool)
     best, top = -np.inf, world.score[world.runs].max()

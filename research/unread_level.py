@@ -1,5 +1,5 @@
-"""Level of trainers that were never fitted: how much longer their clusters take than constants pooled from other pairs predict, by kind of program
-(`Traits.program`).
+"""Level of trainers that were never fitted: how much longer their clusters take than constants
+pooled from other pairs predict, by kind of program (`Traits.program`).
 
     l_f     level of file f: log(measured / predicted), median of each cluster's rows, mean over the file's clusters. The GPU family was fitted, its trainer was not
     n, s    number of the files of one kind, and spread of their levels: 1.4826 times the median distance from their median, which is the standard deviation of
@@ -9,18 +9,22 @@
     middle  t^2 / (t^2 + pi/2 s^2 / n) * median l_f   partial pooling between the files' median and none (Gelman and Hill 2007, eq. 12.1); a median of normal
                                                       values has pi/2 times the variance of their mean
 
-The median, because few files have levels of very different size: one of 0.30 beside four of 0.11 to 0.15 moves a mean past all four (Huber 1964).
+The median, because few files have levels of very different size: one of 0.30 beside four of 0.11 to
+0.15 moves a mean past all four (Huber 1964).
 
-The width about it stays that of all levels about zero (`error_fit`): the files are too few to narrow it, and with a narrower one `bayesian` gives up a
-misleading history later.
+The width about it stays that of all levels about zero (`error_fit`): the files are too few to
+narrow it, and with a narrower one `bayesian` gives up a misleading history later.
 
-GPU families that were never fitted have no middle: some are a third faster than a datasheet's share says, others three times as slow. How far they lie off is the width:
+GPU families that were never fitted have no middle: some are a third faster than a datasheet's share
+says, others three times as slow. How far they lie off is the width:
 
     sigma^2 = (k w^2 + sum of l_f^2) / (k + n)    inverse chi-squared about w, the width of fitted families, which counts as k = 4 files (Gelman et al., section 2.6)
 
-Files are those of the fit and the sources of `published_unseen.csv`; for GPU families that were never fitted those of all batches that have been read. Sources of the later batches would
-move the middles by a few percent and predict each other no better (`error_causes`). Predictions must be of constants that never read the file, without a level. The level of a
-file that is judged is that of the other files (`without`).
+Files are those of the fit and the sources of `published_unseen.csv`; for GPU families that were
+never fitted those of all batches that have been read. Sources of the later batches would move the
+middles by a few percent and predict each other no better (`error_causes`). Predictions must be of
+constants that never read the file, without a level. The level of a file that is judged is that of
+the other files (`without`).
 """
 
 from __future__ import annotations
@@ -61,7 +65,8 @@ def file_levels(files: Mapping[str, Judged], kinds: Sequence[str] = KINDS) -> di
 
 
 def program_levels(known: Mapping[str, Mapping[str, Any]], shipping: Mapping[str, Any]) -> Levels:
-    """l_f of all files and sources. `known`: constants that have not read a file, by its name; `shipping`: those that have read all files, but no source."""
+    """l_f of all files and sources. `known`: constants that have not read a file, by its name;
+    `shipping`: those that have read all files, but no source."""
     folds = {
         name: folds_of(FILES[name](), _without_levels(constants))
         for name, constants in known.items()
@@ -79,7 +84,8 @@ def program_levels(known: Mapping[str, Mapping[str, Any]], shipping: Mapping[str
 
 
 def unread_trainer(levels: Levels, *, prior_sigma: float, shared_sigma: float) -> dict[str, Any]:
-    """The factors and the width as `constants.json` keeps them, with the levels that they are of; no factor from fewer than two files. `prior_sigma`: t; `shared_sigma`: w."""
+    """The factors and the width as `constants.json` keeps them, with the levels that they are of;
+    no factor from fewer than two files. `prior_sigma`: t; `shared_sigma`: w."""
     programs = {
         p: middle(list(of.values()), prior_sigma=prior_sigma)
         for p in PROGRAMS

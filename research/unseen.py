@@ -1,11 +1,13 @@
-"""The cost model on published runs that it never saw: other clusters, trainers, models and GPUs than those that anything was fitted to.
+"""The cost model on published runs that it never saw: other clusters, trainers, models and GPUs
+than those that anything was fitted to.
 
     python -m research.unseen             a line for every source, and the worst rows
     python -m research.unseen --rows      every row
     python -m research.unseen --batch 2   another batch of sources, of four
 
-Rows: `published/unseen.py`. Each is predicted by the constants that ship, for a preset of its GPU and a trainer as its user would name it; the level
-of unread trainers, to which these sources contribute, is that of the other files and sources.
+Rows: `published/unseen.py`. Each is predicted by the constants that ship, for a preset of its GPU
+and a trainer as its user would name it; the level of unread trainers, to which these sources
+contribute, is that of the other files and sources.
 
     median, p90, bias   of |predicted / measured - 1|, and the median of measured / predicted - 1
     inside              share of rows in the 90% interval before any trial
@@ -83,7 +85,8 @@ class Source:
 
 
 def judge(name: str, blocks: Sequence[Block], recomputed: Sequence[Block]) -> Source:
-    """The rows of one source, by the constants that ship. `recomputed`: with full recomputation where none is printed: calls are of the one that fits better."""
+    """The rows of one source, by the constants that ship. `recomputed`: with full recomputation
+    where none is printed: calls are of the one that fits better."""
     known = unread_of(name)
     folds = [(b, calibration_for(b.workload, known=known)) for b in blocks]
     timed = (
@@ -108,7 +111,8 @@ def judge(name: str, blocks: Sequence[Block], recomputed: Sequence[Block]) -> So
 
 @cache
 def unread_of(name: str) -> dict[str, Any]:
-    """The constants that ship, but with the level of unread trainers that the other files and sources have."""
+    """The constants that ship, but with the level of unread trainers that the other files and
+    sources have."""
     shipping = json.loads(CONSTANTS.read_text(encoding="utf-8"))
     sigmas = {
         "prior_sigma": shipping["refit"]["level_sigma"],
@@ -131,7 +135,8 @@ def peak_errors(blocks: Sequence[Block]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def after_one(rows: Judged) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(row, error, whether inside) of every row of a cluster and software after each other row of it as the one trial."""
+    """(row, error, whether inside) of every row of a cluster and software after each other row of
+    it as the one trial."""
     prior = uncertain(Calibration(), refit_values(), names=FREE)
     found = [(np.empty(0, dtype=np.intp), np.empty(0), np.empty(0, dtype=bool))]
     for where in sorted(set(rows.where.tolist())):
@@ -147,7 +152,8 @@ def after_one(rows: Judged) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def total(found: Sequence[Source]) -> tuple[str, ...]:
-    """The line of all rows: figures of time are means over the sources, each of which counts once."""
+    """The line of all rows: figures of time are means over the sources, each of which counts
+    once."""
     timed = [s for s in found if s.timed is not None]
     errors = [s.timed.error for s in timed if s.timed is not None]
     after = [s for s in timed if len(s.left)]

@@ -1,4 +1,5 @@
-"""What every test shares: no test reads or writes this machine's own data, settings or tokens, and none depends on how busy it is."""
+"""What every test shares: no test reads or writes this machine's own data, settings or tokens, and
+none depends on how busy it is."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionstart() -> None:
-    """Ends at once where the installed metadata is older than pyproject.toml: what was registered since would not be found."""
+    """Ends at once where the installed metadata is older than pyproject.toml: what was registered
+    since would not be found."""
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
     for group, entries in declared.items():
         missing = sorted(
@@ -49,7 +51,8 @@ def pytest_sessionstart() -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """The Makefile finds the files of tests that run alone by that word: one that inherits the mark under another name would be in no round."""
+    """The Makefile finds the files of tests that run alone by that word: one that inherits the mark
+    under another name would be in no round."""
     if item.get_closest_marker("alone") is not None and not re.search(
         r"mark\.alone|ALONE", _text(item.path)
     ):
@@ -65,7 +68,8 @@ def _text(path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def own_house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Redirects the user's data, config and cache folders under `tmp_path` and clears all AUTOTUNE_* variables.
+    """Redirects the user's data, config and cache folders under `tmp_path` and clears all
+    AUTOTUNE_* variables.
 
     Child processes inherit it, for it goes through the environment. Returns the data folder.
     """

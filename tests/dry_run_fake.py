@@ -1,4 +1,5 @@
-"""A dry runner of tests: the runs of a small decoder by plain arithmetic, without torch. Every figure follows from the workload and the config."""
+"""A dry runner of tests: the runs of a small decoder by plain arithmetic, without torch. Every
+figure follows from the workload and the config."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ LAYERS = 4
 
 @dataclass
 class FakeDryRunner:
-    """Answers at once; raises `error` where one is set, and remembers which pipeline ranks it was asked for."""
+    """Answers at once; raises `error` where one is set, and remembers which pipeline ranks it was
+    asked for."""
 
     error: DryRunError | None = None
     guesses: tuple[str, ...] = ()
@@ -45,7 +47,8 @@ class FakeDryRunner:
         pp_rank: int,
         limits: DryRunLimits,
     ) -> DryRun:
-        """The run of one rank; the first rank of a pipeline holds the most micro-batches, so it is the fullest."""
+        """The run of one rank; the first rank of a pipeline holds the most micro-batches, so it is
+        the fullest."""
         self.asked.append(pp_rank)
         self.limits.append(limits)
         if self.error is not None:

@@ -12,7 +12,8 @@ _share = [0.3]
 
 
 def examples(number: int) -> int:
-    """How many examples of a law this round draws: all `number` of them in `make test-all`, some in `make test`."""
+    """How many examples of a law this round draws: all `number` of them in `make test-all`, some in
+    `make test`."""
     return max(1, round(_share[0] * number))
 
 
@@ -22,7 +23,8 @@ def draw_all_examples() -> None:
 
 
 def sampled(values: Iterable[Any], always: Collection[Any]) -> list[Any]:
-    """The values of one parameter, or rows of several, of which those in `always` are run every time. Raises `ValueError` where one of these is no value."""
+    """The values of one parameter, or rows of several, of which those in `always` are run every
+    time. Raises `ValueError` where one of these is no value."""
     values = list(values)
     if strange := [value for value in always if value not in values]:
         raise ValueError(f"{strange} are no parameters here")

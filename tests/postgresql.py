@@ -1,7 +1,9 @@
-"""A real PostgreSQL server for tests: on a free port of loopback, in a folder of its own, gone when its owner is. A standby copies one and can take its place.
+"""A real PostgreSQL server for tests: on a free port of loopback, in a folder of its own, gone when
+its owner is. A standby copies one and can take its place.
 
-The server refuses to run as root, so that root starts it as an unprivileged user, in a folder that this user can reach. It is a child of
-the test process and dies with it (`setpriv --pdeathsig`), even when that is killed; nothing is shared between two runs.
+The server refuses to run as root, so that root starts it as an unprivileged user, in a folder that
+this user can reach. It is a child of the test process and dies with it (`setpriv --pdeathsig`),
+even when that is killed; nothing is shared between two runs.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ class PostgresServer:
         standby_of: PostgresServer | None = None,
         beside: str = "",
     ) -> None:
-        """`standby_of`: the running server that it copies and then follows. `beside`: another address of this machine, at which its subnet is answered."""
+        """`standby_of`: the running server that it copies and then follows. `beside`: another
+        address of this machine, at which its subnet is answered."""
         self.programs = programs
         self.data = folder / "data"
         self.log = folder / "log"
@@ -124,7 +127,8 @@ class PostgresServer:
             time.sleep(0.2)  # the port was taken, or the last server still lets go of it
 
     def stop(self, *, kill: bool = False) -> None:
-        """Stops it: at once but cleanly, or with SIGQUIT as in a crash (its children die too). Idempotent."""
+        """Stops it: at once but cleanly, or with SIGQUIT as in a crash (its children die too).
+        Idempotent."""
         if self._process is None:
             return
         self._process.send_signal(3 if kill else 2)
@@ -140,7 +144,8 @@ class PostgresServer:
         self._ask("SELECT pg_promote(true, 60)")
 
     def wait_for_standby(self) -> None:
-        """From here on a commit is acknowledged once a standby has it too. Returns when one follows."""
+        """From here on a commit is acknowledged once a standby has it too. Returns when one
+        follows."""
         self._ask("ALTER SYSTEM SET synchronous_standby_names = '*'")
         self._ask("SELECT pg_reload_conf()")
         deadline = time.monotonic() + DEADLINE_S
@@ -159,7 +164,8 @@ class PostgresServer:
             return row[0] if row else None
 
     def new_database(self, template: str = "template1", *, tablespace: Path | None = None) -> str:
-        """Makes an empty database (or a copy) and returns its address. `tablespace`: an empty folder of the server's user in which its tables lie."""
+        """Makes an empty database (or a copy) and returns its address. `tablespace`: an empty
+        folder of the server's user in which its tables lie."""
         import psycopg
 
         name = f"store_{next(_NUMBERS)}"
@@ -208,13 +214,14 @@ def postgres_server(
     beside: str = "",
     parent: Path | None = None,
 ) -> Iterator[PostgresServer]:
-    """A running server; the test is skipped, saying how to install one, where there is none. `parent`: of its folder; the other options are those of
-    `PostgresServer`."""
+    """A running server; the test is skipped, saying how to install one, where there is none.
+    `parent`: of its folder; the other options are those of `PostgresServer`."""
     programs = find_programs()
     if programs is None:
         pytest.skip(HOW)
     pytest.importorskip("psycopg", reason="psycopg is not installed; install the postgresql extra")
-    # Not under pytest's own folder: that one only its owner may enter, and the server has another owner.
+    # Not under pytest's own folder: that one only its owner may enter, and the server has another
+    # owner.
     folder = Path(tempfile.mkdtemp(prefix="autotune-postgresql-", dir=parent))
     try:
         server = PostgresServer(programs, folder, fsync=fsync, standby_of=standby_of, beside=beside)

@@ -1,4 +1,5 @@
-"""Nodes of a Ray cluster as processes of this machine, which a test kills as if the node had failed.
+"""Nodes of a Ray cluster as processes of this machine, which a test kills as if the node had
+failed.
 
     python -m tests.ray_roles head                         starts a cluster, prints its address, stays
     python -m tests.ray_roles node ADDRESS CPUS FOLDER     joins it as a node at a loopback address of its own, says so, stays
@@ -9,8 +10,9 @@
                                                            what happens, and why it ends
     python -m tests.ray_roles program ADDRESS ABANDONED_S  joins it as a driver, and runs a program on two nodes; prints what happens
 
-`ray start` will not do for the node: it takes a cluster on loopback for one at the machine's own address. As it does, the node notes the cluster's
-address in its folder, where jobs that run on it look for it; else they find whatever cluster was started last on the machine.
+`ray start` will not do for the node: it takes a cluster on loopback for one at the machine's own
+address. As it does, the node notes the cluster's address in its folder, where jobs that run on it
+look for it; else they find whatever cluster was started last on the machine.
 """
 
 from __future__ import annotations
@@ -116,7 +118,8 @@ def study(address: str, steps: str = "500", abandoned_s: str = "3", attempts: st
 
 
 def program(address: str, abandoned_s: str) -> None:
-    """A driver that ends what an earlier one of its study left, and runs a program on two nodes without end."""
+    """A driver that ends what an earlier one of its study left, and runs a program on two nodes
+    without end."""
     from autotune_workers.runners.ray import RayRunner
     from tests.workers.program_requests import on_two_nodes
 
@@ -159,7 +162,8 @@ def played(
 
 @contextlib.contextmanager
 def authenticated() -> Iterator[None]:
-    """This process and what it starts use one token. Ray keeps what its environment said when it was imported, so it is made to read it again."""
+    """This process and what it starts use one token. Ray keeps what its environment said when it
+    was imported, so it is made to read it again."""
     with mock.patch.dict(os.environ, AUTH):
         _read_again()
         yield

@@ -1,4 +1,5 @@
-"""Specs of small studies on the simulated runner, without noise: what is measured depends on the config alone."""
+"""Specs of small studies on the simulated runner, without noise: what is measured depends on the
+config alone."""
 
 from __future__ import annotations
 

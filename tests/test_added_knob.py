@@ -1,4 +1,5 @@
-"""A knob that is added by one line: every part that was not taught it is named and refuses it, and nothing that exists changes.
+"""A knob that is added by one line: every part that was not taught it is named and refuses it, and
+nothing that exists changes.
 
 The line goes into a copy of the packages, which an interpreter of its own imports.
 """

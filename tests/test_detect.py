@@ -206,7 +206,8 @@ def test_products_by_their_names(product: str, name: str) -> None:
 
 
 def test_an_unknown_product_is_described_by_its_driver() -> None:
-    """An H100 under another name comes out within a fifth of the datasheet's bandwidth and peaks (its boost clock is a little higher)."""
+    """An H100 under another name comes out within a fifth of the datasheet's bandwidth and peaks
+    (its boost clock is a little higher)."""
     described, known = gpu_of(replace(H100, name="NVIDIA H100 Prototype")), catalog.gpu("h100-sxm")
     assert described.name == "h100-prototype"
     assert "not a datasheet" in described.source

@@ -1,4 +1,5 @@
-"""Specs of post-training: what they become, what is refused with its field, what a plan says of phases and splits, and drafts of programs that post-train."""
+"""Specs of post-training: what they become, what is refused with its field, what a plan says of
+phases and splits, and drafts of programs that post-train."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Programs that set everything in their own text, from the file to the launch of the tuned config: real processes. Their files stay as they are."""
+"""Programs that set everything in their own text, from the file to the launch of the tuned config:
+real processes. Their files stay as they are."""
 
 from __future__ import annotations
 

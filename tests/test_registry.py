@@ -1,4 +1,5 @@
-"""What is registered is found by name, with its package; mistakes are answered with the law and a remedy; a broken package does not affect the others."""
+"""What is registered is found by name, with its package; mistakes are answered with the law and a
+remedy; a broken package does not affect the others."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def installed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, package: str, version: str, entry_points: str
 ) -> None:
-    """Writes the metadata of an installed package into a folder, which is then the first that is looked into."""
+    """Writes the metadata of an installed package into a folder, which is then the first that is
+    looked into."""
     info = folder / f"{package.replace('-', '_')}-{version}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
@@ -69,7 +71,8 @@ def installed(
 
 
 def test_what_ships_is_registered_as_the_project_file_says() -> None:
-    """Old metadata of an installation would hide what was added since: `pip install -e .` writes it anew."""
+    """Old metadata of an installation would hide what was added since: `pip install -e .` writes it
+    anew."""
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     for group in GROUPS:
         own = {n: r.entry.value for n, r in registered(group).items() if r.package in OWN}
@@ -138,7 +141,8 @@ def test_a_broken_entry_is_named_with_its_package_and_the_reason(
 def test_an_installation_that_is_older_than_its_files_says_how_to_install_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An editable installation keeps the entry points that it was made with, and finds the files of today."""
+    """An editable installation keeps the entry points that it was made with, and finds the files of
+    today."""
     installed(tmp_path, monkeypatch, DISTRIBUTION, __version__, OUTDATED)
     with pytest.raises(RunnerError) as caught:
         trainer("native")

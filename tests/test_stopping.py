@@ -57,7 +57,8 @@ def test_interval_covers_the_median_as_often_as_it_says(
 def test_few_trials_end_with_a_median_that_is_wrongly_called_known(
     spread: float, outliers: float
 ) -> None:
-    """The rule looks after every step and stops when it likes what it sees; even so, few of all trials may end with a false claim."""
+    """The rule looks after every step and stops when it likes what it sees; even so, few of all
+    trials may end with a false claim."""
     measure = MeasureSpec(precision=0.03, max_steps=30)
     middle = true_median(spread, outliers)
     rows = series(np.random.default_rng(1), (600, 30), spread, outliers)
@@ -86,7 +87,8 @@ def test_a_trial_as_good_as_the_best_is_rarely_given_up(spread: float, outliers:
 def test_a_trial_as_good_as_the_best_survives_its_first_look(
     spread: float, outliers: float
 ) -> None:
-    """One in 64 at most is given up where no more than a quarter of the steps is slower by far, as here."""
+    """One in 64 at most is given up where no more than a quarter of the steps is slower by far, as
+    here."""
     measure = MeasureSpec(min_steps=30)
     best = true_median(spread, outliers)
     rows = series(np.random.default_rng(3), (4000, 3), spread, outliers)
@@ -128,7 +130,8 @@ def test_one_fast_step_is_no_reason_to_go_on_for_ever() -> None:
 
 
 def test_thousands_of_slower_steps_are_evidence_too() -> None:
-    """A measurement may have 100,000 steps; a stake of 90% multiplies beyond what a float holds after 1,100."""
+    """A measurement may have 100,000 steps; a stake of 90% multiplies beyond what a float holds
+    after 1,100."""
     assert evidence_slower([2.0, 2.0, 0.5], 1.0) == pytest.approx((1.5**2 * 0.5 + 1.9**2 * 0.1) / 2)
     assert math.isfinite(evidence_slower([2.0] * 100_000, 1.0))
     measure = MeasureSpec(min_steps=3000, max_steps=100_000, precision=1e-9)

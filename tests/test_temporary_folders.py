@@ -1,4 +1,5 @@
-"""Temporary folders: what a killed process leaves is removed by the next one, and nothing else is."""
+"""Temporary folders: what a killed process leaves is removed by the next one, and nothing else
+is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A study of post-training by the native trainer: trials of the trainer's phases alone on two real ranks, and what its result says of them."""
+"""A study of post-training by the native trainer: trials of the trainer's phases alone on two real
+ranks, and what its result says of them."""
 
 from __future__ import annotations
 

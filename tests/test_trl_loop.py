@@ -1,6 +1,8 @@
-"""A GRPO loop of TRL on a CPU, unmodified, from its review to the launch of its tuned config: real trainings.
+"""A GRPO loop of TRL on a CPU, unmodified, from its review to the launch of its tuned config: real
+trainings.
 
-TRL is no dependency of this package: the test runs where the tests' own Python has it (`pip install trl datasets`), and is left out elsewhere.
+TRL is no dependency of this package: the test runs where the tests' own Python has it (`pip install
+trl datasets`), and is left out elsewhere.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""`autotune.ray` before anything runs: importing it imports no Ray, `import ray` next to it is Ray's own, and what is missing or wrong is said."""
+"""`autotune.ray` before anything runs: importing it imports no Ray, `import ray` next to it is
+Ray's own, and what is missing or wrong is said."""
 
 from __future__ import annotations
 

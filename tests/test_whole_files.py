@@ -1,4 +1,5 @@
-"""Files that appear as a whole: under a name that no file has, with the right mode, and without a trace where it fails."""
+"""Files that appear as a whole: under a name that no file has, with the right mode, and without a
+trace where it fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The command line. Each module holds the commands of one purpose and imports what they need only when they run.
+"""The command line. Each module holds the commands of one purpose and imports what they need only
+when they run.
 
     commands/      tune.py         tune                        best.py         best, explain
                    review.py       review                      observe.py      run
@@ -59,7 +60,8 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "catalogs": ("knobs", "searchers", "models", "clusters", "spaces", "trainers", "runners"),
     "doctor": ("doctor",),
 }
-"""modules of `commands`, with the commands of each; where Python has the name of a command already, its function has a `_` behind it"""
+"""modules of `commands`, with the commands of each; where Python has the name of a command already,
+its function has a `_` behind it"""
 PARTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "token": (
         "Create, list and revoke access tokens for the service.",
@@ -81,7 +83,8 @@ Start with `autotune init train.py -o SPEC` (writes a spec for your script), the
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point: runs one command and exits with its code. Mistakes of the user are reported without a traceback."""
+    """Entry point: runs one command and exits with its code. Mistakes of the user are reported
+    without a traceback."""
     if sys.platform == "win32":
         sys.exit("error: autotune needs Linux or macOS, and this is Windows; run autotune in WSL 2")
     for stream in (sys.stdout, sys.stderr):
@@ -117,7 +120,8 @@ def _run(argv: list[str]) -> int:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except (BrokenPipeError, SystemExit):
-        # The reader of stdout has gone (`autotune list | head`), for which click and rich end the program; redirect stdout so that the exit prints no error.
+        # The reader of stdout has gone (`autotune list | head`), for which click and rich end the
+        # program; redirect stdout so that the exit prints no error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return DONE
     except (MemoryError, ImportError, OSError) as error:
@@ -137,7 +141,8 @@ def _run(argv: list[str]) -> int:
 
 
 def _be_silent(command: list[str], options: list[str]) -> None:
-    """Becomes the command at once, where another process of its job speaks: there may be thousands."""
+    """Becomes the command at once, where another process of its job speaks: there may be
+    thousands."""
     from autotune.observing.in_place import exec_in_place
     from autotune.observing.rank import is_first
 
@@ -152,7 +157,8 @@ def _be_silent(command: list[str], options: list[str]) -> None:
 
 
 def application(word: str = "") -> typer.Typer:
-    """The typer application with all commands, or with those of the module alone that holds the command of that name: building all of them takes longer than many run."""
+    """The typer application with all commands, or with those of the module alone that holds the
+    command of that name: building all of them takes longer than many run."""
     import typer
 
     from autotune.cli.help_pages import GroupedCommands, add_examples

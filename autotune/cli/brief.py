@@ -1,4 +1,5 @@
-"""Commands that answer at once and end, and what their process leaves out so that most of their time is not spent on starting.
+"""Commands that answer at once and end, and what their process leaves out so that most of their
+time is not spent on starting.
 
     garbage collection    of objects that all live until the command ends; imports alone make it look through them ten times
     plugins of pydantic   are looked for in the metadata of every package of the environment

@@ -1,4 +1,5 @@
-"""Help pages: the commands in groups, each with one whole sentence, and examples at the end of each command's own page.
+"""Help pages: the commands in groups, each with one whole sentence, and examples at the end of each
+command's own page.
 
 A command that is in no group is listed under `MORE`, so that no page loses one.
 """
@@ -162,7 +163,8 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "searchers": ("autotune searchers",),
     "runners": ("autotune runners",),
 }
-"""command lines that end a command's page, a few words behind some of them; by the command's path"""
+"""command lines that end a command's page, a few words behind some of them; by the command's
+path"""
 
 
 class GroupedCommands(TyperGroup):

@@ -1,4 +1,5 @@
-"""`autotune tune --on SCHEDULER` and `--in FOLDER`: a study as a job, and where the results of one lie that runs in it."""
+"""`autotune tune --on SCHEDULER` and `--in FOLDER`: a study as a job, and where the results of one
+lie that runs in it."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def write_job(
     store: str | None,
     json: bool,
 ) -> None:
-    """Checks the study as far as the login node can, writes the files of its job, and submits it where that is asked. Raises what a wrong spec raises."""
+    """Checks the study as far as the login node can, writes the files of its job, and submits it
+    where that is asked. Raises what a wrong spec raises."""
 
     if on not in SCHEDULERS:
         raise SpecError(
@@ -108,7 +110,8 @@ def _tell(
     number: str = "",
     named: str = "",
 ) -> None:
-    """What was written, and how the job is started, or that it was; `named`: how a command names its study."""
+    """What was written, and how the job is started, or that it was; `named`: how a command names
+    its study."""
     if json:
         emit(
             {
@@ -137,7 +140,8 @@ _LISTS = ("files", "env_from", "container.mounts")
 
 
 def _said(options: Sequence[str], on: str) -> dict[str, Any]:
-    """The options by key: lines of `setup` one by one, lists at their commas, numbers and switches where the key wants them, else text."""
+    """The options by key: lines of `setup` one by one, lists at their commas, numbers and switches
+    where the key wants them, else text."""
     fields = (KubernetesDocument if on == KUBERNETES else SlurmDocument).model_fields
     found: dict[str, Any] = {}
     for key, text in key_values(options, field="--option", example="--option time=4h"):
@@ -195,8 +199,9 @@ class StudyPlace:
     """a trial has ended"""
 
     def rests_as_asked(self, record: StudyRecord, document: Mapping[str, Any]) -> bool:
-        """Whether the pause of the study is no failure of its job: a person asked for it, or the job begins again, as the spec wants where its time was over.
-        Results are where they belong by now."""
+        """Whether the pause of the study is no failure of its job: a person asked for it, or the
+        job begins again, as the spec wants where its time was over. Results are where they belong
+        by now."""
 
         wants = bool((document.get("slurm") or {}).get("requeue"))
         job = allocation()
@@ -215,7 +220,8 @@ class StudyPlace:
 
 @contextmanager
 def study_place(folder: Path | None, store: str | None) -> Iterator[StudyPlace]:
-    """The user's store, or that of the folder, which is copied there while the study runs. Raises `SpecError` when both are named."""
+    """The user's store, or that of the folder, which is copied there while the study runs. Raises
+    `SpecError` when both are named."""
 
     if folder is None:
         yield StudyPlace(store=store, shown=str(find_location(store)))
@@ -243,7 +249,8 @@ def study_place(folder: Path | None, store: str | None) -> Iterator[StudyPlace]:
 
 
 def queue_state(folder: Path) -> dict[str, Any] | None:
-    """What Slurm says of the job that was submitted last from the folder: {id, state, reason, left, start}; None where there is no such job or no Slurm here."""
+    """What Slurm says of the job that was submitted last from the folder: {id, state, reason, left,
+    start}; None where there is no such job or no Slurm here."""
     import json
 
     try:

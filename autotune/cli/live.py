@@ -1,9 +1,13 @@
-"""The live view of a running study, on stderr: in a terminal a table that is redrawn, elsewhere one line per event.
+"""The live view of a running study, on stderr: in a terminal a table that is redrawn, elsewhere one
+line per event.
 
-`LiveView` takes the loop's events (`autotune.study.progress`) of a study that runs in this process, or the result so far of one that runs elsewhere.
+`LiveView` takes the loop's events (`autotune.study.progress`) of a study that runs in this process,
+or the result so far of one that runs elsewhere.
 
-A figure that was shown stays: a config's row has the figures of its first run. What finals add shows in the number of runs, and figures that they measure
-again are marked. Pooled figures would move with every final run, and be read as results each time. They come once, in the table at the end.
+A figure that was shown stays: a config's row has the figures of its first run. What finals add
+shows in the number of runs, and figures that they measure again are marked. Pooled figures would
+move with every final run, and be read as results each time. They come once, in the table at the
+end.
 """
 
 from __future__ import annotations
@@ -77,7 +81,8 @@ class LiveView:
         self.phase = "starting"
         self.message = ""
         self.began: float | None = None
-        """when the study would have begun, had it been running without a break; None while it is being prepared, which its time does not include"""
+        """when the study would have begun, had it been running without a break; None while it is
+        being prepared, which its time does not include"""
         self._live: Any = None
 
     def __enter__(self) -> LiveView:
@@ -149,7 +154,8 @@ class LiveView:
                 self._line(message)
 
     def show(self, document: Mapping[str, Any], found: Result) -> None:
-        """Takes the state of a study that runs elsewhere: its document, and what its trials come to."""
+        """Takes the state of a study that runs elsewhere: its document, and what its trials come
+        to."""
         study = document["study"]
         self.trials = {trial.number: trial for trial in found.trials}
         self.noisy = noisy_line(document["too_noisy"]) if document.get("too_noisy") else ""
@@ -158,9 +164,11 @@ class LiveView:
         self.began = time.monotonic() - study["elapsed_s"]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The present view: summary, best config, message and title, then as many trials as there are lines left.
+        """The present view: summary, best config, message and title, then as many trials as there
+        are lines left.
 
-        It uses one line less than the terminal has, because a terminal can erase only what is still on its screen.
+        It uses one line less than the terminal has, because a terminal can erase only what is still
+        on its screen.
         """
         from rich.console import Group
         from rich.segment import SegmentLines
@@ -282,7 +290,8 @@ class LiveView:
             self._line(self.noisy)
 
     def _judge(self) -> None:
-        """Works out the best config where trials ended since; as often as takes a twentieth of the time."""
+        """Works out the best config where trials ended since; as often as takes a twentieth of the
+        time."""
         ended = sum(t.status.is_terminal for t in self.trials.copy().values())
         began_s = time.monotonic()
         if self._record is None or ended == self._ended or began_s < self._judge_after_s:

@@ -39,7 +39,8 @@ def tell_namesakes(source: Source, asked: str) -> None:
 def source_of(
     study: str, store: str | None, url: str | None, folder: Path | None = None
 ) -> Iterator[tuple[Source, str]]:
-    """The source of the study that is shown, and the study, after saying which others have its name."""
+    """The source of the study that is shown, and the study, after saying which others have its
+    name."""
     from autotune.cli.source import in_folder, open_source
 
     study, store = in_folder(study, store, url, folder)
@@ -49,7 +50,8 @@ def source_of(
 
 
 def to_act_on(source: Source, asked: str) -> str:
-    """The id or name to act on. Raises `NotFoundError` when several studies of this name have not ended."""
+    """The id or name to act on. Raises `NotFoundError` when several studies of this name have not
+    ended."""
     from autotune.spec import StudyStatus
 
     statuses = [status for status in StudyStatus if not status.is_terminal]
@@ -74,7 +76,8 @@ def described(study: dict[str, Any]) -> str:
 
 
 def _named(source: Source, asked: str, **filters: Any) -> list[dict[str, Any]]:
-    """The first studies of this name that match the filters, newest first; none where it is the id of one."""
+    """The first studies of this name that match the filters, newest first; none where it is the id
+    of one."""
     if not asked:
         return []  # no filter
     found: list[dict[str, Any]] = source.studies(limit=LISTED + 1, name=asked, **filters)["studies"]

@@ -1,6 +1,8 @@
-"""What all commands share: common options, one JSON document or a table on stdout, notes and errors on stderr.
+"""What all commands share: common options, one JSON document or a table on stdout, notes and errors
+on stderr.
 
-Stand-ins: values of a draft that are still to be filled in, as the comments say that `autotune init` and `import` write beside them.
+Stand-ins: values of a draft that are still to be filled in, as the comments say that `autotune
+init` and `import` write beside them.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ def or_print(path: Path | None) -> Path | None:
 def never_printed(
     context: typer.Context, parameter: typer.CallbackParam, path: Path | None
 ) -> Path | None:
-    """Callback of a parameter for files that cannot be printed: `-` would be a file of that name. Raises `SpecError`."""
+    """Callback of a parameter for files that cannot be printed: `-` would be a file of that name.
+    Raises `SpecError`."""
     if path is not None and str(path) == "-" and not context.resilient_parsing:
         field = parameter.opts[-1] if parameter.param_type_name == "option" else str(parameter.name)
         raise SpecError(
@@ -134,11 +137,13 @@ InOption = Annotated[
 
 
 PIPE_WIDTH = 100_000
-"""characters of a line in a file or a pipe: more than any line has, so that nothing is wrapped or cut there"""
+"""characters of a line in a file or a pipe: more than any line has, so that nothing is wrapped or
+cut there"""
 
 
 def consoles() -> tuple[Console, Console]:
-    """The consoles of stdout and of stderr. Text is no markup. Lines in a file or a pipe stay whole, and their tables have tabs."""
+    """The consoles of stdout and of stderr. Text is no markup. Lines in a file or a pipe stay
+    whole, and their tables have tabs."""
     from rich.console import Console
 
     out, err = (Console(stderr=is_err, highlight=False, markup=False) for is_err in (False, True))
@@ -154,7 +159,8 @@ def line_width() -> int:
 
 
 def palette_of(out: Console) -> Palette:
-    """Blocks for the bars where the console has colours to tell their parts apart, otherwise letters."""
+    """Blocks for the bars where the console has colours to tell their parts apart, otherwise
+    letters."""
     from autotune.report.terminal import Palette
 
     return (
@@ -200,7 +206,8 @@ def strict(value: Any) -> Any:
 
 
 def write_text(path: Path, text: str, *, field: str, remedy: str = "") -> None:
-    """Writes a file that was asked for, and its folder. `?` replaces half characters from logs of programs. Raises `SpecError`."""
+    """Writes a file that was asked for, and its folder. `?` replaces half characters from logs of
+    programs. Raises `SpecError`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8", errors="replace")
@@ -221,7 +228,8 @@ def counted(number: int, one: str, many: str) -> str:
 
 
 def report_error(error: Exception, *, as_json: bool) -> int:
-    """Prints an error, with --json also as an error document on stdout, and returns the exit code."""
+    """Prints an error, with --json also as an error document on stdout, and returns the exit
+    code."""
 
     if isinstance(error, AutotuneError):
         body = error.document()
@@ -285,7 +293,8 @@ _KEY = re.compile(r"\s*(?:- )?([\w.-]+):")
 
 
 def note_stand_ins(spec: str) -> None:
-    """Says, on stderr, which lines of the spec file still have such a comment. Standard input (`-`) and pipes cannot be read twice."""
+    """Says, on stderr, which lines of the spec file still have such a comment. Standard input (`-`)
+    and pipes cannot be read twice."""
     path = Path(spec)
     if spec == "-" or not path.is_file():
         return
@@ -298,13 +307,15 @@ def note_stand_ins(spec: str) -> None:
 
 
 def _below(lines: Sequence[str], number: int) -> int:
-    """The line below a comment in line `number`, after any other comments; that line itself at the end of the text."""
+    """The line below a comment in line `number`, after any other comments; that line itself at the
+    end of the text."""
     rest = range(number + 1, len(lines) + 1)
     return next((at for at in rest if not lines[at - 1].lstrip().startswith("#")), number)
 
 
 def stand_ins(text: str) -> Iterator[tuple[int, str]]:
-    """Line, from 1, and key of each value with such a comment, behind it or on the line above it; an empty key for an entry of a list."""
+    """Line, from 1, and key of each value with such a comment, behind it or on the line above it;
+    an empty key for an entry of a list."""
     lines = text.splitlines()
     for number, line in enumerate(lines, start=1):
         if (comment := _COMMENT.search(line)) is None:

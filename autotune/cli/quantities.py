@@ -1,4 +1,5 @@
-"""Options whose numbers have units, as people write them: `--train-tokens 15T`, `--max-wall-s 10min`. A number without a unit is in the base unit.
+"""Options whose numbers have units, as people write them: `--train-tokens 15T`, `--max-wall-s
+10min`. A number without a unit is in the base unit.
 
 Spans of time as options take them: a number with a unit, such as 90d or 12h.
 """

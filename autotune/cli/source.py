@@ -1,6 +1,8 @@
-"""The source of a command's answers: the results database itself, or a running service. Both return the same documents.
+"""The source of a command's answers: the results database itself, or a running service. Both return
+the same documents.
 
-`open_source` returns an `autotune.Client` when a service is named (--url or AUTOTUNE_URL), otherwise a `LocalSource`, whose methods are those of the client.
+`open_source` returns an `autotune.Client` when a service is named (--url or AUTOTUNE_URL),
+otherwise a `LocalSource`, whose methods are those of the client.
 """
 
 from __future__ import annotations
@@ -135,14 +137,16 @@ class LocalSource:
 
 
 def study_with_trials(source: Source, study_id: str) -> tuple[StudyRecord, tuple[Trial, ...]]:
-    """The record and the trials of a study, from which this process makes reports and comparisons."""
+    """The record and the trials of a study, from which this process makes reports and
+    comparisons."""
 
     record = record_of(source.record(study_id)["record"])
     return record, tuple(Trial.from_dict(values) for values in source.trials(record.id))
 
 
 def shown_trials(source: Source, study_id: str) -> list[Document]:
-    """All trials of a study with their configs' figures (`autotune.results.config_figures`), as tables show them."""
+    """All trials of a study with their configs' figures (`autotune.results.config_figures`), as
+    tables show them."""
     return [trial.to_dict() for trial in source.result(study_id).shown]
 
 
@@ -196,7 +200,8 @@ class FolderSource(LocalSource):
 def in_folder(
     study: str, store: str | None, url: str | None, folder: Path | None
 ) -> tuple[str, str | None]:
-    """The study and the store that a command means: with `--in`, those of the folder. Raises `SpecError` when neither a study nor a folder is named."""
+    """The study and the store that a command means: with `--in`, those of the folder. Raises
+    `SpecError` when neither a study nor a folder is named."""
 
     if folder is None:
         if not study:
@@ -244,9 +249,11 @@ def open_source(
     *,
     missing: Literal["refused", "created", "empty"] = "refused",
 ) -> Iterator[Source]:
-    """The service at `url`, or at AUTOTUNE_URL if no store is named; otherwise the results database, or a study's folder.
+    """The service at `url`, or at AUTOTUNE_URL if no store is named; otherwise the results
+    database, or a study's folder.
 
-    `missing`: what a named database is that does not exist; an empty one is not written, and a note says so. Raises `NotFoundError` for one that is refused."""
+    `missing`: what a named database is that does not exist; an empty one is not written, and a note
+    says so. Raises `NotFoundError` for one that is refused."""
 
     address = url or (None if store else settings().url)
     source: Source

@@ -1,7 +1,8 @@
-"""A study as text: its printed summary, the table of best configs, and trials, speedups and events in one line each.
+"""A study as text: its printed summary, the table of best configs, and trials, speedups and events
+in one line each.
 
-Everything is made from trials and from the documents of the public contract. A study therefore reads the same whether it runs in this process,
-ended yesterday or runs on a service.
+Everything is made from trials and from the documents of the public contract. A study therefore
+reads the same whether it runs in this process, ended yesterday or runs on a service.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def trial_line(trial: Trial, palette: Palette) -> str:
 
 
 def noisy_line(noisy: Mapping[str, Any]) -> str:
-    """What is said of a machine that is too noisy while a study runs. `noisy`: the document `too_noisy`."""
+    """What is said of a machine that is too noisy while a study runs. `noisy`: the document
+    `too_noisy`."""
     return f"{noisy['message']} so far. A speedup is claimed only if later runs agree, or if the speedup is far above this noise: {noisy['remedy']}"
 
 
@@ -84,8 +86,9 @@ def print_study(
     verbose: bool = False,
     folder: Path | None = None,
 ) -> None:
-    """Prints a study: one row per config, then the answer in at most ten lines. `verbose`: with what was excluded, where ranks ran, and why it won (`why`);
-    `folder`: of its results, where no store has them."""
+    """Prints a study: one row per config, then the answer in at most ten lines. `verbose`: with
+    what was excluded, where ranks ran, and why it won (`why`); `folder`: of its results, where no
+    store has them."""
     out, err = consoles()
     palette = Palette.of(sys.stdout)
     study, best = document["study"], document["best"]
@@ -122,7 +125,8 @@ def print_study(
 
 
 def _print_answer(out: Console, name: str, text: str) -> None:
-    """A line of the answer. A terminal that is too narrow for it gets further lines below its text, except of a config, which people copy."""
+    """A line of the answer. A terminal that is too narrow for it gets further lines below its text,
+    except of a config, which people copy."""
     if not out.is_terminal or " " not in text:
         out.print(f"{name:10} {text}", soft_wrap=True)
         return
@@ -136,7 +140,8 @@ def _print_answer(out: Console, name: str, text: str) -> None:
 def answer_lines(
     document: Mapping[str, Any], trials: Sequence[Trial], folder: Path | None = None
 ) -> list[tuple[str, str]]:
-    """The end of a study, answer first: what to change against the baseline, by how much that is faster, how sure that is, and what it costs."""
+    """The end of a study, answer first: what to change against the baseline, by how much that is
+    faster, how sure that is, and what it costs."""
     study, best = document["study"], document["best"]
     missing = _unmeasured_baseline(document)
     lines: list[tuple[str, str]] = []
@@ -193,7 +198,8 @@ def _change(won: Trial, baseline: Trial | None, *, is_measured: bool) -> str:
 
 
 def _speedup(document: Mapping[str, Any], won: Trial, missing: Trial | None) -> str:
-    """The speedup; without a measured baseline why there is none, the speed of the best, and what was predicted for the baseline."""
+    """The speedup; without a measured baseline why there is none, the speed of the best, and what
+    was predicted for the baseline."""
     if missing is None:
         return speedup_line(document)
     speed = format_count(won.measured.tokens_per_s if won.measured else None)
@@ -206,7 +212,8 @@ def _speedup(document: Mapping[str, Any], won: Trial, missing: Trial | None) -> 
 
 
 def _beside_baseline(won: Trial, baseline: Trial | None, missing: Trial | None) -> str:
-    """Stability and memory of the winner, and in brackets the baseline's; of one that was not measured the predicted memory."""
+    """Stability and memory of the winner, and in brackets the baseline's; of one that was not
+    measured the predicted memory."""
 
     def of(trial: Trial) -> tuple[str, str]:
         reward = trial.reward
@@ -224,7 +231,8 @@ def _beside_baseline(won: Trial, baseline: Trial | None, missing: Trial | None) 
 
 
 def print_target(target: Mapping[str, Any], *, top: int | None = None) -> None:
-    """Prints the ranking of a target's configs, the first `top` of them (None: all that are kept), and what is known of all."""
+    """Prints the ranking of a target's configs, the first `top` of them (None: all that are kept),
+    and what is known of all."""
     from autotune.report.target_text import HEADS, TEXT_COLUMNS, target_rows, target_sentences
 
     out, _ = consoles()
@@ -286,7 +294,8 @@ def _named(study: Mapping[str, Any], folder: Path | None) -> str:
 
 
 def next_step(document: Mapping[str, Any], folder: Path | None = None) -> str:
-    """The command that exports the best config of a study's document, by its `next_export` or else by the study's own trainer, or the line of Python that starts it."""
+    """The command that exports the best config of a study's document, by its `next_export` or else
+    by the study's own trainer, or the line of Python that starts it."""
     named = _named(document["study"], folder)
     target = document.get("next_export") or {"trainer": document["study"]["trainer"], "options": {}}
     if line := target.get("python"):
@@ -315,7 +324,8 @@ _STATUSES: Mapping[TrialStatus, str] = {
 
 
 def trials_line(trials: Sequence[Trial]) -> str:
-    """Trials counted by purpose and by status: `trials: 14 searched, the baseline, 6 finals (19 completed, 2 failed)`."""
+    """Trials counted by purpose and by status: `trials: 14 searched, the baseline, 6 finals (19
+    completed, 2 failed)`."""
     statuses = Counter(t.status for t in trials)
     ends = [f"{n} {words}" for status, words in _STATUSES.items() if (n := statuses[status])]
     return f"trials: {runs_line(trials)} ({', '.join(ends)})"
@@ -330,7 +340,8 @@ def runs_line(trials: Sequence[Trial]) -> str:
 
 
 def speedup_line(document: Mapping[str, Any]) -> str:
-    """How the best config of a study compares with the baseline, and how often both were measured; empty without both.
+    """How the best config of a study compares with the baseline, and how often both were measured;
+    empty without both.
 
     `document` is the public document {study, best, baseline, speedup, final_rounds, ...}.
     """
@@ -354,7 +365,8 @@ def speedup_line(document: Mapping[str, Any]) -> str:
 
 
 def tied_line(document: Mapping[str, Any], trials: Sequence[Trial] = ()) -> str:
-    """The trials that are statistically tied with the best, and in what the first of them differs from it, where `trials` hold it; empty without any."""
+    """The trials that are statistically tied with the best, and in what the first of them differs
+    from it, where `trials` hold it; empty without any."""
     numbers = document.get("tied_with") or ()
     if not numbers:
         return ""
@@ -418,7 +430,8 @@ def configs_table(configs: Sequence[Mapping[str, Any]]) -> FittedTable:
 
 
 def studies_table(studies: Sequence[Mapping[str, Any]]) -> FittedTable:
-    """A table of studies. A narrow terminal leaves out columns, and shortens names last: ids stay whole, because commands take them."""
+    """A table of studies. A narrow terminal leaves out columns, and shortens names last: ids stay
+    whole, because commands take them."""
     palette = Palette.of(sys.stdout)
     table = FittedTable(
         empty=bare_table,
@@ -451,7 +464,8 @@ def studies_table(studies: Sequence[Mapping[str, Any]]) -> FittedTable:
 
 
 def interval_of(study: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """The ends of the 95% interval of a listed study's speedup; None while it has no final rounds and may go on."""
+    """The ends of the 95% interval of a listed study's speedup; None while it has no final rounds
+    and may go on."""
     result = study.get("result") or {}
     if study["status"] == "PAUSED" and not result.get("final_rounds"):
         return None, None
@@ -472,11 +486,13 @@ CAUSES: Mapping[str, str] = {
     "CancelAsked": "cancellation requested",
     "InterruptAsked": "the controller was interrupted ({reason})",
 }
-"""what the controller decided upon, by the name of the event (`autotune.study.controller.commands.Event`)"""
+"""what the controller decided upon, by the name of the event
+(`autotune.study.controller.commands.Event`)"""
 
 
 def logged_line(event: Mapping[str, Any]) -> str:
-    """Any event in one line: `history_line`, and each decision of the controller with what it was decided upon."""
+    """Any event in one line: `history_line`, and each decision of the controller with what it was
+    decided upon."""
     if event["kind"] != EventKind.DECIDED:
         return history_line(event) or str(event["kind"])
     cause = event["data"]["cause"]

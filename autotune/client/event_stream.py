@@ -1,4 +1,5 @@
-"""A study's event stream: the next request, and the parser for the stream's lines (HTML standard, section "Server-sent events"; data is JSON).
+"""A study's event stream: the next request, and the parser for the stream's lines (HTML standard,
+section "Server-sent events"; data is JSON).
 
 If the connection breaks, the stream continues after the last event that arrived.
 """
@@ -53,7 +54,8 @@ class EventStream:
         return None
 
     def broke(self, error: httpx.TransportError) -> None:
-        """Notes a broken connection. Raises `ServiceError` after too many broken connections in a row."""
+        """Notes a broken connection. Raises `ServiceError` after too many broken connections in a
+        row."""
         self._failures += 1
         if self._failures > operations.RETRIES:
             raise unreachable(self._url, error) from None

@@ -1,7 +1,8 @@
 """The requests to a service, without input or output.
 
-Each request is a script: a generator that yields a request to send or a pause, and receives the response. A transport
-(`autotune.client.transports`) runs the script, blocking or asynchronously, so that both clients share everything in this module.
+Each request is a script: a generator that yields a request to send or a pause, and receives the
+response. A transport (`autotune.client.transports`) runs the script, blocking or asynchronously, so
+that both clients share everything in this module.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ BUSY = (429, 503)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One request. Every request is safe to send twice, because it only reads, carries an idempotency key, or requests a state."""
+    """One request. Every request is safe to send twice, because it only reads, carries an
+    idempotency key, or requests a state."""
 
     method: str = "GET"
     path: str
@@ -75,7 +77,8 @@ Script = Generator[Instruction, Outcome, Reply]
 
 
 class Operations(ABC, Generic[One, Many]):
-    """All requests. `One` is a document and `Many` a list of documents, or an awaitable of these."""
+    """All requests. `One` is a document and `Many` a list of documents, or an awaitable of
+    these."""
 
     url: str
 
@@ -88,14 +91,16 @@ class Operations(ABC, Generic[One, Many]):
         """Runs a script."""
 
     def submit(self, spec: Mapping[str, Any], *, idempotency_key: str | None = None) -> One:
-        """Submit a study: {study, notes}. Without `key`, a random key is used, so that a repeated request does not create a second study."""
+        """Submit a study: {study, notes}. Without `key`, a random key is used, so that a repeated
+        request does not create a second study."""
         key = idempotency_key or secrets.token_hex(16)
         return self._ask(
             Call(method="POST", path="/studies", body=spec, headers={"Idempotency-Key": key})
         )
 
     def studies(self, *, limit: int = 50, offset: int = 0, **filters: Unpack[AskedStudies]) -> One:
-        """List studies, newest first: {studies, next_offset}. `filters`: status, model, cluster, owner, name, tag."""
+        """List studies, newest first: {studies, next_offset}. `filters`: status, model, cluster,
+        owner, name, tag."""
         query = {name: str(value) for name, value in filters.items() if value}
         return self._ask(Call(path="/studies", params={"limit": limit, "offset": offset, **query}))
 
@@ -107,7 +112,8 @@ class Operations(ABC, Generic[One, Many]):
         version: Sequence[str] = (),
         **filters: Unpack[AskedRuns],
     ) -> One:
-        """List observed runs, newest first: {runs, next_offset}. `filters`: id, model, cluster, gpu, trainer, program, outcome. `version`: NAME=VERSION."""
+        """List observed runs, newest first: {runs, next_offset}. `filters`: id, model, cluster,
+        gpu, trainer, program, outcome. `version`: NAME=VERSION."""
         query: dict[str, Any] = {name: str(value) for name, value in filters.items() if value}
         query |= {"limit": limit, "offset": offset, "version": list(version)}
         return self._ask(Call(path="/observed", params=query))
@@ -161,7 +167,8 @@ class Operations(ABC, Generic[One, Many]):
         return self._ask(Call(method="DELETE", path=of(study_id)))
 
     def pause(self, study_id: str) -> One:
-        """Pause a study, so that running trials finish and no new trials start: {study}. Raises `ConflictError` if the study has ended."""
+        """Pause a study, so that running trials finish and no new trials start: {study}. Raises
+        `ConflictError` if the study has ended."""
         return self.act(study_id, "pause")
 
     def resume(self, study_id: str) -> One:
@@ -169,11 +176,13 @@ class Operations(ABC, Generic[One, Many]):
         return self.act(study_id, "resume")
 
     def stop(self, study_id: str) -> One:
-        """Stop a study, so that running trials finish and then the best config is named: {study}. Raises `ConflictError` if the study has ended."""
+        """Stop a study, so that running trials finish and then the best config is named: {study}.
+        Raises `ConflictError` if the study has ended."""
         return self.act(study_id, "stop")
 
     def cancel(self, study_id: str) -> One:
-        """Cancel a study and kill its running trials: {study}. Raises `ConflictError` if the study has ended."""
+        """Cancel a study and kill its running trials: {study}. Raises `ConflictError` if the study
+        has ended."""
         return self.act(study_id, "cancel")
 
     def best(
@@ -186,7 +195,8 @@ class Operations(ABC, Generic[One, Many]):
         stability_weight: float | None = None,
         version: Sequence[str] = (),
     ) -> One:
-        """Rank a study's configs by its own objective, or by the objective in the arguments: {study, best, baseline, speedup, objective, configs}. `version`: NAME=VERSION; only trials
+        """Rank a study's configs by its own objective, or by the objective in the arguments:
+        {study, best, baseline, speedup, objective, configs}. `version`: NAME=VERSION; only trials
         measured with these versions are ranked."""
         asked = {
             "top": top,
@@ -247,7 +257,8 @@ class Operations(ABC, Generic[One, Many]):
         on: str = "",
         trial: int | None = None,
     ) -> One:
-        """Export the best config, or a trial's config, for a trainer and a scheduler (default: shell): {trainer, config, argv, env, files, notes, tuned, job}."""
+        """Export the best config, or a trial's config, for a trainer and a scheduler (default:
+        shell): {trainer, config, argv, env, files, notes, tuned, job}."""
         if not trainer:  # another path
             raise NotFoundError(
                 "there is no trainer ''",
@@ -287,7 +298,8 @@ class Operations(ABC, Generic[One, Many]):
         measured_s: float | None = None,
         log: str | None = None,
     ) -> One:
-        """Review a launch without running it: whether the launch fits, how fast it should be, and which edits make it faster. `files`: texts by name, with the launch first."""
+        """Review a launch without running it: whether the launch fits, how fast it should be, and
+        which edits make it faster. `files`: texts by name, with the launch first."""
         said: dict[str, Any] = {"model": model, "cluster": cluster, "seq_len": seq_len}
         said |= {"batch": batch, "precision": precision, "config": config}
         said |= {"measured_s": measured_s, "log": log}
@@ -300,7 +312,8 @@ class Operations(ABC, Generic[One, Many]):
         return self._ask(Call(path="/health", accept=(200, 503)))
 
     def wait(self, study_id: str, *, timeout_s: float = float("inf"), poll_s: float = 0.5) -> One:
-        """Wait until the study has ended or is paused, and return its status. Raises `ServiceError` if this takes longer than `timeout_s`."""
+        """Wait until the study has ended or is paused, and return its status. Raises `ServiceError`
+        if this takes longer than `timeout_s`."""
         return self._one(_waited(self.url, study_id, timeout_s, poll_s))
 
     def _ask(self, call: Call) -> One:
@@ -352,7 +365,8 @@ def _waited(url: str, study_id: str, timeout_s: float, poll_s: float) -> Script[
 
 
 def of(study_id: str, *parts: str) -> str:
-    """The URL path of a study, or of a resource below it. Raises `NotFoundError` for a name that would change the path: an empty name, `.` or `..`."""
+    """The URL path of a study, or of a resource below it. Raises `NotFoundError` for a name that
+    would change the path: an empty name, `.` or `..`."""
     if not study_id:
         raise NotFoundError(
             "the study's name is empty",

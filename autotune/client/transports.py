@@ -1,4 +1,5 @@
-"""The blocking client and the asynchronous client, which run the scripts in `autotune.client.operations`."""
+"""The blocking client and the asynchronous client, which run the scripts in
+`autotune.client.operations`."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class Client(Operations[Document, list[Document]]):
     def __init__(
         self, url: str | None = None, *, token: str | None = None, timeout_s: float = TIMEOUT_S
     ) -> None:
-        """`url` and `token` default to AUTOTUNE_URL and AUTOTUNE_TOKEN. Raises `SpecError` for an invalid address."""
+        """`url` and `token` default to AUTOTUNE_URL and AUTOTUNE_TOKEN. Raises `SpecError` for an
+        invalid address."""
         self.url = address_of(url)
         self._http = httpx.Client(**_options(self.url, token, timeout_s))
 
@@ -53,7 +55,8 @@ class Client(Operations[Document, list[Document]]):
         self.close()
 
     def stream(self, study_id: str, *, after: int = 0) -> Iterator[Document]:
-        """Events as they happen, until the study ends. A broken connection is reopened, and the stream continues."""
+        """Events as they happen, until the study ends. A broken connection is reopened, and the
+        stream continues."""
         stream = EventStream(self.url, study_id, after)
         while True:
             try:
@@ -71,7 +74,8 @@ class Client(Operations[Document, list[Document]]):
             time.sleep(stream.pause_s)
 
     def result(self, study_id: str) -> Result:
-        """The running or finished study with its trials, in the same form as `autotune.tune` returns it: figures, data frame, winner."""
+        """The running or finished study with its trials, in the same form as `autotune.tune`
+        returns it: figures, data frame, winner."""
         return _result(self.record(study_id), self.trials(study_id))
 
     def close(self) -> None:
@@ -101,7 +105,8 @@ class Client(Operations[Document, list[Document]]):
 
 
 class AsyncClient(Operations[Awaitable[Document], Awaitable[list[Document]]]):
-    """An asynchronous client of one service, for one event loop, and an asynchronous context manager. `Client`'s methods are coroutines here."""
+    """An asynchronous client of one service, for one event loop, and an asynchronous context
+    manager. `Client`'s methods are coroutines here."""
 
     def __init__(
         self, url: str | None = None, *, token: str | None = None, timeout_s: float = TIMEOUT_S

@@ -1,4 +1,5 @@
-"""The analytical cost model: step time and peak memory of a config by part, with error bars, from formulas and a few fitted constants.
+"""The analytical cost model: step time and peak memory of a config by part, with error bars, from
+formulas and a few fitted constants.
 
 estimator.py     estimate(workload, configs): the entry point; how step times change with the constants
 layout.py        where ranks sit, layers of each stage, weights per rank, FLOPs of the model

@@ -1,11 +1,14 @@
-"""The estimate of one config or of many: the same code on columns, computed in blocks to bound memory.
+"""The estimate of one config or of many: the same code on columns, computed in blocks to bound
+memory.
 
 Sensitivity: how the predicted step times of configs change with the constants of the cost model.
 
     J_ik = d log f_i / d log theta_k        by differences of 4% in each constant
 
-Most of J is the share of the step that a constant stands for, with the sign of its effect. A constant's last column stands for the level, of which every
-derivative is 1. Differences go downward, where no fraction passes 1. One evaluation of the step time per constant: some 10 ms for a hundred configs.
+Most of J is the share of the step that a constant stands for, with the sign of its effect. A
+constant's last column stands for the level, of which every derivative is 1. Differences go
+downward, where no fraction passes 1. One evaluation of the step time per constant: some 10 ms for a
+hundred configs.
 """
 
 from __future__ import annotations
@@ -60,11 +63,14 @@ def estimate(
     *,
     calibration: Calibration | None = None,
 ) -> Estimate:
-    """Predicted step time and peak memory of one config (floats) or of many (arrays of shape (N,)), with their parts and error bars.
+    """Predicted step time and peak memory of one config (floats) or of many (arrays of shape (N,)),
+    with their parts and error bars.
 
-    `calibration` defaults to the constants for the workload's GPU type and trainer. Raises `ConfigError` for a config that does not fit the
-    cluster (more ranks than GPUs) or the shape of the model (tp does not divide the heads, more stages than layers, a sequence shorter than cp), for counts below 1, and for values that
-    are not configs. Rows of a `ConfigTable` are not checked against the rules, because a space has applied them and measured configs may be replayed.
+    `calibration` defaults to the constants for the workload's GPU type and trainer. Raises
+    `ConfigError` for a config that does not fit the cluster (more ranks than GPUs) or the shape of
+    the model (tp does not divide the heads, more stages than layers, a sequence shorter than cp),
+    for counts below 1, and for values that are not configs. Rows of a `ConfigTable` are not checked
+    against the rules, because a space has applied them and measured configs may be replayed.
     """
     constants = calibration or calibration_for(workload)
     if isinstance(configs, ParallelConfig):
@@ -84,7 +90,8 @@ def estimate(
 
 
 def _lawful(workload: Workload, configs: Iterable[ParallelConfig]) -> ConfigTable:
-    """The table of these configs. Raises `ConfigError` for one that does not fit the cluster or the shape of the model."""
+    """The table of these configs. Raises `ConfigError` for one that does not fit the cluster or the
+    shape of the model."""
     if isinstance(configs, str) or not isinstance(configs, Iterable):
         raise ConfigError(
             f"configs must be ParallelConfigs, but are {configs!r}",
@@ -203,7 +210,8 @@ class Sensitivity:
     workloads: NDArray[np.intp]
     """number of each config's workload, shape (n,)"""
     layers: NDArray[np.int64]
-    """a number for what a rank's layers are: the same where trainer, GPU, sequence and the shape of a layer are, shape (n,)"""
+    """a number for what a rank's layers are: the same where trainer, GPU, sequence and the shape of
+    a layer are, shape (n,)"""
     stall_probability: Array
     """chance that sends of the config stall, shape (n,)"""
     stall_log: Array
@@ -240,9 +248,11 @@ def step_times(workload: Workload, table: ConfigTable) -> Callable[[Calibration]
 def step_times_by(
     workload: Workload, table: ConfigTable, constants: Calibration, columns: Mapping[str, Array]
 ) -> Array:
-    """Step times in seconds by M sets of constants, shape (M, N). `columns`: the constants in which the sets differ, shape (M,) each.
+    """Step times in seconds by M sets of constants, shape (M, N). `columns`: the constants in which
+    the sets differ, shape (M,) each.
 
-    As many sets as a block holds are computed at once, on a table that repeats the configs for each: formulas take as long for a few configs as for hundreds.
+    As many sets as a block holds are computed at once, on a table that repeats the configs for
+    each: formulas take as long for a few configs as for hundreds.
     """
     sets, rows = len(next(iter(columns.values()))), len(table)
     found, together = [], max(BLOCK // rows, 1)
@@ -258,7 +268,8 @@ def step_times_by(
 
 
 def one_by_one(constants: Calibration, moved: Mapping[str, Sequence[float]]) -> dict[str, Array]:
-    """Columns of sets of constants, each of which differs in one of them: `moved`: the values that a constant takes, in order."""
+    """Columns of sets of constants, each of which differs in one of them: `moved`: the values that
+    a constant takes, in order."""
     sets = sum(map(len, moved.values()))
     columns, at = {}, 0
     for name, values in moved.items():
@@ -275,7 +286,8 @@ def sensitivity(
     names: Sequence[str],
     number: int = 0,
 ) -> Sensitivity:
-    """The configs' step times and their derivatives by the constants `names`; `number`: that of the workload."""
+    """The configs' step times and their derivatives by the constants `names`; `number`: that of the
+    workload."""
     here = step_times(workload, table)(constants)
     log_step_s = np.log(here.total)
     jacobian = np.ones((len(table), len(names) + 1))

@@ -1,14 +1,17 @@
-"""Layout: where the ranks of each group sit, as columns of floats that all formulas of this package share.
+"""Layout: where the ranks of each group sit, as columns of floats that all formulas of this package
+share.
 
-Ranks are numbered with the tensor-parallel index fastest, then context, data, and pipeline slowest, and fill one node after another (the order of
-Megatron-LM and of torch's DeviceMesh). A group is described by its size and by the number of its members that share a domain: the GPUs that the fast
-link joins, which is a node on most clusters and a rack of 18 nodes on a GB200 NVL72. A job takes equally many nodes of
-each domain that it needs.
+Ranks are numbered with the tensor-parallel index fastest, then context, data, and pipeline slowest,
+and fill one node after another (the order of Megatron-LM and of torch's DeviceMesh). A group is
+described by its size and by the number of its members that share a domain: the GPUs that the fast
+link joins, which is a node on most clusters and a rack of 18 nodes on a GB200 NVL72. A job takes
+equally many nodes of each domain that it needs.
 
 Pipeline stages: layers on the first, the last and the fullest middle rank.
 
-The first rank also holds the embedding, the last one the output projection, the loss and the layers of multi-token prediction. How the other layers are dealt
-to the ranks stands in `autotune.trainers.base.layer_split`.
+The first rank also holds the embedding, the last one the output projection, the loss and the layers
+of multi-token prediction. How the other layers are dealt to the ranks stands in
+`autotune.trainers.base.layer_split`.
 
 Weights per rank under tensor, expert and pipeline parallelism.
 
@@ -16,9 +19,10 @@ Floating-point operations of a decoder: what the model needs, independent of how
 
     n tokens   h hidden   f MLP width   q = heads * head_dim   kv = kv_heads * head_dim   s sequence length   V vocabulary
 
-A matmul of (m, k) by (k, n) takes 2*m*n*k FLOPs; its backward pass is two matmuls of the same size (Narayanan et al., arXiv 2104.04473, appendix).
-Attention is causal: half of the s*s scores are needed. Neglected: norms, activations and the optimizer's arithmetic, which are bound by memory
-and counted as bytes in `compute.py`.
+A matmul of (m, k) by (k, n) takes 2*m*n*k FLOPs; its backward pass is two matmuls of the same size
+(Narayanan et al., arXiv 2104.04473, appendix). Attention is causal: half of the s*s scores are
+needed. Neglected: norms, activations and the optimizer's arithmetic, which are bound by memory and
+counted as bytes in `compute.py`.
 """
 
 from __future__ import annotations
@@ -47,7 +51,8 @@ class Stages:
 
 
 def stages_of(model: ModelSpec, table: ConfigTable, split: str) -> Stages:
-    """The stages of every row; each value of pp is cut once. `split`: of the trainer, where the config leaves it to it."""
+    """The stages of every row; each value of pp is cut once. `split`: of the trainer, where the
+    config leaves it to it."""
     by_edges = table.is_word("pp_split", "edges")
     kinds, where = np.unique(2 * table.pp + by_edges, return_inverse=True)
     cuts = np.array(
@@ -65,7 +70,8 @@ def _cut(model: ModelSpec, p: int, split: str) -> tuple[float, float, float]:
 
 
 def layer_weights(model: ModelSpec, layout: Layout) -> tuple[Column, Column]:
-    """Weights of one layer on a rank, averaged over the layers: (dense ones, those of its experts)."""
+    """Weights of one layer on a rank, averaged over the layers: (dense ones, those of its
+    experts)."""
     share = model.expert_share
     kinds = [(1.0 - share, False), (share, True)]
     found = [
@@ -78,8 +84,9 @@ def layer_weights(model: ModelSpec, layout: Layout) -> tuple[Column, Column]:
 
 
 def edge_weights(model: ModelSpec, layout: Layout, vocab_parallel: bool) -> tuple[Column, Column]:
-    """Weights of (embedding, output projection) on the first and last rank; tied weights count once if both are on the same rank. What lies outside of the
-    language model, such as a vision tower, is whole on the first rank."""
+    """Weights of (embedding, output projection) on the first and last rank; tied weights count once
+    if both are on the same rank. What lies outside of the language model, such as a vision tower,
+    is whole on the first rank."""
     cut = layout.tp if vocab_parallel else np.ones_like(layout.tp)
     # positions are not cut: there are few of them
     positions = float(model.embedding_parameters - model.vocab_size * model.hidden_size)
@@ -102,7 +109,8 @@ class LayerWeights:
 
 
 def weights_of_kind(model: ModelSpec, layout: Layout, *, experts: bool) -> LayerWeights:
-    """The weights of a layer with experts, or of one without. Norms, the router and the projection into a latent are replicated."""
+    """The weights of a layer with experts, or of one without. Norms, the router and the projection
+    into a latent are replicated."""
     one = np.ones_like(layout.tp)
     uncut = float(sum(n * k for n, k, cut in model.attention_matrices if not cut))
     whole = uncut + model.norm_parameters + (model.router_parameters if experts else 0)
@@ -158,7 +166,8 @@ class Layout:
     cp: Column
     ep: Column
     expert_tp: Column
-    """ranks over which tensor parallelism cuts one expert: tp, or 1 for a trainer that leaves experts whole"""
+    """ranks over which tensor parallelism cuts one expert: tp, or 1 for a trainer that leaves
+    experts whole"""
     micro_batch: Column
     """sequences per rank and micro-batch"""
     accumulation: Column
@@ -183,7 +192,8 @@ class Layout:
     ep_group: Group
     """ranks that hold different experts of a layer"""
     expert_shard_group: Group
-    """those of one copy that hold the same experts, over which these are sharded: tp * cp * dp / (expert_tp * ep * dp_replicas)"""
+    """those of one copy that hold the same experts, over which these are sharded: tp * cp * dp /
+    (expert_tp * ep * dp_replicas)"""
     stages_per_domain: Column
     """neighbouring pipeline ranks that share a domain"""
 
@@ -191,7 +201,8 @@ class Layout:
 def layout_of(
     workload: Workload, table: ConfigTable, *, whole_experts: bool | None = None
 ) -> Layout:
-    """The layout of every row. `whole_experts`: whether tensor parallelism leaves experts whole; default: as the workload's trainer does."""
+    """The layout of every row. `whole_experts`: whether tensor parallelism leaves experts whole;
+    default: as the workload's trainer does."""
     tp, pp, dp, cp, ep = (
         table.column(n).astype(np.float64) for n in ("tp", "pp", "dp", "cp", "ep")
     )
@@ -233,7 +244,8 @@ def layout_of(
 
 @dataclass(frozen=True, slots=True)
 class Matmul:
-    """One weight matrix of a layer, (tokens, k) x (k, n), and the side along which tensor parallelism cuts it."""
+    """One weight matrix of a layer, (tokens, k) x (k, n), and the side along which tensor
+    parallelism cuts it."""
 
     n: float
     """output width"""
@@ -250,9 +262,11 @@ class Matmul:
 
 
 def layer_matmuls(model: ModelSpec) -> tuple[Matmul, ...]:
-    """The weight matrices of one layer in order: query-key-value (more than one with a latent), output, MLP up (with its gate), MLP down.
+    """The weight matrices of one layer in order: query-key-value (more than one with a latent),
+    output, MLP up (with its gate), MLP down.
 
-    In a model with experts the MLPs of all kinds follow one another: experts, the shared experts, the MLP of dense layers.
+    In a model with experts the MLPs of all kinds follow one another: experts, the shared experts,
+    the MLP of dense layers.
     """
     *inputs, output = model.attention_matrices
     h, gate = float(model.hidden_size), 2.0 if model.gated_mlp else 1.0
@@ -272,18 +286,21 @@ def layer_matmuls(model: ModelSpec) -> tuple[Matmul, ...]:
 
 
 def weighed(model: ModelSpec, matmul: Matmul) -> float:
-    """Multiply-adds per token of a matrix, averaged over the layers; of the experts, those that a token visits."""
+    """Multiply-adds per token of a matrix, averaged over the layers; of the experts, those that a
+    token visits."""
     return matmul.n * matmul.k * matmul.share * (model.experts_per_token if matmul.expert else 1)
 
 
 def layer_matmul_flops(model: ModelSpec) -> float:
-    """Forward FLOPs per token in one layer's weight matrices (of the experts, those that a token visits), averaged over the layers."""
+    """Forward FLOPs per token in one layer's weight matrices (of the experts, those that a token
+    visits), averaged over the layers."""
     router = 2.0 * model.hidden_size * model.num_experts * model.expert_share
     return router + sum(2.0 * weighed(model, matmul) for matmul in layer_matmuls(model))
 
 
 def layer_attention_flops(model: ModelSpec, seq_len: float, *, causal: bool = True) -> float:
-    """Forward FLOPs per token in one layer's scores and weighted values: 4*s*q, half of it when the causal mask is used; averaged over layers that attend and others."""
+    """Forward FLOPs per token in one layer's scores and weighted values: 4*s*q, half of it when the
+    causal mask is used; averaged over layers that attend and others."""
     width = (model.head_dim + (model.v_head_dim or model.head_dim)) * attending_share(model)
     return 2.0 * seq_len * model.num_attention_heads * width * (0.5 if causal else 1.0)
 
@@ -294,39 +311,47 @@ def attending_share(model: ModelSpec) -> float:
 
 
 def with_lengths(workload: Workload, lengths: Column) -> Workload:
-    """The workload with a sequence length of each row, one document each. It is for the formulas alone: its length is not checked, and it is never kept."""
+    """The workload with a sequence length of each row, one document each. It is for the formulas
+    alone: its length is not checked, and it is never kept."""
     found = replace(workload, document_len=0)
     object.__setattr__(found, "seq_len", lengths)
     return found
 
 
 def attended_len(workload: Workload) -> float:
-    """Length of a whole sequence whose tokens attend to as many others, on average, as those of the workload's packed documents.
+    """Length of a whole sequence whose tokens attend to as many others, on average, as those of the
+    workload's packed documents.
 
-    Documents of d tokens on average and of exponentially distributed length (the distribution of largest entropy), cut at the ends of a sequence of s tokens: a
-    token attends to d * (1 - (1 - exp(-s/d)) * d/s) tokens before it, and to s/2 where the sequence is one document. A column where the workload is of `with_lengths`.
+    Documents of d tokens on average and of exponentially distributed length (the distribution of
+    largest entropy), cut at the ends of a sequence of s tokens: a token attends to d * (1 - (1 -
+    exp(-s/d)) * d/s) tokens before it, and to s/2 where the sequence is one document. A column
+    where the workload is of `with_lengths`.
     """
     d, s = float(workload.document_len), 1.0 * workload.seq_len
     return 2.0 * d * (1.0 + math.expm1(-s / d) * d / s) if d else s
 
 
 def head_flops(model: ModelSpec) -> float:
-    """Forward FLOPs per token in the output projection, once per token that is predicted, and in the projections of multi-token prediction."""
+    """Forward FLOPs per token in the output projection, once per token that is predicted, and in
+    the projections of multi-token prediction."""
     once = 2.0 * model.hidden_size * model.vocab_size
     return once * (1.0 + model.mtp_layers) + model.mtp_layers * 4.0 * model.hidden_size**2
 
 
 def model_flops_per_token(model: ModelSpec, seq_len: float) -> float:
-    """FLOPs that one training step needs per token, forward and backward, without recomputation: the numerator of MFU.
+    """FLOPs that one training step needs per token, forward and backward, without recomputation:
+    the numerator of MFU.
 
-    Causal attention counts half of the scores (PaLM, arXiv 2204.02311, appendix B counts all of them).
+    Causal attention counts half of the scores (PaLM, arXiv 2204.02311, appendix B counts all of
+    them).
     """
     layer = layer_matmul_flops(model) + layer_attention_flops(model, seq_len)
     return 3.0 * ((model.num_layers + model.mtp_layers) * layer + head_flops(model))
 
 
 def training_flops_per_token(workload: Workload) -> float:
-    """The same for a workload: of packed documents, and without gradients of the weights that adapters leave as they are. The adapters' own products are neglected."""
+    """The same for a workload: of packed documents, and without gradients of the weights that
+    adapters leave as they are. The adapters' own products are neglected."""
     model = workload.model
     needed = model_flops_per_token(model, attended_len(workload))
     if workload.peft is None:

@@ -1,11 +1,16 @@
-"""What fine-tuning trains: all weights, or low-rank adapters beside frozen ones (Hu et al., arXiv 2106.09685).
+"""What fine-tuning trains: all weights, or low-rank adapters beside frozen ones (Hu et al., arXiv
+2106.09685).
 
-An adapter of rank r beside a matrix of (k, n) is one of (k, r) and one of (r, n). The backward pass of a frozen matrix computes the gradient of its input and
-none of its weights. QLoRA keeps the frozen matrices of the layers in 4 bits with a scale for every 64 weights, `FOUR_BITS` bytes each with double quantization
-(Dettmers et al., arXiv 2305.14314, section 3), and writes them in 16 bits before each use. Embedding and output projection stay in 16 bits: libraries replace the
-linear modules of the layers, and none of them the head (bitsandbytes in transformers: `llm_int8_skip_modules`).
+An adapter of rank r beside a matrix of (k, n) is one of (k, r) and one of (r, n). The backward pass
+of a frozen matrix computes the gradient of its input and none of its weights. QLoRA keeps the
+frozen matrices of the layers in 4 bits with a scale for every 64 weights, `FOUR_BITS` bytes each
+with double quantization (Dettmers et al., arXiv 2305.14314, section 3), and writes them in 16 bits
+before each use. Embedding and output projection stay in 16 bits: libraries replace the linear
+modules of the layers, and none of them the head (bitsandbytes in transformers:
+`llm_int8_skip_modules`).
 
-Beside its two narrow products an adapter reads and writes, in elements of the compute precision per token, of the input (k) and of the output (n) of its matrix:
+Beside its two narrow products an adapter reads and writes, in elements of the compute precision per
+token, of the input (k) and of the output (n) of its matrix:
 
                                                   forward                   backward
     kernel by kernel (torchtune, NeMo)            5 n                       3 k + 2 n        scaling, sum; sum of both inputs' gradients
@@ -13,9 +18,11 @@ Beside its two narrow products an adapter reads and writes, in elements of the c
     PEFT, whose adapters are in fp32              10.5 k + 5 n              13.5 k + 2 n     input cast to fp32, dropped out there, and cast back by autocast
     PEFT beside 4 bits                            7.5 k + 11 n              10.5 k + 5 n     input in fp32; output copied, and summed in fp32
 
-`prepare_model_for_kbit_training` of PEFT casts embeddings and norms to fp32, and so all that flows between the layers; bitsandbytes casts the input of every matrix to
-16 bits and its output back: 3 k + 3 n in each direction. (peft: `tuners/lora/layer.py` and `bnb.py`, Linear.forward; `utils/other.py`; bitsandbytes:
-`nn/modules.py`, Linear4bit.) Scripts for PEFT set a dropout, the recipes of the others none; taken as given.
+`prepare_model_for_kbit_training` of PEFT casts embeddings and norms to fp32, and so all that flows
+between the layers; bitsandbytes casts the input of every matrix to 16 bits and its output back: 3 k
++ 3 n in each direction. (peft: `tuners/lora/layer.py` and `bnb.py`, Linear.forward;
+`utils/other.py`; bitsandbytes: `nn/modules.py`, Linear4bit.) Scripts for PEFT set a dropout, the
+recipes of the others none; taken as given.
 """
 
 from __future__ import annotations
@@ -38,7 +45,8 @@ FROZEN_EDGE_BYTES = 2.0
 UNPACKED_BYTES = FOUR_BITS + 2.0
 """bytes that are read and written to make a weight of 16 bits out of one of 4 bits"""
 EAGER = np.array([[0.0, 5.0], [3.0, 2.0]])
-"""elements per token that an adapter reads and writes, in units of its matrix's input and output: forward, backward"""
+"""elements per token that an adapter reads and writes, in units of its matrix's input and output:
+forward, backward"""
 COMPILED = np.array([[0.0, 3.0], [3.0, 2.0]])
 PEFT = np.array([[10.5, 5.0], [13.5, 2.0]])
 PEFT_4_BITS = np.array([[7.5, 11.0], [10.5, 5.0]])
@@ -52,7 +60,8 @@ def frozen_bytes(workload: Workload) -> float:
 
 
 def adapter_weights(model: ModelSpec, peft: Peft, layout: Layout) -> tuple[Column, Column]:
-    """Weights of one layer's adapters on a rank: (beside dense matrices, beside those of its experts)."""
+    """Weights of one layer's adapters on a rank: (beside dense matrices, beside those of its
+    experts)."""
     dense = experts = np.zeros_like(layout.tp)
     for matrix, inputs, outputs in _adapted(model, peft, layout):
         weights = peft.rank * (inputs + outputs) * matrix.share
@@ -64,7 +73,8 @@ def adapter_weights(model: ModelSpec, peft: Peft, layout: Layout) -> tuple[Colum
 
 
 def adapters_forward_s(workload: Workload, layout: Layout, constants: Calibration) -> Column:
-    """Seconds of one layer's adapters in the forward pass of one micro-batch; zero where all weights are trained."""
+    """Seconds of one layer's adapters in the forward pass of one micro-batch; zero where all
+    weights are trained."""
     if workload.peft is None:
         return np.zeros_like(layout.tp)
     rank, seconds = float(workload.peft.rank), np.zeros_like(layout.tp)
@@ -84,7 +94,8 @@ def adapters_forward_s(workload: Workload, layout: Layout, constants: Calibratio
 def adapters_moved_s(
     workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, traits: Traits
 ) -> tuple[Column, Column]:
-    """Seconds of what one layer's adapters read and write beside their products, for one micro-batch: (forward, backward), for every row."""
+    """Seconds of what one layer's adapters read and write beside their products, for one
+    micro-batch: (forward, backward), for every row."""
     nothing = np.zeros_like(layout.tp)
     if workload.peft is None:
         return nothing, nothing
@@ -114,21 +125,24 @@ def adapters_moved_s(
 def _widths(
     model: ModelSpec, matrix: Matmul, inputs: Column, outputs: Column, *, merged: bool
 ) -> Column:
-    """Elements per token that go into the matrices of this name and those that come out, shape (N, 2). `merged`: queries, keys and values are one matrix, as in Megatron."""
+    """Elements per token that go into the matrices of this name and those that come out, shape (N,
+    2). `merged`: queries, keys and values are one matrix, as in Megatron."""
     visits = matrix.share * (model.experts_per_token if matrix.expert else 1.0)
     times = 1.0 if merged else apart(model, matrix.part)
     return np.stack([visits * times * inputs, visits * outputs], axis=1)
 
 
 def apart(model: ModelSpec, part: str) -> float:
-    """Weight matrices as libraries hold them in one of the layer's: queries, keys and values apart, and the gate beside the projection up."""
+    """Weight matrices as libraries hold them in one of the layer's: queries, keys and values apart,
+    and the gate beside the projection up."""
     return {"inputs": 1.0 if model.is_latent else 3.0, "up": 2.0 if model.gated_mlp else 1.0}.get(
         part, 1.0
     )
 
 
 def unpacking_s(workload: Workload, constants: Calibration, weights: Column) -> Column:
-    """Seconds to write frozen weights of 4 bits in 16 bits, once; zero where they are kept in 16 bits."""
+    """Seconds to write frozen weights of 4 bits in 16 bits, once; zero where they are kept in 16
+    bits."""
     if workload.peft is None or workload.peft.method != "qlora":
         return np.zeros_like(weights)
     rate = workload.cluster.gpu.memory_bytes_per_s * constants.memory_efficiency

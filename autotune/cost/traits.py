@@ -1,10 +1,14 @@
-"""Traits: facts about a trainer that need no measurement, such as what it keeps in memory, fuses and overlaps.
+"""Traits: facts about a trainer that need no measurement, such as what it keeps in memory, fuses
+and overlaps.
 
-They come from the code and documentation of the training loops. Quantities that must be measured are constants of the calibration instead.
+They come from the code and documentation of the training loops. Quantities that must be measured
+are constants of the calibration instead.
 
-Why two trainers hold different memory for the same config: the traits in which they differ, in words, by category of memory.
+Why two trainers hold different memory for the same config: the traits in which they differ, in
+words, by category of memory.
 
-A reason is listed only where the config makes it act: selective recomputation where the config recomputes, a gathered input under sequence parallelism.
+A reason is listed only where the config makes it act: selective recomputation where the config
+recomputes, a gathered input under sequence parallelism.
 """
 
 from __future__ import annotations
@@ -27,115 +31,161 @@ class Traits:
     reduce_bytes: float = 4.0
     """bytes per weight that the gradient reduction carries under mixed precision"""
     fp16_reduce_bytes: float = 4.0
-    """the same under fp16, and the most that the gradient buffer has there: what is reduced is the buffer itself"""
+    """the same under fp16, and the most that the gradient buffer has there: what is reduced is the
+    buffer itself"""
     pure_reduce_bytes: float = 2.0
-    """the same where nothing is kept in fp32 (`Workload.pure_bf16`), and of gradients that wait for a sharded reduction"""
+    """the same where nothing is kept in fp32 (`Workload.pure_bf16`), and of gradients that wait for
+    a sharded reduction"""
     master_weights: bool = True
-    """whether fp32 master weights exist beside 16-bit weights; otherwise weights are fp32 and cast where they are used"""
+    """whether fp32 master weights exist beside 16-bit weights; otherwise weights are fp32 and cast
+    where they are used"""
     split: str = "even"
-    """how layers are split into pipeline stages: 'even', or 'by_cost' (stages of equal weight, output projection included)"""
+    """how layers are split into pipeline stages: 'even', or 'by_cost' (stages of equal weight,
+    output projection included)"""
     vocab_parallel: bool = True
     """tensor parallelism cuts the output projection and the loss along the vocabulary"""
     fused: bool = True
     """fused norm, rotary and activation kernels, which keep fewer intermediate tensors"""
     scattered_sends: bool = False
-    """pipeline boundaries are sent in tensor-parallel shards and gathered by the receiver (arXiv 2104.04473, section 4.1)"""
+    """pipeline boundaries are sent in tensor-parallel shards and gathered by the receiver (arXiv
+    2104.04473, section 4.1)"""
     overlapped_sends: bool = False
-    """interleaved schedules send to the neighbour while the next stage computes (Megatron-Core: overlap_p2p_comm)"""
+    """interleaved schedules send to the neighbour while the next stage computes (Megatron-Core:
+    overlap_p2p_comm)"""
     gated_kept: float = 4.0
-    """multiples of the MLP width that a gated MLP keeps: both inputs of the product, the activation and the product; 3 with a fused kernel that recomputes one"""
+    """multiples of the MLP width that a gated MLP keeps: both inputs of the product, the activation
+    and the product; 3 with a fused kernel that recomputes one"""
     repeats_keys: bool = False
-    """keys and values are copied to all heads of queries before attention, which keeps the copies (torchtitan's `repeat_kv`)"""
+    """keys and values are copied to all heads of queries before attention, which keeps the copies
+    (torchtitan's `repeat_kv`)"""
     keeps_gathered: bool = False
-    """under sequence parallelism matrix products keep their whole input, where others keep their part and gather it again (DTensor's parallel styles)"""
+    """under sequence parallelism matrix products keep their whole input, where others keep their
+    part and gather it again (DTensor's parallel styles)"""
     discards_outputs: bool = True
-    """recomputation of norms and activation functions gives up their outputs too (Megatron-Core's `CheckpointWithoutOutput`). torch's checkpoint leaves these
-    to the matrix products that keep them as inputs"""
+    """recomputation of norms and activation functions gives up their outputs too (Megatron-Core's
+    `CheckpointWithoutOutput`). torch's checkpoint leaves these to the matrix products that keep
+    them as inputs"""
     ring_sums_fp32: bool = False
-    """a ring of context parallelism passes on gradients of keys and values in fp32, once more than keys and values, so that they come back to their owner"""
+    """a ring of context parallelism passes on gradients of keys and values in fp32, once more than
+    keys and values, so that they come back to their owner"""
     ring_gathers: bool = False
-    """a ring of context parallelism gathers all keys and values at once, beside the first of its kernels alone (torch's `context_parallel`, whose default is `_AllGatherRotater`)"""
+    """a ring of context parallelism gathers all keys and values at once, beside the first of its
+    kernels alone (torch's `context_parallel`, whose default is `_AllGatherRotater`)"""
     chunks_again: bool = False
     """a chunked loss makes the logits of a chunk once more in the backward pass"""
     loss: str = "full"
     """how the trainer computes the loss by itself; the kinds stand in `memory/loss.py`"""
     liger: bool = False
-    """its fused loss is that of Liger's kernels for transformers' models, which never hold whole logits (`memory/loss.py`)"""
+    """its fused loss is that of Liger's kernels for transformers' models, which never hold whole
+    logits (`memory/loss.py`)"""
     tiles_mlp: bool = False
-    """with activations on the host the MLP is computed, and computed again, for as many tokens at a time as the hidden width has elements (DeepSpeed's `TiledMLP`, arXiv 2506.13996, section 3.1)"""
+    """with activations on the host the MLP is computed, and computed again, for as many tokens at a
+    time as the hidden width has elements (DeepSpeed's `TiledMLP`, arXiv 2506.13996, section 3.1)"""
     casts_logits: bool = True
-    """logits are cast to fp32 for a full or chunked loss: by autocast, or by the program where it keeps nothing in fp32 (`Workload.pure_bf16`)"""
+    """logits are cast to fp32 for a full or chunked loss: by autocast, or by the program where it
+    keeps nothing in fp32 (`Workload.pure_bf16`)"""
     holds_logits: bool = True
-    """the program still holds the 16-bit logits in the backward pass; HF Trainer's `training_step` has let go of the model's outputs by then"""
+    """the program still holds the 16-bit logits in the backward pass; HF Trainer's `training_step`
+    has let go of the model's outputs by then"""
     may_cut_logits: bool = False
-    """nothing says whether tensor parallelism cuts the loss too: what whole logits take more counts in the risk of running out by `memory.HOLDS`"""
+    """nothing says whether tensor parallelism cuts the loss too: what whole logits take more counts
+    in the risk of running out by `memory.HOLDS`"""
     drops_gradients: bool = False
-    """gradients are freed by the optimizer's step (torch's `zero_grad` since 2.0), so that none lives while the first micro-batch is in its forward pass"""
+    """gradients are freed by the optimizer's step (torch's `zero_grad` since 2.0), so that none
+    lives while the first micro-batch is in its forward pass"""
     loss_metrics: float = 0.0
-    """metrics of the training run for which it computes the cross-entropy of all logits once more"""
+    """metrics of the training run for which it computes the cross-entropy of all logits once
+    more"""
     placeholder_gradients: bool = False
-    """weight gradients are added to the gradient buffer by the matmul itself; autograd gets one 16-bit placeholder per shape of weight, which is kept
-    (TransformerEngine, `get_dummy_wgrad`), and one for the output projection (Megatron-LM, `LinearWithGradAccumulationAndAsyncCommunication`)"""
+    """weight gradients are added to the gradient buffer by the matmul itself; autograd gets one
+    16-bit placeholder per shape of weight, which is kept (TransformerEngine, `get_dummy_wgrad`),
+    and one for the output projection (Megatron-LM,
+    `LinearWithGradAccumulationAndAsyncCommunication`)"""
     stores_narrow_inputs: bool = False
     """matrix products in 8 or 4 bits keep their inputs in that format"""
     narrow_weights: str = "none"
-    """what weights take in 8 or 4 bits: 'none' (cast where they are used), 'beside' (kept in both layouts beside the 16-bit ones) or 'primary'
-    (8-bit weights in both layouts instead of 16-bit ones)"""
+    """what weights take in 8 or 4 bits: 'none' (cast where they are used), 'beside' (kept in both
+    layouts beside the 16-bit ones) or 'primary' (8-bit weights in both layouts instead of 16-bit
+    ones)"""
     bucket_weights: float = 0.0
     """weights per bucket of the reduction, of which two live in 16 bits"""
     weighs_inside: bool = False
-    """the router's weights are applied inside the experts, so that their outputs need not be kept"""
+    """the router's weights are applied inside the experts, so that their outputs need not be
+    kept"""
     weighs_in_fp32: bool = False
-    """the outputs of experts are weighted and summed in fp32, and both their casts and the products are kept"""
+    """the outputs of experts are weighted and summed in fp32, and both their casts and the products
+    are kept"""
     casts_weights: bool = False
-    """autocast keeps a 16-bit copy of fp32 weights until the backward pass, unless ZeRO gathers them in 16 bits anyway"""
+    """autocast keeps a 16-bit copy of fp32 weights until the backward pass, unless ZeRO gathers
+    them in 16 bits anyway"""
     moment_bytes: float = 8.0
     """bytes per weight of AdamW's two moments"""
     one_edge_unit: bool = False
-    """FSDP wraps layers alone, so that embedding and output projection are one unit: the projection's gradient, the first, is whole until the embedding's, the last"""
+    """FSDP wraps layers alone, so that embedding and output projection are one unit: the
+    projection's gradient, the first, is whole until the embedding's, the last"""
     reduction: str = "each"
-    """when ZeRO-2 and ZeRO-3 reduce and cut gradients: 'each' micro-batch; at the 'last' one, until which they are whole; 'pipeline' as 'last' under a
-    pipeline, else as 'each'; or at the 'end' of the step, where ZeRO-2 cuts none of them at the peak"""
+    """when ZeRO-2 and ZeRO-3 reduce and cut gradients: 'each' micro-batch; at the 'last' one, until
+    which they are whole; 'pipeline' as 'last' under a pipeline, else as 'each'; or at the 'end' of
+    the step, where ZeRO-2 cuts none of them at the peak"""
     may_reduce_each: bool = False
-    """nothing says whether the program reduces each micro-batch, as FSDP does unless it is told to wait: whole gradients count in the risk of running out by `memory.HOLDS`"""
+    """nothing says whether the program reduces each micro-batch, as FSDP does unless it is told to
+    wait: whole gradients count in the risk of running out by `memory.HOLDS`"""
     step_bytes: float = 0.0
     """bytes per weight of an fp32 copy of 16-bit gradients that the optimizer's step makes"""
     foreach: bool = False
-    """AdamW is torch's default on a GPU, a chain of kernels that takes a tensor of the size of a moment beside its states (`time/step.py`)"""
+    """AdamW is torch's default on a GPU, a chain of kernels that takes a tensor of the size of a
+    moment beside its states (`time/step.py`)"""
     step_weights: float = math.inf
-    """weights of a rank that the optimizer steps over at once under ZeRO-3 (DeepSpeed: `sub_group_size`)"""
+    """weights of a rank that the optimizer steps over at once under ZeRO-3 (DeepSpeed:
+    `sub_group_size`)"""
     expandable_segments: bool = False
-    """the trainer sets PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, which leaves little fragmentation"""
+    """the trainer sets PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, which leaves little
+    fragmentation"""
     selective: str = "scores"
-    """what selective recomputation computes again: 'scores', 'attention' or 'operators' (see `recompute.py`)"""
+    """what selective recomputation computes again: 'scores', 'attention' or 'operators' (see
+    `recompute.py`)"""
     stops_early: bool = False
-    """full recomputation by torch's non-reentrant checkpoint, which stops at the last tensor that the backward pass needs"""
+    """full recomputation by torch's non-reentrant checkpoint, which stops at the last tensor that
+    the backward pass needs"""
     flash_needs_bf16: bool = False
-    """its fused attention is that of flash-attn or TransformerEngine, which need a GPU with bf16 (Ampere or newer); on older ones it stores the score matrix"""
+    """its fused attention is that of flash-attn or TransformerEngine, which need a GPU with bf16
+    (Ampere or newer); on older ones it stores the score matrix"""
     attention_speed: float = 1.0
-    """speed of its attention kernel, as a multiple of FlashAttention-2's of the same day (`attention_efficiency`)"""
+    """speed of its attention kernel, as a multiple of FlashAttention-2's of the same day
+    (`attention_efficiency`)"""
     attention_kernel: str = ""
-    """its attention kernel: 'flash2' (FlashAttention-2, torch's own), 'cudnn' (TransformerEngine's), 'triton' (FlashAttention in Triton of 2023) or '' where its user chooses (`attention.py`)"""
+    """its attention kernel: 'flash2' (FlashAttention-2, torch's own), 'cudnn'
+    (TransformerEngine's), 'triton' (FlashAttention in Triton of 2023) or '' where its user chooses
+    (`attention.py`)"""
     async_tp_hidden: float = 1.0
-    """share of the communication beside the pieces of a product that `async_tp` really hides: copies take memory bandwidth, and smaller products are slower"""
+    """share of the communication beside the pieces of a product that `async_tp` really hides:
+    copies take memory bandwidth, and smaller products are slower"""
     async_linear: bool = False
-    """with sequence parallelism, collectives of the backward pass run beside matrix products (`traffic.hidden_rings_s`)"""
+    """with sequence parallelism, collectives of the backward pass run beside matrix products
+    (`traffic.hidden_rings_s`)"""
     checkpoint_host: float = 1.0 / 3.0
-    """host time of a layer that full recomputation adds, in units of its forward and backward pass; torch's checkpoint adds more than the forward pass (`time/step.py`)"""
+    """host time of a layer that full recomputation adds, in units of its forward and backward pass;
+    torch's checkpoint adds more than the forward pass (`time/step.py`)"""
     shard_hooks: float = 0.0
-    """host time of the hooks by which ZeRO-3 gathers and releases a layer's weights module by module, in the same units"""
+    """host time of the hooks by which ZeRO-3 gathers and releases a layer's weights module by
+    module, in the same units"""
     gathers_again: bool = False
-    """full recomputation lies around the modules that FSDP wraps, so that the repeated forward pass gathers their weights once more (`traffic.py`)"""
+    """full recomputation lies around the modules that FSDP wraps, so that the repeated forward pass
+    gathers their weights once more (`traffic.py`)"""
     peft: bool = False
-    """adapters are those of Hugging Face's PEFT, which keeps them in fp32 and, beside 4-bit weights, all that flows between the layers too (`trainable.py`)"""
+    """adapters are those of Hugging Face's PEFT, which keeps them in fp32 and, beside 4-bit
+    weights, all that flows between the layers too (`trainable.py`)"""
     program: str = "cut"
-    """kind of program, of which one that no fit has read has the level: 'sharded' (a plain torch loop under FSDP) or 'cut' (tensor and pipeline parallelism of its own)"""
+    """kind of program, of which one that no fit has read has the level: 'sharded' (a plain torch
+    loop under FSDP) or 'cut' (tensor and pipeline parallelism of its own)"""
     collectives_per_layer: float = 1.0
-    """number of collectives into which ZeRO's gather (or reduction) of one layer's weights is split"""
+    """number of collectives into which ZeRO's gather (or reduction) of one layer's weights is
+    split"""
 
 
 TRITON_ATTENTION = 0.55
-"""Speed of FlashAttention in Triton as a multiple of FlashAttention-2's (Dao, arXiv 2307.08691, section 4.1)"""
+"""Speed of FlashAttention in Triton as a multiple of FlashAttention-2's (Dao, arXiv 2307.08691,
+section 4.1)"""
 
 MEGATRON = Traits(
     attention_kernel="cudnn", gated_kept=3.0, scattered_sends=True, fp16_reduce_bytes=2.0, flash_needs_bf16=True, loss="parallel", placeholder_gradients=True,
@@ -145,11 +195,13 @@ MEGATRON = Traits(
 BRIDGE = replace(MEGATRON, narrow_weights="primary", loss="fused")
 NVIDIA_RECIPES = replace(BRIDGE, gradient_bytes=2.0, reduce_bytes=2.0, expandable_segments=True)
 REENTRANT, NON_REENTRANT = 0.9, 1.4
-"""`Traits.checkpoint_host` of torch's checkpoint, which passes through autograd again, or keeps saved tensors by hooks; measured (`time/step.py`)"""
+"""`Traits.checkpoint_host` of torch's checkpoint, which passes through autograd again, or keeps
+saved tensors by hooks; measured (`time/step.py`)"""
 FSDP_HOOKS = 2.0
 """`Traits.shard_hooks` of FSDP around each layer, measured (`time/step.py`)"""
 SYMMETRIC_MEMORY = 0.4
-"""`Traits.async_tp_hidden` of torch's async tensor parallelism: median of eight pairs that torchtitan published, 0.2 to 0.7 (`tests/cost/time/test_knob_times.py`)"""
+"""`Traits.async_tp_hidden` of torch's async tensor parallelism: median of eight pairs that
+torchtitan published, 0.2 to 0.7 (`tests/cost/time/test_knob_times.py`)"""
 MODULE_HOOKS = 4.4
 """`Traits.shard_hooks` of DeepSpeed, measured (`time/step.py`)"""
 EAGER = Traits(
@@ -261,7 +313,9 @@ TRAITS = {
         weighs_in_fp32=False,
     ),
 }
-"""traits by trainer; a trainer that is not listed counts as `USUAL`, which its constants say (`Calibration.source`). composer, nemo, nvidia_recipes, internevo and alpa are loops of published runs, no trainers
+"""traits by trainer; a trainer that is not listed counts as `USUAL`, which its constants say
+(`Calibration.source`). composer, nemo, nvidia_recipes, internevo and alpa are loops of published
+runs, no trainers
 
 gradients    Megatron-LM accumulates in fp32 with bf16 (`--accumulate-allreduce-grads-in-fp32`, which bf16 implies and fp16 does not), and so does Megatron-Bridge, whose `bf16_mixed`
              a launch names; NVIDIA's performance recipes reduce in bf16 (`grad_reduce_in_fp32 = False` in its scripts/performance); DeepSpeed keeps them in 16 bits
@@ -290,12 +344,14 @@ def traits_of(trainer: str) -> Traits:
 
 
 ENGINE_LOOPS = {"fsdp": "accelerate", "megatron": "megatron", "deepspeed": "deepspeed"}
-"""the loop whose constants and traits a post-trainer's engine has: transformers' models under FSDP, Megatron-Core, DeepSpeed"""
+"""the loop whose constants and traits a post-trainer's engine has: transformers' models under FSDP,
+Megatron-Core, DeepSpeed"""
 POST_TRAINERS = ("verl", "nemo_rl", "openrlhf", "trl")
 
 
 def loop_of(workload: Workload) -> str:
-    """The trainer whose constants hold for the workload: its own, that whose loop its program runs, or for post-training that of the engine that trains."""
+    """The trainer whose constants hold for the workload: its own, that whose loop its program runs,
+    or for post-training that of the engine that trains."""
     if workload.loop or workload.rl is None or workload.trainer not in POST_TRAINERS:
         return training_loop(workload)
     return ENGINE_LOOPS[workload.rl.engine]
@@ -304,8 +360,10 @@ def loop_of(workload: Workload) -> str:
 def loop_traits(workload: Workload) -> Traits:
     """The traits of the loop that trains.
 
-    Post-trainers under FSDP call backward for each micro-batch without `no_sync`, so each is reduced (verl: `dp_actor.py`). verl takes log-probabilities of all tokens by
-    flash-attn's kernel, on logits that it does not cast (`logprobs_from_logits_flash_attn`); an entropy in the loss, which is off by default, adds a gradient.
+    Post-trainers under FSDP call backward for each micro-batch without `no_sync`, so each is
+    reduced (verl: `dp_actor.py`). verl takes log-probabilities of all tokens by flash-attn's
+    kernel, on logits that it does not cast (`logprobs_from_logits_flash_attn`); an entropy in the
+    loss, which is off by default, adds a gradient.
     """
     found, rl = traits_of(loop_of(workload)), workload.rl
     if workload.attention_kernel:
@@ -340,7 +398,8 @@ _REDUCTION = {
 def memory_differences(
     trainer: str, other: str, config: ParallelConfig
 ) -> Mapping[str, tuple[str, ...]]:
-    """What `trainer` does in this config that `other` does not, by category (weights, gradients, optimizer, activations). Empty for equal traits."""
+    """What `trainer` does in this config that `other` does not, by category (weights, gradients,
+    optimizer, activations). Empty for equal traits."""
     mine, theirs = (_habits(traits_of(name), config) for name in (trainer, other))
     found = {
         category: tuple(

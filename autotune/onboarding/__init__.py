@@ -1,4 +1,5 @@
-"""First specs: a study's spec made from a training script, from a script that launches one, or from a trainer's present configuration.
+"""First specs: a study's spec made from a training script, from a script that launches one, or from
+a trainer's present configuration.
 
 Modules, from the parts to the whole:
 

@@ -1,14 +1,20 @@
-"""A file, or a folder that `autotune export` wrote, as the current configuration of a program; and the trainer that it belongs to.
+"""A file, or a folder that `autotune export` wrote, as the current configuration of a program; and
+the trainer that it belongs to.
 
-A folder's launch.json tells command and environment, or its launch.sh where somebody edited that; a single file is all that is known.
+A folder's launch.json tells command and environment, or its launch.sh where somebody edited that; a
+single file is all that is known.
 
-Whose a file is that autotune does not read: by the keys that it has and where they stand, never by a word in its text.
+Whose a file is that autotune does not read: by the keys that it has and where they stand, never by
+a word in its text.
 
-Facts: llm-foundry 0.22 (scripts/train/yamls), OLMo 0.6 (configs), Primus 26 (examples), NeMo 2 and its launcher (conf), NeMo-RL 0.4 (examples/configs),
-verl 0.6 (trainer/config), GPT-NeoX 2 (configs), torchtune 0.6 (recipes/configs), litgpt 0.5 (config_hub), fairseq 0.12 (config), Megatron-LM
-(tests/functional_tests), TRL 1 and the alignment handbook (recipes), levanter 1.2 (config).
+Facts: llm-foundry 0.22 (scripts/train/yamls), OLMo 0.6 (configs), Primus 26 (examples), NeMo 2 and
+its launcher (conf), NeMo-RL 0.4 (examples/configs), verl 0.6 (trainer/config), GPT-NeoX 2
+(configs), torchtune 0.6 (recipes/configs), litgpt 0.5 (config_hub), fairseq 0.12 (config),
+Megatron-LM (tests/functional_tests), TRL 1 and the alignment handbook (recipes), levanter 1.2
+(config).
 
-Knobs that a program's settings decide for a whole study: number format and ZeRO stage, by a file of DeepSpeed or accelerate that they name.
+Knobs that a program's settings decide for a whole study: number format and ZeRO stage, by a file of
+DeepSpeed or accelerate that they name.
 
 A file that is not there is judged by its name: `ds_z3_config.json`, `zero2.yaml`, `fsdp.yaml`.
 """
@@ -65,7 +71,8 @@ FOREIGN = (
 
 
 def foreign_program(document: Mapping[str, Any], *, is_json: bool = False) -> str:
-    """The program that autotune does not know whose file it is; empty where none is recognised. `is_json`: TrainingArguments are read from JSON."""
+    """The program that autotune does not know whose file it is; empty where none is recognised.
+    `is_json`: TrainingArguments are read from JSON."""
     paths = frozenset(paths_of(document))
     candidates = FOREIGN[:-1] if is_json else FOREIGN
     return next(
@@ -87,7 +94,8 @@ MAX_BYTES = 1 << 20
 
 
 def read_present(path: Path) -> PresentConfiguration:
-    """The present configuration in a file or an exported folder. Raises `SpecError` for what cannot be read."""
+    """The present configuration in a file or an exported folder. Raises `SpecError` for what cannot
+    be read."""
     if not path.is_dir():
         return PresentConfiguration(files={path.name: _text(path)})
     if not (path / MANIFEST).is_file():
@@ -114,7 +122,8 @@ def read_present(path: Path) -> PresentConfiguration:
 
 
 def exported_folder(path: Path) -> Path:
-    """The folder of an exported launch whose `launch.sh` it is, where its trainer's files say all; else the path itself."""
+    """The folder of an exported launch whose `launch.sh` it is, where its trainer's files say all;
+    else the path itself."""
     folder = path.absolute().parent
     if path.name != SCRIPT or not (folder / MANIFEST).is_file():
         return path
@@ -124,8 +133,8 @@ def exported_folder(path: Path) -> Path:
 
 
 def recognized(present: PresentConfiguration) -> str | None:
-    """The trainer whose configuration it is: by the keys of its documents and the words of its command, each where that trainer has them; None where
-    it is no trainer's."""
+    """The trainer whose configuration it is: by the keys of its documents and the words of its
+    command, each where that trainer has them; None where it is no trainer's."""
     found = frozenset(present.argv).union(
         *(_marks(name, text) for name, text in present.files.items())
     )
@@ -135,7 +144,8 @@ def recognized(present: PresentConfiguration) -> str | None:
 
 
 def document_of(name: str, text: str) -> dict[str, Any]:
-    """The contents of a YAML, JSON or TOML file; empty for other files and for those that hold something else."""
+    """The contents of a YAML, JSON or TOML file; empty for other files and for those that hold
+    something else."""
     with suppress(SpecError):
         return parse_document(name, text) if PurePosixPath(name).suffix.lower() in DOCUMENTS else {}
     return {}
@@ -149,7 +159,8 @@ def text_in(path: Path) -> str | None:
 
 
 def document_in(path: Path) -> dict[str, Any]:
-    """The contents of a YAML, JSON or TOML file; empty also if it is not there or cannot be read."""
+    """The contents of a YAML, JSON or TOML file; empty also if it is not there or cannot be
+    read."""
     return document_of(path.name, text_in(path) or "")
 
 
@@ -193,7 +204,8 @@ _FORMATS = {
 
 
 def precision_of(settings: Mapping[str, Any], usual: str = "fp32") -> str:
-    """The number format by the settings that switch one on; bf16 also where a program is to find out itself (`auto`). `usual`: where none says."""
+    """The number format by the settings that switch one on; bf16 also where a program is to find
+    out itself (`auto`). `usual`: where none says."""
     on = next(
         (name for name, keys in _FORMATS.items() if any(settings.get(key) in ON for key in keys)),
         "fp32",
@@ -208,8 +220,8 @@ def is_pure_bf16(settings: Mapping[str, Any]) -> bool:
 
 
 def sharding_of(settings: Mapping[str, Any], base: Path) -> dict[str, Any]:
-    """The ZeRO stage, and whether the optimizer is on the host, by the settings `deepspeed` (a file; `base`: where its path begins), `fsdp`,
-    `dist_config` and `use_distributed_optimizer`."""
+    """The ZeRO stage, and whether the optimizer is on the host, by the settings `deepspeed` (a
+    file; `base`: where its path begins), `fsdp`, `dist_config` and `use_distributed_optimizer`."""
     kind = settings.get("dist_config")
     kind = kind if isinstance(kind, Mapping) else {}
     named = settings.get("deepspeed") or kind.get("config_file")
@@ -248,7 +260,8 @@ _FSDP_STAGES = {"2": 2, "SHARD_GRAD_OP": 2, "3": 0, "NO_SHARD": 0}
 
 
 def _settings(started: Started) -> dict[str, Any]:
-    """The program's options by the last part of their names, True for a flag; DeepSpeed's file as `deepspeed`, whichever option names it."""
+    """The program's options by the last part of their names, True for a flag; DeepSpeed's file as
+    `deepspeed`, whichever option names it."""
     told = {a.name.rpartition(".")[2]: a.values[0] if a.values else True for a in started.arguments}
     file = told.get("deepspeed_config")
     return {**told, "deepspeed": file} if isinstance(file, str) else told
@@ -260,7 +273,8 @@ def _of_accelerate(started: Started, name: str) -> str:
 
 
 def decided_for(started: Started, base: Path) -> dict[str, Any]:
-    """Knobs that the launch of a script decides: by options of accelerate, and by the files that launcher and script are given."""
+    """Knobs that the launch of a script decides: by options of accelerate, and by the files that
+    launcher and script are given."""
     settings, found = _settings(started), dict[str, Any]()
     if started.launcher == "accelerate":
         if file := started.option("config_file"):
@@ -329,7 +343,8 @@ def runs_deepspeed(started: Started, base: Path) -> bool:
 
 
 def offloaded_weights(started: Started, base: Path) -> str:
-    """The setting of accelerate's or DeepSpeed's file by which weights wait on the host; empty if none does."""
+    """The setting of accelerate's or DeepSpeed's file by which weights wait on the host; empty if
+    none does."""
     named = _settings(started).get("deepspeed") or started.option("deepspeed_config_file")
     told = dict(flat(document_in(base / str(named or ""))))
     told |= flat(_accelerate_file(started, base))
@@ -354,7 +369,8 @@ UNREAD = "not read: "
 
 
 def ranks_asked(started: Started, base: Path) -> tuple[int, int | None]:
-    """(nodes, ranks of a node) that the launch asks for, also by the file of `accelerate launch --config_file`; None where it does not say."""
+    """(nodes, ranks of a node) that the launch asks for, also by the file of `accelerate launch
+    --config_file`; None where it does not say."""
     asked = _accelerate_file(started, base) if started.gpus_per_node is None else {}
     ranks, nodes = asked.get("num_processes"), asked.get("num_machines", 1)
     if isinstance(ranks, int) and isinstance(nodes, int) and ranks >= nodes > 0:

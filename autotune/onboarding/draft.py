@@ -1,6 +1,8 @@
-"""A draft: a spec with comments that say where each value was found and what is still to be filled in.
+"""A draft: a spec with comments that say where each value was found and what is still to be filled
+in.
 
-The cluster that a draft names, and what follows from it: how many ranks there are, and how torchrun starts them.
+The cluster that a draft names, and what follows from it: how many ranks there are, and how torchrun
+starts them.
 
 The model that a program names by its id on Hugging Face's hub, or by the folder of its weights.
 """
@@ -30,7 +32,8 @@ def named_cluster(name: str | None) -> ClusterSpec | None:
 @final
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a job runs: on the cluster of that name; where none is named, on as many nodes and GPUs as its launch script asks for."""
+    """Where a job runs: on the cluster of that name; where none is named, on as many nodes and GPUs
+    as its launch script asks for."""
 
     name: str | None
     """GPU-NODESxGPUS; None if not named"""
@@ -133,7 +136,8 @@ def filled(*entries: Entry) -> tuple[Entry, ...]:
 
 
 def is_said(value: Any) -> bool:
-    """Whether a value says something: a number and a text do, nothing, False and an empty mapping do not."""
+    """Whether a value says something: a number and a text do, nothing, False and an empty mapping
+    do not."""
     return value not in (None, False, "", {})
 
 
@@ -155,9 +159,11 @@ class Draft:
     notes: tuple[str, ...] = ()
     """what was kept and what was not understood, in words"""
     remarks: tuple[str, ...] = ()
-    """those of the notes that a prediction needs: what is not counted, or counted as something else"""
+    """those of the notes that a prediction needs: what is not counted, or counted as something
+    else"""
     as_options: Draft | None = None
-    """the same launch as if options said what the program's text does, for a review, which edits that text"""
+    """the same launch as if options said what the program's text does, for a review, which edits
+    that text"""
     beside: str = ""
     """the keyword argument of that text behind which others may be written"""
     held: frozenset[str] = frozenset()
@@ -191,7 +197,8 @@ class Draft:
         return _value(found) if (found := self.at(path)) else {}
 
     def put(self, path: str, entry: Entry | None, *, after: str = "") -> Draft:
-        """With that entry in the place of the one there, else behind the key `after` or at the end; None: without it."""
+        """With that entry in the place of the one there, else behind the key `after` or at the end;
+        None: without it."""
         key, _, inner = path.partition(".")
         if inner and (outer := self.at(key)) is not None:
             within = replace(self, entries=outer.parts).put(inner, entry, after=after)
@@ -254,7 +261,8 @@ def _asks_for(words: str, keys: Iterable[str]) -> bool:
 
 
 def baseline_text(knobs: Mapping[str, Any]) -> str:
-    """Knobs as a baseline has them: those that are always shown, and those that are not at their defaults."""
+    """Knobs as a baseline has them: those that are always shown, and those that are not at their
+    defaults."""
     shown = {
         name: value
         for name, value in knobs.items()
@@ -304,7 +312,8 @@ def _lines(entry: Entry, indent: str) -> Iterator[str]:
 
 
 def _commented(line: str, comment: str) -> str:
-    """The comment behind a short line, above a long one; there each thing to fill in has its own line."""
+    """The comment behind a short line, above a long one; there each thing to fill in has its own
+    line."""
     if not comment or len(line) <= COMMENT_COLUMN:
         return f"{line:<{COMMENT_COLUMN}}  # {comment}" if comment else line
     indent = line[: len(line) - len(line.lstrip())]
@@ -323,7 +332,8 @@ def _flow(value: Any) -> str:
 
 
 def model_named(named: Any, base: Path, folder: Path) -> tuple[str, str] | None:
-    """(the model for the spec, a comment): of the hub as the catalog has it, or a config.json, also of a folder that is named; None for any other.
+    """(the model for the spec, a comment): of the hub as the catalog has it, or a config.json, also
+    of a folder that is named; None for any other.
 
     `base`: the folder that a path begins at; `folder`: of the spec.
     """
@@ -340,7 +350,8 @@ def model_named(named: Any, base: Path, folder: Path) -> tuple[str, str] | None:
 
 
 def _tail(hub: str) -> str:
-    """A hub id without owner and without what no shape depends on: how the weights were tuned, the 3 or 3.1 of Llama's 8B and 70B, the 2 or 2.5 of Qwen's 1.5B, 7B and 72B."""
+    """A hub id without owner and without what no shape depends on: how the weights were tuned, the
+    3 or 3.1 of Llama's 8B and 70B, the 2 or 2.5 of Qwen's 1.5B, 7B and 72B."""
     name = re.sub(
         r"^(meta-)?llama-3-", "llama-3.1-", hub.rstrip("/").rpartition("/")[2].lower()
     ).removeprefix("meta-")

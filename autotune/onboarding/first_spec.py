@@ -1,6 +1,8 @@
-"""`autotune init`: a training script, a launch script or a trainer's configuration as the draft of a spec.
+"""`autotune init`: a training script, a launch script or a trainer's configuration as the draft of
+a spec.
 
-The launch that `autotune init` is given, as something that can be started: a shell script, a command, or a Python script by itself.
+The launch that `autotune init` is given, as something that can be started: a shell script, a
+command, or a Python script by itself.
 
 a shell script     its shell, in the folder in which its program is found; it is started as it is
 a command          as it is written, where it is written
@@ -77,7 +79,8 @@ class PresentLaunch:
 
 
 def launch_of_script(path: Path) -> PresentLaunch:
-    """A shell script as launched from a terminal. Raises `SpecError` for one that needs more than this machine."""
+    """A shell script as launched from a terminal. Raises `SpecError` for one that needs more than
+    this machine."""
     text = path.read_text(encoding="utf-8-sig")
     started = started_by(text)
     if started is not None:
@@ -143,7 +146,8 @@ def first_draft(
     folder: Path,
     said: Said = (),
 ) -> Draft:
-    """The draft for the file; `folder`: of the spec; `said`: what the program's parser said as it ran. Raises `SpecError` for a file that is neither."""
+    """The draft for the file; `folder`: of the spec; `said`: what the program's parser said as it
+    ran. Raises `SpecError` for a file that is neither."""
     place = exported_folder(path)
     draft = _first_draft(place, model=model, cluster=cluster, folder=folder, said=said)
     return lawful(draft, path.name, folder)
@@ -157,7 +161,8 @@ def command_draft(
     folder: Path,
     said: Said = (),
 ) -> Draft:
-    """The draft for a command that is started in the present folder; `said`: as for `first_draft`. Raises `SpecError` for one that starts no training that autotune knows."""
+    """The draft for a command that is started in the present folder; `said`: as for `first_draft`.
+    Raises `SpecError` for one that starts no training that autotune knows."""
     text = shlex.join(words)
     started = started_by(text)
     path = Path.cwd() / (Path(started.file).name if started else words[0].rpartition("/")[2])
@@ -190,14 +195,16 @@ def text_draft(
     folder: Path,
     said: Said = (),
 ) -> Draft | None:
-    """The draft of what a text of commands starts; `path`: where it lies, or would lie; `said`: as for `first_draft`. None where it starts no training that is known."""
+    """The draft of what a text of commands starts; `path`: where it lies, or would lie; `said`: as
+    for `first_draft`. None where it starts no training that is known."""
     present = PresentConfiguration(files={path.name: text})
     draft = _launch_draft(present, path, model=model, cluster=cluster, folder=folder, said=said)
     return None if draft is None else lawful(draft, path.name, folder)
 
 
 def lawful(draft: Draft, what: str, folder: Path, here: ClusterSpec | None = None) -> Draft:
-    """The draft without a baseline that no study could have. `here`: this machine, where that is known."""
+    """The draft without a baseline that no study could have. `here`: this machine, where that is
+    known."""
     if "model" in draft.fill_in:
         return draft  # what its stand-in allows says nothing of the program
     base = folder.resolve()
@@ -301,8 +308,9 @@ def _launch_draft(
 
 
 def _told_by_file(started: Started, path: Path, cwd: Path) -> tuple[str, Path] | None:
-    """(trainer, its file) of a program that a file tells all: torchtitan's job file, nanotron's YAML. None for other programs. `cwd`: where it runs. Raises `SpecError` where
-    the file is not there."""
+    """(trainer, its file) of a program that a file tells all: torchtitan's job file, nanotron's
+    YAML. None for other programs. `cwd`: where it runs. Raises `SpecError` where the file is not
+    there."""
     given = value_of(placed(started, path, cwd).arguments, "job.config_file", "config_file")
     is_program = (
         started.program in ("torchtitan.train", "torchtitan/train.py")
@@ -324,7 +332,8 @@ def _told_by_file(started: Started, path: Path, cwd: Path) -> tuple[str, Path] |
 
 
 def _is_of_megatron(started: Started) -> bool:
-    """Whether the program is Megatron-LM's own, by its name and its flags. Megatron-DeepSpeed, which is told by DeepSpeed, has these flags, too, but is no Megatron-LM."""
+    """Whether the program is Megatron-LM's own, by its name and its flags. Megatron-DeepSpeed,
+    which is told by DeepSpeed, has these flags, too, but is no Megatron-LM."""
     names = {argument.name for argument in started.arguments}
     starts = started.launcher == "deepspeed" or any(name.startswith("deepspeed") for name in names)
     is_shaped = {"num_layers", "hidden_size"} <= names or names & {

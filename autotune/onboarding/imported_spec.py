@@ -1,7 +1,9 @@
-"""`autotune import`: the current configuration of a trainer's program as a spec whose baseline it is.
+"""`autotune import`: the current configuration of a trainer's program as a spec whose baseline it
+is.
 
-The draft's settings are what the file says beyond knobs and options, less what a launch writes anyway: the configuration is launched and read again,
-and what comes back equal needs no mention. So a later export carries every key of the file, and a note names what an export adds or changes.
+The draft's settings are what the file says beyond knobs and options, less what a launch writes
+anyway: the configuration is launched and read again, and what comes back equal needs no mention. So
+a later export carries every key of the file, and a note names what an export adds or changes.
 """
 
 from __future__ import annotations
@@ -74,9 +76,11 @@ def import_draft(
     cluster: str | None = None,
     folder: Path,
 ) -> Draft:
-    """The draft for the trainer of that name; `path`: what was read, `folder`: of the spec, against which its paths are read.
+    """The draft for the trainer of that name; `path`: what was read, `folder`: of the spec, against
+    which its paths are read.
 
-    Raises `SpecError` where the files are not the trainer's, and `CatalogError` for an unknown trainer, model or cluster.
+    Raises `SpecError` where the files are not the trainer's, and `CatalogError` for an unknown
+    trainer, model or cluster.
     """
     subject = trainer(name)
     reading = _read(subject, present, path, cluster)
@@ -168,7 +172,8 @@ def import_draft(
 def _read(
     subject: Trainer, present: PresentConfiguration, path: Path, cluster: str | None
 ) -> Reading:
-    """What the trainer reads. Raises `SpecError` where that lacks a file, or the ranks that its batch depends on."""
+    """What the trainer reads. Raises `SpecError` where that lacks a file, or the ranks that its
+    batch depends on."""
     there = named_cluster(cluster) if subject.can_import else None
     if there is not None:
         present = replace(present, ranks_of_cluster=there.num_gpus)
@@ -191,7 +196,8 @@ def _read(
 def _options(
     subject: Trainer, reading: Reading, present: PresentConfiguration, path: Path
 ) -> tuple[dict[str, Any], list[str]]:
-    """The options of the trainer that the spec keeps, files by their whole path; and what is to be said of them."""
+    """The options of the trainer that the spec keeps, files by their whole path; and what is to be
+    said of them."""
     values = {key: value for key, value in reading.options.items() if key not in OF_THE_RUN}
     notes = []
     if present.cwd and CWD in subject.options:
@@ -226,7 +232,8 @@ def _workload_entry(reading: Reading, batch: int, fill_in: Sequence[str]) -> Ent
 
 
 def _baseline(found: Mapping[str, Any]) -> Entry:
-    """The knobs, those without an effect at their neutral values: programs take `--sequence-parallel` beside tp=1, the laws of a space do not."""
+    """The knobs, those without an effect at their neutral values: programs take
+    `--sequence-parallel` beside tp=1, the laws of a space do not."""
     known = {name: value for name, value in found.items() if name in KNOBS}
     whole = effective(ParallelConfig(**{"dp": 2, **known}))  # several, where only the cluster tells
     text = baseline_text({name: getattr(whole, name) for name in KNOBS if name in found})
@@ -240,7 +247,8 @@ def _baseline(found: Mapping[str, Any]) -> Entry:
 def _what_becomes_of(
     steps: int | None, settings: Mapping[str, Any], subject: Trainer
 ) -> Iterator[str]:
-    """What trials and exports make of the run's length and of settings without a knob, in sentences."""
+    """What trials and exports make of the run's length and of settings without a knob, in
+    sentences."""
     if steps is not None:
         yield f"trials choose their own number of steps; to keep this run's, export with --option steps={steps}"
     if settings:
@@ -297,7 +305,8 @@ def _plain(value: Any) -> Any:
 def _model(
     reading: Reading, path: Path, asked: str | None, folder: Path
 ) -> tuple[Any, ModelSpec, str] | None:
-    """What the spec says of the model, its shape, and a comment; None where nothing tells. Raises `SpecError` for a wrong name or config.json."""
+    """What the spec says of the model, its shape, and a comment; None where nothing tells. Raises
+    `SpecError` for a wrong name or config.json."""
     if asked is not None:
         return (
             asked,
@@ -360,7 +369,8 @@ def _replicas(knobs: Mapping[str, Any], ranks: int) -> int:
 
 
 def _least_batch(knobs: Mapping[str, Any], ranks: int) -> int:
-    """A batch that the ranks can share, those of the current configuration and those of the cluster, where the configuration tells none."""
+    """A batch that the ranks can share, those of the current configuration and those of the
+    cluster, where the configuration tells none."""
     replicas = _replicas(knobs, ranks)
     usual = {"micro_batch_size": 1, "accumulation_steps": 1, "dp": replicas}
     return math.lcm(batch_of({**usual, **knobs}) or 1, replicas)
@@ -382,7 +392,8 @@ def _present_job(
     ranks: int | None,
     batch: int | None,
 ) -> tuple[Workload, ParallelConfig] | None:
-    """What the current configuration trains, on a stand-in for its cluster; None where it does not tell all. Raises `AutotuneError`."""
+    """What the current configuration trains, on a stand-in for its cluster; None where it does not
+    tell all. Raises `AutotuneError`."""
     if not (model and ranks and batch and reading.seq_len):
         return None
     nodes, per_node = (1, ranks) if ranks <= NODE else (-(-ranks // NODE), NODE)
@@ -403,7 +414,8 @@ def _present_job(
 
 
 def _in_folder(reading: Reading, folder: str) -> tuple[Reading, list[str]]:
-    """The reading with the folder of its script written out, and what else of its values only the shell can compute, in words."""
+    """The reading with the folder of its script written out, and what else of its values only the
+    shell can compute, in words."""
     options = {name: _written_out(value, folder) for name, value in reading.options.items()}
     settings = _written_out(dict(reading.settings), folder)
     notes = [
@@ -432,7 +444,8 @@ def _beyond_a_launch(
     options: Mapping[str, Any],
     job: tuple[Workload, ParallelConfig] | None,
 ) -> tuple[dict[str, Any], list[str]]:
-    """(the settings that a launch would not write by itself, what a launch adds or changes in words)"""
+    """(the settings that a launch would not write by itself, what a launch adds or changes in
+    words)"""
     if job is None:
         return dict(reading.settings), []
     workload, config = job

@@ -1,4 +1,5 @@
-"""Launches of programs that post-train, as people write them: the words that start the program, its overrides or flags, and the files that it is told.
+"""Launches of programs that post-train, as people write them: the words that start the program, its
+overrides or flags, and the files that it is told.
 
     uv run examples/run_grpo.py --config grpo.yaml cluster.gpus_per_node=8
     ray job submit -- python3 -m openrlhf.cli.train_ppo_ray --actor.num_nodes 1
@@ -37,9 +38,11 @@ _OF_TESTS = re.compile(r"tests/test_suites/(.+)\.sh$")
 def post_training_launch(
     text: str, path: Path, started: Started | None
 ) -> tuple[str, PresentConfiguration] | None:
-    """(the trainer, what a text of commands tells it); None where it starts no program of post-training. `path`: where the text lies, or would lie; `started`: what it starts.
+    """(the trainer, what a text of commands tells it); None where it starts no program of
+    post-training. `path`: where the text lies, or would lie; `started`: what it starts.
 
-    Raises `SpecError` for a program whose configuration is not read, and for a file that is not there.
+    Raises `SpecError` for a program whose configuration is not read, and for a file that is not
+    there.
     """
     for words, _, folder in commands_of(text).commands:
         if (program := program_of(words)) is None:
@@ -59,7 +62,8 @@ def post_training_launch(
 
 
 def with_its_bases(present: PresentConfiguration, path: Path) -> PresentConfiguration:
-    """A configuration with the files that it starts from, and NeMo-RL's checkout in which it lies."""
+    """A configuration with the files that it starts from, and NeMo-RL's checkout in which it
+    lies."""
     if path.suffix not in (".yaml", ".yml"):
         return present
     read = _reader(path.parent)
@@ -77,7 +81,8 @@ def with_its_bases(present: PresentConfiguration, path: Path) -> PresentConfigur
 
 
 def inheriting_trainer(present: PresentConfiguration, path: Path) -> str | None:
-    """NeMo-RL, where a configuration starts from files that say the rest and none of them is of another of its algorithms; None otherwise."""
+    """NeMo-RL, where a configuration starts from files that say the rest and none of them is of
+    another of its algorithms; None otherwise."""
     keys = {key for name, text in present.files.items() for key in document_of(name, text)}
     return (
         NEMO_RL
@@ -91,7 +96,8 @@ def _starts_from(present: PresentConfiguration, path: Path) -> tuple[str, ...]:
 
 
 def _folder(path: Path, started: Started | None, folder: str, program: str) -> str:
-    """Where the program runs: where its file is found, else where the text changes to; empty where that is not known."""
+    """Where the program runs: where its file is found, else where the text changes to; empty where
+    that is not known."""
     file = program if program.endswith(".py") else ""
     where = where_it_runs(path, started, file)
     if not where.is_known or (file and not (where.cwd / file).is_file()):
@@ -131,7 +137,8 @@ def _with_files(name: str, present: PresentConfiguration, path: Path) -> Present
 
 
 def _with_file_of_hydra(present: PresentConfiguration, path: Path) -> PresentConfiguration:
-    """With the file that `--config-name` names, in the folder of `--config-path` or `--config-dir`; verl's own are known."""
+    """With the file that `--config-name` names, in the folder of `--config-path` or `--config-dir`;
+    verl's own are known."""
     named = (present.option("config-name") or "").removesuffix(".yaml")
     if not named or named in OWN_GROUPS:
         return present
@@ -158,7 +165,8 @@ def _with_file_of_hydra(present: PresentConfiguration, path: Path) -> PresentCon
 def _launchers_files(
     present: PresentConfiguration, read: Callable[[str], str | None]
 ) -> dict[str, str]:
-    """The files of Accelerate and DeepSpeed that `trl grpo` is given, by command or configuration, by their names; without TRL's own and those that are not here."""
+    """The files of Accelerate and DeepSpeed that `trl grpo` is given, by command or configuration,
+    by their names; without TRL's own and those that are not here."""
     documents = [document_of(name, text) for name, text in present.files.items()]
     told = [
         each

@@ -1,6 +1,7 @@
 """The `rl` and `rollout` of a draft, from the configuration of a program that post-trains.
 
-A configuration says how long prompts and responses may be, not how long they are, and never how fast they are generated: these are asked for, with the log of a run as the short way.
+A configuration says how long prompts and responses may be, not how long they are, and never how
+fast they are generated: these are asked for, with the log of a run as the short way.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ def post_training_entries(reading: Reading, seq_len: int) -> tuple[Entry, ...]:
 
 
 def post_training_space(reading: Reading, trainer: str) -> dict[str, Any]:
-    """The space of a draft: what engines of that kind can run at all, and what is used today. The trainer's own limits and the laws of a space leave out the rest."""
+    """The space of a draft: what engines of that kind can run at all, and what is used today. The
+    trainer's own limits and the laws of a space leave out the rest."""
     engine = reading.rl.get("engine") or USUAL[trainer][0]
     packs = bool(reading.rl.get("micro_batch_tokens"))
     space: dict[str, Any] = dict(SPACES[engine])
@@ -93,7 +95,8 @@ def post_training_space(reading: Reading, trainer: str) -> dict[str, Any]:
 def answered_by_log(
     document: Mapping[str, Any], text: str
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """(`rl` and `rollout` of a draft with what a verl, NeMo-RL, OpenRLHF or TRL log says, the keys that this answers)."""
+    """(`rl` and `rollout` of a draft with what a verl, NeMo-RL, OpenRLHF or TRL log says, the keys
+    that this answers)."""
     log = read_phases(text.splitlines())
     rl, rollout, answered = dict(document["rl"]), dict(document["rollout"]), []
     for key, which in zip(LENGTHS, ("prompt", "response"), strict=True):
@@ -113,7 +116,8 @@ def answered_by_log(
 def at_the_longest(
     document: Mapping[str, Any], open_keys: Iterable[str], seq_len: int | None = None
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """(`rl` and `rollout` of a draft, with lengths that nobody told at their limit and without a generation whose speed nobody told, what that assumes).
+    """(`rl` and `rollout` of a draft, with lengths that nobody told at their limit and without a
+    generation whose speed nobody told, what that assumes).
 
     `seq_len`: tokens of the longest sequence, where the launch does not say them.
     """
@@ -144,7 +148,8 @@ def at_the_longest(
 
 
 def present_post_training(reading: Reading, batch: int) -> PostTraining:
-    """What the configuration says, with stand-ins for what it does not: for a launch that is only read again."""
+    """What the configuration says, with stand-ins for what it does not: for a launch that is only
+    read again."""
     rl = {
         name: value
         for name, value in reading.rl.items()
@@ -177,7 +182,8 @@ def present_post_training(reading: Reading, batch: int) -> PostTraining:
 
 
 def _longest(reading: Reading, seq_len: int) -> tuple[int, int]:
-    """(tokens of the longest prompt, of the longest response); half of the sequence each where nothing tells."""
+    """(tokens of the longest prompt, of the longest response); half of the sequence each where
+    nothing tells."""
     response: Any = reading.rl.get("response_lengths")
     prompt: Any = reading.rl.get("prompt_lengths")
     if response is None or (reading.seq_len is not None and response >= seq_len):

@@ -1,7 +1,8 @@
-"""Clusters side by side: the best config of one space on each, how fast it should be, and what a training would take and cost.
+"""Clusters side by side: the best config of one space on each, how fast it should be, and what a
+training would take and cost.
 
-A cluster on which nothing fits has the nearest miss in place of a config, and a precision of the space that its
-GPU lacks is named.
+A cluster on which nothing fits has the nearest miss in place of a config, and a precision of the
+space that its GPU lacks is named.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class ClusterChoice:
     bill: Bill | None = None
     """of the training that was asked about"""
     lacking: tuple[str, ...] = ()
-    """precisions of the space that the GPU does not have; other configs in the space were still compared"""
+    """precisions of the space that the GPU does not have; other configs in the space were still
+    compared"""
     nearest_miss: NearestMiss | None = None
     """where configs are legal and none is expected to fit"""
     reason: str = ""
@@ -74,9 +76,11 @@ class ClusterChoice:
 
 
 def clusters_of(asked: Sequence[str | ClusterSpec], num_gpus: int) -> tuple[ClusterSpec, ...]:
-    """The clusters of names as `h100-sxm-8x8`; a GPU type alone, as `h200-sxm`, has (at least) `num_gpus` GPUs in whole nodes.
+    """The clusters of names as `h100-sxm-8x8`; a GPU type alone, as `h200-sxm`, has (at least)
+    `num_gpus` GPUs in whole nodes.
 
-    Raises `CatalogError` for unknown names, `SpecError` for none, too many, or one that is named twice.
+    Raises `CatalogError` for unknown names, `SpecError` for none, too many, or one that is named
+    twice.
     """
     found = tuple(one if isinstance(one, ClusterSpec) else _named(one, num_gpus) for one in asked)
     if not 1 <= len(found) <= MAX_CLUSTERS:
@@ -112,10 +116,12 @@ def compare_clusters(
     launchable: Launchable | None = None,
     calibration: Callable[[Workload], Calibration | None] = lambda _: None,
 ) -> tuple[ClusterChoice, ...]:
-    """The best of the space on each cluster, in their order, with the cost of training on `tokens` tokens.
+    """The best of the space on each cluster, in their order, with the cost of training on `tokens`
+    tokens.
 
-    The space's own world sizes, which belong to the workload's cluster, are left out. `launchable`: the trainer that must be able to launch the configs.
-    `calibration`: the constants that were measured on a workload's cluster, where they were.
+    The space's own world sizes, which belong to the workload's cluster, are left out. `launchable`:
+    the trainer that must be able to launch the configs. `calibration`: the constants that were
+    measured on a workload's cluster, where they were.
     """
     if tokens is not None:
         positive("tokens", tokens)

@@ -1,9 +1,11 @@
-"""Dry runs of a space: which of its configs are run dry, so that a plan is right for what it recommends, and the formulas of the others are corrected.
+"""Dry runs of a space: which of its configs are run dry, so that a plan is right for what it
+recommends, and the formulas of the others are corrected.
 
     leaders   the `TOP` best of the plan; each has the peak of its own dry run
     pins      configs of which the least is known: what depth, micro-batch, recomputation and sharding do to memory (`autotune.cost.learn.from_dry_runs`)
 
-Pins come first, then leaders: what a run says may put others in front. Dry runs are kept under the fingerprint of the workload and of what ran it, and found again.
+Pins come first, then leaders: what a run says may put others in front. Dry runs are kept under the
+fingerprint of the workload and of what ran it, and found again.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ FIRST_PROFILE = (
 )
 """what to say before the first dry run, where a person waits"""
 OnRun = Callable[[int, int, str], None]
-"""is told of a config before it is run dry: its number from 1, how many there may be, what is run"""
+"""is told of a config before it is run dry: its number from 1, how many there may be, what is
+run"""
 
 
 def dry_run_words(number: int, count: int, what: str) -> str:
@@ -66,11 +69,14 @@ def profile_study(
     space: SearchSpace | None = None,
     configs: Iterable[ParallelConfig] | None = None,
 ) -> DryRuns:
-    """The dry runs by which plans, estimates and searches correct the memory of the study's configs; those that `store` lacks are made, and kept there.
+    """The dry runs by which plans, estimates and searches correct the memory of the study's
+    configs; those that `store` lacks are made, and kept there.
 
-    `configs`: runs these alone, in place of leaders and pins. Building a model of your own runs its code, in a process of its own within `limits`. `on_run` hears of each
-    config before it is run. `space`: the study's space, if it is already enumerated. Raises `DryRunError` where the model cannot be run dry, and `MissingExtraError`
-    without torch. A single config that cannot is named in `DryRuns.failed`.
+    `configs`: runs these alone, in place of leaders and pins. Building a model of your own runs its
+    code, in a process of its own within `limits`. `on_run` hears of each config before it is run.
+    `space`: the study's space, if it is already enumerated. Raises `DryRunError` where the model
+    cannot be run dry, and `MissingExtraError` without torch. A single config that cannot is named
+    in `DryRuns.failed`.
     """
     workload = study.workload
     _refuse(workload)
@@ -198,7 +204,8 @@ def checks_of(found: DryRuns, workload: Workload, constants: Calibration) -> lis
 
 
 def profile_document(found: DryRuns, space: SearchSpace, constants: Calibration) -> dict[str, Any]:
-    """The dry runs, each beside what the others say of it, and how far the other configs may be off, as plain JSON values."""
+    """The dry runs, each beside what the others say of it, and how far the other configs may be
+    off, as plain JSON values."""
     checks = [
         {
             "config": c.config,
@@ -236,10 +243,13 @@ def ensure_profile(
     runner: DryRunner | None = None,
     configs: Iterable[ParallelConfig] | None = None,
 ) -> str:
-    """Makes and keeps the dry runs of a model that code builds, where they are needed and `store` lacks them. Returns in one line why none could be made.
+    """Makes and keeps the dry runs of a model that code builds, where they are needed and `store`
+    lacks them. Returns in one line why none could be made.
 
-    The formulas answer for the shapes of the catalog, which they know; of other models they know what a decoder of like size takes. Where no dry run can
-    be made they answer too, so nothing is raised for that. Without a store nothing is made, because the next answer would have to make it again.
+    The formulas answer for the shapes of the catalog, which they know; of other models they know
+    what a decoder of like size takes. Where no dry run can be made they answer too, so nothing is
+    raised for that. Without a store nothing is made, because the next answer would have to make it
+    again.
     """
     workload = study.workload
     if store is None or workload.model.code is None or workload.trainer not in PLAYED_TRAINERS:

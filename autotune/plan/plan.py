@@ -2,7 +2,8 @@
 
     value = predicted tokens/s * (1 - P(OOM))          of the whole job: what one may expect of trying the config
 
-A config is expected to fit when P(OOM) is at most `FITS`. When no config is, the plan names the one that comes nearest and what would make it fit.
+A config is expected to fit when P(OOM) is at most `FITS`. When no config is, the plan names the one
+that comes nearest and what would make it fit.
 """
 
 from __future__ import annotations
@@ -84,14 +85,18 @@ class Plan:
     source: str = ""
     """where the cost model's constants come from"""
     baseline: RankedConfig | None = None
-    """what the best is compared with, with rank 0; None where it is predicted not to fit or nothing is feasible"""
+    """what the best is compared with, with rank 0; None where it is predicted not to fit or nothing
+    is feasible"""
     not_modelled: tuple[str, ...] = ()
-    """the study's own knobs: the cost model is neutral to them, so the rows show each at its default"""
+    """the study's own knobs: the cost model is neutral to them, so the rows show each at its
+    default"""
     post_training: Mapping[str, Any] = field(default_factory=dict)
-    """of a workload with `rl`: what was assumed, the splits of GPUs, and what one more node gives (`autotune.plan.rl_split`)"""
+    """of a workload with `rl`: what was assumed, the splits of GPUs, and what one more node gives
+    (`autotune.plan.rl_split`)"""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values: configs, feasible, infeasible, nearest_miss, source, baseline, not_modelled, assumed."""
+        """Plain JSON values: configs, feasible, infeasible, nearest_miss, source, baseline,
+        not_modelled, assumed."""
         document: dict[str, Any] = to_plain(
             {
                 "configs": self.rows,
@@ -115,8 +120,8 @@ class Bill(Plain):
 
     gpu hours = days * 24 * GPUs          cost = gpu hours * price of a GPU          energy = gpu hours * board power of a GPU
 
-    All GPUs of a cluster are paid for and draw their power under load, also those that a config leaves idle. Energy is that of the boards alone: hosts,
-    network and cooling add to it.
+    All GPUs of a cluster are paid for and draw their power under load, also those that a config
+    leaves idle. Energy is that of the boards alone: hosts, network and cooling add to it.
     """
 
     tokens: float
@@ -172,8 +177,9 @@ def plan(
 ) -> Plan:
     """The plan of a space; `top` limits the rows (None: all feasible ones).
 
-    Ties in value go to the config that comes first in the space, so that the order is the same everywhere. Configs that differ only in the study's own
-    knobs are predicted alike: one row stands for them, with each own knob at its default.
+    Ties in value go to the config that comes first in the space, so that the order is the same
+    everywhere. Configs that differ only in the study's own knobs are predicted alike: one row
+    stands for them, with each own knob at its default.
     """
     constants = calibration or calibration_for(space.workload)
     predicted = estimate(space.workload, space.table, calibration=constants)
@@ -207,9 +213,10 @@ def baseline_of(
     calibration: Calibration | None = None,
     predicted: Estimate | None = None,
 ) -> ParallelConfig:
-    """The config that nobody tuned, which a study has to beat where its user names none: `default_config`, or where that is not expected to fit, the one in the space that
-    comes nearest to it and fits without much risk (`SAFE`), as whoever tunes nothing would change it: first ZeRO, then recomputation, then model parallelism. Other knobs stay
-    at their defaults where they can.
+    """The config that nobody tuned, which a study has to beat where its user names none:
+    `default_config`, or where that is not expected to fit, the one in the space that comes nearest
+    to it and fits without much risk (`SAFE`), as whoever tunes nothing would change it: first ZeRO,
+    then recomputation, then model parallelism. Other knobs stay at their defaults where they can.
 
     `predicted`: the estimate of the space's table, if it is known.
     """
@@ -238,10 +245,11 @@ def what_if(
     calibration: Calibration | None = None,
     launchable: Launchable | None = None,
 ) -> tuple[WhatIf, ...]:
-    """The best of the space on clusters of other sizes, with days and cost for a budget of `tokens`.
+    """The best of the space on clusters of other sizes, with days and cost for a budget of
+    `tokens`.
 
-    `launchable`: the trainer that must be able to launch it. Counts below a node's size make one smaller node; others must be whole nodes. Raises
-    `SpecError` for impossible counts or budgets.
+    `launchable`: the trainer that must be able to launch it. Counts below a node's size make one
+    smaller node; others must be whole nodes. Raises `SpecError` for impossible counts or budgets.
     """
     if tokens is not None:
         positive("tokens", tokens)
@@ -295,7 +303,8 @@ def _on(
 def nearest_miss(
     space: SearchSpace, predicted: Estimate, constants: Calibration | None = None
 ) -> NearestMiss:
-    """The config of a space that comes nearest to fitting, and what would make it fit. `predicted`: of every config in the space."""
+    """The config of a space that comes nearest to fitting, and what would make it fit. `predicted`:
+    of every config in the space."""
     constants = constants or calibration_for(space.workload)
     index = int(
         np.lexsort(
@@ -311,7 +320,8 @@ def nearest_miss(
 def _remedies(
     workload: Workload, config: ParallelConfig, constants: Calibration
 ) -> tuple[str, ...]:
-    """Single changes of `config` that fit, fastest first; else how many GPUs would hold the model fully sharded."""
+    """Single changes of `config` that fit, fastest first; else how many GPUs would hold the model
+    fully sharded."""
     changes = [
         (words, changed)
         for words, changed in _changes(config)

@@ -1,7 +1,9 @@
-"""Answers that need no hardware: the plan of a study's space, one config's estimate, other numbers of GPUs, other clusters.
+"""Answers that need no hardware: the plan of a study's space, one config's estimate, other numbers
+of GPUs, other clusters.
 
-Predictions take measured constants and dry runs from the store. For a model that code builds, a plan and an estimate make the dry runs that are missing
-(`autotune.plan.dry_runs`), because formulas know such a model only as a decoder of like size.
+Predictions take measured constants and dry runs from the store. For a model that code builds, a
+plan and an estimate make the dry runs that are missing (`autotune.plan.dry_runs`), because formulas
+know such a model only as a decoder of like size.
 """
 
 from __future__ import annotations
@@ -42,9 +44,9 @@ def plan_of(
 ) -> Plan:
     """The space ranked by the cost model, with this cluster's calibration when `store` holds one.
 
-    `profile`: for a model that code builds, whether to make the dry runs that `store` does not hold yet; `on_dry_run` hears of
-    each before it begins. `Plan.source` says where constants and memory come from. Raises `InfeasibleError`, and `CatalogError` for an unknown
-    runner.
+    `profile`: for a model that code builds, whether to make the dry runs that `store` does not hold
+    yet; `on_dry_run` hears of each before it begins. `Plan.source` says where constants and memory
+    come from. Raises `InfeasibleError`, and `CatalogError` for an unknown runner.
     """
     find(RUNNERS, study.runner)
     space = SearchSpace.of_study(study)
@@ -62,7 +64,8 @@ def plan_of(
 def _baseline(
     study: Study, space: SearchSpace, found: Plan, calibration: Calibration | None
 ) -> RankedConfig | None:
-    """What the configs of a plan are compared with; None for a study of proxies, where nothing fits, or where it cannot be run."""
+    """What the configs of a plan are compared with; None for a study of proxies, where nothing
+    fits, or where it cannot be run."""
     config = study.baseline or baseline_of(space, calibration=calibration)
     if not found.rows or study.at_hand is not None or why_not(study.workload, config):
         return None
@@ -72,8 +75,9 @@ def _baseline(
 
 
 def cannot_run_here(study: Study) -> str:
-    """Why this machine cannot run the study, in words; empty when nothing speaks against it. Starts nothing. Raises `CatalogError` or `SpecError`
-    for a runner or an option of it that does not exist."""
+    """Why this machine cannot run the study, in words; empty when nothing speaks against it. Starts
+    nothing. Raises `CatalogError` or `SpecError` for a runner or an option of it that does not
+    exist."""
     if study.at_hand is None:
         return preflight.cannot_run_here(study, SearchSpace.of_study(study))
     try:
@@ -86,12 +90,14 @@ def cannot_run_here(study: Study) -> str:
 def few_for_many_of(
     study: Study, *, top: int = 10, store: KnowledgeStore | None = None
 ) -> dict[str, Any]:
-    """What a plan shows of a study with a target: {proxies, target}; both are empty for a study without one. Raises `InfeasibleError`.
+    """What a plan shows of a study with a target: {proxies, target}; both are empty for a study
+    without one. Raises `InfeasibleError`.
 
-    `proxies`: of the `top` configs of the plan, which proxy would run here: {rank, config, proxy, reason}. `proxy`: {config, model, num_layers,
-    global_batch_size, cluster, step_time_s, blind}, or null where `reason` says why there is none. Proxies that several configs share are listed with
-    the first of them; `shared_with` is its rank. `target`: how its configs rank before any proxy ran, and what can be said of the first one
-    (`autotune.study.target_findings`).
+    `proxies`: of the `top` configs of the plan, which proxy would run here: {rank, config, proxy,
+    reason}. `proxy`: {config, model, num_layers, global_batch_size, cluster, step_time_s, blind},
+    or null where `reason` says why there is none. Proxies that several configs share are listed
+    with the first of them; `shared_with` is its rank. `target`: how its configs rank before any
+    proxy ran, and what can be said of the first one (`autotune.study.target_findings`).
     """
     if study.at_hand is None:
         return {"proxies": [], "target": {}}
@@ -146,7 +152,8 @@ def what_if_of(
     tokens: float | None = None,
     store: KnowledgeStore | None = None,
 ) -> tuple[WhatIf, ...]:
-    """The best of the study's space on clusters of other sizes, with days and cost for a budget of `tokens`."""
+    """The best of the study's space on clusters of other sizes, with days and cost for a budget of
+    `tokens`."""
     known = stored_calibration(study.workload, store, program_of(study))
     trainer = Launchable.of(study)
     return what_if(
@@ -161,9 +168,11 @@ def compare_clusters_of(
     tokens: float | None = None,
     store: KnowledgeStore | None = None,
 ) -> tuple[ClusterChoice, ...]:
-    """The best of the study's space on each cluster, with days, cost and energy of a training on `tokens` tokens (None: the budget's `train_tokens`).
+    """The best of the study's space on each cluster, with days, cost and energy of a training on
+    `tokens` tokens (None: the budget's `train_tokens`).
 
-    A cluster is a `ClusterSpec`, a name as `h100-sxm-8x8`, or a GPU type, which has as many GPUs as the study's cluster. Raises `CatalogError`, `SpecError`.
+    A cluster is a `ClusterSpec`, a name as `h100-sxm-8x8`, or a GPU type, which has as many GPUs as
+    the study's cluster. Raises `CatalogError`, `SpecError`.
     """
     return compare_clusters(
         study.workload,
@@ -183,7 +192,8 @@ def estimate_of(
     profile: bool = True,
     on_dry_run: OnRun | None = None,
 ) -> tuple[Estimate, str]:
-    """One config's estimate, with this cluster's calibration when `store` holds one, and where the constants and the memory come from.
+    """One config's estimate, with this cluster's calibration when `store` holds one, and where the
+    constants and the memory come from.
 
     `profile` and `on_dry_run`: see `plan_of`.
     """
@@ -202,7 +212,8 @@ def _sources(
     calibration: Calibration | None,
     space: SearchSpace,
 ) -> str:
-    """Where the constants come from, and the memory of these configs. `problem`: why nothing could be run dry, where that was tried."""
+    """Where the constants come from, and the memory of these configs. `problem`: why nothing could
+    be run dry, where that was tried."""
     source = (
         known_constants(study.workload, store, program_of(study)) or calibration_for(study.workload)
     ).source

@@ -5,7 +5,8 @@
     balanced        the split whose sides work equally long, were GPUs divisible: both times are taken as inverse to GPUs from the best split
     one more node   the best step of the same space with one more node for training, or for generation; with as many as it takes for the batch to divide, where one is not enough
 
-A side that works t of a step of T seconds waits T - t. Colocated steps have no sides: a node more serves both.
+A side that works t of a step of T seconds waits T - t. Colocated steps have no sides: a node more
+serves both.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def post_training_findings(
     calibration: Calibration | None = None,
     launchable: Launchable | None = None,
 ) -> dict[str, Any]:
-    """{assumed, splits, balanced, one_more_node} of a workload with `rl`; without generation only what was assumed. Splits are looked for where a study has them."""
+    """{assumed, splits, balanced, one_more_node} of a workload with `rl`; without generation only
+    what was assumed. Splits are looked for where a study has them."""
     asked = workload.rl
     if asked is None:
         return {}
@@ -75,8 +77,9 @@ def _splits(
     calibration: Calibration | None,
     launchable: Launchable | None,
 ) -> tuple[list[dict[str, Any]], dict[int, str]]:
-    """(the best of each split by rising GPUs that generate, why there is none for a split that the space lists): the splits that the space lists, and with one alone all in steps of a
-    node (of an engine on one node)."""
+    """(the best of each split by rising GPUs that generate, why there is none for a split that the
+    space lists): the splits that the space lists, and with one alone all in steps of a node (of an
+    engine on one node)."""
     cluster = workload.cluster
     asked_for = sorted(
         {int(gpus) for gpus in spec.extra.get("rollout_gpus", (asked.rollout_gpus,)) if gpus}
@@ -99,7 +102,8 @@ def _best(
     calibration: Calibration | None,
     launchable: Launchable | None,
 ) -> tuple[dict[str, Any] | None, str]:
-    """(the best config with so many GPUs that only generate (0: none), or None where none is legal or fits; why there is none)"""
+    """(the best config with so many GPUs that only generate (0: none), or None where none is legal
+    or fits; why there is none)"""
     try:
         space = SearchSpace.build(
             workload, _with_generating(spec, generating), launchable=launchable
@@ -152,7 +156,8 @@ def _sides(workload: Workload, best: RankedConfig, generating: int) -> dict[str,
 
 
 def _balanced(best: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The share of the GPUs of the best split that should generate so that both sides work equally long."""
+    """The share of the GPUs of the best split that should generate so that both sides work equally
+    long."""
     if best is None:
         return None
     train, generate = (
@@ -173,7 +178,8 @@ def _one_more_node(
     calibration: Calibration | None,
     launchable: Launchable | None,
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Step times with one node more, by the side that gets it; None for a side with which nothing is legal or fits up to `MOST_NODES`; and why, where one node is not enough."""
+    """Step times with one node more, by the side that gets it; None for a side with which nothing
+    is legal or fits up to `MOST_NODES`; and why, where one node is not enough."""
     generating = 0 if best is None else int(best["rollout_gpus"])
     per_node = workload.cluster.gpus_per_node
     sides = ("both",) if best is None else ("training", "generation")

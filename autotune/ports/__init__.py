@@ -1,4 +1,5 @@
-"""What the core needs from outside, as protocols with the values that they exchange: a runner of trials and a store of results.
+"""What the core needs from outside, as protocols with the values that they exchange: a runner of
+trials and a store of results.
 
     trial_runner.py     TrialRunner: executes attempts, reports events
     study_record.py     what a store hands out of a study: record, history, lease
@@ -8,7 +9,8 @@
     annotations.py      notes and tags that people write on studies
     service_store.py    what the service asks for beyond that: tokens, audit, counts
 
-Nothing here does anything. Runners and stores implement these protocols without inheriting from them.
+Nothing here does anything. Runners and stores implement these protocols without inheriting from
+them.
 """
 
 from autotune.ports.annotations import AnnotationStore, StudyNote

@@ -1,4 +1,5 @@
-"""What people write on studies: notes and tags. They belong to no controller and may be written at any time, also after the study has ended."""
+"""What people write on studies: notes and tags. They belong to no controller and may be written at
+any time, also after the study has ended."""
 
 from __future__ import annotations
 
@@ -26,14 +27,16 @@ class StudyNote(Plain):
 
 
 class AnnotationStore(Protocol):
-    """Keeps notes and tags. Each change is an event of the study's history, without a note's text. All methods raise `NotFoundError` for an unknown study."""
+    """Keeps notes and tags. Each change is an event of the study's history, without a note's text.
+    All methods raise `NotFoundError` for an unknown study."""
 
     def notes(self, study_id: str) -> list[StudyNote]:
         """The study's notes, oldest first."""
         ...
 
     def add_note(self, study_id: str, text: str, *, author: str = "") -> StudyNote:
-        """Writes a note; the same text again by the same author, with nothing between, is the same note. Raises `SpecError` for an empty or too long one."""
+        """Writes a note; the same text again by the same author, with nothing between, is the same
+        note. Raises `SpecError` for an empty or too long one."""
         ...
 
     def remove_note(self, study_id: str, number: int, *, author: str = "") -> None:
@@ -48,5 +51,6 @@ class AnnotationStore(Protocol):
         remove: Iterable[str] = (),
         author: str = "",
     ) -> StudyRecord:
-        """The study with tags added and removed; a tag that is there already, or was not, is no mistake. Raises `SpecError` for what is no tag."""
+        """The study with tags added and removed; a tag that is there already, or was not, is no
+        mistake. Raises `SpecError` for what is no tag."""
         ...

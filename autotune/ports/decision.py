@@ -1,7 +1,9 @@
-"""A decision of a study's controller: all that follows from one event, which a store keeps in one transaction or not at all.
+"""A decision of a study's controller: all that follows from one event, which a store keeps in one
+transaction or not at all.
 
-KeepTrial, StartAttempt, KeepSteps, CloseAttempt, EndTrial and KeepNote are the facts of a decision, in their order. All but the last are commands of the
-controller as well (`autotune.study.controller.commands`): what is decided is what is kept.
+KeepTrial, StartAttempt, KeepSteps, CloseAttempt, EndTrial and KeepNote are the facts of a decision,
+in their order. All but the last are commands of the controller as well
+(`autotune.study.controller.commands`): what is decided is what is kept.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ class CloseAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndTrial:
-    """A trial became terminal: once, and for good. Of a trial that was terminal before, it is a late report."""
+    """A trial became terminal: once, and for good. Of a trial that was terminal before, it is a
+    late report."""
 
     trial: Trial
 
@@ -66,7 +69,8 @@ Fact = KeepTrial | StartAttempt | KeepSteps | CloseAttempt | EndTrial | KeepNote
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What follows from one event. A store that was asked twice to keep the decision of one number keeps it once."""
+    """What follows from one event. A store that was asked twice to keep the decision of one number
+    keeps it once."""
 
     number: int
     """from 1 without gaps in each study, whoever runs it"""

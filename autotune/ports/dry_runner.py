@@ -1,4 +1,5 @@
-"""Protocol of what runs a model dry. Registered under `autotune.dry_runners`, so that the core needs no torch."""
+"""Protocol of what runs a model dry. Registered under `autotune.dry_runners`, so that the core
+needs no torch."""
 
 from __future__ import annotations
 
@@ -22,9 +23,11 @@ class DryRunner(Protocol):
     """Builds and runs models in processes of their own."""
 
     def inspect(self, model: ModelSpec, *, limits: DryRunLimits) -> ModelSpec:
-        """The model with what only its code can tell: shape, parameters, plans, fingerprint. Raises `DryRunError` with the line that failed and a remedy."""
+        """The model with what only its code can tell: shape, parameters, plans, fingerprint. Raises
+        `DryRunError` with the line that failed and a remedy."""
 
     def run(
         self, workload: Workload, config: ParallelConfig, *, pp_rank: int, limits: DryRunLimits
     ) -> DryRun:
-        """Two optimizer steps of the first rank of that pipeline stage. Raises `DryRunError`: what cannot be run dry, why, and what to do."""
+        """Two optimizer steps of the first rank of that pipeline stage. Raises `DryRunError`: what
+        cannot be run dry, why, and what to do."""

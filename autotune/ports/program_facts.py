@@ -1,6 +1,8 @@
-"""What the probe's facts of a program say in the words of a spec: number format, optimizer, ZeRO stage, recomputation, compilation.
+"""What the probe's facts of a program say in the words of a spec: number format, optimizer, ZeRO
+stage, recomputation, compilation.
 
-Each is None where the facts do not tell it: fp8 kernels, recomputation within compiled code, an optimizer whose memory autotune does not know.
+Each is None where the facts do not tell it: fp8 kernels, recomputation within compiled code, an
+optimizer whose memory autotune does not know.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from typing import Any, final
 from autotune.spec import FIELDS
 
 RECOMPUTED = 0.02
-"""share of the modules' calls that are repeated within backward passes, above which something is recomputed"""
+"""share of the modules' calls that are repeated within backward passes, above which something is
+recomputed"""
 MOSTLY = 0.5
 """the same, above which whole blocks are"""
 NARROW = ("fp8", "mxfp8", "nvfp4")
@@ -56,7 +59,8 @@ class ProgramFacts:
 
     @property
     def computes(self) -> str:
-        """The format that it computes in, where something other than its weights' says so: autocast, or FSDP's mixed precision."""
+        """The format that it computes in, where something other than its weights' says so:
+        autocast, or FSDP's mixed precision."""
         return _TYPES.get(self.values.get("autocast", ""), "") or _TYPES.get(
             self.values.get("sharded_type", ""), ""
         )
@@ -87,7 +91,8 @@ class ProgramFacts:
 
     @property
     def optimizer(self) -> str | None:
-        """The optimizer by the name that `workload.optimizer` has for it; None for one whose memory autotune does not know."""
+        """The optimizer by the name that `workload.optimizer` has for it; None for one whose memory
+        autotune does not know."""
         names = self.optimizers.lower()
         return next(
             (name for name, words in _OPTIMIZERS if any(word in names for word in words)), None

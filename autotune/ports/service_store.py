@@ -1,4 +1,5 @@
-"""What the service keeps in a store beyond studies: access tokens, the audit of who did what, counts for dashboards.
+"""What the service keeps in a store beyond studies: access tokens, the audit of who did what,
+counts for dashboards.
 
 TokenStore      who may ask            AuditLog        who did what
 StoreMonitor    counts, and whether the store can be written now
@@ -16,7 +17,8 @@ from autotune.ports.annotations import AnnotationStore
 from autotune.ports.study_store import Store
 
 SCOPES = ("read", "submit", "run", "admin")
-"""What a token allows; each scope includes those before it. `run`: specs may name programs, where the service allows any."""
+"""What a token allows; each scope includes those before it. `run`: specs may name programs, where
+the service allows any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +81,8 @@ class TokenStore(Protocol):
     def create(
         self, owner: str, scope: str, *, expires_in_s: float | None = None
     ) -> tuple[Token, str]:
-        """A new token and its text, which nobody can show again. Raises `SpecError` for an unknown scope or a lifetime below zero."""
+        """A new token and its text, which nobody can show again. Raises `SpecError` for an unknown
+        scope or a lifetime below zero."""
         ...
 
     def check(self, text: str) -> Token | None:

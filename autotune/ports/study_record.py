@@ -1,4 +1,5 @@
-"""What a store hands out of a study: its record, its history, its lease, and what is known of all studies together.
+"""What a store hands out of a study: its record, its history, its lease, and what is known of all
+studies together.
 
 Times are UTC and aware. A number `*_us` is microseconds since 1970 UTC.
 """
@@ -72,7 +73,8 @@ class StudyFields(TypedDict, total=False):
 
 
 class AskedStudies(TypedDict, total=False):
-    """Which studies a caller asks for: those that match all that is given. A name that is empty, and None, leave open what they say."""
+    """Which studies a caller asks for: those that match all that is given. A name that is empty,
+    and None, leave open what they say."""
 
     status: str | None
     """a `StudyStatus`"""
@@ -94,7 +96,8 @@ class StudyFilter(AskedStudies, total=False):
 
 
 class HistoryFilter(TypedDict, total=False):
-    """Which measurements across all studies are asked for: those that match all that is given. A name that is empty, and None, leave open what they say."""
+    """Which measurements across all studies are asked for: those that match all that is given. A
+    name that is empty, and None, leave open what they say."""
 
     model: str
     cluster: str
@@ -115,7 +118,8 @@ class HistoryFilter(TypedDict, total=False):
 
 
 class AskedRuns(TypedDict, total=False):
-    """Which observed runs a caller asks for: those that match all that is given. A name that is empty leaves open what it says."""
+    """Which observed runs a caller asks for: those that match all that is given. A name that is
+    empty leaves open what it says."""
 
     id: str
     """or its first letters"""
@@ -135,7 +139,8 @@ class ObservedFilter(AskedRuns, total=False):
 
 
 class EventKind(StrEnum):
-    """What a line of a study's history says happened. Older stores may hold kinds that are written no more."""
+    """What a line of a study's history says happened. Older stores may hold kinds that are written
+    no more."""
 
     SUBMITTED = "study.submitted"
     WANTED = "study.wanted"
@@ -206,7 +211,8 @@ class HistoryEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revision:
-    """A study at one moment: as long as this is equal, so is everything that the store says of it."""
+    """A study at one moment: as long as this is equal, so is everything that the store says of
+    it."""
 
     id: str
     """id of the study"""
@@ -218,7 +224,8 @@ class Revision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """The right to write for a study, until it expires. A larger fence is newer; writes with an older one are rejected."""
+    """The right to write for a study, until it expires. A larger fence is newer; writes with an
+    older one are rejected."""
 
     study: str
     """id of the study"""

@@ -1,4 +1,5 @@
-"""The runner of trials: it executes attempts and reports what happens as events. It decides nothing about studies.
+"""The runner of trials: it executes attempts and reports what happens as events. It decides nothing
+about studies.
 
     TrialRequest    one attempt to be run            RunnerEvent      what is reported of it: queued, started, steps, log, seen, ended
     TrialRunner     start, poll, cancel, close       AdoptingRunner   one that can take over attempts of an earlier runner
@@ -60,17 +61,21 @@ class TrialRequest(Plain):
     profile: bool = False
     """also profile the parts of the step"""
     beat_step_time_s: float | None = None
-    """best step time so far for the same tokens per step; a trial that can no longer match it ends early as STOPPED"""
+    """best step time so far for the same tokens per step; a trial that can no longer match it ends
+    early as STOPPED"""
     repeat: int = 0
     """how many times this study has already measured this config"""
     with_log: bool = False
-    """also report the lines that a program prints, as `LogRead`, and what the probe observed, as `ProgramSeen`"""
+    """also report the lines that a program prints, as `LogRead`, and what the probe observed, as
+    `ProgramSeen`"""
     watched: bool = True
     """whether the probe observes the program"""
     keeps_outputs: bool = False
-    """whether a program writes to its usual location, so that each trial overwrites the output of the previous one"""
+    """whether a program writes to its usual location, so that each trial overwrites the output of
+    the previous one"""
     as_it_is: bool = False
-    """whether a program is started exactly as its user starts it: what it trains is then only observed, not compared with a config"""
+    """whether a program is started exactly as its user starts it: what it trains is then only
+    observed, not compared with a config"""
     ends_itself: bool = False
     """whether a measured program may run to completion, to observe what it writes at the end"""
 
@@ -89,7 +94,8 @@ class NodePlace:
     ranks: tuple[int, ...]
     """their numbers in the attempt"""
     gpus: tuple[str, ...] = ()
-    """their GPUs, as named in CUDA_VISIBLE_DEVICES on the node; empty if they train on the CPU, or if the program sees all GPUs"""
+    """their GPUs, as named in CUDA_VISIBLE_DEVICES on the node; empty if they train on the CPU, or
+    if the program sees all GPUs"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +109,8 @@ class AttemptStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptQueued:
-    """The attempt is waiting for ranks that others use. Repeated while it waits; waiting does not count against any deadline."""
+    """The attempt is waiting for ranks that others use. Repeated while it waits; waiting does not
+    count against any deadline."""
 
     id: AttemptId
     reason: str
@@ -142,19 +149,23 @@ class FirstStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramSeen:
-    """What the probe observed of a program, reported at its end, for requests that ask for the log."""
+    """What the probe observed of a program, reported at its end, for requests that ask for the
+    log."""
 
     id: AttemptId
     facts: Mapping[str, Any]
-    """what the measured process trains, with the same keys as the probe's reports; empty if the probe observed no training"""
+    """what the measured process trains, with the same keys as the probe's reports; empty if the
+    probe observed no training"""
     options: tuple[Mapping[str, Any], ...] = ()
-    """the options of the program, as its argparse parser has them; only of a program that is started `as_it_is`"""
+    """the options of the program, as its argparse parser has them; only of a program that is
+    started `as_it_is`"""
     micro_batches: int | None = None
     """forward passes with gradients in a typical step"""
     sequences: int | None = None
     """sequences that one process trains on in a typical step"""
     other_sequences: tuple[int, ...] = ()
-    """what `sequences` may be instead, where the model is called several times before a backward pass"""
+    """what `sequences` may be instead, where the model is called several times before a backward
+    pass"""
     tokens: int | None = None
     """tokens that one process trains on in a typical step; on average if `lengths_vary`"""
     first_steps: tuple[FirstStep, ...] = ()
@@ -164,17 +175,21 @@ class ProgramSeen:
     skipped_steps: int = 0
     """steps skipped by a gradient scaler"""
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """files written or removed outside the trial's folder, by path: `how` the file was changed, whether it `existed` before, and whether a copy was `kept`"""
+    """files written or removed outside the trial's folder, by path: `how` the file was changed,
+    whether it `existed` before, and whether a copy was `kept`"""
     lost: tuple[str, ...] = ()
     """the user's files that could not be restored, each with its current path"""
     troubles: tuple[str, ...] = ()
     """why the probe observed nothing, or not everything"""
     has_own_updates: bool = False
-    """whether the program updates its weights without a torch optimizer, so that the probe observes no steps"""
+    """whether the program updates its weights without a torch optimizer, so that the probe observes
+    no steps"""
     fills_by_tokens: bool = False
-    """whether the number of sequences varies from step to step, as with micro-batches filled up to a token limit"""
+    """whether the number of sequences varies from step to step, as with micro-batches filled up to
+    a token limit"""
     lengths_vary: bool = False
-    """whether the tokens per sequence vary from step to step, as with batches padded to their longest sequence"""
+    """whether the tokens per sequence vary from step to step, as with batches padded to their
+    longest sequence"""
     unevenness: str = ""
     """how ranks differ in the number of sequences they train on, as text"""
     disagreement: str = ""
@@ -184,7 +199,8 @@ class ProgramSeen:
     measured: bool = False
     """whether the measured steps come from the probe"""
     together: int = 1
-    """largest number of steps whose lines arrived at once, if steps are timed by the arrival of their lines"""
+    """largest number of steps whose lines arrived at once, if steps are timed by the arrival of
+    their lines"""
     left_out: str = ""
     """how much of its log could not be read because it was too long, as text"""
 
@@ -218,7 +234,8 @@ class TrialRunner(Protocol):
         ...
 
     def start(self, request: TrialRequest) -> None:
-        """Start the attempt and return at once; later errors arrive as `AttemptEnded` with a failure.
+        """Start the attempt and return at once; later errors arrive as `AttemptEnded` with a
+        failure.
 
         Raises `RunnerError` only if nothing can run at all (Ray has died, no such trainer).
         """
@@ -229,7 +246,8 @@ class TrialRunner(Protocol):
         ...
 
     def cancel(self, attempt: AttemptId) -> None:
-        """End the attempt soon: cooperative stop, then kill. Its `AttemptEnded` (cancelled) still arrives. Unknown ids are ignored."""
+        """End the attempt soon: cooperative stop, then kill. Its `AttemptEnded` (cancelled) still
+        arrives. Unknown ids are ignored."""
         ...
 
     def close(self) -> None:
@@ -239,16 +257,19 @@ class TrialRunner(Protocol):
 
 @runtime_checkable
 class AdoptingRunner(TrialRunner, Protocol):
-    """A runner whose attempts outlive it for a while, so that the study's next runner can continue them."""
+    """A runner whose attempts outlive it for a while, so that the study's next runner can continue
+    them."""
 
     def adopt(self, study: str, attempts: Collection[AttemptId]) -> list[AttemptId]:
-        """Take over the `attempts` of this study's previous runner that are still running, or whose end was not reported, and report all their events again.
-        Its other processes are kept warm or ended."""
+        """Take over the `attempts` of this study's previous runner that are still running, or whose
+        end was not reported, and report all their events again. Its other processes are kept warm
+        or ended."""
         ...
 
 
 LeftOut = Literal["left out", "needed", "absent"]
-"""outcome of leaving a node out: it gets no more ranks; there would be too few nodes without it; the runner has no such node"""
+"""outcome of leaving a node out: it gets no more ranks; there would be too few nodes without it;
+the runner has no such node"""
 
 
 @runtime_checkable
@@ -256,7 +277,8 @@ class ChoosingRunner(TrialRunner, Protocol):
     """A runner that can leave nodes out."""
 
     def leave_out(self, node: str, needed: Placement) -> LeftOut:
-        """Place no rank of later attempts on this node (hostname or address), unless the other nodes have no room for ranks placed as `needed`."""
+        """Place no rank of later attempts on this node (hostname or address), unless the other
+        nodes have no room for ranks placed as `needed`."""
         ...
 
 
@@ -267,15 +289,18 @@ class PreflightRunner(TrialRunner, Protocol):
 
     @classmethod
     def preflight(cls, study: Study) -> None:
-        """Raise `RunnerError` for a study that the runner cannot run on any machine, e.g. because it does not know the trainer."""
+        """Raise `RunnerError` for a study that the runner cannot run on any machine, e.g. because
+        it does not know the trainer."""
         ...
 
     @classmethod
     def preflight_here(cls, study: Study, smallest: ParallelConfig) -> None:
-        """Raise `RunnerError` (or `MissingExtraError`) for a study that it cannot run on this machine. `smallest`: the config in the space with
-        the fewest ranks. Takes milliseconds: nothing is started, and no cluster is contacted."""
+        """Raise `RunnerError` (or `MissingExtraError`) for a study that it cannot run on this
+        machine. `smallest`: the config in the space with the fewest ranks. Takes milliseconds:
+        nothing is started, and no cluster is contacted."""
         ...
 
     def check_study(self, study: Study) -> None:
-        """Raises `RunnerError` if the cluster that the runner has joined cannot run the study; only a started runner can know this."""
+        """Raises `RunnerError` if the cluster that the runner has joined cannot run the study; only
+        a started runner can know this."""
         ...

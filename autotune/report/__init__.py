@@ -1,4 +1,5 @@
-"""What people see of studies: figures, a self-contained HTML page, Markdown for a pull request, tables and bars in a terminal, two studies side by side.
+"""What people see of studies: figures, a self-contained HTML page, Markdown for a pull request,
+tables and bars in a terminal, two studies side by side.
 
 figures/          figures of a study, as values      svg/              drawing: axes, bars, tiles, lanes
 page.py           a study as one HTML page           page_frame.py     a whole HTML page, tables

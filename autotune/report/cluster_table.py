@@ -1,4 +1,5 @@
-"""Clusters side by side in a terminal: one row for each, and below it which is fastest, cheapest and needs the least energy."""
+"""Clusters side by side in a terminal: one row for each, and below it which is fastest, cheapest
+and needs the least energy."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from autotune.spec.texts.as_text import UNKNOWN, two_digits
 
 
 def cluster_table(choices: Sequence[ClusterChoice], *, palette: Palette = FULL) -> FittedTable:
-    """The table; with a bill also days, cost and energy. A narrow terminal shows no intervals, then no MFU and no risk."""
+    """The table; with a bill also days, cost and energy. A narrow terminal shows no intervals, then
+    no MFU and no risk."""
     billed = any(choice.bill is not None for choice in choices)
     bill = ("days", "cost", "energy") if billed else ()
     left_out = frozenset({"90%"})
@@ -65,7 +67,8 @@ def _cells(choice: ClusterChoice, billed: bool) -> list[str]:
 
 
 def format_usd(cost: float | None) -> str:
-    """Two digits, as a prediction deserves: `$95`, `$1,200`, `$45k`, `$2.3M`; `-` where the price is not known."""
+    """Two digits, as a prediction deserves: `$95`, `$1,200`, `$45k`, `$2.3M`; `-` where the price
+    is not known."""
     if cost is None:
         return UNKNOWN
     rounded = float(f"{cost:.2g}")
@@ -83,7 +86,8 @@ def _nothing(choice: ClusterChoice, billed: int) -> list[str]:
 
 
 def cluster_notes(choices: Sequence[ClusterChoice]) -> list[str]:
-    """What the table does not say: why a cluster has no config, what a GPU lacks, what is assumed, and which cluster is ahead in what."""
+    """What the table does not say: why a cluster has no config, what a GPU lacks, what is assumed,
+    and which cluster is ahead in what."""
     lines = []
     for choice in choices:
         if choice.nearest_miss is not None:

@@ -1,4 +1,5 @@
-"""Studies or trials side by side: two studies as a table of the terminal, and a row for each fact of several, first those that differ.
+"""Studies or trials side by side: two studies as a table of the terminal, and a row for each fact
+of several, first those that differ.
 
 Facts are text as people read it; `-` where something is not known.
 """

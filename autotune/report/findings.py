@@ -1,7 +1,7 @@
 """What a study's trials say, in words and numbers: winner, baseline, speedup, why it won.
 
-Everything is computed from the record and its trials alone. The parts of a step are the cost model's prediction, unless the trial was
-profiled; sentences say which.
+Everything is computed from the record and its trials alone. The parts of a step are the cost
+model's prediction, unless the trial was profiled; sentences say which.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from autotune.spec.texts.as_text import format_speedup
 
 
 def time_parts(trial: Trial) -> tuple[dict[str, float], bool]:
-    """Seconds of a step by cause, and whether they were profiled (else: predicted). Empty when nothing is known."""
+    """Seconds of a step by cause, and whether they were profiled (else: predicted). Empty when
+    nothing is known."""
     if trial.measurement is not None and trial.measurement.breakdown_s:
         return {name: float(v) for name, v in trial.measurement.breakdown_s.items()}, True
     if trial.estimate is None:
@@ -28,7 +29,8 @@ def time_parts(trial: Trial) -> tuple[dict[str, float], bool]:
 
 
 def why(found: Result) -> list[str]:
-    """Why the winner won, in sentences: by how much, who is as good, which knobs differ, which parts of the step shrank or grew, memory."""
+    """Why the winner won, in sentences: by how much, who is as good, which knobs differ, which
+    parts of the step shrank or grew, memory."""
     best, baseline = found.best, found.baseline
     if best is None:
         if any(t.purpose is TrialPurpose.PROXY for t in found.measured):
@@ -102,7 +104,8 @@ def _memory(baseline: Trial, best: Trial) -> str:
 
 
 def prediction_errors(trials: Sequence[Trial]) -> dict[str, float]:
-    """Median relative errors of the predictions: {"step_time": ..., "memory": ...}; only what can be said."""
+    """Median relative errors of the predictions: {"step_time": ..., "memory": ...}; only what can
+    be said."""
     errors: Mapping[str, list[float]] = {"step_time": [], "memory": []}
     for trial in trials:
         if not trial.is_measured or trial.estimate is None or trial.measurement is None:

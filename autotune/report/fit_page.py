@@ -1,4 +1,5 @@
-"""The answer to "will it fit?" as a self-contained HTML page: verdict, memory over the step, tables. All text is escaped."""
+"""The answer to "will it fit?" as a self-contained HTML page: verdict, memory over the step,
+tables. All text is escaped."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def fit_page(fits: Sequence[Fit]) -> str:
 
 
 def memory_figure(fit: Fit, run: DryRun) -> str:
-    """Memory of one rank over the second optimizer step, stacked by category, with the GPU's memory as a line."""
+    """Memory of one rank over the second optimizer step, stacked by category, with the GPU's memory
+    as a line."""
     shown = columns(run.timeline, SAMPLES)
     if not shown:
         return ""

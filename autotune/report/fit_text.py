@@ -1,6 +1,7 @@
 """The answer to "will it fit?" as words and rows, which the terminal and the HTML page show alike.
 
-A table is its heads and its rows of text; the first `text` columns are words and the others numbers.
+A table is its heads and its rows of text; the first `text` columns are words and the others
+numbers.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def workload_line(workload: Workload) -> str:
 
 
 def problem_lines(fit: Fit) -> list[str]:
-    """Why no dry run could be made, and what to do; empty where one was. It stands before all else: it may be a fault of the model's code."""
+    """Why no dry run could be made, and what to do; empty where one was. It stands before all else:
+    it may be a fault of the model's code."""
     if not fit.problem:
         return []
     return [
@@ -82,7 +84,8 @@ def verdict_line(fit: Fit) -> str:
 
 
 def other_verdict_line(fit: Fit) -> str:
-    """Where dry run and cost model are two answers: both, which one counts, and why. Empty where they agree."""
+    """Where dry run and cost model are two answers: both, which one counts, and why. Empty where
+    they agree."""
     if not fit.runs or fit.allocated_bytes is None:
         return ""
     if not fit.is_played:
@@ -153,7 +156,8 @@ def peak_lines(fit: Fit) -> list[str]:
 
 
 def cost_model(fit: Fit) -> Rows:
-    """The categories of the fullest rank beside those of the cost model, with the reasons where they are two trainers'."""
+    """The categories of the fullest rank beside those of the cost model, with the reasons where
+    they are two trainers'."""
     found = beside_cost_model(fit)
     rows = [
         (row.name, format_bytes(row.dry_run_bytes), format_bytes(row.cost_model_bytes))
@@ -313,7 +317,8 @@ def several(fits: Sequence[Fit]) -> Rows:
 
 
 def _axis(name: str, config: ParallelConfig) -> str:
-    """`dp_cp`, over which data and context parallelism reduce gradients, is dp alone without context parallelism."""
+    """`dp_cp`, over which data and context parallelism reduce gradients, is dp alone without
+    context parallelism."""
     return name.replace("dp_cp", "dp" if config.cp == 1 else "dp and cp").replace("_", " ")
 
 

@@ -1,7 +1,9 @@
-"""One study as GitHub-flavoured Markdown, for a pull request: the answer first, then parts that open with a click, figures as tables with bars.
+"""One study as GitHub-flavoured Markdown, for a pull request: the answer first, then parts that
+open with a click, figures as tables with bars.
 
-It is at most `MOST_CHARACTERS` long, so that it can be a comment: of long tables the first rows are shown, and figures for which no room is left are named. All
-text from studies (names, messages) is escaped.
+It is at most `MOST_CHARACTERS` long, so that it can be a comment: of long tables the first rows are
+shown, and figures for which no room is left are named. All text from studies (names, messages) is
+escaped.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ LEFT_OUT = ("spread", "reward")
 
 
 def markdown_report(record: StudyRecord, trials: Sequence[Trial], *, service: str = "") -> str:
-    """The report of a study, running or finished. `service`: address of the service whose pages of the study are linked; empty for no links."""
+    """The report of a study, running or finished. `service`: address of the service whose pages of
+    the study are linked; empty for no links."""
     found = result_from(record, trials)
     page = f"{service.rstrip('/')}/studies/{record.id}" if service else ""
     first = [
@@ -134,7 +137,8 @@ def _target(found: Result) -> str:
 
 
 def _trials(found: Result, page: str) -> str:
-    """The best trial, then the fastest ones, then those without a speed. Finals, whose figures their configs have, are counted only."""
+    """The best trial, then the fastest ones, then those without a speed. Finals, whose figures
+    their configs have, are counted only."""
     searched = [trial for trial in found.shown if trial.purpose is not TrialPurpose.FINAL]
     if not searched:
         return ""
@@ -197,7 +201,8 @@ def _failures(found: Result, page: str) -> str:
 
 
 def _figures(figures: Sequence[Figure], study: str, room: int) -> list[str]:
-    """The figures that there is room for, in their order, and the names of the others. Of figures with the same columns only the first one's table is new."""
+    """The figures that there is room for, in their order, and the names of the others. Of figures
+    with the same columns only the first one's table is new."""
     tables = {figure.table.columns: figure for figure in reversed(figures)}
     parts, without_room = ["#### Figures"], []
     room -= MOST_SENTENCE

@@ -1,7 +1,9 @@
 """Text, tables and bars in GitHub-flavoured Markdown, from words that may hold anything.
 
-A name or a message of a study never becomes markup, a link to an issue (`#1`) or a call of a person (`@name`): signs that mean something get a backslash, or
-a zero-width space behind them. The only HTML is what GitHub lets through: `details` and `summary`, and a `span` around a dollar sign, which else begins a formula.
+A name or a message of a study never becomes markup, a link to an issue (`#1`) or a call of a person
+(`@name`): signs that mean something get a backslash, or a zero-width space behind them. The only
+HTML is what GitHub lets through: `details` and `summary`, and a `span` around a dollar sign, which
+else begins a formula.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ _LEADING = re.compile(r"^([-+=>]|\d+(?=[.)](\s|$)))")
 
 
 def text(words: str, *, most: int = MOST_IN_CELL) -> str:
-    """One line of text that shows as it is; cut after `most` characters, or earlier where it would take more than twice as many."""
+    """One line of text that shows as it is; cut after `most` characters, or earlier where it would
+    take more than twice as many."""
     line = " ".join(words.split())
     line = line if len(line) <= most else f"{line[: most - 1]}…"
     line = _SIGNS.sub(r"\\\g<0>", line.replace("&", "&amp;")).replace("<", "&lt;")
@@ -48,7 +51,8 @@ def block(words: str, language: str = "") -> str:
 
 
 def table(heads: Sequence[tuple[str, bool]], rows: Sequence[Sequence[str]]) -> str:
-    """`heads`: (text, whether it is a number); `rows`: cells in Markdown. A number is not parted from its unit."""
+    """`heads`: (text, whether it is a number); `rows`: cells in Markdown. A number is not parted
+    from its unit."""
     lines = [
         [text(name) for name, _ in heads],
         ["---:" if is_number else "---" for _, is_number in heads],

@@ -1,6 +1,8 @@
-"""Memory over a step as columns: the samples of a dry run, thinned to a width so that no peak is lost.
+"""Memory over a step as columns: the samples of a dry run, thinned to a width so that no peak is
+lost.
 
-A column stands for several samples in a row and shows the fullest of them. The order is that of the run; a dry run has no clock, so widths are no times.
+A column stands for several samples in a row and shows the fullest of them. The order is that of the
+run; a dry run has no clock, so widths are no times.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ CATEGORY_NAMES: Mapping[str, str] = {
     "communication": "communication",
     "inputs": "inputs",
 }
-"""What people call the categories of a dry run, in the order in which they are stacked: what stays lies at the bottom."""
+"""What people call the categories of a dry run, in the order in which they are stacked: what stays
+lies at the bottom."""
 CATEGORY_COLOURS: Mapping[str, str] = {
     "parameters": PART_COLOURS["weights"],
     "buffers": "#72b7b2",
@@ -71,7 +74,8 @@ def sketch(
     width: int = 64,
     height: int = 10,
 ) -> list[str]:
-    """The figure as lines of a terminal, in rich markup: stacked columns, the limit as a line where it is near, phases below."""
+    """The figure as lines of a terminal, in rich markup: stacked columns, the limit as a line where
+    it is near, phases below."""
     samples = columns(timeline, width)
     if not samples:
         return []

@@ -1,4 +1,5 @@
-"""A result in a notebook: a card with the answer, and the figures by name. Registered under `autotune.views`."""
+"""A result in a notebook: a card with the answer, and the figures by name. Registered under
+`autotune.views`."""
 
 from __future__ import annotations
 

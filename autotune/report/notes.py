@@ -1,10 +1,12 @@
 """Notes of trials: how each failed or why it was asked, and what many of them share.
 
-A table of trials shows a note in each row. A note that `SHARED_BY` or more rows share is written once, under the table, and the rows show only its
-gist: what it says before its colon (`OUT_OF_MEMORY`, `cannot win`), or a number in brackets where it has none. Errors share a note only where their
-cause is the same but for its figures, so that each cause is seen.
+A table of trials shows a note in each row. A note that `SHARED_BY` or more rows share is written
+once, under the table, and the rows show only its gist: what it says before its colon
+(`OUT_OF_MEMORY`, `cannot win`), or a number in brackets where it has none. Errors share a note only
+where their cause is the same but for its figures, so that each cause is seen.
 
-Where the ranks of a study are, in words: nodes, and GPUs or CPU ranks on each; and why trials wait for some. For the terminal and the study's page.
+Where the ranks of a study are, in words: nodes, and GPUs or CPU ranks on each; and why trials wait
+for some. For the terminal and the study's page.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class Notes:
 
 
 def note_of(trial: Trial) -> str:
-    """The most telling sentence about a trial: how it failed, or why it was asked. Of an error the exception comes first: a narrow column cuts the end."""
+    """The most telling sentence about a trial: how it failed, or why it was asked. Of an error the
+    exception comes first: a narrow column cuts the end."""
     if trial.failure is not None:
         failure = trial.failure
         if failure.kind in CAUSES and ": " in failure.exception:
@@ -55,7 +58,8 @@ def note_of(trial: Trial) -> str:
 def brief_note(trial: Trial, *, most: int) -> str:
     """The note where `most` columns have to do: whole where it fits, else its useful part.
 
-    Of a failure that is what went wrong, without the class of the exception and without what the kind says already; of a reason it is the first clause.
+    Of a failure that is what went wrong, without the class of the exception and without what the
+    kind says already; of a reason it is the first clause.
     """
     note = note_of(trial)
     if len(note) <= most:
@@ -93,7 +97,8 @@ def _throttling(measurement: Measurement) -> str:
 def infeasible_line(counts: Mapping[str, int]) -> str:
     """Configs that cannot be run, counted by the most frequent reasons; empty without any.
 
-    `1,204 combinations cannot be run here: tp does not divide num_attention_heads (1,000), the GPU does not have the precision (204)`
+    `1,204 combinations cannot be run here: tp does not divide num_attention_heads (1,000), the GPU
+    does not have the precision (204)`
     """
     if not counts:
         return ""
@@ -110,7 +115,8 @@ def infeasible_line(counts: Mapping[str, int]) -> str:
 
 
 def gist_of(trial: Trial) -> str:
-    """What the note of a trial that did not run to its end says before its colon, where that is short; else empty."""
+    """What the note of a trial that did not run to its end says before its colon, where that is
+    short; else empty."""
     if trial.status in (TrialStatus.COMPLETED, TrialStatus.PENDING):
         return ""
     head = note_of(trial).partition(":")[0]
@@ -161,8 +167,9 @@ def _sharing(trial: Trial) -> str:
 
 
 def placed_lines(study: Mapping[str, Any]) -> list[str]:
-    """One line for each trial that is placed: `trial 3 has ranks 0 to 3 on a with GPUs 0, 1, 2, 3; ranks 4 to 7 on b with ...`, then
-    one for each that waits: `trial 4 waits: ...`. `study`: its document."""
+    """One line for each trial that is placed: `trial 3 has ranks 0 to 3 on a with GPUs 0, 1, 2, 3;
+    ranks 4 to 7 on b with ...`, then one for each that waits: `trial 4 waits: ...`. `study`: its
+    document."""
     verb = "had" if study["ended_at"] else "has"
     trials: dict[int, list[str]] = {}
     for place in study.get("placed") or ():

@@ -1,7 +1,7 @@
 """One study as a self-contained HTML page: answer, figures, trials, failures, how to reproduce it.
 
-Everything is inside the one file: styles and SVG inline, no script, nothing fetched, and a Content-Security-Policy that says so. All
-text from studies (names, messages, logs) is escaped.
+Everything is inside the one file: styles and SVG inline, no script, nothing fetched, and a
+Content-Security-Policy that says so. All text from studies (names, messages, logs) is escaped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A whole HTML page and its tables, in the style sheets of the web pages (`dashboards/web`), light and dark, with no font or image from elsewhere.
+"""A whole HTML page and its tables, in the style sheets of the web pages (`dashboards/web`), light
+and dark, with no font or image from elsewhere.
 
 Nothing is fetched and no script runs, and a Content-Security-Policy says so.
 """
@@ -29,7 +30,8 @@ def whole_page(title: str, body: Iterable[str]) -> str:
 def html_table(
     heads: Sequence[tuple[str, bool]], rows: Iterable[tuple[str, Sequence[str]]], *, label: str = ""
 ) -> str:
-    """`heads`: (name, whether it is a number); `rows`: (class, cells as HTML); `label`: what a screen reader calls it, empty where a heading does."""
+    """`heads`: (name, whether it is a number); `rows`: (class, cells as HTML); `label`: what a
+    screen reader calls it, empty where a heading does."""
     classes = [" class=n" if is_number else "" for _, is_number in heads]
     named = zip(heads, classes, strict=True)
     top = "".join(

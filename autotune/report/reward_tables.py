@@ -1,6 +1,7 @@
 """Rewards as rows of text: what they are made of, and the Pareto front.
 
-Rows are made of plain documents (an explanation, trials with their merits), so that the terminal and the page show the same.
+Rows are made of plain documents (an explanation, trials with their merits), so that the terminal
+and the page show the same.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ UNITS: Mapping[str, str] = {"USD": "$", "J": " J", "rank_s": " rank-s"}
 
 
 def reward_rows(explanation: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows of an explanation's document: the terms and parts of the reward of this trial, the baseline and the other. Empty
-    without a measurement; `-` where something is not known of a trial."""
+    """Heads and rows of an explanation's document: the terms and parts of the reward of this trial,
+    the baseline and the other. Empty without a measurement; `-` where something is not known of a
+    trial."""
     mine = explanation.get("reward")
     if not mine:
         return [], []
@@ -61,7 +63,8 @@ def reward_rows(explanation: Mapping[str, Any]) -> tuple[list[str], list[list[st
 
 
 def formula_rows(explanation: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows that say how the parts of stability are scored; empty without a measurement."""
+    """Heads and rows that say how the parts of stability are scored; empty without a
+    measurement."""
     known = explanation.get("formulas") if explanation.get("reward") else None
     return ["part of stability", "score at these values, linear in between"], [
         [_label(part), text] for part, text in (known or {}).items()

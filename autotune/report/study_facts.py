@@ -1,4 +1,5 @@
-"""What reports say of a study, as plain words: its setting, the answer's figures, trials and failures as rows, and how to run it again.
+"""What reports say of a study, as plain words: its setting, the answer's figures, trials and
+failures as rows, and how to run it again.
 
 The HTML page and the Markdown report show the same of these.
 """
@@ -88,7 +89,8 @@ def counts_line(found: Result) -> str:
 
 
 def speed_row(trial: Trial) -> list[str]:
-    """Tokens per second, step time, peak memory and model FLOPs utilization as measured; `UNKNOWN` without a measurement."""
+    """Tokens per second, step time, peak memory and model FLOPs utilization as measured; `UNKNOWN`
+    without a measurement."""
     m = trial.measurement
     return [
         format_count(tokens_per_s(trial)) if m else UNKNOWN,

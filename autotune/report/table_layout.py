@@ -1,13 +1,17 @@
 """A table that suits the width it is printed in.
 
-A table of trials has more to say than a narrow terminal can show. Left to itself rich narrows every column that may wrap, to one letter a
-line if need be, and then those that may not. A `FittedTable` leaves out whole columns instead, in the order its author asks for, and only then
-shortens those that may be shortened.
+A table of trials has more to say than a narrow terminal can show. Left to itself rich narrows every
+column that may wrap, to one letter a line if need be, and then those that may not. A `FittedTable`
+leaves out whole columns instead, in the order its author asks for, and only then shortens those
+that may be shortened.
 
-A table that programs can read where nobody looks at it: in a terminal as rich draws it, in a file or a pipe as lines of cells with tabs between them.
+A table that programs can read where nobody looks at it: in a terminal as rich draws it, in a file
+or a pipe as lines of cells with tabs between them.
 
-The first line of a piped table holds the headings. Cells are whole: nothing is cut short, wrapped, padded or coloured. What stands under a table comes
-after its lines. Text is shown as it is, never read as rich's markup, in which the `[ray]` of `autotune-parallel[ray]` would be a colour; what has colours is a `Text`.
+The first line of a piped table holds the headings. Cells are whole: nothing is cut short, wrapped,
+padded or coloured. What stands under a table comes after its lines. Text is shown as it is, never
+read as rich's markup, in which the `[ray]` of `autotune-parallel[ray]` would be a colour; what has
+colours is a `Text`.
 """
 
 from __future__ import annotations
@@ -83,7 +87,8 @@ class FittedTable:
         self.rows.append((cells, style))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The table of the first stage that fits; in a file or a pipe that of the first stage, whole."""
+        """The table of the first stage that fits; in a file or a pipe that of the first stage,
+        whole."""
         if not options.is_terminal:
             yield self._table(self.stages[0], {})
             return

@@ -1,4 +1,5 @@
-"""A target's ranking as people read it: sentences, and a table of its configs. For the terminal, the report and the study's page."""
+"""A target's ranking as people read it: sentences, and a table of its configs. For the terminal,
+the report and the study's page."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ TEXT_COLUMNS = (1, 4)
 
 
 def target_sentences(target: Mapping[str, Any]) -> list[str]:
-    """What is known of the target, and what is not, the most important first. `target`: the document of `autotune.results.target`."""
+    """What is known of the target, and what is not, the most important first. `target`: the
+    document of `autotune.results.target`."""
     ran = f"{target['proxies']} {'proxy' if target['proxies'] == 1 else 'proxies'}"
     sizes = f"{target['num_gpus']:,} GPUs, {target['times']:g} times those of {target['at_hand']}"
     said = [
@@ -93,7 +95,8 @@ def target_rows(target: Mapping[str, Any]) -> list[list[str]]:
 
 
 def proxy_rows(proxies: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Planned proxies as rows under `PROXY_HEADS`, each once; then what has none, with the reason."""
+    """Planned proxies as rows under `PROXY_HEADS`, each once; then what has none, with the
+    reason."""
     rows = []
     for row in proxies:
         proxy = row["proxy"]

@@ -1,7 +1,7 @@
 """What the terminal shows of studies: labels, sizes, times, tables and bars.
 
-Tables are rich renderables; a `Palette` says which signs and colours the terminal can show, so that a log file, a dumb terminal or an
-ASCII locale gets the same facts in plain characters.
+Tables are rich renderables; a `Palette` says which signs and colours the terminal can show, so that
+a log file, a dumb terminal or an ASCII locale gets the same facts in plain characters.
 """
 
 from __future__ import annotations
@@ -129,9 +129,11 @@ def time_bar(
     width: int = 40,
     palette: Palette = FULL,
 ) -> str:
-    """A stacked bar of `width` characters with its legend: one letter (or block, in rich markup) per part, in proportion.
+    """A stacked bar of `width` characters with its legend: one letter (or block, in rich markup)
+    per part, in proportion.
 
-    With a plain palette a part is drawn by the first letter of its name and the text holds no markup.
+    With a plain palette a part is drawn by the first letter of its name and the text holds no
+    markup.
     """
     values = _positive(parts)
     total = sum(values.values())
@@ -172,7 +174,8 @@ def time_legend(
 
 
 def speeds_line(trials: Iterable[Trial], unmeasured: Trial | None = None) -> str:
-    """What the speeds in a table of these trials are. `unmeasured`: the baseline, where it could not be measured."""
+    """What the speeds in a table of these trials are. `unmeasured`: the baseline, where it could
+    not be measured."""
     is_measured = any(t.purpose is TrialPurpose.BASELINE and t.is_measured for t in trials)
     return SPEEDS if is_measured else AS_MEASURED.format(why=why_unmeasured(unmeasured))
 
@@ -182,7 +185,8 @@ class ConfigRuns:
     """All runs of a config in a study; each reference and each proxy is by itself."""
 
     trial: Trial
-    """the first one that is no final: in `Result.shown` it has the figure of all runs. A later failure counts"""
+    """the first one that is no final: in `Result.shown` it has the figure of all runs. A later
+    failure counts"""
     runs: tuple[Trial, ...]
     """by number, the finals last"""
 
@@ -219,13 +223,17 @@ def configs_of_study_table(
     palette: Palette = FULL,
     steps: Mapping[int, int] | None = None,
 ) -> FittedTable:
-    """One row per config: its runs (n), status, predicted and measured tokens/s, step, memory, stability, time spent, and why it ended early.
+    """One row per config: its runs (n), status, predicted and measured tokens/s, step, memory,
+    stability, time spent, and why it ended early.
 
-    A narrow terminal has one column for status and note, sets columns closer, and leaves out predictions, then steps. Only then configs are shortened,
-    and memory, time spent and stability left out.
+    A narrow terminal has one column for status and note, sets columns closer, and leaves out
+    predictions, then steps. Only then configs are shortened, and memory, time spent and stability
+    left out.
 
-    `unmeasured`: the baseline, where it could not be measured. `steps`: the study runs, and these of its trials have taken so many steps. Then rows have one line and nothing is written under the table, because the view
-    counts lines. Figures are those of each config's first run, as measured, so that no later run moves them. Finals have `RE_MEASURED` before theirs.
+    `unmeasured`: the baseline, where it could not be measured. `steps`: the study runs, and these
+    of its trials have taken so many steps. Then rows have one line and nothing is written under the
+    table, because the view counts lines. Figures are those of each config's first run, as measured,
+    so that no later run moves them. Finals have `RE_MEASURED` before theirs.
     """
     is_live = steps is not None
     shown = [row.trial for row in rows]
@@ -318,7 +326,8 @@ def measured_cells(trial: Trial) -> list[str]:
 
 
 def _row_note(trial: Trial, note: str, best: Trial | None, *, is_brief: bool) -> str:
-    """The note of a trial that did not run to its end; of one that did, why it is not the best where it has the higher figure, which its reason says first."""
+    """The note of a trial that did not run to its end; of one that did, why it is not the best
+    where it has the higher figure, which its reason says first."""
     if trial.status is not TrialStatus.COMPLETED:
         return brief_note(trial, most=MAX_NOTE) if is_brief else note
     is_above = (
@@ -331,9 +340,11 @@ def _row_note(trial: Trial, note: str, best: Trial | None, *, is_brief: bool) ->
 
 
 def plan_table(plan: Any, *, top: int | None = None, palette: Palette = FULL) -> FittedTable:
-    """The ranked rows of a plan: anything with `rows` of `rank`, `config` and `estimate`, or the rows themselves; last its baseline, if it has one.
+    """The ranked rows of a plan: anything with `rows` of `rank`, `config` and `estimate`, or the
+    rows themselves; last its baseline, if it has one.
 
-    A narrow terminal shows no parts, then no step times; then configs are wrapped between their words. Gain, memory, risk and MFU stay.
+    A narrow terminal shows no parts, then no step times; then configs are wrapped between their
+    words. Gain, memory, risk and MFU stay.
     """
     from rich.text import Text
 
@@ -398,7 +409,8 @@ def _shown_parts(estimate: Any) -> Any:
 
 
 def plain_table(palette: Palette, title: str = "") -> Table:
-    """An empty table in the manner of all of them; ASCII borders with a plain palette, tabs in a file or a pipe."""
+    """An empty table in the manner of all of them; ASCII borders with a plain palette, tabs in a
+    file or a pipe."""
     from rich import box  # rich takes a while to import, and most commands print no table
 
     from autotune.report.table_layout import TabTable
@@ -460,7 +472,8 @@ _LETTERS = {
     "refit": "S",
     "reward": "J",
 }
-"""of parts whose first letter another part has: of a step, and of the phases of post-training (the weights are sent, the responses judged)"""
+"""of parts whose first letter another part has: of a step, and of the phases of post-training (the
+weights are sent, the responses judged)"""
 
 
 def _letter(name: str) -> str:

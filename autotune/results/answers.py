@@ -129,7 +129,8 @@ def _infeasible(record: StudyRecord, trials: Sequence[Trial]) -> dict[str, int]:
 
 
 def _changed_versions(trials: Sequence[Trial]) -> list[str]:
-    """What changed while the study ran: of each name that versions of its trials share with the first one's, its first change."""
+    """What changed while the study ran: of each name that versions of its trials share with the
+    first one's, its first change."""
     known = [(t.number, t.measurement.versions) for t in trials if t.measurement]
     first: Mapping[str, str] = next((own for _, own in known if own), {})
     changes: dict[str, str] = {}
@@ -171,7 +172,8 @@ def _drawn_lengths(winner: Winner) -> list[str]:
 
 
 def _payback(record: StudyRecord, winner: Winner) -> list[str]:
-    """What the training that the study is for takes with the best config, with the default one, and what the study took."""
+    """What the training that the study is for takes with the best config, with the default one, and
+    what the study took."""
     tokens, best, baseline = record.study.budget.train_tokens, winner.best, winner.baseline
     if tokens is None or best is None or baseline is None:
         return []
@@ -195,19 +197,22 @@ def _payback(record: StudyRecord, winner: Winner) -> list[str]:
 
 
 def chosen_config(result: Result) -> ParallelConfig | None:
-    """The config that an export launches: the best, or of a study with a target the one that ranks first there; None before anything was measured."""
+    """The config that an export launches: the best, or of a study with a target the one that ranks
+    first there; None before anything was measured."""
     return result.best.config if result.best is not None else first_pick(result.record)
 
 
 def exports_of(result: Result) -> list[str]:
-    """The trainers that can launch the best config as it is, without further options; the study's own first."""
+    """The trainers that can launch the best config as it is, without further options; the study's
+    own first."""
     return [name for name in _trainers(result) if _launches(result, name, {})]
 
 
 def next_export(result: Result, able: Sequence[str]) -> dict[str, Any] | None:
-    """{trainer, options}: how to launch the best config next: by the study's own trainer, else by the first of `able` (`exports_of`). None when there is
-    none. An option that the study's trainer still needs, because its trials were only simulated, has its name in capitals as its value. Where only
-    Python can start the study's trainer, `python` is the line that does."""
+    """{trainer, options}: how to launch the best config next: by the study's own trainer, else by
+    the first of `able` (`exports_of`). None when there is none. An option that the study's trainer
+    still needs, because its trials were only simulated, has its name in capitals as its value.
+    Where only Python can start the study's trainer, `python` is the line that does."""
 
     study = result.record.study
     if chosen_config(result) is not None and (line := python_line(study.trainer)):
@@ -222,7 +227,8 @@ def next_export(result: Result, able: Sequence[str]) -> dict[str, Any] | None:
 
 
 def _missing_options(result: Result) -> dict[str, str]:
-    """What the study's own trainer must be told before it can launch the best config; empty when options do not help."""
+    """What the study's own trainer must be told before it can launch the best config; empty when
+    options do not help."""
 
     study, chosen = result.record.study, chosen_config(result)
     assert chosen is not None
@@ -247,7 +253,8 @@ def _trainers(result: Result) -> list[str]:
 
 
 def _launches(result: Result, name: str, options: Mapping[str, Any]) -> bool:
-    """Whether the trainer can launch the best config with these options, beside those of the study where it is the study's own."""
+    """Whether the trainer can launch the best config with these options, beside those of the study
+    where it is the study's own."""
 
     study, chosen = result.record.study, chosen_config(result)
     assert chosen is not None
@@ -260,10 +267,13 @@ def _launches(result: Result, name: str, options: Mapping[str, Any]) -> bool:
 
 
 def study_document(record: StudyRecord, *, is_left: bool = False) -> dict[str, Any]:
-    """A study as plain JSON values; `is_left`: it waits for another controller, as its message then says. `cluster` is the one that the job will run on; `at_hand`: the smaller one that runs proxies of it, or null.
+    """A study as plain JSON values; `is_left`: it waits for another controller, as its message then
+    says. `cluster` is the one that the job will run on; `at_hand`: the smaller one that runs
+    proxies of it, or null.
 
-    `ray`: the Ray job that runs it, {job, url}, or null. `placed`: where the ranks are of the trials that run, or of the last that ran: {trial, node, ranks,
-    gpus}; empty where the runner cannot tell. `waiting`: trials waiting for ranks, and why: {trial, reason}.
+    `ray`: the Ray job that runs it, {job, url}, or null. `placed`: where the ranks are of the
+    trials that run, or of the last that ran: {trial, node, ranks, gpus}; empty where the runner
+    cannot tell. `waiting`: trials waiting for ranks, and why: {trial, reason}.
     """
     study, times = (
         record.study,
@@ -306,8 +316,9 @@ def study_document(record: StudyRecord, *, is_left: bool = False) -> dict[str, A
 
 
 def judged_today(store: StudyReader, record: StudyRecord) -> StudyRecord:
-    """The record as today's rules judge it: of an ended study whose outcome an earlier release wrote, which knew nothing of machines that are too noisy, the
-    claim is what `best`, `status` and reports say of it."""
+    """The record as today's rules judge it: of an ended study whose outcome an earlier release
+    wrote, which knew nothing of machines that are too noisy, the claim is what `best`, `status` and
+    reports say of it."""
     if not record.status.is_terminal or record.speedup is None or "too_noisy" in record.result:
         return record
     found = result_of(store, record.id)
@@ -329,7 +340,8 @@ def studies_document(
 def trial_documents(
     store: StudyReader, study_id: str, *, version: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
-    """The trials of a study; `version`: NAME=VERSION, only those measured with all of these. Raises `NotFoundError`."""
+    """The trials of a study; `version`: NAME=VERSION, only those measured with all of these. Raises
+    `NotFoundError`."""
     asked, record = asked_versions(version), store.study(study_id)
     return [
         trial.to_dict()
@@ -354,7 +366,8 @@ def submitted_document(record: StudyRecord) -> dict[str, Any]:
 
 
 def waiting_behind(line: Sequence[tuple[str, str]], study_id: str) -> dict[str, int] | None:
-    """{studies, owners} that are started before a study that waits; None when it does not. `line`: id and owner of those that wait, in their order."""
+    """{studies, owners} that are started before a study that waits; None when it does not. `line`:
+    id and owner of those that wait, in their order."""
     ids = [study for study, _ in line]
     if study_id not in ids:
         return None
@@ -373,10 +386,12 @@ def waiting_words(behind: Mapping[str, int] | None) -> str:
 
 
 def document(result: Result, *, top: int = 0) -> dict[str, Any]:
-    """Plain JSON values: study {id, name, status, trials (count by status), ...}, best, baseline, speedup with its interval; `configs` when `top` > 0.
+    """Plain JSON values: study {id, name, status, trials (count by status), ...}, best, baseline,
+    speedup with its interval; `configs` when `top` > 0.
 
-    `best`, `baseline` and `configs` are trials with their configs' figures (`config_figures`); after the finals they hold the pooled measurement of
-    `final_rounds` rounds, on which `speedup` rests.
+    `best`, `baseline` and `configs` are trials with their configs' figures (`config_figures`);
+    after the finals they hold the pooled measurement of `final_rounds` rounds, on which `speedup`
+    rests.
     """
     study = study_document(result.record, is_left=result.is_left)
     noisy = to_plain(result.too_noisy)
@@ -415,8 +430,10 @@ def past_studies(
 ) -> list[dict[str, Any]]:
     """The best measured trials across all history: {study, best}.
 
-    Of one model: best first, one for each config. Without a model: the best of each model and cluster, the latest study first. What was only
-    simulated is left out unless its `runner` is named. `filters`: further ones of `HistoryReader.best`: cluster, trainer, num_gpus, measured_after.
+    Of one model: best first, one for each config. Without a model: the best of each model and
+    cluster, the latest study first. What was only simulated is left out unless its `runner` is
+    named. `filters`: further ones of `HistoryReader.best`: cluster, trainer, num_gpus,
+    measured_after.
     """
     filters |= {"runner": runner, "without_runner": "" if runner else SIMULATED}
     found = confirmed_best(store, model=model, one_each=not model, limit=limit, **filters)
@@ -431,8 +448,8 @@ def observed_document(
     version: Sequence[str] = (),
     **filters: Unpack[AskedRuns],
 ) -> dict[str, Any]:
-    """Runs that people started themselves, the one that was kept last first: {runs, next_offset}. They are no trials. `version`: NAME=VERSION, only those that were
-    measured with all of these."""
+    """Runs that people started themselves, the one that was kept last first: {runs, next_offset}.
+    They are no trials. `version`: NAME=VERSION, only those that were measured with all of these."""
     if asked := asked_versions(version):
         matching = (
             run for run in _all_observed(store, filters) if has_versions(run.all_versions, asked)
@@ -462,7 +479,8 @@ def export_document(
     on: str = "",
     trial: int | None = None,
 ) -> dict[str, Any]:
-    """`launch_document` of what the store knows of the study, with its secrets: for who owns the store."""
+    """`launch_document` of what the store knows of the study, with its secrets: for who owns the
+    store."""
     return launch_document(
         result_of(store, study_id),
         trainer,
@@ -482,15 +500,20 @@ def launch_document(
     trial: int | None = None,
     study: Study | None = None,
 ) -> dict[str, Any]:
-    """The best config of a study as a launch of that trainer: {trainer, config, argv, env, files, notes, tuned, job}. Nothing is written or started.
+    """The best config of a study as a launch of that trainer: {trainer, config, argv, env, files,
+    notes, tuned, job}. Nothing is written or started.
 
-    `trial`: the config of this trial instead; then nothing is said of how it was measured, for it was not chosen. A note says if it failed or was not measured.
+    `trial`: the config of this trial instead; then nothing is said of how it was measured, for it
+    was not chosen. A note says if it failed or was not measured.
 
-    `study`: the study with its secrets, for its owner; without it the launch has `***` in their place.
+    `study`: the study with its secrets, for its owner; without it the launch has `***` in their
+    place.
 
-    `on`: the scheduler whose job starts it on its nodes (`autotune.trainers.schedulers`; default: shell); `options` may hold options of that
-    too. For the study's own trainer the options of the study hold, unless `options` say otherwise. Raises `NotFoundError` when nothing has been
-    measured yet, `CatalogError` for an unknown trainer or scheduler, and `SpecError` or `ExportError`.
+    `on`: the scheduler whose job starts it on its nodes (`autotune.trainers.schedulers`; default:
+    shell); `options` may hold options of that too. For the study's own trainer the options of the
+    study hold, unless `options` say otherwise. Raises `NotFoundError` when nothing has been
+    measured yet, `CatalogError` for an unknown trainer or scheduler, and `SpecError` or
+    `ExportError`.
     """
     from autotune.results.provenance import in_environment_of, provenance
     from autotune.trainers.schedulers import DEFAULT, job_of, scheduler, split_options
@@ -574,7 +597,8 @@ def trial_of(result: Result, number: int) -> Trial:
 def _length_notes(
     target: Trainer, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """For how many steps a launch trains, in words, where its option `steps` reaches the program."""
+    """For how many steps a launch trains, in words, where its option `steps` reaches the
+    program."""
     steps = target.checked(options).get("steps")
     if steps is None:
         return ()
@@ -589,7 +613,8 @@ def _length_notes(
 
 
 def ranked_documents(result: Result, top: int) -> list[dict[str, Any]]:
-    """The first of `standings_of`, each with its `rank` and a `note`: why it does not stand above one whose reward is lower; else empty."""
+    """The first of `standings_of`, each with its `rank` and a `note`: why it does not stand above
+    one whose reward is lower; else empty."""
     rows, least = list[dict[str, Any]](), math.inf
     for rank, trial in enumerate(standings_of(result)[:top], 1):
         note = result.below.get(trial.number, "")

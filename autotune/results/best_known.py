@@ -5,14 +5,17 @@ nearest      a model of nearly this shape was, on as many GPUs; its config is le
 cost_model   nothing near was measured: the cost model's first choice, which nobody has tried
 none         the model or the cluster is not known, or nothing fits
 
-Order: by the tokens per second per GPU of the cluster at which they stand (`autotune.reward.ranking`). Where the question names an objective: by its reward among the measurements of one workload, the
-fastest one's, relative to the baseline there, so that the results of several studies are compared by one measure.
+Order: by the tokens per second per GPU of the cluster at which they stand
+(`autotune.reward.ranking`). Where the question names an objective: by its reward among the
+measurements of one workload, the fastest one's, relative to the baseline there, so that the results
+of several studies are compared by one measure.
 
 The configs of the nearest workload that was measured, where the one asked for was not.
 
-`distance`: the Euclidean norm of the differences of two workloads in doublings, |log2 ratio|, of parameters, layers, hidden size, experts, sequence
-length, GPU memory and GPU peak; 1 is twice as large in one of them. Only clusters with as many GPUs, and as many in each NVLink domain (mostly a node), are
-compared, for a config's degrees make no sense on others, and only up to `FARTHEST`.
+`distance`: the Euclidean norm of the differences of two workloads in doublings, |log2 ratio|, of
+parameters, layers, hidden size, experts, sequence length, GPU memory and GPU peak; 1 is twice as
+large in one of them. Only clusters with as many GPUs, and as many in each NVLink domain (mostly a
+node), are compared, for a config's degrees make no sense on others, and only up to `FARTHEST`.
 """
 
 from __future__ import annotations
@@ -53,13 +56,15 @@ SEQ_LEN, SEQUENCES_PER_GPU = 4096, 4
 
 
 def best_known(store: BestKnownStore, asked: Asked, *, top: int = 1) -> dict[str, Any]:
-    """{study, best, baseline, speedup, configs[] = {study, best}, source, objective, evidence, untried, nearest, assumed, notes}.
+    """{study, best, baseline, speedup, configs[] = {study, best}, source, objective, evidence,
+    untried, nearest, assumed, notes}.
 
-    `evidence`: trials, configs, studies, last_at, age_s, spread (of the best config's steps). `untried`: legal and measured configs of the
-    study's space, and the best untried one by the cost model. `observed`: runs that people started themselves, the fastest first; they are no trials, and none is the
-    best. `nearest`: of which workload the configs are, its distance, and what the cost
-    model expects of the first one here. `assumed`: what the question left open. With an objective the rewards are those of that objective. Raises
-    `SpecError`.
+    `evidence`: trials, configs, studies, last_at, age_s, spread (of the best config's steps).
+    `untried`: legal and measured configs of the study's space, and the best untried one by the cost
+    model. `observed`: runs that people started themselves, the fastest first; they are no trials,
+    and none is the best. `nearest`: of which workload the configs are, its distance, and what the
+    cost model expects of the first one here. `assumed`: what the question left open. With an
+    objective the rewards are those of that objective. Raises `SpecError`.
     """
     answer: dict[str, Any] = {"study": None, "best": None, "baseline": None, "configs": []}
     answer |= dict.fromkeys(("speedup", "speedup_low", "speedup_high"))
@@ -140,7 +145,8 @@ def _objective_document(objective: Objective | None) -> dict[str, Any] | None:
 def _untried(
     store: KnowledgeStore, pairs: list[tuple[StudyRecord, Trial]]
 ) -> dict[str, Any] | None:
-    """What the space of the best config's study holds beside the measured configs; None when it cannot be worked out any more."""
+    """What the space of the best config's study holds beside the measured configs; None when it
+    cannot be worked out any more."""
 
     study = pairs[0][0].study
     try:
@@ -162,7 +168,8 @@ def _untried(
 
 
 def _workload(store: HistoryReader, asked: Asked) -> tuple[Workload, dict[str, Any]]:
-    """What is asked about, with what had to be assumed. Raises `CatalogError` for names that neither catalog nor history know."""
+    """What is asked about, with what had to be assumed. Raises `CatalogError` for names that
+    neither catalog nor history know."""
     from autotune.schema.space_models import space_for
 
     known = [k.workload for k in store.known_workloads()]
@@ -243,7 +250,8 @@ class BestKnownStore(HistoryReader, KnowledgeStore, Protocol):
 
 
 def distance(one: Workload, other: Workload) -> float:
-    """How far apart two workloads are, in doublings; infinite between clusters of different layout."""
+    """How far apart two workloads are, in doublings; infinite between clusters of different
+    layout."""
     layouts = [(w.cluster.num_gpus, w.cluster.domain_gpus) for w in (one, other)]
     if layouts[0] != layouts[1]:
         return float("inf")
@@ -261,7 +269,8 @@ def _peak(gpu: GpuSpec) -> float:
 
 
 def with_open_fields_of(asked: Asked, guess: Workload, known: Workload) -> Workload:
-    """`guess` with the sequence length and batch of a known workload where the question left them open."""
+    """`guess` with the sequence length and batch of a known workload where the question left them
+    open."""
     return replace(
         guess,
         seq_len=asked.seq_len or known.seq_len,
@@ -270,7 +279,8 @@ def with_open_fields_of(asked: Asked, guess: Workload, known: Workload) -> Workl
 
 
 def _adapted(workload: Workload, config: ParallelConfig) -> ParallelConfig | None:
-    """The config with the accumulation that this workload's batch needs; None when it is not legal here."""
+    """The config with the accumulation that this workload's batch needs; None when it is not legal
+    here."""
 
     knobs = {
         name: value for name, value in config.to_dict().items() if name != "accumulation_steps"
@@ -340,7 +350,8 @@ def measured_configs(
 def _by_objective(
     pairs: list[tuple[StudyRecord, Trial]], objective: Objective
 ) -> list[tuple[StudyRecord, Trial]]:
-    """The measurements of the first one's workload with their rewards under that objective, best first."""
+    """The measurements of the first one's workload with their rewards under that objective, best
+    first."""
 
     study = pairs[0][0].study
     alike: dict[ParallelConfig, tuple[StudyRecord, Trial]] = {}
@@ -361,7 +372,8 @@ def _by_objective(
 
 
 def evidence(pairs: list[tuple[StudyRecord, Trial]]) -> dict[str, Any]:
-    """{trials, configs, studies, last_at, age_s, spread}: how much was measured, how long ago, and how steady the best config's steps were."""
+    """{trials, configs, studies, last_at, age_s, spread}: how much was measured, how long ago, and
+    how steady the best config's steps were."""
     studies = {record.id: record for record, _ in pairs}
     ends = [trial.ended_at for _, trial in pairs if trial.ended_at is not None]
     best = pairs[0][1].measurement

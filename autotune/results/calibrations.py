@@ -1,10 +1,11 @@
-"""What the store knows of a workload beside the formulas: constants that were measured on its cluster, the level that runs of its program showed, and dry runs
-of its configs.
+"""What the store knows of a workload beside the formulas: constants that were measured on its
+cluster, the level that runs of its program showed, and dry runs of its configs.
 
-Observed runs of a GPU type and program refit the constants (`autotune.cost.learn.refit`) as trials do, most of all their level. One that would pass the GPUs' peak was
-misread, and teaches nothing.
+Observed runs of a GPU type and program refit the constants (`autotune.cost.learn.refit`) as trials
+do, most of all their level. One that would pass the GPUs' peak was misread, and teaches nothing.
 
-GPUs, nodes and links that a calibration found slower than their likes are kept by type of GPU until their nodes are measured again.
+GPUs, nodes and links that a calibration found slower than their likes are kept by type of GPU until
+their nodes are measured again.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ MOST_WORKLOADS = 6
 
 
 def measured_constants(workload: Workload, store: CalibrationStore | None) -> Calibration | None:
-    """What `autotune calibrate` measured on this cluster for this trainer, where the store has it."""
+    """What `autotune calibrate` measured on this cluster for this trainer, where the store has
+    it."""
     values = (
         store.calibration(workload.cluster.name, workload.trainer) if store is not None else None
     )
@@ -47,7 +49,8 @@ def measured_constants(workload: Workload, store: CalibrationStore | None) -> Ca
 def known_constants(
     workload: Workload, store: KnowledgeStore | None, program: str = ""
 ) -> Calibration | None:
-    """The measured constants, as observed runs of the program move them; None where the store has neither."""
+    """The measured constants, as observed runs of the program move them; None where the store has
+    neither."""
     measured = measured_constants(workload, store)
     runs = _runs_like(workload, store, program) if store is not None else []
     if not runs:
@@ -59,8 +62,9 @@ def known_constants(
 def stored_calibration(
     workload: Workload, store: KnowledgeStore | None, program: str = ""
 ) -> Calibration | None:
-    """The measured constants as runs of the program move them, with the dry runs of the workload, where the store has any of these. `program`: its name
-    (`autotune.trainers.base.own_program`), where the trainer is any program; its runs alone tell of it."""
+    """The measured constants as runs of the program move them, with the dry runs of the workload,
+    where the store has any of these. `program`: its name (`autotune.trainers.base.own_program`),
+    where the trainer is any program; its runs alone tell of it."""
     if store is None:
         return None
 
@@ -110,7 +114,8 @@ def program_of(study: Study) -> str:
 def _runs_like(
     workload: Workload, store: ObservedStore, program: str
 ) -> list[tuple[Workload, Trial]]:
-    """Measured runs of the same GPU type and program, on one node or on the same network; the last ones."""
+    """Measured runs of the same GPU type and program, on one node or on the same network; the last
+    ones."""
     if workload.trainer == COMMAND and not program:
         return []
     name = program if workload.trainer == COMMAND else ""
@@ -160,7 +165,8 @@ KEPT_AS = "out_of_line"
 
 
 def keep_outliers(store: CalibrationStore, gpu: str, measured: Mapping[str, Any]) -> None:
-    """Keeps what a calibration says of nodes with this type of GPU; what was known of other nodes stays."""
+    """Keeps what a calibration says of nodes with this type of GPU; what was known of other nodes
+    stays."""
     again = set(measured.get("nodes", ()))
     if again:
         rest = [entry for entry in known_outliers(store, gpu) if entry["node"] not in again]

@@ -1,22 +1,29 @@
-"""The figure of a config: the one speed that every table, page and answer shows of it, with the step time and the cost that follow from it.
+"""The figure of a config: the one speed that every table, page and answer shows of it, with the
+step time and the cost that follow from it.
 
     v      tokens/s of a measurement              v_0    tokens/s of the baseline around the same time
     V_0    tokens/s of the baseline at the machine's first level
 
     figure = V_0 v / v_0
 
-Of the search v_0 is V_0: its trials come here as they would have been at the machine's first level (`autotune.reward.machine_level`), so a config that ran once has
-the figure that it was first shown with, unless the machine changed meanwhile. v_0 of the final rounds is V_0 times what the baseline's median speeds (mean of the
-logarithms of its runs) gained from the search to the finals, and V_0 is the baseline's pooled final rounds without that gain. v_0 of one final run follows from the
-median speed of the baseline's run in its round; where that run was cancelled or failed, from the round before. By medians, because one slow step among the few of a
-run of the baseline would move all configs of the same time against the others.
+Of the search v_0 is V_0: its trials come here as they would have been at the machine's first level
+(`autotune.reward.machine_level`), so a config that ran once has the figure that it was first shown
+with, unless the machine changed meanwhile. v_0 of the final rounds is V_0 times what the baseline's
+median speeds (mean of the logarithms of its runs) gained from the search to the finals, and V_0 is
+the baseline's pooled final rounds without that gain. v_0 of one final run follows from the median
+speed of the baseline's run in its round; where that run was cancelled or failed, from the round
+before. By medians, because one slow step among the few of a run of the baseline would move all
+configs of the same time against the others.
 
-A machine does not stay as fast as it is, so measurements of different hours are compared by their ratios to the baseline. A config that took part in
-the finals has the ratio of its final rounds, pooled. The search's measurement is left out of it: it is what the config was chosen by, and the best of many
-measurements is too good on average (the winner's curse). Any other config has the ratio of its one measurement. So the winner's tokens/s are the default
-config's times the speedup, wherever they stand.
+A machine does not stay as fast as it is, so measurements of different hours are compared by their
+ratios to the baseline. A config that took part in the finals has the ratio of its final rounds,
+pooled. The search's measurement is left out of it: it is what the config was chosen by, and the
+best of many measurements is too good on average (the winner's curse). Any other config has the
+ratio of its one measurement. So the winner's tokens/s are the default config's times the speedup,
+wherever they stand.
 
-Without a measured baseline nothing can be related, and measurements stand as they are. The store keeps what was measured.
+Without a measured baseline nothing can be related, and measurements stand as they are. The store
+keeps what was measured.
 """
 
 from __future__ import annotations
@@ -43,8 +50,9 @@ SAME = 1e-9
 def with_figures(
     winner: Winner, trials: Sequence[Trial], stability_weight: float
 ) -> tuple[Winner, tuple[Trial, ...]]:
-    """The winner and all trials, each measurement moved to its config's figure. The first trial of a config that was re-measured holds what the finals
-    measured; a final trial has the figure of its own round. `stability_weight`: of the study's objective."""
+    """The winner and all trials, each measurement moved to its config's figure. The first trial of
+    a config that was re-measured holds what the finals measured; a final trial has the figure of
+    its own round. `stability_weight`: of the study's objective."""
     again = {t.number: t for t in winner.confirmed}
     default = (
         winner.baseline if winner.baseline is not None and winner.baseline.number in again else None
@@ -78,9 +86,11 @@ def with_figures(
 
 
 def _default_speed(trial: Trial, trials: Sequence[Trial], figure: Trial) -> float | None:
-    """v_0: tokens per second of the baseline around the time of this measurement; None where it was not measured. `figure`: the baseline at V_0.
+    """v_0: tokens per second of the baseline around the time of this measurement; None where it was
+    not measured. `figure`: the baseline at V_0.
 
-    Of a final trial: in the same round, or in the last one before it in which the baseline was measured. Of any other, pooled ones included: what its reward is relative to.
+    Of a final trial: in the same round, or in the last one before it in which the baseline was
+    measured. Of any other, pooled ones included: what its reward is relative to.
     """
     default = baseline_of(trials)
     if default is None:
@@ -123,7 +133,8 @@ def _at_figure(first: Trial, trial: Trial, winner: Winner, trials: Sequence[Tria
 
 
 def _relative_to(default: Trial, trial: Trial, stability_weight: float) -> Trial:
-    """A trial of the search with the reward that belongs to its speed relative to the baseline's figure."""
+    """A trial of the search with the reward that belongs to its speed relative to the baseline's
+    figure."""
     ratio = trial.reward.parts.get("tokens_per_s_ratio") if trial.reward is not None else None
     if trial.reward is None or not ratio:
         return trial

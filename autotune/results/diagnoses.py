@@ -62,7 +62,8 @@ def diagnosis_of_run(run: Trial | ObservedRun) -> Diagnosis:
 
 
 def diagnosis_of_log(log: str, study: Study, estimate: Estimate | None) -> Diagnosis:
-    """Of a log alone, read as the study's trainer writes it. Raises `SpecError` where it says nothing of a step's time."""
+    """Of a log alone, read as the study's trainer writes it. Raises `SpecError` where it says
+    nothing of a step's time."""
     lines = log.replace("\r", "\n").splitlines()
     steps = _steps(lines, study.trainer, study.trainer_options)
     if len(steps) < 2 and study.trainer == COMMAND and (proposed := propose_patterns(lines)):

@@ -1,6 +1,7 @@
 """A figure: a drawing, what it shows, how to read it, and the data that it shows.
 
-The same value is shown in the report, on a trial's page and in a notebook (`_repr_html_`). Data are SI units: seconds, bytes, tokens/s.
+The same value is shown in the report, on a trial's page and in a notebook (`_repr_html_`). Data are
+SI units: seconds, bytes, tokens/s.
 
 Figures of a result in Python, by name.
 
@@ -9,7 +10,8 @@ Figures of a result in Python, by name.
     list(result.plot)                     the names of the figures that this result has data for
     result.plot("budget").save("b.svg")   its drawing; .html with its words, .csv its data
 
-What draws them is registered under `autotune.views` (`autotune.registry`), because results know nothing of reports.
+What draws them is registered under `autotune.views` (`autotune.registry`), because results know
+nothing of reports.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class Column:
     """formats a value"""
     is_number: bool = True
     bar_of: float | None = None
-    """maximum of the bar that Markdown draws next to the value; with 0 the largest value, with None there is no bar"""
+    """maximum of the bar that Markdown draws next to the value; with 0 the largest value, with None
+    there is no bar"""
 
     def shown(self, value: Any) -> str:
         """The formatted value; a dash if there is none."""
@@ -99,7 +102,8 @@ class Figure:
         return picture_of(self.svg)
 
     def save(self, path: str | Path) -> Path:
-        """Write the drawing (`.svg`), the figure with its text (`.html`) or its data (`.csv`), by the suffix. Returns the path.
+        """Write the drawing (`.svg`), the figure with its text (`.html`) or its data (`.csv`), by
+        the suffix. Returns the path.
 
         Raises `SpecError` for any other suffix, and `OSError` if the file cannot be written.
         """

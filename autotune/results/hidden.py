@@ -1,4 +1,5 @@
-"""A study as everybody may see it: without the secrets of its spec. The store keeps them, because its trials are started with them."""
+"""A study as everybody may see it: without the secrets of its spec. The store keeps them, because
+its trials are started with them."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def hidden_record(record: StudyRecord) -> StudyRecord:
 
 
 def hidden_trials(record: StudyRecord, trials: Iterable[Trial]) -> list[Trial]:
-    """The trials of the study; their failures without what its program printed of the study's secrets."""
+    """The trials of the study; their failures without what its program printed of the study's
+    secrets."""
     secrets, found = secrets_of_record(record), list(trials)
     if not secrets:
         return found

@@ -1,4 +1,5 @@
-"""Knobs as a config asks for them beside what the probe saw: the rows of `check`, and for a diagnosis those that were asked for and have no effect.
+"""Knobs as a config asks for them beside what the probe saw: the rows of `check`, and for a
+diagnosis those that were asked for and have no effect.
 
 a difference    an option does not reach the program, or does nothing there
 not seen        nothing is claimed: fp8 kernels, recomputation in compiled code, a model behind another launcher
@@ -36,7 +37,8 @@ class Row:
     remedy: str = ""
     """what to do about a difference"""
     fix: tuple[str, Any] | None = None
-    """key of the spec, with the section that it is in, and the value that was seen, where writing it there mends the difference"""
+    """key of the spec, with the section that it is in, and the value that was seen, where writing
+    it there mends the difference"""
 
     @property
     def difference(self) -> str:
@@ -97,7 +99,8 @@ def knob_rows(config: ParallelConfig, facts: ProgramFacts) -> Iterator[Row]:
 def without_effect_in(
     config: ParallelConfig, facts: Mapping[str, Any], *, said_by: str
 ) -> dict[str, str]:
-    """What the config asks for beyond what a program does anyway, and the probe did not see; in words, by knob. `said_by`: the spec or the launch."""
+    """What the config asks for beyond what a program does anyway, and the probe did not see; in
+    words, by knob. `said_by`: the spec or the launch."""
     if "compiled" not in facts:  # not the probe's
         return {}
     known = ProgramFacts(facts)

@@ -1,4 +1,5 @@
-"""What a launch changes of another one, in words: arguments, environment, and the values in its files."""
+"""What a launch changes of another one, in words: arguments, environment, and the values in its
+files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Provenance of a study's best config: what was tuned, and how it was measured. It goes into exported files, where people read it without this package.
+"""Provenance of a study's best config: what was tuned, and how it was measured. It goes into
+exported files, where people read it without this package.
 
 study {id, name}   model   cluster   trainer   runner   config (its label)   autotune (version of this package)
-tokens_per_s, step_time_s, step_time_spread (relative), steps, final_rounds, measured_at (ISO 8601, UTC)
+tokens_per_s, step_time_s, step_time_spread (relative), steps, final_rounds, measured_at (ISO 8601,
+UTC)
 trials {measured, failed}   default {config, tokens_per_s, step_time_s, step_time_spread} or null   speedup, speedup_low, speedup_high: numbers or null   too_noisy: why there is no speedup, or null
 """
 
@@ -16,9 +18,11 @@ from autotune.trainers import Launch
 
 
 def in_environment_of(study: Study, launch: Launch) -> Launch:
-    """The launch with the variables that the study's runner gave to its trials (`runner.env`); the launch's own win, as they did there.
+    """The launch with the variables that the study's runner gave to its trials (`runner.env`); the
+    launch's own win, as they did there.
 
-    Those of single nodes (`runner.node_env`) are named in a note, because a launch does not know its nodes.
+    Those of single nodes (`runner.node_env`) are named in a note, because a launch does not know
+    its nodes.
     """
     options = study.runner_options
     given = {name: str(value) for name, value in (options.get("env") or {}).items()}

@@ -29,7 +29,8 @@ class Asked:
     measured_after: datetime | None = None
     """only results measured since, with a time zone; None for any time"""
     seq_len: int | None = None
-    """sequence length in tokens, for the nearest workload and for the cost model; with None, as in the history, else assumed"""
+    """sequence length in tokens, for the nearest workload and for the cost model; with None, as in
+    the history, else assumed"""
     global_batch_size: int | None = None
     """batch size in sequences, for the cost model; with None, as in the history, else assumed"""
     metric: str | None = None
@@ -56,7 +57,8 @@ class Asked:
 
     @property
     def measured_filters(self) -> dict[str, Any]:
-        """What the question says of measurements beside model and cluster, as filters of `HistoryReader.best`."""
+        """What the question says of measurements beside model and cluster, as filters of
+        `HistoryReader.best`."""
         return {
             "trainer": self.trainer,
             "runner": self.runner,

@@ -1,4 +1,5 @@
-"""Other orders of a study's trials: under another objective, or the Pareto front. Nothing is run and nothing is changed.
+"""Other orders of a study's trials: under another objective, or the Pareto front. Nothing is run
+and nothing is changed.
 
 Why a trial of a study won or lost: against the baseline, and against the winner or the runner-up.
 """
@@ -29,7 +30,8 @@ def rerank(store: StudyReader, study_id: str, objective: Objective) -> list[Tria
 
 
 def pareto(result: Result) -> list[Trial]:
-    """The trials of a study that none other matches in speed, stability, memory headroom and cost and beats in one, fastest first."""
+    """The trials of a study that none other matches in speed, stability, memory headroom and cost
+    and beats in one, fastest first."""
     return reward.pareto(_candidates(result), result.record.study.workload.cluster.gpu)
 
 
@@ -64,11 +66,14 @@ def ranking_document(
     stability_weight: float | None = None,
     version: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The JSON contract of `document` with `configs`: the `top` best, or with `pareto` the front, each with its `merits`.
+    """The JSON contract of `document` with `configs`: the `top` best, or with `pareto` the front,
+    each with its `merits`.
 
-    `version`: NAME=VERSION, only trials that were measured with all of these, without a claim of a speedup where that leaves the winner out.
-    `metric` and `stability_weight` rank again under another objective: then best, speedup and rewards are those of that objective. Raises
-    `SpecError` for an unknown metric, and where the study has a target: its proxies are not compared.
+    `version`: NAME=VERSION, only trials that were measured with all of these, without a claim of a
+    speedup where that leaves the winner out. `metric` and `stability_weight` rank again under
+    another objective: then best, speedup and rewards are those of that objective. Raises
+    `SpecError` for an unknown metric, and where the study has a target: its proxies are not
+    compared.
     """
     asked = objective = result.record.study.objective
     if metric:
@@ -105,7 +110,8 @@ def ranking_document(
 def front_documents(
     result: Result, rewarded: Mapping[int, Trial] = MappingProxyType({})
 ) -> list[dict[str, Any]]:
-    """The front, fastest first, each trial with its rank and `merits`; `rewarded`: the same trials with other rewards."""
+    """The front, fastest first, each trial with its rank and `merits`; `rewarded`: the same trials
+    with other rewards."""
     front, workload = pareto(result), result.record.study.workload
     return [
         {
@@ -119,8 +125,8 @@ def front_documents(
 
 
 def merits_document(trial: Trial, workload: Workload) -> dict[str, Any]:
-    """What the front is about: tokens_per_s, stability, memory_headroom (share of the capacity; None where it is not known), cost of a million
-    tokens and its unit (USD, J or rank_s)."""
+    """What the front is about: tokens_per_s, stability, memory_headroom (share of the capacity;
+    None where it is not known), cost of a million tokens and its unit (USD, J or rank_s)."""
     m = trial.measurement
     if m is None:
         return {}
@@ -192,7 +198,8 @@ def _candidates(result: Result) -> list[Trial]:
 
 
 def explain(store: StudyReader, study_id: str, trial: int | None = None) -> dict[str, Any]:
-    """Why a trial (None: the winner) won or lost: `autotune.reward.Explanation`'s plain values and, of the winner, the study's `notes`. Raises `NotFoundError`."""
+    """Why a trial (None: the winner) won or lost: `autotune.reward.Explanation`'s plain values and,
+    of the winner, the study's `notes`. Raises `NotFoundError`."""
     return explained(result_of(store, study_id), trial)
 
 

@@ -1,4 +1,5 @@
-"""A study's record as plain JSON values and back: what a program at the other end of a wire needs to work on a study as if it had the store."""
+"""A study's record as plain JSON values and back: what a program at the other end of a wire needs
+to work on a study as if it had the store."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from autotune.ports import StudyRecord
 
 
 def record_of(document: Mapping[str, Any]) -> StudyRecord:
-    """The record of `StudyRecord.to_dict`. Raises `ServiceError` for what another release wrote and this one cannot read."""
+    """The record of `StudyRecord.to_dict`. Raises `ServiceError` for what another release wrote and
+    this one cannot read."""
     known = {field.name for field in fields(StudyRecord)}
     try:
         return StudyRecord.from_dict(

@@ -32,29 +32,38 @@ class Result:
     trials: tuple[Trial, ...]
     """all trials as measured, by number"""
     shown: tuple[Trial, ...]
-    """the same trials with each config's corrected figure (`config_figures`), for display; without infeasible trials, which older releases listed"""
+    """the same trials with each config's corrected figure (`config_figures`), for display; without
+    infeasible trials, which older releases listed"""
     best: Trial | None
-    """the named winner, or the best trial so far, from `shown`. After the finals, the measurement and reward come from the finals"""
+    """the named winner, or the best trial so far, from `shown`. After the finals, the measurement
+    and reward come from the finals"""
     baseline: Trial | None
-    """the baseline trial from `shown`, if it could be measured; after the finals, with the measurement from the finals"""
+    """the baseline trial from `shown`, if it could be measured; after the finals, with the
+    measurement from the finals"""
     speedup: float | None
-    """tokens per second of the best config relative to the baseline's; None without a measured baseline, or if the machine is too noisy"""
+    """tokens per second of the best config relative to the baseline's; None without a measured
+    baseline, or if the machine is too noisy"""
     unmeasured_baseline: Trial | None = None
-    """the baseline if it could not be measured, with its prediction: the failed trial, or a trial that says why the baseline cannot run here"""
+    """the baseline if it could not be measured, with its prediction: the failed trial, or a trial
+    that says why the baseline cannot run here"""
     speedup_low: float | None = None
-    """lower end of the speedup's 95% CI, which includes the noise between runs and the choice among several configs"""
+    """lower end of the speedup's 95% CI, which includes the noise between runs and the choice among
+    several configs"""
     speedup_high: float | None = None
     """its upper end"""
     below: Mapping[int, str] = field(default_factory=dict)
-    """for each trial with a higher speed than `best`, the reason why the trial does not rank above `best` (`standing_notes`)"""
+    """for each trial with a higher speed than `best`, the reason why the trial does not rank above
+    `best` (`standing_notes`)"""
     tied_with: tuple[int, ...] = ()
     """numbers of the trials whose configs are statistically tied with the best"""
     final_rounds: int = 0
-    """number of rounds in which the best config and the baseline were re-measured; 0 if they were measured once"""
+    """number of rounds in which the best config and the baseline were re-measured; 0 if they were
+    measured once"""
     confirmed: tuple[Trial, ...] = ()
     """the trials of all re-measured configs from `shown`, best first"""
     infeasible: Mapping[str, int] = field(default_factory=dict)
-    """number of configs that cannot run here, by reason: the rule, the trainer's limit, or what the runner lacks"""
+    """number of configs that cannot run here, by reason: the rule, the trainer's limit, or what the
+    runner lacks"""
     notes: tuple[str, ...] = ()
     """notes on the speedup"""
     too_noisy: TooNoisy | None = None
@@ -74,13 +83,16 @@ class Result:
 
     @property
     def plot(self) -> Plots:
-        """The figures: `result.plot("best_so_far")`, or `result.plot.best_so_far()`. `list(result.plot)` lists the figures that have data."""
+        """The figures: `result.plot("best_so_far")`, or `result.plot.best_so_far()`.
+        `list(result.plot)` lists the figures that have data."""
         return Plots(self)
 
     def to_dataframe(self) -> DataFrame:
-        """One row for each displayed trial (`shown`), indexed by number: knobs, status, measurement, estimate, reward, failure.
+        """One row for each displayed trial (`shown`), indexed by number: knobs, status,
+        measurement, estimate, reward, failure.
 
-        Columns have units in their names and are the same as in `autotune store export`. Raises `MissingExtraError` without pandas.
+        Columns have units in their names and are the same as in `autotune store export`. Raises
+        `MissingExtraError` without pandas.
         """
         return trial_frame(self.shown)
 
@@ -103,7 +115,8 @@ class Result:
 
 
 def trial_frame(trials: Sequence[Trial]) -> DataFrame:
-    """One row for each trial, indexed by its number; the columns are the same as in `autotune store export`. Raises `MissingExtraError` without pandas."""
+    """One row for each trial, indexed by its number; the columns are the same as in `autotune store
+    export`. Raises `MissingExtraError` without pandas."""
     try:
         import pandas
     except ModuleNotFoundError as error:
@@ -130,7 +143,8 @@ class ResultView(Protocol):
 
 
 class Plots:
-    """The figures of one result: `plots(name)` or `plots.NAME()`; iterating yields the names of figures with data."""
+    """The figures of one result: `plots(name)` or `plots.NAME()`; iterating yields the names of
+    figures with data."""
 
     def __init__(self, result: Result) -> None:
         self._result = result

@@ -1,4 +1,5 @@
-"""Why a config does not stand above the winner though its figure is higher: said in the row of its trial, wherever one is shown."""
+"""Why a config does not stand above the winner though its figure is higher: said in the row of its
+trial, wherever one is shown."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ def with_standing(result: Result) -> Result:
 
 
 def _below(result: Result) -> Mapping[int, str]:
-    """By trial that has a higher reward or more tokens/s than the winner, why it is not the winner. Of the finals each run has its round's figure, which is none of a
-    config."""
+    """By trial that has a higher reward or more tokens/s than the winner, why it is not the winner.
+    Of the finals each run has its round's figure, which is none of a config."""
     best = result.best
     if best is None or result.record.study.at_hand is not None:
         return {}

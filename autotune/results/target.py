@@ -1,6 +1,8 @@
-"""What a study with a target says of the job that is meant: the ranking that its proxies gave, and the config to begin with there.
+"""What a study with a target says of the job that is meant: the ranking that its proxies gave, and
+the config to begin with there.
 
-The ranking is worked out while the study runs and kept with its result (`autotune.study.target_findings`), so reading it costs nothing.
+The ranking is worked out while the study runs and kept with its result
+(`autotune.study.target_findings`), so reading it costs nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from autotune.spec.texts.as_text import format_duration
 
 
 def target_of(record: StudyRecord) -> Mapping[str, Any] | None:
-    """The ranking of the target's configs as plain values; None for a study without a target, and before its first proxy was chosen."""
+    """The ranking of the target's configs as plain values; None for a study without a target, and
+    before its first proxy was chosen."""
     found = record.result.get("target")
     return found if found and found["configs"] else None
 

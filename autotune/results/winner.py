@@ -1,9 +1,11 @@
 """Who won a study, and its configs best first.
 
-The rule is `autotune.study.controller.decide`: the final rounds, else the first measurements. Everybody who names a winner, a baseline or a speedup
-asks here, so that `status`, `best`, `explain` and the report agree.
+The rule is `autotune.study.controller.decide`: the final rounds, else the first measurements.
+Everybody who names a winner, a baseline or a speedup asks here, so that `status`, `best`, `explain`
+and the report agree.
 
-Measured configs of many studies in the order in which they stand, each as its study's finals showed it (`autotune.reward.ranking`).
+Measured configs of many studies in the order in which they stand, each as its study's finals showed
+it (`autotune.reward.ranking`).
 """
 
 from __future__ import annotations
@@ -33,10 +35,12 @@ def winner_of(record: StudyRecord, trials: Sequence[Trial]) -> Winner:
 def standings(
     best: Trial | None, confirmed: Sequence[Trial], trials: Sequence[Trial], study: Study
 ) -> list[Trial]:
-    """One trial for each measured config, without those that failed in the finals; `trials`: with their configs' figures.
+    """One trial for each measured config, without those that failed in the finals; `trials`: with
+    their configs' figures.
 
-    The winner, then the others that beat the baseline in the finals, then the rest, each by reward: of two configs that look alike, the one that was
-    measured once may have been lucky, and does not stand before the one that was re-measured.
+    The winner, then the others that beat the baseline in the finals, then the rest, each by reward:
+    of two configs that look alike, the one that was measured once may have been lucky, and does not
+    stand before the one that was re-measured.
     """
     seen: dict[ParallelConfig, Trial] = {}
     rewarded = (t for t in may_win(trials, study) if t.reward is not None)
@@ -54,14 +58,16 @@ def standings(
 
 
 def may_win(trials: Sequence[Trial], study: Study) -> list[Trial]:
-    """The trial of the search that counts for each config, by number, unless it cannot win: it failed in the finals, or is an fp32 reference outside the space."""
+    """The trial of the search that counts for each config, by number, unless it cannot win: it
+    failed in the finals, or is an fp32 reference outside the space."""
     failed = failed_in_finals(trials)
     once = (t for t in reward.counted_once(trials) if t.config not in failed)
     return [t for t in once if reward.competes(t, study)]
 
 
 def confirmed_best(store: HistoryReader, **filters: Any) -> list[tuple[StudyRecord, Trial]]:
-    """The best of all studies, best first; configs that were re-measured have the speed of the finals, and rewards are relative to the baseline there. `filters`: of `HistoryReader.best`."""
+    """The best of all studies, best first; configs that were re-measured have the speed of the
+    finals, and rewards are relative to the baseline there. `filters`: of `HistoryReader.best`."""
     return [(record, _as_confirmed(record, trial)) for record, trial in store.best(**filters)]
 
 
@@ -75,7 +81,8 @@ def _as_confirmed(record: StudyRecord, trial: Trial) -> Trial:
 
 
 def _reward_at(speed: float, record: StudyRecord, trial: Trial) -> Reward | None:
-    """The trial's reward at that speed, relative to the baseline in the finals; unchanged if the baseline was not re-measured."""
+    """The trial's reward at that speed, relative to the baseline in the finals; unchanged if the
+    baseline was not re-measured."""
     finals = record.result["finals"]
     default = next(
         (final["tokens_per_s"] for final in finals if final.get("number") == record.baseline), None

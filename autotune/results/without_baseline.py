@@ -1,4 +1,5 @@
-"""A study whose baseline could not be measured: why, and what was predicted for it. No speedup can be stated then."""
+"""A study whose baseline could not be measured: why, and what was predicted for it. No speedup can
+be stated then."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ _FAILED = {
 
 
 def unmeasured_baseline(record: StudyRecord, trials: Iterable[Trial]) -> Trial | None:
-    """The baseline's failed trial, or the one that was not run because it cannot run here, with its prediction; None where the baseline was measured, or may be."""
+    """The baseline's failed trial, or the one that was not run because it cannot run here, with its
+    prediction; None where the baseline was measured, or may be."""
     runs = [t for t in trials if t.purpose is TrialPurpose.BASELINE]
     if any(t.is_measured or not t.status.is_terminal for t in runs):
         return None

@@ -1,4 +1,5 @@
-"""What a measurement is worth: throughput (or goodput, or cost) relative to the baseline, and stability by parts.
+"""What a measurement is worth: throughput (or goodput, or cost) relative to the baseline, and
+stability by parts.
 
 parts.py         the parts of a reward: names, what is scored, limits    total.py         reward of a measurement, score of a trial, and the order it gives
 stability.py     the parts of stability, hard gates

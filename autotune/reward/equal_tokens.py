@@ -1,6 +1,8 @@
-"""The loss at equal tokens: is a config's loss above the other configs' by more than the noise of the data?
+"""The loss at equal tokens: is a config's loss above the other configs' by more than the noise of
+the data?
 
-For configs that saw other batches, or the same ones in another order, so that their losses cannot be compared step by step.
+For configs that saw other batches, or the same ones in another order, so that their losses cannot
+be compared step by step.
 
     B        tokens per step                       s        optimizer steps done when a loss was computed, those of warm-up included
     x, r     losses of the config that is judged   n        losses of a curve within the window
@@ -20,9 +22,11 @@ For configs that saw other batches, or the same ones in another order, so that t
 4. *The noise* is the one-sided 99.5% quantile of Student's t times that standard error: of 200 healthy trials one exceeds it by chance, before
    the tolerance of the score (`parts.py`).
 
-Fewer than `MIN_LOSSES` finite losses of either curve within the window are no evidence, and no evidence is no comparison.
+Fewer than `MIN_LOSSES` finite losses of either curve within the window are no evidence, and no
+evidence is no comparison.
 
-Assumptions: the learning rate suits the batch, or is the same; where a program logs every few steps, it does so equally often in every config.
+Assumptions: the learning rate suits the batch, or is the same; where a program logs every few
+steps, it does so equally often in every config.
 """
 
 from __future__ import annotations
@@ -81,7 +85,8 @@ class _Difference:
 
 
 def compare_at_equal_tokens(curve: LossCurve, others: Iterable[LossCurve]) -> LossComparison | None:
-    """How the curve stands to those of other configs; None where nothing can be compared. The order of the others does not matter."""
+    """How the curve stands to those of other configs; None where nothing can be compared. The order
+    of the others does not matter."""
     pairs = [
         (other, difference)
         for other in others
@@ -108,7 +113,8 @@ def compare_at_equal_tokens(curve: LossCurve, others: Iterable[LossCurve]) -> Lo
 
 
 def _nearest(curve: LossCurve, pairs: Sequence[tuple[LossCurve, _Difference]]) -> list[_Difference]:
-    """The differences from fp32 curves, where there are any, and of these from those of the nearest batch."""
+    """The differences from fp32 curves, where there are any, and of these from those of the nearest
+    batch."""
     exact = [pair for pair in pairs if pair[0].config.precision == "fp32"] or list(pairs)
     distances = [abs(math.log(other.tokens_per_step / curve.tokens_per_step)) for other, _ in exact]
     return [

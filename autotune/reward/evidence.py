@@ -1,10 +1,12 @@
-"""What a few steps say of a config: every statistic starts from a prior that is worth `PRIOR_STEPS` steps of a healthy run.
+"""What a few steps say of a config: every statistic starts from a prior that is worth `PRIOR_STEPS`
+steps of a healthy run.
 
     k, n    steps with a fault, measured steps            N     PRIOR_STEPS
     s       standard deviation of a value about its curve  s0   the same in a healthy run, before any step
 
-So a part of stability means the same after 5 steps and after 30: a healthy run scores 1 at any length, one fault among 5 steps is weak evidence, and
-the same rate over 30 steps is strong evidence.
+So a part of stability means the same after 5 steps and after 30: a healthy run scores 1 at any
+length, one fault among 5 steps is weak evidence, and the same rate over 30 steps is strong
+evidence.
 
     share         (k + a) / (n + a + b) with a -> 0, b = N          mean of the Beta(a + k, b + n - k) posterior
     variance      (N s0^2 + nu s^2) / (N + nu)                       scaled inverse chi-square (Gelman et al. 2013, section 2.6), nu = n - 2
@@ -65,11 +67,13 @@ def part_length(n: int) -> int:
 
 
 def growth(values: Series, *, healthy_noise: float) -> float:
-    """Median of the last part of a series over that of its first part, for positive values; 1 where chance explains the growth.
+    """Median of the last part of a series over that of its first part, for positive values; 1 where
+    chance explains the growth.
 
-    The difference of two medians of q normal values of standard deviation s has the standard error s * sqrt(pi / q). What its one-sided 99.5%
-    quantile of Student's t explains is taken off. `healthy_noise`: s0, relative to the first part. Where neighbouring steps are alike (batches in the
-    order of their sources), s is that of the slow ups and downs about an exponential trend.
+    The difference of two medians of q normal values of standard deviation s has the standard error
+    s * sqrt(pi / q). What its one-sided 99.5% quantile of Student's t explains is taken off.
+    `healthy_noise`: s0, relative to the first part. Where neighbouring steps are alike (batches in
+    the order of their sources), s is that of the slow ups and downs about an exponential trend.
     """
     q = part_length(len(values))
     first, last = float(np.median(values[:q])), float(np.median(values[-q:]))
@@ -84,8 +88,9 @@ def growth(values: Series, *, healthy_noise: float) -> float:
 
 
 def slowing(times: Series) -> float:
-    """Step time at the end of a run over that in its middle, >= 1, by the median slope between any two steps (Theil 1950, Sen 1968), which a slow tail or
-    quick first steps do not move. The growth is the mean of a posterior whose prior holds steps that do not become slower."""
+    """Step time at the end of a run over that in its middle, >= 1, by the median slope between any
+    two steps (Theil 1950, Sen 1968), which a slow tail or quick first steps do not move. The growth
+    is the mean of a posterior whose prior holds steps that do not become slower."""
     n, middle = len(times), float(np.median(times))
     blocks = (
         times
@@ -102,7 +107,8 @@ def slowing(times: Series) -> float:
 
 
 def _slow_noise(values: Series) -> float:
-    """Relative standard deviation about an exponential trend, times the square root of how many neighbouring steps count as one."""
+    """Relative standard deviation about an exponential trend, times the square root of how many
+    neighbouring steps count as one."""
     if (values <= 0).any():
         return 0.0
     at, logs = np.arange(len(values)) - (len(values) - 1) / 2, np.log(values)
@@ -113,8 +119,9 @@ def _slow_noise(values: Series) -> float:
 
 
 def noise_of(values: Series, healthy: float, most: float) -> float:
-    """Standard deviation of a value about its curve, from second differences, which a straight trend leaves at zero (Gasser, Sroka and
-    Jennen-Steinmetz 1986); by their median, so that a series that explodes in its last steps does not pass for noise."""
+    """Standard deviation of a value about its curve, from second differences, which a straight
+    trend leaves at zero (Gasser, Sroka and Jennen-Steinmetz 1986); by their median, so that a
+    series that explodes in its last steps does not pass for noise."""
     curvature = values[2:] - 2 * values[1:-1] + values[:-2]
     seen = 1.4826 * float(np.median(np.abs(curvature))) / math.sqrt(6)
     return posterior_sd(min(seen, most), len(values) - 2, healthy)

@@ -1,4 +1,5 @@
-"""Why a trial won or lost, in words and numbers: its reward by parts beside the baseline's and the runner-up's.
+"""Why a trial won or lost, in words and numbers: its reward by parts beside the baseline's and the
+runner-up's.
 
 share   what a term gives to the total: (1 - w) * throughput or w * stability; shares add up to the total
 """
@@ -29,7 +30,8 @@ from autotune.spec.texts.as_text import format_duration
 WEAK = 0.95
 """a part of stability below this is mentioned"""
 WORTH_SAYING = 0.01
-"""a part of the step that changed by less than this share of the baseline's step is not mentioned"""
+"""a part of the step that changed by less than this share of the baseline's step is not
+mentioned"""
 NO_CONTENDER = "this trial is an fp32 reference outside the search space and cannot win; other trials' losses are compared with its losses"
 PROXY = "this trial is a proxy, a smaller job that represents configs of the target, and cannot win"
 SIMULATED_LOSSES = "the losses are invented, because a simulated run trains nothing"
@@ -54,12 +56,14 @@ class Explanation:
     reward: Reward | None = None
     """None without a measurement, and of a proxy, which is compared with its prediction alone"""
     relative_to: str = "the baseline's"
-    """the trial whose speed the reward is relative to: without a measured baseline that of the first measured trial"""
+    """the trial whose speed the reward is relative to: without a measured baseline that of the
+    first measured trial"""
     against: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """by name (baseline, runner-up, winner): number, config_changes {knob: [theirs, this]}, speed_ratio, total_difference, reward (with its
-    parts)"""
+    """by name (baseline, runner-up, winner): number, config_changes {knob: [theirs, this]},
+    speed_ratio, total_difference, reward (with its parts)"""
     step_parts_s: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
-    """seconds of a step by cause: (baseline, this trial), profiled where both were, else predicted"""
+    """seconds of a step by cause: (baseline, this trial), profiled where both were, else
+    predicted"""
     step_parts_source: str = ""
     """profiled or predicted"""
 
@@ -98,11 +102,13 @@ def explain(
     can_win: bool = True,
     simulated: bool = False,
 ) -> Explanation:
-    """Explains `trial` against `baseline` and one `other`: for the winner the runner-up, for a loser the winner.
+    """Explains `trial` against `baseline` and one `other`: for the winner the runner-up, for a
+    loser the winner.
 
-    `profiles`: seconds of a step by cause, by trial number, where they were taken in the final rounds.
-    `trials`: all of the study, which know its gradient noise scale where the baseline does not. `can_win`: see `competes`.
-    `simulated`: its runs trained nothing, so their losses are no evidence.
+    `profiles`: seconds of a step by cause, by trial number, where they were taken in the final
+    rounds. `trials`: all of the study, which know its gradient noise scale where the baseline does
+    not. `can_win`: see `competes`. `simulated`: its runs trained nothing, so their losses are no
+    evidence.
     """
     m = trial.measurement
     if not trial.is_measured or m is None:
@@ -187,7 +193,8 @@ def _failed(trial: Trial) -> list[str]:
 
 
 def _against_prediction(trial: Trial, m: Measurement) -> list[str]:
-    """What a proxy tells: its speed beside what was predicted of it. Other proxies are other jobs, so none of them is compared with it."""
+    """What a proxy tells: its speed beside what was predicted of it. Other proxies are other jobs,
+    so none of them is compared with it."""
     if trial.estimate is None:
         return []
     predicted = float(trial.estimate.tokens_per_s)
@@ -271,7 +278,8 @@ def _progress(gained: float, source: Measurement | None, whose: str, *, same_bat
 
 
 def learning_rate_note(config: ParallelConfig, baseline: ParallelConfig, workload: Workload) -> str:
-    """What another global batch than the baseline's means for the learning rate; empty where it is the same."""
+    """What another global batch than the baseline's means for the learning rate; empty where it is
+    the same."""
     batches = config.global_batch_size / baseline.global_batch_size
     return "" if batches == 1.0 else _learning_rate(batches, workload, "the baseline's")
 
@@ -308,7 +316,8 @@ def _step_parts(
 def _shrunk(
     parts: Mapping[str, tuple[float | None, float | None]], source: str, *, tokens_ratio: float
 ) -> list[str]:
-    """The causes that changed most, in words; `tokens_ratio`: tokens of this trial's step over those of the baseline's."""
+    """The causes that changed most, in words; `tokens_ratio`: tokens of this trial's step over
+    those of the baseline's."""
     exposed = {name: pair for name, pair in parts.items() if not name.endswith("overlapped")}
     pairs = {name: ((a or 0.0) * tokens_ratio, b or 0.0) for name, (a, b) in exposed.items()}
     least = WORTH_SAYING * sum(a for a, _ in pairs.values())

@@ -1,25 +1,30 @@
-"""The level of a machine: by which factor all configs are faster or slower than they were when the study began.
+"""The level of a machine: by which factor all configs are faster or slower than they were when the
+study began.
 
     y_k      ln speed (of the median step) of run k of the baseline, relative to its first run
     phase    runs in a row that the noise between runs explains; its level L is the mean of their y, less that of the first phase
     gap      trials between the last run of one phase and the first run of the next: the machine changed before one of them, or after the last
 
-The baseline is re-measured during the search. A run leaves its phase when it is off the phase's mean by more than the 99% interval of the noise
-between runs (`RunNoise`: the prior of 2% and the runs within phases). One such run is no change: it may have been disturbed. A change is what two runs in a
-row agree on.
+The baseline is re-measured during the search. A run leaves its phase when it is off the phase's
+mean by more than the 99% interval of the noise between runs (`RunNoise`: the prior of 2% and the
+runs within phases). One such run is no change: it may have been disturbed. A change is what two
+runs in a row agree on.
 
-In a gap nobody saw when the machine changed. Each place is as likely as the others beforehand; the predictions of the trials there say more:
+In a gap nobody saw when the machine changed. Each place is as likely as the others beforehand; the
+predictions of the trials there say more:
 
     P(change before trial j) ~ prod_{i<j} f((ln t_i + L_a - ln p_i) / s_i) * prod_{i>=j} f((ln t_i + L_b - ln p_i) / s_i)
 
-A run that is off on its own ends a gap too: what disturbed it may have begun before it. The place after the last trial, where only the run itself was disturbed,
-has the probability `ALONE` beforehand there.
+A run that is off on its own ends a gap too: what disturbed it may have begun before it. The place
+after the last trial, where only the run itself was disturbed, has the probability `ALONE`
+beforehand there.
 
-t_i: median step time, p_i: its prediction, s_i: standard deviation of the prediction, f: Student's t density, whose tails forgive a wrong prediction. Levels that
-remain possible (more than 5%) are all kept: a trial in a gap has the range of them.
+t_i: median step time, p_i: its prediction, s_i: standard deviation of the prediction, f: Student's
+t density, whose tails forgive a wrong prediction. Levels that remain possible (more than 5%) are
+all kept: a trial in a gap has the range of them.
 
-With a single run of the baseline, or runs that agree, the level is 0 throughout and nothing changes. All of this is a function of the trials and
-their numbers, the order in which they began.
+With a single run of the baseline, or runs that agree, the level is 0 throughout and nothing
+changes. All of this is a function of the trials and their numbers, the order in which they began.
 """
 
 from __future__ import annotations
@@ -49,7 +54,8 @@ INTERVAL_SDS = 1.645
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelRange:
-    """The levels that the machine may have had in a trial: ln of its speed relative to the first phase."""
+    """The levels that the machine may have had in a trial: ln of its speed relative to the first
+    phase."""
 
     slow: float = 0.0
     """the lowest"""
@@ -96,8 +102,9 @@ class MachineLevels:
     def __init__(
         self, trials: Iterable[Trial] = (), *, earlier: MachineLevels | None = None
     ) -> None:
-        """`trials`: of one study, in any order; final measurements, which are held against the baseline of their own round, count for nothing. `earlier`: the
-        levels of some of them, of which figures are taken over."""
+        """`trials`: of one study, in any order; final measurements, which are held against the
+        baseline of their own round, count for nothing. `earlier`: the levels of some of them, of
+        which figures are taken over."""
         measured = sorted(
             (t for t in trials if t.is_measured and t.purpose is not TrialPurpose.FINAL),
             key=lambda t: t.number,
@@ -152,8 +159,9 @@ class MachineLevels:
         return LevelRange(slow=phase.level, fast=phase.level)
 
     def seen(self, trial: Trial, stability_weight: float) -> Trial:
-        """The trial as it would have come out at the first level. Where several levels are possible the fastest machine counts, which makes the config look
-        slowest: no claim may rest on the others."""
+        """The trial as it would have come out at the first level. Where several levels are possible
+        the fastest machine counts, which makes the config look slowest: no claim may rest on the
+        others."""
         return at_level(trial, self.at(trial.number).fast, stability_weight)
 
     def reward(self, trial: Trial, stability_weight: float) -> Reward | None:
@@ -166,7 +174,8 @@ class MachineLevels:
 
 
 def at_first_level(trials: Sequence[Trial], stability_weight: float) -> list[Trial]:
-    """All trials of a study as they would have come out at the machine's first level, but final measurements."""
+    """All trials of a study as they would have come out at the machine's first level, but final
+    measurements."""
     levels = MachineLevels(trials)
     return (
         [levels.seen(trial, stability_weight) for trial in trials]
@@ -176,7 +185,8 @@ def at_first_level(trials: Sequence[Trial], stability_weight: float) -> list[Tri
 
 
 def at_level(trial: Trial, level: float, stability_weight: float) -> Trial:
-    """A trial that was measured at this level, as it would have come out at level 0. Final measurements are left as they are."""
+    """A trial that was measured at this level, as it would have come out at level 0. Final
+    measurements are left as they are."""
     if not level or trial.measurement is None or trial.purpose is TrialPurpose.FINAL:
         return trial
     measurement = slowed(trial.measurement, math.exp(level))
@@ -233,7 +243,8 @@ class _Run:
 
 
 def _phases(runs: Mapping[int, _Run]) -> tuple[list[Phase], list[tuple[Phase, Phase]]]:
-    """The phases of the baseline's runs, by number in order; and the runs that are in none, each as a phase after the one that it followed."""
+    """The phases of the baseline's runs, by number in order; and the runs that are in none, each as
+    a phase after the one that it followed."""
     first, *rest = runs
     found, odd = [[first]], list[int]()
     alone: dict[int, list[int]] = {}
@@ -288,7 +299,8 @@ class _PhaseNoise:
         self._freedom += 1
 
     def explains(self, difference: float, runs: int) -> bool:
-        """Whether the noise between runs explains the difference of one run to the mean of so many others."""
+        """Whether the noise between runs explains the difference of one run to the mean of so many
+        others."""
         middle = len(self._within) // 2
         typical = (self._within[middle] + self._within[~middle]) / 2
         noise = RunNoise.of_typical(typical, self._squares, self._freedom)
@@ -303,7 +315,8 @@ def _mean(values: Sequence[float]) -> float:
 def _gap(
     before: Phase, after: Phase, trials: Sequence[Trial], unchanged: float | None = None
 ) -> dict[int, LevelRange]:
-    """The possible levels of the trials between two phases, by number. `unchanged`: probability beforehand that the machine changed after the last of them."""
+    """The possible levels of the trials between two phases, by number. `unchanged`: probability
+    beforehand that the machine changed after the last of them."""
     inside = [t for t in trials if before.runs[-1] < t.number < after.runs[0]]
     if not inside:
         return {}
@@ -340,7 +353,8 @@ def _log_likelihood(trial: Trial, level: float) -> float:
 
 
 def prediction_error(trial: Trial, level: float) -> float | None:
-    """ln of measured over predicted step time, had the machine been at this level, in standard deviations of prediction and run; None where nothing was predicted."""
+    """ln of measured over predicted step time, had the machine been at this level, in standard
+    deviations of prediction and run; None where nothing was predicted."""
     if trial.estimate is None or trial.measurement is None:
         return None
     # a stall may widen the interval above the step time

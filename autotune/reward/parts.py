@@ -1,4 +1,5 @@
-"""The parts of a reward, declared once: how each is called, what is scored for it, and by which limits.
+"""The parts of a reward, declared once: how each is called, what is scored for it, and by which
+limits.
 
     part          value that is scored                                                      good   bad
     finite        share of steps with a non-finite loss or gradient, skipped ones aside     0      0.05
@@ -16,14 +17,18 @@
     x[i]   loss of step i      r[i]   loss of an fp32 reference at the same step      g[i]   global gradient norm of step i, spikes of the reference aside
     p      mean of a posterior whose prior is worth ten steps of a healthy run (`evidence.py`): one fault among 5 steps is weaker evidence than six among 30
 
-`fidelity` needs configs that see the same batches in the same order; `equal_tokens` takes its place where they do not (`equal_tokens.py`).
+`fidelity` needs configs that see the same batches in the same order; `equal_tokens` takes its place
+where they do not (`equal_tokens.py`).
 
-A value scores 1 up to `good`, 0 from `bad` on, and linearly between. How the values are computed is in `stability.py`.
+A value scores 1 up to `good`, 0 from `bad` on, and linearly between. How the values are computed is
+in `stability.py`.
 
-A loss that ends above fp32's by the `bad` limit of `final_loss` beyond its noise is more than a bad score: the trial diverged, and no speed makes up for that.
+A loss that ends above fp32's by the `bad` limit of `final_loss` beyond its noise is more than a bad
+score: the trial diverged, and no speed makes up for that.
 
-The limits of `fidelity` (0.95, 3%, a tenth of outliers) are those of Megatron-Bridge's convergence check, and `equal_tokens` has those of its final loss; the margin of `headroom` stands
-for fragmentation: the allocator's reserve grows in long runs. The other limits are ours.
+The limits of `fidelity` (0.95, 3%, a tenth of outliers) are those of Megatron-Bridge's convergence
+check, and `equal_tokens` has those of its final loss; the margin of `headroom` stands for
+fragmentation: the allocator's reserve grows in long runs. The other limits are ours.
 """
 
 from __future__ import annotations
@@ -170,4 +175,5 @@ THROUGHPUT_TERMS: Mapping[str, str] = {
     "noise_scale": "gradient noise scale, sequences",
     "cost_ratio": "cost per token, times {whose}",
 }
-"""what the throughput of a reward is made of, as tables call it; `{whose}`: of whom it is a multiple"""
+"""what the throughput of a reward is made of, as tables call it; `{whose}`: of whom it is a
+multiple"""

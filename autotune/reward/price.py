@@ -1,8 +1,10 @@
-"""Cost of a token: in money where a price is known, in energy where the power is, else in rank-seconds.
+"""Cost of a token: in money where a price is known, in energy where the power is, else in
+rank-seconds.
 
     cost per token = ranks * rate / tokens_per_s         rate: USD per rank-second, W per rank, or 1
 
-Only ranks in use are paid for. A measured power (the trial's `power_watts`, mean per rank) goes before the datasheet's.
+Only ranks in use are paid for. A measured power (the trial's `power_watts`, mean per rank) goes
+before the datasheet's.
 """
 
 from __future__ import annotations

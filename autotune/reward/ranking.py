@@ -6,8 +6,9 @@ At what speed a measured config stands among those of all studies.
 
     speed      of a config that took part in its study's finals: what they showed of it; of any other: its measurement, but less than what they showed of the winner
 
-The fastest of many configs that were measured once was lucky on average (the winner's curse). So no config stands before the winner of its own study, and the
-config that heads an answer is the one that `autotune best` and `autotune export` name for that study.
+The fastest of many configs that were measured once was lucky on average (the winner's curse). So no
+config stands before the winner of its own study, and the config that heads an answer is the one
+that `autotune best` and `autotune export` name for that study.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _OUTSIDE = (TrialPurpose.FINAL, TrialPurpose.PROXY)
 
 
 def competes(trial: Trial, study: Study) -> bool:
-    """Whether the trial may win: an fp32 reference only where the study asked for its config, a proxy never."""
+    """Whether the trial may win: an fp32 reference only where the study asked for its config, a
+    proxy never."""
     if trial.purpose is TrialPurpose.PROXY:
         return False
     if trial.purpose is not TrialPurpose.REFERENCE or trial.config in study.enqueue:
@@ -37,15 +39,17 @@ def competes(trial: Trial, study: Study) -> bool:
 
 
 def asked_again(trials: Iterable[Trial]) -> set[int]:
-    """Numbers of the search trials whose config the search measured again later: only a change of the machine makes it do so."""
+    """Numbers of the search trials whose config the search measured again later: only a change of
+    the machine makes it do so."""
     searched = [t for t in trials if t.purpose is TrialPurpose.SEARCH and t.is_measured]
     last = {t.config: t.number for t in sorted(searched, key=lambda t: t.number)}
     return {t.number for t in searched if last[t.config] != t.number}
 
 
 def counted_once(trials: Sequence[Trial]) -> list[Trial]:
-    """The measured trials but the finals' and the proxies, by number, each config of the search once: of the baseline the first run, which everything is relative
-    to; of a config that was asked for again the last run."""
+    """The measured trials but the finals' and the proxies, by number, each config of the search
+    once: of the baseline the first run, which everything is relative to; of a config that was asked
+    for again the last run."""
     measured = sorted(
         (t for t in trials if t.is_measured and t.purpose not in _OUTSIDE), key=lambda t: t.number
     )
@@ -61,7 +65,8 @@ def counted_once(trials: Sequence[Trial]) -> list[Trial]:
 def merits(
     trial: Trial, measurement: Measurement, cost_of_token: float
 ) -> tuple[float, float, float, float]:
-    """(tokens/s, stability, memory headroom as a share of the capacity, -cost per token) of a trial with that measurement, each the higher the better.
+    """(tokens/s, stability, memory headroom as a share of the capacity, -cost per token) of a trial
+    with that measurement, each the higher the better.
 
     Unknown memory counts as none free. The stability is that of its reward, where it was scored.
     """
@@ -73,7 +78,8 @@ def merits(
 
 
 def pareto(trials: Sequence[Trial], gpu: GpuSpec) -> list[Trial]:
-    """The measured trials that none other matches in all four merits and beats in one, fastest first; repeats of the finals and proxies left aside.
+    """The measured trials that none other matches in all four merits and beats in one, fastest
+    first; repeats of the finals and proxies left aside.
 
     Costs that cannot be compared (power was measured in some only) count in rank-seconds.
     """
@@ -86,7 +92,8 @@ def pareto(trials: Sequence[Trial], gpu: GpuSpec) -> list[Trial]:
         (t, merits(t, m, cost.value if alike else m.num_ranks / m.tokens_per_s))
         for (t, m), cost in zip(first, costs, strict=True)
     ]
-    # who beats another comes before it in this order, and of those that beat it one is on the front: so only the front is compared
+    # who beats another comes before it in this order, and of those that beat it one is on the
+    # front: so only the front is compared
     scored.sort(key=lambda pair: (*(-merit for merit in pair[1]), pair[0].number))
     front, members = list[tuple[float, Trial]](), np.empty((len(scored), 4))
     for t, mine in scored:
@@ -101,7 +108,8 @@ Key = TypeVar("Key")
 
 
 def speeds_in_finals(result: Mapping[str, Any]) -> dict[ParallelConfig, float]:
-    """Tokens per second of the configs that a study measured again, the winner's first. `result`: of the study's record; empty before its end."""
+    """Tokens per second of the configs that a study measured again, the winner's first. `result`:
+    of the study's record; empty before its end."""
     return {
         ParallelConfig.from_dict(final["config"]): final["tokens_per_s"]
         for final in result.get("finals") or ()
@@ -110,6 +118,7 @@ def speeds_in_finals(result: Mapping[str, Any]) -> dict[ParallelConfig, float]:
 
 
 def standing(config: Key, speed: float, speeds: Mapping[Key, float]) -> float:
-    """The speed at which a config stands that was measured at `speed`. `speeds`: in its study's finals, the winner's first, in the same unit."""
+    """The speed at which a config stands that was measured at `speed`. `speeds`: in its study's
+    finals, the winner's first, in the same unit."""
     speed, winner = speeds.get(config, speed), next(iter(speeds), config)
     return speed if config == winner else min(speed, math.nextafter(speeds[winner], 0.0))

@@ -1,16 +1,20 @@
-"""Stability: how likely it is that a run of days with this config ends well, from what a short trial shows. In [0, 1], by parts.
+"""Stability: how likely it is that a run of days with this config ends well, from what a short
+trial shows. In [0, 1], by parts.
 
-The parts, what is scored for each and by which limits are declared in `parts.py`; how few steps are judged fairly is in `evidence.py`.
+The parts, what is scored for each and by which limits are declared in `parts.py`; how few steps are
+judged fairly is in `evidence.py`.
 
-A part without data is left out. Parts multiply, because a run must survive every hazard; jitter, which costs time but does not end a run,
-counts with the exponent 1/4. The correlation is scored only where the two curves differ by more than 1% somewhere: between flat curves it says
-nothing.
+A part without data is left out. Parts multiply, because a run must survive every hazard; jitter,
+which costs time but does not end a run, counts with the exponent 1/4. The correlation is scored
+only where the two curves differ by more than 1% somewhere: between flat curves it says nothing.
 
-The loss is held against that of an fp32 reference step by step only where all configs of a study see the same batches in the same order; the
-reference then has the same global batch and seed. What the data do is the reference's too: a loss that grows is compared with how the reference's
-grew, and a spike of the gradient norm at a step where the reference's stands out punishes nobody. Elsewhere the loss is held against that of the
-other configs at equal tokens, within the noise of the data (`equal_tokens.py`). The controller knows which (`Study.same_data`) and stores with the
-measurement what it is held against.
+The loss is held against that of an fp32 reference step by step only where all configs of a study
+see the same batches in the same order; the reference then has the same global batch and seed. What
+the data do is the reference's too: a loss that grows is compared with how the reference's grew, and
+a spike of the gradient norm at a step where the reference's stands out punishes nobody. Elsewhere
+the loss is held against that of the other configs at equal tokens, within the noise of the data
+(`equal_tokens.py`). The controller knows which (`Study.same_data`) and stores with the measurement
+what it is held against.
 """
 
 from __future__ import annotations
@@ -41,7 +45,8 @@ SAME = 0.01
 MIN_STEPS = 4
 """steps below which curves are not judged"""
 BATCH_NOISE = 0.1
-"""relative standard deviation of a batch's loss in a healthy run, before any step is seen: of short sequences and small batches"""
+"""relative standard deviation of a batch's loss in a healthy run, before any step is seen: of short
+sequences and small batches"""
 ROUNDING_NOISE = 0.01
 """the same of a loss over that of fp32 on the same batch"""
 TIME_NOISE = 0.05
@@ -93,8 +98,9 @@ def stability_parts(measurement: Measurement) -> dict[str, float]:
 
 
 def diverged(measurement: Measurement) -> Failure | None:
-    """The hard gates: a non-finite step that loss scaling does not explain, (nearly) every step skipped, a loss that grows by half more than the
-    reference's, a loss at the end that is out of the reference's reach."""
+    """The hard gates: a non-finite step that loss scaling does not explain, (nearly) every step
+    skipped, a loss that grows by half more than the reference's, a loss at the end that is out of
+    the reference's reach."""
     if (count := _nonfinite_steps(measurement)) > 0:
         series = np.asarray(measurement.losses or measurement.grad_norms, dtype=float)
         where = next((int(i) for i in np.flatnonzero(~np.isfinite(series))), None)
@@ -123,8 +129,9 @@ def diverged(measurement: Measurement) -> Failure | None:
 
 
 def loss_trend(measurement: Measurement) -> float:
-    """By which factor the loss grew beyond its noise, from the first part of the run to the last (`evidence.growth`); where an fp32 reference is known, the
-    ratio to its losses, in which the batches cancel. 1 where there are no losses above zero, or too few."""
+    """By which factor the loss grew beyond its noise, from the first part of the run to the last
+    (`evidence.growth`); where an fp32 reference is known, the ratio to its losses, in which the
+    batches cancel. 1 where there are no losses above zero, or too few."""
     losses, reference = _beside_reference(measurement)
     if len(reference) >= MIN_STEPS:
         return growth(losses / reference, healthy_noise=ROUNDING_NOISE)
@@ -133,8 +140,8 @@ def loss_trend(measurement: Measurement) -> float:
 
 
 def spikes(measurement: Measurement) -> list[int]:
-    """Steps (from 0, after warm-up) whose gradient norm stands out of its neighbours', and the reference's at the same step does not. A norm that
-    falls from step to step is none."""
+    """Steps (from 0, after warm-up) whose gradient norm stands out of its neighbours', and the
+    reference's at the same step does not. A norm that falls from step to step is none."""
     norms = np.asarray(measurement.grad_norms, dtype=float)
     shared = set(
         _standing_out(np.asarray(measurement.reference_grad_norms, dtype=float), SHARED_SPIKE)
@@ -191,8 +198,8 @@ def _fidelity(measurement: Measurement) -> float | None:
 
 
 def _excess(losses: Series, reference: Series) -> float:
-    """By which share of the reference's loss this run's is surely above it at the end: less what the one-sided 99.5% quantile of Student's t
-    explains."""
+    """By which share of the reference's loss this run's is surely above it at the end: less what
+    the one-sided 99.5% quantile of Student's t explains."""
     q = part_length(len(losses))
     ratio = losses / reference
     excess = float(losses[-q:].mean() / reference[-q:].mean()) - 1.0

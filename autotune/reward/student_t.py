@@ -1,11 +1,13 @@
-"""Student's t: how far chance moves a difference that is measured in units of its estimated standard error."""
+"""Student's t: how far chance moves a difference that is measured in units of its estimated
+standard error."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
 CONFIDENCE = 0.995
-"""one-sided probability that chance stays below the quantile: so rarely is a healthy trial taken for a bad one"""
+"""one-sided probability that chance stays below the quantile: so rarely is a healthy trial taken
+for a bad one"""
 
 
 @lru_cache(maxsize=1024)

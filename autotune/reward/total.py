@@ -7,14 +7,16 @@
                  or tokens per unit of cost (cost)
     stability    0 to 1, see `stability.py`
 
-With w = 0.2 a config that is sure to fail (stability 0) must be 28% faster to tie with a healthy one; hard gates apply at any weight:
-a diverged trial gets `DIVERGED_CEILING`, as much as a healthy config that is e^10 = 22,000 times slower than the baseline (w = 0).
-Only ratios of measurements enter, so units cancel.
+With w = 0.2 a config that is sure to fail (stability 0) must be 28% faster to tie with a healthy
+one; hard gates apply at any weight: a diverged trial gets `DIVERGED_CEILING`, as much as a healthy
+config that is e^10 = 22,000 times slower than the baseline (w = 0). Only ratios of measurements
+enter, so units cancel.
 
 The score of a trial: its reward relative to the study's reference, and the order that it gives.
 
-The reference is the measured baseline; without one it is the first trial that was measured. Where it tells no gradient noise scale it gets that
-of the first trial that tells one: the scale belongs to model and data, not to the config.
+The reference is the measured baseline; without one it is the first trial that was measured. Where
+it tells no gradient noise scale it gets that of the first trial that tells one: the scale belongs
+to model and data, not to the config.
 """
 
 from __future__ import annotations
@@ -48,10 +50,12 @@ def reward(
     workload: Workload,
     config: ParallelConfig,
 ) -> Reward:
-    """The worth of a measured trial relative to the baseline (None: relative to itself, so that its throughput term is 0).
+    """The worth of a measured trial relative to the baseline (None: relative to itself, so that its
+    throughput term is 0).
 
-    `parts` holds the parts of stability (0 to 1) and the terms that were used, by these names: tokens_per_s_ratio, efficiency (relative to
-    the baseline's batch), noise_scale (sequences), cost_ratio.
+    `parts` holds the parts of stability (0 to 1) and the terms that were used, by these names:
+    tokens_per_s_ratio, efficiency (relative to the baseline's batch), noise_scale (sequences),
+    cost_ratio.
     """
     reference = baseline if baseline is not None and _is_sound(baseline) else measurement
     parts = stability_parts(measurement)
@@ -99,13 +103,15 @@ def _is_sound(measurement: Measurement) -> bool:
 
 
 def first_measured(trials: Sequence[Trial]) -> Trial | None:
-    """What rewards are relative to where there is no measured baseline; fp32 references, which do not compete, aside."""
+    """What rewards are relative to where there is no measured baseline; fp32 references, which do
+    not compete, aside."""
     measured = [t for t in trials if t.is_measured and t.purpose is not TrialPurpose.REFERENCE]
     return min(measured, key=lambda t: t.number, default=None)
 
 
 def reference_of(trials: Sequence[Trial], baseline: Measurement | None) -> Measurement | None:
-    """The measurement that the rewards of these trials are relative to; None when nothing was measured."""
+    """The measurement that the rewards of these trials are relative to; None when nothing was
+    measured."""
     first = first_measured(trials)
     reference = baseline or (first.measurement if first is not None else None)
     if reference is None:
@@ -142,7 +148,8 @@ def rerank(
     workload: Workload,
     baseline: Measurement | None,
 ) -> list[Trial]:
-    """The measured trials with their rewards under `objective`, best first; without a baseline relative to the first of them."""
+    """The measured trials with their rewards under `objective`, best first; without a baseline
+    relative to the first of them."""
     reference = reference_of(trials, baseline)
     scored = [
         replace(t, reward=score(t, reference=reference, objective=objective, workload=workload))

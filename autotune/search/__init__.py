@@ -1,4 +1,5 @@
-"""Searchers: which config to try next. They are registered as entry points of the group `autotune.searchers`, here and by other packages.
+"""Searchers: which config to try next. They are registered as entry points of the group
+`autotune.searchers`, here and by other packages.
 
     searcher.py         Searcher, the base class: ask, tell, expected_gain, reason; Problem: what is searched
     by_name.py          makes a searcher of its name, or takes one that Python code passes as an object
@@ -17,9 +18,11 @@
     history.py          constants of the cost model refitted to earlier studies
     policy.py           the policy of reinforce; its weights are in policy.json
 
-A family of searchers has several names, FAMILY:VARIANT: its class has `variants` (name -> a line about it) and takes a keyword `variant`.
+A family of searchers has several names, FAMILY:VARIANT: its class has `variants` (name -> a line
+about it) and takes a keyword `variant`.
 
-Assumptions: the candidates are enumerated (`SearchSpace`). A trial takes far longer than choosing it. One loop owns a searcher.
+Assumptions: the candidates are enumerated (`SearchSpace`). A trial takes far longer than choosing
+it. One loop owns a searcher.
 """
 
 from autotune.registry import PASSED

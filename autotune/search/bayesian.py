@@ -2,16 +2,20 @@
 
     argmax over eligible candidates of    log EI + log P(runs)        EI: expected improvement of the score over the best so far
 
-Both terms come from `surrogate.Posterior`, averaged over its models. The search stops on the same average (`expected_gain`), so it must propose
-by it too: by the likeliest model alone it would never try what only the other models expect to be good, while their expectation
-keeps the search from stopping. Pending trials count as if they came out at their predicted mean, which spreads a batch out (kriging believer:
-Ginsbourger et al. 2010). Failures have no score; they inform P(runs).
+Both terms come from `surrogate.Posterior`, averaged over its models. The search stops on the same
+average (`expected_gain`), so it must propose by it too: by the likeliest model alone it would never
+try what only the other models expect to be good, while their expectation keeps the search from
+stopping. Pending trials count as if they came out at their predicted mean, which spreads a batch
+out (kriging believer: Ginsbourger et al. 2010). Failures have no score; they inform P(runs).
 
-Before the first measurement only configs that run with probability `SURE` or more are candidates, where there are any; there is no best score yet, and the median prediction of the candidates that probably run takes its place. The first pick is the
-model's and not a rule of thumb's: in the replay benchmark the rule needs twice the trials (research/measurements.md).
+Before the first measurement only configs that run with probability `SURE` or more are candidates,
+where there are any; there is no best score yet, and the median prediction of the candidates that
+probably run takes its place. The first pick is the model's and not a rule of thumb's: in the replay
+benchmark the rule needs twice the trials (research/measurements.md).
 
-The searcher does not choose how long a trial runs: every trial starts with a few steps and gets more only while they can change the outcome
-(`autotune.stopping`). A trial of few steps counts with the spread of its step times.
+The searcher does not choose how long a trial runs: every trial starts with a few steps and gets
+more only while they can change the outcome (`autotune.stopping`). A trial of few steps counts with
+the spread of its step times.
 """
 
 from __future__ import annotations
@@ -25,7 +29,8 @@ from autotune.search.surrogate.acquisition import log_mixture_improvement
 from autotune.spec.texts.as_text import format_gain
 
 SURE = 0.75
-"""probability of running from which a config may be the first that is tried: an answer comes before a bet. In replays of published sweeps it changes nothing"""
+"""probability of running from which a config may be the first that is tried: an answer comes before
+a bet. In replays of published sweeps it changes nothing"""
 
 
 class BayesianSearcher(ModelBasedSearcher):

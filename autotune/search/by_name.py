@@ -1,4 +1,5 @@
-"""Searchers by their names: what makes them, with which options, and what a study records of one that Python code passes.
+"""Searchers by their names: what makes them, with which options, and what a study records of one
+that Python code passes.
 
 A name is a registered one, FAMILY:VARIANT, or `python:MODULE.NAME` of an object that was passed.
 
@@ -39,13 +40,16 @@ def make_searcher(
     enqueue: Iterable[ParallelConfig] = (),
     **options: Any,
 ) -> Searcher:
-    """The searcher with that name (or of that class, or created by that function) over the candidates of `space`.
+    """The searcher with that name (or of that class, or created by that function) over the
+    candidates of `space`.
 
-    `estimate`: prediction for all candidates (default: the cost model's). `calibration`: constants of the cost model, for the history and for
-    configs outside the space. `history`: trials of earlier studies, each with its workload. `enqueue`: configs to try first.
+    `estimate`: prediction for all candidates (default: the cost model's). `calibration`: constants
+    of the cost model, for the history and for configs outside the space. `history`: trials of
+    earlier studies, each with its workload. `enqueue`: configs to try first.
 
-    Raises `CatalogError` for an unknown name, `MissingExtraError` for a searcher whose extra is not installed, `RunnerError` for one that
-    cannot be loaded for another reason, `SpecError` for an unknown option and `ConfigError` for an enqueued config outside the space.
+    Raises `CatalogError` for an unknown name, `MissingExtraError` for a searcher whose extra is not
+    installed, `RunnerError` for one that cannot be loaded for another reason, `SpecError` for an
+    unknown option and `ConfigError` for an enqueued config outside the space.
     """
     problem = Problem(
         space=space,
@@ -84,7 +88,8 @@ def make_target_searcher(
     calibration: Calibration | None = None,
     history: Iterable[tuple[Workload, Trial]] = (),
 ) -> TargetSearcher:
-    """The searcher of a study with a target: it proposes proxies for the cluster you have, regardless of the searcher in the spec."""
+    """The searcher of a study with a target: it proposes proxies for the cluster you have,
+    regardless of the searcher in the spec."""
     from autotune.search.target_searcher import WORTH, TargetSearcher
 
     if study.at_hand is None:
@@ -103,7 +108,8 @@ def make_target_searcher(
 
 
 def searcher_names() -> tuple[str, ...]:
-    """All searcher names, with every variant of a family. A family that cannot be loaded is listed by its own name."""
+    """All searcher names, with every variant of a family. A family that cannot be loaded is listed
+    by its own name."""
     names: list[str] = []
     for name in registered(SEARCHERS):
         try:
@@ -115,7 +121,8 @@ def searcher_names() -> tuple[str, ...]:
 
 
 def check_searcher(name: str) -> None:
-    """Raise `CatalogError` unless there is a searcher with that name. A family is only imported if a variant of it is named."""
+    """Raise `CatalogError` unless there is a searcher with that name. A family is only imported if
+    a variant of it is named."""
     if ":" in name:
         _find(name)
     else:
@@ -123,7 +130,8 @@ def check_searcher(name: str) -> None:
 
 
 def searcher_name(searcher: str | SearcherFactory) -> str:
-    """The name under which a study records its searcher: the registered one, or `python:MODULE.NAME` for one passed as an object."""
+    """The name under which a study records its searcher: the registered one, or
+    `python:MODULE.NAME` for one passed as an object."""
     if isinstance(searcher, str):
         return searcher
     if isinstance(searcher, OneSearcher):
@@ -138,7 +146,8 @@ def searcher_name(searcher: str | SearcherFactory) -> str:
 
 
 def _find(name: str) -> tuple[SearcherFactory, tuple[str, ...]]:
-    """What makes the searcher of that name, NAME or FAMILY:VARIANT, and the options that it takes."""
+    """What makes the searcher of that name, NAME or FAMILY:VARIANT, and the options that it
+    takes."""
     if name.startswith(PASSED):
         raise CatalogError(
             f"the searcher {name.removeprefix(PASSED)!r} was passed to autotune.tune as an object and has no name",
@@ -167,14 +176,16 @@ def _options(factory: Any) -> tuple[str, ...]:
 
 
 def _variants(factory: Any) -> Mapping[str, str]:
-    """Names of a family's members with a line about each; empty for a searcher that stands alone."""
+    """Names of a family's members with a line about each; empty for a searcher that stands
+    alone."""
     found: Mapping[str, str] = getattr(factory, "variants", {})
     return found
 
 
 @final
 class OneSearcher:
-    """A factory that returns a searcher created by the caller. It works once: the searcher must be new.
+    """A factory that returns a searcher created by the caller. It works once: the searcher must be
+    new.
 
     To resume the study, pass a new searcher, which replays all trials.
     """
@@ -183,7 +194,8 @@ class OneSearcher:
         self.searcher = searcher
 
     def __call__(self, problem: Problem) -> Searcher:
-        """The searcher. Raises `SpecError` if its space is not the study's, or if it already has trials."""
+        """The searcher. Raises `SpecError` if its space is not the study's, or if it already has
+        trials."""
         mine = self.searcher
         if mine.trials or mine.state.any():
             raise SpecError(

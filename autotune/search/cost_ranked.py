@@ -1,4 +1,5 @@
-"""Cost order: the candidates as the cost model ranks them, without those that earlier failures rule out.
+"""Cost order: the candidates as the cost model ranks them, without those that earlier failures rule
+out.
 
     rank by    predicted throughput * P(fits)
 

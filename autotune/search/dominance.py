@@ -1,14 +1,16 @@
 """Memory dominance: which configs need at least as much memory as one that ran out of memory.
 
-Three rules, each with all other knobs equal, checked on 3257 published H100 configurations (1B to 80B parameters, 8 to 512 GPUs, the sweeps
-behind the Ultra-Scale Playbook). They were wrong on few pairs, so an out-of-memory failure rules candidates out for good:
+Three rules, each with all other knobs equal, checked on 3257 published H100 configurations (1B to
+80B parameters, 8 to 512 GPUs, the sweeps behind the Ultra-Scale Playbook). They were wrong on few
+pairs, so an out-of-memory failure rules candidates out for good:
 
     larger micro-batch         2078 pairs, 0.6% wrong        the accumulation steps follow from the batch law
     lower ZeRO stage            179 pairs, 0.0% wrong
     same tp * pp, lower tp     1321 pairs, 1.0% wrong        pipeline stages hold 1F1B's micro-batches in flight, tensor shards do not
 
-Two more hold by construction: less recomputation, and no sequence parallelism instead of sequence parallelism. The same rules about speed were
-wrong on up to 67% of pairs, so speed is left to the model.
+Two more hold by construction: less recomputation, and no sequence parallelism instead of sequence
+parallelism. The same rules about speed were wrong on up to 67% of pairs, so speed is left to the
+model.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ ORDERED = (
 
 
 def needs_as_much_memory(table: ConfigTable, failed: ParallelConfig) -> NDArray[np.bool_]:
-    """Which rows need at least the memory of `failed`, shape (N,); `failed` itself is among them."""
+    """Which rows need at least the memory of `failed`, shape (N,); `failed` itself is among
+    them."""
     mask = table.tp * table.pp == failed.tp * failed.pp
     for name, knob in table.knobs.items():
         if name not in ORDERED:

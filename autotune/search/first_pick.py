@@ -1,16 +1,18 @@
-"""How far the first pick of a target may be behind its best config: a statement that is right as often as it says.
+"""How far the first pick of a target may be behind its best config: a statement that is right as
+often as it says.
 
     d    90% quantile of max_i y_i - y_pick by the model        y: log throughput of the configs, normal and as if independent of one another
     s    shortfall / d in a replay of a published sweep, of which the constants had not seen the model nor the number of GPUs        `first_pick.json`, n of them
 
     within X        X = 1 - exp(-d s_k)        s_k: the k-th smallest of all s, k = ceil((n + 1) c)        holds with confidence c
 
-This is split conformal prediction with a scaled score (Papadopoulos et al. 2002; Lei et al. 2018, section 5.2): it holds whatever is wrong about the model, as long as a
-study is like the replays. They are of constants that are right and of ones that are wrong by a factor of two, of targets with 2 to 16 times the GPUs at hand.
-Without a proxy the shortfall is another, and has scores of its own.
+This is split conformal prediction with a scaled score (Papadopoulos et al. 2002; Lei et al. 2018,
+section 5.2): it holds whatever is wrong about the model, as long as a study is like the replays.
+They are of constants that are right and of ones that are wrong by a factor of two, of targets with
+2 to 16 times the GPUs at hand. Without a proxy the shortfall is another, and has scores of its own.
 
-Replays whose pick stalled (`autotune.cost.time.stalls`) are not among them, for the chance p of that is known: c = 0.9 / (1 - p). Where c needs more replays than
-there are, nothing is stated.
+Replays whose pick stalled (`autotune.cost.time.stalls`) are not among them, for the chance p of
+that is known: c = 0.9 / (1 - p). Where c needs more replays than there are, nothing is stated.
 """
 
 from __future__ import annotations
@@ -33,11 +35,13 @@ Array = NDArray[np.float64]
 
 CONFIDENCE = 0.9
 FARTHEST = 32
-"""times the GPUs at hand beyond which nothing is said of the first pick: proxies on 8 GPUs predicted nothing of 512 in published sweeps"""
+"""times the GPUs at hand beyond which nothing is said of the first pick: proxies on 8 GPUs
+predicted nothing of 512 in published sweeps"""
 WORTH_SAYING = 0.5
 """greatest part of the throughput that a statement may leave open"""
 NO_RIVAL = 1e-3
-"""d below which the model sees no config that could be better; scores are shares of d, and nothing follows from a share of nothing"""
+"""d below which the model sees no config that could be better; scores are shares of d, and nothing
+follows from a share of nothing"""
 RIVALS = 500
 """configs, those most likely to be better than the pick, that are looked at"""
 POINTS = 41
@@ -63,8 +67,9 @@ class Statement(Plain):
 def statement(
     shortfall: float, *, with_proxies: bool, stall_probability: float, times: float, scores: Mapping[str, Sequence[float]] | None = None
 ) -> Statement | str:  # fmt: skip
-    """What can be said of a pick, or why nothing can. `shortfall`: d; `stall_probability`: the pick's; `times`: GPUs of the target over those at hand; `scores`:
-    default: those of `first_pick.json`."""
+    """What can be said of a pick, or why nothing can. `shortfall`: d; `stall_probability`: the
+    pick's; `times`: GPUs of the target over those at hand; `scores`: default: those of
+    `first_pick.json`."""
     if times > FARTHEST:
         return (
             f"the target has {times:g} times as many GPUs as you have, and beyond a factor of {FARTHEST} the first pick has no bound; run proxies on more GPUs, up to a "
@@ -90,7 +95,8 @@ def statement(
 
 
 def likely_shortfall(mean: Array, sd: Array, pick: int, rivals: NDArray[np.intp]) -> float:
-    """d of the configs `rivals` over the config `pick`. `mean`, `sd`: of the log throughput, shape (N,)."""
+    """d of the configs `rivals` over the config `pick`. `mean`, `sd`: of the log throughput, shape
+    (N,)."""
     sd = np.maximum(sd, 1e-9)
     ahead = (mean[rivals] - mean[pick]) / np.hypot(sd[rivals], sd[pick])
     near = rivals[np.argsort(-ahead, kind="stable")[:RIVALS]]

@@ -1,8 +1,10 @@
-"""What earlier studies say about the constants of the cost model, before the first trial of a study.
+"""What earlier studies say about the constants of the cost model, before the first trial of a
+study.
 
-Trials of the same GPU type and trainer, on one node or on the same network, refit the constants (`autotune.cost.learn.correction`), where that predicts
-left-out trials better than the constants that were given. Predictions of the study and of its history are then made with the refitted ones; what these leave
-over is left to the surrogate, as before.
+Trials of the same GPU type and trainer, on one node or on the same network, refit the constants
+(`autotune.cost.learn.correction`), where that predicts left-out trials better than the constants
+that were given. Predictions of the study and of its history are then made with the refitted ones;
+what these leave over is left to the surrogate, as before.
 """
 
 from __future__ import annotations
@@ -27,8 +29,10 @@ CHECKED = 16
 
 
 def informed(problem: Problem) -> Problem:
-    """The problem with the constants that its history speaks for, and where proxies of its configs ran, with the times that these lead to (`transferred`); the
-    same where the history has none of its kind, where these constants are no better, or where the estimate that was given is not made of them."""
+    """The problem with the constants that its history speaks for, and where proxies of its configs
+    ran, with the times that these lead to (`transferred`); the same where the history has none of
+    its kind, where these constants are no better, or where the estimate that was given is not made
+    of them."""
     if not problem.history or not _is_made_of_its_constants(problem):
         return problem
     found = history_refit(problem)
@@ -60,7 +64,8 @@ def with_refit(problem: Problem, found: Refitted) -> Problem:
 
 
 def _kin(problem: Problem) -> list[Measured]:
-    """What the history measured with the same GPU type and trainer: on one node, or on several of the same network."""
+    """What the history measured with the same GPU type and trainer: on one node, or on several of
+    the same network."""
     ours = problem.space.workload
     kin = [
         (theirs, trial)

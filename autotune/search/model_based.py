@@ -1,8 +1,10 @@
-"""Searchers with a posterior over every candidate, which estimate what further trials may still gain.
+"""Searchers with a posterior over every candidate, which estimate what further trials may still
+gain.
 
-The estimate averages over all models (`surrogate.model_average`) and looks several trials ahead. Choosing a candidate by a wrong model costs one
-trial; stopping by a wrong model costs the study. And one more trial may be expected to gain little where each of twenty candidates has a
-small chance of being far better.
+The estimate averages over all models (`surrogate.model_average`) and looks several trials ahead.
+Choosing a candidate by a wrong model costs one trial; stopping by a wrong model costs the study.
+And one more trial may be expected to gain little where each of twenty candidates has a small chance
+of being far better.
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ class ModelBasedSearcher(Searcher):
         self._conditioned_on = -1
 
     def expected_gain(self, trials: int = Searcher.LOOKAHEAD) -> float | None:
-        """Expected relative gain of the throughput by the best of the `trials` candidates with the greatest expected improvement. 0 when no candidate
-        is left; None before the first measurement."""
+        """Expected relative gain of the throughput by the best of the `trials` candidates with the
+        greatest expected improvement. 0 when no candidate is left; None before the first
+        measurement."""
         best, candidates = self.best_score(), self.eligible()
         if best is None:
             return None
@@ -48,7 +51,8 @@ class ModelBasedSearcher(Searcher):
         return self.as_throughput_gain(float(np.exp(log_weights) @ gains))
 
     def as_throughput_gain(self, gain: float) -> float:
-        """A gain of the score as a relative gain of the throughput; unchanged where the score does not depend on the throughput."""
+        """A gain of the score as a relative gain of the throughput; unchanged where the score does
+        not depend on the throughput."""
         slope = self.posterior.slope
         return math.expm1(gain / slope) if slope > 0 else gain
 
@@ -61,13 +65,15 @@ class ModelBasedSearcher(Searcher):
         return self._posterior
 
     def predict(self, candidates: NDArray[np.intp]) -> tuple[Array, Array, Array, Array]:
-        """Log weights of the models, shape (M,); mean and standard deviation of the scores in each, shape (M, N); log P(runs), shape (N,)."""
+        """Log weights of the models, shape (M,); mean and standard deviation of the scores in each,
+        shape (M, N); log P(runs), shape (N,)."""
         return *self.posterior.score(candidates, self.pending()), self.posterior.log_runs(
             candidates
         )
 
     def best_score(self) -> float | None:
-        """Best score of any measured trial, the baseline included; None before the first measurement."""
+        """Best score of any measured trial, the baseline included; None before the first
+        measurement."""
         return max((score(trial) for _, trial in self.trials if trial.is_measured), default=None)
 
     @cached_property

@@ -1,14 +1,15 @@
 """How the score that is maximized depends on the step time.
 
-A reward weighs throughput against stability. Its throughput may be per unit of cost, or multiplied by the statistical efficiency of the global
-batch (`autotune.reward`):
+A reward weighs throughput against stability. Its throughput may be per unit of cost, or multiplied
+by the statistical efficiency of the global batch (`autotune.reward`):
 
     score  = slope * (log tokens_per_s + log efficiency - log cost) + offset
     slope  = 1 - stability_weight, or 1 where trials have no reward
 
-The time model predicts tokens_per_s. The efficiency depends on the global batch alone once a trial has measured the gradient noise scale: it is
-computed, not learnt, so that a large batch that is fast but inefficient is not tried first. `offset` is the remainder of a trial's reward:
-stability, and the constant of the baseline.
+The time model predicts tokens_per_s. The efficiency depends on the global batch alone once a trial
+has measured the gradient noise scale: it is computed, not learnt, so that a large batch that is
+fast but inefficient is not tried first. `offset` is the remainder of a trial's reward: stability,
+and the constant of the baseline.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from autotune.spec import ConfigTable, Estimate, Objective, Trial
 def predicted_objective(
     problem: Problem, estimate: Estimate, trials: Sequence[Trial] = ()
 ) -> NDArray[np.float64]:
-    """Log of the predicted throughput, efficiency and cost included, up to a constant, shape (N,); `trials`: all trials so far."""
+    """Log of the predicted throughput, efficiency and cost included, up to a constant, shape (N,);
+    `trials`: all trials so far."""
     log_tokens = np.log(np.atleast_1d(np.asarray(estimate.tokens_per_s, dtype=np.float64)))
     table = problem.space.table
     gained = log_efficiency(problem.objective, table.global_batch_size, trials)
@@ -36,14 +38,16 @@ def predicted_objective(
 
 
 def log_kept(problem: Problem, table: ConfigTable) -> NDArray[np.float64]:
-    """Log of the share of the time that failures leave each config, shape (N,); zero unless the objective counts them."""
+    """Log of the share of the time that failures leave each config, shape (N,); zero unless the
+    objective counts them."""
     objective, per_node = problem.objective, problem.space.workload.cluster.gpus_per_node
     sizes, places = np.unique(table.world_size, return_inverse=True)
     return np.asarray(np.log([objective.kept_share(int(size), per_node) for size in sizes])[places])
 
 
 def log_cost(objective: Objective, table: ConfigTable) -> NDArray[np.float64]:
-    """Log of the cost of a second of each config, up to a constant, shape (N,): log of its ranks for the metric `cost`, else 0."""
+    """Log of the cost of a second of each config, up to a constant, shape (N,): log of its ranks
+    for the metric `cost`, else 0."""
     if objective.metric == "cost":
         return np.asarray(np.log(table.world_size))
     return np.zeros(len(table))
@@ -52,10 +56,11 @@ def log_cost(objective: Objective, table: ConfigTable) -> NDArray[np.float64]:
 def log_efficiency(
     objective: Objective, batches: NDArray[np.int64], trials: Sequence[Trial]
 ) -> NDArray[np.float64]:
-    """Log of the statistical efficiency of these global batches, shape (N,); zero unless the objective is goodput.
+    """Log of the statistical efficiency of these global batches, shape (N,); zero unless the
+    objective is goodput.
 
-    It is relative to the batch of the first measured trial (the baseline). The noise scale is that of the first trial that measured one; before
-    that the worst case is assumed.
+    It is relative to the batch of the first measured trial (the baseline). The noise scale is that
+    of the first trial that measured one; before that the worst case is assumed.
     """
     if objective.metric != "goodput":
         return np.zeros(len(batches))
@@ -74,7 +79,8 @@ def slope(objective: Objective, *, rewarded: bool) -> float:
 
 
 def offset_of(trial: Trial, objective: Objective, trials: Sequence[Trial]) -> float:
-    """The trial's score less the terms of throughput, efficiency (given `trials`) and cost: its stability and the baseline's constant."""
+    """The trial's score less the terms of throughput, efficiency (given `trials`) and cost: its
+    stability and the baseline's constant."""
     if trial.measurement is None or trial.reward is None:
         return 0.0
     table = ConfigTable.of([trial.config])

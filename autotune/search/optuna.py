@@ -1,11 +1,15 @@
-"""Any Optuna sampler over the same list of candidates: `optuna:tpe`, `optuna:gp`, `optuna:cmaes`, `optuna:nsga2`, `optuna:qmc`.
+"""Any Optuna sampler over the same list of candidates: `optuna:tpe`, `optuna:gp`, `optuna:cmaes`,
+`optuna:nsga2`, `optuna:qmc`.
 
-A knob is an integer for the sampler: the rank of its value among those that occur. The suggested point may not exist, so the nearest
-eligible candidate is proposed (sum over knobs of the distance in ranks, relative to the number of ranks), and the sampler is told of that candidate.
-Nothing is proposed twice, nor what a failure rules out. Failed trials are failed trials for Optuna too: its samplers ignore them.
+A knob is an integer for the sampler: the rank of its value among those that occur. The suggested
+point may not exist, so the nearest eligible candidate is proposed (sum over knobs of the distance
+in ranks, relative to the number of ranks), and the sampler is told of that candidate. Nothing is
+proposed twice, nor what a failure rules out. Failed trials are failed trials for Optuna too: its
+samplers ignore them.
 
-For every proposal the Optuna study is rebuilt from the trials told so far, with a generator seeded by their number: samplers advance their random
-state with every suggestion, which would break the replay.
+For every proposal the Optuna study is rebuilt from the trials told so far, with a generator seeded
+by their number: samplers advance their random state with every suggestion, which would break the
+replay.
 """
 
 from __future__ import annotations
@@ -25,9 +29,11 @@ if TYPE_CHECKING:
     import optuna
 
 EXTRAS = {"gp": ("optuna", "native")}
-"""extras that a sampler needs, where they are more than `optuna`: Optuna's Gaussian process is written in torch"""
+"""extras that a sampler needs, where they are more than `optuna`: Optuna's Gaussian process is
+written in torch"""
 STATEFUL = ("cmaes", "nsga2", "qmc")
-"""samplers that store state in the trials that they suggest: trials are added by asking for them again"""
+"""samplers that store state in the trials that they suggest: trials are added by asking for them
+again"""
 
 
 class OptunaSearcher(Searcher):
@@ -49,7 +55,8 @@ class OptunaSearcher(Searcher):
         sampler: Callable[[int], optuna.samplers.BaseSampler] | None = None,
         stateful: bool = False,
     ) -> None:
-        """A sampler by name (`variant`), or one that `sampler` makes of a seed. `stateful`: whether that one stores state in the trials that it suggests.
+        """A sampler by name (`variant`), or one that `sampler` makes of a seed. `stateful`: whether
+        that one stores state in the trials that it suggests.
 
         Raises `MissingExtraError` when Optuna is not installed.
         """
@@ -133,7 +140,8 @@ def make_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
     from optuna.exceptions import ExperimentalWarning
 
     with warnings.catch_warnings():
-        # GPSampler and others are marked experimental; a user who chose one by name can do nothing about the warning
+        # GPSampler and others are marked experimental; a user who chose one by name can do nothing
+        # about the warning
         warnings.simplefilter("ignore", ExperimentalWarning)
         if name == "tpe":
             return samplers.TPESampler(seed=seed)

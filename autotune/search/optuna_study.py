@@ -1,32 +1,38 @@
-"""Optuna interoperability: autotune's searchers as samplers of an Optuna study, and export of autotune studies to an Optuna storage.
+"""Optuna interoperability: autotune's searchers as samplers of an Optuna study, and export of
+autotune studies to an Optuna storage.
 
     sampler = SearcherSampler(space, "bayesian")
     study = optuna.create_study(direction="maximize", sampler=sampler)
     study.optimize(lambda trial: tokens_per_s(suggest_config(trial, space)))
 
-The study maximizes tokens per second. An objective may set user attributes of the trial before it raises: `peak_memory_bytes`, and `failure` (a
-`FailureKind`, e.g. OUT_OF_MEMORY). The suggested knobs are stored in the trial's system attributes, because Optuna stores parameters one by one:
+The study maximizes tokens per second. An objective may set user attributes of the trial before it
+raises: `peak_memory_bytes`, and `failure` (a `FailureKind`, e.g. OUT_OF_MEMORY). The suggested
+knobs are stored in the trial's system attributes, because Optuna stores parameters one by one:
 other threads then see the trial as pending.
 
 This module imports Optuna when it is imported; nothing else in the package imports this module.
 
-The evidence of exported trials as Optuna artifacts: files of a trial, which optuna-dashboard shows next to it.
+The evidence of exported trials as Optuna artifacts: files of a trial, which optuna-dashboard shows
+next to it.
 
     trial.json    the whole trial: config, estimate, every step time and loss, reward, failure
     failure.log   of a failed trial: kind, message, exception, last log lines
 
-Exported trials have ended, and `optuna.artifacts.upload_artifact` accepts only running trials. So the files are written first, and the trial is
-created with their descriptions in its system attributes, in the format of `upload_artifact`.
+Exported trials have ended, and `optuna.artifacts.upload_artifact` accepts only running trials. So
+the files are written first, and the trial is created with their descriptions in its system
+attributes, in the format of `upload_artifact`.
 
-Predicted memory as a constraint of any Optuna sampler, so that it learns to avoid configs that would run out of memory.
+Predicted memory as a constraint of any Optuna sampler, so that it learns to avoid configs that
+would run out of memory.
 
     constraint(config) = Q(P(OOM))          zero or less: the config is expected to fit, as a plan says
 
     P(OOM)   predicted probability that the config runs out of memory
     Q        quantile of the standard normal distribution: predicted memory is log-normal, so this is ln(predicted need / usable memory) in standard deviations
 
-It grows steadily with the memory that a config needs, which suits both samplers that model the constraint (`GPSampler`) and samplers that compare violations
-(`TPESampler`, `NSGAIISampler`). It is clipped to -5 to 5, where the probability is practically 0 or 1.
+It grows steadily with the memory that a config needs, which suits both samplers that model the
+constraint (`GPSampler`) and samplers that compare violations (`TPESampler`, `NSGAIISampler`). It is
+clipped to -5 to 5, where the probability is practically 0 or 1.
 
     limit = MemoryConstraint(workload)
     limit.set(trial, config)                        in the objective, before the config is run
@@ -89,7 +95,8 @@ STATES = {
 
 
 class SearcherSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]  # Optuna is not typed for us
-    """An autotune searcher as an Optuna sampler. It keeps no state: each call replays the study's trials."""
+    """An autotune searcher as an Optuna sampler. It keeps no state: each call replays the study's
+    trials."""
 
     def __init__(
         self, space: SearchSpace, searcher: str = "bayesian", *, seed: int = 0, **options: Any
@@ -109,7 +116,8 @@ class SearcherSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]  # Opt
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The knobs of the next config. Raises `InfeasibleError` if no eligible config is left, `SpecError` if the study does not maximize one value."""
+        """The knobs of the next config. Raises `InfeasibleError` if no eligible config is left,
+        `SpecError` if the study does not maximize one value."""
         if study.directions != [optuna.study.StudyDirection.MAXIMIZE]:
             raise SpecError(
                 f"the study must maximize tokens per second, but its direction is {', '.join(d.name for d in study.directions)}",
@@ -161,7 +169,8 @@ class SearcherSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]  # Opt
         return sampler.sample_independent(study, trial, param_name, param_distribution)
 
     def expected_gain(self, study: optuna.Study) -> float | None:
-        """Expected relative gain of further trials of this study; None if the searcher cannot estimate it."""
+        """Expected relative gain of further trials of this study; None if the searcher cannot
+        estimate it."""
         return self._replayed(study).expected_gain()
 
     def _replayed(
@@ -172,7 +181,8 @@ class SearcherSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]  # Opt
         also: FrozenTrial | None = None,
         searcher: str = "",
     ) -> Searcher:
-        """The searcher after all trials of the study except number `excluding`, followed by `also`."""
+        """The searcher after all trials of the study except number `excluding`, followed by
+        `also`."""
         replayed = make_searcher(
             searcher or self._searcher, self._space, seed=self._seed, **self._options
         )
@@ -218,7 +228,8 @@ class SearcherSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]  # Opt
 
 
 def distributions(space: SearchSpace) -> dict[str, BaseDistribution]:
-    """The knobs of a space that vary, as Optuna distributions: categorical, values in ascending order."""
+    """The knobs of a space that vary, as Optuna distributions: categorical, values in ascending
+    order."""
     return {
         name: CategoricalDistribution(values)
         for name, values in space.knobs.items()
@@ -244,10 +255,12 @@ def export_study(
     *,
     artifact_store: ArtifactStore | None = None,
 ) -> optuna.Study:
-    """Write trials to a storage (e.g. `sqlite:///study.db`) as an Optuna study of that name, for optuna-dashboard.
+    """Write trials to a storage (e.g. `sqlite:///study.db`) as an Optuna study of that name, for
+    optuna-dashboard.
 
-    The value is tokens per second; reward, peak memory, failure and the reason are user attributes. With an `artifact_store` (e.g. an
-    `optuna.artifacts.FileSystemArtifactStore`), each trial's evidence is stored as artifacts (`autotune.search.optuna_study`). Raises Optuna's
+    The value is tokens per second; reward, peak memory, failure and the reason are user attributes.
+    With an `artifact_store` (e.g. an `optuna.artifacts.FileSystemArtifactStore`), each trial's
+    evidence is stored as artifacts (`autotune.search.optuna_study`). Raises Optuna's
     `DuplicatedStudyError` if the storage has a study of that name.
     """
     study = optuna.create_study(study_name=name, storage=storage, direction="maximize")
@@ -329,24 +342,28 @@ def _files(trial: Trial) -> dict[str, str]:
 NAME: Final = "predicted_memory"
 """name under which Optuna stores the constraint"""
 FARTHEST: Final = 5.0
-"""bound on the constraint in both directions, in standard deviations; beyond it the probability is practically 0 or 1"""
+"""bound on the constraint in both directions, in standard deviations; beyond it the probability is
+practically 0 or 1"""
 
 
 class MemoryConstraint:
     """The predicted memory of a workload's configs compared with the GPU's."""
 
     def __init__(self, workload: Workload, *, calibration: Calibration | None = None) -> None:
-        """`calibration`: constants measured on the cluster (None: those that ship for its GPU and trainer)."""
+        """`calibration`: constants measured on the cluster (None: those that ship for its GPU and
+        trainer)."""
         self._workload = workload
         self._constants = calibration_for(workload) if calibration is None else calibration
 
     def excess(self, config: ParallelConfig) -> float:
-        """Predicted need above the usable memory, in standard deviations of the prediction; zero or less if the config is expected to fit."""
+        """Predicted need above the usable memory, in standard deviations of the prediction; zero or
+        less if the config is expected to fit."""
         predicted = estimate(self._workload, config, calibration=self._constants)
         return float(np.clip(ndtri(float(predicted.oom_probability)), -FARTHEST, FARTHEST))
 
     def set(self, trial: optuna.Trial, config: ParallelConfig) -> float:
-        """Set the constraint of a running trial, before its config runs, and return the excess. It is also stored as a user attribute of the trial."""
+        """Set the constraint of a running trial, before its config runs, and return the excess. It
+        is also stored as a user attribute of the trial."""
         excess = self.excess(config)
         trial.set_user_attr(NAME, excess)
         if hasattr(trial, "set_constraint"):
@@ -355,5 +372,6 @@ class MemoryConstraint:
 
 
 def constraints(trial: optuna.trial.FrozenTrial) -> tuple[float, ...]:
-    """The `constraints_func` of an Optuna 4 sampler: the constraint that was set; infinite for a trial pruned before that."""
+    """The `constraints_func` of an Optuna 4 sampler: the constraint that was set; infinite for a
+    trial pruned before that."""
     return (float(trial.user_attrs.get(NAME, math.inf)),)

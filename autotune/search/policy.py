@@ -3,8 +3,8 @@
     N candidates    F features    H hidden units
     logits(x) = x w + tanh(x W + b) v        x (N, F), w (F,), W (F, H), b (H,), v (H,)
 
-All features are dimensionless, so one policy serves every space, model and cluster. `policy.json` holds the weights, trained on
-simulated clusters by `python -m research.train_policy`.
+All features are dimensionless, so one policy serves every space, model and cluster. `policy.json`
+holds the weights, trained on simulated clusters by `python -m research.train_policy`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class SearchState:
     headroom_sd: float
     """standard deviation of the headroom"""
     shares: Array
-    """shares of compute, bubble, tensor and data parallel communication in the predicted step, shape (N, 4)"""
+    """shares of compute, bubble, tensor and data parallel communication in the predicted step,
+    shape (N, 4)"""
     points: Array
     """coordinates, shape (N, d)"""
     tried: list[int] = field(default_factory=list)
@@ -66,7 +67,8 @@ class SearchState:
     scores: list[float] = field(default_factory=list)
     """their scores; nan for failures"""
     memory_errors: list[float] = field(default_factory=list)
-    """log of (measured / predicted peak); for trials out of memory the least that explains it; nan where unknown"""
+    """log of (measured / predicted peak); for trials out of memory the least that explains it; nan
+    where unknown"""
     out_of_memory: list[bool] = field(default_factory=list)
     """which of them ran out of memory"""
 
@@ -88,7 +90,8 @@ class SearchState:
     def add(
         self, index: int, score: float, *, log_peak_ratio: float | None, out_of_memory: bool
     ) -> None:
-        """Takes in a trial: its score (nan when it failed) and log of (measured peak / GPU memory), where it is known."""
+        """Takes in a trial: its score (nan when it failed) and log of (measured peak / GPU memory),
+        where it is known."""
         error = np.nan if log_peak_ratio is None else log_peak_ratio + float(self.headroom[index])
         if out_of_memory:
             error = max(float(self.headroom[index]), 0.0) + self.headroom_sd / 2
@@ -192,9 +195,11 @@ class Policy:
 
 
 def _expected_error(near: Array, errors: Array) -> Array:
-    """Expected error of the prediction at each candidate, shape (N,), from the errors of those tried (nan: unknown).
+    """Expected error of the prediction at each candidate, shape (N,), from the errors of those
+    tried (nan: unknown).
 
-    The mean of the known errors, plus the kernel-weighted mean of their deviations from it, which shrinks to zero far from all of them.
+    The mean of the known errors, plus the kernel-weighted mean of their deviations from it, which
+    shrinks to zero far from all of them.
     """
     known = np.isfinite(errors)
     if not known.any():

@@ -1,4 +1,5 @@
-"""Random search: the candidates in a random order. The reference that every other searcher has to beat."""
+"""Random search: the candidates in a random order. The reference that every other searcher has to
+beat."""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
-"""Reinforcement learning: a policy chooses the next candidate and is adapted to its outcome (REINFORCE: Williams 1992).
+"""Reinforcement learning: a policy chooses the next candidate and is adapted to its outcome
+(REINFORCE: Williams 1992).
 
     state     predictions and outcomes so far, all dimensionless (`policy.SearchState`)
     action    an eligible candidate
     reward    the trial's score less the best score before it, clipped to [-log 2, log 2]; a failure costs log 2, as a trial at half the speed
 
-The policy was trained on thousands of simulated clusters: how far to trust predictions, what to do after a failure, and when to try
-elsewhere. In a study it takes the most probable action, so that it replays; each outcome moves its weights by one small step.
+The policy was trained on thousands of simulated clusters: how far to trust predictions, what to do
+after a failure, and when to try elsewhere. In a study it takes the most probable action, so that it
+replays; each outcome moves its weights by one small step.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ LOWEST, HIGHEST = -math.log(2.0), math.log(2.0)
 
 
 class ReinforceSearcher(ModelBasedSearcher):
-    """A pre-trained policy, adapted during the study; the Bayesian model only decides when to stop."""
+    """A pre-trained policy, adapted during the study; the Bayesian model only decides when to
+    stop."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
@@ -83,7 +86,8 @@ class ReinforceSearcher(ModelBasedSearcher):
         )
 
     def _adapt(self, index: int, trial: Trial) -> None:
-        """One step of the weights along the gradient of the log probability of the action, times its reward."""
+        """One step of the weights along the gradient of the log probability of the action, times
+        its reward."""
         best = self._search_state.best
         if best is None:
             return

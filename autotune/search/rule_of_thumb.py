@@ -1,8 +1,10 @@
 """Rule of thumb: the order in which an experienced engineer tries configs, without a model of time.
 
-From the guides of Megatron-LM and the Ultra-Scale Playbook, in order of importance: the least model parallelism that fits; tensor parallelism inside
-an NVLink domain (mostly a node) before pipeline parallelism; no recomputation before selective before full; lower ZeRO stages first; then the largest micro-batch.
-The memory estimate decides which configs should fit; those that an out-of-memory failure rules out are skipped.
+From the guides of Megatron-LM and the Ultra-Scale Playbook, in order of importance: the least model
+parallelism that fits; tensor parallelism inside an NVLink domain (mostly a node) before pipeline
+parallelism; no recomputation before selective before full; lower ZeRO stages first; then the
+largest micro-batch. The memory estimate decides which configs should fit; those that an
+out-of-memory failure rules out are skipped.
 """
 
 from __future__ import annotations

@@ -1,15 +1,18 @@
-"""The base class of all searchers. Each config in the space is a candidate, and each candidate is free, pending or done.
+"""The base class of all searchers. Each config in the space is a candidate, and each candidate is
+free, pending or done.
 
     ask       chooses a free candidate, which becomes pending
     tell      a terminal trial makes its candidate done; CANCELLED makes it free again; a running trial makes it pending
     correct   what was learned from trials is replaced, because the machine changed meanwhile
     score     the number that is maximized: reward.total where the trial has a reward, else log(tokens_per_s)
 
-A searcher is a deterministic function of (space, seed, options, trials told so far). It keeps no random state that `ask` would advance, so a
-restarted study tells the same trials again and continues with the same next config. Subclasses implement `propose` (which free candidate
-is next, and why) and, if they learn, `learn`.
+A searcher is a deterministic function of (space, seed, options, trials told so far). It keeps no
+random state that `ask` would advance, so a restarted study tells the same trials again and
+continues with the same next config. Subclasses implement `propose` (which free candidate is next,
+and why) and, if they learn, `learn`.
 
-Trials of configs outside the space, such as a baseline, may be passed too: searchers with a model learn from them.
+Trials of configs outside the space, such as a baseline, may be passed too: searchers with a model
+learn from them.
 """
 
 from __future__ import annotations
@@ -52,7 +55,8 @@ class Problem:
     estimate: Estimate | None = None
     """prediction for all N candidates; with None, the cost model computes it when needed"""
     calibration: Calibration | None = None
-    """constants of the cost model, for configs outside the space and for the history; with None, each workload's own"""
+    """constants of the cost model, for configs outside the space and for the history; with None,
+    each workload's own"""
     objective: Objective = field(default_factory=Objective)
     """what the reward measures"""
     history: tuple[tuple[Workload, Trial], ...] = ()
@@ -76,13 +80,15 @@ class Searcher(ABC):
     """Proposes configs of a space and learns from their trials."""
 
     LOOKAHEAD = 8
-    """number of further trials over which the expected gain is computed. Among thousands of configs that differ by noise, some are always better
-    than the best found, but searching for them is not worth the time."""
+    """number of further trials over which the expected gain is computed. Among thousands of configs
+    that differ by noise, some are always better than the best found, but searching for them is not
+    worth the time."""
 
     options: ClassVar[tuple[str, ...]] = ()
     """names that `Problem.options` may hold"""
     variants: ClassVar[Mapping[str, str]] = {}
-    """for a family of searchers, its members with one line about each: `FAMILY:VARIANT` is created with the keyword `variant`"""
+    """for a family of searchers, its members with one line about each: `FAMILY:VARIANT` is created
+    with the keyword `variant`"""
 
     def __init__(self, problem: Problem) -> None:
         """Raises `ConfigError` when an enqueued config is not in the space."""
@@ -97,7 +103,8 @@ class Searcher(ABC):
         self._enqueued = self._indices_of(problem.enqueue)
 
     def ask(self, n: int = 1) -> list[ParallelConfig]:
-        """Up to `n` configs to try next, best first. Fewer, or none, if no eligible candidate is left."""
+        """Up to `n` configs to try next, best first. Fewer, or none, if no eligible candidate is
+        left."""
         configs = []
         for _ in range(n):
             chosen = self._next_enqueued() or self.propose()
@@ -110,7 +117,8 @@ class Searcher(ABC):
         return configs
 
     def tell(self, trials: Iterable[Trial]) -> None:
-        """Update the state of these trials, in this order. A trial that was passed before adds nothing."""
+        """Update the state of these trials, in this order. A trial that was passed before adds
+        nothing."""
         for trial in trials:
             index = self.space.index_of(trial.config)
             if self._was_told(index, trial):
@@ -134,8 +142,8 @@ class Searcher(ABC):
         self.left_out[candidates] = True
 
     def correct(self, trials: Iterable[Trial], *, without: Collection[int] = ()) -> None:
-        """Replace these trials, matched by number, and drop those listed in `without`, because the machine changed while they were measured.
-        The state of the candidates stays the same."""
+        """Replace these trials, matched by number, and drop those listed in `without`, because the
+        machine changed while they were measured. The state of the candidates stays the same."""
         by_number = {trial.number: trial for trial in trials}
         self.trials = [
             (i, by_number.get(t.number, t)) for i, t in self.trials if t.number not in without
@@ -144,16 +152,20 @@ class Searcher(ABC):
 
     @abstractmethod
     def propose(self) -> tuple[int, str] | None:
-        """The index of the next candidate, with the reason as text; None if no candidate should be tried. It must not change any state."""
+        """The index of the next candidate, with the reason as text; None if no candidate should be
+        tried. It must not change any state."""
 
     def learn(self, index: int | None, trial: Trial) -> None:  # noqa: B027  most searchers do not learn
-        """Learn from a measured or failed trial of candidate `index` (None: a config outside the space)."""
+        """Learn from a measured or failed trial of candidate `index` (None: a config outside the
+        space)."""
 
     def relearn(self) -> None:  # noqa: B027  most searchers look at `trials` whenever they propose
-        """Learn that `trials` were corrected. A searcher that stores what it has learned must discard it and start again from `trials`."""
+        """Learn that `trials` were corrected. A searcher that stores what it has learned must
+        discard it and start again from `trials`."""
 
     def expected_gain(self, trials: int = LOOKAHEAD) -> float | None:
-        """Expected relative gain of the best of the next `trials` over the best so far; None if this searcher cannot estimate it."""
+        """Expected relative gain of the best of the next `trials` over the best so far; None if
+        this searcher cannot estimate it."""
         return None
 
     def nothing_left(self) -> str:

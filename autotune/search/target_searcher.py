@@ -1,22 +1,29 @@
-"""Search among the configs of a target by proxies: which small job to run next, and how the target's configs rank given those that ran.
+"""Search among the configs of a target by proxies: which small job to run next, and how the
+target's configs rank given those that ran.
 
     target    the workload whose configs are ranked: N configs, none of which runs here
     proxy     a small job on the cluster at hand that stands for one of them (`autotune.space.proxy`); several configs may share one
     pick      the config of the greatest expected throughput among those that are expected to fit
 
-Proxies teach the constants of the cost model and the own errors of configs that do the same work on a rank (`autotune.cost.learn.transferred`); what they teach about memory
-and failures is the Bayesian search's (`surrogate.Posterior`). Proxies are of two kinds by turns. The first, third, ... is that of the config with the greatest expected
-improvement over the pick: it may be the best one. The second, fourth, ... is the one that is expected to leave least to gain over the pick, whichever config it stands for: it
-tells most about the constants by which the others are compared (stepwise uncertainty reduction: Bect et al. 2012; here with the means as they are predicted).
+Proxies teach the constants of the cost model and the own errors of configs that do the same work on
+a rank (`autotune.cost.learn.transferred`); what they teach about memory and failures is the
+Bayesian search's (`surrogate.Posterior`). Proxies are of two kinds by turns. The first, third, ...
+is that of the config with the greatest expected improvement over the pick: it may be the best one.
+The second, fourth, ... is the one that is expected to leave least to gain over the pick, whichever
+config it stands for: it tells most about the constants by which the others are compared (stepwise
+uncertainty reduction: Bect et al. 2012; here with the means as they are predicted).
 
     EI = E max(y - y_pick, 0)                y: log throughput of a config        y_pick: the pick's; what both share does not count
     argmin_j sum_i P(i runs) (EI_i | j)      j: proxies
 
-Both are with the loss that stalls are expected to cost (`autotune.cost.time.stalls`), because no proxy tells whether sends stall on the target.
+Both are with the loss that stalls are expected to cost (`autotune.cost.time.stalls`), because no
+proxy tells whether sends stall on the target.
 
-Once no config with an expected improvement of `worth` lacks its proxy, no further proxy is asked for. What proxies cannot tell stays as uncertain as it was, so
-improvements that only a trial on the target would find stay in `real_gain`. A proxy that fails for memory, and the peak of one that does not, tell which other
-proxies run here: one that was expected to run out of memory may be run later, and one that was expected to run may not be.
+Once no config with an expected improvement of `worth` lacks its proxy, no further proxy is asked
+for. What proxies cannot tell stays as uncertain as it was, so improvements that only a trial on the
+target would find stay in `real_gain`. A proxy that fails for memory, and the peak of one that does
+not, tell which other proxies run here: one that was expected to run out of memory may be run later,
+and one that was expected to run may not be.
 """
 
 from __future__ import annotations
@@ -50,7 +57,8 @@ from autotune.spec.plain import fingerprint
 Array = NDArray[np.float64]
 
 WORTH = 0.01
-"""expected relative gain below which a proxy is not worth a trial, unless the budget's `min_gain` says otherwise"""
+"""expected relative gain below which a proxy is not worth a trial, unless the budget's `min_gain`
+says otherwise"""
 RANKED = 4000
 """configs, by the expected throughput, whose uncertainty is worked out"""
 LOOKED_AT = 200
@@ -67,15 +75,18 @@ class Standing:
     log_tokens_per_s: Array
     """mean of the log throughput"""
     sd: Array
-    """standard deviation of its difference from the pick's; 0 for the pick, and for all but the first `RANKED`"""
+    """standard deviation of its difference from the pick's; 0 for the pick, and for all but the
+    first `RANKED`"""
     runs: Array
     """probability that the config runs on the target"""
     improvement: Array
     """expected improvement over the pick, relative; both with what stalls are expected to cost"""
     order: NDArray[np.intp]
-    """all configs, by the expected log throughput with runs that fail or stall, best first; those that are not expected to run last"""
+    """all configs, by the expected log throughput with runs that fail or stall, best first; those
+    that are not expected to run last"""
     stall_probability: Array
-    """probability that sends between stages stall on the target (`autotune.cost.time.stalls`), which `log_tokens_per_s` does not count"""
+    """probability that sends between stages stall on the target (`autotune.cost.time.stalls`),
+    which `log_tokens_per_s` does not count"""
     stalled_factor: Array
     """step time then, over that without a stall"""
     expected: Array
@@ -85,14 +96,16 @@ class Standing:
 
     @property
     def shortfall(self) -> float:
-        """How far the pick may be behind the best config: 90% quantile of the log of the ratio, by the model (`first_pick`)."""
+        """How far the pick may be behind the best config: 90% quantile of the log of the ratio, by
+        the model (`first_pick`)."""
         pick = int(self.order[0])
         rivals = np.array([i for i in self.order[1:RANKED] if self.runs[i] >= FITS], dtype=np.intp)
         return likely_shortfall(self.log_tokens_per_s, self.sd, pick, rivals)
 
     @property
     def real_gain(self) -> float:
-        """Expected relative gain of one trial on the target: of the best config to try there, the pick or another."""
+        """Expected relative gain of one trial on the target: of the best config to try there, the
+        pick or another."""
         return float(self.improvement[self.order[1:]].max(initial=0.0))
 
 
@@ -109,8 +122,10 @@ class TargetSearcher(Searcher):
         refuse: Callable[[Workload, ParallelConfig], str] = lambda *_: "",
         stand_in: Callable[[Workload, ParallelConfig, ClusterSpec], Proxy] = proxy_of,
     ) -> None:
-        """`at_hand`: where proxies run. `worth`: least expected gain of a proxy. `refuse`: why the trainer cannot run a config of a workload; empty when
-        it can. `stand_in`: the proxy of a config of the target on what is at hand; raises `ConfigError` or `SpecError` where there is none."""
+        """`at_hand`: where proxies run. `worth`: least expected gain of a proxy. `refuse`: why the
+        trainer cannot run a config of a workload; empty when it can. `stand_in`: the proxy of a
+        config of the target on what is at hand; raises `ConfigError` or `SpecError` where there is
+        none."""
         super().__init__(problem)
         self.at_hand = at_hand
         self._worth, self._refuse, self._stand_in = worth, refuse, stand_in
@@ -144,8 +159,8 @@ class TargetSearcher(Searcher):
         return index, f"most informative about which config is best; {self._why(index)}"
 
     def _left_by(self, indices: Sequence[int]) -> Array:
-        """Sum of the expected improvements over the pick that would be left if the proxy of each of these configs were measured, and those that run, and came
-        out as they are predicted."""
+        """Sum of the expected improvements over the pick that would be left if the proxy of each of
+        these configs were measured, and those that run, and came out as they are predicted."""
         standing, workload = self.standing, self.space.workload
         pick = int(standing.order[0])
         rivals = np.array([pick, *(i for i in self._by_improvement() if i != pick)], dtype=np.intp)
@@ -199,7 +214,8 @@ class TargetSearcher(Searcher):
         return estimate(proxy.workload, proxy.config, calibration=self.problem.calibration)
 
     def expected_gain(self, trials: int = 1) -> float | None:
-        """Expected relative gain of the pick by the next proxy: an upper bound, for it may not tell all that is unknown of its config."""
+        """Expected relative gain of the pick by the next proxy: an upper bound, for it may not tell
+        all that is unknown of its config."""
         standing = self.standing
         open_ones = (
             float(standing.improvement[i]) for i in self._by_improvement() if self.is_open(i)
@@ -251,7 +267,8 @@ class TargetSearcher(Searcher):
         ]
 
     def sigma_of(self, indices: NDArray[np.intp]) -> Array:
-        """Standard deviation of the log step time of these configs, with what all configs share and what no proxy tells."""
+        """Standard deviation of the log step time of these configs, with what all configs share and
+        what no proxy tells."""
         return transferred_sigma(
             self.space.workload, self.space.table.take(indices), self.standing.refitted
         )
@@ -301,7 +318,8 @@ class TargetSearcher(Searcher):
         return standing, posterior
 
     def _stalls(self, predicted: Estimate, mean: Array) -> tuple[Array, Array]:
-        """Probability of a stall, and by which factor it lengthens the step of that log throughput; shape (N,) each."""
+        """Probability of a stall, and by which factor it lengthens the step of that log throughput;
+        shape (N,) each."""
         waits = np.asarray(predicted.stalled_step_time_s) - np.asarray(predicted.step_time_s)
         step_s = (
             self.space.table.global_batch_size * float(self.space.workload.seq_len) / np.exp(mean)
@@ -344,10 +362,12 @@ class TargetSearcher(Searcher):
         return proxy
 
     def _chance(self, index: int) -> float:
-        """Probability that the proxy of a config does not run out of memory, given the trials so far."""
+        """Probability that the proxy of a config does not run out of memory, given the trials so
+        far."""
         _, posterior = self._known
         if self._mark(index) not in self._fits:
-            # of all that are looked at: together they cost little more than one; memory does not depend on the batch of the workload
+            # of all that are looked at: together they cost little more than one; memory does not
+            # depend on the batch of the workload
             alike: dict[str, dict[str, Proxy]] = {}
             for i in {index, *self._by_improvement()}:
                 mark, proxy = self._mark(i), self._stands(i)

@@ -1,4 +1,5 @@
-"""The service: submit tuning jobs and ask for best configurations over HTTP. Studies run in processes of their own.
+"""The service: submit tuning jobs and ask for best configurations over HTTP. Studies run in
+processes of their own.
 
     server.py            serve(options): socket, application, supervisor, graceful shutdown
     options.py           the options of `autotune serve`
@@ -27,5 +28,6 @@
     metrics/             scrape_targets.py    the files from which Prometheus knows what to scrape
                          study_metrics.py     metrics of a running study, through Ray; the service's own
 
-The store is the only state. Any process of the service may be killed at any time; when the service starts again, its studies continue.
+The store is the only state. Any process of the service may be killed at any time; when the service
+starts again, its studies continue.
 """

@@ -1,4 +1,5 @@
-"""The options of a service: where it listens, whom it admits, what specs may do, what it runs. Values only."""
+"""The options of a service: where it listens, whom it admits, what specs may do, what it runs.
+Values only."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ RUNNER_OPTIONS: Mapping[str, frozenset[str]] = {
     "local": frozenset({"max_ranks", "device"}),
     "ray": frozenset({"cpus_per_rank", "gpus_per_rank"}),
 }
-"""Runners that a submitted spec may name, each with the options that it may set. Options that name addresses or modules are left out on purpose."""
+"""Runners that a submitted spec may name, each with the options that it may set. Options that name
+addresses or modules are left out on purpose."""
 
 TRAINERS = frozenset(
     {
@@ -72,13 +74,15 @@ class ServiceOptions:
     public_url: str = ""
     """URL of the web page, for the metadata of Ray jobs; empty for the address listened on"""
     require_token: bool = False
-    """whether callers on loopback need a token too; `asks_everybody` says what else has that effect"""
+    """whether callers on loopback need a token too; `asks_everybody` says what else has that
+    effect"""
     max_studies: int = 4
     """most studies that run at once on this host"""
     way: str = "process"
     """how a study is run: process (a child of this service) or ray (a Ray job)"""
     ray_address: str = ""
-    """dashboard of the Ray cluster to join (http://HOST:8265); if empty, a cluster is started on loopback"""
+    """dashboard of the Ray cluster to join (http://HOST:8265); if empty, a cluster is started on
+    loopback"""
     runners: Mapping[str, frozenset[str]] = field(default_factory=lambda: RUNNER_OPTIONS)
     """runners that specs may name, with the options that they may set"""
     trainers: frozenset[str] = TRAINERS
@@ -86,7 +90,8 @@ class ServiceOptions:
     data_roots: tuple[Path, ...] = ()
     """folders whose files a spec may name as `data`; empty for none"""
     program_roots: tuple[Path, ...] = ()
-    """folders whose programs callers with the scope run may have started as a trainer's; empty for none"""
+    """folders whose programs callers with the scope run may have started as a trainer's; empty for
+    none"""
     program_user: str = ""
     """user as whom trainers' programs run; empty for the user of the service, or of Ray's nodes"""
     program_environment: tuple[str, ...] = ()
@@ -143,10 +148,11 @@ class ServiceOptions:
 
     @property
     def asks_everybody(self) -> str:
-        """The option for which every caller needs a token; empty when callers of this machine need none.
+        """The option for which every caller needs a token; empty when callers of this machine need
+        none.
 
-        A service that was told of an outside may stand behind a proxy, whose requests come from loopback whoever sent them; and one that starts programs
-        gives a stranger more than studies.
+        A service that was told of an outside may stand behind a proxy, whose requests come from
+        loopback whoever sent them; and one that starts programs gives a stranger more than studies.
         """
         outside = next((name for name in sorted(self.allowed_hosts) if not is_loopback(name)), "")
         host = ""

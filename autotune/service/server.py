@@ -1,4 +1,5 @@
-"""The running service: a listening socket, the application, the supervisor, and a graceful shutdown."""
+"""The running service: a listening socket, the application, the supervisor, and a graceful
+shutdown."""
 
 from __future__ import annotations
 
@@ -48,9 +49,11 @@ def serve(
     store_url: str | None = None,
     on_ready: Callable[[str], None] = lambda url: None,
 ) -> None:
-    """Serves until SIGTERM or Ctrl-C. `on_ready` is called with the URL once connections are accepted.
+    """Serves until SIGTERM or Ctrl-C. `on_ready` is called with the URL once connections are
+    accepted.
 
-    Raises `SpecError` when other machines could reach the service but no token exists, `ServiceError` when the port is taken, and `StoreError`.
+    Raises `SpecError` when other machines could reach the service but no token exists,
+    `ServiceError` when the port is taken, and `StoreError`.
     """
     address = store_url or settings().store
     with contextlib.ExitStack() as at_the_end:
@@ -82,7 +85,8 @@ def serve(
 
 
 def config_of(app: FastAPI, options: ServiceOptions) -> uvicorn.Config:
-    """Uvicorn's configuration, with limits on the number, size and duration of whatever a stranger can send."""
+    """Uvicorn's configuration, with limits on the number, size and duration of whatever a stranger
+    can send."""
     return uvicorn.Config(
         app,
         http=PatientH11,
@@ -99,7 +103,8 @@ def config_of(app: FastAPI, options: ServiceOptions) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn, except that a signal only ends the server (it is not raised again afterwards), and that `on_ready` is called."""
+    """Uvicorn, except that a signal only ends the server (it is not raised again afterwards), and
+    that `on_ready` is called."""
 
     def __init__(self, app: FastAPI, options: ServiceOptions, on_ready: Callable[[], None]) -> None:
         super().__init__(config_of(app, options))
@@ -140,7 +145,8 @@ def _import_ahead() -> None:
 
 
 class PatientH11(H11Protocol):
-    """Closes connections whose request head does not arrive in time, so that slow clients hold no connections."""
+    """Closes connections whose request head does not arrive in time, so that slow clients hold no
+    connections."""
 
     _deadline: asyncio.TimerHandle | None = None
 
@@ -148,7 +154,8 @@ class PatientH11(H11Protocol):
         super().connection_made(transport)
         connection = transport.get_extra_info("socket")
         if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
-            # asyncio sets this only for sockets with an explicit protocol; without it a body waits 40 ms behind its head
+            # asyncio sets this only for sockets with an explicit protocol; without it a body waits
+            # 40 ms behind its head
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._watch_head()
 
@@ -190,7 +197,8 @@ def _check_tokens_exist(tokens: TokenStore, options: ServiceOptions, store: Stor
 
 
 def _check_programs(options: ServiceOptions) -> None:
-    """Raises `SpecError` for a program folder that does not exist, and for a user as whom this process can start nothing."""
+    """Raises `SpecError` for a program folder that does not exist, and for a user as whom this
+    process can start nothing."""
     for root in options.program_roots:
         if not root.is_dir():
             raise SpecError(
@@ -222,7 +230,8 @@ def _check_programs(options: ServiceOptions) -> None:
 
 
 def _warn_of_readers(store: str) -> None:
-    """Says when other users of this machine can read an SQLite database, as those that older releases made."""
+    """Says when other users of this machine can read an SQLite database, as those that older
+    releases made."""
     path = find_location(store).path
     if path is not None and path.exists() and path.stat().st_mode & 0o077:
         log.warning(

@@ -1,9 +1,12 @@
-"""Views of studies: their results and figures, made once for each revision of a study and shared by all who look at it.
+"""Views of studies: their results and figures, made once for each revision of a study and shared by
+all who look at it.
 
-A view is kept until newer ones need its place. When its study has changed, only the trials are read again that the events since then name. Requests that come
-while a view is being made wait for it. Threads may share it.
+A view is kept until newer ones need its place. When its study has changed, only the trials are read
+again that the events since then name. Requests that come while a view is being made wait for it.
+Threads may share it.
 
-Revisions of the studies that event streams follow. All streams of a study share one reading of the store for each interval.
+Revisions of the studies that event streams follow. All streams of a study share one reading of the
+store for each interval.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ from autotune.results.result import Result
 from autotune.spec import Trial, TrialStatus
 
 MOST_TRIALS = 50_000
-"""trials of all views together, about 10 KB each; the view that was asked for longest ago is dropped first"""
+"""trials of all views together, about 10 KB each; the view that was asked for longest ago is
+dropped first"""
 MOST_VIEWS = 500
 """views of studies"""
 RUNNING = "running_steps"
@@ -67,7 +71,8 @@ class StudyViews:
         return replace(result, is_left=is_left(self._store, result.record))
 
     def is_at_hand(self, study_id: str) -> bool:
-        """Whether the result is known as of the study's present revision, so that nothing has to be read for it. Raises `NotFoundError`."""
+        """Whether the result is known as of the study's present revision, so that nothing has to be
+        read for it. Raises `NotFoundError`."""
         revision = self._store.revision(study_id)
         view = self._views.get(revision.id)
         return view is not None and view.result is not None and view.revision == revision
@@ -80,7 +85,8 @@ class StudyViews:
         )
 
     def figure(self, study_id: str, name: str) -> Figure | None:
-        """One figure of the study, drawn without the others; None where there is nothing to show. Raises `NotFoundError`."""
+        """One figure of the study, drawn without the others; None where there is nothing to show.
+        Raises `NotFoundError`."""
         result, view = self._seen(study_id)
         if name == RUNNING:
             return running_steps(self.running(result))
@@ -98,12 +104,14 @@ class StudyViews:
         )
 
     def figures_now(self, study_id: str) -> tuple[Figure, ...]:
-        """The study's figures, first that of its running trials where it has any. Raises `NotFoundError`."""
+        """The study's figures, first that of its running trials where it has any. Raises
+        `NotFoundError`."""
         figure = self.figure(study_id, RUNNING)
         return (() if figure is None else (figure,)) + self.figures(study_id)
 
     def running(self, result: Result) -> FigureSource:
-        """The source of the figure of the running trials: their steps as they are now, which are no part of a revision."""
+        """The source of the figure of the running trials: their steps as they are now, which are no
+        part of a revision."""
         study = result.record.id
         numbers = [t.number for t in result.shown if t.status is TrialStatus.RUNNING]
         return FigureSource(
@@ -138,7 +146,8 @@ class StudyViews:
         return result, view
 
     def _trials(self, view: _View, revision: Revision) -> Collection[Trial]:
-        """The study's trials as of that revision or later. Those that did not change since the view was made are taken from it."""
+        """The study's trials as of that revision or later. Those that did not change since the view
+        was made are taken from it."""
         study, known, before = revision.id, view.result, view.revision
         if (
             known is None
@@ -182,7 +191,8 @@ class RevisionWatch:
         self._readings: dict[str, tuple[asyncio.Future[Revision], float]] = {}
 
     async def read(self, study: str) -> Revision:
-        """The study's revision, at most an interval old. Raises `StoreError` when the store cannot be read."""
+        """The study's revision, at most an interval old. Raises `StoreError` when the store cannot
+        be read."""
         now_s = time.monotonic()
         reading, at_s = self._readings.get(study, (None, 0.0))
         if reading is None or now_s - at_s >= self._interval_s:

@@ -6,8 +6,8 @@
     launchable.py    what a study's trainer can launch     completion.py    a config as people write it, with dp and accumulation derived
     proxy.py         a training on few GPUs that stands for one on many, and the model of one pipeline stage
 
-The feasible set is enumerated: a searcher scores a list, so no suggestion is ever illegal. Whether a config fits into memory is not a law but
-an estimate (`autotune.cost`).
+The feasible set is enumerated: a searcher scores a list, so no suggestion is ever illegal. Whether
+a config fits into memory is not a law but an estimate (`autotune.cost`).
 """
 
 from autotune.space.baseline import default_config, distance_from_plain

@@ -1,7 +1,8 @@
 """The config that nobody tuned: what a study has to beat.
 
-It is what a trainer does when it is told only the number of GPUs: data parallel over all ranks, micro-batch 1, no ZeRO, no recomputation. The
-precision is the first that the space lists, and each of the study's own knobs has the first value of its list.
+It is what a trainer does when it is told only the number of GPUs: data parallel over all ranks,
+micro-batch 1, no ZeRO, no recomputation. The precision is the first that the space lists, and each
+of the study's own knobs has the first value of its list.
 """
 
 from __future__ import annotations
@@ -20,15 +21,17 @@ from autotune.spec import ConfigTable, ParallelConfig, Study
 def default_config(space: SearchSpace) -> ParallelConfig:
     """The baseline of a space's workload: data parallel only, micro-batch 1.
 
-    It uses as many ranks as the space allows and the batch sizes can be dealt to; it need not be in the space itself, only legal. Where no
-    such config is legal (no batch size is a multiple of any world size), it is the config in the space that comes nearest: least model
-    parallelism, most ranks, smallest micro-batch.
+    It uses as many ranks as the space allows and the batch sizes can be dealt to; it need not be in
+    the space itself, only legal. Where no such config is legal (no batch size is a multiple of any
+    world size), it is the config in the space that comes nearest: least model parallelism, most
+    ranks, smallest micro-batch.
     """
     return _default(space, space.launchable, lambda row: True)
 
 
 def default_of_study(study: Study) -> ParallelConfig:
-    """The same of a study's space, for which its trainer is asked about a few configs, not about all. Raises the errors of `SearchSpace.of_study`."""
+    """The same of a study's space, for which its trainer is asked about a few configs, not about
+    all. Raises the errors of `SearchSpace.of_study`."""
     valid, launchable = SearchSpace.build(study.workload, study.space), Launchable.of(study)
     can_launch = launchable.asked_by_row(valid.workload, valid.table)
     if not any(map(can_launch, range(len(valid)))):
@@ -60,7 +63,8 @@ def _default(
 
 
 def distance_from_plain(table: ConfigTable, precision: str) -> NDArray[np.int64]:
-    """How far each config is from data parallelism alone, keys of a lexicographic order, the last one first; shape (6, N)."""
+    """How far each config is from data parallelism alone, keys of a lexicographic order, the last
+    one first; shape (6, N)."""
     keys = (
         ~table.is_word("precision", precision),
         table.column("recompute"),

@@ -26,10 +26,11 @@ def default_precision(workload: Workload) -> str:
 def complete(
     workload: Workload, asked: str | Mapping[str, Any], own: Iterable[Knob] = ()
 ) -> ParallelConfig:
-    """The config of `tp=2,pp=1,...`, of `tp2 pp1 ...` (or of a mapping) with dp, accumulation_steps and precision derived when they are not given.
+    """The config of `tp=2,pp=1,...`, of `tp2 pp1 ...` (or of a mapping) with dp, accumulation_steps
+    and precision derived when they are not given.
 
-    `own`: the study's own knobs; those left out take their defaults. What cannot be derived keeps its default: the laws then say what is wrong. Raises
-    `ConfigError` for an unknown knob or value.
+    `own`: the study's own knobs; those left out take their defaults. What cannot be derived keeps
+    its default: the laws then say what is wrong. Raises `ConfigError` for an unknown knob or value.
     """
     declared = {knob.name: knob for knob in own}
     given = dict(knobs_of(asked, declared) if isinstance(asked, str) else asked)
@@ -60,7 +61,8 @@ def complete(
 def filled_in(
     asked: str | Mapping[str, Any], config: ParallelConfig, varying: Collection[str]
 ) -> str:
-    """Which of the `varying` knobs `asked` left out that count in `config`, with the values that they got; dp and accumulation_steps follow from the others."""
+    """Which of the `varying` knobs `asked` left out that count in `config`, with the values that
+    they got; dp and accumulation_steps follow from the others."""
     own = {name: Knob.own(name, (value,)) for name, value in config.extra.items()}
     given = dict(knobs_of(asked, own) if isinstance(asked, str) else asked)
     said = {"dp", "accumulation_steps", *given, *given.get("extra", {})}

@@ -1,4 +1,5 @@
-"""The laws that decide which configs exist: each a vectorized check, with the reason in words when it is broken.
+"""The laws that decide which configs exist: each a vectorized check, with the reason in words when
+it is broken.
 
     world_size   tp * pp * dp * cp fits the cluster               batch     micro_batch_size * accumulation_steps * dp is the asked batch
     tp_*         what tensor parallelism cuts must divide         pp_*      layers, schedule and micro-batches of a pipeline
@@ -7,12 +8,14 @@
     replicas_*   copies of shards (HSDP)                          budget    the compiler's budget of activations
     precision    the hardware has it
 
-Assumptions: vocabularies are padded by the trainer (Megatron pads to a multiple of 128 * tp), so no law speaks of them; layers need not divide
-evenly over stages; what one trainer alone cannot do is not a law but a limit of that trainer. Some laws refuse configs that would train,
-because they are another config under a second name (ZeRO on one rank, a schedule without a pipeline): the space holds every
-training once.
+Assumptions: vocabularies are padded by the trainer (Megatron pads to a multiple of 128 * tp), so no
+law speaks of them; layers need not divide evenly over stages; what one trainer alone cannot do is
+not a law but a limit of that trainer. Some laws refuse configs that would train, because they are
+another config under a second name (ZeRO on one rank, a schedule without a pipeline): the space
+holds every training once.
 
-The laws themselves stand in `mesh_laws.py`, `step_laws.py` and, of post-training alone, `rl_laws.py`, with their sources.
+The laws themselves stand in `mesh_laws.py`, `step_laws.py` and, of post-training alone,
+`rl_laws.py`, with their sources.
 """
 
 from __future__ import annotations

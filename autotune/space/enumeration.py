@@ -1,21 +1,25 @@
 """All legal configs of a space as columns, without ever building the illegal ones.
 
-The product of the knobs is grown one knob at a time; each law is checked as soon as the knobs that it reads are there, so a degree that breaks a
-law is cut before anything is multiplied onto it. A knob with one value multiplies nothing: it is one number
-until the end. A cut row counts as all the combinations that it would have grown into:
-the counts in `excluded` add up, with the legal rows, to the full product.
+The product of the knobs is grown one knob at a time; each law is checked as soon as the knobs that
+it reads are there, so a degree that breaks a law is cut before anything is multiplied onto it. A
+knob with one value multiplies nothing: it is one number until the end. A cut row counts as all the
+combinations that it would have grown into: the counts in `excluded` add up, with the legal rows, to
+the full product.
 
     choices   the values (codes) of each knob, in rising order; for a derived dp the world sizes, for derived accumulation_steps the batch sizes
 
-Memory: growth goes in chunks of `CHUNK` rows, so beyond the legal rows themselves it needs a few hundred MB at most.
+Memory: growth goes in chunks of `CHUNK` rows, so beyond the legal rows themselves it needs a few
+hundred MB at most.
 
-Why configs are excluded, for people: the words for the short names under which excluded combinations are counted.
+Why configs are excluded, for people: the words for the short names under which excluded
+combinations are counted.
 
     tp_heads            a law: what is wrong with configs that break it
     megatron_compile    a limit: the trainer, and the knob whose value it cannot express
     memory              the cost model expects it to run out of memory
 
-Names that are sentences already, such as those of studies of older releases, stay as they are. JSON documents keep the names.
+Names that are sentences already, such as those of studies of older releases, stay as they are. JSON
+documents keep the names.
 """
 
 from __future__ import annotations
@@ -75,7 +79,8 @@ GROWN_FIRST = (
 
 
 def choices_of(workload: Workload, space: SpaceSpec) -> dict[str, NDArray[np.int64]]:
-    """The values of every knob as codes, in rising order. Raises `SpecError` for knobs and values that do not exist."""
+    """The values of every knob as codes, in rising order. Raises `SpecError` for knobs and values
+    that do not exist."""
     for name in space.knobs:
         if name not in FIELDS:
             raise SpecError(
@@ -102,9 +107,11 @@ def choices_of(workload: Workload, space: SpaceSpec) -> dict[str, NDArray[np.int
 
 
 def world_sizes(workload: Workload, space: SpaceSpec) -> tuple[int, ...]:
-    """The numbers of ranks that a config in the space may use on this cluster; all its GPUs when the space does not say.
+    """The numbers of ranks that a config in the space may use on this cluster; all its GPUs when
+    the space does not say.
 
-    A space may name more ranks than a cluster has, so that one space serves many clusters; but it must leave some.
+    A space may name more ranks than a cluster has, so that one space serves many clusters; but it
+    must leave some.
     """
     asked = tuple(sorted(set(space.world_sizes))) or _training_gpus(workload, space)
     for size in asked:
@@ -139,7 +146,8 @@ def laws_of(workload: Workload, space: SpaceSpec) -> tuple[Law, ...]:
 
 
 def enumerate_configs(workload: Workload, space: SpaceSpec) -> tuple[ConfigTable, dict[str, int]]:
-    """All legal configs, and how many combinations each law cut. Raises `SpecError` when there are too many to list."""
+    """All legal configs, and how many combinations each law cut. Raises `SpecError` when there are
+    too many to list."""
     own = space.own_knobs
     order = _order(own)
     declared = {**KNOBS, **{knob.name: knob for knob in own}}
@@ -192,7 +200,8 @@ def enumerate_configs(workload: Workload, space: SpaceSpec) -> tuple[ConfigTable
 def nearest_miss(
     workload: Workload, space: SpaceSpec, *, sample: int = 50_000
 ) -> tuple[ParallelConfig, dict[str, str]]:
-    """The combination that breaks fewest laws, and the reason of each by the law's name. Beyond `sample` combinations a fixed draw of them is looked at."""
+    """The combination that breaks fewest laws, and the reason of each by the law's name. Beyond
+    `sample` combinations a fixed draw of them is looked at."""
     own = space.own_knobs
     order = _order(own)
     choices, laws = choices_of(workload, space), laws_of(workload, space)
@@ -219,7 +228,8 @@ def nearest_miss(
 def _grow(
     rows: Columns, knob: Knob, values: NDArray[np.int64], space: SpaceSpec
 ) -> Iterator[tuple[Columns, int, str]]:
-    """Chunks of `rows` times `values`, with the number of combinations that no whole number completes, and the law that they break."""
+    """Chunks of `rows` times `values`, with the number of combinations that no whole number
+    completes, and the law that they break."""
     length = _length(rows)
     chunk = max(1, CHUNK // len(values))
     for start in range(0, max(length, 1), chunk):
@@ -256,7 +266,8 @@ def _derive(
 
 
 def _order(own: Sequence[Knob]) -> tuple[str, ...]:
-    """All knobs in the order in which they are grown; the study's own come last, for no law reads them."""
+    """All knobs in the order in which they are grown; the study's own come last, for no law reads
+    them."""
     return (
         *GROWN_FIRST,
         *(name for name in KNOBS if name not in GROWN_FIRST),

@@ -1,7 +1,8 @@
 """What the trainer of a study can launch: its limits as laws of the space.
 
-A trainer's limits are functions of one config, not of columns. They are asked once for each combination of the knobs that they depend on
-(`Trainer.limited_by`), so that a million configs need a few thousand questions. What is cut counts under `TRAINER_KNOB`, e.g. `deepspeed_pp`.
+A trainer's limits are functions of one config, not of columns. They are asked once for each
+combination of the knobs that they depend on (`Trainer.limited_by`), so that a million configs need
+a few thousand questions. What is cut counts under `TRAINER_KNOB`, e.g. `deepspeed_pp`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Launchable:
     def in_space(
         cls, trainer: Trainer, options: Mapping[str, Any], workload: Workload, space: SpaceSpec
     ) -> Launchable:
-        """The laws of a trainer in one space: a knob with one value there need not be passed on. Raises `SpecError` for wrong options."""
+        """The laws of a trainer in one space: a knob with one value there need not be passed on.
+        Raises `SpecError` for wrong options."""
         return cls(
             trainer=trainer, options=trainer.for_space(options, fixed_knobs(workload, space))
         )
@@ -49,13 +51,15 @@ class Launchable:
         return f"{self.trainer.name} cannot express {refusal}" if refusal else None
 
     def refusal(self, workload: Workload, config: ParallelConfig) -> str:
-        """The values that the trainer cannot express, each with the reason; empty when it can launch the config."""
+        """The values that the trainer cannot express, each with the reason; empty when it can
+        launch the config."""
         return "; ".join(map(str, self.trainer.limits(workload, config, self.options)))
 
     def cut(
         self, workload: Workload, table: ConfigTable
     ) -> tuple[NDArray[np.bool_], dict[str, int]]:
-        """Which rows it can launch, shape (N,), and how many it cannot, by the first knob that stands against it."""
+        """Which rows it can launch, shape (N,), and how many it cannot, by the first knob that
+        stands against it."""
         columns = [
             np.unique(table.column(name), return_inverse=True)[1].reshape(-1)
             for name in self._limiting(table)
@@ -72,7 +76,8 @@ class Launchable:
         return np.array([not limits for limits in found], dtype=np.bool_)[kind], counts
 
     def asked_by_row(self, workload: Workload, table: ConfigTable) -> Callable[[int], bool]:
-        """Whether it can launch a row, asked when it is needed: for a look at a few rows, for which `cut` would ask about all."""
+        """Whether it can launch a row, asked when it is needed: for a look at a few rows, for which
+        `cut` would ask about all."""
         columns, answers = (
             [table.column(name) for name in self._limiting(table)],
             dict[tuple[Any, ...], bool](),
@@ -87,8 +92,8 @@ class Launchable:
         return can_launch
 
     def _limiting(self, table: ConfigTable) -> list[str]:
-        """The knobs that its limits depend on. All rows have the same knobs in `extra`, most of which are carried or refused by name: their values multiply the rows,
-        not the questions."""
+        """The knobs that its limits depend on. All rows have the same knobs in `extra`, most of
+        which are carried or refused by name: their values multiply the rows, not the questions."""
         return [
             name
             for name in table.knobs
@@ -97,14 +102,17 @@ class Launchable:
 
 
 def why_not_in(study: Study, config: ParallelConfig) -> str | None:
-    """Why the study cannot run the config, in words: the first law that it breaks, or what the trainer cannot express; None when it can."""
+    """Why the study cannot run the config, in words: the first law that it breaks, or what the
+    trainer cannot express; None when it can."""
     return why_not(study.workload, config) or Launchable.of(study).why_not(study.workload, config)
 
 
 def fixed_knobs(workload: Workload, space: SpaceSpec) -> dict[str, Any]:
-    """Knobs that have the same value in all configs in the space, with that value; those at their default may be left out.
+    """Knobs that have the same value in all configs in the space, with that value; those at their
+    default may be left out.
 
-    It follows from what the space lists, not from its configs: a value that no legal config has counts, too.
+    It follows from what the space lists, not from its configs: a value that no legal config has
+    counts, too.
     """
     listed = {"precision": (default_precision(workload),), **space.knobs, **space.extra}
     fixed = {name: values[0] for name, values in listed.items() if len(set(values)) == 1}

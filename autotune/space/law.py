@@ -20,7 +20,8 @@ class Law:
     name: str
     """short and stable: rejected combinations are counted under it"""
     broken: str
-    """what is wrong with a config that breaks it, in a few words without values: people read it beside the count"""
+    """what is wrong with a config that breaks it, in a few words without values: people read it
+    beside the count"""
     fields: tuple[str, ...]
     """the knobs that it reads; it can be checked as soon as they are known"""
     check: Callable[[Workload, ConfigTable], Mask]
@@ -30,7 +31,8 @@ class Law:
 
 
 def product(table: ConfigTable, *names: str) -> NDArray[np.float64]:
-    """The product of columns; as floats, which are exact as far as any cluster goes and cannot wrap around."""
+    """The product of columns; as floats, which are exact as far as any cluster goes and cannot wrap
+    around."""
     product = np.ones(len(table), dtype=np.float64)
     for name in names:
         product *= table.column(name)

@@ -1,8 +1,10 @@
-"""Laws of the mesh: how many ranks there are, and what tensor, context, data and expert parallelism can be cut into.
+"""Laws of the mesh: how many ranks there are, and what tensor, context, data and expert parallelism
+can be cut into.
 
-Sources: Megatron-LM argument checks (heads, kv heads, ffn, context parallelism), DeepSpeed (no ZeRO 2 or 3 under a pipeline; torchtitan has ZeRO 2 there), DeepSpeed-Ulysses
-(arXiv 2309.14509: whole heads per rank), PyTorch's HYBRID_SHARD (copies of shards), Megatron-Core (experts over tp * cp * dp ranks where
-they stay whole).
+Sources: Megatron-LM argument checks (heads, kv heads, ffn, context parallelism), DeepSpeed (no ZeRO
+2 or 3 under a pipeline; torchtitan has ZeRO 2 there), DeepSpeed-Ulysses (arXiv 2309.14509: whole
+heads per rank), PyTorch's HYBRID_SHARD (copies of shards), Megatron-Core (experts over tp * cp * dp
+ranks where they stay whole).
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ from autotune.spec import ConfigTable, ParallelConfig, Workload
 from autotune.trainers.base.whole_experts import keeps_experts_whole
 
 SHARDED_PIPELINES = frozenset({"torchtitan"})
-"""trainers whose pipelines shard gradients and optimizer states beside whole 16-bit weights (ZeRO 2), and reduce once in a step. torchtitan keeps weights gathered in a
-pipeline by default (`get_fsdp_reshard_after_forward_policy`), and torch's pipeline schedules let FSDP reduce gradients after the last micro-batch alone
-(`backward_maybe_with_nosync` of `torch.distributed.pipelining`). Elsewhere every micro-batch would reduce them again, which DeepSpeed and Megatron-LM refuse"""
+"""trainers whose pipelines shard gradients and optimizer states beside whole 16-bit weights (ZeRO
+2), and reduce once in a step. torchtitan keeps weights gathered in a pipeline by default
+(`get_fsdp_reshard_after_forward_policy`), and torch's pipeline schedules let FSDP reduce gradients
+after the last micro-batch alone (`backward_maybe_with_nosync` of `torch.distributed.pipelining`).
+Elsewhere every micro-batch would reduce them again, which DeepSpeed and Megatron-LM refuse"""
 _WRONG_WORLD_SIZE = "tp * pp * dp * cp is not an allowed number of ranks"
 
 
@@ -39,7 +43,8 @@ def world_size_law(sizes: Sequence[int]) -> Law:
 
 
 def _kv_heads(workload: Workload) -> int:
-    """Heads of keys and values that attention sees: latent attention expands its latent to one per head of queries."""
+    """Heads of keys and values that attention sees: latent attention expands its latent to one per
+    head of queries."""
     return (
         workload.model.num_attention_heads
         if workload.model.kv_lora_rank
@@ -88,9 +93,11 @@ def _mlp_width(workload: Workload) -> int:
 
 
 def _tp_within_node(workload: Workload, table: ConfigTable) -> Mask:
-    """Ranks are numbered with tp fastest: a group stays in its domain when it divides the domain, or when one domain holds all ranks.
+    """Ranks are numbered with tp fastest: a group stays in its domain when it divides the domain,
+    or when one domain holds all ranks.
 
-    The domain is the node, or the nodes that one NVLink switch joins; the job takes equally many nodes of each (`ClusterSpec.domain_ranks`).
+    The domain is the node, or the nodes that one NVLink switch joins; the job takes equally many
+    nodes of each (`ClusterSpec.domain_ranks`).
     """
     world = product(table, "tp", "pp", "dp", "cp")
     domain = workload.cluster.domain_ranks(world)

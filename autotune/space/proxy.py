@@ -1,4 +1,5 @@
-"""Proxies: a training on the few GPUs at hand that stands for a training on the many that are meant.
+"""Proxies: a training on the few GPUs at hand that stands for a training on the many that are
+meant.
 
     target    workload and config that are meant            held    the cluster at hand, of the same GPUs
     proxy     workload and config on what is held; an ordinary training of a workload of its own
@@ -17,12 +18,15 @@ What it cannot tell:
     pipeline        its bubble and its micro-batches in flight; a single stage also holds embedding and loss together, which first and last stage share
     memory          fewer ranks shard a copy, so each holds more of it
 
-So neither time nor memory of a proxy is the target's. The cost model predicts both trainings, and what a proxy teaches about its constants carries over.
+So neither time nor memory of a proxy is the target's. The cost model predicts both trainings, and
+what a proxy teaches about its constants carries over.
 
-The model of one pipeline stage: the same shape with the layers of one stage alone, between an embedding and a loss of its own.
+The model of one pipeline stage: the same shape with the layers of one stage alone, between an
+embedding and a loss of its own.
 
-The stage is the fullest one: that with most weights in its layers, which `autotune.trainers.base.layer_split` deals to the stages. Layers without experts are a
-model's first ones, and layers of multi-token prediction are on the last stage.
+The stage is the fullest one: that with most weights in its layers, which
+`autotune.trainers.base.layer_split` deals to the stages. Layers without experts are a model's first
+ones, and layers of multi-token prediction are on the last stage.
 """
 
 from __future__ import annotations
@@ -62,7 +66,8 @@ class Proxy:
     config: ParallelConfig
     """what is run"""
     blind: tuple[str, ...]
-    """names of the constants of the cost model that the target's step time depends on and the proxy's does not: they stay as uncertain as they were"""
+    """names of the constants of the cost model that the target's step time depends on and the
+    proxy's does not: they stay as uncertain as they were"""
 
 
 @final
@@ -116,9 +121,10 @@ PROXY_LAWS: tuple[ProxyLaw, ...] = (
 def proxy_of(target: Workload, config: ParallelConfig, held: ClusterSpec) -> Proxy:
     """The training on the cluster `held` that stands for `config` of `target`.
 
-    On several nodes that have tp * cp * pp ranks it keeps all stages and the whole model: that also tells what a pipeline over nodes costs, which no single stage
-    does. Raises `ConfigError` with law, values and remedy where there is no proxy, or where the config is not legal on the target; `SpecError` where the model
-    cannot be cut.
+    On several nodes that have tp * cp * pp ranks it keeps all stages and the whole model: that also
+    tells what a pipeline over nodes costs, which no single stage does. Raises `ConfigError` with
+    law, values and remedy where there is no proxy, or where the config is not legal on the target;
+    `SpecError` where the model cannot be cut.
     """
     broken = why_not(target, config)
     if broken:
@@ -156,7 +162,8 @@ def _legal(
     kept: ParallelConfig,
     held: ClusterSpec,
 ) -> Proxy | str:
-    """The proxy of `config` with the other degrees of `kept` and as many data-parallel ranks as may be; why there is none, empty where the ranks do not suffice."""
+    """The proxy of `config` with the other degrees of `kept` and as many data-parallel ranks as may
+    be; why there is none, empty where the ranks do not suffice."""
     reason = ""
     for dp in _data_ranks(kept, held):
         asked = _with_data_ranks(kept, dp)
@@ -173,13 +180,15 @@ def _legal(
 
 
 def _least_ranks(target: Workload, config: ParallelConfig) -> int:
-    """Ranks that tensor, context and expert degrees need together; experts are spread over ranks that the data-parallel degree adds."""
+    """Ranks that tensor, context and expert degrees need together; experts are spread over ranks
+    that the data-parallel degree adds."""
     lends = config.tp * config.cp if keeps_experts_whole(target) else config.cp
     return config.tp * config.cp * (math.lcm(config.ep, lends) // lends)
 
 
 def _data_ranks(config: ParallelConfig, held: ClusterSpec) -> Iterator[int]:
-    """Data-parallel degrees that fit on what is held, the largest first: on one node or on whole nodes."""
+    """Data-parallel degrees that fit on what is held, the largest first: on one node or on whole
+    nodes."""
     inner = config.tp * config.cp * config.pp
     for dp in range(min(config.dp, held.num_gpus // inner), 0, -1):
         if inner * dp <= held.gpus_per_node or inner * dp % held.gpus_per_node == 0:
@@ -187,7 +196,8 @@ def _data_ranks(config: ParallelConfig, held: ClusterSpec) -> Iterator[int]:
 
 
 def _with_data_ranks(config: ParallelConfig, dp: int) -> ParallelConfig:
-    """The config with so many data-parallel ranks: shards as large as they were where a copy of them fits, no ZeRO where nothing can be sharded."""
+    """The config with so many data-parallel ranks: shards as large as they were where a copy of
+    them fits, no ZeRO where nothing can be sharded."""
     of_copy = config.dp // config.dp_replicas
     copies = dp // of_copy if dp % of_copy == 0 else 1
     alone = dp * config.cp == 1
@@ -205,9 +215,11 @@ def _blind(
 
 
 def _read(workload: Workload, config: ParallelConfig) -> tuple[str, ...]:
-    """Constants of communication that the step time of a config depends on; those of compute and host are read by every step.
+    """Constants of communication that the step time of a config depends on; those of compute and
+    host are read by every step.
 
-    A group of n ranks, of which g share a domain, reads the constants of the fast link if g > 1 and those of the network if g < n.
+    A group of n ranks, of which g share a domain, reads the constants of the fast link if g > 1 and
+    those of the network if g < n.
     """
     domain = float(workload.cluster.domain_ranks(np.array(float(config.world_size))))
     shards = config.dp * config.cp // config.dp_replicas
@@ -283,7 +295,8 @@ def fullest_stage(model: ModelSpec, config: ParallelConfig, trainer: str) -> Sta
 
 
 def stage_model(model: ModelSpec, stage: StageLayers) -> ModelSpec:
-    """A model with the layers of that stage. Raises `SpecError` where its builder or its config.json cannot be given another number of layers."""
+    """A model with the layers of that stage. Raises `SpecError` where its builder or its
+    config.json cannot be given another number of layers."""
     if (stage.layers, stage.mtp) == (model.num_layers, model.mtp_layers):
         return model
     if model.code is not None:
@@ -317,7 +330,8 @@ def _weights(model: ModelSpec, stage: StageLayers) -> int:
 
 
 def _cut_source(cut: ModelSpec) -> str:
-    """The config.json of a model with fewer layers, as JSON text. Lists with one entry for each layer lose those of the layers that are gone."""
+    """The config.json of a model with fewer layers, as JSON text. Lists with one entry for each
+    layer lose those of the layers that are gone."""
     document: dict[str, Any] = json.loads(cut.source)
     whole = fields_of(document)["num_layers"]
     for key, value in document.items():

@@ -1,7 +1,9 @@
-"""Laws of post-training: what the engine that generates needs, and what a step's sequences allow. They hold for workloads with `rl` alone.
+"""Laws of post-training: what the engine that generates needs, and what a step's sequences allow.
+They hold for workloads with `rl` alone.
 
-Sources: verl `rearrange_micro_batches` (a micro-batch must hold the longest sequence, times the ranks that share it), vLLM (`num_attention_heads` must be divisible by the tensor-parallel
-size; weights must fit into `gpu_memory_utilization`), and that GPUs which generate train nothing.
+Sources: verl `rearrange_micro_batches` (a micro-batch must hold the longest sequence, times the
+ranks that share it), vLLM (`num_attention_heads` must be divisible by the tensor-parallel size;
+weights must fit into `gpu_memory_utilization`), and that GPUs which generate train nothing.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ def _generates(
 
 
 ALONE = ("openrlhf",)
-"""trainers that give a sequence which is longer than a micro-batch one of its own (OpenRLHF: `utils/seqlen_balancing.py`)"""
+"""trainers that give a sequence which is longer than a micro-batch one of its own (OpenRLHF:
+`utils/seqlen_balancing.py`)"""
 
 
 def _holds_longest(workload: Workload, table: ConfigTable, name: str) -> Mask:
@@ -175,4 +178,5 @@ RL_LAWS: tuple[Law, ...] = (
     _longest_law("micro_batch_tokens"),
     _longest_law("log_prob_micro_batch_tokens"),
 )
-"""Laws of workloads with `rl`; each reads knobs of post-training where the study lists them, and today's values where not."""
+"""Laws of workloads with `rl`; each reads knobs of post-training where the study lists them, and
+today's values where not."""

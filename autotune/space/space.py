@@ -2,8 +2,8 @@
 
     N   configs            d   knobs: those of every config, then the study's own
 
-A space is made from knobs and laws (`SearchSpace.build`) or from a given list (`SearchSpace.of`), and never changes. Searchers speak of its
-configs by index.
+A space is made from knobs and laws (`SearchSpace.build`) or from a given list (`SearchSpace.of`),
+and never changes. Searchers speak of its configs by index.
 """
 
 from __future__ import annotations
@@ -62,17 +62,20 @@ class SearchSpace:
 
     @classmethod
     def of_study(cls, study: Study) -> SearchSpace:
-        """The space of a study: configs that are valid and that its trainer can launch. Raises the errors of `build`."""
+        """The space of a study: configs that are valid and that its trainer can launch. Raises the
+        errors of `build`."""
         return cls.build(study.workload, study.space, launchable=Launchable.of(study))
 
     @classmethod
     def build(
         cls, workload: Workload, space: SpaceSpec, *, launchable: Launchable | None = None
     ) -> SearchSpace:
-        """Every valid combination of the knobs of `space`, except those that the trainer of `launchable` cannot launch.
+        """Every valid combination of the knobs of `space`, except those that the trainer of
+        `launchable` cannot launch.
 
-        Raises `SpecError` for unknown knobs, impossible values and spaces that are too large to list, `InfeasibleError` (with counts by rule and the
-        nearest miss) if no combination is valid.
+        Raises `SpecError` for unknown knobs, impossible values and spaces that are too large to
+        list, `InfeasibleError` (with counts by rule and the nearest miss) if no combination is
+        valid.
         """
         table, excluded = enumerate_configs(workload, space)
         if not len(table):
@@ -86,9 +89,11 @@ class SearchSpace:
 
     @classmethod
     def of(cls, workload: Workload, configs: Iterable[ParallelConfig] | ConfigTable) -> SearchSpace:
-        """Exactly these configs, in their order, each once. No rule is applied, so that measured configs can be replayed.
+        """Exactly these configs, in their order, each once. No rule is applied, so that measured
+        configs can be replayed.
 
-        Raises `InfeasibleError` if there are none, `ConfigError` if a column of a table has a count below 1.
+        Raises `InfeasibleError` if there are none, `ConfigError` if a column of a table has a count
+        below 1.
         """
         table = configs if isinstance(configs, ConfigTable) else ConfigTable.of(configs)
         if not len(table):
@@ -155,7 +160,8 @@ class SearchSpace:
 
     @property
     def knobs(self) -> Mapping[str, tuple[Any, ...]]:
-        """The values of each knob in the space, in rising order (words in the order of their codes)."""
+        """The values of each knob in the space, in rising order (words in the order of their
+        codes)."""
         if self._knobs is None:
             self._knobs = {
                 name: tuple(knob.decode(code) for code in np.unique(self.table.column(name)))
@@ -175,9 +181,11 @@ class SearchSpace:
         return self.table.coordinates()
 
     def coordinates_of(self, config: ParallelConfig) -> NDArray[np.float64]:
-        """The coordinates of a config on the axes of this space, shape (1, d). It need not be in the space.
+        """The coordinates of a config on the axes of this space, shape (1, d). It need not be in
+        the space.
 
-        A study's own knobs are axes too. A config of another study is at their defaults, and knobs that only that study has are left out.
+        A study's own knobs are axes too. A config of another study is at their defaults, and knobs
+        that only that study has are left out.
         """
         coordinates = []
         for name, knob in self.table.knobs.items():
@@ -189,7 +197,8 @@ class SearchSpace:
 
 
 def why_outside(workload: Workload, space: SpaceSpec, config: ParallelConfig) -> str | None:
-    """Why `config` is not among what `space` describes, in words; None when it is. Nothing is enumerated for that."""
+    """Why `config` is not among what `space` describes, in words; None when it is. Nothing is
+    enumerated for that."""
     broken = why_not(workload, config, laws_of(workload, space))
     if broken:
         return broken

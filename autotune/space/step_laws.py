@@ -1,7 +1,9 @@
-"""Laws of a step: pipeline, sequence parallelism, batch, what is recomputed, and the precision that the hardware has.
+"""Laws of a step: pipeline, sequence parallelism, batch, what is recomputed, and the precision that
+the hardware has.
 
-Sources: Megatron-LM argument checks (sequence parallelism, interleaving, `--account-for-embedding-in-pipeline-split`), torch.distributed.pipelining (1F1B
-needs at least as many micro-batches as stages, multi-stage schedules more than one stage per rank).
+Sources: Megatron-LM argument checks (sequence parallelism, interleaving,
+`--account-for-embedding-in-pipeline-split`), torch.distributed.pipelining (1F1B needs at least as
+many micro-batches as stages, multi-stage schedules more than one stage per rank).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Frozen values that the whole package shares: model, cluster, workload, config, estimate, trial, study.
+"""Frozen values that the whole package shares: model, cluster, workload, config, estimate, trial,
+study.
 
     knob.py       Knob, the only declaration of each tunable value                      table.py     ConfigTable, many configs as columns
     config.py     ParallelConfig, one point in the search space                              knob_use.py  KnobUse, how a part of the program handles each knob

@@ -3,7 +3,8 @@
     catalog/models/NAME.yaml    the fields of `ModelSpec`, or the model's published config.json
     catalog/gpus/NAME.yaml      the fields of `GpuSpec` (memory as GiB), with its links: intra_node, inter_node
 
-This module returns plain mappings, so that `cluster` and `catalog` can both build their values from it.
+This module returns plain mappings, so that `cluster` and `catalog` can both build their values from
+it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def entry_names(kind: str) -> tuple[str, ...]:
 
 @cache
 def read_entry(kind: str, name: str, *, field: str) -> Mapping[str, Any]:
-    """The contents of this entry's file. For an unknown name, `CatalogError` suggests the nearest entry. `field` is the spec field that contains the name."""
+    """The contents of this entry's file. For an unknown name, `CatalogError` suggests the nearest
+    entry. `field` is the spec field that contains the name."""
     names = entry_names(kind)
     if name not in names:
         raise CatalogError(
@@ -50,7 +52,8 @@ def read_entry(kind: str, name: str, *, field: str) -> Mapping[str, Any]:
 
 @cache
 def texts_of(kind: str, key: str) -> Mapping[str, str]:
-    """For each entry that has the key, the text that follows the key at the start of a line. The files are not parsed."""
+    """For each entry that has the key, the text that follows the key at the start of a line. The
+    files are not parsed."""
     line = re.compile(rf"^{key}: *(\S+) *$", re.MULTILINE)
     found = {name: line.search(_text(kind, name)) for name in entry_names(kind)}
     return {name: each[1] for name, each in found.items() if each}

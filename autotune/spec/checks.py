@@ -1,4 +1,5 @@
-"""Checks that the values of this package share. Each raises `SpecError` with the rule, the value and the remedy."""
+"""Checks that the values of this package share. Each raises `SpecError` with the rule, the value
+and the remedy."""
 
 from __future__ import annotations
 
@@ -112,7 +113,8 @@ def member_of(name: str, value: str, kind: type[Member]) -> Member:
 
 def nearest(word: object, known: Iterable[str]) -> str:
     """ "did you mean X?", or nothing if no known name is similar. These are tried in order: the word's plural; names that begin with the word, if there
-    are few (h100: h100-sxm); the known name for which trainers use the word; similar names; the only name that contains the word (batch: global_batch_size)."""
+    are few (h100: h100-sxm); the known name for which trainers use the word; similar names; the
+    only name that contains the word (batch: global_batch_size)."""
     known = list(known)
     plural = f"{word}s"[:LONGEST_NAME]
     several = [plural] if plural in known else [name for name in known if name in meant_by(plural)]

@@ -1,11 +1,13 @@
-"""The cluster that a model is trained on: a GPU type, links, and nodes of GPUs. SI units and bytes throughout.
+"""The cluster that a model is trained on: a GPU type, links, and nodes of GPUs. SI units and bytes
+throughout.
 
     node        GPUs of one host                                   intra_node link
     domain      nodes that one NVLink switch joins; usually one    intra_node link (a GB200 NVL72 rack: 18 nodes of 4)
     cluster     all domains                                        inter_node link
 
-Figures come from datasheets: dense peaks (no sparsity) per GPU, link bandwidths per GPU and direction. The fraction that a trainer achieves
-of a figure is a constant in the cost model (`autotune.cost.calibration`).
+Figures come from datasheets: dense peaks (no sparsity) per GPU, link bandwidths per GPU and
+direction. The fraction that a trainer achieves of a figure is a constant in the cost model
+(`autotune.cost.calibration`).
 """
 
 from __future__ import annotations
@@ -34,10 +36,13 @@ FABRICS: Mapping[str, float | None] = {
     "efa": None, "infiniband-edr": 12.5e9, "infiniband-hdr": 25e9, "infiniband-ndr": 50e9, "infiniband-xdr": 100e9,
     "roce": None, "ethernet": None, "nvlink": None,
 }  # fmt: skip
-"""kinds of network between nodes, with the bandwidth of a port in bytes/s if the kind determines the bandwidth; `ethernet` is TCP without RDMA"""
+"""kinds of network between nodes, with the bandwidth of a port in bytes/s if the kind determines
+the bandwidth; `ethernet` is TCP without RDMA"""
 CLOCK_OF_POWER = 0.45
-"""exponent of the clock as a function of the power limit. The same multiprocessor was measured at 350 and at 700 W: an H100 PCIe with 114 multiprocessors multiplies at most 499.5 TFLOP/s, an H100 SXM with 132 at most 792.1
-TFLOP/s (mag-/gpu_benchmark, README.md), so the rate per multiprocessor is 0.73 at 350 W; a V100 loses 12% from 250 to 175 W (exponent 0.35)"""
+"""exponent of the clock as a function of the power limit. The same multiprocessor was measured at
+350 and at 700 W: an H100 PCIe with 114 multiprocessors multiplies at most 499.5 TFLOP/s, an H100
+SXM with 132 at most 792.1 TFLOP/s (mag-/gpu_benchmark, README.md), so the rate per multiprocessor
+is 0.73 at 350 W; a V100 loses 12% from 250 to 175 W (exponent 0.35)"""
 _CLUSTER_NAME = re.compile(r"(?P<gpu>[A-Za-z0-9_ -]+)-(?P<nodes>[0-9]{1,7})x(?P<gpus>[0-9]{1,4})")
 
 
@@ -56,7 +61,8 @@ class GpuSpec:
     host_bytes_per_s: float = 64e9
     """bandwidth of the link to host memory, bytes/s in one direction; default: PCIe 5.0 x16"""
     measured_flops_per_s: Mapping[str, float] = field(default_factory=dict)
-    """largest known measured rate of a dense matmul, by precision, FLOP/s; an absent precision was not measured"""
+    """largest known measured rate of a dense matmul, by precision, FLOP/s; an absent precision was
+    not measured"""
     usual_fabric: str = ""
     """usual network between nodes with this GPU, one of `FABRICS`; empty if unknown"""
     source: str = ""
@@ -100,7 +106,8 @@ class GpuSpec:
                 )
 
     def ceiling_flops_per_s(self, precision: str) -> float:
-        """Upper bound on a matmul's rate in this precision: the largest measured rate, or else the datasheet's peak. The GPU must have the precision.
+        """Upper bound on a matmul's rate in this precision: the largest measured rate, or else the
+        datasheet's peak. The GPU must have the precision.
 
         fp16 and bf16 run at the same rate, and so do fp8 and mxfp8: if only one of a pair was
         measured, its rate is the bound for both.
@@ -116,8 +123,9 @@ class GpuSpec:
         """Clock of power-limited kernels as a fraction of the clock at `rated_watts`; 1 if no lower
         power limit is set.
 
-        Switching power is C V^2 f (Chandrakasan et al., IEEE J. Solid-State Circuits 27(4), 1992, equation 2). If voltage were proportional to the clock and
-        nothing else used power, the clock would follow the cube root of the power; the measured exponent is `CLOCK_OF_POWER`.
+        Switching power is C V^2 f (Chandrakasan et al., IEEE J. Solid-State Circuits 27(4), 1992,
+        equation 2). If voltage were proportional to the clock and nothing else used power, the
+        clock would follow the cube root of the power; the measured exponent is `CLOCK_OF_POWER`.
         """
         if not (self.power_watts and self.rated_watts):
             return 1.0
@@ -130,7 +138,8 @@ class GpuSpec:
 
     @classmethod
     def of(cls, name: str) -> GpuSpec:
-        """The catalog's GPU with this name. For an unknown name, raises `CatalogError` with the nearest name."""
+        """The catalog's GPU with this name. For an unknown name, raises `CatalogError` with the
+        nearest name."""
         values = dict(read_entry("gpus", name, field="gpu"))
         for key in _OF_CLUSTER:
             values.pop(key, None)
@@ -177,7 +186,8 @@ class ClusterSpec:
     )
     """link between GPUs of two domains"""
     gpus_per_domain: int = 0
-    """GPUs joined by the intra_node link, if it reaches beyond a node (72 in a GB200 NVL72 rack); 0 if the link joins only the GPUs in a node"""
+    """GPUs joined by the intra_node link, if it reaches beyond a node (72 in a GB200 NVL72 rack); 0
+    if the link joins only the GPUs in a node"""
     cores_per_node: int | None = None
     """cores that the ranks of a node share, for ranks that are CPU processes; None if unknown"""
 
@@ -205,8 +215,8 @@ class ClusterSpec:
         return self.nodes_per_domain * self.gpus_per_node
 
     def domain_ranks(self, world: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Ranks per domain for a job with `world` ranks. The job uses the same number of whole nodes in each of its domains. With
-        64
+        """Ranks per domain for a job with `world` ranks. The job uses the same number of whole
+        nodes in each of its domains. With 64
                 or 256 nodes in domains of 18, the job uses 16 nodes in each domain,
                 so that no power-of-two group straddles domains (Slurm's `--segment=16`). If the number of
                 nodes has only small divisors, as with 37, the job uses as few domains as possible.
@@ -228,9 +238,11 @@ class ClusterSpec:
 
     @classmethod
     def of(cls, gpu: str | GpuSpec, *, num_nodes: int = 1, gpus_per_node: int = 8) -> ClusterSpec:
-        """A cluster with its links and one type of GPU, from the catalog or your own. The name may include the size: `ClusterSpec.of("h100-sxm-4x8")` has 4 nodes with 8 GPUs each.
+        """A cluster with its links and one type of GPU, from the catalog or your own. The name may
+        include the size: `ClusterSpec.of("h100-sxm-4x8")` has 4 nodes with 8 GPUs each.
 
-        A GPU outside the catalog gets this class's default links; set your own with `dataclasses.replace`.
+        A GPU outside the catalog gets this class's default links; set your own with
+        `dataclasses.replace`.
         """
         if isinstance(gpu, str):
             has_sizes = (
@@ -249,7 +261,8 @@ class ClusterSpec:
 
     @classmethod
     def named(cls, name: str) -> ClusterSpec:
-        """The cluster for a name like `h100-sxm-4x8`, with any size and any catalog GPU. Raises `CatalogError` for any other name."""
+        """The cluster for a name like `h100-sxm-4x8`, with any size and any catalog GPU. Raises
+        `CatalogError` for any other name."""
         gpus = entry_names("gpus")
         found = _CLUSTER_NAME.fullmatch(name)
         if not found:

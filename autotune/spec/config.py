@@ -1,12 +1,13 @@
 """One point in the search space: a `ParallelConfig`.
 
-Laws that hold for every config (others depend on model and cluster, see `autotune.space.constraint`):
+Laws that hold for every config (others depend on model and cluster, see
+`autotune.space.constraint`):
 
     global_batch_size = micro_batch_size * accumulation_steps * dp      sequences per optimizer step
     world_size        = tp * pp * dp * cp                               ranks; ep divides dp * cp
 
-Each field that is declared by `knob(...)` is a knob. Everything that depends on the list of knobs is derived from these declarations. A
-config can be written in two ways, which may be mixed:
+Each field that is declared by `knob(...)` is a knob. Everything that depends on the list of knobs
+is derived from these declarations. A config can be written in two ways, which may be mixed:
 
     tp2 pp2 dp4 mb1 acc8 bf16 full-recompute zero1        its label, for tables, without knobs at their defaults
     tp=2,pp=2,dp=4,num_workers=4                          knob by knob
@@ -26,12 +27,14 @@ from autotune.spec.knob import Knob, Value, knob
 from autotune.spec.plain import Plain
 
 KEY_VERSION = 1
-"""version of `ParallelConfig.key`, which is increased when a default changes, so that equal keys still mean equal configs"""
+"""version of `ParallelConfig.key`, which is increased when a default changes, so that equal keys
+still mean equal configs"""
 
 
 @final
 class Extra(Mapping[str, Value]):
-    """The values of a study's own knobs, as a mapping sorted by name. Immutable, so that a config can be hashed."""
+    """The values of a study's own knobs, as a mapping sorted by name. Immutable, so that a config
+    can be hashed."""
 
     __slots__ = ("_values",)
 
@@ -229,7 +232,8 @@ class ParallelConfig(Plain):
         return self.micro_batch_size * self.accumulation_steps * self.dp
 
     def value(self, name: str) -> Any:
-        """The value of a knob, including the study's own; None for a knob that this config does not have."""
+        """The value of a knob, including the study's own; None for a knob that this config does not
+        have."""
         return getattr(self, name) if name in KNOBS else self.extra.get(name)
 
     def values(self) -> dict[str, Any]:
@@ -251,7 +255,8 @@ class ParallelConfig(Plain):
 
     @property
     def key(self) -> str:
-        """A key that is equal for equal configs, even after knobs are added: a version and the values that differ from their defaults.
+        """A key that is equal for equal configs, even after knobs are added: a version and the
+        values that differ from their defaults.
 
         `1:{"dp":8,"precision":"fp32"}`. The key includes all values of a study's own knobs.
         """
@@ -270,7 +275,8 @@ class ParallelConfig(Plain):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ParallelConfig:
-        """The config from plain values; omitted fields have their defaults, and unknown fields raise `ConfigError`."""
+        """The config from plain values; omitted fields have their defaults, and unknown fields
+        raise `ConfigError`."""
         for name in values:
             if name not in KNOBS and name != "extra":
                 raise unknown_knob(name)
@@ -278,11 +284,13 @@ class ParallelConfig(Plain):
 
     @classmethod
     def parse(cls, text: str) -> ParallelConfig:
-        """The config of `knobs_of(text)`; omitted knobs have their defaults. Raises `ConfigError`."""
+        """The config of `knobs_of(text)`; omitted knobs have their defaults. Raises
+        `ConfigError`."""
         return cls.from_dict(knobs_of(text))
 
     def __str__(self) -> str:
-        """A short and unambiguous label with the knobs that differ from their defaults, and always tp, pp, dp, batch and precision."""
+        """A short and unambiguous label with the knobs that differ from their defaults, and always
+        tp, pp, dp, batch and precision."""
         shown = [k for k in KNOBS.values() if k.always_shown or getattr(self, k.name) != k.default]
         pairs = [f"{k.name}={k.text(getattr(self, k.name))}" for k in shown]
         pairs += [
@@ -310,7 +318,8 @@ def unknown_knob(name: Any, known: Mapping[str, Knob] = KNOBS) -> ConfigError:
 
 
 def config_label(config: ParallelConfig) -> str:
-    """The config in a few words: `tp2 pp2 dp4 mb1 acc8 bf16 full-recompute zero1`. Different configs have different labels."""
+    """The config in a few words: `tp2 pp2 dp4 mb1 acc8 bf16 full-recompute zero1`. Different
+    configs have different labels."""
     words = [
         declared.label_of(getattr(config, declared.name))
         for declared in KNOBS.values()
@@ -323,7 +332,8 @@ def config_label(config: ParallelConfig) -> str:
 
 
 def config_changes(before: ParallelConfig, after: ParallelConfig) -> str:
-    """The changes from one config to the other, formatted like labels: `mb 4 -> 8, acc 4 -> 2`; empty if the configs are equal."""
+    """The changes from one config to the other, formatted like labels: `mb 4 -> 8, acc 4 -> 2`;
+    empty if the configs are equal."""
     own = {*before.extra, *after.extra}
     pairs = {
         **{name: (getattr(before, name), getattr(after, name)) for name in KNOBS},
@@ -340,14 +350,16 @@ def changes_as_text(pairs: Mapping[str, Sequence[Any]]) -> str:
 
 
 def capitalized(text: str) -> str:
-    """The text with a capital first letter, unless it begins with a knob or a key: `zero_stage must be 0`."""
+    """The text with a capital first letter, unless it begins with a knob or a key: `zero_stage must
+    be 0`."""
     first = re.split(r"[\s=:,]", text, maxsplit=1)[0]
     is_name = first in KNOBS or re.fullmatch(r"[a-z]\w*([._]\w+)+", first)
     return text if is_name else text[:1].upper() + text[1:]
 
 
 def _short_name(name: str) -> str:
-    """`mb` for the label `mb{}`; the knob's name if the label consists of the value, or if the knob is the study's own."""
+    """`mb` for the label `mb{}`; the knob's name if the label consists of the value, or if the knob
+    is the study's own."""
     label = KNOBS[name].label if name in KNOBS else "{}"
     return name if label.startswith("{}") else label.removesuffix("{}")
 
@@ -359,10 +371,12 @@ def _as_word(value: Any) -> str:
 
 
 def knobs_of(text: str, own: Mapping[str, Knob] | None = None) -> dict[str, Any]:
-    """The knobs in a text, typed as `tp=2,pp=1,precision=bf16` or pasted from a table as `tp2 pp1 dp2 mb8 acc1 fp32`.
+    """The knobs in a text, typed as `tp=2,pp=1,precision=bf16` or pasted from a table as `tp2 pp1
+    dp2 mb8 acc1 fp32`.
 
-    `own`: declarations of the study's own knobs; their values are under `extra`. Raises `ConfigError` for words that are not part of a label, for unknown
-    knobs, for values that a knob cannot have, and for a repeated knob.
+    `own`: declarations of the study's own knobs; their values are under `extra`. Raises
+    `ConfigError` for words that are not part of a label, for unknown knobs, for values that a knob
+    cannot have, and for a repeated knob.
     """
     known = {**KNOBS, **(own or {})}
     values: dict[str, Any] = {}

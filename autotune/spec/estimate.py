@@ -1,7 +1,9 @@
-"""The predicted time and memory of a config. Every field is a float for one config, or an array of shape (N,) for N configs.
+"""The predicted time and memory of a config. Every field is a float for one config, or an array of
+shape (N,) for N configs.
 
-Times are for one optimizer step on the slowest pipeline stage. The time parts add up to `step_time_s`, the memory parts to
-`peak_memory_bytes`. Only *exposed* communication is a part: communication that overlaps with compute takes no time.
+Times are for one optimizer step on the slowest pipeline stage. The time parts add up to
+`step_time_s`, the memory parts to `peak_memory_bytes`. Only *exposed* communication is a part:
+communication that overlaps with compute takes no time.
 """
 
 from __future__ import annotations
@@ -18,11 +20,13 @@ Number = float | NDArray[np.float64]
 
 
 AT_THE_LIMIT = (0.4, 0.6)
-"""limits of P(OOM) between which the number of bytes does not decide whether a config fits, because the allocator's blocks and the device's own buffers matter"""
+"""limits of P(OOM) between which the number of bytes does not decide whether a config fits, because
+the allocator's blocks and the device's own buffers matter"""
 
 
 def risk_text(oom_probability: float) -> str:
-    """The risk of running out of memory as text: a percentage, and whether the config is at the limit."""
+    """The risk of running out of memory as text: a percentage, and whether the config is at the
+    limit."""
     low, high = AT_THE_LIMIT
     return f"{oom_probability:.0%}" + (" (at the limit)" if low <= oom_probability <= high else "")
 
@@ -67,7 +71,8 @@ class TimeParts(_Parts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryParts(_Parts):
-    """Peak memory by cause on the rank with the highest peak, in bytes; the parts add up to the peak."""
+    """Peak memory by cause on the rank with the highest peak, in bytes; the parts add up to the
+    peak."""
 
     weights: Number
     """weights in the compute precision"""
@@ -135,15 +140,20 @@ class Estimate(Plain):
     oom_probability: Number
     """probability that the peak exceeds the GPU's memory, 0 to 1"""
     mfu_peak_flops_per_s: Number = 0.0
-    """datasheet peak of one GPU in the precision of the matmuls, the denominator of `mfu`; 0 in estimates of earlier versions"""
+    """datasheet peak of one GPU in the precision of the matmuls, the denominator of `mfu`; 0 in
+    estimates of earlier versions"""
     level: Number = 1.0
-    """factor on all times, learned from a study's earlier trials: measured step time divided by predicted step time on this cluster with its software"""
+    """factor on all times, learned from a study's earlier trials: measured step time divided by
+    predicted step time on this cluster with its software"""
     level_sigma: Number = 0.0
-    """standard deviation of the log of `level`, which all configs share; the interval of the step time includes this uncertainty"""
+    """standard deviation of the log of `level`, which all configs share; the interval of the step
+    time includes this uncertainty"""
     stall_probability: Number = 0.0
-    """probability, 0 to 1, that sends between pipeline stages on different nodes stall; the interval of the step time includes this risk"""
+    """probability, 0 to 1, that sends between pipeline stages on different nodes stall; the
+    interval of the step time includes this risk"""
     stalled_step_time_s: Number = 0.0
-    """step time with such stalls, s; `step_time_s` excludes stalls, and both are equal if nothing can stall; 0 in estimates of earlier versions"""
+    """step time with such stalls, s; `step_time_s` excludes stalls, and both are equal if nothing
+    can stall; 0 in estimates of earlier versions"""
     phases_s: PhaseParts | None = None
     """the step of a post-training workload by phase; None for other workloads"""
 

@@ -8,13 +8,18 @@
     tau = sqrt(2 delta M) (1 + sqrt(delta / 2M) / 3 + (delta / 2M) / 9) - delta   where delta < 2M, else M        Daly 2006, eq. 37
     share that is left = tau / (M exp(R / M) (exp((tau + delta) / M) - 1))                                       Daly 2006, eq. 20
 
-The first term alone is Young's (1974, eq. 3). Daly: "A higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22(3).
+The first term alone is Young's (1974, eq. 3). Daly: "A higher order estimate of the optimum
+checkpoint interval for restart dumps", FGCS 22(3).
 
-With n > 1 groups that hold the same weights (HSDP with torchft) a failure stops one group for R seconds, a share R / (n M) of the work. No work is lost, because the other
-groups continue, and the failed group gets the weights from them. The last checkpoint is needed only if all groups fail within R: M_all = M / (prod_{k=1}^{n-1} R (n - k) / (n M)).
-M_all is years if groups fail independently of each other. A power cut or a faulty release stops all groups at once, so tau is at most `LONGEST_S`.
+With n > 1 groups that hold the same weights (HSDP with torchft) a failure stops one group for R
+seconds, a share R / (n M) of the work. No work is lost, because the other groups continue, and the
+failed group gets the weights from them. The last checkpoint is needed only if all groups fail
+within R: M_all = M / (prod_{k=1}^{n-1} R (n - k) / (n M)). M_all is years if groups fail
+independently of each other. A power cut or a faulty release stops all groups at once, so tau is at
+most `LONGEST_S`.
 
-Neglected: failures that come in clusters, checkpoints that overlap with training (set delta to the seconds by which they still delay training), detection time beyond R.
+Neglected: failures that come in clusters, checkpoints that overlap with training (set delta to the
+seconds by which they still delay training), detection time beyond R.
 """
 
 from __future__ import annotations
@@ -38,7 +43,8 @@ class Failures:
     node_mtbf_s: float
     """mean time between failures of one node, in seconds"""
     checkpoint_s: float | None = None
-    """time that a checkpoint blocks training, in seconds; None means the checkpoint's size divided by the bandwidth"""
+    """time that a checkpoint blocks training, in seconds; None means the checkpoint's size divided
+    by the bandwidth"""
     checkpoint_bytes: float | None = None
     write_bytes_per_s: float | None = None
     """write bandwidth of the storage for the whole job"""
@@ -67,7 +73,8 @@ class Failures:
         return self.checkpoint_bytes / self.write_bytes_per_s
 
     def policy(self, nodes: int, step_s: float | None = None) -> CheckpointPolicy:
-        """The checkpoint interval with the least lost time on this many nodes, and the time lost."""
+        """The checkpoint interval with the least lost time on this many nodes, and the time
+        lost."""
         apart_s, delta, lost_by_groups = self.node_mtbf_s / max(1, nodes), self.saving_s, 0.0
         between_s = apart_s
         n = self.replicas
@@ -114,7 +121,8 @@ class CheckpointPolicy(Plain):
     """failures per day across the nodes in use"""
     checkpoint_s: float
     is_capped: bool = False
-    """whether the interval is capped at `LONGEST_S`, although replica groups that continue without each other would allow a longer interval"""
+    """whether the interval is capped at `LONGEST_S`, although replica groups that continue without
+    each other would allow a longer interval"""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, with the source of the formula."""

@@ -7,8 +7,10 @@
     word      the listed words                 index in `values`
     flag      false, true                      0 or 1
 
-A knob's column, its key in the space's schema, its label and the label's parser, its position in reports, its command-line help and its entry in the
-documentation are all derived from this declaration. The knobs that every study has are the fields of `ParallelConfig`; `Knob.own` declares a knob that a single study adds (`config.extra`).
+A knob's column, its key in the space's schema, its label and the label's parser, its position in
+reports, its command-line help and its entry in the documentation are all derived from this
+declaration. The knobs that every study has are the fields of `ParallelConfig`; `Knob.own` declares
+a knob that a single study adds (`config.extra`).
 """
 
 from __future__ import annotations
@@ -49,9 +51,11 @@ class Knob:
     doc: str
     """what the knob does, in one line"""
     values: tuple[Any, ...] = ()
-    """allowed values of a number, word or flag, in the order of their codes; empty for degrees and counts"""
+    """allowed values of a number, word or flag, in the order of their codes; empty for degrees and
+    counts"""
     label: str = "{}"
-    """how labels show a value, with {} for the value: `tp{}`, `{}-recompute`; for a flag, the word for true"""
+    """how labels show a value, with {} for the value: `tp{}`, `{}-recompute`; for a flag, the word
+    for true"""
     short: Mapping[str, str] = field(default_factory=dict)
     """words, and their short forms in labels"""
     unit: str = ""
@@ -65,9 +69,11 @@ class Knob:
 
     @classmethod
     def own(cls, name: str, values: Sequence[Any]) -> Knob:
-        """A study's own knob with these values: all booleans, all numbers, or all words. The first value is the default.
+        """A study's own knob with these values: all booleans, all numbers, or all words. The first
+        value is the default.
 
-        Raises `SpecError` for a name that is not a lower-case identifier, and for values of different kinds.
+        Raises `SpecError` for a name that is not a lower-case identifier, and for values of
+        different kinds.
         """
         where = f"knobs.{name}"
         if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -115,7 +121,8 @@ class Knob:
             raise self._wrong(f"must be {', '.join(listed[:-1])} or {listed[-1]}", value)
 
     def parse(self, text: str) -> Any:
-        """The value in a text, without a check. Raises `ConfigError` for text that is not a value of this kind."""
+        """The value in a text, without a check. Raises `ConfigError` for text that is not a value
+        of this kind."""
         if self.kind == "word":
             return text
         if self.kind == "flag":
@@ -161,9 +168,11 @@ class Knob:
         return np.int8 if self.kind == "word" and not self.is_own else np.int64
 
     def coordinate(self, column: NDArray[Any]) -> NDArray[np.float64]:
-        """The position of each entry on this knob's axis: log2 of counts and positive numbers, otherwise the code.
+        """The position of each entry on this knob's axis: log2 of counts and positive numbers,
+        otherwise the code.
 
-        One step of the knob (doubling a number, taking the next word, or switching a flag) is about 1 on the axis.
+        One step of the knob (doubling a number, taking the next word, or switching a flag) is about
+        1 on the axis.
         """
         if not self.values:
             return np.asarray(np.log2(column.astype(np.float64)))

@@ -1,12 +1,14 @@
-"""How one part of the program handles each knob. The part is a trainer, the native loop, the cost model or the simulated runner.
+"""How one part of the program handles each knob. The part is a trainer, the native loop, the cost
+model or the simulated runner.
 
     read        a value changes what the part does, or is rejected with a reason
     neutral     a value changes nothing there, for a stated reason
     cannot      the part has no such thing: every value but the default is rejected, for a stated reason
     forgotten   none of these: nobody has taught the part about the knob, so it refuses every value but the default
 
-A knob that is added to `ParallelConfig` is forgotten by each part until the part declares it. A forgotten knob is rejected by name, never silently
-dropped. `python -m autotune.testing.knobs` lists forgotten knobs.
+A knob that is added to `ParallelConfig` is forgotten by each part until the part declares it. A
+forgotten knob is rejected by name, never silently dropped. `python -m autotune.testing.knobs` lists
+forgotten knobs.
 """
 
 from __future__ import annotations
@@ -26,16 +28,19 @@ from autotune.spec.table import ConfigTable
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnobUse:
-    """Which knobs a part of the program reads, and why the other knobs have no effect on the part."""
+    """Which knobs a part of the program reads, and why the other knobs have no effect on the
+    part."""
 
     part: str
     """name of the part: `trainer megatron`, `cost model`"""
     reads: frozenset[str]
-    """names of the knobs that the part reads; written out, so that a new knob is not included by accident"""
+    """names of the knobs that the part reads; written out, so that a new knob is not included by
+    accident"""
     neutral: Mapping[str, str] = field(default_factory=dict)
     """why a knob has no effect, by name"""
     cannot: Mapping[str, str] = field(default_factory=dict)
-    """why a knob must keep its default, by name; an entry such as `recompute=norm` excludes a single value of a knob that the part reads"""
+    """why a knob must keep its default, by name; an entry such as `recompute=norm` excludes a
+    single value of a knob that the part reads"""
     own_knobs_neutral: str = ""
     """why a study's own knobs have no effect; empty if the part rejects them"""
 
@@ -45,7 +50,8 @@ class KnobUse:
         return tuple(knob for name, knob in KNOBS.items() if name not in declared)
 
     def mistakes(self) -> tuple[str, ...]:
-        """Mistakes in the declaration itself, as text: unknown knobs, unknown values, and knobs declared in two ways."""
+        """Mistakes in the declaration itself, as text: unknown knobs, unknown values, and knobs
+        declared in two ways."""
         whole, single = _split(self.cannot)
         strange = sorted(
             (self.reads | self.neutral.keys() | whole | {name for name, _ in single}) - KNOBS.keys()
@@ -79,14 +85,15 @@ class KnobUse:
         )
 
     def impossible(self, knob: Knob, value: Any) -> str:
-        """Why the part does not support this value; empty if it supports the value, and for knobs that it does not declare."""
+        """Why the part does not support this value; empty if it supports the value, and for knobs
+        that it does not declare."""
         if value == knob.default:
             return ""
         return self.cannot.get(knob.name) or self.cannot.get(f"{knob.name}={knob.text(value)}", "")
 
     def check(self, config: ParallelConfig) -> None:
-        """Raise `ConfigError` if the config has a value that the part does not support, a non-default value of an undeclared knob, or
-        own knobs of the study that are not neutral."""
+        """Raise `ConfigError` if the config has a value that the part does not support, a
+        non-default value of an undeclared knob, or own knobs of the study that are not neutral."""
         for knob, forgotten in self._limited():
             if (value := getattr(config, knob.name)) != knob.default:
                 self._check_value(knob, value, forgotten)
@@ -105,7 +112,8 @@ class KnobUse:
                     self._check_value(knob, value, forgotten)
 
     def key(self, config: ParallelConfig) -> str:
-        """The knobs that this part reads, as text; configs that are equal for this part get the same
+        """The knobs that this part reads, as text; configs that are equal for this part get the
+        same
                 text.
         As in `str(config)`, knobs at their defaults are omitted unless they are always shown.
         """
@@ -117,7 +125,8 @@ class KnobUse:
         return ",".join(f"{knob.name}={knob.text(getattr(config, knob.name))}" for knob in shown)
 
     def _limited(self) -> tuple[tuple[Knob, bool], ...]:
-        """The knobs with values that the part rejects, each with a flag for whether the knob was forgotten."""
+        """The knobs with values that the part rejects, each with a flag for whether the knob was
+        forgotten."""
         forgotten = {knob.name for knob in self.forgotten()}
         limited = forgotten | {name.partition("=")[0] for name in self.cannot}
         return tuple((KNOBS[name], name in forgotten) for name in KNOBS if name in limited)

@@ -1,11 +1,13 @@
-"""Lengths of sequences as a distribution. The times of packing, balancing and a rank's longest response depend on the distribution, not only on the mean.
+"""Lengths of sequences as a distribution. The times of packing, balancing and a rank's longest
+response depend on the distribution, not only on the mean.
 
     kept      `POINTS` values of equal probability at most, in rising order
     read      one number, a mean with percentiles, a histogram, or the lengths themselves
 
-Between two percentiles p and q the lengths rise as a + (b - a) * u ** g. One exponent g is used for all intervals, and is chosen so that the mean is the
-specified mean. Beyond the outermost percentiles lengths are log-normal. If only
-a mean is specified, the distribution is log-normal with a deviation of `USUAL_SPREAD` times the mean, and answers list this assumption.
+Between two percentiles p and q the lengths rise as a + (b - a) * u ** g. One exponent g is used for
+all intervals, and is chosen so that the mean is the specified mean. Beyond the outermost
+percentiles lengths are log-normal. If only a mean is specified, the distribution is log-normal with
+a deviation of `USUAL_SPREAD` times the mean, and answers list this assumption.
 """
 
 from __future__ import annotations
@@ -91,9 +93,11 @@ class Lengths:
     def of_percentiles(
         cls, percentiles: Mapping[float, float], mean: float | None = None
     ) -> Lengths:
-        """The distribution with these lengths by percentile (0: shortest, 100: longest), and with `mean` if it is not None.
+        """The distribution with these lengths by percentile (0: shortest, 100: longest), and with
+        `mean` if it is not None.
                 Raises
-        `SpecError` for decreasing percentiles, and for a mean that is impossible with these percentiles.
+        `SpecError` for decreasing percentiles, and for a mean that is impossible with these
+        percentiles.
         """
         if not percentiles or set(percentiles) == {_HIGHEST}:
             if mean is None:
@@ -157,7 +161,8 @@ class Lengths:
 
 
 def _of_mean(mean: float, longest: float | None) -> Lengths:
-    """Log-normal lengths with this mean, truncated at the longest length. Truncation lowers the mean, so the scale is raised until the mean is right."""
+    """Log-normal lengths with this mean, truncated at the longest length. Truncation lowers the
+    mean, so the scale is raised until the mean is right."""
     if longest is not None and mean > longest:
         raise SpecError(
             f"the mean cannot exceed the longest length, but mean={mean:g} and max={longest:g}"
@@ -177,7 +182,8 @@ def _of_mean(mean: float, longest: float | None) -> Lengths:
 
 
 def _spread(knots: Sequence[tuple[float, float]]) -> float:
-    """Standard deviation of ln(length) implied by two percentiles, if lengths are log-normal; the usual standard deviation if there are fewer than two percentiles."""
+    """Standard deviation of ln(length) implied by two percentiles, if lengths are log-normal; the
+    usual standard deviation if there are fewer than two percentiles."""
     inner = [
         (share, length) for share, length in knots if _LOWEST < share < _HIGHEST and length > 0
     ]

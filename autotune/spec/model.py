@@ -2,8 +2,10 @@
 
     L num_layers   h hidden_size   f ffn_hidden_size   a num_attention_heads   k num_kv_heads   V vocab_size   E num_experts
 
-There are two styles, which `gated_mlp` distinguishes: GPT-2's (LayerNorm with bias, two-matrix MLP, biases) and Llama's (RMSNorm, gated MLP, no biases). Biases and
-norms of other combinations are neglected, because they are less than 0.2% of the weights. Experts replace the MLP in every layer except `num_dense_layers` layers.
+There are two styles, which `gated_mlp` distinguishes: GPT-2's (LayerNorm with bias, two-matrix MLP,
+biases) and Llama's (RMSNorm, gated MLP, no biases). Biases and norms of other combinations are
+neglected, because they are less than 0.2% of the weights. Experts replace the MLP in every layer
+except `num_dense_layers` layers.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from autotune.spec.plain import Plain
 from autotune.spec.texts.json_text import read_json
 
 _ASPECT, _HEAD = 64, 64
-"""hidden width per layer, and head width, of the decoder that represents a model with a known number of weights and no other known size"""
+"""hidden width per layer, and head width, of the decoder that represents a model with a known
+number of weights and no other known size"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,18 +66,23 @@ class ModelSpec(Plain):
     shared_ffn_hidden_size: int = 0
     """inner width of the shared experts, taken together; 0 means none"""
     kv_lora_rank: int = 0
-    """width of the key-value latent (latent attention, arXiv:2405.04434); 0 if keys and values are projected directly"""
+    """width of the key-value latent (latent attention, arXiv:2405.04434); 0 if keys and values are
+    projected directly"""
     q_lora_rank: int = 0
     """width of the query latent; 0 if queries are projected directly"""
     qk_rope_head_dim: int = 0
     """rotated part of a head, with keys shared by all heads; only with latent attention"""
     v_head_dim: int = 0
-    """size of one head's values, if it differs from `attention_head_dim`; only with latent attention"""
+    """size of one head's values, if it differs from `attention_head_dim`; only with latent
+    attention"""
     mtp_layers: int = 0
-    """layers after the last one that each predict one more token, with their own loss (multi-token prediction, arXiv:2412.19437, section 2.2).
-    A config.json gives their number (`num_nextn_predict_layers`), but most trainers omit these layers: set the number if your trainer trains them"""
+    """layers after the last one that each predict one more token, with their own loss (multi-token
+    prediction, arXiv:2412.19437, section 2.2). A config.json gives their number
+    (`num_nextn_predict_layers`), but most trainers omit these layers: set the number if your
+    trainer trains them"""
     source: str = ""
-    """the Hugging Face config.json that the shape was read from, as JSON text; empty if the shape was specified directly. Exports carry this file over"""
+    """the Hugging Face config.json that the shape was read from, as JSON text; empty if the shape
+    was specified directly. Exports carry this file over"""
     code: ModelCode | None = None
     """the code that builds the model, if the model is not the built-in decoder"""
 
@@ -156,7 +164,8 @@ class ModelSpec(Plain):
 
     @property
     def attention_matrices(self) -> tuple[tuple[int, int, str], ...]:
-        """(output width, input width, side split by tensor parallelism: n, k or none) for one layer's projections, with the output projection last."""
+        """(output width, input width, side split by tensor parallelism: n, k or none) for one
+        layer's projections, with the output projection last."""
         h, q = self.hidden_size, self.num_attention_heads * self.head_dim
         if not self.is_latent:
             return ((q + 2 * self.num_kv_heads * self.head_dim, h, "n"), (h, q, "k"))
@@ -231,20 +240,23 @@ class ModelSpec(Plain):
 
     @property
     def mtp_parameters(self) -> int:
-        """Weights that a multi-token prediction layer has in addition to a decoder layer: a projection of two states into one, and three norms. The
-        layer shares the embedding and the output projection."""
+        """Weights that a multi-token prediction layer has in addition to a decoder layer: a
+        projection of two states into one, and three norms. The layer shares the embedding and the
+        output projection."""
         return 2 * self.hidden_size**2 + self.norm_parameters * 3 // 2
 
     @property
     def num_parameters(self) -> int:
-        """All weights: layers, embeddings, final norm and output projection (counted once if tied); for a model with its own code, the weights it built."""
+        """All weights: layers, embeddings, final norm and output projection (counted once if tied);
+        for a model with its own code, the weights it built."""
         if self.code is not None and self.code.num_parameters:
             return self.code.num_parameters
         return self.shape_parameters
 
     @property
     def shape_parameters(self) -> int:
-        """All weights of a decoder with this shape, regardless of the code that builds the model."""
+        """All weights of a decoder with this shape, regardless of the code that builds the
+        model."""
         head = 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
         dense = (
             self.attention_parameters + self.norm_parameters + self._mlp(self.dense_ffn_hidden_size)
@@ -257,7 +269,8 @@ class ModelSpec(Plain):
 
     @property
     def active_parameters(self) -> int:
-        """Weights that one token uses: `num_parameters` without the experts that the token does not use."""
+        """Weights that one token uses: `num_parameters` without the experts that the token does not
+        use."""
         idle = max(0, self.num_experts - self.experts_per_token) * self.mlp_parameters
         return (
             self.num_parameters - (self.num_layers - self.num_dense_layers + self.mtp_layers) * idle
@@ -265,12 +278,14 @@ class ModelSpec(Plain):
 
     @property
     def is_counted(self) -> bool:
-        """Whether only the model's number of weights is known; the shape is then that of a decoder of this size."""
+        """Whether only the model's number of weights is known; the shape is then that of a decoder
+        of this size."""
         return self.code is not None and not (self.code.module or self.source)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """Sentences that state what predictions assume about a model other than the built-in decoder."""
+        """Sentences that state what predictions assume about a model other than the built-in
+        decoder."""
         code, found = self.code, list[str]()
         if self.is_counted:
             stands_for = "activations and times are predicted for a decoder of that size, so only trials show which config is fast and which one fits"
@@ -320,7 +335,8 @@ class ModelSpec(Plain):
 
     @classmethod
     def of_parameters(cls, parameters: int, *, name: str) -> ModelSpec:
-        """A model known only by its parameter count, such as an image model; predictions use a decoder of about the same size."""
+        """A model known only by its parameter count, such as an image model; predictions use a
+        decoder of about the same size."""
         positive_int("parameters", parameters, at_most=1 << 50)
         layers = max(1, round((parameters / (12 * _ASPECT**2)) ** (1 / 3)))
         width = max(1, math.isqrt(parameters // (12 * layers)))
@@ -346,9 +362,11 @@ class ModelSpec(Plain):
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any] | str | Path, *, name: str = "") -> ModelSpec:
-        """The model of a Hugging Face `config.json` (its path, or the parsed document), read by family as in `autotune.spec.hugging_face.reading`.
+        """The model of a Hugging Face `config.json` (its path, or the parsed document), read by
+        family as in `autotune.spec.hugging_face.reading`.
 
-        Raises `SpecError` if the file is missing or is not a JSON object, if the family is unknown, or if a size field is not understood.
+        Raises `SpecError` if the file is missing or is not a JSON object, if the family is unknown,
+        or if a size field is not understood.
         """
         document = read_config_json(config) if isinstance(config, str | Path) else config
         label = name or str(document.get("_name_or_path") or document.get("model_type") or "model")
@@ -363,7 +381,8 @@ class ModelSpec(Plain):
 
 
 def read_config_json(path: str | Path) -> Mapping[str, Any]:
-    """The JSON object in a model's file. Raises `SpecError` if the file cannot be read or contains anything but an object."""
+    """The JSON object in a model's file. Raises `SpecError` if the file cannot be read or contains
+    anything but an object."""
     try:
         document = read_json(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

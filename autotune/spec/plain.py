@@ -1,7 +1,9 @@
 """Values as plain JSON and back, for the store and for requests.
 
-A frozen dataclass is the only declaration of its document. Every field is written under its own name, so that a stored study means the same
-after a default has changed. Every field is read back according to its type. A key that matches no field is an error, because dropping the key would change the request.
+A frozen dataclass is the only declaration of its document. Every field is written under its own
+name, so that a stored study means the same after a default has changed. Every field is read back
+according to its type. A key that matches no field is an error, because dropping the key would
+change the request.
 """
 
 from __future__ import annotations
@@ -35,12 +37,14 @@ class Plain:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The object that `to_dict` turned into these values; omitted fields have their defaults. Raises `SpecError` for an unknown key, and any error that the fields' values raise."""
+        """The object that `to_dict` turned into these values; omitted fields have their defaults.
+        Raises `SpecError` for an unknown key, and any error that the fields' values raise."""
         return read_fields(cls, values)
 
 
 def to_plain(value: Any) -> Any:
-    """Convert dataclasses and mappings to dicts, tuples to lists, times and enum members to text; leave everything else unchanged."""
+    """Convert dataclasses and mappings to dicts, tuples to lists, times and enum members to text;
+    leave everything else unchanged."""
     if isinstance(value, Plain):
         return value.to_dict()
     if is_dataclass(value) and not isinstance(value, type):
@@ -59,7 +63,8 @@ def _by_field(value: Any) -> dict[str, Any]:
 
 
 def read_fields(kind: type[Part], values: Mapping[str, Any]) -> Part:
-    """The dataclass that `to_plain` turned into these values; each field is read according to its type."""
+    """The dataclass that `to_plain` turned into these values; each field is read according to its
+    type."""
     readers = _readers(kind)  # type: ignore[arg-type]
     for name in values:
         if name not in readers:
@@ -78,7 +83,8 @@ def read_fields(kind: type[Part], values: Mapping[str, Any]) -> Part:
 
 @cache
 def _readers(kind: type) -> Mapping[str, Reader | None]:
-    """For each field, the function that converts a plain value to the field's value; None if no conversion is needed."""
+    """For each field, the function that converts a plain value to the field's value; None if no
+    conversion is needed."""
     types = get_type_hints(kind)
     return {f.name: _reader(types[f.name]) for f in fields(kind)}
 
@@ -129,8 +135,8 @@ def fingerprint(values: Any) -> str:
 
 
 def identity(values: Any) -> str:
-    """`fingerprint` of the significant values. Null, false, zero and empty values are omitted, and so are details that the catalog adds to a GPU's datasheet.
-    So
+    """`fingerprint` of the significant values. Null, false, zero and empty values are omitted, and
+    so are details that the catalog adds to a GPU's datasheet. So
         the fingerprint stays the same if a field with such a default is added later, or if the
         catalog adds details to a stored GPU.
     """
@@ -138,7 +144,8 @@ def identity(values: Any) -> str:
 
 
 def finite(values: Any) -> Any:
-    """The values with null in place of every number that JSON cannot express (nan and infinities)."""
+    """The values with null in place of every number that JSON cannot express (nan and
+    infinities)."""
     if isinstance(values, float):
         return values if math.isfinite(values) else None
     if isinstance(values, Mapping):

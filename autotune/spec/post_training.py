@@ -1,4 +1,5 @@
-"""Post-training: a step of reinforcement learning, of preference optimization, or of fine-tuning on sequences of unequal length.
+"""Post-training: a step of reinforcement learning, of preference optimization, or of fine-tuning on
+sequences of unequal length.
 
     one step     prompts x responses sequences are generated and scored, log-probabilities (and values) of them are computed, and the policy is updated
                   epochs x mini_batches times, each optimizer step on prompts * responses / mini_batches sequences
@@ -8,7 +9,9 @@
                   split       each has its own GPUs, and waits for the other
                   async       each has its own GPUs; the trainer updates on responses of a policy that is at most `staleness` steps old, so both work at once
 
-Knobs of post-training are knobs of a study (`knobs:`) with these names; a knob that a study does not list has the value from `rl` or `rollout`. `autotune.cost.rl` has the symbols and formulas for the time of each phase.
+Knobs of post-training are knobs of a study (`knobs:`) with these names; a knob that a study does
+not list has the value from `rl` or `rollout`. `autotune.cost.rl` has the symbols and formulas for
+the time of each phase.
 """
 
 from __future__ import annotations
@@ -26,8 +29,9 @@ ALGORITHMS = ("grpo", "dapo", "ppo", "dpo", "sft")
 PLACEMENTS = ("colocated", "split", "async")
 ENGINES = ("fsdp", "megatron", "deepspeed")
 BALANCES = ("none", "batch", "in_order", "mini_batch")
-"""how tokens are balanced between data-parallel ranks: nothing (ranks take their sequences as they come), the whole batch of a step (verl's `balance_batch`; `in_order`
-as it was before 0.6), or each mini-batch (NeMo-RL's `shard_by_batch_size`)"""
+"""how tokens are balanced between data-parallel ranks: nothing (ranks take their sequences as they
+come), the whole batch of a step (verl's `balance_batch`; `in_order` as it was before 0.6), or each
+mini-batch (NeMo-RL's `shard_by_batch_size`)"""
 PHASE_OFFLOADS = ("none", "optimizer", "all")
 
 TRAINED = ("log_prob", "reference", "values", "update")
@@ -63,7 +67,8 @@ _SEQUENCES = ("micro_batch_tokens", "balance", "group_by_length")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """How fast responses are generated. You specify this speed, because autotune does not model it."""
+    """How fast responses are generated. You specify this speed, because autotune does not model
+    it."""
 
     tokens_per_s_per_gpu: tuple[tuple[int, float], ...]
     """response tokens per second per GPU, by the engine's tensor-parallel degree"""
@@ -74,8 +79,8 @@ class Rollout:
     sleeps: bool = True
     """whether a colocated engine frees this memory while the trainer works"""
     tokens_per_s_per_response: float = 0.0
-    """tokens per second for a single response, which determine how long the longest response takes; 0
-    if not specified"""
+    """tokens per second for a single response, which determine how long the longest response takes;
+    0 if not specified"""
 
     def __post_init__(self) -> None:
         positive_int("rollout.tp", self.tp, at_most=1 << 10)
@@ -94,7 +99,8 @@ class Rollout:
             )
 
     def rate(self, tp: int) -> float | None:
-        """Tokens per second per GPU with this tensor-parallel degree; None if this speed was not specified."""
+        """Tokens per second per GPU with this tensor-parallel degree; None if this speed was not
+        specified."""
         return dict(self.tokens_per_s_per_gpu).get(tp)
 
 
@@ -118,7 +124,8 @@ class PostTraining:
     response_lengths: Lengths
     """response lengths in tokens"""
     same_prompt: float = 0.3
-    """share of the variance of response lengths that lies between prompts, 0 to 1, because responses to one prompt have similar lengths"""
+    """share of the variance of response lengths that lies between prompts, 0 to 1, because
+    responses to one prompt have similar lengths"""
     reference: bool = False
     """whether a frozen reference model with the policy's shape computes log-probabilities"""
     reference_offload: bool = False
@@ -148,11 +155,14 @@ class PostTraining:
     group_by_length: bool = False
     """current value"""
     fused_rope: bool = True
-    """whether a Megatron-Core engine rotates positions with one fused kernel (`apply_rope_fusion`)"""
+    """whether a Megatron-Core engine rotates positions with one fused kernel
+    (`apply_rope_fusion`)"""
     whole_experts: bool = True
-    """whether a Megatron-Core engine with tensor parallelism keeps each expert whole (`expert_tensor_parallel_size: 1`) instead of splitting it"""
+    """whether a Megatron-Core engine with tensor parallelism keeps each expert whole
+    (`expert_tensor_parallel_size: 1`) instead of splitting it"""
     padded: bool = False
-    """whether micro-batches are padded to their longest sequence instead of being packed without padding"""
+    """whether micro-batches are padded to their longest sequence instead of being packed without
+    padding"""
 
     def __post_init__(self) -> None:
         one_of("rl.algorithm", self.algorithm, ALGORITHMS)

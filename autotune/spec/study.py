@@ -1,4 +1,5 @@
-"""The specification of a study: one tuning job, as frozen values. `autotune.schema` reads it from YAML, command line and REST."""
+"""The specification of a study: one tuning job, as frozen values. `autotune.schema` reads it from
+YAML, command line and REST."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class StudyStatus(StrEnum):
 
 
 class Wanted(StrEnum):
-    """The action that users requested for a study. Only users change the request, and only the study's controller changes the study's status."""
+    """The action that users requested for a study. Only users change the request, and only the
+    study's controller changes the study's status."""
 
     RUN = "run"
     PAUSE = "pause"
@@ -47,7 +49,8 @@ class Wanted(StrEnum):
     """running trials are killed"""
 
     def may_become(self, other: Wanted) -> bool:
-        """Whether `other` may be requested after this request. A pause can be undone, a stop or a cancel cannot."""
+        """Whether `other` may be requested after this request. A pause can be undone, a stop or a
+        cancel cannot."""
         return other in (self, Wanted.CANCEL) or self in (Wanted.RUN, Wanted.PAUSE)
 
 
@@ -58,7 +61,9 @@ class SpaceSpec:
     name: str = "inline"
     """name of the file in search_spaces/, or `inline`"""
     knobs: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """allowed values by knob. Omitted knobs keep their default. If dp and accumulation_steps are omitted, they follow from world size and batch. If precision is omitted, it is bf16, or fp16 or fp32 if the GPU has no bf16"""
+    """allowed values by knob. Omitted knobs keep their default. If dp and accumulation_steps are
+    omitted, they follow from world size and batch. If precision is omitted, it is bf16, or fp16 or
+    fp32 if the GPU has no bf16"""
     world_sizes: tuple[int, ...] = ()
     """numbers of ranks that may be used; empty means all GPUs in the cluster"""
     extra: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -66,7 +71,8 @@ class SpaceSpec:
 
     @property
     def own_knobs(self) -> tuple[Knob, ...]:
-        """The declarations of the study's own knobs, sorted by name. Raises `SpecError` for invalid values."""
+        """The declarations of the study's own knobs, sorted by name. Raises `SpecError` for invalid
+        values."""
         return tuple(Knob.own(name, values) for name, values in sorted(self.extra.items()))
 
 
@@ -75,14 +81,16 @@ class Objective:
     """What is maximized."""
 
     metric: str = "throughput"
-    """throughput, goodput (throughput times statistical efficiency) or cost (tokens per unit of money or energy)"""
+    """throughput, goodput (throughput times statistical efficiency) or cost (tokens per unit of
+    money or energy)"""
     stability_weight: float = 0.2
     """w in (1 - w) * throughput + w * stability, 0 to 1"""
     failures: Failures | None = None
     """cluster failures and the time to save a checkpoint; used by the metric goodput"""
 
     def kept_share(self, ranks: int, gpus_per_node: int) -> float:
-        """Fraction of time left for training after failures on this many ranks; 1 unless goodput accounts for failures."""
+        """Fraction of time left for training after failures on this many ranks; 1 unless goodput
+        accounts for failures."""
         if self.metric != "goodput" or self.failures is None:
             return 1.0
         return max(1e-6, 1.0 - self.failures.policy(-(-ranks // gpus_per_node)).lost_share)
@@ -101,7 +109,8 @@ class Budget:
     max_gpu_s: float | None = None
     """limit in rank-seconds; None if unlimited"""
     train_tokens: float | None = None
-    """length of your training run in tokens: the search ends when the next trial would take more time than it saves in this run. None means a run as long as 200 trials"""
+    """length of your training run in tokens: the search ends when the next trial would take more
+    time than it saves in this run. None means a run as long as 200 trials"""
     min_gain: float | None = None
     """without `train_tokens`: the search ends when the expected relative gain of the next eight
     trials falls below this fraction. 0 disables this limit"""
@@ -116,19 +125,24 @@ class MeasureSpec(Plain):
     warmup_steps: int = 2
     """optimizer steps before the measurement starts"""
     first_look: int = 3
-    """number of measured steps (at least 3) after which a search trial that is far slower than the best is stopped; with 0, no trial is stopped before `min_steps`"""
+    """number of measured steps (at least 3) after which a search trial that is far slower than the
+    best is stopped; with 0, no trial is stopped before `min_steps`"""
     min_steps: int = 5
     """minimum number of measured steps of a trial that may still win"""
     max_steps: int = 30
     """maximum number of measured steps in a trial"""
     precision: float = 0.03
-    """the trial ends when the 95% confidence interval of the median step time is within +- this fraction"""
+    """the trial ends when the 95% confidence interval of the median step time is within +- this
+    fraction"""
     finalists: int = 2
-    """minimum number of best configs that are re-measured with the baseline before a winner is named; more configs are re-measured if they are statistically tied"""
+    """minimum number of best configs that are re-measured with the baseline before a winner is
+    named; more configs are re-measured if they are statistically tied"""
     final_rounds: int = 2
-    """minimum number of rounds in which finalists and baseline are re-measured side by side; up to twice as many runs if there is no clear winner"""
+    """minimum number of rounds in which finalists and baseline are re-measured side by side; up to
+    twice as many runs if there is no clear winner"""
     stability_steps: int = 0
-    """number of steps in the last round, to judge the stability of losses, norms and memory; has an effect only if larger than the number of steps in the other rounds"""
+    """number of steps in the last round, to judge the stability of losses, norms and memory; has an
+    effect only if larger than the number of steps in the other rounds"""
     start_timeout_s: float = 120.0
     """deadline from launch to the first step, in seconds"""
     step_timeout_s: float = 60.0
@@ -138,7 +152,8 @@ class MeasureSpec(Plain):
 
 
 SIMULATED = "simulated"
-"""registered name of the runner that simulates trials with the cost model; simulated measurements say nothing about hardware"""
+"""registered name of the runner that simulates trials with the cost model; simulated measurements
+say nothing about hardware"""
 
 
 USUAL_SEARCHER = "bayesian"
@@ -152,7 +167,8 @@ class Study(Plain):
     name: str
     """its name"""
     workload: Workload
-    """the model, data and cluster to tune for; for a study with a target, this is the target's workload"""
+    """the model, data and cluster to tune for; for a study with a target, this is the target's
+    workload"""
     space: SpaceSpec
     """which configs exist"""
     objective: Objective = Objective()
@@ -168,7 +184,8 @@ class Study(Plain):
     trainer_options: Mapping[str, Any] = field(default_factory=dict)
     """options of the trainer, e.g. argv and metrics of `command`"""
     same_data: bool = True
-    """whether every config trains on the same batches in the same order; only if true are losses compared step by step with an fp32 reference"""
+    """whether every config trains on the same batches in the same order; only if true are losses
+    compared step by step with an fp32 reference"""
     runner: str = "ray"
     """registered name of the runner"""
     runner_options: Mapping[str, Any] = field(default_factory=dict)
@@ -178,24 +195,29 @@ class Study(Plain):
     data: str | None = None
     """text or .bin file to train on; None means the bundled text"""
     baseline: ParallelConfig | None = None
-    """the baseline; None means pure data parallelism with micro-batch 1, in the space's first precision"""
+    """the baseline; None means pure data parallelism with micro-batch 1, in the space's first
+    precision"""
     enqueue: tuple[ParallelConfig, ...] = ()
     """configs to try first"""
     left_out: tuple[str, ...] = ()
-    """enqueued configs that were dropped because this cluster cannot run them, each with the reason"""
+    """enqueued configs that were dropped because this cluster cannot run them, each with the
+    reason"""
     filled_in: tuple[str, ...] = ()
     """varying knobs that enqueued configs did not set, with the values that the knobs got"""
     check: bool = True
     """whether a program that is new to the store is first checked with a few steps"""
     calibrate: bool = True
-    """whether a cluster without a calibration gets a quick calibration before the first real trial"""
+    """whether a cluster without a calibration gets a quick calibration before the first real
+    trial"""
     keeps_outputs: bool = False
-    """whether a program's trials write to its usual location (`outputs: keep`), each replacing the previous output"""
+    """whether a program's trials write to its usual location (`outputs: keep`), each replacing the
+    previous output"""
     unwatched: bool = False
     """whether the probe is off (`probe: false`)"""
     at_hand: ClusterSpec | None = None
-    """the cluster on which trials run, if the workload's cluster, the target, is larger. Trials are then proxies, and each one represents a config of the workload. None
-    means that trials run on the workload's cluster"""
+    """the cluster on which trials run, if the workload's cluster, the target, is larger. Trials are
+    then proxies, and each one represents a config of the workload. None means that trials run on
+    the workload's cluster"""
 
     def __post_init__(self) -> None:
         if self.at_hand is not None:
@@ -205,13 +227,15 @@ class Study(Plain):
 
     @property
     def reference_batches(self) -> tuple[int, ...]:
-        """Global batch sizes at which losses in lower precisions are compared with an fp32 reference; none if stability does not count, if configs train on different
-        data, or if trials are proxies."""
+        """Global batch sizes at which losses in lower precisions are compared with an fp32
+        reference; none if stability does not count, if configs train on different data, or if
+        trials are proxies."""
         compares = self.objective.stability_weight > 0 and self.same_data and self.at_hand is None
         return self.workload.global_batch_sizes if compares else ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values. A study without a target has no `at_hand`, so its fingerprint is the same as before targets existed."""
+        """Plain JSON values. A study without a target has no `at_hand`, so its fingerprint is the
+        same as before targets existed."""
         values = Plain.to_dict(self)
         return (
             values
@@ -223,7 +247,8 @@ class Study(Plain):
 def is_same_study(
     kept: Study, kept_spec: Mapping[str, Any], study: Study, spec: Mapping[str, Any]
 ) -> bool:
-    """Whether a stored study has the same values as `study`, or has the same spec (if `spec` is not empty). If the model's code has changed, the studies differ."""
+    """Whether a stored study has the same values as `study`, or has the same spec (if `spec` is not
+    empty). If the model's code has changed, the studies differ."""
     is_same = kept.to_dict() == study.to_dict() or (
         bool(spec) and to_plain(kept_spec) == to_plain(spec)
     )
@@ -241,7 +266,8 @@ def _check_searcher_of_proxies(searcher: str) -> None:
 
 
 def _check_no_baseline(baseline: ParallelConfig | None) -> None:
-    """Raises `SpecError` if a study with a target has a baseline, because nothing would be compared with it."""
+    """Raises `SpecError` if a study with a target has a baseline, because nothing would be compared
+    with it."""
     if baseline is not None:
         raise SpecError(
             f"proxies are different jobs and are never compared with a baseline, but baseline={baseline}",

@@ -1,6 +1,8 @@
-"""Many configs as columns: N configs as arrays of length N under the names of their knobs, so that the same code handles one config or a million.
+"""Many configs as columns: N configs as arrays of length N under the names of their knobs, so that
+the same code handles one config or a million.
 
-A column has integers. Degrees and counts are stored unchanged, and all other values as a code (`Knob.encode`), the value's index among the knob's values.
+A column has integers. Degrees and counts are stored unchanged, and all other values as a code
+(`Knob.encode`), the value's index among the knob's values.
 """
 
 from __future__ import annotations
@@ -19,12 +21,14 @@ Column = NDArray[Any]
 
 
 class ConfigTable:
-    """N configs as columns: `table.tp` is an int64 array of shape (N,), `table.precision` an int8 array of codes."""
+    """N configs as columns: `table.tp` is an int64 array of shape (N,), `table.precision` an int8
+    array of codes."""
 
     __slots__ = ("_columns", "knobs")
 
     def __init__(self, columns: Mapping[str, Any], own: Iterable[Knob] = ()) -> None:
-        """`columns`: arrays (or single values) of codes by knob; omitted knobs have their defaults. Shapes must agree.
+        """`columns`: arrays (or single values) of codes by knob; omitted knobs have their defaults.
+        Shapes must agree.
 
         `own`: declarations of the study's own knobs.
         """
@@ -52,9 +56,11 @@ class ConfigTable:
     def of(
         cls, configs: Iterable[ParallelConfig], own: Iterable[Knob] | None = None
     ) -> ConfigTable:
-        """The table of these configs, in the given order. Without `own`, the declarations of the configs' own knobs are derived from the values that occur.
+        """The table of these configs, in the given order. Without `own`, the declarations of the
+        configs' own knobs are derived from the values that occur.
 
-        Raises `ConfigError` if the configs do not have the same knobs in `extra`, or if a config has a value that the knob's declaration does not list.
+        Raises `ConfigError` if the configs do not have the same knobs in `extra`, or if a config
+        has a value that the knob's declaration does not list.
         """
         rows = list(configs)
         declared = tuple(_declared_by(rows)) if own is None else tuple(own)
@@ -128,7 +134,8 @@ class ConfigTable:
         return mask
 
     def coordinates(self) -> NDArray[np.float64]:
-        """The coordinates of each config, shape (N, d): log2 of counts, codes of words, 0 or 1 for flags. One step in any column is one step of a knob."""
+        """The coordinates of each config, shape (N, d): log2 of counts, codes of words, 0 or 1 for
+        flags. One step in any column is one step of a knob."""
         return np.stack(
             [knob.coordinate(self.column(name)) for name, knob in self.knobs.items()], axis=1
         )

@@ -14,12 +14,15 @@ from autotune.spec.plain import Plain
 from autotune.spec.post_training import PostTraining
 
 OPTIMIZERS = ("adamw", "sgd", "adamw_8bit", "muon", "adafactor")
-"""adamw keeps two fp32 moments per weight, adamw_8bit two moments of one byte, muon one moment (two, as adamw, for embeddings, norms and the output projection),
-adafactor sums over rows and columns, and sgd keeps no state"""
+"""adamw keeps two fp32 moments per weight, adamw_8bit two moments of one byte, muon one moment
+(two, as adamw, for embeddings, norms and the output projection), adafactor sums over rows and
+columns, and sgd keeps no state"""
 PEFT_METHODS = ("lora", "qlora")
-"""lora trains adapters on top of frozen weights (arXiv 2106.09685); qlora keeps the frozen weights in 4 bits (arXiv 2305.14314)"""
+"""lora trains adapters on top of frozen weights (arXiv 2106.09685); qlora keeps the frozen weights
+in 4 bits (arXiv 2305.14314)"""
 PEFT_LIBRARIES = ("", "peft")
-"""libraries for adapters: Hugging Face's PEFT, which keeps adapters in fp32, or any other library"""
+"""libraries for adapters: Hugging Face's PEFT, which keeps adapters in fp32, or any other
+library"""
 PEFT_TARGETS = ("attention", "all")
 """projections with adapters: attention only, or the MLP (or experts) too"""
 
@@ -36,7 +39,8 @@ class Peft:
     targets: str = "all"
     """attention or all"""
     library: str = ""
-    """peft if the program uses Hugging Face's PEFT adapters (LLaMA-Factory, axolotl, TRL); otherwise empty"""
+    """peft if the program uses Hugging Face's PEFT adapters (LLaMA-Factory, axolotl, TRL);
+    otherwise empty"""
 
     def __post_init__(self) -> None:
         one_of("peft.method", self.method, PEFT_METHODS)
@@ -48,7 +52,8 @@ class Peft:
 LOOPS = ("accelerate", "deepspeed", "hf_trainer", "lightning", "megatron", "nanotron", "torchtitan")
 """training loops that the user's own program may run"""
 ATTENTION_KERNELS = ("flash2", "flash3", "cudnn")
-"""FlashAttention-2 (also torch's own kernel), FlashAttention-3, and cuDNN's kernel (TransformerEngine)"""
+"""FlashAttention-2 (also torch's own kernel), FlashAttention-3, and cuDNN's kernel
+(TransformerEngine)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,22 +73,29 @@ class Workload(Plain):
     trainer: str = "native"
     """name of the trainer; the cost model's constants depend on it and on the GPU type"""
     document_len: int = 0
-    """mean length in tokens of documents that are packed into a sequence and do not attend to each other; 0 if a sequence is one document"""
+    """mean length in tokens of documents that are packed into a sequence and do not attend to each
+    other; 0 if a sequence is one document"""
     peft: Peft | None = None
-    """the adapters that fine-tuning trains instead of all weights; None if all weights are trained"""
+    """the adapters that fine-tuning trains instead of all weights; None if all weights are
+    trained"""
     pure_bf16: bool = False
-    """whether the program keeps weights, gradients and moments in bf16, and nothing in fp32 (weights loaded and trained in bf16; Lightning's bf16-true)"""
+    """whether the program keeps weights, gradients and moments in bf16, and nothing in fp32
+    (weights loaded and trained in bf16; Lightning's bf16-true)"""
     shards_in_fp32: bool = False
-    """with `pure_bf16`: whether weights that are sharded are still kept in fp32. Accelerate, and therefore transformers' Trainer, casts weights that FSDP shards in mixed precision
+    """with `pure_bf16`: whether weights that are sharded are still kept in fp32. Accelerate, and
+    therefore transformers' Trainer, casts weights that FSDP shards in mixed precision
     (`fsdp2_prepare_model`), and DeepSpeed, which they may call, keeps master weights"""
     unfused_attention: bool = False
-    """whether the program's attention stores the score matrix (eager attention of transformers, Megatron-LM before FlashAttention). FlashAttention (arXiv 2205.14135) and torch's scaled_dot_product_attention never store it"""
+    """whether the program's attention stores the score matrix (eager attention of transformers,
+    Megatron-LM before FlashAttention). FlashAttention (arXiv 2205.14135) and torch's
+    scaled_dot_product_attention never store it"""
     attention_kernel: str = ""
     """the attention kernel, if the program's user chooses it: one of `ATTENTION_KERNELS`, which
-    differ by up to 1.8 times over long sequences on Hopper. Empty means the trainer's own kernel, or an unknown kernel"""
+    differ by up to 1.8 times over long sequences on Hopper. Empty means the trainer's own kernel,
+    or an unknown kernel"""
     loop: str = ""
-    """for your own program: the trainer whose training loop the program runs, one of `LOOPS`; the cost
-    model's constants and memory depend on the loop. Empty if unknown"""
+    """for your own program: the trainer whose training loop the program runs, one of `LOOPS`; the
+    cost model's constants and memory depend on the loop. Empty if unknown"""
     rl: PostTraining | None = None
     """a post-training step; None for a plain optimizer step on sequences of equal length"""
 
@@ -166,7 +178,7 @@ class Workload(Plain):
 
     @property
     def tokens_per_sequence(self) -> float:
-        """Tokens that a step trains on for each sequence in the global batch. This is the sequence's
-        whole length. For post-training, it is the mean length of prompt and response times the number
-        of mini-batches in a step."""
+        """Tokens that a step trains on for each sequence in the global batch. This is the
+        sequence's whole length. For post-training, it is the mean length of prompt and response
+        times the number of mini-batches in a step."""
         return float(self.seq_len) if self.rl is None else self.rl.tokens / self.rl.mini_batch

@@ -1,4 +1,5 @@
-"""The results database: every acknowledged fact, in SQLite or PostgreSQL, behind the protocols of `autotune.ports`.
+"""The results database: every acknowledged fact, in SQLite or PostgreSQL, behind the protocols of
+`autotune.ports`.
 
     open_store(url_or_path) -> SqlStore       MemoryStore() -> the same in memory
     sql, in_memory          the two classes
@@ -33,10 +34,13 @@ _HOME = {"MemoryStore": "autotune.store.in_memory", "SqlStore": "autotune.store.
 def open_store(
     url_or_path: str | os.PathLike[str] | None = None, *, create: bool = True
 ) -> SqlStore:
-    """The store at that path or URL. None means `AUTOTUNE_STORE`, or a file in the user's data folder.
+    """The store at that path or URL. None means `AUTOTUNE_STORE`, or a file in the user's data
+    folder.
 
-    A store that does not exist is created, or with `create=False` raises `NotFoundError`; an older one is upgraded after a backup. Raises `SpecError` for
-    an invalid address, `StoreUnavailableError`, `StoreCorruptError` and `StoreVersionError` (written by a newer release).
+    A store that does not exist is created, or with `create=False` raises `NotFoundError`; an older
+    one is upgraded after a backup. Raises `SpecError` for an invalid address,
+    `StoreUnavailableError`, `StoreCorruptError` and `StoreVersionError` (written by a newer
+    release).
     """
     from autotune.store.connection.location import check_exists, find_location
     from autotune.store.sql import SqlStore

@@ -1,4 +1,5 @@
-"""A store in memory, which lives as long as its process: for tests and experiments. It runs the same SQL as the others, on SQLite."""
+"""A store in memory, which lives as long as its process: for tests and experiments. It runs the
+same SQL as the others, on SQLite."""
 
 from __future__ import annotations
 

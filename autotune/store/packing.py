@@ -3,7 +3,8 @@
     document   byte 1 + deflate of canonical JSON with a preset dictionary of the keys that every trial repeats (RFC 1950 FDICT)
     steps      28 bytes a step, little-endian: u32 step, f64 step_time_s, f64 loss, f64 grad_norm; in order of arrival
 
-The leading byte names the dictionary. A dictionary never changes; a better one would get byte 2, and both could be read.
+The leading byte names the dictionary. A dictionary never changes; a better one would get byte 2,
+and both could be read.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ STEP = np.dtype([("step", "<u4"), ("step_time_s", "<f8"), ("loss", "<f8"), ("gra
 
 
 def pack_document(document: Mapping[str, Any]) -> bytes:
-    """Encodes plain values; a trial takes a few hundred bytes plus the numbers of its measurement."""
+    """Encodes plain values; a trial takes a few hundred bytes plus the numbers of its
+    measurement."""
     text = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
     squeeze = zlib.compressobj(level=6, zdict=_KEYS)
     return b"\x01" + squeeze.compress(text) + squeeze.flush()
@@ -57,7 +59,8 @@ def unpack_document(packed: bytes) -> dict[str, Any]:
 
 
 def _read(text: bytes) -> Any:
-    """The values of `json.loads`, in a third of its time: it was most of what the trials of a large study take to read."""
+    """The values of `json.loads`, in a third of its time: it was most of what the trials of a large
+    study take to read."""
     try:
         return from_json(text)
     except ValueError:

@@ -1,4 +1,5 @@
-"""Reads: one study, lists of studies, trials, steps, and the best configs across all studies. Each uses an index.
+"""Reads: one study, lists of studies, trials, steps, and the best configs across all studies. Each
+uses an index.
 
 Counts for dashboards, and the workloads that have measurements. Each number is read from an index.
 """
@@ -36,7 +37,8 @@ def _study_rows() -> Select[Any]:
 
 
 def resolve(connection: Connection, study_id: str) -> tuple[int, str]:
-    """(key, id) of the study with this id, of the newest with this name, or of the only one whose id starts so. Raises `NotFoundError`."""
+    """(key, id) of the study with this id, of the newest with this name, or of the only one whose
+    id starts so. Raises `NotFoundError`."""
     if not study_id:
         raise NotFoundError(
             "the study's name is empty", remedy="`autotune list` shows ids and names"
@@ -128,7 +130,8 @@ def list_studies(
         query = query.where(studies.c.ended_us < to_us(ended_before))
     if tag:
         query = query.where(studies.c.key.in_(select(tags.c.study).where(tags.c.tag == tag)))
-    # the specs are fetched for those that were picked: those before the offset would be read and left out
+    # the specs are fetched for those that were picked: those before the offset would be read and
+    # left out
     picked = list(connection.scalars(query))
     rows = {
         row.key: row for row in connection.execute(_study_rows().where(studies.c.key.in_(picked)))
@@ -142,7 +145,8 @@ def _equal(*asked: tuple[Column[Any], Any]) -> list[ColumnElement[bool]]:
 
 
 def claimable(connection: Connection, now: int, *, limit: int) -> list[StudyRecord]:
-    """Studies that should run but whose lease nobody holds: those that ran before, oldest first, then those that wait, in the order of `waiting`."""
+    """Studies that should run but whose lease nobody holds: those that ran before, oldest first,
+    then those that wait, in the order of `waiting`."""
     active = [str(StudyStatus.RUNNING), str(StudyStatus.STOPPING)]
     begun = (
         _study_rows()
@@ -159,10 +163,11 @@ def claimable(connection: Connection, now: int, *, limit: int) -> list[StudyReco
 
 
 def waiting(connection: Connection, now: int, *, limit: int | None = None) -> Sequence[Any]:
-    """The studies that wait for their first process (key, id, owner), in the order in which they are started: owners take turns.
+    """The studies that wait for their first process (key, id, owner), in the order in which they
+    are started: owners take turns.
 
-    A study counts those of its owner that run and that wait before it; the lowest count goes first. Of equals, that of the owner whose last study was
-    started longest ago, and then the oldest.
+    A study counts those of its owner that run and that wait before it; the lowest count goes first.
+    Of equals, that of the owner whose last study was started longest ago, and then the oldest.
     """
     line = studies.alias("line")
     waits = (line.c.status == str(StudyStatus.QUEUED)) & (line.c.lease_expires_us <= now)
@@ -236,7 +241,8 @@ def best(
     one_each: bool,
     limit: int,
 ) -> list[tuple[StudyRecord, Trial]]:
-    """Representatives of configs, by the tokens per second per GPU of the cluster at which they stand, best first. See `autotune.ports.HistoryReader.best`."""
+    """Representatives of configs, by the tokens per second per GPU of the cluster at which they
+    stand, best first. See `autotune.ports.HistoryReader.best`."""
     order = (records.c.standing.desc(), records.c.throughput.desc(), records.c.trial)
     picked = select(records.c.trial).order_by(*order)
     if gpu or num_gpus is not None or seq_len is not None:
@@ -274,7 +280,8 @@ def best(
             .join(studies, studies.c.key == trials.c.study)
             .order_by(studies.c.created_us.desc(), *order)
         )
-    # the trials' documents are fetched for those that were picked: sorting would drag all of them along
+    # the trials' documents are fetched for those that were picked: sorting would drag all of them
+    # along
     places = {trial: at for at, trial in enumerate(connection.scalars(picked.limit(limit)))}
     query = select(trials, studies.c.id.label("study_id")).join(
         studies, studies.c.key == trials.c.study

@@ -1,9 +1,10 @@
 """Conversion between rows and values.
 
-A trial's row has columns for what queries ask about; `document` holds config, estimate, measurement, reward, failure and reason in full, and of
-a proxy trial what it stands for.
-The column `config` is the short text that people read and search. A config is known by `config_key`, the first 64 bits of the
-fingerprint of `ParallelConfig.key`, so that the same config is the same number in every study and after knobs are added.
+A trial's row has columns for what queries ask about; `document` holds config, estimate,
+measurement, reward, failure and reason in full, and of a proxy trial what it stands for. The column
+`config` is the short text that people read and search. A config is known by `config_key`, the first
+64 bits of the fingerprint of `ParallelConfig.key`, so that the same config is the same number in
+every study and after knobs are added.
 """
 
 from __future__ import annotations
@@ -120,8 +121,8 @@ def new_trial_row(trial: Trial, *, study: int, workload: int, now: int) -> dict[
 
 
 def ended_columns(asked: Trial, trial: Trial, *, num_gpus: int, now: int) -> dict[str, Any]:
-    """The columns that change when the trial `asked` ends as `trial`; `num_gpus` is the size of the cluster. A proxy trial has no throughput that could be
-    ranked."""
+    """The columns that change when the trial `asked` ends as `trial`; `num_gpus` is the size of the
+    cluster. A proxy trial has no throughput that could be ranked."""
     kept = replace(
         trial,
         estimate=trial.estimate or asked.estimate,

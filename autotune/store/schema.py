@@ -1,7 +1,9 @@
-"""The schema's version: created on first opening, upgraded after a backup, refused when it is newer than this release.
+"""The schema's version: created on first opening, upgraded after a backup, refused when it is newer
+than this release.
 
-The version is one row of `autotune_version`. All migrations run in one transaction that first takes the database's lock. Of many processes that open
-a new store at once, one creates it and the others find it complete; a failed upgrade changes nothing.
+The version is one row of `autotune_version`. All migrations run in one transaction that first takes
+the database's lock. Of many processes that open a new store at once, one creates it and the others
+find it complete; a failed upgrade changes nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ HEAD = "0010"
 
 
 def prepare(database: Database) -> None:
-    """Brings the database to version `HEAD`. Raises `StoreVersionError`, `StoreCorruptError`, `StoreUnavailableError`."""
+    """Brings the database to version `HEAD`. Raises `StoreVersionError`, `StoreCorruptError`,
+    `StoreUnavailableError`."""
     path = database.location.path
     if path is not None:
         _make_folder(database, path)
@@ -45,7 +48,8 @@ def prepare(database: Database) -> None:
 
 
 def _upgrade_locked(database: Database, path: Path | None) -> None:
-    """Backs up and upgrades while nobody else can write: the backup holds all that was acknowledged before."""
+    """Backs up and upgrades while nobody else can write: the backup holds all that was acknowledged
+    before."""
     with database.write() as connection:
         lock(connection, "schema")
         found = version(connection)
@@ -72,11 +76,13 @@ def _upgrade_locked(database: Database, path: Path | None) -> None:
 
 
 _MADE: list[str] = []
-"""what the migrations made of this process's first new SQLite database; the next ones are made by the same statements, in a tenth of the time"""
+"""what the migrations made of this process's first new SQLite database; the next ones are made by
+the same statements, in a tenth of the time"""
 
 
 def version(connection: Connection) -> str | None:
-    """The database's version; None if it is empty. Raises `StoreCorruptError` if it holds tables of another program."""
+    """The database's version; None if it is empty. Raises `StoreCorruptError` if it holds tables of
+    another program."""
     tables = set(inspect(connection).get_table_names())
     if "autotune_version" in tables:
         found = connection.execute(text("SELECT version_num FROM autotune_version")).scalar()
@@ -91,7 +97,8 @@ def version(connection: Connection) -> str | None:
 
 
 _MIGRATION_LOCK = threading.Lock()
-"""Alembic holds the running migration in a global variable, so that only one thread may migrate at a time."""
+"""Alembic holds the running migration in a global variable, so that only one thread may migrate at
+a time."""
 
 
 def upgrade(connection: Connection, target: str) -> None:
@@ -107,13 +114,15 @@ def upgrade(connection: Connection, target: str) -> None:
 
 
 def back_up(source: Path, target: Path) -> None:
-    """Copies an SQLite store, which may be in use. The copy appears under its name only when it is complete."""
+    """Copies an SQLite store, which may be in use. The copy appears under its name only when it is
+    complete."""
     with (
         contextlib.closing(sqlite3.connect(f"{source.as_uri()}?mode=ro", uri=True)) as old,
         whole_file(target) as part,
         contextlib.closing(sqlite3.connect(part)) as new,
     ):
-        # in one step, from one snapshot: copied in several steps it begins again after each write of others
+        # in one step, from one snapshot: copied in several steps it begins again after each write
+        # of others
         old.backup(new)
         new.execute("PRAGMA journal_mode=DELETE")
 
@@ -143,7 +152,8 @@ def _make_folder(database: Database, path: Path) -> None:
 
 
 def make_private(path: Path) -> None:
-    """Makes a database that only this user can read, unless there is one. SQLite gives the files beside it (-wal, -shm) the same mode."""
+    """Makes a database that only this user can read, unless there is one. SQLite gives the files
+    beside it (-wal, -shm) the same mode."""
     if not path.exists():
         os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
 

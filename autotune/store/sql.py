@@ -1,4 +1,5 @@
-"""`SqlStore`: the store on a database. Each method is one transaction, done by the module of its subject."""
+"""`SqlStore`: the store on a database. Each method is one transaction, done by the module of its
+subject."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ from autotune.store.writes.tokens import TokenKeeper, keep_audit, read_audit
 
 
 class SqlStore:
-    """Implements `autotune.ports.ServiceStore`. Threads may share one; each process opens its own."""
+    """Implements `autotune.ports.ServiceStore`. Threads may share one; each process opens its
+    own."""
 
     def __init__(self, location: StoreLocation) -> None:
         self.database = Database(location)
@@ -67,7 +69,8 @@ class SqlStore:
         owner: str = "",
         join: bool = False,
     ) -> StudyRecord:
-        """Stores a new study as QUEUED; a key that was used before returns its study, `join` one of the same spec that has not ended."""
+        """Stores a new study as QUEUED; a key that was used before returns its study, `join` one of
+        the same spec that has not ended."""
         with self.database.write(durable=True) as connection:
             joined = submissions.find_unfinished(connection, study, spec) if join else None
             study_id = joined or submissions.submit(connection, study, spec, idempotency_key, owner)
@@ -91,14 +94,16 @@ class SqlStore:
             return queries.list_studies(connection, limit=limit, offset=offset, **filters)
 
     def claimable(self, *, limit: int = 50) -> list[StudyRecord]:
-        """Studies that should run (QUEUED, RUNNING, STOPPING) but whose lease nobody holds, in the order in which they are started."""
+        """Studies that should run (QUEUED, RUNNING, STOPPING) but whose lease nobody holds, in the
+        order in which they are started."""
         with self.database.read() as connection:
             return queries.claimable(
                 connection, self.database.server_now_us(connection), limit=limit
             )
 
     def waiting(self) -> list[tuple[str, str]]:
-        """Id and owner of the studies that wait for their first process, in the order in which they are started: owners take turns."""
+        """Id and owner of the studies that wait for their first process, in the order in which they
+        are started: owners take turns."""
         with self.database.read() as connection:
             found = queries.waiting(connection, self.database.server_now_us(connection))
         return [(row.id, row.owner) for row in found]
@@ -111,7 +116,8 @@ class SqlStore:
     def events(
         self, study_id: str, *, after: int = 0, limit: int = 1000, newest: bool = False
     ) -> list[HistoryEvent]:
-        """History after that sequence number, in order: the first `limit` events, or with `newest` the last `limit`."""
+        """History after that sequence number, in order: the first `limit` events, or with `newest`
+        the last `limit`."""
         with self.database.read() as connection:
             key, found = queries.resolve(connection, study_id)
             return history.read(connection, key, found, after=after, limit=limit, newest=newest)
@@ -152,7 +158,8 @@ class SqlStore:
             locking.release(connection, lease)
 
     def keep_decision(self, lease: Lease, decision: Decision) -> None:
-        """Keeps all of a decision, or nothing. Measurements under a lease that was taken over are stored as late."""
+        """Keeps all of a decision, or nothing. Measurements under a lease that was taken over are
+        stored as late."""
         with self.database.write(
             durable=decisions.must_survive_a_power_cut(decision)
         ) as connection:
@@ -216,12 +223,14 @@ class SqlStore:
     def best(
         self, *, one_each: bool = False, limit: int = 10, **filters: Unpack[HistoryFilter]
     ) -> list[tuple[StudyRecord, Trial]]:
-        """Best measured trials across all studies by the tokens per second and GPU at which they stand, one for each workload and config."""
+        """Best measured trials across all studies by the tokens per second and GPU at which they
+        stand, one for each workload and config."""
         with self.database.read() as connection:
             return queries.best(connection, one_each=one_each, limit=limit, **filters)
 
     def known_workloads(self) -> list[KnownWorkload]:
-        """All workloads that have measurements. `best` takes the `key` of one as its filter `workload`."""
+        """All workloads that have measurements. `best` takes the `key` of one as its filter
+        `workload`."""
         with self.database.read() as connection:
             return queries.known_workloads(connection)
 
@@ -231,12 +240,14 @@ class SqlStore:
             return queries.statistics(connection, self.database.server_now_us(connection))
 
     def ping(self) -> None:
-        """Begins and ends a write that changes nothing. Raises `StoreUnavailableError` when the store cannot be written now."""
+        """Begins and ends a write that changes nothing. Raises `StoreUnavailableError` when the
+        store cannot be written now."""
         with self.database.write() as connection:
             connection.execute(text("SELECT 1"))
 
     def save_calibration(self, cluster: str, trainer: str, values: Mapping[str, Any]) -> None:
-        """Stores the cost model's constants for a cluster (or GPU type) and trainer, and replaces earlier ones."""
+        """Stores the cost model's constants for a cluster (or GPU type) and trainer, and replaces
+        earlier ones."""
         with self.database.write(durable=True) as connection:
             measured_once.save_calibration(connection, cluster, trainer, values)
 
@@ -270,7 +281,8 @@ class SqlStore:
     def save_reference_losses(
         self, model: str, data: str, seed: int, losses: Sequence[float]
     ) -> None:
-        """Stores the losses of the fp32 reference by step; a shorter series does not replace a longer one."""
+        """Stores the losses of the fp32 reference by step; a shorter series does not replace a
+        longer one."""
         with self.database.write() as connection:
             measured_once.save_reference_losses(connection, model, data, seed, losses)
 

@@ -12,8 +12,8 @@
     notes, tags what people write on studies
     tokens      hashed access tokens    audit   who did what
 
-Times end in `_us`: microseconds since 1970 UTC, whole numbers, so that both databases keep them exactly. `key` numbers a study inside the
-database; people see its `id`.
+Times end in `_us`: microseconds since 1970 UTC, whole numbers, so that both databases keep them
+exactly. `key` numbers a study inside the database; people see its `id`.
 
 Events, trials and attempts have a checksum (`autotune.store.upkeep.checksums`).
 """

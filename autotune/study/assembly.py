@@ -1,7 +1,9 @@
-"""What a study needs to run, worked out from its spec: space, predictions, baseline, references, searcher, runner.
+"""What a study needs to run, worked out from its spec: space, predictions, baseline, references,
+searcher, runner.
 
-Before anything starts the whole space is predicted. When no config is legal, or none is expected to fit into memory, `InfeasibleError` names the
-nearest miss and no rank is started. Predictions may be wrong, so a study whose user enqueued a config that may just fit is run.
+Before anything starts the whole space is predicted. When no config is legal, or none is expected to
+fit into memory, `InfeasibleError` names the nearest miss and no rank is started. Predictions may be
+wrong, so a study whose user enqueued a config that may just fit is run.
 """
 
 from __future__ import annotations
@@ -54,8 +56,8 @@ class Assembly:
     """of every config in the space"""
     baseline: ParallelConfig
     here: Assembly | None = None
-    """of a study with a target: the proxy of one of its configs as a study of its own, for what must be known of the machine at hand. None: the study runs
-    here as it is"""
+    """of a study with a target: the proxy of one of its configs as a study of its own, for what
+    must be known of the machine at hand. None: the study runs here as it is"""
 
     @property
     def runs_here(self) -> Assembly:
@@ -76,8 +78,8 @@ class Assembly:
         *,
         factory: SearcherFactory | None = None,
     ) -> Searcher:
-        """A fresh searcher, which has been told nothing yet: of the study's name, or made by `factory`; of a study with a target the one that asks for
-        proxies."""
+        """A fresh searcher, which has been told nothing yet: of the study's name, or made by
+        `factory`; of a study with a target the one that asks for proxies."""
         from autotune.search import make_searcher, make_target_searcher
 
         study = self.study
@@ -106,9 +108,11 @@ class Assembly:
 
     @property
     def references(self) -> dict[int, ParallelConfig]:
-        """By global batch, the config whose losses other precisions are held against: the baseline in fp32, with more or fewer micro-batches to a
-        step, or where that does not fit the config in the space that needs the least memory, in fp32. Without those that are not needed
-        (stability counts for nothing, all configs are fp32, configs do not see the same data, the baseline is its own) or cannot be run."""
+        """By global batch, the config whose losses other precisions are held against: the baseline
+        in fp32, with more or fewer micro-batches to a step, or where that does not fit the config
+        in the space that needs the least memory, in fp32. Without those that are not needed
+        (stability counts for nothing, all configs are fp32, configs do not see the same data, the
+        baseline is its own) or cannot be run."""
         lower = bool((~self.space.table.is_word("precision", "fp32")).any())
         batches = self.study.reference_batches if lower else ()
         found = {batch: self._reference(batch) for batch in batches}
@@ -136,7 +140,8 @@ class Assembly:
         return not cannot and bool(fits(self.predict(config)))
 
     def check_fit(self) -> None:
-        """Raises `InfeasibleError` when nothing is expected to fit and no guess of the user stands a chance."""
+        """Raises `InfeasibleError` when nothing is expected to fit and no guess of the user stands
+        a chance."""
         hopeful = any(
             float(self.predict(guess).oom_probability) <= HOPELESS for guess in self.study.enqueue
         )
@@ -155,7 +160,8 @@ class Assembly:
 def assemble(study: Study, store: KnowledgeStore | None = None) -> Assembly:
     """Works the study out, with the constants that the store has now.
 
-    Raises `SpecError` when the trainer cannot carry a knob of the study, and `InfeasibleError` when no config of its space is legal.
+    Raises `SpecError` when the trainer cannot carry a knob of the study, and `InfeasibleError` when
+    no config of its space is legal.
     """
     calibration = stored_calibration(study.workload, store, program_of(study))
     if calibration is None and study.at_hand is not None:
@@ -182,7 +188,8 @@ def assemble_with(study: Study, calibration: Calibration | None) -> Assembly:
 
 
 def _here(assembly: Assembly) -> Assembly:
-    """The first proxy as a study of its own. Raises `InfeasibleError` when none of the target's best configs has a proxy on the cluster at hand."""
+    """The first proxy as a study of its own. Raises `InfeasibleError` when none of the target's
+    best configs has a proxy on the cluster at hand."""
 
     searcher = cast("TargetSearcher", assembly.searcher())
     first = searcher.propose()
@@ -226,10 +233,11 @@ def history_of(
 
 
 def teachers_of(study: Study, store: StudyReader, *, before: datetime) -> list[StudyRecord]:
-    """Earlier studies that it learns from: on the same cluster, model or trainer, those that tell most about this one first, the newer of equals first;
-    simulated ones only for simulated ones.
+    """Earlier studies that it learns from: on the same cluster, model or trainer, those that tell
+    most about this one first, the newer of equals first; simulated ones only for simulated ones.
 
-    Only studies that had ended when this one was submitted (`before`): a restart must find the same history.
+    Only studies that had ended when this one was submitted (`before`): a restart must find the same
+    history.
     """
     from autotune.search import transfer_weight
 
@@ -243,7 +251,8 @@ def teachers_of(study: Study, store: StudyReader, *, before: datetime) -> list[S
 def studies_alike(
     study: Study, store: StudyReader, *, limit: int, ended_before: datetime | None = None
 ) -> list[StudyRecord]:
-    """The newest studies on the same model, the same cluster and the same trainer, up to `limit` of each; simulated ones only for simulated ones."""
+    """The newest studies on the same model, the same cluster and the same trainer, up to `limit` of
+    each; simulated ones only for simulated ones."""
     workload = study.workload
     only, without = (SIMULATED, "") if study.runner == SIMULATED else ("", SIMULATED)
     newest = partial(
@@ -258,8 +267,9 @@ def studies_alike(
 
 
 def make_runner_of(assembly: Assembly, passed: TrialRunner | None = None) -> TrialRunner:
-    """The study's runner: `passed`, where it was passed as an object. Raises `RunnerError` when it cannot run this trainer, or has too few ranks for
-    any config (`ClusterTooSmallError`); where the runner can say so beforehand, before it is made."""
+    """The study's runner: `passed`, where it was passed as an object. Raises `RunnerError` when it
+    cannot run this trainer, or has too few ranks for any config (`ClusterTooSmallError`); where the
+    runner can say so beforehand, before it is made."""
 
     assembly = assembly.runs_here
     study = assembly.study
@@ -276,7 +286,8 @@ def make_runner_of(assembly: Assembly, passed: TrialRunner | None = None) -> Tri
 
 
 def _check_runs(runner: TrialRunner, assembly: Assembly) -> None:
-    """Raises `RunnerError` when this runner cannot run the study's trainer, `ClusterTooSmallError` when it has too few ranks for any config."""
+    """Raises `RunnerError` when this runner cannot run the study's trainer, `ClusterTooSmallError`
+    when it has too few ranks for any config."""
     study, least = assembly.study, int(assembly.space.table.world_size.min())
     if (check := getattr(runner, "check_study", None)) is not None:
         check(study)

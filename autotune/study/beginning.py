@@ -1,4 +1,5 @@
-"""What a controller begins with beside its study and the trials so far. It is kept in the study's history.
+"""What a controller begins with beside its study and the trials so far. It is kept in the study's
+history.
 
 capacity     ranks of the runner
 constants    of the cost model, where this cluster was measured; they may be re-measured later

@@ -1,8 +1,9 @@
 """Deleting a study that has ended: what goes with it, and which studies learnt from it.
 
-A search begins with the trials of earlier studies on the same model, cluster or trainer (`autotune.study.assembly.teachers_of`). A study that was interrupted is
-continued by telling its searcher all of that again, so the studies that it learnt from must stay until it has ended. The histories of those that have
-ended say afterwards that a part of what they learnt from is gone.
+A search begins with the trials of earlier studies on the same model, cluster or trainer
+(`autotune.study.assembly.teachers_of`). A study that was interrupted is continued by telling its
+searcher all of that again, so the studies that it learnt from must stay until it has ended. The
+histories of those that have ended say afterwards that a part of what they learnt from is gone.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Deletion:
     learners: tuple[StudyRecord, ...]
     """later studies that have ended and may have learnt from it, newest first"""
     held_by: tuple[StudyRecord, ...]
-    """later studies that learnt from it and have not ended; while there is one it cannot be deleted"""
+    """later studies that learnt from it and have not ended; while there is one it cannot be
+    deleted"""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -77,7 +79,8 @@ def deletion_of(store: StudyReader, study_id: str) -> Deletion:
 
 
 def delete_study(store: StudyStore, study_id: str) -> Deletion:
-    """Deletes the study and returns what went. Raises `ConflictError` when it has not ended, or a study that has not ended learnt from it."""
+    """Deletes the study and returns what went. Raises `ConflictError` when it has not ended, or a
+    study that has not ended learnt from it."""
     found = deletion_of(store, study_id)
     if found.held_by:
         names = ", ".join(f"{kin.study.name} ({kin.id})" for kin in found.held_by[:NAMED])
@@ -92,7 +95,8 @@ def delete_study(store: StudyStore, study_id: str) -> Deletion:
 
 
 def _later_kin(store: StudyReader, record: StudyRecord) -> list[StudyRecord]:
-    """Studies that were submitted after it ended, and whose workloads are near enough to learn from it, newest first."""
+    """Studies that were submitted after it ended, and whose workloads are near enough to learn from
+    it, newest first."""
     from autotune.search import transfer_weight
 
     workload, ended = record.study.workload, record.ended_at

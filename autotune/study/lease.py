@@ -1,11 +1,12 @@
-"""The lease of one study, and the store as its holder writes it: a thread renews the lease, and writes are repeated while the database is away.
+"""The lease of one study, and the store as its holder writes it: a thread renews the lease, and
+writes are repeated while the database is away.
 
     lease_s      seconds from the last renewal until the lease runs out; it is renewed three times as often
     patience_s   seconds for which a write is repeated before the loop gives up; the measurements stay in memory meanwhile
     stall_s      seconds without a round of the loop after which the lease is no longer renewed, so that another may take the study over
 
-Every write of the store may be repeated safely, so a write whose answer was lost is written again. When somebody else took the lease, the next
-write raises `ConflictError` and the loop stops.
+Every write of the store may be repeated safely, so a write whose answer was lost is written again.
+When somebody else took the lease, the next write raises `ConflictError` and the loop stops.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ PAGE = 1000
 
 
 class StudyLease:
-    """Writes for one study while its lease is held. A context manager: leaving it gives the lease back."""
+    """Writes for one study while its lease is held. A context manager: leaving it gives the lease
+    back."""
 
     def __init__(
         self,
@@ -55,7 +57,8 @@ class StudyLease:
         on_trouble: Callable[[str], None] = lambda _: None,
         impatient: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`on_trouble` is called once for each outage; `impatient()` ends the wait for the database."""
+        """`on_trouble` is called once for each outage; `impatient()` ends the wait for the
+        database."""
         self.store = store
         self.study_id = lease.study
         self.fenced = threading.Event()
@@ -75,7 +78,8 @@ class StudyLease:
     def claim(
         cls, store: LeasedStore, study_id: str, *, lease_s: float = 10.0, **options: Any
     ) -> StudyLease:
-        """The lease of a study that nobody else runs. A holder that was a process of this host and has ended is replaced at once.
+        """The lease of a study that nobody else runs. A holder that was a process of this host and
+        has ended is replaced at once.
 
         Raises `ConflictError` when a live controller holds the study, or when the study has ended.
         """
@@ -118,7 +122,8 @@ class StudyLease:
             )
 
     def told_in_order(self) -> list[Trial]:
-        """All trials: the terminal ones in the order in which they ended, then the others by number."""
+        """All trials: the terminal ones in the order in which they ended, then the others by
+        number."""
         trials = self.trials()
         order = [
             int(event.data["number"])
@@ -133,7 +138,8 @@ class StudyLease:
         return {t.number: t for t in self._patiently(lambda: self.store.trials(self.study_id))}
 
     def lost(self) -> dict[int, int]:
-        """By trial, how many of its attempts were lost, those aside that only the end of a controller cut off."""
+        """By trial, how many of its attempts were lost, those aside that only the end of a
+        controller cut off."""
         ends = [
             event.data
             for event in self._events()
@@ -158,7 +164,8 @@ class StudyLease:
         return self._patiently(lambda: self.store.study(self.study_id))
 
     def glance(self) -> StudyRecord | None:
-        """The study as it is kept, read without repeating: None while the database is away, which does not mean that the study was cancelled."""
+        """The study as it is kept, read without repeating: None while the database is away, which
+        does not mean that the study was cancelled."""
         try:
             return self.store.study(self.study_id)
         except StoreUnavailableError:
@@ -195,7 +202,8 @@ class StudyLease:
         wanted: Wanted | None = None,
         **fields: Unpack[StudyFields],
     ) -> None:
-        """Keeps a decision in one transaction: the event that caused it, its facts, and what changes of the study."""
+        """Keeps a decision in one transaction: the event that caused it, its facts, and what
+        changes of the study."""
         if self._decisions is None:
             self._decisions = self.record().decisions
         decision = Decision(
@@ -218,7 +226,8 @@ class StudyLease:
         message: str,
         **fields: Unpack[StudyFields],
     ) -> None:
-        """Keeps the decision to rest: as PAUSED while people want a pause; else the status stays, so that another controller goes on with the study."""
+        """Keeps the decision to rest: as PAUSED while people want a pause; else the status stays,
+        so that another controller goes on with the study."""
         self._while_paused(
             lambda status, wanted: self.decide(
                 cause, facts, status=status, message=message, wanted=wanted, **fields
@@ -226,11 +235,13 @@ class StudyLease:
         )
 
     def pause_if_wanted(self, message: str) -> StudyRecord:
-        """PAUSED, as long as people want a pause; else the status stays, so that another controller goes on with the study."""
+        """PAUSED, as long as people want a pause; else the status stays, so that another controller
+        goes on with the study."""
         return self._while_paused(lambda status, wanted: self.move(status, message, wanted=wanted))
 
     def _while_paused(self, write: Callable[[StudyStatus | None, Wanted | None], T]) -> T:
-        """Writes the status PAUSED on condition that people want a pause; without either when they do not, also when they took it back in between."""
+        """Writes the status PAUSED on condition that people want a pause; without either when they
+        do not, also when they took it back in between."""
         while True:
             pause = self.record().wanted is Wanted.PAUSE
             try:
@@ -247,7 +258,8 @@ class StudyLease:
         wanted: Wanted | None = None,
         **fields: Unpack[StudyFields],
     ) -> StudyRecord:
-        """Sets status, message (None: they stay) and fields of the study. One that has ended is left as it is. `wanted`: only if people want this of it."""
+        """Sets status, message (None: they stay) and fields of the study. One that has ended is
+        left as it is. `wanted`: only if people want this of it."""
         while True:
             found = self.record()
             if found.status.is_terminal:

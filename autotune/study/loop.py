@@ -5,8 +5,9 @@
     lease        writes every decision to the store, in one transaction, before anything is done about it (`autotune.study.lease`)
     on_event     is called with what happens, for the live view (`autotune.study.progress`)
 
-Each round polls the runner, reads the clock and what people asked for, and passes these events to the controller. All facts among the commands that
-follow from one event are stored at once; then the commands are carried out in order. When this process dies, the store holds whole decisions, and
+Each round polls the runner, reads the clock and what people asked for, and passes these events to
+the controller. All facts among the commands that follow from one event are stored at once; then the
+commands are carried out in order. When this process dies, the store holds whole decisions, and
 another process continues from the last of them: see `Controller.__init__`.
 """
 
@@ -79,9 +80,11 @@ from autotune.study.progress import (
 POLL_S = 0.2
 """the longest wait for the runner's next event"""
 GLANCE_S = 1.0
-"""how often the loop reads what people want (pause, stop, cancel) and stores step metrics, besides when an attempt ends"""
+"""how often the loop reads what people want (pause, stop, cancel) and stores step metrics, besides
+when an attempt ends"""
 CHECKPOINT_S = 2.0
-"""how often elapsed time and rank-seconds are stored, besides at each trial's end: a study that is killed forgets at most so much of them"""
+"""how often elapsed time and rank-seconds are stored, besides at each trial's end: a study that is
+killed forgets at most so much of them"""
 
 ASKED: dict[Wanted, Event] = {
     Wanted.RUN: ResumeAsked(),
@@ -141,8 +144,9 @@ class Loop:
     def run(self) -> StudyRecord:
         """The study's record when nothing runs any more.
 
-        Raises `ConflictError` when another controller took over, `StoreUnavailableError` when the store stays away, `RunnerError` when
-        nothing can be run; then the caller's closing of the runner ends what still ran.
+        Raises `ConflictError` when another controller took over, `StoreUnavailableError` when the
+        store stays away, `RunnerError` when nothing can be run; then the caller's closing of the
+        runner ends what still ran.
         """
         try:
             return self._run()
@@ -222,7 +226,8 @@ class Loop:
             self._carry_out(command)
 
     def _keep(self, event: Event, commands: Sequence[Command]) -> None:
-        """Stores all facts that follow from the event in one transaction, before anything is done about them."""
+        """Stores all facts that follow from the event in one transaction, before anything is done
+        about them."""
         for command in commands:
             self._locate(command)
         facts = [
@@ -276,7 +281,8 @@ class Loop:
                 self._waiting.pop(trial.number, None)
 
     def _fact(self, command: Command, others: Sequence[Command]) -> Fact | None:
-        """What is stored of a command together with the others; None: nothing, or step metrics, which are stored in bulk."""
+        """What is stored of a command together with the others; None: nothing, or step metrics,
+        which are stored in bulk."""
         match command:
             case KeepTrial() | StartAttempt() | CloseAttempt() | EndTrial():
                 return command
@@ -335,8 +341,9 @@ class Loop:
         self.lease.move(None, elapsed_s=self.controller.elapsed_s, result=self._spent())
 
     def _spent(self) -> dict[str, Any]:
-        """What is known of the study beside its trials: with the rank-seconds, which a later controller cannot add up from the trials (their wall-clock times
-        include outages and clock changes), and the counts of configs that cannot be run here, which are no trials."""
+        """What is known of the study beside its trials: with the rank-seconds, which a later
+        controller cannot add up from the trials (their wall-clock times include outages and clock
+        changes), and the counts of configs that cannot be run here, which are no trials."""
         waiting = [
             {"trial": number, "reason": reason} for number, reason in sorted(self._waiting.items())
         ]

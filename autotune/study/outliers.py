@@ -1,4 +1,5 @@
-"""Nodes and GPUs that are slower than their likes: a study leaves their nodes out where its runner has others, and says so where it cannot.
+"""Nodes and GPUs that are slower than their likes: a study leaves their nodes out where its runner
+has others, and says so where it cannot.
 
     known before    by a calibration (`autotune.results.calibrations`)
     seen in trials  `TRIALS` trials or more, and `MOSTLY` of those that ran there, say of themselves that this node (or a rank on it) is slower than the others

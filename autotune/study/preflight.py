@@ -1,12 +1,15 @@
-"""The preflight: what cannot run where it is asked is refused before a runner is made, so before Ray or any rank is started.
+"""The preflight: what cannot run where it is asked is refused before a runner is made, so before
+Ray or any rank is started.
 
     check_runner    the runner's name and options, and what it can run on no machine: whoever submits a study asks this
     check_there     what a job that begins elsewhere, with the same files, will not find
     check_here      what this machine cannot run: too few ranks, no GPU, a program that is not installed. Asked where the study will run
 
-Runners that say nothing beforehand (`autotune.ports.PreflightRunner` is optional) are judged once they are made.
+Runners that say nothing beforehand (`autotune.ports.PreflightRunner` is optional) are judged once
+they are made.
 
-A runner that is passed to `tune` as an object: its name in the study's record, and the check that whoever goes on with the study passes it too.
+A runner that is passed to `tune` as an object: its name in the study's record, and the check that
+whoever goes on with the study passes it too.
 """
 
 from __future__ import annotations
@@ -24,24 +27,28 @@ from autotune.spec import ParallelConfig, Study
 
 
 def check_runner(study: Study) -> None:
-    """Raises `CatalogError` or `SpecError` for a runner or an option that does not exist, `RunnerError` for what it can run nowhere."""
+    """Raises `CatalogError` or `SpecError` for a runner or an option that does not exist,
+    `RunnerError` for what it can run nowhere."""
     _ask(study, "preflight")
 
 
 def check_here(study: Study, space: SearchSpace) -> None:
-    """Raises `RunnerError` or `MissingExtraError` when this machine cannot run the study; also what `check_runner` raises."""
+    """Raises `RunnerError` or `MissingExtraError` when this machine cannot run the study; also what
+    `check_runner` raises."""
     check_runner(study)
     _ask(study, "preflight_here", smallest_config(space))
 
 
 def check_there(study: Study, space: SearchSpace) -> None:
-    """Raises `RunnerError` for what another machine that sees the same files cannot run either, such as a program that is not there; also what `check_runner` raises."""
+    """Raises `RunnerError` for what another machine that sees the same files cannot run either,
+    such as a program that is not there; also what `check_runner` raises."""
     check_runner(study)
     _ask(study, "preflight_there", smallest_config(space))
 
 
 def cannot_run_here(study: Study, space: SearchSpace) -> str:
-    """Why the study cannot be run on this machine, in words; empty when nothing speaks against it. A wrong runner or option is raised."""
+    """Why the study cannot be run on this machine, in words; empty when nothing speaks against it.
+    A wrong runner or option is raised."""
     try:
         check_here(study, space)
     except (RunnerError, MissingExtraError) as error:
@@ -71,7 +78,8 @@ def run_by(study: Study, runner: TrialRunner) -> Study:
 
 
 def check_passed(study: Study, runner: TrialRunner | None) -> None:
-    """Raises `CatalogError` when the study's runner was passed as an object and is not passed now, `ConflictError` when another one is."""
+    """Raises `CatalogError` when the study's runner was passed as an object and is not passed now,
+    `ConflictError` when another one is."""
     name = study.runner
     if runner is None and name.startswith(PASSED):
         raise CatalogError(

@@ -1,10 +1,12 @@
-"""The id of a process that holds a lease. Another process on the same machine can tell from it whether the holder is alive.
+"""The id of a process that holds a lease. Another process on the same machine can tell from it
+whether the holder is alive.
 
     host:pid:start:place   start   kernel's start time of the process, clock ticks since boot; 0 where it cannot be read
                            place   digest of the boot id and the namespace of process ids; 0 where they cannot be read
 
-A process id alone is not enough: the kernel reuses ids. A host name is not enough either: two containers may share one, and the ids of one mean
-nothing in the other. A holder with an unknown start or place, or in another place, counts as alive until its lease runs out.
+A process id alone is not enough: the kernel reuses ids. A host name is not enough either: two
+containers may share one, and the ids of one mean nothing in the other. A holder with an unknown
+start or place, or in another place, counts as alive until its lease runs out.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ def this_process() -> str:
 
 
 def is_beside(process_id: str) -> bool:
-    """Whether the process, alive or dead, is of this machine and namespace, as far as can be told."""
+    """Whether the process, alive or dead, is of this machine and namespace, as far as can be
+    told."""
     host, place = process_id.partition(":")[0], process_id.rpartition(":")[2]
     return process_id.count(":") == 3 and host == socket.gethostname() and place == _place()
 
@@ -49,7 +52,8 @@ def _place() -> str:
 
 
 def _start_time(pid: int) -> int | None:
-    """Clock ticks since boot at which the process started; None when there is no such process, or it is a zombie."""
+    """Clock ticks since boot at which the process started; None when there is no such process, or
+    it is a zombie."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

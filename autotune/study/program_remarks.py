@@ -1,4 +1,5 @@
-"""What was seen of a program that a person should know, in words: a log that tells another pace, comes in bursts or was too long to be read, files that trials replace."""
+"""What was seen of a program that a person should know, in words: a log that tells another pace,
+comes in bursts or was too long to be read, files that trials replace."""
 
 from __future__ import annotations
 

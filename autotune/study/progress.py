@@ -5,8 +5,9 @@ Callbacks of `autotune.tune`: your functions, called with trials while a study r
     on_trial(trial)    a trial has ended: measured, failed or cancelled, including the baseline and the final rounds
     on_best(trial)     this trial is the best so far
 
-They run in the study's thread, between two steps of its loop, after the event was stored. An exception in a callback pauses the study and is raised
-as `CallbackError`, with the exception as its cause: nothing measured is lost, and the same call of `tune` continues the study.
+They run in the study's thread, between two steps of its loop, after the event was stored. An
+exception in a callback pauses the study and is raised as `CallbackError`, with the exception as its
+cause: nothing measured is lost, and the same call of `tune` continues the study.
 """
 
 from __future__ import annotations
@@ -117,7 +118,8 @@ OnTrial = Callable[[Trial], None]
 def with_callbacks(
     on_event: OnEvent | None, *, on_trial: OnTrial | None, on_best: OnTrial | None
 ) -> OnEvent | None:
-    """A listener that passes every event to `on_event`, and trials to the callbacks; None if none is given."""
+    """A listener that passes every event to `on_event`, and trials to the callbacks; None if none
+    is given."""
     if on_trial is None and on_best is None:
         return on_event
 

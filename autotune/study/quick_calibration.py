@@ -1,8 +1,11 @@
-"""A quick calibration before a study whose cluster was never measured: under 20 s for predictions in a far better order.
+"""A quick calibration before a study whose cluster was never measured: under 20 s for predictions
+in a far better order.
 
-It is made for new studies with real trials of the native trainer on the cluster of this machine (runner `local` or `ray`), where the store holds no
-calibration, unless `calibrate: false` in the spec leaves it out or the budget tries the whole space, so that their order does not matter. It is stored before
-the first trial, so a study that is resumed predicts the same. `autotune calibrate` replaces it by a full one.
+It is made for new studies with real trials of the native trainer on the cluster of this machine
+(runner `local` or `ray`), where the store holds no calibration, unless `calibrate: false` in the
+spec leaves it out or the budget tries the whole space, so that their order does not matter. It is
+stored before the first trial, so a study that is resumed predicts the same. `autotune calibrate`
+replaces it by a full one.
 
 The dry runs of a model that code builds, made before the first study of it begins.
 """
@@ -54,8 +57,8 @@ def needs_calibration(
 def calibrate_quickly(
     study: Study, store: CalibrationStore, tell: OnEvent, interrupted: Callable[[], bool]
 ) -> Calibration | None:
-    """Measures the cluster and stores its constants, which are returned. None where that failed or was interrupted: then the study goes on with the
-    constants that ship."""
+    """Measures the cluster and stores its constants, which are returned. None where that failed or
+    was interrupted: then the study goes on with the constants that ship."""
 
     cluster = study.workload.cluster
     began_s = time.monotonic()
@@ -90,7 +93,8 @@ def calibrate_quickly(
 
 
 def profile_first(study: Study, store: Store, tell: OnEvent, *, passed: bool) -> None:
-    """Makes the dry runs that the study's model lacks, and says what comes of it. `passed`: whether the runner is an object, which is asked nothing."""
+    """Makes the dry runs that the study's model lacks, and says what comes of it. `passed`: whether
+    the runner is an object, which is asked nothing."""
     space = SearchSpace.of_study(study)
     if not passed:  # a study that cannot run here need not wait for dry runs to hear it
         if study.at_hand is None:

@@ -1,16 +1,21 @@
-"""An old study's configs re-measured: the winner, the runner-up and the baseline, in turn, in two rounds. Are they as fast as they were?
+"""An old study's configs re-measured: the winner, the runner-up and the baseline, in turn, in two
+rounds. Are they as fast as they were?
 
     y_cr     ln tokens/s of config c in run r, by its median step       d_c = mean of the new y_c - mean of the old ones
     sigma    standard deviation between runs of one config, from all its runs and the prior of `autotune.reward.run_noise`
 
     change = mean_c d_c, with variance sigma^2 / C^2 * sum_c (1 / n_c,new + 1 / n_c,old) and Student's t
 
-The change is called slower than S when its 95% interval does not hold 0 and reaches beyond S: with 2% between runs, three configs and two rounds, a slowdown of 5%
-is found in 98 of 100 studies, and one is invented in 2 (tests/study/test_recheck.py). The order holds where no config is ahead of a better one of then by more than its
-interval, or was ahead of it then already and is not by more. Machines that are busy with other work are told apart from releases by the evidence of the runs (`autotune.diagnosis`): where others took `BUSY` of a step or
-more, a change says nothing, and the recheck is inconclusive.
+The change is called slower than S when its 95% interval does not hold 0 and reaches beyond S: with
+2% between runs, three configs and two rounds, a slowdown of 5% is found in 98 of 100 studies, and
+one is invented in 2 (tests/study/test_recheck.py). The order holds where no config is ahead of a
+better one of then by more than its interval, or was ahead of it then already and is not by more.
+Machines that are busy with other work are told apart from releases by the evidence of the runs
+(`autotune.diagnosis`): where others took `BUSY` of a step or more, a change says nothing, and the
+recheck is inconclusive.
 
-The recheck of a stored study: its configs out of the store, measured on its own runner, and a note of what came of it back into the store.
+The recheck of a stored study: its configs out of the store, measured on its own runner, and a note
+of what came of it back into the store.
 """
 
 from __future__ import annotations
@@ -103,7 +108,8 @@ class Recheck:
 
     @property
     def change(self) -> tuple[float, float, float] | None:
-        """Relative change in speed over all of them, with its 95% interval; None where nothing could be compared."""
+        """Relative change in speed over all of them, with its 95% interval; None where nothing
+        could be compared."""
         found = self.compared
         if not found:
             return None
@@ -113,7 +119,8 @@ class Recheck:
 
     @property
     def is_slower(self) -> bool:
-        """Beyond chance, by an interval that reaches beyond what was allowed; also where a config does not run any more."""
+        """Beyond chance, by an interval that reaches beyond what was allowed; also where a config
+        does not run any more."""
         return (self._seems_slower and not self.is_inconclusive) or any(
             c.failure is not None for c in self.configs
         )
@@ -130,9 +137,11 @@ class Recheck:
 
     @property
     def _leads(self) -> tuple[list[str], list[str]]:
-        """Which config is significantly ahead of one ranked above it, in words: newly, and as before.
+        """Which config is significantly ahead of one ranked above it, in words: newly, and as
+        before.
 
-        A study ranks by more than speed, so a config may have been ahead all along: then only a significantly larger lead is a change.
+        A study ranks by more than speed, so a config may have been ahead all along: then only a
+        significantly larger lead is a change.
         """
         new, old, found = list[str](), list[str](), self.compared
         for at, better in enumerate(found):
@@ -189,7 +198,8 @@ class Recheck:
 
     @property
     def busy(self) -> float:
-        """The share of the steps of now that processes of others took, of the run that lost most."""
+        """The share of the steps of now that processes of others took, of the run that lost
+        most."""
         shares = [0.0]
         for evidence in (m.evidence for c in self.configs for m in c.now):
             if evidence:
@@ -276,8 +286,8 @@ def _shown(role: str) -> str:
 def chosen(
     trials: Sequence[Trial], ranked: Sequence[ParallelConfig], default: ParallelConfig | None
 ) -> tuple[Rechecked, ...]:
-    """Winner, runner-up and baseline of a study, with what was measured of them; `ranked`: best first. Raises `NotFoundError` for a study that has
-    measured none."""
+    """Winner, runner-up and baseline of a study, with what was measured of them; `ranked`: best
+    first. Raises `NotFoundError` for a study that has measured none."""
     wanted = list(
         dict.fromkeys(
             [
@@ -320,7 +330,8 @@ def run_recheck(
     rounds: int = ROUNDS,
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[Rechecked, ...]:
-    """Measures them in turn, each `rounds` times; every second round backwards, so that a machine that drifts does not favour one."""
+    """Measures them in turn, each `rounds` times; every second round backwards, so that a machine
+    that drifts does not favour one."""
     found = list(configs)
     for turn in range(rounds):
         order = list(range(len(found))) if turn % 2 == 0 else list(reversed(range(len(found))))
@@ -455,8 +466,9 @@ def recheck_study(
     say: Callable[[str], None] = lambda _: None,
     runner: TrialRunner | None = None,
 ) -> tuple[StudyRecord, Recheck]:
-    """Runs it. `runner`: the study's own where that was passed as an object. Raises `NotFoundError` for a study without a measured config, `SpecError` for one
-    whose trials stand for others, and `RunnerError` for what cannot run here."""
+    """Runs it. `runner`: the study's own where that was passed as an object. Raises `NotFoundError`
+    for a study without a measured config, `SpecError` for one whose trials stand for others, and
+    `RunnerError` for what cannot run here."""
     found = result_of(store, asked)
     record = found.record
     if record.study.at_hand is not None:

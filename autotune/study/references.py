@@ -1,7 +1,9 @@
-"""Losses of fp32 trials, measured once and stored for every later study of the same model, data and seed.
+"""Losses of fp32 trials, measured once and stored for every later study of the same model, data and
+seed.
 
-A curve is stored under all that decides which numbers are computed: model, data, seed, sequence length, global batch, optimizer, trainer with
-its options (e.g. the learning rate) and warm-up steps. Simulated losses are never used for real trials.
+A curve is stored under all that decides which numbers are computed: model, data, seed, sequence
+length, global batch, optimizer, trainer with its options (e.g. the learning rate) and warm-up
+steps. Simulated losses are never used for real trials.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ SHIPPED = "the bundled text"
 
 
 def known_losses(assembly: Assembly, store: ReferenceLossStore) -> dict[int, tuple[float, ...]]:
-    """Losses by tokens per step, for the global batches at which they are needed and an earlier study measured them for as many steps."""
+    """Losses by tokens per step, for the global batches at which they are needed and an earlier
+    study measured them for as many steps."""
     study, found = assembly.study, dict[int, tuple[float, ...]]()
     for batch in assembly.references:
         losses = store.reference_losses(study.workload.model.name, _data(study, batch), study.seed)

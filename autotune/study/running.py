@@ -58,7 +58,8 @@ WANTED = {
 SETTLE_S = 10.0
 """time that a controller which comes to rest gets to leave the study, s"""
 AWAY_S, LOOK_S = 3600.0, 10.0
-"""how long a study that ran before waits for nodes that are away, and the time between two looks, s"""
+"""how long a study that ran before waits for nodes that are away, and the time between two looks,
+s"""
 
 
 def submit_study(
@@ -74,11 +75,15 @@ def submit_study(
     runner: TrialRunner | None = None,
     assembly: Assembly | None = None,
 ) -> StudyRecord:
-    """Checks that the study can be run at all (space, searcher, guesses, memory, runner: `InfeasibleError`, `ConfigError`, `RunnerError`) and keeps it as QUEUED.
+    """Checks that the study can be run at all (space, searcher, guesses, memory, runner:
+    `InfeasibleError`, `ConfigError`, `RunnerError`) and keeps it as QUEUED.
 
-    `searcher`: what makes the study's searcher, where that is registered under no name. `here`: this machine is going to run it, so what it
-    cannot run is refused too; otherwise the machine that runs it is asked when the study starts. `runner`: the study's, where it is passed as an
-    object; it is asked nothing. `assembly`: the study worked out, where it is already. `join`: a study of the same spec that has not ended is returned instead (`autotune.ports.StudyWriter.submit`).
+    `searcher`: what makes the study's searcher, where that is registered under no name. `here`:
+    this machine is going to run it, so what it cannot run is refused too; otherwise the machine
+    that runs it is asked when the study starts. `runner`: the study's, where it is passed as an
+    object; it is asked nothing. `assembly`: the study worked out, where it is already. `join`: a
+    study of the same spec that has not ended is returned instead
+    (`autotune.ports.StudyWriter.submit`).
     """
     assembly = assembly or assemble(study, store)
     assembly.check_fit()
@@ -106,19 +111,26 @@ def run_study(
     about: Mapping[str, Any] | None = None,
     assembly: Assembly | None = None,
 ) -> Result:
-    """Claims a submitted study and runs it until it ends, is paused, or `interrupted()` says so. For `tune` and the supervisor.
+    """Claims a submitted study and runs it until it ends, is paused, or `interrupted()` says so.
+    For `tune` and the supervisor.
 
-    `left_s()`: seconds until the job that this process runs in ends, None: no end is known; `goes_on`: whether that job then begins again, so that the study pauses instead
-    of naming a winner before. `leave`: when interrupted it is not PAUSED but keeps its status, for the next controller. `searcher`: what makes the study's searcher,
-    where that is registered under no name; it must be the one that the study was submitted with. `runner`: likewise the study's runner, which is
-    closed at the end. `about`: plain values that the study's result holds beside what is found, such as the job that runs it. `assembly`: the study worked out
-    just now, as for `submit_study`.
+    `left_s()`: seconds until the job that this process runs in ends, None: no end is known;
+    `goes_on`: whether that job then begins again, so that the study pauses instead of naming a
+    winner before. `leave`: when interrupted it is not PAUSED but keeps its status, for the next
+    controller. `searcher`: what makes the study's searcher, where that is registered under no name;
+    it must be the one that the study was submitted with. `runner`: likewise the study's runner,
+    which is closed at the end. `about`: plain values that the study's result holds beside what is
+    found, such as the job that runs it. `assembly`: the study worked out just now, as for
+    `submit_study`.
 
-    A study that has ended is returned as it is. Raises `ConflictError` when a live controller holds it and `StoreError` when the store stays
-    away; both leave the study as it is for the next controller. Any other error makes the study FAILED with a message, or PAUSED when it can go on
-    once its cause is gone (the operating system failed, the runner failed after something had been measured, the study's searcher or runner is not
-    here, a callback raised), and is raised too; a runner that fails once `interrupted()` says so is part of the interruption, and so is one
-    that the end of its job takes away. A study that people want to pause or cancel is not run: it comes to rest.
+    A study that has ended is returned as it is. Raises `ConflictError` when a live controller holds
+    it and `StoreError` when the store stays away; both leave the study as it is for the next
+    controller. Any other error makes the study FAILED with a message, or PAUSED when it can go on
+    once its cause is gone (the operating system failed, the runner failed after something had been
+    measured, the study's searcher or runner is not here, a callback raised), and is raised too; a
+    runner that fails once `interrupted()` says so is part of the interruption, and so is one that
+    the end of its job takes away. A study that people want to pause or cancel is not run: it comes
+    to rest.
     """
     tell, stop = on_event or (lambda _: None), interrupted or (lambda: False)
     record = store.study(study_id)
@@ -152,7 +164,8 @@ def run_study(
 
 
 def _come_to_rest(lease: StudyLease, error: Exception, why: bool | str, *, leave: bool) -> bool:
-    """Gives the study the status and message that the error leaves it with; whether the error is part of an interruption, for which `why` stands, and so none of the study's."""
+    """Gives the study the status and message that the error leaves it with; whether the error is
+    part of an interruption, for which `why` stands, and so none of the study's."""
     message = str(error) if isinstance(error, AutotuneError) else f"{type(error).__name__}: {error}"
     if isinstance(error, RunnerError) and why:
         # who ends a job signals all of its processes, Ray's too
@@ -179,7 +192,8 @@ def _come_to_rest(lease: StudyLease, error: Exception, why: bool | str, *, leave
 
 
 def _check_same_searcher(record: StudyRecord, factory: SearcherFactory | None) -> None:
-    """Raises `ConflictError` when the searcher that was passed is not the study's: it would replay another's trials."""
+    """Raises `ConflictError` when the searcher that was passed is not the study's: it would replay
+    another's trials."""
     if factory is not None and searcher_name(factory) != record.study.searcher:
         raise ConflictError(
             f"study {record.id} searches with {record.study.searcher!r}, but {searcher_name(factory)!r} was passed",
@@ -189,9 +203,11 @@ def _check_same_searcher(record: StudyRecord, factory: SearcherFactory | None) -
 
 
 def act(store: LeasedStore, study_id: str, action: str) -> StudyRecord:
-    """Writes what people want of a study: pause, resume, stop or cancel. Raises `ConflictError` when it has ended or was asked to end before.
+    """Writes what people want of a study: pause, resume, stop or cancel. Raises `ConflictError`
+    when it has ended or was asked to end before.
 
-    The controller of the study hears it and changes the status when it has obeyed. The status of a study that nobody runs changes at once.
+    The controller of the study hears it and changes the status when it has obeyed. The status of a
+    study that nobody runs changes at once.
     """
     if action not in WANTED:
         raise ValueError(f"an action must be one of {', '.join(ACTIONS)}, but is {action!r}")
@@ -241,7 +257,8 @@ def _settled(store: LeasedStore, record: StudyRecord) -> StudyRecord:
 
 
 def _rests_as_wanted(lease: StudyLease) -> bool:
-    """Brings a study to rest that people want to pause or cancel, before anything is started for it; whether it rests."""
+    """Brings a study to rest that people want to pause or cancel, before anything is started for
+    it; whether it rests."""
     record = lease.record()
     if record.wanted is Wanted.CANCEL:
         lease.move(StudyStatus.CANCELLED, CANCELLED_ON_REQUEST)
@@ -259,8 +276,9 @@ def _runner_in_time(
     *,
     waits: bool,
 ) -> TrialRunner | None:
-    """The study's runner. `waits`: on a cluster that has become too small it is tried again until its nodes are back, as after a restart of
-    Ray's head; None when that was interrupted, or people want the study to rest."""
+    """The study's runner. `waits`: on a cluster that has become too small it is tried again until
+    its nodes are back, as after a restart of Ray's head; None when that was interrupted, or people
+    want the study to rest."""
     end_s = time.monotonic() + (AWAY_S if waits else 0.0)
     while True:
         try:
@@ -293,7 +311,8 @@ def _run(
     about: Mapping[str, Any] | None,
     given: Assembly | None,
 ) -> None:
-    """Brings a claimed study to rest: announces it, gets its runner, calibrates, and runs the loop."""
+    """Brings a claimed study to rest: announces it, gets its runner, calibrates, and runs the
+    loop."""
     record = lease.record()
     assembly = (
         given
@@ -303,7 +322,8 @@ def _run(
     assembly.check_fit()
     _announce(record, store, tell)
     past = lease.told_in_order()
-    # The runner comes before a calibration, which shares its connection to Ray: of a process that connects a second time Ray shows no metrics any more.
+    # The runner comes before a calibration, which shares its connection to Ray: of a process that
+    # connects a second time Ray shows no metrics any more.
     waits = leave and record.started_at is not None
     runner = _runner_in_time(assembly, passed, lease, tell, lambda: bool(stop()), waits=waits)
     if runner is None:
@@ -396,7 +416,8 @@ def _outliers(
     tell: OnEvent,
     past: Sequence[Trial],
 ) -> Outliers:
-    """What watches for nodes and GPUs that are slower than the others, with what is known of them."""
+    """What watches for nodes and GPUs that are slower than the others, with what is known of
+    them."""
     here = assembly.runs_here
     found = Outliers(
         here.study,

@@ -1,4 +1,5 @@
-"""What the proxies of a study with a target show: how the target's configs rank, as plain values that the store keeps with the study's result.
+"""What the proxies of a study with a target show: how the target's configs rank, as plain values
+that the store keeps with the study's result.
 
 target
     cluster, num_gpus       the target's            at_hand, num_gpus_at_hand     the cluster that ran the proxies

@@ -2,7 +2,8 @@
 
     python docs/site_build/diagrams.py docs/images
 
-Coordinates are pixels. A box is (x, y, width, height, title, lines below it); an arrow joins points, with words beside its middle.
+Coordinates are pixels. A box is (x, y, width, height, title, lines below it); an arrow joins
+points, with words beside its middle.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Hooks of the site's build: reference pages are made from the code, the cost model predicts every published run, the example notebook is run, formulas become MathML.
+"""Hooks of the site's build: reference pages are made from the code, the cost model predicts every
+published run, the example notebook is run, formulas become MathML.
 
-mkdocs calls `on_files` before it reads the pages, and `on_page_markdown` and `on_page_content` for each page. Nothing is fetched from the network.
+mkdocs calls `on_files` before it reads the pages, and `on_page_markdown` and `on_page_content` for
+each page. Nothing is fetched from the network.
 """
 
 from __future__ import annotations
@@ -35,9 +37,11 @@ BESIDE = {
     "../../docs/": "",
     "../docs/": "",
 }
-"""addresses in the results and their record, and what they are on the site, where both lie beside the pages that they link to"""
+"""addresses in the results and their record, and what they are on the site, where both lie beside
+the pages that they link to"""
 NOT_SEARCHED = ("measurements.md", "predictions.md", "results.md", "style.md")
-"""records and tables of figures, and a page for authors: a search would list them before the pages that answer it"""
+"""records and tables of figures, and a page for authors: a search would list them before the pages
+that answer it"""
 KEYWORDS: dict[str, list[str]] = yaml.safe_load(
     Path(__file__).with_name("keywords.yaml").read_text(encoding="utf-8")
 )
@@ -46,7 +50,8 @@ _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages of the reference and of every prediction, the notebook, and the benchmarks' results with their figure."""
+    """Adds the pages of the reference and of every prediction, the notebook, and the benchmarks'
+    results with their figure."""
     for path, text in {
         **pages(),
         **accuracy_page.pages(accuracy_page.shipped_rows(accuracy_page.timed_files())),

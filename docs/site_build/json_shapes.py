@@ -14,7 +14,8 @@ _BOUNDS = {
 
 
 def shape_table(shape: Mapping[str, Any], docs: Mapping[str, str]) -> str:
-    """The keys of an object's schema; `docs` has the meaning of keys that the schema does not describe."""
+    """The keys of an object's schema; `docs` has the meaning of keys that the schema does not
+    describe."""
     required = shape.get("required", [])
     rows = []
     for key, value in shape.get("properties", {}).items():

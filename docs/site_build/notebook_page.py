@@ -1,6 +1,7 @@
 """A notebook as a page of the site: it is run, and its outputs are those of this release.
 
-Markdown cells stay as they are, code cells become fenced blocks, and an output is shown as HTML where it has some, else as text.
+Markdown cells stay as they are, code cells become fenced blocks, and an output is shown as HTML
+where it has some, else as text.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ LONGEST_S = 120
 
 
 def run_notebook(path: Path) -> Any:
-    """The notebook with the outputs of its cells, run in an empty folder. Raises nbclient's `CellExecutionError` when a cell fails."""
+    """The notebook with the outputs of its cells, run in an empty folder. Raises nbclient's
+    `CellExecutionError` when a cell fails."""
     notebook = nbformat.read(path, as_version=4)
     with TemporaryDirectory() as folder:
         client = NotebookClient(
@@ -34,7 +36,8 @@ def run_notebook(path: Path) -> Any:
 
 
 def page_of(notebook: Any, *, source: str) -> str:
-    """The page, as Markdown. `source`: where the notebook lies in the repository; the one that was run lies beside the page."""
+    """The page, as Markdown. `source`: where the notebook lies in the repository; the one that was
+    run lies beside the page."""
     title, *cells = notebook.cells
     with_outputs = f"[Download it with its outputs]({Path(source).name})"
     parts = [
@@ -55,7 +58,8 @@ def page_of(notebook: Any, *, source: str) -> str:
 
 
 def _shown(found: Mapping[str, str]) -> str:
-    """A cell's value, by the richest of its forms. Blank lines would end a block of HTML in Markdown."""
+    """A cell's value, by the richest of its forms. Blank lines would end a block of HTML in
+    Markdown."""
     for kind in ("text/html", "image/svg+xml"):
         if kind in found:
             lines = (line.strip() for line in found[kind].splitlines())

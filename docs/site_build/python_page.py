@@ -1,4 +1,5 @@
-"""The Python reference: which public names are shown, in which order. mkdocstrings fills in signatures and docstrings."""
+"""The Python reference: which public names are shown, in which order. mkdocstrings fills in
+signatures and docstrings."""
 
 from __future__ import annotations
 

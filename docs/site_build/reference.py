@@ -1,7 +1,8 @@
 """Reference pages, as Markdown made from the code: commands, study spec, knobs, catalog, REST.
 
-Sources: typer's commands, the JSON schema of the study spec with the docstrings of the values that it becomes, the declarations of
-the knobs, the listing commands' own JSON, and the service's OpenAPI document. The Python page is in `python_page.py`.
+Sources: typer's commands, the JSON schema of the study spec with the docstrings of the values that
+it becomes, the declarations of the knobs, the listing commands' own JSON, and the service's OpenAPI
+document. The Python page is in `python_page.py`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
     autotune report laptop -o report.html                  autotune fit SPEC -o fit.html
     python docs/site_build/study_figures.py report.html docs/images
 
-Takes the figures out of the page that the command wrote and gives each the style sheet of figures, in light colours, so that any viewer of SVG shows it.
+Takes the figures out of the page that the command wrote and gives each the style sheet of figures,
+in light colours, so that any viewer of SVG shows it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _FIGURE = re.compile(
 
 
 def pictures(page: str) -> dict[str, str]:
-    """The figures of a page by file name. Raises `ValueError` when the page has none of `FIGURES`."""
+    """The figures of a page by file name. Raises `ValueError` when the page has none of
+    `FIGURES`."""
     found = {figure["title"]: figure["svg"] for figure in _FIGURE.finditer(page)}
     known = {title: name for title, name in FIGURES.items() if title in found}
     if not known:

@@ -1,11 +1,13 @@
-"""Thirty tasks for an agent that tunes launches, with graders that look at the answer alone. Nothing is run on GPUs: studies are simulated.
+"""Thirty tasks for an agent that tunes launches, with graders that look at the answer alone.
+Nothing is run on GPUs: studies are simulated.
 
     python skills/autotune/evals.py                       the tasks as JSON, for an agent: id, prompt and files
     python skills/autotune/evals.py ANSWERS.json          grades {id: answer}; exit code 1 unless all are right
 
-An answer is a config (`tp=2,pp=1,...`), a name, or `yes` or `no`. Each task has a transcript: the documented commands with which it is solved in a folder that has its
-files. `solve` reads their JSON as a careful agent would, and `proposed` lists the configs that they recommend: these two are the stand-in that proves the graders.
-`careless` is the other stand-in, whose answers are wrong.
+An answer is a config (`tp=2,pp=1,...`), a name, or `yes` or `no`. Each task has a transcript: the
+documented commands with which it is solved in a folder that has its files. `solve` reads their JSON
+as a careful agent would, and `proposed` lists the configs that they recommend: these two are the
+stand-in that proves the graders. `careless` is the other stand-in, whose answers are wrong.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ ASKED: tuple[tuple[Job, str, int], ...] = (
     (JOBS[5], "tp=1,pp=1,micro_batch_size=64", 2),
     (JOBS[0], "tp=8,pp=1,micro_batch_size=1,recompute=full", 0),
 )
-"""configs of which an agent is asked whether they are valid and fit, and how `estimate` ends: 2 where one is not valid"""
+"""configs of which an agent is asked whether they are valid and fit, and how `estimate` ends: 2
+where one is not valid"""
 COMPARED: tuple[tuple[Job, str], ...] = (
     (("llama-8b", "h100-sxm-4x8", 4096, 256), "h100-sxm h200-sxm"),
     (("llama-3b", "a100-80gb-2x8", 2048, 256), "a100-80gb h100-sxm"),
@@ -77,7 +80,8 @@ class Task:
 
     id: str
     kind: str
-    """what is asked, which says how an answer is graded and how the stand-in reads the last command's JSON"""
+    """what is asked, which says how an answer is graded and how the stand-in reads the last
+    command's JSON"""
     prompt: str
     transcript: tuple[tuple[str, ...], ...]
     """arguments of `autotune`, command by command; all but the last may be without JSON"""
@@ -86,7 +90,8 @@ class Task:
     asked: str = ""
     """the config or the clusters in question"""
     right: str = ""
-    """the answer, where it follows from how the task was made; empty: the cost model and the rules say it"""
+    """the answer, where it follows from how the task was made; empty: the cost model and the rules
+    say it"""
     exit_code: int = 0
     """of the last command"""
 
@@ -215,7 +220,8 @@ def _said(job: Job) -> str:
 
 
 def is_right(task: Task, answer: str) -> bool:
-    """Whether the answer is right. A proposal must be valid, expected to fit, and near the fastest."""
+    """Whether the answer is right. A proposal must be valid, expected to fit, and near the
+    fastest."""
     if task.kind in ("missing", "warning"):
         return task.right in answer
     if task.right:
@@ -277,7 +283,8 @@ def solve(task: Task, document: Mapping[str, Any]) -> str:
 
 
 def proposed(task: Task, document: Mapping[str, Any]) -> Iterator[tuple[Study, str]]:
-    """The configs that the JSON of a command recommends to run, each with the study in which it must be valid and fit."""
+    """The configs that the JSON of a command recommends to run, each with the study in which it
+    must be valid and fit."""
     if task.kind == "propose" and task.job is not None:
         for row in document["configs"]:
             yield study_of(task.job), label(row["config"])
@@ -333,7 +340,8 @@ def _on(job: Job, gpu: str) -> Study:
 
 
 def _best(study: Study) -> float:
-    """The most tokens/s that is predicted for a config that is expected to fit, by the order of a plan."""
+    """The most tokens/s that is predicted for a config that is expected to fit, by the order of a
+    plan."""
     from autotune.plan.predictions import plan_of
 
     return max(

@@ -1,10 +1,12 @@
-"""The page on accuracy: every published run beside the prediction of the constants that ship. The site's build makes it (`docs/site_build/hooks.py`).
+"""The page on accuracy: every published run beside the prediction of the constants that ship. The
+site's build makes it (`docs/site_build/hooks.py`).
 
 predictions.md              tables: held out, by file for the constants that ship, and the worst rows of each file
 predictions.csv             every row
 images/predictions.svg      predicted against measured
 
-What is held out takes hours of fits: `python -m research.fit_cost_model --write` writes it into `research/held_out.md`.
+What is held out takes hours of fits: `python -m research.fit_cost_model --write` writes it into
+`research/held_out.md`.
 """
 
 from __future__ import annotations
@@ -67,7 +69,8 @@ def shipped_rows(files: Sequence[str]) -> dict[str, Judged]:
 
 
 def summary(rows: Mapping[str, Judged]) -> list[str]:
-    """One line for each file: the rows of all kinds, and those within twice the best of their cell."""
+    """One line for each file: the rows of all kinds, and those within twice the best of their
+    cell."""
     lines = [
         "| file | rows | median | p90 | inside | near the best | median | p90 |",
         "|---|---|---|---|---|---|---|---|",
@@ -97,7 +100,8 @@ def pages(rows: Mapping[str, Judged]) -> dict[str, str]:
 
 
 def write_held_out(lines: Sequence[Line], *, keep_others: bool = False) -> None:
-    """Writes the tables of what is held out. With `keep_others` the lines of other files stay as they are."""
+    """Writes the tables of what is held out. With `keep_others` the lines of other files stay as
+    they are."""
     held = [*table(lines), "", *TRIALS, "", *trials_table(lines)]
     if keep_others:
         new = {_key(line): line for line in held if line.startswith("|")}
@@ -171,7 +175,8 @@ def _key(line: str) -> tuple[str, ...]:
 
 
 def scatter_svg(rows: Mapping[str, Judged]) -> str:
-    """Predicted against measured step times on logarithmic axes, with lines at half and at twice the measured time."""
+    """Predicted against measured step times on logarithmic axes, with lines at half and at twice
+    the measured time."""
     size, left, top, legend = 520, 64, 40, 190
     every = np.concatenate([np.concatenate([r.measured_s, r.predicted_s]) for r in rows.values()])
     low, high = math.floor(math.log10(every.min())), math.ceil(math.log10(every.max()))

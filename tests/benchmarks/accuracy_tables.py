@@ -1,4 +1,5 @@
-"""Tables of the cost model's accuracy: errors, intervals before and after trials, and ranking, by data file and by what was held out."""
+"""Tables of the cost model's accuracy: errors, intervals before and after trials, and ranking, by
+data file and by what was held out."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ class Line:
     inside: float
     """share of rows in the interval before any trial"""
     inside_own: float | None
-    """share of rows within a config's own error, whose width comes from the other folds; None where the level is not known either"""
+    """share of rows within a config's own error, whose width comes from the other folds; None where
+    the level is not known either"""
     one: AfterTrials
     """after one drawn trial of each study"""
     one_fastest: AfterTrials
@@ -89,7 +91,8 @@ class Line:
 def line(
     data: str, held_out_by: str, rows: Judged, known: Mapping[str, Any], *, level_is_known: bool
 ) -> Line:
-    """The line of these rows; `known`: the prior of a refit. `level_is_known`: other rows of the same clusters were fitted."""
+    """The line of these rows; `known`: the prior of a refit. `level_is_known`: other rows of the
+    same clusters were fitted."""
     near = rows.near()
     size = np.abs(np.expm1(-near.error))
     return Line(

@@ -1,6 +1,8 @@
-"""Architectures at reduced width and depth, on which dry runs are held against real ones: classes of transformers, adapters, and five plain modules.
+"""Architectures at reduced width and depth, on which dry runs are held against real ones: classes
+of transformers, adapters, and five plain modules.
 
-Widths keep the ratios of the published models where memory depends on them (heads, experts, latent ranks, windows shorter than the sequence).
+Widths keep the ratios of the published models where memory depends on them (heads, experts, latent
+ranks, windows shorter than the sequence).
 """
 
 from __future__ import annotations
@@ -96,7 +98,8 @@ def _images(micro_batch_size: int, seq_len: int) -> Tensor:
 
 
 def _photos(micro_batch_size: int, seq_len: int) -> Tensor:
-    """Of the size on which convolutional nets are trained, so that activations outweigh weights as they do there."""
+    """Of the size on which convolutional nets are trained, so that activations outweigh weights as
+    they do there."""
     return torch.randn(micro_batch_size, 3, 224, 224)
 
 
@@ -108,7 +111,8 @@ def _sound(micro_batch_size: int, seq_len: int) -> Tensor:
 
 
 class ConvolutionalNet(nn.Module):
-    """Residual stages of convolutions and batch norms, with two blocks each, as in ResNet-18 (arXiv:1512.03385)."""
+    """Residual stages of convolutions and batch norms, with two blocks each, as in ResNet-18
+    (arXiv:1512.03385)."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
@@ -151,7 +155,8 @@ class ResidualBlock(nn.Module):
 
 
 class UnevenExperts(nn.Module):
-    """A mixture of experts that loops over the tokens of each expert (`nonzero`), so that its shapes depend on the routing."""
+    """A mixture of experts that loops over the tokens of each expert (`nonzero`), so that its
+    shapes depend on the routing."""
 
     def __init__(self, width: int = 128, experts: int = 4) -> None:
         super().__init__()
@@ -176,7 +181,8 @@ class UnevenExperts(nn.Module):
 
 
 class StateSpaceModel(nn.Module):
-    """Layers with a diagonal linear recurrence over the sequence, as in S4D (arXiv:2206.11893), by a scan in steps."""
+    """Layers with a diagonal linear recurrence over the sequence, as in S4D (arXiv:2206.11893), by
+    a scan in steps."""
 
     def __init__(self, width: int = 96, state: int = 8, depth: int = 2) -> None:
         super().__init__()
@@ -360,5 +366,6 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 
 
 def build(name: str) -> Any:
-    """The builder that a spec names: `{module: "tests.benchmarks.architectures:build", args: {name: ...}}`."""
+    """The builder that a spec names: `{module: "tests.benchmarks.architectures:build", args: {name:
+    ...}}`."""
     return ARCHITECTURES[name].build()

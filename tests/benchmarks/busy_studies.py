@@ -1,10 +1,12 @@
-"""Real studies of a small program beside eight busy processes and without them, and the truth of each by alternating pairs.
+"""Real studies of a small program beside eight busy processes and without them, and the truth of
+each by alternating pairs.
 
     python -m tests.benchmarks.busy_studies [--studies 5] [--pairs 20] [--busy 8] [--keep FOLDER]
 
-The program is `programs/single.py`. Odd studies search its micro-batch and threads, even ones two configs that are nearly equal. Each is what a user types:
-`autotune tune SPEC` with the default measurement. Then the winner and the baseline are started by hand in alternating pairs beside the same busy processes;
-the ratio of a pair is that of the medians of the steps that both print.
+The program is `programs/single.py`. Odd studies search its micro-batch and threads, even ones two
+configs that are nearly equal. Each is what a user types: `autotune tune SPEC` with the default
+measurement. Then the winner and the baseline are started by hand in alternating pairs beside the
+same busy processes; the ratio of a pair is that of the medians of the steps that both print.
 
     claim    speedup and its 95% interval as the study says, or why it claims none
     truth    median of the pairs' ratios, with their quartiles
@@ -62,7 +64,8 @@ def busy_processes(count: int) -> Iterator[None]:
 
 
 def study(spec: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """What `autotune tune --json` answers. Raises `RuntimeError` with what it said when it fails."""
+    """What `autotune tune --json` answers. Raises `RuntimeError` with what it said when it
+    fails."""
     folder.mkdir(parents=True)
     (folder / "spec.yaml").write_text(yaml.safe_dump(spec, sort_keys=False))
     words = [
@@ -82,7 +85,8 @@ def study(spec: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def step_ms(config: dict[str, Any]) -> float:
-    """Median step time that a launch by hand prints, without its first steps. The program starts in a fork of this process, which has imported torch."""
+    """Median step time that a launch by hand prints, without its first steps. The program starts in
+    a fork of this process, which has imported torch."""
     words = (
         f"--batch-size={config['micro_batch_size']}",
         f"--grad-accum={config['accumulation_steps']}",
@@ -110,7 +114,8 @@ def step_ms(config: dict[str, Any]) -> float:
 
 
 def pairs(baseline: dict[str, Any], winner: dict[str, Any], count: int) -> list[float]:
-    """How many times as fast the winner is, by pair; each begins with the config that ended the pair before."""
+    """How many times as fast the winner is, by pair; each begins with the config that ended the
+    pair before."""
     ratios = []
     for number in range(count):
         order = (baseline, winner) if number % 2 == 0 else (winner, baseline)

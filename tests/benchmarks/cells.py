@@ -1,8 +1,11 @@
-"""Search cells: measured configs of one model on one set of GPUs, read from a CSV file with the common header (see `data/`).
+"""Search cells: measured configs of one model on one set of GPUs, read from a CSV file with the
+common header (see `data/`).
 
-A cell holds the rows with the same source, model, GPU type, number of GPUs, sequence length and global batch, if there are at least `MIN_CONFIGS` of
-them. Repeats of a config count as their median. What the header does not say is set to the sweep's default: the padded vocabulary of GPT-2
-(51200), the precision of that time, the form of MLP and embeddings that matches the printed parameter count best, and sequence parallelism wherever nanotron shards tensors.
+A cell holds the rows with the same source, model, GPU type, number of GPUs, sequence length and
+global batch, if there are at least `MIN_CONFIGS` of them. Repeats of a config count as their
+median. What the header does not say is set to the sweep's default: the padded vocabulary of GPT-2
+(51200), the precision of that time, the form of MLP and embeddings that matches the printed
+parameter count best, and sequence parallelism wherever nanotron shards tensors.
 """
 
 from __future__ import annotations
@@ -44,7 +47,8 @@ TRAINERS = {
 }
 """Trainer by the first word of the source."""
 PRECISIONS = {"vtrain": "fp16"}
-"""Precision where the source does not print it, by the same word; the fit reads these rows alike (`published/vtrain.py`)."""
+"""Precision where the source does not print it, by the same word; the fit reads these rows alike
+(`published/vtrain.py`)."""
 UNFUSED = ("vtrain",)
 """sources whose attention stores its scores"""
 
@@ -99,7 +103,8 @@ class Cell:
 def read_cells(
     path: Path, *, unknown_cause: FailureKind = FailureKind.OUT_OF_MEMORY, least: int = MIN_CONFIGS
 ) -> list[Cell]:
-    """The cells of a CSV of at least that many configs; `unknown_cause` is what a failure counts as whose cause the source does not say."""
+    """The cells of a CSV of at least that many configs; `unknown_cause` is what a failure counts as
+    whose cause the source does not say."""
     groups: defaultdict[tuple[str, ...], list[dict[str, str]]] = defaultdict(list)
     with path.open(encoding="utf-8", newline="") as file:
         for record in csv.DictReader(file):

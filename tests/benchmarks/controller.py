@@ -1,9 +1,11 @@
-"""CPU time of the controller per trial in studies of growing length: ask, decide, judge, tell. (`store` measures the storage.)
+"""CPU time of the controller per trial in studies of growing length: ask, decide, judge, tell.
+(`store` measures the storage.)
 
     python -m tests.benchmarks.controller
 
-Each row rebuilds a study with that many measured trials (`replay`) and continues it for 100 trials on a runner that measures at once. The
-searcher is `random`, so that the time is the controller's own.
+Each row rebuilds a study with that many measured trials (`replay`) and continues it for 100 trials
+on a runner that measures at once. The searcher is `random`, so that the time is the controller's
+own.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
-"""What a machine that changes during a study does to its winner and its claim, on simulated machines.
+"""What a machine that changes during a study does to its winner and its claim, on simulated
+machines.
 
     python -m tests.benchmarks.drift [--studies 200] [--kinds quiet,step,back,ramp,burst,wild] [--parallel 1]
 
-Fifteen configs of 0.8 to 1.3 times the baseline's speed, 2% and more apart, searched in random order; predictions are off by 10% and say so. A run is as fast as its
-config times exp(N(0, 2%)); its steps have 3% noise that is correlated by 0.5. The early stop, the finals and the claim are the controller's.
+Fifteen configs of 0.8 to 1.3 times the baseline's speed, 2% and more apart, searched in random
+order; predictions are off by 10% and say so. A run is as fast as its config times exp(N(0, 2%));
+its steps have 3% noise that is correlated by 0.5. The early stop, the finals and the claim are the
+controller's.
 
     quiet    the machine stays as it is                     step     it becomes 0.5 to 4 times slower (log-uniform) at a random time of the search
     back     the same, and comes back after a third of it   ramp     it becomes as much slower steadily, over the whole search

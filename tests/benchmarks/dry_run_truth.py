@@ -1,4 +1,5 @@
-"""Peak of a real run by the allocator's own account, and of a dry run of the same training: two optimizer steps on one CPU rank.
+"""Peak of a real run by the allocator's own account, and of a dry run of the same training: two
+optimizer steps on one CPU rank.
 
     tensors      the most that is allocated whenever no operator runs: what the training holds
     allocator    the most that is allocated at all, within operators too. CPU kernels make buffers that no tensor owns and free them before they return
@@ -8,8 +9,10 @@
     python -m tests.benchmarks.dry_run_truth                      all architectures, as a table
     python -m tests.benchmarks.dry_run_truth llama vit ...        these
 
-The real run has random weights and random tokens. torch's profiler tells every allocation and release (`profile_memory`), and a dispatch mode marks where each operator
-begins and ends. Peaks are those of the second step. Each run has a process of its own, forked from one that has torch and transformers imported.
+The real run has random weights and random tokens. torch's profiler tells every allocation and
+release (`profile_memory`), and a dispatch mode marks where each operator begins and ends. Peaks are
+those of the second step. Each run has a process of its own, forked from one that has torch and
+transformers imported.
 """
 
 from __future__ import annotations
@@ -64,7 +67,8 @@ class Compared:
 
     @property
     def error(self) -> float:
-        """Of the dry run, as a share of the peak of the real tensors; above zero where it says too much."""
+        """Of the dry run, as a share of the peak of the real tensors; above zero where it says too
+        much."""
         return self.dry_bytes / self.real.tensors_bytes - 1.0
 
     @property
@@ -231,7 +235,8 @@ def _run(kind: str, name: str, precision: str, answers: Any) -> None:
 
 
 def table(names: Sequence[str]) -> tuple[list[Compared], dict[str, str]]:
-    """Prints a row for each architecture and precision as it comes. Returns the rows, and what failed, by name."""
+    """Prints a row for each architecture and precision as it comes. Returns the rows, and what
+    failed, by name."""
     rows, failed = [], {}
     print(
         "| architecture | precision | tensors, bytes | dry run, bytes | difference | buffers inside kernels add | real, s | dry, s |"

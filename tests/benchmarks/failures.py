@@ -1,4 +1,5 @@
-"""How long a failure of one of two ranks takes to be told, with collectives that block for ever when a peer has failed, as NCCL's do.
+"""How long a failure of one of two ranks takes to be told, with collectives that block for ever
+when a peer has failed, as NCCL's do.
 
 python -m tests.benchmarks.failures      a line for each fault: kind and rank of the verdict, s from the last step before the fault to the verdict
 """

@@ -1,4 +1,5 @@
-"""Few GPUs for many, replayed on published sweeps: what trials on the GPUs at hand teach about a job on more of them.
+"""Few GPUs for many, replayed on published sweeps: what trials on the GPUs at hand teach about a
+job on more of them.
 
     python -m tests.benchmarks.replay --few-for-many [--seeds 3] [--jobs 2] [--cells]
 
@@ -8,15 +9,16 @@
     constants   right: fitted without any row of the target's model or of its GPU count. Wrong: each of them off by a random factor (log-normal, spread 2),
                 memory that is not weights or optimizer by 25% either way
 
-Each cell is replayed without proxies, and with those that the searcher chooses (`TargetSearcher`) one after another; then an ordinary study runs on the target,
-with the proxies as its history.
+Each cell is replayed without proxies, and with those that the searcher chooses (`TargetSearcher`)
+one after another; then an ordinary study runs on the target, with the proxies as its history.
 
     error       median of |predicted / measured - 1| of the faster half of the target's configs
     regret      throughput lost by the best of the first 1 or 3 trials on the target, relative to its best config
     inside      share of the target's steps within the 90% interval, whose upper end counts the chance of a stall
     statement   what the study says of its first pick ("within X% of the best"), where it says anything
 
-Goals are those of a target up to 8 times, and of 16 to 32 times, what is at hand. What these sweeps cannot judge is printed.
+Goals are those of a target up to 8 times, and of 16 to 32 times, what is at hand. What these sweeps
+cannot judge is printed.
 """
 
 from __future__ import annotations
@@ -89,7 +91,8 @@ class Task:
     """A target and what is at hand for it."""
 
     kind: str
-    """near: up to 8 times; far: more; quarter: far, with proxies at a quarter too; layers: as many GPUs, fewer layers"""
+    """near: up to 8 times; far: more; quarter: far, with proxies at a quarter too; layers: as many
+    GPUs, fewer layers"""
     target: Cell
     rungs: tuple[Rung, ...]
 
@@ -133,7 +136,8 @@ class SweptProxies:
         ]
 
     def __call__(self, target: Workload, config: ParallelConfig, held: ClusterSpec) -> Proxy:
-        """The nearest run with the same tensor degree, micro-batch, precision and recomputation. Raises `ConfigError` where there is none."""
+        """The nearest run with the same tensor degree, micro-batch, precision and recomputation.
+        Raises `ConfigError` where there is none."""
         like = [(c, row) for c, row in self._rows if _kept(row) == _kept(config)]
         if not like:
             raise ConfigError(
@@ -332,7 +336,8 @@ def _outcome(
 def _inside(
     searcher: TargetSearcher, ran: np.ndarray, predicted: np.ndarray, measured: np.ndarray
 ) -> float:
-    """Share of the steps within the interval that a study with a target states: its upper end counts the chance of a stall."""
+    """Share of the steps within the interval that a study with a target states: its upper end
+    counts the chance of a stall."""
     standing, sigma = searcher.standing, searcher.sigma_of(ran)
     low, _ = interval(predicted, sigma)
     high = upper_end(

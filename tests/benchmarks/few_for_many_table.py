@@ -1,4 +1,5 @@
-"""The table of the replay of few GPUs for many (`few_for_many.py`): what was measured, and each goal, met or not.
+"""The table of the replay of few GPUs for many (`few_for_many.py`): what was measured, and each
+goal, met or not.
 
 error, inside   means over the cells (and the draws of wrong constants)        close    share of cells where the best of three trials is within 5%
 """

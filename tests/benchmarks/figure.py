@@ -1,4 +1,5 @@
-"""A line chart as plain SVG, so that the figures of the benchmarks can be drawn without a plotting library."""
+"""A line chart as plain SVG, so that the figures of the benchmarks can be drawn without a plotting
+library."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ LOWEST = 0.005
 
 
 def curves_svg(curves: Mapping[str, Sequence[float]], *, title: str) -> str:
-    """Curves of fractions (0 to 1) by trial, on a logarithmic axis; fractions under 0.5% are drawn at 0.5%."""
+    """Curves of fractions (0 to 1) by trial, on a logarithmic axis; fractions under 0.5% are drawn
+    at 0.5%."""
     length = max(len(curve) for curve in curves.values())
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="13">',

@@ -1,9 +1,11 @@
-"""What foreign load of one to three times the study's own does to claims, in simulated time, with the controller that decides for real studies.
+"""What foreign load of one to three times the study's own does to claims, in simulated time, with
+the controller that decides for real studies.
 
     python -m tests.benchmarks.foreign_load [--studies 200] [--loads calm,noise,bursts,phases] [--worlds equal,spread]
 
-A run takes 10 s of setting up and steps of about a second; its config's speed times exp(N(0, between)), steps with 3% noise that is correlated by 0.5. Foreign
-work that is L times the study's own makes a step 1 + L times slower, and uneven by 10%.
+A run takes 10 s of setting up and steps of about a second; its config's speed times exp(N(0,
+between)), steps with 3% noise that is correlated by 0.5. Foreign work that is L times the study's
+own makes a step 1 + L times slower, and uneven by 10%.
 
     calm     runs differ by 2%, nobody else is there          noise    runs differ by 5%
     bursts   2%; L is uniform from 1 to 3 in bursts of 10 s to 10 min (log-uniform), with pauses of the same lengths

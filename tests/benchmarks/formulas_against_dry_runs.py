@@ -1,16 +1,20 @@
-"""The formulas of the cost model against dry runs of the native trainer, for the decoders of the catalog at a depth of three layers.
+"""The formulas of the cost model against dry runs of the native trainer, for the decoders of the
+catalog at a depth of three layers.
 
     python -m tests.benchmarks.formulas_against_dry_runs                         every model, the configs that matter for all of them
     python -m tests.benchmarks.formulas_against_dry_runs --all llama-8b ...      these models, all configs
     ... --record FILE       keeps the dry runs        --recorded FILE ...      compares those that were kept, in seconds
 
-Per layer and micro-batch, on one rank: FLOPs of the matrix products and of attention (forward, backward and again), bytes saved for the backward pass,
-bytes on the wire of tensor, context and expert parallelism; per step: FLOPs of the output projection, weights, and bytes on the wire of data parallelism.
+Per layer and micro-batch, on one rank: FLOPs of the matrix products and of attention (forward,
+backward and again), bytes saved for the backward pass, bytes on the wire of tensor, context and
+expert parallelism; per step: FLOPs of the output projection, weights, and bytes on the wire of data
+parallelism.
 
-The formulas are asked as the estimator asks them, with constants under which a second is a FLOP or a byte. A ring moves (n-1)/n of its bytes, an all-reduce
-twice that. Attention that skips what a causal mask hides counts half; what kernels add to head
-dimensions counts in neither. Models with latents, dense layers before those with experts, or
-shared experts are left out: the native trainer has none.
+The formulas are asked as the estimator asks them, with constants under which a second is a FLOP or
+a byte. A ring moves (n-1)/n of its bytes, an all-reduce twice that. Attention that skips what a
+causal mask hides counts half; what kernels add to head dimensions counts in neither. Models with
+latents, dense layers before those with experts, or shared experts are left out: the native trainer
+has none.
 """
 
 from __future__ import annotations
@@ -123,7 +127,8 @@ def workload_of(model: ModelSpec, config: ParallelConfig, seq_len: int) -> Workl
 
 
 def counting(workload: Workload) -> Calibration:
-    """Constants under which a second of traffic is a byte, and one of matrix products the FLOPs of the datasheet's peak."""
+    """Constants under which a second of traffic is a byte, and one of matrix products the FLOPs of
+    the datasheet's peak."""
     return replace(
         calibration_for(workload),
         matmul_efficiency=1.0,
@@ -183,7 +188,8 @@ def by_formulas(workload: Workload, config: ParallelConfig) -> dict[str, float]:
 
 
 def by_dry_run(run: DryRun, deeper: DryRun, config: ParallelConfig) -> dict[str, float]:
-    """The same of a dry run; a layer is what one of the same model with one more layer does more. What it saves is not among them, nor attention under cp."""
+    """The same of a dry run; a layer is what one of the same model with one more layer does more.
+    What it saves is not among them, nor attention under cp."""
     sizes = {"tp": config.tp, "cp": config.cp, "ep": config.ep}
     data = [c for c in run.collectives if c.axis.startswith(DATA_AXES) and c.num_bytes > 64]
     layer = _products(deeper) - _products(run)
@@ -219,7 +225,8 @@ def on_wire(kind: str, num_bytes: int, ranks: int) -> float:
 
 
 def recorded(model: ModelSpec, text: str) -> dict[str, Any]:
-    """A dry run of the config, as plain values. Raises `ConfigError` for a config that the model cannot be cut by."""
+    """A dry run of the config, as plain values. Raises `ConfigError` for a config that the model
+    cannot be cut by."""
     small, config, _, s = setting(model, text)
     found = []
     for layers in (LAYERS, LAYERS + 1):
@@ -257,9 +264,11 @@ _PRIMES = (
 
 
 def marked_sizes(sizes: Iterable[int], *, multiple: int = 1, longest: int = 0) -> tuple[int, int]:
-    """(b, s): primes, s times a power of two, that divide no size of the model; s is a multiple of `multiple`.
+    """(b, s): primes, s times a power of two, that divide no size of the model; s is a multiple of
+    `multiple`.
 
-    `longest`: the most positions that the model is known to take. Where the multiple would exceed it, s is a multiple of a smaller power of two.
+    `longest`: the most positions that the model is known to take. Where the multiple would exceed
+    it, s is a multiple of a smaller power of two.
     """
     known = [size for size in sizes if size]
     free = [p for p in _PRIMES if all(size % p for size in known)]
@@ -327,7 +336,8 @@ def differences(found: Mapping[str, Any]) -> Iterator[Difference]:
     formulas, figures = by_formulas(workload_of(small, config, s), config), found["figures"]
     rounded = small.num_experts and b * s * small.experts_per_token % small.num_experts
     if config.zero_stage >= 2 or config.dp > 1 or rounded:
-        # gathered weights come and go between; rows of experts that are rounded do not show the micro-batch
+        # gathered weights come and go between; rows of experts that are rounded do not show the
+        # micro-batch
         del formulas["layer, saved"]
     for quantity in formulas.keys() & figures.keys():
         said = formulas[quantity]

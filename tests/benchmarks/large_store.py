@@ -1,12 +1,15 @@
-"""A large store: `python -m tests.benchmarks.large_store sqlite|postgresql [STUDIES [TRIALS [queries|upkeep|copies|upgrade]]]`, by default all of 10,000 studies x 50 trials x 20 steps.
+"""A large store: `python -m tests.benchmarks.large_store sqlite|postgresql [STUDIES [TRIALS
+[queries|upkeep|copies|upgrade]]]`, by default all of 10,000 studies x 50 trials x 20 steps.
 
     queries    medians of wall and of this process's CPU time, and the slowest of the repeats; after a warm-up of one
     upkeep     deletion of studies, and a check, once
     copies     backup while four processes write, and restore; once each
     upgrade    of an SQLite store from version 0008, as its first process of a newer release does it, with the backup that it makes first; once
 
-PostgreSQL is a server started for this, with its packaged settings. The rows are written in bulk, in the store's own format: each of 2,000 different trials
-stands in many studies, at a speed of its own; the three fastest of a study are its finalists. Assumes a disk with room for three such stores (SQLite: about 1.1 GiB each).
+PostgreSQL is a server started for this, with its packaged settings. The rows are written in bulk,
+in the store's own format: each of 2,000 different trials stands in many studies, at a speed of its
+own; the three fastest of a study are its finalists. Assumes a disk with room for three such stores
+(SQLite: about 1.1 GiB each).
 """
 
 from __future__ import annotations
@@ -70,12 +73,14 @@ BATCH = QUEUED = 100
 def patterns(
     num_trials: int, dice: random.Random
 ) -> list[list[tuple[Row, Row, list[tuple[str, str]]]]]:
-    """By number and variant: the row of the trial, that of its attempt, and kinds and data of its events."""
+    """By number and variant: the row of the trial, that of its attempt, and kinds and data of its
+    events."""
     return [[rows_of(number, dice) for _ in range(VARIANTS)] for number in range(num_trials)]
 
 
 def fill(store: SqlStore, num_studies: int, num_trials: int) -> None:
-    """Writes the studies, all of them COMPLETED but the newest hundred, which are QUEUED and have no trials yet."""
+    """Writes the studies, all of them COMPLETED but the newest hundred, which are QUEUED and have
+    no trials yet."""
     dice = random.Random(0)
     known, numbers = patterns(num_trials, dice), iter(range(num_studies))
     while batch := list(itertools.islice(numbers, BATCH)):
@@ -269,7 +274,8 @@ def show_upkeep(store: SqlStore) -> None:
 def show_copies(
     store: SqlStore, address: str, folder: Path, new_database: Callable[[], str]
 ) -> None:
-    """What operators do with the whole of a store. `new_database`: of the same server, for what is restored."""
+    """What operators do with the whole of a store. `new_database`: of the same server, for what is
+    restored."""
     print("| copies | wall | CPU | |\n|---|---|---|---|")
     copy = folder / "backup"
     with writers(address) as written:

@@ -1,7 +1,10 @@
-"""A study with very many trials, as a long search leaves it: written in bulk, in the store's own format.
+"""A study with very many trials, as a long search leaves it: written in bulk, in the store's own
+format.
 
-Its configs are legal and distinct, at most `MOST` of them, spread evenly over the space of a 8B model on 256 GPUs. What was predicted was measured with 10% of noise, 18 steps each;
-what was predicted not to fit ran out of memory. The baseline comes first. The study has ended, or still runs (`status`).
+Its configs are legal and distinct, at most `MOST` of them, spread evenly over the space of a 8B
+model on 256 GPUs. What was predicted was measured with 10% of noise, 18 steps each; what was
+predicted not to fit ran out of memory. The baseline comes first. The study has ended, or still runs
+(`status`).
 """
 
 from __future__ import annotations

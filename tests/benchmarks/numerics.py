@@ -1,7 +1,9 @@
-"""Numerical error of randomly drawn combinations of all knobs against one fp32 rank: `python -m tests.benchmarks.numerics [SEED [CONFIGS [RANKS]]]`.
+"""Numerical error of randomly drawn combinations of all knobs against one fp32 rank: `python -m
+tests.benchmarks.numerics [SEED [CONFIGS [RANKS]]]`.
 
-Tiny models of four families (GPT-2 style with tied embeddings and an odd vocabulary size, one with uneven stages, Llama style with grouped
-heads, mixture of experts) take two optimizer steps on CPU ranks. The second loss shows whether the first update was right.
+Tiny models of four families (GPT-2 style with tied embeddings and an odd vocabulary size, one with
+uneven stages, Llama style with grouped heads, mixture of experts) take two optimizer steps on CPU
+ranks. The second loss shows whether the first update was right.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Time of the web pages with a large store: `python -m tests.benchmarks.page_speed [STUDIES [TRIALS]]`, by default 1,000 studies and one of 10,000 trials.
+"""Time of the web pages with a large store: `python -m tests.benchmarks.page_speed [STUDIES
+[TRIALS]]`, by default 1,000 studies and one of 10,000 trials.
 
     first      the first request of its kind after the service has started, in the order of the table
     changed    after a trial has ended, so that no view that was made before is right; median
@@ -6,8 +7,10 @@
     paint      first contentful paint in Chromium, where it is installed
     results    from the start of the navigation until best config and trials are on the page, by the browser's clock; figures: until the figures are
 
-Chromium sees a service that has just started, then one that has made all before, after a trial has ended, and when nothing has changed. The services are processes of
-their own. Wall times of a request are from its start to its last byte, and CPU times are those of the service; those of commands are of their process.
+Chromium sees a service that has just started, then one that has made all before, after a trial has
+ended, and when nothing has changed. The services are processes of their own. Wall times of a
+request are from its start to its last byte, and CPU times are those of the service; those of
+commands are of their process.
 """
 
 from __future__ import annotations
@@ -65,7 +68,8 @@ def first(url: str, pid: int, path: str) -> tuple[float, float, int]:
 
 
 def seen(page: Any, path: str) -> tuple[float, float, float]:
-    """Seconds until something is painted, until the results are there, and until the figures are."""
+    """Seconds until something is painted, until the results are there, and until the figures
+    are."""
     go(page, path)
     times_s = [_now_s(page, selector) for selector in (RESULTS, FIGURES)]
     return 1e-3 * float(page.evaluate(PAINT)), times_s[0], times_s[1]

@@ -1,6 +1,7 @@
 """Constants of the cost model by kind, and a wrong cost model made from a right one.
 
-The benchmarks use it to replay searchers against a wrong cost model, and to draw the simulated worlds in which the policy is trained.
+The benchmarks use it to replay searchers against a wrong cost model, and to draw the simulated
+worlds in which the policy is trained.
 """
 
 from __future__ import annotations
@@ -40,11 +41,13 @@ SOFTWARE = (
     "framework_bytes",
     "usable_fraction",
 )
-"""names of the constants that belong to the trainer; the other physical ones belong to the hardware"""
+"""names of the constants that belong to the trainer; the other physical ones belong to the
+hardware"""
 
 
 def perturbed(constants: Calibration, rng: np.random.Generator, scale: float) -> Calibration:
-    """The constants with errors: each multiplied by exp(scale * standard normal), fractions kept at most 1."""
+    """The constants with errors: each multiplied by exp(scale * standard normal), fractions kept at
+    most 1."""
     moved = {
         name: getattr(constants, name)
         * math.exp(min(max(scale * float(rng.standard_normal()), -20.0), 20.0))

@@ -3,9 +3,12 @@
     python -m tests.benchmarks.post_training            a table for each sweep
     python -m tests.benchmarks.post_training --rows     every row
 
-Rows: `data/post_training.csv`, the rows of reinforcement learning of the open collection (addresses with commits in the file). The sweeps of verl_megatron_practice name neither the lengths of
-responses nor n; n=16 and the largest lengths stand in the scripts beside the tables (DAPO_7B/*.sh, GRPO_7B/*.sh). What is assumed of lengths is said at `SWEEPS`; the mean of grpo7b is that of the
-printed throughput (tokens of prompts and responses per second and GPU), that of dapo7b the one at which the printed utilization overstates tokens as much as it does there (15%).
+Rows: `data/post_training.csv`, the rows of reinforcement learning of the open collection (addresses
+with commits in the file). The sweeps of verl_megatron_practice name neither the lengths of
+responses nor n; n=16 and the largest lengths stand in the scripts beside the tables (DAPO_7B/*.sh,
+GRPO_7B/*.sh). What is assumed of lengths is said at `SWEEPS`; the mean of grpo7b is that of the
+printed throughput (tokens of prompts and responses per second and GPU), that of dapo7b the one at
+which the printed utilization overstates tokens as much as it does there (15%).
 
     phase      printed / predicted after one trial: the level of each phase is that of one row of the sweep, and every row is the trial once; median of |error| over all others
     regret     step of the first pick over the best step less 1. A pick ranks configs by printed generation and what the model says of everything else
@@ -41,7 +44,8 @@ SWEEPS = {
     "dapo7b": (180.0, 1070.0, False),
     "grpo7b": (130.0, 576.0, True),
 }
-"""(mean tokens of prompts, of responses, whether a reference model is computed), each log-normal and cut at the largest"""
+"""(mean tokens of prompts, of responses, whether a reference model is computed), each log-normal
+and cut at the largest"""
 LONGEST = (2048, 8192)
 FITS = 0.5
 
@@ -188,7 +192,8 @@ def judge(found: Sequence[Row], *, show: bool = False) -> dict[str, Any]:
 
 
 def stale_steps() -> list[tuple[float, float, float]]:
-    """(staleness, printed step, predicted step) of the rows that the law of staleness has not seen."""
+    """(staleness, printed step, predicted step) of the rows that the law of staleness has not
+    seen."""
     with DATA.open(encoding="utf-8") as file:
         found = [
             (m, row)

@@ -1,4 +1,5 @@
-"""The published measurements that ship with reviews: `python -m tests.benchmarks.published_table` writes the file again."""
+"""The published measurements that ship with reviews: `python -m tests.benchmarks.published_table`
+writes the file again."""
 
 from __future__ import annotations
 

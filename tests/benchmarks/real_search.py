@@ -1,13 +1,17 @@
-"""Searchers on real trials: short trainings of the laptop space on this machine, with the winners measured again.
+"""Searchers on real trials: short trainings of the laptop space on this machine, with the winners
+measured again.
 
     python -m tests.benchmarks.real_search [--seeds 3] [--searchers bayesian,random] [--budget 12] [--rounds 3] [--first-look 3] [--store FILE]
 
-Every study measures the baseline and then `budget` configs of its searcher: no enqueued configs, no history, no early stop, and throughput
-alone as objective. All studies share one warm runner and take turns (all searchers with one seed, then the next seed).
+Every study measures the baseline and then `budget` configs of its searcher: no enqueued configs, no
+history, no early stop, and throughput alone as objective. All studies share one warm runner and
+take turns (all searchers with one seed, then the next seed).
 
-The speed of a config within a study is one short measurement on a machine that drifts. So every config that was the best of its study at some time and
-came within `NEAR` of that study's result is re-measured, together with the baseline, in rounds of alternating order. Its speed is the median
-over the rounds of its tokens per second relative to the round's geometric mean. All columns use these speeds only.
+The speed of a config within a study is one short measurement on a machine that drifts. So every
+config that was the best of its study at some time and came within `NEAR` of that study's result is
+re-measured, together with the baseline, in rounds of alternating order. Its speed is the median
+over the rounds of its tokens per second relative to the round's geometric mean. All columns use
+these speeds only.
 
     found       speed of the study's winner relative to the fastest config of all studies
     over default  the same relative to the baseline

@@ -1,11 +1,15 @@
-"""NVIDIA's published recipes and our plan: is each recipe in the space, and how does the plan rank it?
+"""NVIDIA's published recipes and our plan: is each recipe in the space, and how does the plan rank
+it?
 
     python -m tests.benchmarks.recipes           one line for each recipe, then what was found over all
     python -m tests.benchmarks.recipes --brief   the summary alone
 
-A recipe is one row of the published tables of NeMo and Megatron-Bridge (`published/nemo.py`, `published/bridge.py`). They print degrees, virtual stages, batch, precision and
-kind of data parallelism; for models with experts the recipes' own files tell dispatcher, overlap and CUDA graphs too (`published/bridge_recipes.py`). What is not told (recomputation, the
-split of a pipeline) the plan is free to choose. The space is that of a user who knows nothing: all usual values of each knob on the same GPUs.
+A recipe is one row of the published tables of NeMo and Megatron-Bridge (`published/nemo.py`,
+`published/bridge.py`). They print degrees, virtual stages, batch, precision and kind of data
+parallelism; for models with experts the recipes' own files tell dispatcher, overlap and CUDA graphs
+too (`published/bridge_recipes.py`). What is not told (recomputation, the split of a pipeline) the
+plan is free to choose. The space is that of a user who knows nothing: all usual values of each knob
+on the same GPUs.
 
     contained   a config with all told knobs is legal and Megatron-Bridge can launch it; else the law that refuses it
     rank        of the recipe among all settings of the printed knobs, by predicted tokens/s * (1 - P(OOM)), each with its best values of the other knobs
@@ -46,7 +50,8 @@ NEAR = 5
 LAUNCHER = "megatron_bridge"
 """the trainer whose limits count"""
 LOOP = "nvidia_recipes"
-"""the loop that is estimated: the recipes reduce gradients in bf16, which a launch by `LAUNCHER` does not"""
+"""the loop that is estimated: the recipes reduce gradients in bf16, which a launch by `LAUNCHER`
+does not"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +90,8 @@ class Standing:
 
 
 def recipes() -> list[Recipe]:
-    """All rows of the two tables, each setting once; where a setting was measured several times, its fastest."""
+    """All rows of the two tables, each setting once; where a setting was measured several times,
+    its fastest."""
     found: dict[tuple[Any, ...], Recipe] = {}
     for block in (*nemo(), *bridge()):
         for config, speed in zip(block.table, block.tokens_per_s_per_gpu, strict=True):
@@ -129,11 +135,13 @@ def space_of(workload: Workload, precision: str) -> SpaceSpec:
         "zero_stage": (0, 1, 3),
         "sequence_parallel": (False, True),
         "precision": (precision,),
-        # selective: the up-projections of latents, which is no recomputation elsewhere where attention keeps no scores
+        # selective: the up-projections of latents, which is no recomputation elsewhere where
+        # attention keeps no scores
         "recompute": ("none", "selective", "mlp", "full")
         if workload.model.is_latent
         else ("none", "mlp", "full"),
-        # over PCIe it takes part of what the network needs; NVIDIA's recipes offload where NVLink joins GPU and host
+        # over PCIe it takes part of what the network needs; NVIDIA's recipes offload where NVLink
+        # joins GPU and host
         "offload": ("none", "activations") if _is_coherent(workload) and not experts else ("none",),
         "cuda_graph": ("layers",) if experts else ("none", "layers"),
         "dispatcher": ("alltoall", "flex") if experts else ("alltoall",),
@@ -258,7 +266,8 @@ class _Ranking:
 
 
 def _limit(workload: Workload, config: ParallelConfig) -> str:
-    """What Megatron-Bridge cannot launch of a config; limits of the model itself, which a config.json lifts, do not count."""
+    """What Megatron-Bridge cannot launch of a config; limits of the model itself, which a
+    config.json lifts, do not count."""
     limits = trainer(LAUNCHER).limits(workload, config)
     of_model = {limit.message for limit in limits if limit.knob.startswith("model.")}
     return "; ".join(str(limit) for limit in limits if limit.message not in of_model)

@@ -1,9 +1,11 @@
-"""Replays searchers on published sweeps: how many trials until the best so far is within 5% of the best of the cell?
+"""Replays searchers on published sweeps: how many trials until the best so far is within 5% of the
+best of the cell?
 
     python -m tests.benchmarks.replay --searchers bayesian,random --seeds 20 --jobs 2 [--csv FILE ... | --worlds 60 | --invented 100 | --near-equals 60 | --tight 60 | --wild 60 | --own-knobs 40] [--model held_out]
 
-Columns, over all cells and seeds: mean, median and 90th percentile of the trials until within 5%; failed trials among them; mean regret after 3, 5 and
-10 trials. For searchers that estimate their expected gain: trials and regret when a further trial no longer paid for a training of unsaid length
+Columns, over all cells and seeds: mean, median and 90th percentile of the trials until within 5%;
+failed trials among them; mean regret after 3, 5 and 10 trials. For searchers that estimate their
+expected gain: trials and regret when a further trial no longer paid for a training of unsaid length
 (`autotune.study.controller.stop_rule`), and failed trials among these. The cost model is one of
 
     held_out    constants fitted without the cell's model (the honest case)       shipped   the constants that ship
@@ -52,10 +54,12 @@ CURVE = 20
 """length of the regret curve, and trials after which a search is stopped (`Budget.max_trials`)"""
 Fitted = dict[tuple[str, str], Calibration]
 PAST_TRIALS = 5
-"""number of first trials of each earlier study that are told; `bayesian` ran it without a history"""
+"""number of first trials of each earlier study that are told; `bayesian` ran it without a
+history"""
 History = tuple[tuple[Workload, Trial], ...]
 DETERMINISTIC = ("bayesian", "reinforce", "cost_ranked", "rule_of_thumb")
-"""searchers that do not depend on the seed: one run stands for all seeds, unless the model depends on the seed"""
+"""searchers that do not depend on the seed: one run stands for all seeds, unless the model depends
+on the seed"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +95,8 @@ def replay(
     in_flight: int = 1,
     history: History = (),
 ) -> Run:
-    """Searches the cell until the best is found, the curve is complete and the search would have stopped, or until no candidate is left."""
+    """Searches the cell until the best is found, the curve is complete and the search would have
+    stopped, or until no candidate is left."""
     space = SearchSpace.of(cell.workload, _shuffled(cell, seed))
     predicted: Prediction = prediction(space, model, seed, held_out)
     began = process_time()
@@ -157,7 +162,8 @@ def past(
     studies: int,
     seed: int,
 ) -> History:
-    """A history: first trials of studies of other cells of the sweep, drawn at random. `firsts`: trials by cell name."""
+    """A history: first trials of studies of other cells of the sweep, drawn at random. `firsts`:
+    trials by cell name."""
     others = [c for c in cells if c is not cell and c.workload.trainer == cell.workload.trainer]
     drawn = np.random.default_rng([seed, 7]).permutation(len(others))[:studies]
     return tuple((others[i].workload, trial) for i in drawn for trial in firsts[others[i].name])

@@ -1,9 +1,12 @@
-"""Invented cells: models and clusters that no constant was fitted to, with outcomes of another form than the cost model's.
+"""Invented cells: models and clusters that no constant was fitted to, with outcomes of another form
+than the cost model's.
 
-The step time is a roofline of its own (matmuls that saturate with tokens and shard width, element-wise work, collectives, bubbles, a host that launches
-kernels) times random factors of knobs and of pairs of knobs. A random share of each cell moves it towards the estimate, so that the cost model is
-right about some things and wrong about others, differently in each cell. Memory is the estimate, off by up to 15% in a cell and by 8% in each config. So
-searchers can be tested on data that neither their priors nor their authors have seen.
+The step time is a roofline of its own (matmuls that saturate with tokens and shard width,
+element-wise work, collectives, bubbles, a host that launches kernels) times random factors of knobs
+and of pairs of knobs. A random share of each cell moves it towards the estimate, so that the cost
+model is right about some things and wrong about others, differently in each cell. Memory is the
+estimate, off by up to 15% in a cell and by 8% in each config. So searchers can be tested on data
+that neither their priors nor their authors have seen.
 """
 
 from __future__ import annotations
@@ -74,7 +77,8 @@ def _cell(seed: int, is_fitted: bool) -> Cell:
 
 
 def _tried(draw: np.random.Generator, seed: int, is_fitted: bool) -> Cell | None:
-    """A cell; None where the drawn model is far too large or too small for the drawn cluster, or little of it runs."""
+    """A cell; None where the drawn model is far too large or too small for the drawn cluster, or
+    little of it runs."""
     model = MODELS[draw.integers(len(MODELS))]
     gpus = int(8 * 2 ** draw.integers(0, 6))
     cluster = ClusterSpec.of(str(draw.choice(GPUS)), num_nodes=gpus // 8, gpus_per_node=8)

@@ -1,8 +1,11 @@
-"""Cells of a study's own knobs, of which the cost model knows nothing: data loader workers, bucket sizes, kernels, layouts.
+"""Cells of a study's own knobs, of which the cost model knows nothing: data loader workers, bucket
+sizes, kernels, layouts.
 
-A cell has three to six knobs: numbers, words and flags. Each of them changes the log step time by an effect of its own (numbers smoothly, words each by itself), and
-pairs of them by less. In every second cell nothing else varies, so that all predictions are equal; in the others these configs are combined with those
-of a cluster, whose step times are the estimate times an error of 6% of each config's own, and which may run out of memory.
+A cell has three to six knobs: numbers, words and flags. Each of them changes the log step time by
+an effect of its own (numbers smoothly, words each by itself), and pairs of them by less. In every
+second cell nothing else varies, so that all predictions are equal; in the others these configs are
+combined with those of a cluster, whose step times are the estimate times an error of 6% of each
+config's own, and which may run out of memory.
 """
 
 from __future__ import annotations

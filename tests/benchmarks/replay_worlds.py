@@ -1,7 +1,9 @@
-"""Simulated cells: the worlds of `train_policy` as cells, so that any searcher can be replayed on them.
+"""Simulated cells: the worlds of `train_policy` as cells, so that any searcher can be replayed on
+them.
 
-Outcomes follow the cost model with all constants perturbed and more noise than repeats show. Predictions use the constants that ship, with their error
-bars. So searchers can be compared, and their priors chosen, without the published measurements.
+Outcomes follow the cost model with all constants perturbed and more noise than repeats show.
+Predictions use the constants that ship, with their error bars. So searchers can be compared, and
+their priors chosen, without the published measurements.
 """
 
 from __future__ import annotations

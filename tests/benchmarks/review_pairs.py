@@ -1,11 +1,15 @@
-"""Is a review right? Published pairs of a plain config and the best one that was measured beside it: does the review of the plain one name the knob that won?
+"""Is a review right? Published pairs of a plain config and the best one that was measured beside
+it: does the review of the plain one name the knob that won?
 
     python -m tests.benchmarks.review_pairs [--usual] [--brief] [--every 9] [--source NAME ...]
 
-A pair is a set of published runs of one source with the same model, sequence, GPUs, software, batch and number format: of the configs that ran, the one nearest
-to data parallelism alone with the smallest micro-batch (as `autotune` chooses a default), and the fastest. A review proposes among the configs that were
-published, by the constants that ship; with --usual among those of the usual space of its ranks, as it does for a launch, of which few were measured. Sources of
-`published/unseen.py` are blind: no constant was fitted to them. --every 9: every ninth pair of vTrain, which has most of them.
+A pair is a set of published runs of one source with the same model, sequence, GPUs, software, batch
+and number format: of the configs that ran, the one nearest to data parallelism alone with the
+smallest micro-batch (as `autotune` chooses a default), and the fastest. A review proposes among the
+configs that were published, by the constants that ship; with --usual among those of the usual space
+of its ranks, as it does for a launch, of which few were measured. Sources of `published/unseen.py`
+are blind: no constant was fitted to them. --every 9: every ninth pair of vTrain, which has most of
+them.
 
     named     an edit is about a knob in which the two differ, and goes where the best one lies
     other     edits are proposed, and none of them does
@@ -60,7 +64,8 @@ class Pair:
 
     @property
     def by_chance(self) -> float:
-        """The chance that as many changes as the review names, drawn from all configs, have one that goes where the best lies."""
+        """The chance that as many changes as the review names, drawn from all configs, have one
+        that goes where the best lies."""
         count = len(self.found.edits or self.found.trials)
         rows = [row for row in range(len(self.others)) if self.others[row] != self.plain]
         rows = rows[:: max(len(rows) // SAMPLE, 1)]
@@ -70,7 +75,8 @@ class Pair:
 
     @property
     def kept(self) -> float | None:
-        """What is left of the best gain (in logarithms) where the first thing that the review names is tried and the faster launch kept; None where that was not published."""
+        """What is left of the best gain (in logarithms) where the first thing that the review names
+        is tried and the faster launch kept; None where that was not published."""
         named = self.found.together.config if self.found.together else None
         if named is None and self.found.trials:
             changes = self.found.trials[0].changes
@@ -141,7 +147,8 @@ class Pair:
 
     @property
     def tried(self) -> list[tuple[float, float]]:
-        """(predicted chance of a gain, measured gain) of what is called worth a trial and was published; gain 0 where it failed."""
+        """(predicted chance of a gain, measured gain) of what is called worth a trial and was
+        published; gain 0 where it failed."""
         found = []
         for edit in self.found.trials:
             config = replace(self.plain, **{name: new for name, (_, new) in edit.changes.items()})
@@ -231,7 +238,8 @@ def _known_trainer(workload: Workload) -> str:
 def _usual_space(
     workload: Workload, plain: ParallelConfig, launchable: Launchable
 ) -> SearchSpace | None:
-    """What a study of that workload would search, in the number format of the plain config; None where none of it is legal for its trainer."""
+    """What a study of that workload would search, in the number format of the plain config; None
+    where none of it is legal for its trainer."""
     kind = (
         "moe-multi-node"
         if workload.model.num_experts

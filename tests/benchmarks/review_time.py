@@ -1,7 +1,10 @@
-"""Processor time of `autotune review`, imports included, for launches of all kinds: `python -m tests.benchmarks.review_time [--rounds 7]`.
+"""Processor time of `autotune review`, imports included, for launches of all kinds: `python -m
+tests.benchmarks.review_time [--rounds 7]`.
 
-Each launch is reviewed in a fresh process, all of them in turn, and `import numpy` beside them: how long that takes says how fast the machine is at the moment. Printed are
-medians of user and system time, in seconds, and their ratio to that import. Modules are compiled before, as those of an installed package are.
+Each launch is reviewed in a fresh process, all of them in turn, and `import numpy` beside them: how
+long that takes says how fast the machine is at the moment. Printed are medians of user and system
+time, in seconds, and their ratio to that import. Modules are compiled before, as those of an
+installed package are.
 """
 
 from __future__ import annotations

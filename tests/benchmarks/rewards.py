@@ -1,9 +1,11 @@
-"""How well the reward ranks synthetic runs, against an expert's order of them (`tests/reward/expert_ranking.toml`).
+"""How well the reward ranks synthetic runs, against an expert's order of them
+(`tests/reward/expert_ranking.toml`).
 
     python -m tests.benchmarks.rewards
 
-For 5, 10 and 30 steps, over 20 seeds: pairs of runs of different tiers that the reward has in the wrong order; stationary losses with 20% noise, without a
-reference, that count as diverged, where steps are independent and where neighbours correlate by 0.9 (batches in the order of their sources).
+For 5, 10 and 30 steps, over 20 seeds: pairs of runs of different tiers that the reward has in the
+wrong order; stationary losses with 20% noise, without a reference, that count as diverged, where
+steps are independent and where neighbours correlate by 0.9 (batches in the order of their sources).
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ def misranked(steps: int) -> tuple[int, int]:
 
 
 def falsely_diverged(steps: int, alike: float) -> float:
-    """Share of stationary losses that count as diverged; `alike`: correlation of neighbouring steps."""
+    """Share of stationary losses that count as diverged; `alike`: correlation of neighbouring
+    steps."""
     rng = np.random.default_rng(0)
     deviations = rng.normal(size=(STATIONARY, steps))
     for i in range(1, steps):

@@ -1,12 +1,15 @@
-"""What the noise between runs does to the early stop, to the finals and to the claim, on simulated machines.
+"""What the noise between runs does to the early stop, to the finals and to the claim, on simulated
+machines.
 
     python -m tests.benchmarks.run_noise [--studies 300] [--between 0.02] [--busy]
 
-A run of a config is as fast as the config times exp(N(0, between)); its steps have 3% noise that is correlated by 0.5 from step to step, and in a
-tenth of the runs a burst makes three steps in a row three times slower.
+A run of a config is as fast as the config times exp(N(0, between)); its steps have 3% noise that is
+correlated by 0.5 from step to step, and in a tenth of the runs a burst makes three steps in a row
+three times slower.
 
-`--busy`: other work shares the machine in most runs. Such a run is slower by a factor whose logarithm is exponential with mean 0.2, and each of its steps
-by a further one with mean 0.15; three runs in ten are quiet.
+`--busy`: other work shares the machine in most runs. Such a run is slower by a factor whose
+logarithm is exponential with mean 0.2, and each of its steps by a further one with mean 0.15; three
+runs in ten are quiet.
 
     equal      all configs as fast as the default one      spread   configs of 0.9 to 1.2 times the default's speed, 2% apart
     stopped    a search trial that was given up before its steps were measured
@@ -165,7 +168,8 @@ def claims(
 
 
 def stops(between: float, studies: int) -> tuple[float, float]:
-    """Share of equal configs that are stopped, and of searches that give up the best of ten, 1% ahead of nine equals."""
+    """Share of equal configs that are stopped, and of searches that give up the best of ten, 1%
+    ahead of nine equals."""
     equal = dropped = 0
     for seed in range(studies):
         equal += len(Machine([1.0] * 11, between, seed).search())

@@ -2,9 +2,11 @@
 
     python -m tests.benchmarks.service_load [--clients 100] [--studies 8] [--submissions 1000] [--postgresql]
 
-Readers: each client, in another process and on a connection of its own, asks for the status of a study once a second, starting at a random moment. Quiet:
-the same studies without readers, for comparison. Flood: 16 clients submit as fast as they can; every acknowledged study must end as COMPLETED.
-Latency is measured by the client, from the request to the complete answer. The store is an SQLite file, or a PostgreSQL server that is started for it.
+Readers: each client, in another process and on a connection of its own, asks for the status of a
+study once a second, starting at a random moment. Quiet: the same studies without readers, for
+comparison. Flood: 16 clients submit as fast as they can; every acknowledged study must end as
+COMPLETED. Latency is measured by the client, from the request to the complete answer. The store is
+an SQLite file, or a PostgreSQL server that is started for it.
 """
 
 from __future__ import annotations
@@ -65,7 +67,8 @@ def served(folder: Path, store: str, studies: int) -> Iterator[tuple[str, int]]:
 
 @contextmanager
 def stores(folder: Path, *, postgresql: bool) -> Iterator[Callable[[str], str]]:
-    """What makes the address of an empty store of that name. The PostgreSQL server syncs to disk, as one that is used does."""
+    """What makes the address of an empty store of that name. The PostgreSQL server syncs to disk,
+    as one that is used does."""
     if not postgresql:
         yield lambda name: str(folder / f"{name}.db")
         return
@@ -120,7 +123,8 @@ def run_studies(url: str, count: int, *, readers: int) -> tuple[list[float], lis
 
 
 async def read(url: str, readers: int, ids: list[str]) -> None:
-    """Asks until all studies have ended, then prints what it saw. Bare sockets: a client that works hard would measure itself."""
+    """Asks until all studies have ended, then prints what it saw. Bare sockets: a client that works
+    hard would measure itself."""
     address = urlsplit(url)
     latencies: list[float] = []
     failures = 0
@@ -156,7 +160,8 @@ async def read(url: str, readers: int, ids: list[str]) -> None:
 
 
 def flood(url: str, count: int) -> tuple[float, float, int, int]:
-    """(seconds to the last acknowledgement, seconds to the last end, studies acknowledged, those of them that completed)."""
+    """(seconds to the last acknowledgement, seconds to the last end, studies acknowledged, those of
+    them that completed)."""
     quick = spec(budget={"max_trials": 1, "min_gain": 0}, measure={"finalists": 0, "max_steps": 5})
     clients = [Client(url) for _ in range(16)]
     began = time.perf_counter()

@@ -1,8 +1,10 @@
-"""What a job of Slurm costs a study: from the job's start to its first trial, and from its last trial to the job's end.
+"""What a job of Slurm costs a study: from the job's start to its first trial, and from its last
+trial to the job's end.
 
     python -m tests.benchmarks.slurm_job FOLDER
 
-A real Slurm on two nodes of this machine (`tests.nodes.slurm_cluster`), a program as trial, Ray as one step. FOLDER: below /tmp, seen by all nodes; it must not exist.
+A real Slurm on two nodes of this machine (`tests.nodes.slurm_cluster`), a program as trial, Ray as
+one step. FOLDER: below /tmp, seen by all nodes; it must not exist.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Time and memory to enumerate a space: `python -m tests.benchmarks.space`.
 
-Each row runs in a process of its own, so that the peak memory is its own. The time is the best of three.
+Each row runs in a process of its own, so that the peak memory is its own. The time is the best of
+three.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ CASES: dict[str, tuple[str, str, int, tuple[int, ...], SpaceSpec | None]] = {
 
 
 def measure(name: str) -> dict[str, float]:
-    """Lists the space three times; configs, combinations, seconds, peak memory in bytes, and seconds of one look-up."""
+    """Lists the space three times; configs, combinations, seconds, peak memory in bytes, and
+    seconds of one look-up."""
     import resource
 
     model, cluster, seq_len, batch, given = CASES[name]

@@ -1,4 +1,5 @@
-"""Time of store operations: `python -m tests.benchmarks.store [trial [SIZE ...] | history [STUDIES]]`.
+"""Time of store operations: `python -m tests.benchmarks.store [trial [SIZE ...] | history
+[STUDIES]]`.
 
     trial      one trial from ask to end (added, started, 20 steps, ended) in a study that already holds 10, 1,000 or 10,000; in the same run
                Optuna's RDB storage on SQLite for ask, 6 suggestions and tell, without step metrics
@@ -65,7 +66,8 @@ def a_trial(number: int, dice: random.Random) -> Trial:
 
 
 def rows_of(number: int, dice: random.Random) -> tuple[Row, Row, list[tuple[str, str]]]:
-    """An ended trial as the store's own methods would write it: its row, that of its attempt with the steps, and kinds and data of its events.
+    """An ended trial as the store's own methods would write it: its row, that of its attempt with
+    the steps, and kinds and data of its events.
 
     Study and workload are filled in by the caller.
     """

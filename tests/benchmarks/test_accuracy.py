@@ -40,7 +40,8 @@ KNOWN = {
 
 
 def test_the_page_has_every_published_run_and_what_is_held_out() -> None:
-    """Made for the site from the constants that ship; the rest of its figures come from the same rows."""
+    """Made for the site from the constants that ship; the rest of its figures come from the same
+    rows."""
     rows = shipped_rows(["mosaic", "vtrain"])
     assert set(rows) <= set(timed_files())
     made = pages(rows)

@@ -1,5 +1,5 @@
-"""Dry runs against real runs, architecture by architecture: the peak of a step by the allocator's own account. A sample here; all of them take most of an hour, and are
-`make chaos`."""
+"""Dry runs against real runs, architecture by architecture: the peak of a step by the allocator's
+own account. A sample here; all of them take most of an hour, and are `make chaos`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Calls on published runs: of every data set a sample must not be called out of memory. The whole is `python -m research.fit_memory`."""
+"""Calls on published runs: of every data set a sample must not be called out of memory. The whole
+is `python -m research.fit_memory`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Dry runs of Megatron's tensors against the memory that its ranks were measured to allocate: each within 3%. A sample here, the whole is slow."""
+"""Dry runs of Megatron's tensors against the memory that its ranks were measured to allocate: each
+within 3%. A sample here, the whole is slow."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ def test_every_published_config_is_there_with_each_of_its_pipeline_ranks() -> No
 
 @pytest.mark.thorough
 def test_rank_with_experts_allocates_what_was_measured() -> None:
-    """In this process: the first of two pipeline ranks, with the embedding, a dense layer and a layer of 40 experts."""
+    """In this process: the first of two pipeline ranks, with the embedding, a dense layer and a
+    layer of 40 experts."""
     from autotune_workers.dryrun.played_rank import dry_run, first_rank_of_stage
     from autotune_workers.dryrun.process import stand_in
     from autotune_workers.own_model.inspection import inspect

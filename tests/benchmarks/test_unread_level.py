@@ -1,4 +1,5 @@
-"""The level of trainers that were never fitted is pooled between the median of the files and none."""
+"""The level of trainers that were never fitted is pooled between the median of the files and
+none."""
 
 from __future__ import annotations
 

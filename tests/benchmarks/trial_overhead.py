@@ -1,4 +1,5 @@
-"""Overhead of a trial beside its training steps: warm ranks against processes started by torchrun, and memory over many trials.
+"""Overhead of a trial beside its training steps: warm ranks against processes started by torchrun,
+and memory over many trials.
 
     python -m tests.benchmarks.trial_overhead [--ranks 2] [--trials 100] [--cold 3]
 
@@ -41,7 +42,8 @@ dist.destroy_process_group()
 
 
 def warm_overheads(ranks: int, trials: int) -> tuple[list[float], list[list[int]]]:
-    """Overhead of each trial, and the resident bytes of every rank and of this process after each."""
+    """Overhead of each trial, and the resident bytes of every rank and of this process after
+    each."""
     overheads, memory = [], []
     with LocalRunner(max_ranks=ranks, device="cpu") as runner:
         for number in range(trials):

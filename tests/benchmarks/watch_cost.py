@@ -1,4 +1,5 @@
-"""What watching a rank costs it, in processor time, which does not depend on what else the machine does.
+"""What watching a rank costs it, in processor time, which does not depend on what else the machine
+does.
 
 python -m tests.benchmarks.watch_cost
 

@@ -1,7 +1,7 @@
 """Debian's Chromium, driven by Playwright, for tests of the web pages.
 
-Nothing is downloaded: the browser is the system's package. Every request that leaves the page is recorded, so that a test can say that none left
-the machine.
+Nothing is downloaded: the browser is the system's package. Every request that leaves the page is
+recorded, so that a test can say that none left the machine.
 """
 
 from __future__ import annotations
@@ -77,8 +77,9 @@ def visit(browser: Any, url: str, **options: Any) -> Iterator[Visit]:
 def go(page: Any, address: str) -> None:
     """Opens the address.
 
-    When an address of this machine comes or goes, as with the bridge of a network of nodes that another test makes, Chromium gives up what it loads
-    (ERR_NETWORK_CHANGED) and loads it again by itself, which interrupts whoever asks in between: then once more.
+    When an address of this machine comes or goes, as with the bridge of a network of nodes that
+    another test makes, Chromium gives up what it loads (ERR_NETWORK_CHANGED) and loads it again by
+    itself, which interrupts whoever asks in between: then once more.
     """
     from playwright.sync_api import Error
 
@@ -99,14 +100,16 @@ def go(page: Any, address: str) -> None:
 
 
 def follow(page: Any, link: Any) -> None:
-    """Clicks what leads to another page, a link or a button, and waits until all of that page is there: a click alone returns when its first bytes are."""
+    """Clicks what leads to another page, a link or a button, and waits until all of that page is
+    there: a click alone returns when its first bytes are."""
     page.wait_for_load_state()  # or the load of the page that is left would be taken for it
     with page.expect_event("load"):
         link.click()
 
 
 def refuse_once(page: Any, addresses: str, *, status: int) -> list[str]:
-    """Answers the page's next request of such an address itself, with that status; the list holds the address once it has."""
+    """Answers the page's next request of such an address itself, with that status; the list holds
+    the address once it has."""
     refused: list[str] = []
 
     def answer(route: Any) -> None:

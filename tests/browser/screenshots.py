@@ -1,9 +1,11 @@
-"""Pictures of the web pages for README and documentation: a real service, and a real study whose trials train on this machine's processors.
+"""Pictures of the web pages for README and documentation: a real service, and a real study whose
+trials train on this machine's processors.
 
     make screenshots                                            about ten minutes
     python -m tests.browser.screenshots docs/images/pages DATA
 
-DATA is the folder of the service's store. A study that has ended there is shown again, not run again; then there is no picture of a running one.
+DATA is the folder of the service's store. A study that has ended there is shown again, not run
+again; then there is no picture of a running one.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ class Picture:
 
     name: str
     path: str
-    """{study}, {best}, {default}: id of the study, numbers of its winner and of the baseline's trial"""
+    """{study}, {best}, {default}: id of the study, numbers of its winner and of the baseline's
+    trial"""
     window: tuple[int, int] = WIDE
     scheme: Literal["light", "dark"] = "light"
     at: str = ""

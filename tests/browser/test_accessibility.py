@@ -1,7 +1,9 @@
-"""Every page of the service: no finding of axe-core in light and dark, no overflow at 390 px, every control reached by the Tab key with a visible focus.
+"""Every page of the service: no finding of axe-core in light and dark, no overflow at 390 px, every
+control reached by the Tab key with a visible focus.
 
-axe-core (Deque Systems, Mozilla Public License 2.0) comes with the package axe-playwright-python (MIT), of which only its script is used. The test puts it into the
-page; the service serves none of it.
+axe-core (Deque Systems, Mozilla Public License 2.0) comes with the package axe-playwright-python
+(MIT), of which only its script is used. The test puts it into the page; the service serves none of
+it.
 """
 
 from __future__ import annotations
@@ -99,7 +101,8 @@ LISTEN = """(controls) => {
 
 
 def put_into(service: Service, status: StudyStatus) -> str:
-    """A study of ann's with that status; those that ran have a measured trial and a failed one, and the running one a trial that runs."""
+    """A study of ann's with that status; those that ran have a measured trial and a failed one, and
+    the running one a trial that runs."""
     study = service.submitted(spec(name=f"{status.lower()}-study"), service.token("submit"))
     if status is StudyStatus.QUEUED:
         return study

@@ -1,4 +1,5 @@
-"""Every button and link of the web pages, clicked in a real browser, which adds headers of its own to forms."""
+"""Every button and link of the web pages, clicked in a real browser, which adds headers of its own
+to forms."""
 
 from __future__ import annotations
 
@@ -189,7 +190,8 @@ def test_a_reader_sees_no_buttons_that_would_be_refused(browser: Any, tuning: Se
 
 
 def test_the_form_of_another_site_is_refused(browser: Any, tuning: Service) -> None:
-    """The browser sends this form with `Origin: null`, as it would from a sandboxed frame of another site."""
+    """The browser sends this form with `Origin: null`, as it would from a sandboxed frame of
+    another site."""
     token = tuning.token("submit")
     study = submitted(tuning, token, slow_spec())
     with logged_in(browser, tuning, token) as (_, page):

@@ -1,6 +1,8 @@
-"""From an empty machine to a study that is understood and exported, by the pages alone: two people with tokens of their own, trials that really train.
+"""From an empty machine to a study that is understood and exported, by the pages alone: two people
+with tokens of their own, trials that really train.
 
-On this machine's processes, and on Ray, where the study's page also leads to its job in the Ray dashboard, and that back to the page.
+On this machine's processes, and on Ray, where the study's page also leads to its job in the Ray
+dashboard, and that back to the page.
 """
 
 from __future__ import annotations
@@ -66,7 +68,8 @@ def check_alone(seen: Visit, url: str) -> None:
 
 
 def check_job_and_back(page: Any, study: str) -> None:
-    """The link on the study's page opens its job in the Ray dashboard, which asks for the cluster's token; the job's metadata has the page's address."""
+    """The link on the study's page opens its job in the Ray dashboard, which asks for the cluster's
+    token; the job's metadata has the page's address."""
     go(page, study)
     assert page.get_by_text("Where the ranks ran").count() == 0, "there is only one node"
     link = page.get_by_text("Ray job").get_by_role("link")

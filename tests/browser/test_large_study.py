@@ -1,4 +1,5 @@
-"""The page of a large study in a real browser: its parts come after it, and new ones take the place of the old without a reload."""
+"""The page of a large study in a real browser: its parts come after it, and new ones take the place
+of the old without a reload."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ MOVED = """new Promise((done) => {
   new PerformanceObserver((list) => list.getEntries().forEach((one) => (moved += one.value))).observe({ type: "layout-shift", buffered: true });
   setTimeout(() => done(moved), 300);
 })"""
-"""what moved on the screen while the page was loaded, as Chromium scores it: under 0.1 is good (Cumulative Layout Shift, web.dev)"""
+"""what moved on the screen while the page was loaded, as Chromium scores it: under 0.1 is good
+(Cumulative Layout Shift, web.dev)"""
 
 
 def test_the_parts_of_a_large_study_come_and_are_replaced(

@@ -1,4 +1,5 @@
-"""A new study typed in, its trials looked at and compared, its tags and notes, and its end, all clicked by two people of whom one may only read."""
+"""A new study typed in, its trials looked at and compared, its tags and notes, and its end, all
+clicked by two people of whom one may only read."""
 
 from __future__ import annotations
 

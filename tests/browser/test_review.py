@@ -1,4 +1,5 @@
-"""A launch is pasted in a real browser, its verdict is read, and one button makes the study that tunes it."""
+"""A launch is pasted in a real browser, its verdict is read, and one button makes the study that
+tunes it."""
 
 from __future__ import annotations
 

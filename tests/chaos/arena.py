@@ -1,10 +1,13 @@
-"""Runs a schedule: real controller processes on a real database are disturbed, and then watched until the study has ended.
+"""Runs a schedule: real controller processes on a real database are disturbed, and then watched
+until the study has ended.
 
-Controllers are started by the arena, which sees to it that there is one, or by two supervisors, which have to see to it by themselves. Either way
-the arena knows them by their journals, which are named as they are on leases.
+Controllers are started by the arena, which sees to it that there is one, or by two supervisors,
+which have to see to it by themselves. Either way the arena knows them by their journals, which are
+named as they are on leases.
 
-What the arena starts is forked from a server that has imported everything once, so that the start of a controller costs milliseconds. Nothing
-waits for time to pass where it can wait for progress; every wait has a deadline.
+What the arena starts is forked from a server that has imported everything once, so that the start
+of a controller costs milliseconds. Nothing waits for time to pass where it can wait for progress;
+every wait has a deadline.
 """
 
 from __future__ import annotations
@@ -263,7 +266,8 @@ class Arena:
             self.start_controller()
 
     def _freeze(self, _: Disturbance) -> None:
-        """The others keep running: one of them, or a new one, takes over when the lease has run out."""
+        """The others keep running: one of them, or a new one, takes over when the lease has run
+        out."""
         awake = self._awake()
         if not awake:
             return
@@ -366,7 +370,8 @@ class Arena:
         return str(self.folder / "logs")
 
     def _of_supervisors(self) -> list[int]:
-        """Process numbers of the fork servers and their children: those with the log folder on their command line."""
+        """Process numbers of the fork servers and their children: those with the log folder on
+        their command line."""
         return [pid for pid, words in command_lines() if self._logs().encode() in words]
 
     def _describe(self) -> str:

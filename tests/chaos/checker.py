@@ -1,4 +1,5 @@
-"""Checks a disturbed study: a pure function from observations to a list of violations, each a sentence.
+"""Checks a disturbed study: a pure function from observations to a list of violations, each a
+sentence.
 
     journal     what one controller was told after its writes were acknowledged, in order; written outside the database
     term        the part of the history from one claim to the next: whoever claimed, and nobody else, may have written there
@@ -31,11 +32,13 @@ class Line:
     """One acknowledged fact."""
 
     kind: str
-    """asked, started, retried, ended, rested; waits: for the database; or fell: the controller met an error that nobody foresaw"""
+    """asked, started, retried, ended, rested; waits: for the database; or fell: the controller met
+    an error that nobody foresaw"""
     number: int = -1
     attempt: int = 0
     said: str = ""
-    """config and purpose of what was asked, outcome of what ended, end of the study, or the error"""
+    """config and purpose of what was asked, outcome of what ended, end of the study, or the
+    error"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +95,8 @@ def study_outcome(record: StudyRecord) -> str:
 
 
 def violations(seen: Seen, undisturbed: Seen | None) -> list[str]:
-    """Everything that is wrong, in sentences; nothing when all laws hold. `undisturbed` None: real trials."""
+    """Everything that is wrong, in sentences; nothing when all laws hold. `undisturbed` None: real
+    trials."""
     return [
         *broken_laws(seen.record, seen.trials, seen.events),
         *_lost(seen),

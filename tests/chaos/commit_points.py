@@ -1,10 +1,12 @@
-"""Deaths at the writes of a study: the process ends just before or just after one of its commits, and another continues from what was kept.
+"""Deaths at the writes of a study: the process ends just before or just after one of its commits,
+and another continues from what was kept.
 
     write     one transaction of the store, counted from 1 in the whole life of the study: of its controllers and of the people who steer it
     death     before the commit: nothing of the transaction is kept; after it: all of it, but nobody was told
 
-In this process a death is an exception that nothing catches and after which the store refuses every write; in a process of its own it is a SIGKILL.
-Afterwards the study is continued to its end and compared with the one that nobody disturbed.
+In this process a death is an exception that nothing catches and after which the store refuses every
+write; in a process of its own it is a SIGKILL. Afterwards the study is continued to its end and
+compared with the one that nobody disturbed.
 """
 
 from __future__ import annotations
@@ -44,17 +46,20 @@ class Story:
     name: str
     spec: dict[str, Any]
     wishes: tuple[tuple[int, str], ...] = ()
-    """(ended trials, action): as soon as so many trials have ended somebody asks for the action; whoever finds the study paused resumes it"""
+    """(ended trials, action): as soon as so many trials have ended somebody asks for the action;
+    whoever finds the study paused resumes it"""
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether it is ended from outside: then a trial that ran at the death of its controller is not tried again."""
+        """Whether it is ended from outside: then a trial that ran at the death of its controller is
+        not tried again."""
         return any(action in ("stop", "cancel") for _, action in self.wishes)
 
 
 def stories() -> tuple[Story, ...]:
-    """A study with configs that need more ranks than there are, a retry, a trial whose worker is lost for good, late reports, a reference and finals; and the
-    same, paused and resumed, stopped, cancelled. And a study with a target, whose trials are proxies."""
+    """A study with configs that need more ranks than there are, a retry, a trial whose worker is
+    lost for good, late reports, a reference and finals; and the same, paused and resumed, stopped,
+    cancelled. And a study with a target, whose trials are proxies."""
     faults = [
         {"kind": "duplicate", "probability": 0.3},
         {"kind": "late", "probability": 0.3},
@@ -133,7 +138,8 @@ class MortalWrites:
         self._die()
 
     def revive(self, store: SqlStore, study_id: str) -> None:
-        """What comes after the death: another process, which finds the lease of the first one run out."""
+        """What comes after the death: another process, which finds the lease of the first one run
+        out."""
         self.is_dead = False
         if (held := store.holder(study_id)) is not None:
             store.release(held)
@@ -155,7 +161,8 @@ def begin(store: SqlStore, story: Story) -> str:
 
 
 def tell(store: SqlStore, study_id: str, story: Story, done: set[int]) -> StudyRecord:
-    """Runs the study until it ends; people ask for what the story says, and ask again until they get an answer."""
+    """Runs the study until it ends; people ask for what the story says, and ask again until they
+    get an answer."""
 
     def hear(event: LoopEvent) -> None:
         if not isinstance(event, StudyOpened | TrialEnded):

@@ -23,7 +23,8 @@ Place = Callable[[Schedule], Where]
 
 @pytest.fixture(scope="package", autouse=True)
 def auth() -> Iterator[None]:
-    """One token for all clusters: controllers are forked from a server, which keeps the environment that it was started in."""
+    """One token for all clusters: controllers are forked from a server, which keeps the environment
+    that it was started in."""
     with mock.patch.dict(os.environ, AUTH):
         yield
 
@@ -42,7 +43,8 @@ def files(tmp_path: Path) -> Callable[[int], list[Place]]:
 
 @pytest.fixture
 def servers() -> Iterator[Callable[[int], list[Place]]]:
-    """So many places, each with a PostgreSQL server of its own and a fresh database for every schedule."""
+    """So many places, each with a PostgreSQL server of its own and a fresh database for every
+    schedule."""
     with _places(Served) as places:
         yield places
 

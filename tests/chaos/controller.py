@@ -1,10 +1,14 @@
-"""A controller process: `api.run_study` on one study, with a journal of what it was told and a wall clock that others may set.
+"""A controller process: `api.run_study` on one study, with a journal of what it was told and a wall
+clock that others may set.
 
-The journal is a file of JSON lines, each written with one `write` after the store had acknowledged the fact; what the process wrote survives its
-SIGKILL. The clock is read through `autotune.store.connection.database.datetime`, the only wall clock of the store: it is off by what the clock file says.
-Both files are named as the process is on leases: FOLDER/journals/OWNER, FOLDER/clocks/OWNER.
+The journal is a file of JSON lines, each written with one `write` after the store had acknowledged
+the fact; what the process wrote survives its SIGKILL. The clock is read through
+`autotune.store.connection.database.datetime`, the only wall clock of the store: it is off by what
+the clock file says. Both files are named as the process is on leases: FOLDER/journals/OWNER,
+FOLDER/clocks/OWNER.
 
-Controllers are started by the arena (`main`) or by supervisors, whose fork servers call `keep_journals` before they fork a controller.
+Controllers are started by the arena (`main`) or by supervisors, whose fork servers call
+`keep_journals` before they fork a controller.
 """
 
 from __future__ import annotations
@@ -48,7 +52,8 @@ AWAY = "the store cannot be reached"
 
 
 class JournalWriter:
-    """This process's journal. A context manager: entering it starts the journal and the clock, leaving it says how the process left."""
+    """This process's journal. A context manager: entering it starts the journal and the clock,
+    leaving it says how the process left."""
 
     def __init__(self, folder: Path) -> None:
         self.opened = False

@@ -1,10 +1,12 @@
-"""A schedule of disturbances, drawn from a seed: which controllers, supervisors, ranks, databases and clocks of a study are disturbed, how and when.
+"""A schedule of disturbances, drawn from a seed: which controllers, supervisors, ranks, databases
+and clocks of a study are disturbed, how and when.
 
     after      journal lines that the controllers write before the disturbance comes: progress, not time, so that a busy machine changes nothing
     for_s      how long a database stays away, a disk full, s
 
-The simulated runner lives in its controller's process, so what kills or freezes a controller kills or freezes the runner. With real trials the
-runner's other processes are killed as well, one at a time.
+The simulated runner lives in its controller's process, so what kills or freezes a controller kills
+or freezes the runner. With real trials the runner's other processes are killed as well, one at a
+time.
 
 Pure values; `tests.chaos.arena` carries them out.
 """
@@ -18,12 +20,15 @@ from typing import Any
 from tests.small_studies import QUIET, spec
 
 SUPERVISED = ("kill", "kill", "freeze", "rival", "clock", "database", "supervisor", "supervisor")
-"""SIGKILL of all controllers; SIGSTOP of one until another took over, then SIGCONT; a second controller beside the first; a jump of the controllers'
-wall clocks; the database away (PostgreSQL: stopped or crashed, SQLite: locked by somebody else); SIGKILL of a supervisor, and another in its place"""
+"""SIGKILL of all controllers; SIGSTOP of one until another took over, then SIGCONT; a second
+controller beside the first; a jump of the controllers' wall clocks; the database away (PostgreSQL:
+stopped or crashed, SQLite: locked by somebody else); SIGKILL of a supervisor, and another in its
+place"""
 ANYWHERE = ("kill", "kill_and_race", "freeze", "rival", "clock", "database")
 """Where no supervisor sees to it the arena starts the next controller, or three at once"""
 REAL = (*ANYWHERE, "rank", "rank", "rank")
-"""with SIGKILL of one of the processes by which the running trial's ranks live: a rank, the one that it was forked from, its actor"""
+"""with SIGKILL of one of the processes by which the running trial's ranks live: a rank, the one
+that it was forked from, its actor"""
 SEARCHERS = ("random", "grid", "cost_ranked", "cost_ranked", "bayesian", "optuna:tpe")
 
 
@@ -35,7 +40,8 @@ class Disturbance:
     after: int
     for_s: float = 0.0
     crash: bool = False
-    """whether a server is killed instead of stopped, whether all that a supervisor started goes with it, as when a container ends"""
+    """whether a server is killed instead of stopped, whether all that a supervisor started goes
+    with it, as when a container ends"""
     jump_s: float = 0.0
     """by how much a clock is set forward or back, s"""
     which: int = 0
@@ -63,7 +69,8 @@ class Schedule:
 def seeded(
     seed: int, *, searchers: tuple[str, ...] = SEARCHERS, supervised: float = 1 / 3
 ) -> Schedule:
-    """The schedule of this seed: two to five disturbances of a study of 13 short trials, some of which fail, end twice or report late.
+    """The schedule of this seed: two to five disturbances of a study of 13 short trials, some of
+    which fail, end twice or report late.
 
     `supervised`: the probability that supervisors keep it running.
     """
@@ -88,7 +95,8 @@ def seeded(
 
 
 def study_spec(*, searcher: str, seed: int) -> dict[str, Any]:
-    """A study on the simulated runner whose outcome depends on its seed alone, not on the number of attempts: no noise, faults by trial number."""
+    """A study on the simulated runner whose outcome depends on its seed alone, not on the number of
+    attempts: no noise, faults by trial number."""
     faults = [
         {"kind": "duplicate", "probability": 0.3},
         {"kind": "late", "probability": 0.3},

@@ -1,4 +1,5 @@
-"""A supervisor process: the service's own `Supervisor`, with its own fork server and workers. Studies outlive it, as they outlive a service."""
+"""A supervisor process: the service's own `Supervisor`, with its own fork server and workers.
+Studies outlive it, as they outlive a service."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ PLACES = 4
 
 
 def main(address: str, logs: str, lease_s: float, journals: str = "") -> None:
-    """Keeps studies running until it is killed, as soon as its database is there. `journals`: where their controllers keep them, if they shall."""
+    """Keeps studies running until it is killed, as soon as its database is there. `journals`: where
+    their controllers keep them, if they shall."""
     die_with_parent(os.getppid())
     if journals:
         path = (Path(__file__).with_name("journalled"), ROOT, ROOT / "workers")

@@ -1,4 +1,5 @@
-"""On a persistent Ray cluster, the next controller of a study continues the trial that the killed controller was measuring."""
+"""On a persistent Ray cluster, the next controller of a study continues the trial that the killed
+controller was measuring."""
 
 from __future__ import annotations
 

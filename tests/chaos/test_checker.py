@@ -1,4 +1,5 @@
-"""The checker finds planted violations: a clean history passes, and each test breaks one rule and expects its sentence."""
+"""The checker finds planted violations: a clean history passes, and each test breaks one rule and
+expects its sentence."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Every commit point: a process that dies just before or just after any write of a study loses nothing, decides nothing by halves and changes nothing.
+"""Every commit point: a process that dies just before or just after any write of a study loses
+nothing, decides nothing by halves and changes nothing.
 
-A sample is part of the tests, with processes that are killed for real. `make chaos` plays every write of every story on both databases, and kills processes at every fifth.
+A sample is part of the tests, with processes that are killed for real. `make chaos` plays every
+write of every story on both databases, and kills processes at every fifth.
 """
 
 from __future__ import annotations
@@ -109,7 +111,8 @@ def faults_of_killed(fresh: Fresh, every: int) -> list[str]:
     """What is wrong after SIGKILL at one point of so many."""
     number, story = 1, stories()[1]
     writes, expected = undisturbed(story, fresh)
-    # how many writes it takes differs by a few, with how the steps of its trials arrive together: each point is one that every process comes to
+    # how many writes it takes differs by a few, with how the steps of its trials arrive together:
+    # each point is one that every process comes to
     points, found = all_points(writes - writes // 10)[every // 2 :: every], list[str]()
     assert points
     for at, after in points:

@@ -1,6 +1,8 @@
-"""A study whose database other programs lock, or whose disk is full, until its controller has said so; and one whose clock jumps. It goes on and comes to the same end.
+"""A study whose database other programs lock, or whose disk is full, until its controller has said
+so; and one whose clock jumps. It goes on and comes to the same end.
 
-What is disturbed ends with what the controller says, not with time, so that these tests wait for nothing.
+What is disturbed ends with what the controller says, not with time, so that these tests wait for
+nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ Act = Callable[[], object]
 
 
 def disturbed(store: SqlStore, begin: Act, end: Act) -> list[str]:
-    """Runs a study. After its third trial the fault begins; it ends as soon as the controller says that it waits. Returns what it said."""
+    """Runs a study. After its third trial the fault begins; it ends as soon as the controller says
+    that it waits. Returns what it said."""
     said: list[str] = []
     trials_ended = 0
 
@@ -72,7 +75,8 @@ def server() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A write that finds a lock is given up after less than the usual half minute, and then tried again as always."""
+    """A write that finds a lock is given up after less than the usual half minute, and then tried
+    again as always."""
     monkeypatch.setattr(database, "BUSY_TIMEOUT_S", 0.3)
 
 
@@ -163,7 +167,8 @@ def test_a_server_that_died_for_want_of_disk_is_waited_for() -> None:
 def test_a_clock_that_jumps_an_hour_forth_and_back(
     tmp_path: Path, kind: str, request: pytest.FixtureRequest, clock: Path
 ) -> None:
-    """The lease stays with its controller, budgets and times do not count the jumps, and the study comes to the same end."""
+    """The lease stays with its controller, budgets and times do not count the jumps, and the study
+    comes to the same end."""
     address = (
         request.getfixturevalue("server").new_database()
         if kind == "postgresql"
@@ -194,7 +199,8 @@ def test_a_clock_that_jumps_an_hour_forth_and_back(
 def test_the_lease_of_a_controller_that_died_while_the_clock_was_ahead(
     store: SqlStore, clock: Path
 ) -> None:
-    """On another machine nobody can tell that it died: the lease runs out when the clock has caught up, and not before."""
+    """On another machine nobody can tell that it died: the lease runs out when the clock has caught
+    up, and not before."""
     study = api.submit_study(store, api.load_study(SPEC), SPEC).id
     clock.write_text(str(HOUR_S))
     assert store.claim(study, "elsewhere:1:1:abc", lease_s=10.0) is not None

@@ -1,4 +1,5 @@
-"""Forgeries with valid checksums that break no law of the history: a replay finds that a decision does not follow, and which."""
+"""Forgeries with valid checksums that break no law of the history: a replay finds that a decision
+does not follow, and which."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ NOISY = spec(
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Stores with one study each: one with a retry, refusals, a reference, finals and two pauses, and a noisy one."""
+    """Stores with one study each: one with a retry, refusals, a reference, finals and two pauses,
+    and a noisy one."""
     folder = tmp_path_factory.mktemp("told")
     story = next(s for s in stories() if s.name == "paused")
     with closing(open_store(folder / "paused.db")) as store:
@@ -142,7 +144,8 @@ def speed_up(forger: Forger, row: dict[str, Any]) -> None:
 
 
 def measurement_and_reward_changed(forger: Forger) -> None:
-    """Faster steps with the reward that belongs to them: only what was decided afterwards can tell."""
+    """Faster steps with the reward that belongs to them: only what was decided afterwards can
+    tell."""
     row = of_purpose(forger, TrialPurpose.SEARCH)[1]
     speed_up(forger, row)
     forger.save()

@@ -73,7 +73,8 @@ def controller_of(spec: dict[str, Any], url: str) -> subprocess.Popen[str]:
 
 
 def kill_and_look(tmp_path: Path, runner: dict[str, Any]) -> None:
-    """Kills a controller in the middle of a trial, waits until nothing of it is left, and lets the study end."""
+    """Kills a controller in the middle of a trial, waits until nothing of it is left, and lets the
+    study end."""
     spec, url = real(runner), str(tmp_path / "store.db")
     controller = controller_of(spec, url)
     family: list[int] = []

@@ -1,4 +1,5 @@
-"""Fifty studies under a supervisor that runs four at once: they start in order and none starves. Studies under supervisors that are killed, with the studies' processes."""
+"""Fifty studies under a supervisor that runs four at once: they start in order and none starves.
+Studies under supervisors that are killed, with the studies' processes."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ SMALL = spec(
     measure={"finalists": 0},
     runner=QUIET | {"time_scale": 0.01},
 )
-"""Four trials. None of the studies learns from another: all are submitted before the first has ended."""
+"""Four trials. None of the studies learns from another: all are submitted before the first has
+ended."""
 
 
 def submitted(store: SqlStore, count: int) -> list[str]:

@@ -1,6 +1,8 @@
-"""Two controllers on machines of their own, and a PostgreSQL server that one of them cannot reach for longer than its lease.
+"""Two controllers on machines of their own, and a PostgreSQL server that one of them cannot reach
+for longer than its lease.
 
-The machines are namespaces (`tests.nodes`), so that a cut link is silent: no connection is closed, and the controller that is cut off learns of it by waiting.
+The machines are namespaces (`tests.nodes`), so that a cut link is silent: no connection is closed,
+and the controller that is cut off learns of it by waiting.
 """
 
 from __future__ import annotations

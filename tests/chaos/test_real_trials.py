@@ -86,7 +86,8 @@ def test_real_trials_on_ranks_of_this_machine(
 def test_real_trials_on_a_ray_cluster_that_goes_on(
     tmp_path: Path, files: Callable[[int], list[Place]]
 ) -> None:
-    """Where gangs outlive their controllers: trials are adopted, or launched again, and either way they count once."""
+    """Where gangs outlive their controllers: trials are adopted, or launched again, and either way
+    they count once."""
     with played_head() as (_, address):
         runner = {"kind": "ray", "address": address}
         played_through([disturbed(seed, runner) for seed in range(MANY)], files(1), tmp_path)

@@ -1,6 +1,8 @@
-"""Studies that are disturbed in every way, on both databases: afterwards nothing is lost, doubled, or different from the undisturbed run.
+"""Studies that are disturbed in every way, on both databases: afterwards nothing is lost, doubled,
+or different from the undisturbed run.
 
-The short run is part of the tests. The long one, `make chaos`, plays 200 schedules on each database and prints what they met.
+The short run is part of the tests. The long one, `make chaos`, plays 200 schedules on each database
+and prints what they met.
 """
 
 from __future__ import annotations
@@ -111,7 +113,8 @@ def test_a_database_that_is_locked_or_gone_for_a_minute(
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_a_server_whose_standby_takes_its_place(tmp_path: Path, seed: int) -> None:
-    """Under synchronous replication: without it a server that dies may take along what it acknowledged last."""
+    """Under synchronous replication: without it a server that dies may take along what it
+    acknowledged last."""
     fails = Disturbance(kind="database", after=4, for_s=1.0)
     schedule = replace(
         one_of(seed, "kill"), disturbances=(Disturbance(kind="kill", after=2), fails)

@@ -1,4 +1,5 @@
-"""What a caller gets wrong ends with exit code 2 (1 when nothing is feasible), law, values and remedy, and no traceback."""
+"""What a caller gets wrong ends with exit code 2 (1 when nothing is feasible), law, values and
+remedy, and no traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`autotune check` tries a spec for five steps: what it prints, what it proposes, and its exit codes."""
+"""`autotune check` tries a spec for five steps: what it prints, what it proposes, and its exit
+codes."""
 
 from __future__ import annotations
 

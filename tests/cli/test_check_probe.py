@@ -1,4 +1,5 @@
-"""`autotune check` of a real program in torch: what is said beside what is seen, what `--fix` mends, and files that stay as they were."""
+"""`autotune check` of a real program in torch: what is said beside what is seen, what `--fix`
+mends, and files that stay as they were."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from tests.workers.probe.watching import PROGRAMS
 
 @pytest.fixture
 def spec(tmp_path):
-    """A spec whose seq_len is wrong and whose `--dtype` is misspelt, beside a program that saves over a checkpoint of the user's."""
+    """A spec whose seq_len is wrong and whose `--dtype` is misspelt, beside a program that saves
+    over a checkpoint of the user's."""
     shutil.copy(PROGRAMS / "decoder.py", tmp_path / "train.py")
     (tmp_path / "mine.pt").write_text("weeks of work")
     argv = [

@@ -1,4 +1,5 @@
-"""A pattern and a line that would keep a backtracking matcher busy for years: the study ends, and Ctrl-C ends it while it reads them."""
+"""A pattern and a line that would keep a backtracking matcher busy for years: the study ends, and
+Ctrl-C ends it while it reads them."""
 
 from __future__ import annotations
 

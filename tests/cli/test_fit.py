@@ -147,7 +147,8 @@ def test_guesses_limits_and_what_was_left_out_are_said(run, write, fake):
 
 
 def test_a_trainer_that_was_not_played_has_the_verdict_of_estimate(run, write, fake):
-    """The dry run of another trainer's loop says how that one uses memory; it never says no for this one."""
+    """The dry run of another trainer's loop says how that one uses memory; it never says no for
+    this one."""
     spec = write(trainer="torchtitan", model="llama-8b", cluster="h100-sxm-1x8", workload={"seq_len": 8192, "global_batch_size": 16})  # fmt: skip
     config = "tp1 pp1 dp8 mb2 acc1 bf16 selective-recompute zero3 compile"
     estimate = run("estimate", spec, "--config", config, "--json").document["estimate"]

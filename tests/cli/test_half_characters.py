@@ -1,4 +1,5 @@
-"""Half of a character, as a program's JSON line may hold, is no traceback wherever a study is shown."""
+"""Half of a character, as a program's JSON line may hold, is no traceback wherever a study is
+shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The help pages: every command in one group, no sentence cut, and examples that the command line accepts."""
+"""The help pages: every command in one group, no sentence cut, and examples that the command line
+accepts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`autotune init --run`: real programs are started under the probe for a few steps, and what they train stands in the draft, whatever their text says."""
+"""`autotune init --run`: real programs are started under the probe for a few steps, and what they
+train stands in the draft, whatever their text says."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def knobs(document: dict) -> dict[str, str]:
 
 @pytest.mark.thorough
 def test_a_shell_script_on_two_ranks_and_its_files_stay(run, programs):
-    """The script computes its accumulation, so that reading alone cannot know it, and saves over a file of the user's."""
+    """The script computes its accumulation, so that reading alone cannot know it, and saves over a
+    file of the user's."""
     (programs / "run.sh").write_text(
         dedent(f"""\
         #!/bin/bash

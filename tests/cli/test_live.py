@@ -84,7 +84,8 @@ def rows_of(console: Console, view: LiveView) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("width", [80, 100, 140])
 def test_a_figure_that_was_shown_stays_and_is_marked_while_it_is_measured_again(width: int) -> None:
-    """The finals run at half the speed of the search: pooled figures, and all that are relative to the baseline, would fall by half."""
+    """The finals run at half the speed of the search: pooled figures, and all that are relative to
+    the baseline, would fall by half."""
     default, *others = (
         trial(n, step_time_s=1.0 - n / 10, micro_batch_size=1 + n) for n in range(5)
     )
@@ -160,9 +161,11 @@ def test_nothing_of_the_view_is_left_in_the_scrollback() -> None:
 
 
 def screen_after(written: str, *, height: int) -> tuple[list[str], list[str]]:
-    """What a terminal shows after these bytes, and what scrolled off its upper edge; blank lines left out.
+    """What a terminal shows after these bytes, and what scrolled off its upper edge; blank lines
+    left out.
 
-    Knows what rich writes for a live display: line ends, cursor up, erase line, and private modes, which it ignores.
+    Knows what rich writes for a live display: line ends, cursor up, erase line, and private modes,
+    which it ignores.
     """
     scrolled: list[str] = []
     screen, row = [""] * height, 0

@@ -1,4 +1,5 @@
-"""Mistakes that people make at first: each is answered with what is wrong, where, and what to do, in one message without a traceback."""
+"""Mistakes that people make at first: each is answered with what is wrong, where, and what to do,
+in one message without a traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A name that several studies have: the newest is shown with a list of the others, and none of several open ones is acted on."""
+"""A name that several studies have: the newest is shown with a list of the others, and none of
+several open ones is acted on."""
 
 from __future__ import annotations
 

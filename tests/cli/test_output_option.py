@@ -1,4 +1,5 @@
-"""`-o -` prints, in every command that prints where no file is named, and no command writes a file of that name."""
+"""`-o -` prints, in every command that prints where no file is named, and no command writes a file
+of that name."""
 
 from __future__ import annotations
 

@@ -30,7 +30,8 @@ from tests.report import worlds
 
 
 class Script:
-    """Plays answers, one a request: (status, headers, body), or None to hang up. The last one is repeated."""
+    """Plays answers, one a request: (status, headers, body), or None to hang up. The last one is
+    repeated."""
 
     def __init__(self, *answers: tuple[int, dict[str, str], Any] | None) -> None:
         self.answers = list(answers)

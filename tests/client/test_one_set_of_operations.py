@@ -1,4 +1,5 @@
-"""Every operation takes the same parameters with the same defaults in the REST route, both clients, the local source, the command and the tool for agents.
+"""Every operation takes the same parameters with the same defaults in the REST route, both clients,
+the local source, the command and the tool for agents.
 
 The client's method is the pattern. What differs on purpose is in `DIFFERENCES`, with the reason.
 """
@@ -164,7 +165,8 @@ DIFFERENCES: tuple[tuple[str, str, str, str], ...] = (
     ("tool", "review", "train_tokens", "days and cost are in its text, which a service leaves out"),
 )
 PLACES = ("self", "store", "url", "folder", "json", "study", "study_id")
-"""what says where a study is and how its answer is printed, which each interface does in its own way"""
+"""what says where a study is and how its answer is printed, which each interface does in its own
+way"""
 ELSEWHERE = {
     "pause resume stop cancel": "`act`, by a name of its own",
     "wait": "it asks for the status again and again",
@@ -200,7 +202,8 @@ def of_function(function: Callable[..., Any]) -> Parameters:
 
 
 def of_route(document: Mapping[str, Any], route: str) -> Parameters:
-    """Parameters of an address in the OpenAPI document: in its path, query, headers and body. A spec is one parameter."""
+    """Parameters of an address in the OpenAPI document: in its path, query, headers and body. A
+    spec is one parameter."""
     method, path = route.split()
     asked = document["paths"][ROOT + path][method.lower()]
     found: dict[str, Any] = {}
@@ -233,7 +236,8 @@ def described() -> dict[str, Any]:
 def check(
     interface: str, operations: Iterable[str], pattern: Parameters, found: Parameters
 ) -> None:
-    """The parameters are those of the pattern, but for what the table says, all of which must be so."""
+    """The parameters are those of the pattern, but for what the table says, all of which must be
+    so."""
     rows = [
         row for row in DIFFERENCES if row[0] == interface and set(operations) & {*row[1].split()}
     ]

@@ -1,4 +1,5 @@
-"""What adapters read and write: casts, scaling and sums beside their two narrow products, by the library that has them."""
+"""What adapters read and write: casts, scaling and sums beside their two narrow products, by the
+library that has them."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def bytes_per_token(trainer: str, config: str, peft: Peft) -> tuple[float, float
 
 
 def test_bytes_are_those_of_the_kernels_that_peft_launches() -> None:
-    """Kernel by kernel, of adapters beside queries, keys, values and output: bytes per element of the input and of the output of a matrix.
+    """Kernel by kernel, of adapters beside queries, keys, values and output: bytes per element of
+    the input and of the output of a matrix.
 
     forward     cast 2 + 4, dropout 4 + 4 + 1 (mask), cast back 4 + 2; scaling 2 + 2, sum 2 + 2 + 2
     backward    cast 2 + 4, dropout 4 + 1 + 4, cast back 4 + 2, sum with the frozen matrix's gradient 2 + 2 + 2; scaling 2 + 2

@@ -42,7 +42,8 @@ def matmuls_per_flop(hidden: int, tp: int, gpu: str, precision: str = "bf16") ->
 
 
 def test_1800_columns_a_rank_are_slower_than_1728_on_a100_as_bigscience_measured() -> None:
-    """chronicles-prequel.md: with tp=8 and pp=10 a width of 14,400 took about a third longer per FLOP than 13,824, whose eighth is 27 * 64."""
+    """chronicles-prequel.md: with tp=8 and pp=10 a width of 14,400 took about a third longer per
+    FLOP than 13,824, whose eighth is 27 * 64."""
     slower = matmuls_per_flop(14400, 8, "a100-80gb") / matmuls_per_flop(13824, 8, "a100-80gb")
     assert slower == pytest.approx(UNALIGNED)
     assert 1.0 < UNALIGNED < 2.0  # at most twice the cache lines are read
@@ -60,6 +61,7 @@ def test_1800_columns_a_rank_are_slower_than_1728_on_a100_as_bigscience_measured
 def test_whole_lines_other_generations_and_wider_formats_lose_nothing(
     tp: int, gpu: str, precision: str
 ) -> None:
-    """14,400 is 225 * 64; 1,800 elements of 4 bytes are read in lines of half as many, of which the law says nothing."""
+    """14,400 is 225 * 64; 1,800 elements of 4 bytes are read in lines of half as many, of which the
+    law says nothing."""
     aligned = matmuls_per_flop(13824, tp, gpu, precision)
     assert matmuls_per_flop(14400, tp, gpu, precision) == pytest.approx(aligned)

@@ -1,4 +1,5 @@
-"""Laws of estimates over the whole catalog: random models, GPUs, trainers and kinds of training, and random configs that are legal in them."""
+"""Laws of estimates over the whole catalog: random models, GPUs, trainers and kinds of training,
+and random configs that are legal in them."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ class Drawn:
 
 
 def drawn(rng: random.Random) -> Drawn:
-    """One workload and its configs. Without offloading to the host, which recomputation and slower memory make shorter."""
+    """One workload and its configs. Without offloading to the host, which recomputation and slower
+    memory make shorter."""
     gpu = rng.choice(catalog.gpu_names())
     cluster = ClusterSpec.of(
         gpu, num_nodes=rng.choice((1, 2, 4, 16)), gpus_per_node=rng.choice((1, 4, 8))
@@ -138,7 +140,8 @@ def test_more_work_takes_no_less_time_and_memory(everything: list[Drawn]) -> Non
 
 @pytest.mark.thorough
 def test_slower_hardware_is_no_faster(everything: list[Drawn]) -> None:
-    """To a thousandth: traffic of gradients and of a ring of context parallelism may both hide behind the same kernels."""
+    """To a thousandth: traffic of gradients and of a ring of context parallelism may both hide
+    behind the same kernels."""
     for case in everything:
         cluster = case.workload.cluster
         gpu, watts = cluster.gpu, cluster.gpu.rated_watts or cluster.gpu.power_watts

@@ -1,4 +1,5 @@
-"""Links of three levels: a ring that stays in an NVLink domain runs at NVLink's speed, also from node to node."""
+"""Links of three levels: a ring that stays in an NVLink domain runs at NVLink's speed, also from
+node to node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Estimates: laws that hold for any model and config, one code path for one or many, clear errors."""
+"""Estimates: laws that hold for any model and config, one code path for one or many, clear
+errors."""
 
 from __future__ import annotations
 
@@ -267,7 +268,8 @@ def test_the_slowest_hardware_that_is_let_in_still_has_finite_times() -> None:
 
 
 def test_a_gpu_without_bf16_computes_attention_and_head_in_fp16() -> None:
-    """One V100, GPT of 8 layers and width 2,048, full recomputation: 0.454 s measured by Alpa (OSDI'22, its results_intra_ablation_ref.tsv)."""
+    """One V100, GPT of 8 layers and width 2,048, full recomputation: 0.454 s measured by Alpa
+    (OSDI'22, its results_intra_ablation_ref.tsv)."""
     model = ModelSpec(
         name="gpt", num_layers=8, hidden_size=2048, num_attention_heads=16, vocab_size=25600, ffn_hidden_size=8192, tied_embeddings=True
     )  # fmt: skip

@@ -1,4 +1,5 @@
-"""Every value of every knob changes the estimate, or the knob is declared neutral; a study's own knobs change nothing."""
+"""Every value of every knob changes the estimate, or the knob is declared neutral; a study's own
+knobs change nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def refusal(where: Workload, config: ParallelConfig) -> str:
 
 
 def differences(where: Workload) -> dict[tuple[str, object], bool]:
-    """By knob and value, whether changing it alone changes some estimate. Values that the model cannot do must be refused: they count as a change."""
+    """By knob and value, whether changing it alone changes some estimate. Values that the model
+    cannot do must be refused: they count as a change."""
     pairs = [(base, *found) for base in base_configs(where) for found in variations(where, base)]
     impossible = [pair for pair in pairs if COST_MODEL.impossible(pair[1], pair[2])]
     pairs = [pair for pair in pairs if not COST_MODEL.impossible(pair[1], pair[2])]

@@ -1,4 +1,5 @@
-"""The formulas of FLOPs, saved activations, weights and traffic are those of dry runs of the native trainer, over the catalog."""
+"""The formulas of FLOPs, saved activations, weights and traffic are those of dry runs of the native
+trainer, over the catalog."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Matmuls of 8 and 4 bits: faster than 16 bits where the GPU has them, while attention and the head stay in 16 bits."""
+"""Matmuls of 8 and 4 bits: faster than 16 bits where the GPU has them, while attention and the head
+stay in 16 bits."""
 
 from __future__ import annotations
 

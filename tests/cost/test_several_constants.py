@@ -1,4 +1,5 @@
-"""Several sets of constants at once give what each gives by itself, and so do rows that pack their sequences differently."""
+"""Several sets of constants at once give what each gives by itself, and so do rows that pack their
+sequences differently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Sharded steps with little work per rank: gathers that nothing hides, hooks, sums of gradients; and what long sequences keep."""
+"""Sharded steps with little work per rank: gathers that nothing hides, hooks, sums of gradients;
+and what long sequences keep."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def step_s(asked: Workload, config: ParallelConfig) -> float:
 
 
 def test_a_published_step_of_512_tokens_a_rank_is_predicted_within_a_sixth() -> None:
-    # published_open.csv, fms-hf-tuning on 8 A100 of one node: 2.145 s and, over two nodes of 4 by TCP, 24.5 s
+    # published_open.csv, fms-hf-tuning on 8 A100 of one node: 2.145 s and, over two nodes of 4 by
+    # TCP, 24.5 s
     assert step_s(workload(), SHARDED) == pytest.approx(2.145, rel=1 / 6)
     two = workload(cluster="a100-80gb-2x4")
     tcp = replace(

@@ -1,4 +1,5 @@
-"""The level of trainers that were never fitted: a factor on all times, with which no config changes its rank."""
+"""The level of trainers that were never fitted: a factor on all times, with which no config changes
+its rank."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def workload(trainer: str) -> Workload:
 def test_a_fitted_gpu_with_an_unread_trainer_has_the_level_of_such_clusters(
     gpu: str, trainer: str, has_level: bool
 ) -> None:
-    """A fitted pair's constants carry its level, and of GPU families that were never fitted no level is known."""
+    """A fitted pair's constants carry its level, and of GPU families that were never fitted no
+    level is known."""
     assert (known_constants(gpu, trainer).level > 1.0) == has_level
 
 

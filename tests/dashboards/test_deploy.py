@@ -1,4 +1,5 @@
-"""The deployment files: as their schemas say, and every command, option, variable and port in them is one that exists. No engine runs here."""
+"""The deployment files: as their schemas say, and every command, option, variable and port in them
+is one that exists. No engine runs here."""
 
 from __future__ import annotations
 
@@ -220,7 +221,8 @@ RAY_SPEC = {
     "headGroupSpec": {"properties": GROUP},
     "workerGroupSpecs": {"items": {"properties": WORKERS, "required": sorted(WORKERS)}},
 }
-"""fields of RayCluster that the manifests use, by ray.io_rayclusters.yaml of KubeRay 1.5.1; pod templates are checked by Kubernetes' own schema"""
+"""fields of RayCluster that the manifests use, by ray.io_rayclusters.yaml of KubeRay 1.5.1; pod
+templates are checked by Kubernetes' own schema"""
 JOB_SPEC = {
     "entrypoint": TEXT,
     "shutdownAfterJobFinishes": BOOLEAN,

@@ -1,4 +1,5 @@
-"""What the image's build takes from a checkout, by a real builder where there is one: no passwords, nothing that was compiled, all that the package needs."""
+"""What the image's build takes from a checkout, by a real builder where there is one: no passwords,
+nothing that was compiled, all that the package needs."""
 
 from __future__ import annotations
 

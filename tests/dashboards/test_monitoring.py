@@ -1,4 +1,5 @@
-"""The Grafana dashboard and the alerts read only metrics that exist, and their files are what their programs expect."""
+"""The Grafana dashboard and the alerts read only metrics that exist, and their files are what their
+programs expect."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ RAY_NODE_METRICS = {
     "ray_node_gpus_utilization",
     "ray_node_gram_used",
 }
-"""Names that Ray's own dashboards query (ray/dashboard/modules/metrics/dashboards/default_dashboard_panels.py)."""
+"""Names that Ray's own dashboards query
+(ray/dashboard/modules/metrics/dashboards/default_dashboard_panels.py)."""
 
 
 def exported() -> dict[str, set[str]]:
@@ -123,7 +125,8 @@ def test_prometheus_finds_the_alerts() -> None:
 
 
 def test_nothing_listens_on_all_interfaces() -> None:
-    """Everything stays on loopback, but for the service in the containers of deploy/, which then names the hosts it answers for."""
+    """Everything stays on loopback, but for the service in the containers of deploy/, which then
+    names the hosts it answers for."""
     paths = [p for p in FOLDER.rglob("*") if p.is_file() and p.suffix in (".yml", ".yaml", ".json")]
     assert paths
     for path in paths:

@@ -1,6 +1,8 @@
-"""Real studies on a real Ray cluster under a real Prometheus: every query of the dashboard's panels has data at every scrape until its study ends.
+"""Real studies on a real Ray cluster under a real Prometheus: every query of the dashboard's panels
+has data at every scrape until its study ends.
 
-One begins with a calibration of the cluster, as the first on every new machine does; the trials of another fail.
+One begins with a calibration of the cluster, as the first on every new machine does; the trials of
+another fail.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ GPU_PANELS = ("ray_node_gpus_utilization", "ray_node_gram_used")
 
 
 def real(name: str, *, calibrate: bool = True, **measure: float) -> dict[str, Any]:
-    """Trains for about a minute on two ranks of this machine, whose speed nobody has measured yet."""
+    """Trains for about a minute on two ranks of this machine, whose speed nobody has measured
+    yet."""
     return spec(
         name=name,
         model="nano-gpt",

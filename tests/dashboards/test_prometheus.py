@@ -1,4 +1,5 @@
-"""Prometheus itself: the alerts by its own rule tests, and its configuration and the dashboard's queries against a running service."""
+"""Prometheus itself: the alerts by its own rule tests, and its configuration and the dashboard's
+queries against a running service."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ def test_every_alert_has_a_case() -> None:
 
 @contextmanager
 def prometheus(folder: Path, *, every_s: int = 1, minute_s: int = 3) -> Iterator[httpx.Client]:
-    """A server with the configuration that `serve --print-monitoring` prints, which scrapes every second and has alerts with 3 seconds for each minute."""
+    """A server with the configuration that `serve --print-monitoring` prints, which scrapes every
+    second and has alerts with 3 seconds for each minute."""
     rules = FOLDER / "prometheus" / "alerts.yml"
     faster = re.sub(
         r"(for: |\[)(\d+)m",

@@ -1,7 +1,9 @@
-"""Every alert in a real Prometheus against `autotune serve` itself: it fires in its case, no other fires with it, and it ends with its case.
+"""Every alert in a real Prometheus against `autotune serve` itself: it fires in its case, no other
+fires with it, and it ends with its case.
 
-The cases are real: a database server that is stopped, a disk that fills, a controller that is frozen, a Ray that does not answer, a service that is killed.
-The rules are those that ship, with 5 seconds for each minute.
+The cases are real: a database server that is stopped, a disk that fills, a controller that is
+frozen, a Ray that does not answer, a service that is killed. The rules are those that ship, with 5
+seconds for each minute.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 
 def failing(kind: str, *trials: int, time_scale: float = 20.0) -> dict[str, Any]:
-    """A study whose trials of these numbers fail; the others run for `time_scale` seconds per simulated one."""
+    """A study whose trials of these numbers fail; the others run for `time_scale` seconds per
+    simulated one."""
     faults = [{"kind": kind, "trial": number} for number in trials]
     document = slow_spec()
     return document | {

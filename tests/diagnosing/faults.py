@@ -1,10 +1,13 @@
-"""Faults that are put into real trainings on this machine, and what a diagnosis must say of each first: class, and rank or node.
+"""Faults that are put into real trainings on this machine, and what a diagnosis must say of each
+first: class, and rank or node.
 
     python -m tests.diagnosing.faults [NAME ...]      runs them all, or those of these names, and prints a table
 
-Trainings of `train.py` on one node are forked from this process, which has torch already, with the probe in them: that takes a tenth of the time of a start by
-`autotune run --diagnose -- torchrun`, which the others have, and all with `--launched`. Ranks are found by the RANK in their environment. A foreign process that is found beside a fault which is another one is set aside where this harness itself saw
-that others used the processors meanwhile: on a machine with other work that is so.
+Trainings of `train.py` on one node are forked from this process, which has torch already, with the
+probe in them: that takes a tenth of the time of a start by `autotune run --diagnose -- torchrun`,
+which the others have, and all with `--launched`. Ranks are found by the RANK in their environment.
+A foreign process that is found beside a fault which is another one is set aside where this harness
+itself saw that others used the processors meanwhile: on a machine with other work that is so.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Evidence of runs that never were: the steps of some ranks by a few numbers, with a fault or without."""
+"""Evidence of runs that never were: the steps of some ranks by a few numbers, with a fault or
+without."""
 
 from __future__ import annotations
 
@@ -31,9 +32,11 @@ def run(
     kind: str = "",
     sharded: bool = False,
 ) -> Evidence:
-    """A run with a forward pass of 0.3, a backward pass of 0.6 (in units of `STEP_S`) and the given parts. `load`: share of the time on the run queue; `more`:
-    (rank, phase) -> seconds that are blocked there, a number or one per step; `slower`: rank -> how much longer its passes take though they compute no more;
-    `busier`: the same, on the processor; `tokens`: of each rank and step, with which its passes grow."""
+    """A run with a forward pass of 0.3, a backward pass of 0.6 (in units of `STEP_S`) and the given
+    parts. `load`: share of the time on the run queue; `more`: (rank, phase) -> seconds that are
+    blocked there, a number or one per step; `slower`: rank -> how much longer its passes take
+    though they compute no more; `busier`: the same, on the processor; `tokens`: of each rank and
+    step, with which its passes grow."""
     dice = np.random.default_rng(seed)
 
     def wobble() -> Any:

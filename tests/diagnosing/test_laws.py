@@ -1,4 +1,5 @@
-"""The laws of a diagnosis on evidence that was made up: each class is claimed for its cause, first, of the right rank or node, whatever the noise and the load; and none of a healthy run."""
+"""The laws of a diagnosis on evidence that was made up: each class is claimed for its cause, first,
+of the right rank or node, whatever the noise and the load; and none of a healthy run."""
 
 from __future__ import annotations
 
@@ -219,7 +220,8 @@ def of_nodes(evidence: Evidence, **changes: Any) -> Evidence:
 
 
 def waiting(*, loader: bool, **more: Any) -> Evidence:
-    """A program that waits between its phases, where its rank is found, with a loader whose time is known or without one."""
+    """A program that waits between its phases, where its rank is found, with a loader whose time is
+    known or without one."""
     place = Place(phase="rest", line="train.py:7", text="time.sleep(0.06)", share=0.4, **more)
     seen = of_ranks(run(ranks=1, more={(0, "rest"): 0.06}), looks=400, places=(place,))
     return replace(seen, facts={**seen.facts, "workers": 0 if loader else None})

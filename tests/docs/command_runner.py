@@ -1,7 +1,9 @@
-"""A process that runs command lines of `autotune` and Python texts, each in a fork of its own that has everything imported already.
+"""A process that runs command lines of `autotune` and Python texts, each in a fork of its own that
+has everything imported already.
 
-One JSON object per line on stdin: {"argv": [...]} or {"python": "..."}, with "cwd" and "env". One per line on stdout: {"code": 0, "output": "..."}.
-Starting an interpreter for each of a hundred commands would cost minutes of processor time.
+One JSON object per line on stdin: {"argv": [...]} or {"python": "..."}, with "cwd" and "env". One
+per line on stdout: {"code": 0, "output": "..."}. Starting an interpreter for each of a hundred
+commands would cost minutes of processor time.
 """
 
 from __future__ import annotations

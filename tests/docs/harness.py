@@ -1,4 +1,5 @@
-"""What the pages' commands are run in: one results database for all pages, with one real study in it, and a folder of its own for each page."""
+"""What the pages' commands are run in: one results database for all pages, with one real study in
+it, and a folder of its own for each page."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from typing import Any
 from tests.docs.pages import ROOT, Block, Command, commands
 
 STUDY = "autotune tune laptop --max-trials 4 --new"
-"""The tutorial's short study: real trials on Ray. It is run once, before all pages; their other commands ask for what it found."""
+"""The tutorial's short study: real trials on Ray. It is run once, before all pages; their other
+commands ask for what it found."""
 SERVE = "autotune serve --runner local"
 """The pages' service. The tests run it on a free port."""
 ADDRESS = "http://127.0.0.1:8600"
@@ -78,7 +80,8 @@ class Page:
         self.environment = dict(harness.environment)
 
     def run(self, block: Block) -> None:
-        """Writes the file that the block shows, or runs its commands or its Python. Fails with page and line."""
+        """Writes the file that the block shows, or runs its commands or its Python. Fails with page
+        and line."""
         if block.title:
             if not block.title.startswith("/"):  # such a file belongs to another machine
                 (self.folder / block.title).write_text(block.text, encoding="utf-8")

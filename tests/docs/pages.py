@@ -1,4 +1,5 @@
-"""Pages of the documentation, cut into fenced blocks. What the tests do with a block stands in an HTML comment on the line before it.
+"""Pages of the documentation, cut into fenced blocks. What the tests do with a block stands in an
+HTML comment on the line before it.
 
 (nothing)                  it is run by the fast tests
 <!-- run: slow -->         it is run by the slow tests

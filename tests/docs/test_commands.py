@@ -1,4 +1,5 @@
-"""Every command and every Python text of README and site is run as it stands, or the page says why not."""
+"""Every command and every Python text of README and site is run as it stands, or the page says why
+not."""
 
 from __future__ import annotations
 

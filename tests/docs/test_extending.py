@@ -1,4 +1,5 @@
-"""The steps of docs/extending.md, followed to the letter in a copy of the packages: files are written, diffs applied, and the contract suites run there."""
+"""The steps of docs/extending.md, followed to the letter in a copy of the packages: files are
+written, diffs applied, and the contract suites run there."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ class Copy:
         assert re.search(r"\d+ passed|\[100%\]", done.stdout), done.stdout
 
     def _install(self) -> None:
-        """What `pip install --no-deps -e .` does for the names of entry points: it writes them into the package's metadata."""
+        """What `pip install --no-deps -e .` does for the names of entry points: it writes them into
+        the package's metadata."""
         project = tomllib.loads((self.folder / "pyproject.toml").read_text(encoding="utf-8"))[
             "project"
         ]

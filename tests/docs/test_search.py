@@ -1,7 +1,10 @@
-"""The site's search finds the page that answers a question among its first three pages, with the pages that its build makes from the code.
+"""The site's search finds the page that answers a question among its first three pages, with the
+pages that its build makes from the code.
 
-Sections are indexed as mkdocs does it and asked as the theme's search asks: lunr, with titles and keywords far ahead of texts and the last word also as
-a beginning. All sections of a page have its keywords. Of a page its best section counts; those that have all words, and the beginnings of pages, count more.
+Sections are indexed as mkdocs does it and asked as the theme's search asks: lunr, with titles and
+keywords far ahead of texts and the last word also as a beginning. All sections of a page have its
+keywords. Of a page its best section counts; those that have all words, and the beginnings of pages,
+count more.
 """
 
 from __future__ import annotations
@@ -149,7 +152,8 @@ QUESTIONS = {
 
 
 def sections() -> list[dict[str, str]]:
-    """One document per heading of each page that is searched: its address, title, text and keywords."""
+    """One document per heading of each page that is searched: its address, title, text and
+    keywords."""
     found = []
     keywords = built("hooks").KEYWORDS
     for name, text in searched_pages():
@@ -196,7 +200,8 @@ def _loaded(package: str) -> Any:
 
 
 def _documented(name: str) -> str:
-    """The sections that the reference makes of a Python object: one for itself and one for each public member."""
+    """The sections that the reference makes of a Python object: one for itself and one for each
+    public member."""
     package, _, inner = name.partition(".")
     thing = _loaded(package)[inner]
     parts = [(thing.name, thing)] + [

@@ -1,6 +1,7 @@
 """The example notebook runs from top to bottom, and its page shows what it made.
 
-The build of the site runs it too. Where that was after the last change of what the notebook uses, as in `make test`, it is not run again.
+The build of the site runs it too. Where that was after the last change of what the notebook uses,
+as in `make test`, it is not run again.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ USED = (
 
 
 def executed() -> Any:
-    """The notebook with its outputs: as the build of the site left it, unless something was changed since."""
+    """The notebook with its outputs: as the build of the site left it, unless something was changed
+    since."""
     built = ROOT / "site" / "how-to" / NOTEBOOK.name
     files = [
         file for name in USED for file in (ROOT / name, *(ROOT / name).rglob("*")) if file.is_file()

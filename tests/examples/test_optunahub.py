@@ -1,4 +1,5 @@
-"""The packages for OptunaHub: they load from their folder as its loader loads them, and do what their README says."""
+"""The packages for OptunaHub: they load from their folder as its loader loads them, and do what
+their README says."""
 
 from __future__ import annotations
 

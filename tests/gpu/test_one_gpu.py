@@ -1,4 +1,5 @@
-"""What a real GPU has to show of what `tests/workers/training/test_gpu_readings.py` asks of a fake one. `make test-gpu` runs it."""
+"""What a real GPU has to show of what `tests/workers/training/test_gpu_readings.py` asks of a fake
+one. `make test-gpu` runs it."""
 
 from __future__ import annotations
 

@@ -45,7 +45,8 @@ def test_steps_are_timed_by_the_device(tmp_path: Path) -> None:
     assert [(s["micro"], s["sequences"]) for s in steps] == [(3, [3 * 512])] * STEPS
     seen = [step["s"] for step in steps[6:]]
     assert len(seen) == len(told["times"][5:])
-    # events are recorded at slightly other places of a step, so single steps differ by some percent and their sum does not
+    # events are recorded at slightly other places of a step, so single steps differ by some percent
+    # and their sum does not
     assert median(seen) == pytest.approx(median(told["times"][5:]), rel=0.02)
     assert sum(seen) == pytest.approx(sum(told["times"][5:]), rel=0.02)
     assert (facts["backend"], facts["device"], facts["autocast"]) == ("nccl", "cuda", "bfloat16")

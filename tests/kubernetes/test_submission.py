@@ -1,4 +1,5 @@
-"""A study as a RayJob: what the manifest says, that Kubernetes would take it, and what is refused before."""
+"""A study as a RayJob: what the manifest says, that Kubernetes would take it, and what is refused
+before."""
 
 from __future__ import annotations
 

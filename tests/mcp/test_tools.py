@@ -1,4 +1,5 @@
-"""The tools in a real session with the SDK's own client: in memory, and over stdin and stdout of `autotune mcp`."""
+"""The tools in a real session with the SDK's own client: in memory, and over stdin and stdout of
+`autotune mcp`."""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
-"""A network of nodes: a bridge of this machine, and for each node the namespaces (network, processes, hostname, IPC, mounts) of one process 1.
+"""A network of nodes: a bridge of this machine, and for each node the namespaces (network,
+processes, hostname, IPC, mounts) of one process 1.
 
     this machine   PREFIX.1, on the bridge `atb<K>`          PREFIX = 10.77.<K>, the first K that nobody uses
     node i         PREFIX.<10 + i>, hostname `atn<K>-<i>`    link: `eth0` inside, `atv<K>-<i>` on the bridge
 
-Process 1 ends with the process that made the network, and everything on the node ends with process 1. What is left of a network whose maker
-was killed (bridge, control groups, folder) is removed when the next one is made: the bridge's alias names its maker.
+Process 1 ends with the process that made the network, and everything on the node ends with process
+1. What is left of a network whose maker was killed (bridge, control groups, folder) is removed when
+the next one is made: the bridge's alias names its maker.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ INTERFACE = "eth0"
 BUFFER = "burst 32kb latency 100ms"
 """of a link with a limited rate"""
 FIRST = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\nwhile True: signal.pause()"
-"""process 1 of a node: orphans that end are no zombies (a shell's `trap \'\' CHLD` does not see to that)"""
+"""process 1 of a node: orphans that end are no zombies (a shell's `trap \'\' CHLD` does not see to
+that)"""
 
 
 def what_is_missing() -> str:
@@ -92,7 +95,8 @@ class Node:
         """Starts process 1 and connects the node."""
         self.folder.mkdir(exist_ok=True)
         self._group.mkdir(exist_ok=True)
-        # torch asks for its own name and those of its peers: where nobody answers, each question takes seconds
+        # torch asks for its own name and those of its peers: where nobody answers, each question
+        # takes seconds
         setup = (
             f"hostname {self.name}; mount -t tmpfs tmpfs /dev/shm; mount --bind {self._network.hosts} /etc/hosts;"
             f"mount --bind /dev/null /etc/resolv.conf; echo up; exec {sys.executable} -S -E -c '{FIRST}'"
@@ -165,7 +169,8 @@ class Node:
         return "nsenter", "-t", str(self._first), *spaces, "--"
 
     def processes(self, part: str = "") -> list[int]:
-        """Living processes of the node whose command line contains `part`, by their numbers on this machine."""
+        """Living processes of the node whose command line contains `part`, by their numbers on this
+        machine."""
         found = []
         for pid in (int(line) for line in (self._group / "cgroup.procs").read_text().split()):
             with contextlib.suppress(OSError):  # it ended meanwhile
@@ -180,7 +185,8 @@ class Node:
         return found
 
     def kill(self) -> None:
-        """Ends everything on the node at once; the system still tells its peers that their connections are closed."""
+        """Ends everything on the node at once; the system still tells its peers that their
+        connections are closed."""
         if self.is_on:
             assert self._holder is not None
             self.thaw()
@@ -219,7 +225,8 @@ class Node:
             (self._group / "freezer.state").write_text("FROZEN" if still else "THAWED")
 
     def limit(self, rate: str | None) -> None:
-        """Its link carries `rate` (as tc(8) writes it, `50mbit`) in each direction; None: as much as it can."""
+        """Its link carries `rate` (as tc(8) writes it, `50mbit`) in each direction; None: as much
+        as it can."""
         for place, interface in ((self._inside("--net"), INTERFACE), ((), self._link)):
             subprocess.run(
                 [*place, "tc", "qdisc", "del", "dev", interface, "root"], capture_output=True
@@ -235,7 +242,8 @@ class Node:
 
 
 class Network:
-    """The bridge and its nodes, which are on from the beginning. Close it: everything is gone then."""
+    """The bridge and its nodes, which are on from the beginning. Close it: everything is gone
+    then."""
 
     def __init__(self, count: int) -> None:
         """`count`: of nodes. Raises `RuntimeError` when they cannot be made."""
@@ -273,7 +281,8 @@ class Network:
         return f"{self.prefix}.1"
 
     def _take_subnet(self) -> None:
-        """The first that nobody uses; making the bridge decides between two runs that want the same."""
+        """The first that nobody uses; making the bridge decides between two runs that want the
+        same."""
         used = command("ip", "-4", "addr")
         for self.subnet in SUBNETS:
             bridge = f"{BRIDGE}{self.subnet}"
@@ -368,7 +377,8 @@ def _remove_group(group: Path) -> None:
 
 
 def _started(pid: int) -> str:
-    """When that process started, in ticks since the machine did; empty when there is none. With its number it is unique."""
+    """When that process started, in ticks since the machine did; empty when there is none. With its
+    number it is unique."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:

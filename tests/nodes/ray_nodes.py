@@ -1,6 +1,8 @@
-"""A Ray cluster on a network of nodes: the head, without processors, and the driver are on this machine.
+"""A Ray cluster on a network of nodes: the head, without processors, and the driver are on this
+machine.
 
-Ray's own deadlines are those of every cluster (it calls a silent node dead after a minute), unless a test asks for `QUICK`.
+Ray's own deadlines are those of every cluster (it calls a silent node dead after a minute), unless
+a test asks for `QUICK`.
 """
 
 from __future__ import annotations
@@ -31,12 +33,14 @@ OBJECT_STORE_BYTES = 100 << 20
 
 
 class RayNodes:
-    """The cluster. `nodes` are those of the network: take one's power or link, and `join` it again after a new boot."""
+    """The cluster. `nodes` are those of the network: take one's power or link, and `join` it again
+    after a new boot."""
 
     def __init__(
         self, network: Network, *, cpus: int, head: Mapping[str, str], labels: Sequence[str]
     ) -> None:
-        """`cpus`: of each node; `head`: additional environment of the head; `labels`: of each node, as `ray start` takes them."""
+        """`cpus`: of each node; `head`: additional environment of the head; `labels`: of each node,
+        as `ray start` takes them."""
         self.network, self.nodes, self._cpus, self._labels = network, network.nodes, cpus, labels
         self._log = Path(network.folder, "log").open("ab")  # noqa: SIM115 - closed by `close`
         # Ray's ports are shared: of two heads at one port, each gets half of the questions
@@ -138,7 +142,8 @@ def ray_nodes(
     head: Mapping[str, str] | None = None,
     labels: Sequence[str] = (),
 ) -> Iterator[RayNodes]:
-    """A cluster of so many nodes with so many processors each. Who is in this environment meanwhile may join it."""
+    """A cluster of so many nodes with so many processors each. Who is in this environment meanwhile
+    may join it."""
     with authenticated(), Network(count) as network:
         cluster = RayNodes(network, cpus=cpus, head=head or {}, labels=labels)
         try:

@@ -1,7 +1,10 @@
-"""A real Slurm on one machine: its controller and login node here, one slurmd on each node of a network.
+"""A real Slurm on one machine: its controller and login node here, one slurmd on each node of a
+network.
 
-Needs root and Debian's slurm-wlm and munge. Commands find the cluster by `environment` (SLURM_CONF). A node has its own munged, and a /tmp of its own when
-`shared` says which folders below /tmp all nodes see. Its GPUs are null devices, which are scheduled and numbered like any other.
+Needs root and Debian's slurm-wlm and munge. Commands find the cluster by `environment`
+(SLURM_CONF). A node has its own munged, and a /tmp of its own when `shared` says which folders
+below /tmp all nodes see. Its GPUs are null devices, which are scheduled and numbered like any
+other.
 
     python -m tests.nodes.slurm_cluster NODES [COMMAND...]     starts it, runs the command (default: a shell) on the login node, ends it
 """
@@ -92,7 +95,8 @@ def what_is_missing() -> str:
 
 
 class SlurmCluster:
-    """The cluster. `nodes` are those of the network: take one's power, and `join` it again after a new boot."""
+    """The cluster. `nodes` are those of the network: take one's power, and `join` it again after a
+    new boot."""
 
     def __init__(
         self,
@@ -104,8 +108,9 @@ class SlurmCluster:
         grace_s: int = 0,
         shared: Sequence[str] = (),
     ) -> None:
-        """`gpus`: of each node, 0 or more; none: no node has any. `grace_s`: between the warning and the end of a job that is preempted.
-        `shared`: folders below /tmp that all nodes see, each having a /tmp of its own for the rest; none: they share all of /tmp."""
+        """`gpus`: of each node, 0 or more; none: no node has any. `grace_s`: between the warning
+        and the end of a job that is preempted. `shared`: folders below /tmp that all nodes see,
+        each having a /tmp of its own for the rest; none: they share all of /tmp."""
         self.network, self.nodes = network, network.nodes
         self.folder = Path(network.folder)  # as the network's keeper ends what names it
         self._shared = [*shared, str(self.folder)] if shared else []
@@ -161,7 +166,8 @@ class SlurmCluster:
         self._spawn("controller", None, ["/usr/sbin/slurmctld", "-D", "-f", str(self.conf)])
 
     def restart_controller(self) -> None:
-        """As after a crash: killed, and started again with what it saved, which it does every few seconds."""
+        """As after a crash: killed, and started again with what it saved, which it does every few
+        seconds."""
         for process in self._daemons.pop("controller"):
             process.kill()
             process.wait()
@@ -193,7 +199,8 @@ class SlurmCluster:
         )
 
     def _munge(self, node: Node | None) -> None:
-        """One munged per node: one for all would call half of what nodes say to each other replayed."""
+        """One munged per node: one for all would call half of what nodes say to each other
+        replayed."""
         where = self.folder / "munge"
         argv = [
             "/usr/sbin/munged",

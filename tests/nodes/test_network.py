@@ -1,4 +1,5 @@
-"""The nodes themselves: they are machines of their own, their failures are what they are called, and nothing of them stays."""
+"""The nodes themselves: they are machines of their own, their failures are what they are called,
+and nothing of them stays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The calibration of several nodes names the one whose link is out of line. Three nodes of this machine, one behind a slow link."""
+"""The calibration of several nodes names the one whose link is out of line. Three nodes of this
+machine, one behind a slow link."""
 
 from __future__ import annotations
 

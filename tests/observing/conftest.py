@@ -1,4 +1,5 @@
-"""Commands of these tests hear the signals of a terminal, also where whoever started the tests has them ignored, as a shell does for jobs in the background."""
+"""Commands of these tests hear the signals of a terminal, also where whoever started the tests has
+them ignored, as a shell does for jobs in the background."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Trainings of a small model on the CPU, as people write them; each is written into a folder and started by its own launcher."""
+"""Trainings of a small model on the CPU, as people write them; each is written into a folder and
+started by its own launcher."""
 
 from __future__ import annotations
 

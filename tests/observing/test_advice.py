@@ -1,4 +1,5 @@
-"""One line in Python: advice on a training by the object that runs it, and a callback that keeps the run. Errors of ours are warnings."""
+"""One line in Python: advice on a training by the object that runs it, and a callback that keeps
+the run. Errors of ours are warnings."""
 
 from __future__ import annotations
 

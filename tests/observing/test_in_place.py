@@ -1,4 +1,5 @@
-"""A command runs in the place of autotune as if autotune was not there: output byte for byte, exit code, signals, terminal, stdin, environment."""
+"""A command runs in the place of autotune as if autotune was not there: output byte for byte, exit
+code, signals, terminal, stdin, environment."""
 
 from __future__ import annotations
 

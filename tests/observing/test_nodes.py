@@ -1,4 +1,5 @@
-"""A training on two nodes under `autotune run`: the first node speaks and keeps one run, the other one becomes the command."""
+"""A training on two nodes under `autotune run`: the first node speaks and keeps one run, the other
+one becomes the command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Real trainings on the CPU under `autotune run`: they print and end as they do alone, and what is kept of them is right."""
+"""Real trainings on the CPU under `autotune run`: they print and end as they do alone, and what is
+kept of them is right."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ def kept(folder: Path) -> list[ObservedRun]:
 def observed(
     folder: Path, program: str, command: Sequence[str], *options: str, before: str = ""
 ) -> Ran:
-    """The command in a folder with that program, under autotune; `before`: what a shell does first."""
+    """The command in a folder with that program, under autotune; `before`: what a shell does
+    first."""
     (folder / "train.py").write_text(program)
     words = autotune(*options, "--", *command)
     shell = ["bash", "-c", f'{before}; exec "$@"', "bash", *words] if before else words

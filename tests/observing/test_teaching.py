@@ -1,4 +1,5 @@
-"""Observed runs set the level of predictions of their program and GPU type, and a review names the nearest of them."""
+"""Observed runs set the level of predictions of their program and GPU type, and a review names the
+nearest of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Drafts of files that a test writes, and what is checked of them: a row of a table in place of a test of its own."""
+"""Drafts of files that a test writes, and what is checked of them: a row of a table in place of a
+test of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What accelerate's launcher decides beside the ZeRO stage: DeepSpeed's engine, and what waits on the host."""
+"""What accelerate's launcher decides beside the ZeRO stage: DeepSpeed's engine, and what waits on
+the host."""
 
 from __future__ import annotations
 

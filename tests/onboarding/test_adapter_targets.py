@@ -1,4 +1,5 @@
-"""Which matrices have adapters, what is trained beside them, and what a launch needs more or less than its plan: by the options of public programs."""
+"""Which matrices have adapters, what is trained beside them, and what a launch needs more or less
+than its plan: by the options of public programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""LoRA, frozen weights and second models by the options of public programs: none is planned as a full fine-tuning in silence."""
+"""LoRA, frozen weights and second models by the options of public programs: none is planned as a
+full fine-tuning in silence."""
 
 from __future__ import annotations
 

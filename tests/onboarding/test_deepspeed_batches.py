@@ -1,4 +1,5 @@
-"""Programs whose batch is in DeepSpeed's file, and models by their sizes or the path of a config.json."""
+"""Programs whose batch is in DeepSpeed's file, and models by their sizes or the path of a
+config.json."""
 
 from __future__ import annotations
 

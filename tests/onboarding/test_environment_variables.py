@@ -1,4 +1,5 @@
-"""A program that reads its batch from the environment is tuned by its variables, in a draft and in a review."""
+"""A program that reads its batch from the environment is tuned by its variables, in a draft and in
+a review."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Each name of an option is one option: what a launch gives by any of them is what the program is started with."""
+"""Each name of an option is one option: what a launch gives by any of them is what the program is
+started with."""
 
 from __future__ import annotations
 

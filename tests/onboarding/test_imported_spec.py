@@ -1,4 +1,5 @@
-"""A trainer's present configuration becomes a spec that loads, and whose export carries the same configuration."""
+"""A trainer's present configuration becomes a spec that loads, and whose export carries the same
+configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Console commands of TRL and ms-swift: what they start, with the defaults of their own options; and what options of transformers say of the workload."""
+"""Console commands of TRL and ms-swift: what they start, with the defaults of their own options;
+and what options of transformers say of the workload."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a draft offers: micro-batches that are in the batch, options that act on steps, outputs of each trial's own."""
+"""What a draft offers: micro-batches that are in the batch, options that act on steps, outputs of
+each trial's own."""
 
 from __future__ import annotations
 

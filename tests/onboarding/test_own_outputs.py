@@ -1,4 +1,5 @@
-"""Options that say where a program writes, by what a run of it wrote: trials get their own folder, an exported launch the user's."""
+"""Options that say where a program writes, by what a run of it wrote: trials get their own folder,
+an exported launch the user's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Launches of programs that post-train, as people write them: what is read, and what an export keeps of it."""
+"""Launches of programs that post-train, as people write them: what is read, and what an export
+keeps of it."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ cluster: {num_nodes: 1, gpus_per_node: 8}
 
 
 def exported(draft: Draft, folder: Path, **knobs: Any) -> tuple[str, dict[str, Any]]:
-    """The command of an export with what was read, with other knobs where some are given, and its file."""
+    """The command of an export with what was read, with other knobs where some are given, and its
+    file."""
     study = api.load_study(draft.document, base=folder)
     assert study.baseline is not None
     launch = trainer(study.trainer).launch(
@@ -226,7 +228,8 @@ def test_experts_of_verl_are_whole_or_cut_as_its_launch_says(
 def _sleeping(
     text: str, says_it_sleeps: str, folder: Path, name: str
 ) -> list[tuple[bool, float, str]]:
-    """(whether the engine sleeps, peak in bytes, what an export writes) of a launch without and with the words."""
+    """(whether the engine sleeps, peak in bytes, what an export writes) of a launch without and
+    with the words."""
     found = []
     for i, written in enumerate((text, f"{text}{says_it_sleeps}")):
         inside = folder / str(i)

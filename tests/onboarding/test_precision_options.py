@@ -1,4 +1,5 @@
-"""What says the number format of a program, and in which words: never a word that its option refuses, never a format that it does not compute in."""
+"""What says the number format of a program, and in which words: never a word that its option
+refuses, never a format that it does not compute in."""
 
 from __future__ import annotations
 

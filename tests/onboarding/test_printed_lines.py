@@ -1,4 +1,5 @@
-"""The patterns of a draft are those of the lines that each step prints; a clock, a loading time or an evaluation is none."""
+"""The patterns of a draft are those of the lines that each step prints; a clock, a loading time or
+an evaluation is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Launches in the manner of public programs: what is read of each is what it really starts, or it is refused by name. Nothing is made up."""
+"""Launches in the manner of public programs: what is read of each is what it really starts, or it
+is refused by name. Nothing is made up."""
 
 from __future__ import annotations
 

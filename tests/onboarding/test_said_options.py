@@ -1,4 +1,5 @@
-"""Drafts of programs whose options their source does not show, by what their own parsers say in a real run."""
+"""Drafts of programs whose options their source does not show, by what their own parsers say in a
+real run."""
 
 from __future__ import annotations
 

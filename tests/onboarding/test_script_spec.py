@@ -1,4 +1,5 @@
-"""A first spec of a script loads, and what it launches is what the script's own parser accepts and understands."""
+"""A first spec of a script loads, and what it launches is what the script's own parser accepts and
+understands."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ def arguments(study: Study, config: ParallelConfig) -> list[str]:
 def parsed(
     name: str, words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, Any]:
-    """What the script's own parser makes of these words. Raises `SystemExit` where it refuses them."""
+    """What the script's own parser makes of these words. Raises `SystemExit` where it refuses
+    them."""
     text = (SCRIPTS / f"{name}.py.txt").read_text()
     monkeypatch.setattr(sys, "argv", [f"{name}.py", *words])
     monkeypatch.chdir(folder / "code")

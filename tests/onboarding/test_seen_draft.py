@@ -1,4 +1,5 @@
-"""A draft with what the probe saw in place of what was read: what is overruled, what is filled in, what is still asked for by its name."""
+"""A draft with what the probe saw in place of what was read: what is overruled, what is filled in,
+what is still asked for by its name."""
 
 from __future__ import annotations
 
@@ -173,7 +174,8 @@ def test_the_baseline_gives_the_options_of_the_batch_their_values_of_today(
     grad_accum: str,
     sizes: list[int],
 ) -> None:
-    """What an option means is what gives its value by what was seen; where nothing does, it is not tuned."""
+    """What an option means is what gives its value by what was seen; where nothing does, it is not
+    tuned."""
     found = overlaid(read, seen(micro=micro, sequences=sequences), tmp_path)
     words = found.document["trainer"]["argv"]
     assert {f"--batch_size={batch_size}", f"--grad_accum={grad_accum}"} <= set(words)
@@ -369,7 +371,8 @@ def test_a_shape_that_is_not_the_models_gives_way_to_the_number_of_its_weights()
 
 
 class Stack(torch.nn.Module):
-    """A decoder of two layers with learnt positions; with `encoder`, layers of the same kind beside them."""
+    """A decoder of two layers with learnt positions; with `encoder`, layers of the same kind beside
+    them."""
 
     def __init__(self, vocab_size: int, positions: int, *, encoder: bool = False) -> None:
         super().__init__()
@@ -397,7 +400,8 @@ def test_layers_beside_the_decoders_are_no_decoder_of_these_sizes() -> None:
 
 
 def test_the_space_is_that_of_the_launch(tmp_path: Path) -> None:
-    """On this machine, of which a launch may use a part, and with micro-batches that its batch can be dealt in."""
+    """On this machine, of which a launch may use a part, and with micro-batches that its batch can
+    be dealt in."""
     script = file_with(tmp_path / "train.py", SCRIPT)
     draft = first_draft(script, folder=tmp_path)
     found = seen_draft(

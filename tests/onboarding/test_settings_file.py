@@ -1,4 +1,5 @@
-"""A script that is told by a file of settings: Hydra's and OmegaConf's by its command, any other by a copy of the file for each trial."""
+"""A script that is told by a file of settings: Hydra's and OmegaConf's by its command, any other by
+a copy of the file for each trial."""
 
 from __future__ import annotations
 

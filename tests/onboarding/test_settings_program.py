@@ -1,4 +1,5 @@
-"""A file of settings of LLaMA-Factory or axolotl becomes a spec whose command overrides some of them."""
+"""A file of settings of LLaMA-Factory or axolotl becomes a spec whose command overrides some of
+them."""
 
 from __future__ import annotations
 

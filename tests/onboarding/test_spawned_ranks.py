@@ -1,4 +1,5 @@
-"""Programs that start their ranks themselves: trials start them by plain python, and tell them how many."""
+"""Programs that start their ranks themselves: trials start them by plain python, and tell them how
+many."""
 
 from __future__ import annotations
 

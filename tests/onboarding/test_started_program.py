@@ -1,4 +1,5 @@
-"""A launch script becomes the spec of the program that it starts: what the script says of knobs is the baseline, and all else stays in the command."""
+"""A launch script becomes the spec of the program that it starts: what the script says of knobs is
+the baseline, and all else stays in the command."""
 
 from __future__ import annotations
 

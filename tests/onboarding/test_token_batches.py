@@ -1,4 +1,5 @@
-"""Options that give a batch in tokens: of a rank or of a step, by their name, or asked for where the name may mean something else."""
+"""Options that give a batch in tokens: of a rank or of a step, by their name, or asked for where
+the name may mean something else."""
 
 from __future__ import annotations
 

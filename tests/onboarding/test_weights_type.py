@@ -1,4 +1,5 @@
-"""The type in which a program of transformers loads its weights is the one that it trains in, unless a flag of autocast says another."""
+"""The type in which a program of transformers loads its weights is the one that it trains in,
+unless a flag of autocast says another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A launch script that changes its folder: the program, its settings and `cwd` are those of that folder."""
+"""A launch script that changes its folder: the program, its settings and `cwd` are those of that
+folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Trials of a launch that chooses its Python use that Python, or the draft says that they do not."""
+"""Trials of a launch that chooses its Python use that Python, or the draft says that they do
+not."""
 
 from __future__ import annotations
 

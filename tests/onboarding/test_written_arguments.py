@@ -1,4 +1,5 @@
-"""What a program's own text gives transformers' Trainer is its current config: reviewed line by line, and set otherwise by each trial."""
+"""What a program's own text gives transformers' Trainer is its current config: reviewed line by
+line, and set otherwise by each trial."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The package without its extras: what works, and that each missing extra is named. The modules of all extras are hidden by an import hook."""
+"""The package without its extras: what works, and that each missing extra is named. The modules of
+all extras are hidden by an import hook."""
 
 from __future__ import annotations
 
@@ -87,7 +88,8 @@ for command in json.loads(sys.argv[1]):
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What each command line answers in a process that finds no module of any extra, by command line."""
+    """What each command line answers in a process that finds no module of any extra, by command
+    line."""
     folder = tmp_path_factory.mktemp("bare")
     (folder / "spec.yaml").write_text(SPEC)
     commands = [*WORKS, *LACKS, *(f"{command} --json" for command in LACKS)]
@@ -214,7 +216,8 @@ def test_a_missing_extra_is_an_import_error(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def _top_names(requirement: str) -> set[str]:
-    """The folders and modules that the package of a requirement puts into site-packages; none when it is not installed."""
+    """The folders and modules that the package of a requirement puts into site-packages; none when
+    it is not installed."""
     name = re.match(r"[A-Za-z0-9._-]+", requirement)
     assert name
     try:

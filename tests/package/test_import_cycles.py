@@ -1,7 +1,7 @@
 """No module imports itself by way of others, in either package.
 
-Imports inside functions and for type checking count: they hide a circle, they do not remove it. Only the package itself names, for type checkers, what it
-loads by name when it is asked for.
+Imports inside functions and for type checking count: they hide a circle, they do not remove it.
+Only the package itself names, for type checkers, what it loads by name when it is asked for.
 """
 
 from __future__ import annotations

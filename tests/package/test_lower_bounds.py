@@ -1,4 +1,5 @@
-"""Each package that the product imports is a dependency with a lower bound, which the job of lowest versions installs."""
+"""Each package that the product imports is a dependency with a lower bound, which the job of lowest
+versions installs."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def imported() -> dict[str, set[Path]]:
-    """The top-level modules of other packages that the product imports, each with the files that do."""
+    """The top-level modules of other packages that the product imports, each with the files that
+    do."""
     found: dict[str, set[Path]] = {}
     for path in [
         *(ROOT / "autotune").rglob("*.py"),

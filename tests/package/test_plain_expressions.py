@@ -1,4 +1,5 @@
-"""Expressions of both packages are read in one pass: no ternary is inside another, and no comprehension has two levels with conditions.
+"""Expressions of both packages are read in one pass: no ternary is inside another, and no
+comprehension has two levels with conditions.
 
 - A conditional expression has no other one anywhere in its branches or its test.
 - A comprehension with a condition has one `for`.

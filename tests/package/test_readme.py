@@ -1,4 +1,5 @@
-"""README is short, its links and pictures lead somewhere, and its figures are those of the benchmarks. Its commands are run in `tests/docs`."""
+"""README is short, its links and pictures lead somewhere, and its figures are those of the
+benchmarks. Its commands are run in `tests/docs`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A release says one version everywhere, is the same whoever builds it, and nothing tells anyone to install the stranger's package `autotune`."""
+"""A release says one version everywhere, is the same whoever builds it, and nothing tells anyone to
+install the stranger's package `autotune`."""
 
 from __future__ import annotations
 
@@ -99,7 +100,8 @@ def test_a_strangers_package_of_that_name_is_not_ours(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_builds_are_reproducible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twice from the checkout, and the wheel once more from the unpacked sdist, which lies elsewhere and has other file times."""
+    """Twice from the checkout, and the wheel once more from the unpacked sdist, which lies
+    elsewhere and has other file times."""
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1764288000")
     first, second = build(ROOT, tmp_path / "first"), build(ROOT, tmp_path / "second")
     assert first == second

@@ -1,4 +1,5 @@
-"""Each task of the skill's eval is solved by the documented commands, whose proposals are all valid and fit, and its grader refuses careless answers."""
+"""Each task of the skill's eval is solved by the documented commands, whose proposals are all valid
+and fit, and its grader refuses careless answers."""
 
 from __future__ import annotations
 

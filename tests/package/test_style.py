@@ -1,4 +1,5 @@
-"""Texts that people meet use the field's words: the list of `docs/style.md` holds for messages in the source, for pages, help and documentation."""
+"""Texts that people meet use the field's words: the list of `docs/style.md` holds for messages in
+the source, for pages, help and documentation."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def as_pattern(phrase: str) -> str:
-    """The pattern of a phrase of the list: `a/b` are forms of one word, `...` is any word, N a number."""
+    """The pattern of a phrase of the list: `a/b` are forms of one word, `...` is any word, N a
+    number."""
     forms = {"...": r"'?[{\w]+'?", "N": r"\d+"}
     words = [
         forms.get(word) or f"(?:{re.escape(word).replace('/', '|')})" for word in phrase.split()
@@ -29,7 +31,8 @@ def as_pattern(phrase: str) -> str:
 
 
 def literal(phrase: str) -> str:
-    """The longest word that every text with the phrase has, in lower case; empty where all its words have forms."""
+    """The longest word that every text with the phrase has, in lower case; empty where all its
+    words have forms."""
     words = [
         word.lower() for word in phrase.split() if word not in ("...", "N") and "/" not in word
     ]
@@ -37,7 +40,8 @@ def literal(phrase: str) -> str:
 
 
 def listed() -> list[tuple[str, str, str]]:
-    """The list of `docs/style.md`: a word without which there is no need to look, the pattern of what is not written, and what is written instead."""
+    """The list of `docs/style.md`: a word without which there is no need to look, the pattern of
+    what is not written, and what is written instead."""
     rows = re.findall(
         r"^\| (.+?) \| (.+?) \|$",
         (ROOT / "docs" / "style.md").read_text().partition("## Words")[2],
@@ -93,7 +97,8 @@ LISTED = [
     *sorted((ROOT / "autotune" / "search").glob("*.py")),
     *sorted((ROOT / "workers" / "autotune_workers" / "runners").glob("*.py")),
 ]
-"""whose classes `autotune searchers` and `autotune runners` list with the first line of their docstrings"""
+"""whose classes `autotune searchers` and `autotune runners` list with the first line of their
+docstrings"""
 SITE = sorted((ROOT / "docs" / "site_build").glob("*.py"))
 NOTEBOOKS = sorted((ROOT / "examples").rglob("*.ipynb"))
 THIRD_PERSON = re.compile(r"^(?:Adds|Cancels|Changes|Checks|Copies|Counts|Creates|Deletes|Does|Explains|Exports|Finds|Follows|Lists|Looks|Makes|Measures|Pauses|Predicts|Prints|Puts|Ranks|Reads|Removes|Resumes|Returns|Reviews|Revokes|Runs|Says|Serves|Shows|Stops|Stores|Submits|Tries|Upgrades|Waits|Writes)\b")  # fmt: skip

@@ -1,4 +1,5 @@
-"""The wheel holds everything: it is built from the tree, installed into a venv of its own, and used from another folder."""
+"""The wheel holds everything: it is built from the tree, installed into a venv of its own, and used
+from another folder."""
 
 from __future__ import annotations
 
@@ -39,10 +40,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path) -> Path:
-    """The `autotune` command of a venv that holds the wheel, and the dependencies of this environment, but not this checkout."""
+    """The `autotune` command of a venv that holds the wheel, and the dependencies of this
+    environment, but not this checkout."""
     venv = new_venv(wheel.parent / "venv")
     site = next((venv / "lib").glob("python*/site-packages"))
-    # Path lines, not installations: the packages below are found, their .pth files (our editable install) are not read.
+    # Path lines, not installations: the packages below are found, their .pth files (our editable
+    # install) are not read.
     packages = [path for path in sys.path if Path(path).name == "site-packages"]
     (site / "dependencies.pth").write_text("".join(f"{path}\n" for path in packages))
     install(venv, "--no-deps", str(wheel))
@@ -51,7 +54,8 @@ def installed(wheel: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def bare(wheel: Path) -> Path:
-    """The `bin` folder of a venv into which pip installed the wheel without any extra, and nothing else."""
+    """The `bin` folder of a venv into which pip installed the wheel without any extra, and nothing
+    else."""
     venv = new_venv(wheel.parent / "bare")
     install(venv, "--constraint", str(ROOT / "constraints.txt"), str(wheel))
     return venv / "bin"

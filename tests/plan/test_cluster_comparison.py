@@ -1,4 +1,5 @@
-"""Clusters side by side: the best config of each, what a training takes there, and what is said where nothing fits."""
+"""Clusters side by side: the best config of each, what a training takes there, and what is said
+where nothing fits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Plans, estimates and searches make the dry runs of a model that code builds; the formulas answer where none can be made."""
+"""Plans, estimates and searches make the dry runs of a model that code builds; the formulas answer
+where none can be made."""
 
 from __future__ import annotations
 

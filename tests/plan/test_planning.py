@@ -93,7 +93,8 @@ def test_more_gpus_train_a_budget_of_tokens_sooner_and_for_more_money() -> None:
     costs = [row.cost_usd for row in rows]
     assert all(d is not None for d in days)
     assert days == sorted(days, key=lambda d: -(d or 0.0))
-    # eight GPUs hold the model in a pipeline alone, so that memory costs them about what they save in traffic
+    # eight GPUs hold the model in a pipeline alone, so that memory costs them about what they save
+    # in traffic
     assert (costs[0] or 0.0) < 1.05 * (costs[1] or 0.0)
     assert (costs[1] or 0.0) < (costs[2] or 0.0)
     assert rows[0].estimate is not None

@@ -1,4 +1,5 @@
-"""The answer to "will it fit?": ranks, verdicts, what the allocator adds, the choice of configs, and the Python function."""
+"""The answer to "will it fit?": ranks, verdicts, what the allocator adds, the choice of configs,
+and the Python function."""
 
 from __future__ import annotations
 
@@ -71,7 +72,8 @@ def test_the_verdict_follows_from_what_can_be_used(share, verdict):
 @pytest.mark.parametrize("trainer", trainer_names())
 @pytest.mark.parametrize(("model", "cluster"), [("llama-8b", "h100-sxm-1x8"), ("gpt2-xl", "a100-40gb-1x8"), ("mixtral-8x7b", "h200-sxm-2x8")])  # fmt: skip
 def test_fit_and_estimate_never_give_two_verdicts(trainer, model, cluster):
-    """Over models, trainers and configs on both sides of a GPU's limit: one verdict, or both with the one that counts."""
+    """Over models, trainers and configs on both sides of a GPU's limit: one verdict, or both with
+    the one that counts."""
     gpus = catalog.cluster(cluster)
     workload = Workload(
         model=catalog.model(model),

@@ -1,4 +1,5 @@
-"""The Markdown report, read as GitHub reads it: tables whole, nothing foreign becomes markup, short enough for a comment."""
+"""The Markdown report, read as GitHub reads it: tables whole, nothing foreign becomes markup, short
+enough for a comment."""
 
 from __future__ import annotations
 

@@ -137,7 +137,8 @@ def test_winner_and_speedup_are_found_when_nobody_named_them() -> None:
 
 
 def test_words_and_figures_are_those_of_the_finals() -> None:
-    """Not of the search, whose numbers the speedup does not follow from, but at the machine's speed in the search."""
+    """Not of the search, whose numbers the speedup does not follow from, but at the machine's speed
+    in the search."""
     slow, fast = (
         trial(0, step_time_s=2.0),
         trial(1, step_time_s=1.6, micro_batch_size=2, accumulation_steps=4),

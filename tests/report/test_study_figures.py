@@ -87,7 +87,8 @@ def test_the_steps_of_running_trials_are_a_figure_with_data() -> None:
 
 
 def test_a_round_of_the_finals_is_no_config_of_its_own() -> None:
-    """A config that was re-measured has one figure, wherever it is shown; a lucky round is not the best."""
+    """A config that was re-measured has one figure, wherever it is shown; a lucky round is not the
+    best."""
     lucky = replace(
         trial(5, step_time_s=0.1, micro_batch_size=4, accumulation_steps=2),
         purpose=TrialPurpose.FINAL,
@@ -105,7 +106,8 @@ def test_a_round_of_the_finals_is_no_config_of_its_own() -> None:
 
 
 def test_a_config_that_was_asked_for_again_counts_once() -> None:
-    """The machine changed, and the search measured a fast config again: the later run holds its figure in every drawing."""
+    """The machine changed, and the search measured a fast config again: the later run holds its
+    figure in every drawing."""
     early, late = (
         trial(n, step_time_s=s, micro_batch_size=4, accumulation_steps=2)
         for n, s in ((7, 0.1), (8, 0.9))

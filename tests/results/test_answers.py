@@ -258,7 +258,8 @@ def test_a_config_of_the_finals_is_shown_at_their_speed() -> None:
 
 
 def test_rewards_across_studies_belong_to_the_speeds_that_are_shown() -> None:
-    """The baseline's run in the search was slow, so rewards of the search are too high. Each is moved to the baseline's speed in the finals."""
+    """The baseline's run in the search was slow, so rewards of the search are too high. Each is
+    moved to the baseline's speed in the finals."""
     store = MemoryStore()
     lease = running_study(store)
     raw = {0: 0.9, 1: 0.2, 2: 0.3}
@@ -454,7 +455,8 @@ def test_infeasible_trials_of_an_older_store_become_counts(result: Result) -> No
 def test_lists_and_answers_have_one_claim_of_a_study_that_an_earlier_release_ended(
     finished: tuple[Store, str],
 ) -> None:
-    """Its record has the speedup of the rules of that day; lists showed it, and `best` another one."""
+    """Its record has the speedup of the rules of that day; lists showed it, and `best` another
+    one."""
     store, study_id = finished
     record = store.study(study_id)
     assert api.judged_today(store, record) == record

@@ -1,4 +1,5 @@
-"""The best that is known: measured, of the nearest workload, or by the cost model, and it says which."""
+"""The best that is known: measured, of the nearest workload, or by the cost model, and it says
+which."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""One figure per config: a machine that becomes slower between search and finals changes no order and no ratio."""
+"""One figure per config: a machine that becomes slower between search and finals changes no order
+and no ratio."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def record() -> StudyRecord:
 def measured(
     number: int, config: int, slowness: float, purpose: TrialPurpose, default_slowness: float
 ) -> Trial:
-    """A trial on a machine that is so many times slower than at first; its reward is relative to a baseline at `default_slowness`."""
+    """A trial on a machine that is so many times slower than at first; its reward is relative to a
+    baseline at `default_slowness`."""
     trial = replace(
         worlds.trial(number), config=worlds.trial(config, zero_stage=config).config, purpose=purpose
     )
@@ -58,7 +60,8 @@ def measured(
 
 
 def study_on_a_machine_that_slows_down(finals: float = 3.0) -> list[Trial]:
-    """The baseline and three others are measured once; two of them and the default twice more, when the machine is `finals` times slower and slows on."""
+    """The baseline and three others are measured once; two of them and the default twice more, when
+    the machine is `finals` times slower and slows on."""
     first = [TrialPurpose.BASELINE, *[TrialPurpose.SEARCH] * 3]
     found = [measured(n, n, 1.0, purpose, 1.0) for n, purpose in enumerate(first)]
     for r in range(2):

@@ -1,4 +1,5 @@
-"""Knobs that were asked for, and that the probe did not see in the program, are findings of a diagnosis."""
+"""Knobs that were asked for, and that the probe did not see in the program, are findings of a
+diagnosis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A study whose table has a config, measured once, above the winner: every place that shows it says why it is not the winner."""
+"""A study whose table has a config, measured once, above the winner: every place that shows it says
+why it is not the winner."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ TRIALS = [
         for i, (_, time_s, knobs) in enumerate(FINALS)
     ),
 ]
-"""The winner looked twice as fast as the baseline and is 1.43 times as fast; another was seen once at 1.82 times."""
+"""The winner looked twice as fast as the baseline and is 1.43 times as fast; another was seen once
+at 1.82 times."""
 
 
 def studied(trials: list[Trial], **changes: object) -> tuple[StudyRecord, list[Trial]]:

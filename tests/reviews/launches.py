@@ -1,4 +1,5 @@
-"""Launches that a test reviews, and what is checked of the answer: a row of a table in place of a test of its own."""
+"""Launches that a test reviews, and what is checked of the answer: a row of a table in place of a
+test of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A TrainJob is answered with a JSON patch or no change, and never refused; a stand-in for the API server calls for it as Kubernetes does."""
+"""A TrainJob is answered with a JSON patch or no change, and never refused; a stand-in for the API
+server calls for it as Kubernetes does."""
 
 from __future__ import annotations
 
@@ -75,7 +76,8 @@ def applied(document: Any, patch: list[dict[str, Any]]) -> Any:
 
 @dataclass
 class ApiServer:
-    """Admits TrainJobs as the API server of Kubernetes does: it asks the webhook, which here is the command, and checks what it answers."""
+    """Admits TrainJobs as the API server of Kubernetes does: it asks the webhook, which here is the
+    command, and checks what it answers."""
 
     monkeypatch: pytest.MonkeyPatch
     capsys: pytest.CaptureFixture[str]

@@ -1,4 +1,5 @@
-"""An edit is a line of the command that is reviewed, in each pod that runs it; a key that a file lacks is written in its section, so that its patch is whole."""
+"""An edit is a line of the command that is reviewed, in each pod that runs it; a key that a file
+lacks is written in its section, so that its patch is whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Exported launches, reviewed: they are read as what was exported, and their edits lead to what was proposed."""
+"""Exported launches, reviewed: they are read as what was exported, and their edits lead to what was
+proposed."""
 
 from __future__ import annotations
 

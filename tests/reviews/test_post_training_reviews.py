@@ -1,4 +1,5 @@
-"""Reviews of post-training: verl's own launch of a 7B on one node, with what only a log of its runs says."""
+"""Reviews of post-training: verl's own launch of a 7B on one node, with what only a log of its runs
+says."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def launch(tmp_path: Path) -> Path:
 def test_a_draft_has_the_shape_of_the_named_weights_and_what_its_engine_can_run(
     launch: Path,
 ) -> None:
-    """The shape of Qwen2's 7B is that of Qwen2.5's; FSDP cuts no layers, and what needs less memory is among the limits of tokens."""
+    """The shape of Qwen2's 7B is that of Qwen2.5's; FSDP cuts no layers, and what needs less memory
+    is among the limits of tokens."""
     draft = first_draft(launch, cluster="h100-sxm-1x8", folder=launch.parent)
     assert draft.document["model"] == "qwen2.5-7b"
     assert "assumed for Qwen/Qwen2-7B-Instruct" in draft.text
@@ -124,7 +126,8 @@ def test_a_log_answers_what_no_configuration_says(launch: Path) -> None:
 
 
 def test_phases_of_a_log_are_compared_phase_by_phase(launch: Path) -> None:
-    """Evaluation and saving are part of a printed step, and generation has no error: what is measured is what the trainer runs."""
+    """Evaluation and saving are part of a printed step, and generation has no error: what is
+    measured is what the trainer runs."""
     phases = "timing_s/old_log_prob:8 - timing_s/ref:7 - timing_s/update_actor:33 - timing_s/testing:40 - timing_s/save_checkpoint:30"
     found = review(
         launch, cluster="h100-sxm-1x8", log=LOG.replace("timing_s/update_actor:33", phases)

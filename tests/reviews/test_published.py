@@ -1,4 +1,5 @@
-"""The published measurements that ship with reviews are those of the data sets, and a review names the nearest one."""
+"""The published measurements that ship with reviews are those of the data sets, and a review names
+the nearest one."""
 
 from __future__ import annotations
 
@@ -84,7 +85,8 @@ def test_what_may_not_fit_may_be_worth_a_trial_and_its_risk_is_said() -> None:
 
 
 def test_a_launch_at_the_limit_of_memory_is_told_what_helps_and_proposed_nothing_slower() -> None:
-    """Paddle's 7B on eight GPUs ran with 70 of its 80 GB; every other published config that fits is slower."""
+    """Paddle's 7B on eight GPUs ran with 70 of its 80 GB; every other published config that fits is
+    slower."""
     found = [pair for pair in pairs(["flagperf_paddle"]) if pair.found.if_out_of_memory]
     (pair,) = found
     assert not pair.slower

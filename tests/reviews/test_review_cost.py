@@ -1,4 +1,5 @@
-"""What a review costs, in figures that do not depend on how fast the machine is: what it loads, and how often it asks the cost model and the trainer."""
+"""What a review costs, in figures that do not depend on how fast the machine is: what it loads, and
+how often it asks the cost model and the trainer."""
 
 from __future__ import annotations
 
@@ -75,7 +76,8 @@ def test_a_review_loads_nothing_that_it_does_not_need(name: str, tmp_path: Path)
 def test_the_cost_model_and_the_trainer_are_asked_a_few_times(
     name: str, estimates: int, questions: int, tmp_path: Path
 ) -> None:
-    """Neither once for each constant, nor for each way to pack, nor for each config in the space."""
+    """Neither once for each constant, nor for each way to pack, nor for each config in the
+    space."""
     file, options = written(name, tmp_path)
     cluster = dict(zip(options[::2], options[1::2], strict=True)).get("--cluster", NODE)
     profile = cProfile.Profile()

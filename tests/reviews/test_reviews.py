@@ -1,4 +1,5 @@
-"""A review reads a launch as it is, says what is missing, and proposes edits that are legal, surely fit and surely gain, as lines of the file."""
+"""A review reads a launch as it is, says what is missing, and proposes edits that are legal, surely
+fit and surely gain, as lines of the file."""
 
 from __future__ import annotations
 
@@ -232,7 +233,8 @@ def test_changes_that_surely_gain_together_are_proposed_though_none_is_sure_alon
 def test_no_slower_number_format_is_proposed_also_for_a_launch_that_does_not_fit(
     said: str, script: Path, tmp_path: Path
 ) -> None:
-    """A config of another format than the launch's own: what is proposed is faster, so it is never fp32, nor fp16 in place of it."""
+    """A config of another format than the launch's own: what is proposed is faster, so it is never
+    fp32, nor fp16 in place of it."""
     launch = script.read_text().replace("Llama-3.1-8B", "Llama-3.1-70B")
     script.write_text(launch)
     for zero_stage in (0, 3):

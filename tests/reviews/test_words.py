@@ -1,4 +1,5 @@
-"""What a review prints is at most 25 rows of 100 columns; what is left out is counted and printed by --all."""
+"""What a review prints is at most 25 rows of 100 columns; what is left out is counted and printed
+by --all."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Synthetic runs: measurements made from a few traits, and the expert's order of them (`expert_ranking.toml`).
+"""Synthetic runs: measurements made from a few traits, and the expert's order of them
+(`expert_ranking.toml`).
 
-Series are drawn from a generator seeded by name, steps and seed. What the data do (noise of a batch, spikes, growth) is drawn from a generator that
-all runs share, because all see the same batches; the fp32 reference has seen them too.
+Series are drawn from a generator seeded by name, steps and seed. What the data do (noise of a
+batch, spikes, growth) is drawn from a generator that all runs share, because all see the same
+batches; the fp32 reference has seen them too.
 
     n   measured steps      s   place in the run, 0 to 1
 """

@@ -1,4 +1,5 @@
-"""Real ranks of the native trainer whose gradients are spoilt: the part of stability that is meant for it shows it, in a trial like any other."""
+"""Real ranks of the native trainer whose gradients are spoilt: the part of stability that is meant
+for it shows it, in a trial like any other."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ FAULTS = (
 
 @pytest.fixture(scope="module")
 def trials() -> Iterator[dict[int, Measurement]]:
-    """A healthy trial, one for each fault, and one in fp16 whose loss scale is far too large, on the same two ranks; their step times are those of an idle machine."""
+    """A healthy trial, one for each fault, and one in fp16 whose loss scale is far too large, on
+    the same two ranks; their step times are those of an idle machine."""
     unhurried = {"start_timeout_s": 240.0, "step_timeout_s": 120.0, "trial_timeout_s": 500.0}
     measure = replace(
         PATIENT, warmup_steps=0, min_steps=STEPS, max_steps=STEPS, precision=0.0, **unhurried

@@ -1,4 +1,5 @@
-"""Losses of configs that saw other batches are compared at equal tokens, within the noise of the data."""
+"""Losses of configs that saw other batches are compared at equal tokens, within the noise of the
+data."""
 
 from __future__ import annotations
 
@@ -40,10 +41,11 @@ def curve(
     number: int = 1,
     precision: str = "bf16",
 ) -> LossCurve:
-    """A training of one model as it is with this batch: S = S_min (1 + B_noise / B) steps bring it equally far, from ln(8000) towards 3.5.
+    """A training of one model as it is with this batch: S = S_min (1 + B_noise / B) steps bring it
+    equally far, from ln(8000) towards 3.5.
 
-    `noise` is the standard deviation of a loss at a batch of 64, and falls with the square root of the batch. `running_mean`: losses in each
-    line of the log.
+    `noise` is the standard deviation of a loss at a batch of 64, and falls with the square root of
+    the batch. `running_mean`: losses in each line of the log.
     """
     rng = np.random.default_rng((seed, batch, number))
     n = steps + running_mean - 1
@@ -112,7 +114,8 @@ def test_the_same_excess_late_in_training_where_losses_are_low_costs_more() -> N
 
 
 def test_of_another_batch_what_it_falls_short_of_the_expected_is_found() -> None:
-    """A smaller batch once it has seen as many tokens, a larger one once it has taken as many steps. It is expected ahead, by how much nobody knows."""
+    """A smaller batch once it has seen as many tokens, a larger one once it has taken as many
+    steps. It is expected ahead, by how much nobody knows."""
     others = [curve(64, 0, number=k) for k in (2, 3)]
     assert compare_at_equal_tokens(curve(16, 0, steps=9, shift=2.0), others) is None
     for batch, steps in ((16, 80), (256, 20)):
@@ -142,7 +145,8 @@ def test_a_flat_loss_of_few_noisy_steps_is_not_called_rising() -> None:
 
 
 def test_a_larger_batch_that_learns_less_from_a_token_is_no_less_stable() -> None:
-    """At equal tokens it has taken a quarter of the steps, and its loss is above by more than a nat: it is compared at equal steps."""
+    """At equal tokens it has taken a quarter of the steps, and its loss is above by more than a
+    nat: it is compared at equal steps."""
     small, large = curve(64, 0, number=2), curve(256, 0)
     at_equal_tokens = float(np.interp(5 * 256, (WARMUP + np.arange(20)) * 64, small.losses))
     assert large.losses[5 - WARMUP] > at_equal_tokens + 0.5

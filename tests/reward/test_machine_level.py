@@ -1,4 +1,5 @@
-"""Phases of a machine from repeated runs of the baseline, and the levels of the trials between them."""
+"""Phases of a machine from repeated runs of the baseline, and the levels of the trials between
+them."""
 
 from __future__ import annotations
 
@@ -186,7 +187,8 @@ def test_levels_that_take_figures_over_are_those_of_all_trials() -> None:
 
 
 def test_the_noise_of_phases_is_that_of_all_their_runs() -> None:
-    """Two runs at the second level agree as far as the spread of the earlier runs lets them: within the prior's 2% they would not."""
+    """Two runs at the second level agree as far as the spread of the earlier runs lets them: within
+    the prior's 2% they would not."""
     steady, noisy = (
         runs(1.0, 1.0, 1.0, 1.0, 4.0, 4.6),
         runs(1.0, 1.09, 0.92, 1.1, 0.91, 1.08, 0.9, 1.12, 4.0, 4.6),

@@ -1,4 +1,5 @@
-"""Trainings that really misbehave, in one small process: each lowers the part of stability that is meant for it."""
+"""Trainings that really misbehave, in one small process: each lowers the part of stability that is
+meant for it."""
 
 from __future__ import annotations
 
@@ -51,8 +52,9 @@ def train(
     step_time_s: float = 0.1,
     reference: tuple[float, ...] = (),
 ) -> Measurement:
-    """Trains a small network to continue sequences of a Markov chain on two ranks, one after the other; autocast to `dtype`, dynamic loss scaling
-    when `loss_scale` is above 1; `corrupt` meets each rank's gradients before they are averaged."""
+    """Trains a small network to continue sequences of a Markov chain on two ranks, one after the
+    other; autocast to `dtype`, dynamic loss scaling when `loss_scale` is above 1; `corrupt` meets
+    each rank's gradients before they are averaged."""
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(1)
     chain = torch.softmax(3 * torch.randn(VOCABULARY, VOCABULARY, generator=generator), dim=1)

@@ -1,4 +1,5 @@
-"""The native trainer's own trials, held against an fp32 run of the same batches: what they lower, and what they leave alone."""
+"""The native trainer's own trials, held against an fp32 run of the same batches: what they lower,
+and what they leave alone."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankContext]:
 def trained(
     alone: RankContext, precision: str, *, rate: float = 1e-2, **changes: Any
 ) -> Measurement:
-    """A trial's measurement; its step times are those of an idle machine, since the test's is not."""
+    """A trial's measurement; its step times are those of an idle machine, since the test's is
+    not."""
     asked = request("llama", f"{PLAIN},precision={precision}", steps=STEPS, **changes)
     try:
         found = run_trial(

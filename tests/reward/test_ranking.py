@@ -86,7 +86,8 @@ def test_the_front_holds_what_nothing_beats_sorted_by_speed(
 
 
 def test_a_slower_config_that_draws_less_power_stands_on_the_front() -> None:
-    """Unless a price makes every rank-second cost the same, or the power of some was not measured."""
+    """Unless a price makes every rank-second cost the same, or the power of some was not
+    measured."""
     hot, cool = ({"power_watts": watts} for watts in (400.0, 200.0))
     pair = [trial(0, at(1.0, utilization=hot)), trial(1, at(0.8, utilization=cool), CONFIGS[1])]
     assert [t.number for t in pareto(pair, GPU)] == [0, 1]

@@ -62,7 +62,8 @@ def test_a_burst_in_one_run_is_foreign_and_a_slow_tail_in_all_runs_is_not() -> N
 
 @pytest.mark.thorough
 def test_rounds_of_a_machine_with_twice_the_noise_of_the_prior_are_soon_believed() -> None:
-    """Intervals of a difference of two of four configs, on machines with the prior's noise and with twice as much."""
+    """Intervals of a difference of two of four configs, on machines with the prior's noise and with
+    twice as much."""
     rng = np.random.default_rng(1)
     for between, rounds, least in ((0.02, 2, 0.95), (0.04, 2, 0.88), (0.04, 4, 0.89)):
         held = 0

@@ -1,4 +1,5 @@
-"""A spec is read strictly, and every mistake is answered with its place, the law and the nearest right word."""
+"""A spec is read strictly, and every mistake is answered with its place, the law and the nearest
+right word."""
 
 from __future__ import annotations
 

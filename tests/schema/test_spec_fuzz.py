@@ -1,4 +1,5 @@
-"""Every field of a spec with values of every wrong kind: never a traceback, always a message that names the field; in this process and over REST."""
+"""Every field of a spec with values of every wrong kind: never a traceback, always a message that
+names the field; in this process and over REST."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ _SCHEMA = json_schema()
 
 
 def paths(schema: dict[str, Any], before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The path of every field that the schema names; of a field that may be several things, of all of them."""
+    """The path of every field that the schema names; of a field that may be several things, of all
+    of them."""
     if "$ref" in schema:
         schema = _SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]]
     for choice in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
@@ -71,7 +73,8 @@ def test_the_schema_names_many_fields() -> None:
 
 
 def refusal(document: dict[str, Any], *, plans: bool = False) -> AutotuneError | None:
-    """How the spec is refused; None when it is taken. Whatever else is raised is a mistake of ours."""
+    """How the spec is refused; None when it is taken. Whatever else is raised is a mistake of
+    ours."""
     try:
         study = load_study(document)
         if plans:

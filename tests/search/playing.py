@@ -1,4 +1,5 @@
-"""A searcher on the configs of the contract's world: so many trials are asked, measured and told."""
+"""A searcher on the configs of the contract's world: so many trials are asked, measured and
+told."""
 
 from __future__ import annotations
 

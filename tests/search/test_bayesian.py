@@ -1,4 +1,5 @@
-"""Bayesian search keeps the contract, finds the best config of a known world in a few trials, and estimates when to stop."""
+"""Bayesian search keeps the contract, finds the best config of a known world in a few trials, and
+estimates when to stop."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def _tight_space() -> SearchSpace:
 
 @pytest.mark.thorough
 def test_the_first_config_that_is_tried_probably_runs() -> None:
-    """The fastest of these are predicted to run out of memory with 33 and 44%, and to be 10% faster."""
+    """The fastest of these are predicted to run out of memory with 33 and 44%, and to be 10%
+    faster."""
     space = _tight_space()
     (first,) = BayesianSearcher(Problem(space=space)).ask(1)
     fastest = estimate(space.workload, list(space)).tokens_per_s.max()
@@ -102,7 +104,8 @@ def test_a_reason_gives_a_small_gain_as_a_share_and_a_large_one_as_a_factor(
 
 
 class _TwoModels(BayesianSearcher):
-    """Two models: the likelier one expects a small gain of the first candidate only, the other a large gain of the last."""
+    """Two models: the likelier one expects a small gain of the first candidate only, the other a
+    large gain of the last."""
 
     def predict(self, candidates: NDArray[np.intp]) -> tuple[Array, Array, Array, Array]:
         best = self.best_score() or 0.0
@@ -142,7 +145,8 @@ def test_searches_longer_when_the_cost_model_is_useless() -> None:
 
 
 def test_learns_from_memory_what_will_not_fit() -> None:
-    """With a cost model that predicts half of the memory, trials run out of memory, but not again and again."""
+    """With a cost model that predicts half of the memory, trials run out of memory, but not again
+    and again."""
     predicted = estimate(WORKLOAD, SPACE.table)
     low = replace(
         predicted,
@@ -196,7 +200,8 @@ def test_other_failures_make_their_neighbourhood_less_likely() -> None:
 
 
 def test_rewards_decide_where_there_are_any() -> None:
-    """A config that trains unstably loses to a slightly slower one: the rest of the reward is learnt too."""
+    """A config that trains unstably loses to a slightly slower one: the rest of the reward is
+    learnt too."""
 
     def rewarded(trial: Trial) -> Trial:
         if not trial.is_measured or trial.measurement is None:

@@ -1,4 +1,5 @@
-"""The replay of few GPUs for many: what counts as a target and its proxies, a sample of it, and its table."""
+"""The replay of few GPUs for many: what counts as a target and its proxies, a sample of it, and its
+table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What is said of the first pick of a target holds as often as it says, and is not said where it cannot hold."""
+"""What is said of the first pick of a target holds as often as it says, and is not said where it
+cannot hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""With goodput as the objective, the efficiency of a large batch counts before the batch is tried."""
+"""With goodput as the objective, the efficiency of a large batch counts before the batch is
+tried."""
 
 from __future__ import annotations
 

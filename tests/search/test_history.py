@@ -1,4 +1,5 @@
-"""Earlier studies refit the constants of a study where they are of its kind, and a large history costs no more than a small one."""
+"""Earlier studies refit the constants of a study where they are of its kind, and a large history
+costs no more than a small one."""
 
 from __future__ import annotations
 

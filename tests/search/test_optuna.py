@@ -1,4 +1,5 @@
-"""Optuna's samplers as searchers, our searchers as Optuna samplers, and our studies in an Optuna storage."""
+"""Optuna's samplers as searchers, our searchers as Optuna samplers, and our studies in an Optuna
+storage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A study's own knobs: what the cost model does not know is learnt knob by knob, and apart from its own errors."""
+"""A study's own knobs: what the cost model does not know is learnt knob by knob, and apart from its
+own errors."""
 
 from __future__ import annotations
 
@@ -100,7 +101,8 @@ def test_the_effect_of_each_knob_is_learnt_apart() -> None:
 
 @pytest.mark.thorough
 def test_finds_the_best_of_knobs_that_the_cost_model_does_not_know() -> None:
-    """Of 128 configs with equal predictions; choosing at random takes 26 trials to come within 5% of the best."""
+    """Of 128 configs with equal predictions; choosing at random takes 26 trials to come within 5%
+    of the best."""
     taken = []
     for seed in range(3):
         configs = [_configs()[i] for i in np.random.default_rng(seed).permutation(128)]

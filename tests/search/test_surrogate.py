@@ -1,4 +1,5 @@
-"""The parts of the surrogate against closed forms: acquisition, observations, corrected cost model, failure rate, dominance."""
+"""The parts of the surrogate against closed forms: acquisition, observations, corrected cost model,
+failure rate, dominance."""
 
 from __future__ import annotations
 
@@ -135,7 +136,8 @@ def test_without_observations_the_posterior_is_the_prediction() -> None:
 
 
 def test_finds_which_part_is_wrong() -> None:
-    """The second part takes three times as long as predicted; a few observations suffice to predict the others."""
+    """The second part takes three times as long as predicted; a few observations suffice to predict
+    the others."""
     rng = np.random.default_rng(0)
     parts = rng.uniform(0.1, 1.0, (12, 2))
     real = np.log(parts @ np.array([1.0, 3.0]))
@@ -149,7 +151,8 @@ def test_finds_which_part_is_wrong() -> None:
 
 
 def test_gaussian_case_agrees_with_linear_algebra() -> None:
-    """One part makes log time linear in its factor: the posterior is that of a plain Gaussian process."""
+    """One part makes log time linear in its factor: the posterior is that of a plain Gaussian
+    process."""
     rows = _rows(np.array([[1.0], [2.0], [4.0]]))
     prior, scales = _prior(1, residual_sd=0.2), Scales(factors=1.0, residual=1.0)
     seen, values = rows.take(slice(0, 2)), np.array([0.05, 0.65])
@@ -250,7 +253,8 @@ def test_a_model_that_predicts_well_gains_weight_with_every_trial() -> None:
 
 
 def test_a_model_that_predicts_nothing_loses_its_weight() -> None:
-    """With the predictions of other configs the uncertainty elsewhere becomes as large as the spread of the configs."""
+    """With the predictions of other configs the uncertainty elsewhere becomes as large as the
+    spread of the configs."""
     rows, real = _world()
     shuffled = Rows(parts=rows.parts[::-1], points=rows.points, workloads=rows.workloads)
     model = ModelAverage.of(
@@ -304,7 +308,8 @@ def test_limits_are_where_the_estimate_says_that_runs_fail() -> None:
     sigma = np.log(predicted.peak_memory_high_bytes / predicted.peak_memory_low_bytes) / (2 * Z90)
     p = np.asarray(predicted.oom_probability)
     unsure = (p > 1e-6) & (p < 1 - 1e-6)
-    # neither a limit nor an interval is said to lie above the capacity, which is then what stands there
+    # neither a limit nor an interval is said to lie above the capacity, which is then what stands
+    # there
     capped = np.isclose(limits, math.log(capacity)) | (predicted.peak_memory_high_bytes == capacity)
     asked = unsure & ~capped
     assert (p[asked] > 0.5).any()

@@ -1,4 +1,5 @@
-"""A real service for tests: uvicorn on a free port of loopback, in a thread of this process, and small specs for it."""
+"""A real service for tests: uvicorn on a free port of loopback, in a thread of this process, and
+small specs for it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,2 @@
-"""Studies as jobs of Slurm: what is written and read without one, and stories on a real one (`tests.nodes.slurm_cluster`)."""
+"""Studies as jobs of Slurm: what is written and read without one, and stories on a real one
+(`tests.nodes.slurm_cluster`)."""

@@ -1,9 +1,11 @@
-"""Slurm's commands as programs of this machine: every node of the job is here. What a real Slurm does is tried in `test_stories`.
+"""Slurm's commands as programs of this machine: every node of the job is here. What a real Slurm
+does is tried in `test_stories`.
 
     srun        starts its program once for each host of --nodelist, in a container with an environment that knows nothing of ours
     scancel     signals a step's processes          scontrol, squeue     say what the runner asks
 
-A host whose file `down-HOST` lies in the folder starts nothing, and its srun never ends, as with a node that lost its power. With a file `away` the controller does not answer.
+A host whose file `down-HOST` lies in the folder starts nothing, and its srun never ends, as with a
+node that lost its power. With a file `away` the controller does not answer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What Slurm says of a job is read as it writes it, and nothing of our own step becomes a default of the next."""
+"""What Slurm says of a job is read as it writes it, and nothing of our own step becomes a default
+of the next."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ from tests.slurm.test_stories import SIMULATED
 
 
 def tune(folder: Path, during: Callable[[], Any], **changes: Any) -> int:
-    """The exit code of a study that is disturbed once its first trial has been copied to the folder."""
+    """The exit code of a study that is disturbed once its first trial has been copied to the
+    folder."""
     results = folder / "results"
     results.mkdir()
     document = {**SIMULATED, "runner": {"kind": "simulated", "time_scale": 0.5}, **changes}

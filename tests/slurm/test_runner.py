@@ -1,4 +1,5 @@
-"""`runner: slurm`: programs on the nodes of a job by keepers that steps of srun hold, and what becomes of them when nodes, steps and images fail."""
+"""`runner: slurm`: programs on the nodes of a job by keepers that steps of srun hold, and what
+becomes of them when nodes, steps and images fail."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Studies on a real Slurm: from the login node to a winner, and through all that ends a job before it is done.
+"""Studies on a real Slurm: from the login node to a winner, and through all that ends a job before
+it is done.
 
-The jobs, nodes and signals are real; nodes are namespaces of this machine, each with a /tmp of its own.
+The jobs, nodes and signals are real; nodes are namespaces of this machine, each with a /tmp of its
+own.
 """
 
 from __future__ import annotations
@@ -136,7 +138,8 @@ NATIVE: dict[str, Any] = {
 
 
 class LoginNode:
-    """Where people work: commands of autotune beside those of Slurm, in a folder that all nodes see."""
+    """Where people work: commands of autotune beside those of Slurm, in a folder that all nodes
+    see."""
 
     def __init__(self, cluster: SlurmCluster, folder: Path) -> None:
         self.cluster, self.folder = cluster, folder
@@ -187,7 +190,8 @@ class LoginNode:
         )
 
     def status(self, name: str) -> dict[str, Any]:
-        """The study as the login node sees it, read in this process, which costs less; empty before the first copy."""
+        """The study as the login node sees it, read in this process, which costs less; empty before
+        the first copy."""
         with contextlib.suppress(NotFoundError), opened_copy(self.folder / name) as store:
             for study in store.studies(limit=1):
                 return LocalSource(store).status(study.id)
@@ -403,7 +407,8 @@ def test_at_the_limit_a_study_that_may_go_on_pauses_and_its_job_begins_again(
     found = login.status("sleeping")
     assert found["study"]["status"] == "PAUSED"
     assert found["study"]["message"] == "its job's time limit has been reached"
-    # a busy machine may make one trial longer than any before it; that no other begins is a law of `tests/study/controller/test_job_time.py`
+    # a busy machine may make one trial longer than any before it; that no other begins is a law of
+    # `tests/study/controller/test_job_time.py`
     assert found["study"]["trials"].get("CANCELLED", 0) <= 1
     until(
         lambda: login.cluster.job(job)["JobState"] in ("PENDING", "RUNNING"),
@@ -442,7 +447,8 @@ def test_a_job_that_waits_says_what_for(login: LoginNode) -> None:
 
 @pytest.mark.slow
 def test_what_an_allocation_cannot_hold_is_said_before_anything_starts(login: LoginNode) -> None:
-    """Fewer nodes than the smallest config, one CPU for several ranks; and what doctor and init know of it."""
+    """Fewer nodes than the smallest config, one CPU for several ranks; and what doctor and init
+    know of it."""
     (login.folder / "results").mkdir()
     large = {
         "cluster": {"gpu": "cpu", "num_nodes": 3, "gpus_per_node": 1},
@@ -497,7 +503,8 @@ def test_when_ray_dies_before_the_job_the_study_pauses_all_the_same(login: Login
     shutil.which("bindfs") is None, reason="a file system in user space needs the package bindfs"
 )
 def test_a_folder_that_is_unfit_for_the_store_holds_copies_of_it(login_on_fuse: LoginNode) -> None:
-    """On FUSE, locks of two machines need not meet. A store there is refused; a job's folder there is right, its store is on the node's own disk."""
+    """On FUSE, locks of two machines need not meet. A store there is refused; a job's folder there
+    is right, its store is on the node's own disk."""
     login = login_on_fuse
     (login.folder / "spec.yaml").write_text(yaml.safe_dump({**SIMULATED, "cluster": "cpu-1x2"}))
     refused = login.autotune(

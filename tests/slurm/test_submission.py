@@ -199,7 +199,8 @@ def program(*argv: str, **metrics: str) -> dict[str, Any]:
 
 
 class Asked(NamedTuple):
-    """A row of a table: what differs from the spec, words of the command line, and what comes of it."""
+    """A row of a table: what differs from the spec, words of the command line, and what comes of
+    it."""
 
     changes: Mapping[str, Any]
     said: str = ""

@@ -158,7 +158,8 @@ def test_torchtitan_shards_gradients_and_optimizer_beside_pipeline_stages() -> N
 
 
 def test_experts_that_stay_whole_may_lie_on_the_ranks_of_tensor_parallelism_too() -> None:
-    """Megatron-Core takes ep from tp * cp * dp under --expert-tensor-parallel-size 1; elsewhere tensor parallelism cuts the experts."""
+    """Megatron-Core takes ep from tp * cp * dp under --expert-tensor-parallel-size 1; elsewhere
+    tensor parallelism cuts the experts."""
     config = ParallelConfig(tp=2, dp=12, ep=4, accumulation_steps=2)
     whole = replace(workload(EXPERTS), trainer="megatron")
     assert why_not(whole, config) is None

@@ -1,4 +1,5 @@
-"""A proxy keeps what decides the speed of one rank, is legal where it runs, and says what it cannot tell."""
+"""A proxy keeps what decides the speed of one rank, is legal where it runs, and says what it cannot
+tell."""
 
 from __future__ import annotations
 
@@ -253,7 +254,8 @@ def test_zero_shards_as_it_did_where_a_copy_fits_and_not_at_all_on_one_rank() ->
 
 
 def test_the_fullest_stage_has_most_weights() -> None:
-    """The first stage has the layers without experts, the last one those of multi-token prediction."""
+    """The first stage has the layers without experts, the last one those of multi-token
+    prediction."""
     stage = fullest_stage(DENSE_FIRST, ParallelConfig(pp=8), "megatron")
     # 61 layers: five stages of 8, then three of 7
     assert (stage.layers, stage.dense, stage.mtp) == (

@@ -1,4 +1,5 @@
-"""A model of which only the weight count: what stands for it, what is said of that, and who refuses it."""
+"""A model of which only the weight count: what stands for it, what is said of that, and who refuses
+it."""
 
 from __future__ import annotations
 

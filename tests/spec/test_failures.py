@@ -1,4 +1,5 @@
-"""How often to save, and what failures cost: the figures of the papers, a simulation, and what a study makes of them."""
+"""How often to save, and what failures cost: the figures of the papers, a simulation, and what a
+study makes of them."""
 
 from __future__ import annotations
 
@@ -71,7 +72,8 @@ def test_groups_that_go_on_lose_less() -> None:
 
 
 def test_groups_save_once_a_day_at_least() -> None:
-    """All four fail together once in decades, if they fail independently; a power cut does not ask."""
+    """All four fail together once in decades, if they fail independently; a power cut does not
+    ask."""
     policy = failures(replicas=4, node_mtbf_s=365 * DAY).policy(4, step_s=2.0)
     assert (policy.interval_s, policy.interval_steps) == (DAY, 43_200)
     assert policy.lost_share == pytest.approx(60.0 / DAY + 600.0 / (4 * 365 * DAY / 4), rel=0.05)

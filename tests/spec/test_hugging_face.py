@@ -1,4 +1,5 @@
-"""Shapes from config.json: as many weights as transformers builds, and nothing misread in silence."""
+"""Shapes from config.json: as many weights as transformers builds, and nothing misread in
+silence."""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ from autotune.spec.hugging_face.reading import text_model
 MODELS: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parent / "data" / "hugging_face.json").read_text(encoding="utf-8")
 )
-"""config.json files by hub id, without what changes no shape, with the parameters of the model that transformers 5.23 builds from each on the meta device
-(of multimodal models, the language model). Of those marked as published, whose code is beside the checkpoint, it is what their authors print"""
+"""config.json files by hub id, without what changes no shape, with the parameters of the model that
+transformers 5.23 builds from each on the meta device (of multimodal models, the language model). Of
+those marked as published, whose code is beside the checkpoint, it is what their authors print"""
 LLAMA = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100}
 
 

@@ -14,7 +14,8 @@ from autotune.store.upkeep.checksums import SEALED, seal
 
 
 def forge(store: SqlStore, *statements: str, seal_again: bool = False) -> None:
-    """Executes the statements. `seal_again`: then every row gets the checksum that belongs to it."""
+    """Executes the statements. `seal_again`: then every row gets the checksum that belongs to
+    it."""
     with store.database.write() as connection:
         for statement in statements:
             connection.execute(text(statement))

@@ -24,7 +24,8 @@ from autotune.testing.stores.sample_studies import (
 
 
 def study_of(store: SqlStore, name: str, num_trials: int) -> Lease:
-    """A running study of a model of that name, each trial of which is slower than the one before."""
+    """A running study of a model of that name, each trial of which is slower than the one
+    before."""
     lease = running_study(store, a_study(name, model=name))
     for number in range(num_trials):
         run_trial(store, lease, measured(pending(number), step_time_s=0.1 * (number + 1)))
@@ -74,7 +75,8 @@ def test_configs_stand_where_the_finals_put_them_until_there_are_none(tmp_path: 
 def test_a_deletion_chooses_for_all_configs_at_once_who_represents_them(
     address: str, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    """Of each config the median trial of those that are left, a simulated one only where there is no other; nobody for a config that was measured nowhere else."""
+    """Of each config the median trial of those that are left, a simulated one only where there is
+    no other; nobody for a config that was measured nowhere else."""
     monkeypatch.setattr(best_trials, "AT_ONCE", at_once)
     with closing(open_store(address)) as store:
         numbers = {"middle": 5, "slow": 4, "fast": 3, "fastest": 2}  # the first trials of each

@@ -122,7 +122,8 @@ def flip(path: Path, piece: bytes, *, bit: int = 1) -> None:
 
 
 def pieces(path: Path) -> dict[str, bytes]:
-    """By what `check` has to say of it, a piece of the file that belongs to one field of one row."""
+    """By what `check` has to say of it, a piece of the file that belongs to one field of one
+    row."""
     ((study,),) = rows(path, "SELECT id FROM studies")
     ((document,),) = rows(path, "SELECT document FROM trials WHERE number = 0")
     ((steps,),) = rows(path, "SELECT steps FROM attempts WHERE number = 1")

@@ -1,4 +1,5 @@
-"""The real thing: writers killed, disks full, files read-only or damaged, servers away, controllers that wake up too late."""
+"""The real thing: writers killed, disks full, files read-only or damaged, servers away, controllers
+that wake up too late."""
 
 from __future__ import annotations
 
@@ -299,7 +300,8 @@ def test_a_file_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 
 
 def without_override() -> tuple[str, ...]:
-    """What runs a program so that permissions bind it: root has to give up the right to pass over them."""
+    """What runs a program so that permissions bind it: root has to give up the right to pass over
+    them."""
     if os.geteuid() != 0:
         return ()
     setpriv = shutil.which("setpriv")

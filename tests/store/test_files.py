@@ -74,7 +74,8 @@ def test_a_read_only_file_or_folder_can_be_listed_and_not_written(
 def test_a_file_that_goes_away_is_said_and_nothing_is_written_to_it(
     store: SqlStore, how: str
 ) -> None:
-    """What is written to a deleted file is lost, and an empty file in its place holds no studies."""
+    """What is written to a deleted file is lost, and an empty file in its place holds no
+    studies."""
     store.submit(a_study(), {})
     path = path_of(store)
     if how == "emptied":

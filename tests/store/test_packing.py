@@ -23,7 +23,8 @@ values = st.recursive(
 @pytest.mark.thorough
 @given(st.dictionaries(st.text(), values))
 def test_what_is_read_is_what_json_reads(document: dict[str, Any]) -> None:
-    """To the last bit of each number; also half a surrogate pair, as of a file's name in a message."""
+    """To the last bit of each number; also half a surrogate pair, as of a file's name in a
+    message."""
     assert repr(unpack_document(pack_document(document))) == repr(
         json.loads(json.dumps(document, sort_keys=True))
     )

@@ -72,7 +72,8 @@ def test_a_restore_is_not_undone_by_the_wal_of_the_store_that_was_there(
 
 
 def die_at_step(step: int, path: Path, backup: Path) -> None:
-    """Restores in this process, which is killed just before it does the step-th thing to a file of the store's folder; ends in peace where there are fewer."""
+    """Restores in this process, which is killed just before it does the step-th thing to a file of
+    the store's folder; ends in peace where there are fewer."""
     steps = itertools.count(1)
 
     def on_event(event: str, arguments: tuple[object, ...]) -> None:
@@ -95,7 +96,8 @@ def die_at_step(step: int, path: Path, backup: Path) -> None:
 
 
 def deaths(tmp_path: Path, backup: Path, old: dict[str, bytes]) -> Iterator[tuple[Path, int]]:
-    """What a restore over the old store (suffix: content of file) leaves that dies after so many steps: path of the store, steps."""
+    """What a restore over the old store (suffix: content of file) leaves that dies after so many
+    steps: path of the store, steps."""
     for step in itertools.count(1):
         folder = tmp_path / str(step)
         folder.mkdir()

@@ -1,4 +1,5 @@
-"""Versions: a new store is made, an older one is upgraded after a copy, a newer or foreign one is refused."""
+"""Versions: a new store is made, an older one is upgraded after a copy, a newer or foreign one is
+refused."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ DATA = Path(__file__).parent / "data"
 VERSION_1 = DATA / "version-1.sql"
 """What the first version wrote: a study with five trials, and one that waits."""
 VERSION_2 = DATA / "version-2.sql"
-"""What the second version wrote: a study with five trials, a simulated one with three, and one that waits."""
+"""What the second version wrote: a study with five trials, a simulated one with three, and one that
+waits."""
 
 
 def test_the_next_new_store_of_a_process_is_made_like_the_first(
@@ -243,7 +245,8 @@ def test_a_version_9_store_gets_the_table_of_observed_runs(new_address: str) -> 
 
 
 def ended_study(store: SqlStore, name: str) -> str:
-    """A study of a model of that name: four trials, each slower than the one before, and finals that the third of them won before the second."""
+    """A study of a model of that name: four trials, each slower than the one before, and finals
+    that the third of them won before the second."""
     lease = running_study(store, a_study(name, model=name))
     trials = [measured(pending(number), step_time_s=0.1 * (number + 1)) for number in range(4)]
     for trial in trials:

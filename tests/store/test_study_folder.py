@@ -1,4 +1,5 @@
-"""A study's folder on a shared file system: complete copies, one process at a time, wishes from elsewhere."""
+"""A study's folder on a shared file system: complete copies, one process at a time, wishes from
+elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The secrets of tokens are not in the database; what else the service keeps is in the contract suite."""
+"""The secrets of tokens are not in the database; what else the service keeps is in the contract
+suite."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""A process that writes trials and says on standard output what was acknowledged: `python -m tests.store.writer ADDRESS STUDY FENCE [LIMIT]`.
+"""A process that writes trials and says on standard output what was acknowledged: `python -m
+tests.store.writer ADDRESS STUDY FENCE [LIMIT]`.
 
-Lines: `ended N`, `refused KIND` (an error of the store, after which it tries again), `fenced` (then it ends). With LIMIT no file may grow
-beyond so many bytes, as on a full disk, until a line arrives on standard input.
+Lines: `ended N`, `refused KIND` (an error of the store, after which it tries again), `fenced` (then
+it ends). With LIMIT no file may grow beyond so many bytes, as on a full disk, until a line arrives
+on standard input.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Listeners to a study: what `on_event` of the tests gathers, and what it does when a trial ends."""
+"""Listeners to a study: what `on_event` of the tests gathers, and what it does when a trial
+ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Callbacks of `autotune.tune`: what they hear, and what becomes of a study whose callback raises."""
+"""Callbacks of `autotune.tune`: what they hear, and what becomes of a study whose callback
+raises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A study leaves out nodes that a calibration or its own trials show to be slow, where its runner has others, and says so where it cannot."""
+"""A study leaves out nodes that a calibration or its own trials show to be slow, where its runner
+has others, and says so where it cannot."""
 
 from __future__ import annotations
 

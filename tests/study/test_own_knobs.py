@@ -1,4 +1,5 @@
-"""A study's own knobs go the whole way: enumerated, searched, stored, replayed, shown, ranked and exported like any other."""
+"""A study's own knobs go the whole way: enumerated, searched, stored, replayed, shown, ranked and
+exported like any other."""
 
 from __future__ import annotations
 
@@ -167,7 +168,8 @@ def test_optuna_sees_them_as_parameters() -> None:
 def test_a_history_without_the_knobs_or_with_others_is_no_obstacle(
     store: SqlStore, searcher: str
 ) -> None:
-    """Earlier studies of the same workload have other own knobs, or other values of one with the same name."""
+    """Earlier studies of the same workload have other own knobs, or other values of one with the
+    same name."""
     others = {"num_workers": [8, 16], "bucket": [1, 2]}
     command = {**COMMAND, "argv": [*COMMAND["argv"], "--bucket={bucket}"]}
     for document in (

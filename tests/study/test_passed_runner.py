@@ -66,7 +66,8 @@ def test_an_interrupted_study_goes_on_with_the_same_kind_of_runner_only(store: S
 
 
 class Headless(Counting):
-    """Loses what it runs on with its first trial; if `signalled`, by the signal that this process gets too, as the processes of a job that is ended."""
+    """Loses what it runs on with its first trial; if `signalled`, by the signal that this process
+    gets too, as the processes of a job that is ended."""
 
     def __init__(self, *, signalled: bool) -> None:
         super().__init__()

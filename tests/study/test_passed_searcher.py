@@ -68,7 +68,8 @@ def test_an_interrupted_study_goes_on_with_the_same_class_as_if_it_had_not_been(
 
 
 def test_a_study_whose_searcher_is_not_here_waits_for_whoever_has_it(store: Store) -> None:
-    """A service on the same store cannot make the searcher: it leaves the study PAUSED and says what to do."""
+    """A service on the same store cannot make the searcher: it leaves the study PAUSED and says
+    what to do."""
     slow = spec(runner=QUIET | {"time_scale": 0.001})
     study = api.tune(slow, store=store, searcher=LastFirst, on_event=interrupt_at(3)).record
     api.act(store, study.id, "resume")

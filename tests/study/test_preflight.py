@@ -1,4 +1,5 @@
-"""What cannot run where it is asked is refused before a runner is made; what only another machine can judge is left to that machine."""
+"""What cannot run where it is asked is refused before a runner is made; what only another machine
+can judge is left to that machine."""
 
 from __future__ import annotations
 

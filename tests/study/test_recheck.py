@@ -44,7 +44,8 @@ def measured(
 def rechecked(
     change: float, seed: int, *, between: float = 0.02, changes: Sequence[float] = (0, 0, 0)
 ) -> Recheck:
-    """Winner, runner-up and default; three runs then, two now, of a machine that became faster by `change`."""
+    """Winner, runner-up and default; three runs then, two now, of a machine that became faster by
+    `change`."""
     dice = np.random.default_rng(seed)
     found = []
     for role, config, speed, own in zip(

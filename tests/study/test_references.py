@@ -1,4 +1,5 @@
-"""Losses of fp32 references: one for each global batch that is tried, kept for later studies of the same numbers and no others."""
+"""Losses of fp32 references: one for each global batch that is tried, kept for later studies of the
+same numbers and no others."""
 
 from __future__ import annotations
 

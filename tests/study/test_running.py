@@ -77,7 +77,8 @@ def test_a_finished_study_is_not_resumed_but_begun_anew(store: Store) -> None:
 
 
 def test_two_that_are_started_at_the_same_moment_run_one_study(store: Store) -> None:
-    """The rival submits after this one has looked for an unfinished study and before it submits its own."""
+    """The rival submits after this one has looked for an unfinished study and before it submits its
+    own."""
 
     class Rival:
         def __init__(self) -> None:

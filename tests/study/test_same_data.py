@@ -1,4 +1,5 @@
-"""Losses are compared step by step only where every config sees the same batches in the same order."""
+"""Losses are compared step by step only where every config sees the same batches in the same
+order."""
 
 from __future__ import annotations
 
@@ -74,7 +75,8 @@ def ended(
 
 @pytest.mark.parametrize("same", [True, False])
 def test_a_program_with_other_batches_is_not_called_unstable_for_other_losses(same: bool) -> None:
-    """Two healthy fp32 runs whose batches come in another order: the losses fall alike, but not step by step."""
+    """Two healthy fp32 runs whose batches come in another order: the losses fall alike, but not
+    step by step."""
     asked = study({**PROGRAM, "same_data": same})
     scorer = Scorer(asked, {})
     falling = [8.0, 4.0, 7.0, 5.0, 3.0, 6.0, 2.0, 5.0, 4.5, 2.0, 5.5, 1.5]

@@ -1,4 +1,5 @@
-"""A study with a target: proxies on the cluster at hand, and the target's ranking. Simulated, so that it takes a second or two."""
+"""A study with a target: proxies on the cluster at hand, and the target's ranking. Simulated, so
+that it takes a second or two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""More ranks for an hour: one rank, two, a quarter of the target and the target itself, each a study that continues those before. Real trials on CPU ranks."""
+"""More ranks for an hour: one rank, two, a quarter of the target and the target itself, each a
+study that continues those before. Real trials on CPU ranks."""
 
 from __future__ import annotations
 

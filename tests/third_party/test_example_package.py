@@ -1,4 +1,5 @@
-"""A package of somebody else brings a searcher, a trainer and a runner: found by its metadata, they keep the contracts and run a study."""
+"""A package of somebody else brings a searcher, a trainer and a runner: found by its metadata, they
+keep the contracts and run a study."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ SPEC = {
 
 @pytest.fixture(scope="module", autouse=True)
 def _installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The package on the path with the metadata that an installation writes, unless it is installed."""
+    """The package on the path with the metadata that an installation writes, unless it is
+    installed."""
     if any(found.name == PROJECT["name"] for found in metadata.distributions()):
         yield
         return
@@ -177,7 +179,8 @@ def test_a_study_names_all_three(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_it_is_installed_from_its_project_and_keeps_the_contracts(tmp_path: Path) -> None:
-    """`pip install` of the folder into a venv of its own; the tests above pass there, with the metadata that pip wrote."""
+    """`pip install` of the folder into a venv of its own; the tests above pass there, with the
+    metadata that pip wrote."""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     build = [
         *pip,

@@ -1,6 +1,8 @@
-"""The names that releases of training libraries know: `data/PACKAGE-VERSION.json`, taken from the released sources, for packages that cannot be imported here.
+"""The names that releases of training libraries know: `data/PACKAGE-VERSION.json`, taken from the
+released sources, for packages that cannot be imported here.
 
-Each file says package, version and, by class, section or file, its names. They are facts of that release: do not edit them by hand.
+Each file says package, version and, by class, section or file, its names. They are facts of that
+release: do not edit them by hand.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The exported launch of a program is the user's training, not a trial: steps, seed, saving, logging and trackers are theirs again."""
+"""The exported launch of a program is the user's training, not a trial: steps, seed, saving,
+logging and trackers are theirs again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The contract notices a trainer that says that it reads a knob but ignores it, that forgets a knob, or that calls one neutral which is not."""
+"""The contract notices a trainer that says that it reads a knob but ignores it, that forgets a
+knob, or that calls one neutral which is not."""
 
 from __future__ import annotations
 

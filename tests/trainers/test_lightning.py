@@ -1,4 +1,5 @@
-"""Lightning: its YAML, what it refuses, its progress bar, and Lightning itself as the judge of what is written."""
+"""Lightning: its YAML, what it refuses, its progress bar, and Lightning itself as the judge of what
+is written."""
 
 from __future__ import annotations
 
@@ -144,7 +145,8 @@ class TestLightningWithYourOwnProgram(TrainerContract):
 @pytest.mark.parametrize("stage", [0, 2, 3])
 @pytest.mark.parametrize(("precision", "pure"), [("bf16", False), ("bf16", True), ("fp32", False)])
 def test_lightning_itself_takes_what_is_written(precision: str, pure: bool, stage: int) -> None:
-    """On a machine without a GPU the trainer is made for CPU ranks, and the strategy by itself: FSDP asks for a GPU."""
+    """On a machine without a GPU the trainer is made for CPU ranks, and the strategy by itself:
+    FSDP asks for a GPU."""
     lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
     config = ParallelConfig(
         dp=8, micro_batch_size=2, accumulation_steps=4, precision=precision, zero_stage=stage

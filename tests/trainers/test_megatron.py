@@ -461,7 +461,8 @@ def test_yarn_that_differs_from_deepseeks_is_named() -> None:
 @pytest.mark.thorough
 def test_every_flag_is_one_that_the_release_knows() -> None:
     known = frozenset().union(*released_names("megatron-core-0.16.1").values())
-    # flags of other names than their fields, and those of the configurations of data parallelism and of random numbers
+    # flags of other names than their fields, and those of the configurations of data parallelism
+    # and of random numbers
     renamed = {
         "fp8-format",
         "fp4-format",

@@ -1,4 +1,5 @@
-"""Megatron-Bridge: the settings that are written, by the names of its release, what it refuses, and its log."""
+"""Megatron-Bridge: the settings that are written, by the names of its release, what it refuses, and
+its log."""
 
 from __future__ import annotations
 
@@ -121,7 +122,8 @@ class TestMegatronBridge(TrainerContract):
         assert "model/config.json" not in launch.files
 
     def test_the_program_refuses_a_setting_that_the_installed_release_does_not_know(self) -> None:
-        """The function that changes a configuration, taken out of the program, which needs GPUs to be imported."""
+        """The function that changes a configuration, taken out of the program, which needs GPUs to
+        be imported."""
         source = program("megatron_bridge/train.py")
         start = source.index("def change(")
         names: dict[str, Any] = {}

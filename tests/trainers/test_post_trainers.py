@@ -1,4 +1,5 @@
-"""TRL, NeMo-RL and OpenRLHF: names that their releases have, launches that are read again, logs by phase."""
+"""TRL, NeMo-RL and OpenRLHF: names that their releases have, launches that are read again, logs by
+phase."""
 
 from __future__ import annotations
 
@@ -288,7 +289,8 @@ def flattened(document: Any, prefix: str = "") -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_what_is_no_knob_stays_as_it_is(name: str, file: str, text: str, kept: dict[str, Any], only_in_exports: set[str]) -> None:  # fmt: skip
-    """The KL coefficient, the seed, where and how often is saved: exports have the user's, trials all but what would save or last."""
+    """The KL coefficient, the seed, where and how often is saved: exports have the user's, trials
+    all but what would save or last."""
     subject = trainer(name)
     reading = subject.read_config(PresentConfiguration(files={file: text}))
     flat = flattened(reading.settings)
@@ -350,7 +352,8 @@ def test_defaults_of_verl_that_are_no_list_name_no_group(defaults: Any) -> None:
 
 
 def test_what_the_engines_assert_is_refused() -> None:
-    """DeepSpeed's AutoTP has neither ZeRO 3 nor sequence parallelism; Megatron-Core wants equal virtual stages."""
+    """DeepSpeed's AutoTP has neither ZeRO 3 nor sequence parallelism; Megatron-Core wants equal
+    virtual stages."""
 
     def refused(name: str, workload: Workload, **knobs: Any) -> list[str]:
         made = ParallelConfig(accumulation_steps=64 // knobs["dp"], **knobs)

@@ -1,4 +1,5 @@
-"""The trainer of a Ray Train loop: every knob reaches the loop, no launch is written, and other trainers launch its best config as any study's."""
+"""The trainer of a Ray Train loop: every knob reaches the loop, no launch is written, and other
+trainers launch its best config as any study's."""
 
 from __future__ import annotations
 

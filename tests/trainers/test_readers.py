@@ -430,7 +430,8 @@ CASES: dict[str, tuple[str, dict[str, str], dict[str, Any], tuple[str, ...] | No
         )
     },
 }  # fmt: skip
-"""of each: trainer, files (`argv`: the command), what is read (of mappings some keys, None: no such key; all settings), and what its remarks say (none: no remark)"""
+"""of each: trainer, files (`argv`: the command), what is read (of mappings some keys, None: no such
+key; all settings), and what its remarks say (none: no remark)"""
 
 
 @pytest.mark.parametrize(("name", "files", "expected", "remarks"), CASES.values(), ids=CASES)

@@ -1,6 +1,8 @@
-"""What is exported is read by the libraries themselves: accelerate's loader and launcher, transformers' argument parser, DeepSpeed's configuration.
+"""What is exported is read by the libraries themselves: accelerate's loader and launcher,
+transformers' argument parser, DeepSpeed's configuration.
 
-On a CPU they parse and check; none of them trains. torchtitan and Lightning are asked in the tests of their trainers.
+On a CPU they parse and check; none of them trains. torchtitan and Lightning are asked in the tests
+of their trainers.
 """
 
 from __future__ import annotations
@@ -112,7 +114,8 @@ def test_transformers_knows_every_argument() -> None:
 def test_transformers_parses_the_file_without_a_warning(
     asked: ParallelConfig, tmp_path: Path
 ) -> None:
-    """Warnings are errors here, so a name that is deprecated would fail too. `tf32` asks for a GPU, which is not here."""
+    """Warnings are errors here, so a name that is deprecated would fail too. `tf32` asks for a GPU,
+    which is not here."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     written = json.loads(trainer("hf_trainer").launch(WORKLOAD, asked).files["training_args.json"])
     del written["tf32"]

@@ -1,4 +1,5 @@
-"""Jobs of the cluster's schedulers: what they say, and how they start the nodes of a launch. Trainings really run in tests/workers/test_jobs.py."""
+"""Jobs of the cluster's schedulers: what they say, and how they start the nodes of a launch.
+Trainings really run in tests/workers/test_jobs.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""torchtitan 0.2 and 0.3: the job file, the Python configuration and the model's module, what each release refuses, and its log."""
+"""torchtitan 0.2 and 0.3: the job file, the Python configuration and the model's module, what each
+release refuses, and its log."""
 
 from __future__ import annotations
 
@@ -48,11 +49,13 @@ PUBLISHED = {
     "deepseek-v3": 8,
     "gpt-oss-20b": 8,
 }
-"""models of the catalog beside Llama's that release 0.3 trains, with a degree of expert parallelism"""
+"""models of the catalog beside Llama's that release 0.3 trains, with a degree of expert
+parallelism"""
 
 
 def parameters_of(model: ModelSpec) -> int:
-    """What torchtitan holds of the model: with the norms of queries, keys and latents, and gpt-oss's sinks and biases, which the shape does not count."""
+    """What torchtitan holds of the model: with the norms of queries, keys and latents, and
+    gpt-oss's sinks and biases, which the shape does not count."""
     figures = figures_of(model)
     if figures and figures.family == "gpt_oss":
         attention = (2 * model.num_attention_heads + 2 * model.num_kv_heads) * model.head_dim

@@ -183,8 +183,9 @@ def test_every_name_is_one_of_the_release(
 def test_verl_itself_reads_and_accepts_the_file(
     tmp_path: Path, workload: Workload, knobs: dict[str, Any]
 ) -> None:
-    """Composed by Hydra from verl's own defaults, then verl's own check of it. verl is no dependency: `pip install --no-deps verl==0.9.1 hydra-core omegaconf
-    tensordict pyvers orjson codetiming`."""
+    """Composed by Hydra from verl's own defaults, then verl's own check of it. verl is no
+    dependency: `pip install --no-deps verl==0.9.1 hydra-core omegaconf tensordict pyvers orjson
+    codetiming`."""
     pytest.importorskip("verl", reason="verl is not installed")
     hydra = pytest.importorskip("hydra", reason="Hydra is not installed")
     checks = pytest.importorskip("verl.utils.config", reason="a package of verl is not installed")

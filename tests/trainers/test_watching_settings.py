@@ -1,4 +1,5 @@
-"""Settings that watch a run (profiles, TensorBoard, wandb) are in exports and not in trials, whose steps they would slow."""
+"""Settings that watch a run (profiles, TensorBoard, wandb) are in exports and not in trials, whose
+steps they would slow."""
 
 from __future__ import annotations
 

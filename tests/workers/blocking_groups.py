@@ -1,6 +1,8 @@
-"""A backend of torch.distributed that behaves as NCCL does when a peer has failed: whoever waits for that peer waits for ever.
+"""A backend of torch.distributed that behaves as NCCL does when a peer has failed: whoever waits
+for that peer waits for ever.
 
-Registered as `blocking` when this module is imported; collectives run over gloo on CPU tensors. What differs from gloo:
+Registered as `blocking` when this module is imported; collectives run over gloo on CPU tensors.
+What differs from gloo:
 
     collectives              of a failed peer block, where gloo raises as soon as a connection closes
     destroy_process_group    blocks until every rank of the group destroys it, as ncclCommFinalize does
@@ -26,7 +28,8 @@ _ABORTED = "NCCL communicator was aborted on this rank"
 
 
 class _Blocked(dist._Work):
-    """The work of one collective. `wait` ends when it is done or the group is aborted; an error of gloo's ends nothing."""
+    """The work of one collective. `wait` ends when it is done or the group is aborted; an error of
+    gloo's ends nothing."""
 
     def __init__(self, group: BlockingGroup, work: dist.Work) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""The real training loop with a count of the gradient bytes that a rank gives to its data-parallel peers. Imported by real rank processes."""
+"""The real training loop with a count of the gradient bytes that a rank gives to its data-parallel
+peers. Imported by real rank processes."""
 
 from __future__ import annotations
 

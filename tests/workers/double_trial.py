@@ -1,4 +1,5 @@
-"""A training loop that trains nothing: one all-reduce per step, as long as `trainer_options.step_s` says. Imported by real rank processes."""
+"""A training loop that trains nothing: one all-reduce per step, as long as `trainer_options.step_s`
+says. Imported by real rank processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A GPU that is not there: what the code asks of NVML, of torch.cuda and of torch._C, with answers that a test sets."""
+"""A GPU that is not there: what the code asks of NVML, of torch.cuda and of torch._C, with answers
+that a test sets."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""The fault table: what really happens to a rank, and the verdict that has to come of it. Both runners inherit it.
+"""The fault table: what really happens to a rank, and the verdict that has to come of it. Both
+runners inherit it.
 
-Every row has a trial number of its own, under which the one runner of a module knows its fault. After each row the next trial must run.
+Every row has a trial number of its own, under which the one runner of a module knows its fault.
+After each row the next trial must run.
 """
 
 from __future__ import annotations
@@ -165,7 +167,8 @@ NEXT = 1000
 def play(
     runner: TrialRunner, name: str, *, ranks_after: int = 2, deadline_s: float = 900.0
 ) -> tuple[AttemptEnded, list[StepsReported]]:
-    """Runs the row and then a healthy trial on `ranks_after` ranks, and checks both; returns the row's end and steps."""
+    """Runs the row and then a healthy trial on `ranks_after` ranks, and checks both; returns the
+    row's end and steps."""
     row, number = ROWS[name], NUMBERS[name]
     asked = row.asks(number)
     runner.start(asked)

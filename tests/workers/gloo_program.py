@@ -1,4 +1,5 @@
-"""A training script for several nodes, as people write it for torchrun: it sums a number over all ranks in each step and prints a log.
+"""A training script for several nodes, as people write it for torchrun: it sums a number over all
+ranks in each step and prints a log.
 
 torchrun ... gloo_program.py --steps N --micro-batch M --ranks R [--step-s S]
 """

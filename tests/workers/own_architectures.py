@@ -1,4 +1,5 @@
-"""Models of other shapes than a decoder's, as their authors would write them: cross attention, experts of limited capacity, skip connections."""
+"""Models of other shapes than a decoder's, as their authors would write them: cross attention,
+experts of limited capacity, skip connections."""
 
 from __future__ import annotations
 
@@ -113,7 +114,8 @@ def encoder_decoder(
 
 
 class CapacityExperts(nn.Module):
-    """Each token goes to k experts; an expert takes no more than its capacity, c k tokens / experts (arXiv:2006.16668, section 2.2)."""
+    """Each token goes to k experts; an expert takes no more than its capacity, c k tokens / experts
+    (arXiv:2006.16668, section 2.2)."""
 
     def __init__(self, width: int, experts: int, k: int, factor: float) -> None:
         super().__init__()
@@ -201,7 +203,8 @@ class Residual(nn.Module):
 
 
 class UNet(nn.Module):
-    """Predicts noise: down, across with attention, and up again beside what the way down left (arXiv:1505.04597, arXiv:2006.11239)."""
+    """Predicts noise: down, across with attention, and up again beside what the way down left
+    (arXiv:1505.04597, arXiv:2006.11239)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""Modules as a user would write them, and the functions that build them: what `model: {module: ...}` names in tests."""
+"""Modules as a user would write them, and the functions that build them: what `model: {module:
+...}` names in tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Processes that tests watch: in this checkout, who started them, what is left of them; and waiting for what they do."""
+"""Processes that tests watch: in this checkout, who started them, what is left of them; and waiting
+for what they do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Trials of a torchrun script on two nodes with one rank each, and of a program that trains nothing on one."""
+"""Trials of a torchrun script on two nodes with one rank each, and of a program that trains nothing
+on one."""
 
 from __future__ import annotations
 

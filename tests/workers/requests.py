@@ -51,7 +51,8 @@ PATIENT = MeasureSpec(
 def request(
     number: int = 0, *, dp: int = 2, attempt: int = 1, measure: MeasureSpec = PATIENT, **fields: Any
 ) -> TrialRequest:
-    """A trial on `dp` ranks; `fields` replace those of the request, `config`, `cluster` and `memory_bytes` (of a rank) what these say."""
+    """A trial on `dp` ranks; `fields` replace those of the request, `config`, `cluster` and
+    `memory_bytes` (of a rank) what these say."""
     config = {"dp": dp, "precision": "fp32", **fields.pop("config", {})}
     gpu = replace(CPU, memory_bytes=fields.pop("memory_bytes", CPU.memory_bytes))
     sizes = {"num_nodes": 1, "gpus_per_node": 8, **fields.pop("cluster", {})}

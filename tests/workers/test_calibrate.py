@@ -1,4 +1,5 @@
-"""Calibration measures this machine with real ranks, and reports it under the names that the cost model uses."""
+"""Calibration measures this machine with real ranks, and reports it under the names that the cost
+model uses."""
 
 from __future__ import annotations
 

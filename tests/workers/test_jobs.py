@@ -1,4 +1,5 @@
-"""Exported jobs really train on two nodes: Slurm's commands as stand-ins that do what their manual pages say, and a Ray cluster of two nodes."""
+"""Exported jobs really train on two nodes: Slurm's commands as stand-ins that do what their manual
+pages say, and a Ray cluster of two nodes."""
 
 from __future__ import annotations
 
@@ -73,7 +74,8 @@ SCONTROL = """
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """With this checkout on the path, its Python's programs, and the stand-ins before all others."""
+    """With this checkout on the path, its Python's programs, and the stand-ins before all
+    others."""
     tools = tmp_path / "tools"
     tools.mkdir()
     for name, text in (("srun", SRUN.format(python=sys.executable)), ("scontrol", SCONTROL)):
@@ -141,7 +143,8 @@ def test_slurm_ends_all_nodes_when_one_fails(tmp_path: Path, environment: dict[s
 
 
 def ray_start(folder: str, *arguments: str) -> subprocess.Popen[bytes]:
-    """A node of a Ray cluster as `ray start` makes it, on this machine's own address: plain drivers cannot join one on loopback."""
+    """A node of a Ray cluster as `ray start` makes it, on this machine's own address: plain drivers
+    cannot join one on loopback."""
     no_ports = (
         "--dashboard-agent-listen-port=0",
         "--metrics-export-port=0",

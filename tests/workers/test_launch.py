@@ -1,4 +1,5 @@
-"""An exported native launch really trains, with torchrun on two CPU ranks, and its log is read back."""
+"""An exported native launch really trains, with torchrun on two CPU ranks, and its log is read
+back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Models whose layers are not a decoder's, and models with other towers: weights are those of the class, by kind of layer, in every answer."""
+"""Models whose layers are not a decoder's, and models with other towers: weights are those of the
+class, by kind of layer, in every answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What inspection tells of a model that code builds, and what it says of code that cannot be built."""
+"""What inspection tells of a model that code builds, and what it says of code that cannot be
+built."""
 
 from __future__ import annotations
 

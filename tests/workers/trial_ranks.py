@@ -1,4 +1,5 @@
-"""Ranks for tests of the trial: one process per rank runs a list of configs one after the other and writes what it saw.
+"""Ranks for tests of the trial: one process per rank runs a list of configs one after the other and
+writes what it saw.
 
     python -m tests.workers.trial_ranks DIRECTORY      reads DIRECTORY/jobs.json {world size: jobs}, writes DIRECTORY/SIZE/results.json
 
@@ -84,7 +85,8 @@ def transformers_class(name: str, config: Mapping[str, Any]) -> ModelSpec:
 
 
 def _with_code(name: str, code: ModelCode) -> ModelSpec:
-    """As inspection would describe it, with all plans: what a model does not bring is a matter of laws, not of numerics."""
+    """As inspection would describe it, with all plans: what a model does not bring is a matter of
+    laws, not of numerics."""
     code = replace(code, has_tensor_plan=True, has_pipeline_split=True, num_cuts=3)
     return ModelSpec(
         name=name,
@@ -181,7 +183,8 @@ def request(
     workload: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> TrialRequest:
-    """A short trial with a learning rate at which a wrong gradient shows in the next loss. `workload`: further fields of it, as plain values."""
+    """A short trial with a learning rate at which a wrong gradient shows in the next loss.
+    `workload`: further fields of it, as plain values."""
     point = ParallelConfig.parse(config)
     more = dict(workload or {})
     if more.get("peft"):
@@ -216,7 +219,8 @@ def request(
 def run_jobs(
     jobs: dict[int, list[dict[str, Any]]], directory: Path, *, deadline_s: float = 1500
 ) -> list[dict[str, Any]]:
-    """Results of the jobs ({model, config, changes}) by world size, in order; those after a crash are missing."""
+    """Results of the jobs ({model, config, changes}) by world size, in order; those after a crash
+    are missing."""
     for size in jobs:
         (directory / str(size)).mkdir(parents=True, exist_ok=True)
     (directory / "jobs.json").write_text(json.dumps(jobs))
@@ -226,7 +230,8 @@ def run_jobs(
 
 
 def run_module(module: str, directory: Path, *, deadline_s: float) -> None:
-    """Runs the module on the directory in a process group of its own, which is gone afterwards; its words go to DIRECTORY/log."""
+    """Runs the module on the directory in a process group of its own, which is gone afterwards; its
+    words go to DIRECTORY/log."""
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",

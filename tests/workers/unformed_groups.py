@@ -1,4 +1,5 @@
-"""A backend of torch.distributed whose group cannot be formed while a file exists: what a rank meets whose peer dies while they connect.
+"""A backend of torch.distributed whose group cannot be formed while a file exists: what a rank
+meets whose peer dies while they connect.
 
 Registered as `unformed` when this module is imported; otherwise it is gloo.
 """

@@ -86,12 +86,14 @@ class DryRuns:
 
 
 def shortened(config: ParallelConfig) -> ParallelConfig:
-    """The config with as few micro-batches to a step as have the same peak, but for the inputs of the others."""
+    """The config with as few micro-batches to a step as have the same peak, but for the inputs of
+    the others."""
     return replace(config, accumulation_steps=int(enough_steps(ConfigTable.of([config]))[0]))
 
 
 def enough_steps(table: ConfigTable) -> NDArray[Any]:
-    """From the second micro-batch on a step repeats itself; a pipeline has a buffer for the messages of every one."""
+    """From the second micro-batch on a step repeats itself; a pipeline has a buffer for the
+    messages of every one."""
     return np.asarray(
         np.where(table.pp > 1, table.accumulation_steps, np.minimum(table.accumulation_steps, 2))
     )

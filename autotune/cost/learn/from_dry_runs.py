@@ -1,4 +1,5 @@
-"""Formulas corrected by dry runs: some configs of a space were run dry, and what the formulas say of the others is multiplied by factors that fit those.
+"""Formulas corrected by dry runs: some configs of a space were run dry, and what the formulas say
+of the others is multiplied by factors that fit those.
 
     y_i     bytes that tensors hold at the peak of the fullest rank of config i, by its dry run
     x_ik    what the formulas say of config i, by part k: states, activations, logits, buffers; and once more activations, states and a fixed size for what
@@ -8,13 +9,17 @@
     sum_k theta_k x_ik / y_i = 1 + e_i,  e_i of standard deviation s         (Bayesian linear regression: Bishop 2006, section 3.3)
     spread of a config that was not run:  sqrt(x' V x / y^2 + s^2)           V: covariance of theta
 
-So a config is as uncertain as what no run has pinned, and the widest one tells most when it is run (`widest`). Configs that were run have the peak of their run.
-reserved = allocated * (1 + fragmentation) + framework: what an allocator reserves beyond tensors and what the framework takes are constants of the trainer and GPU type.
+So a config is as uncertain as what no run has pinned, and the widest one tells most when it is run
+(`widest`). Configs that were run have the peak of their run. reserved = allocated * (1 +
+fragmentation) + framework: what an allocator reserves beyond tensors and what the framework takes
+are constants of the trainer and GPU type.
 
-The work of matrix products is corrected by one factor: FLOPs of the products that ran over those of the formulas. Attention, traffic and what is bound by memory
-stay with the formulas. Neglected: that the peak may be at another moment of the step than the formulas think; that is part of e.
+The work of matrix products is corrected by one factor: FLOPs of the products that ran over those of
+the formulas. Attention, traffic and what is bound by memory stay with the formulas. Neglected: that
+the peak may be at another moment of the step than the formulas think; that is part of e.
 
-Only the native trainer is corrected: its loop is what a dry run runs. Others keep weights, gradients and buffers in ways of their own.
+Only the native trainer is corrected: its loop is what a dry run runs. Others keep weights,
+gradients and buffers in ways of their own.
 """
 
 from __future__ import annotations
@@ -50,9 +55,11 @@ PARTS: Mapping[str, float] = {
 """parts of the formulas: standard deviation of the factor, which is 1 before any run"""
 MODES = KNOBS["recompute"].values
 COMMON = ("all", "tp", "pp", "zero1", "sharded", "zero2", "once", "once sharded", *MODES)
-"""what configs have in common: tensor or pipeline parallelism, ZeRO 1, sharded weights, ZeRO 2, steps of one micro-batch (with sharded weights), a mode of recomputation"""
+"""what configs have in common: tensor or pipeline parallelism, ZeRO 1, sharded weights, ZeRO 2,
+steps of one micro-batch (with sharded weights), a mode of recomputation"""
 SHARED_SPREAD = 0.3
-"""standard deviation of the factors of what configs have in common, which are 0 before any run: on activations, on states, and on a tenth of the median config's memory"""
+"""standard deviation of the factors of what configs have in common, which are 0 before any run: on
+activations, on states, and on a tenth of the median config's memory"""
 
 
 @final
@@ -71,7 +78,8 @@ def corrected_memory(
     constants: Calibration,
     formulas: Callable[[ConfigTable], RankMemory],
 ) -> Corrected | None:
-    """The memory of every row; None where no dry run tells of it. `formulas`: the memory of other configs of the workload by the formulas."""
+    """The memory of every row; None where no dry run tells of it. `formulas`: the memory of other
+    configs of the workload by the formulas."""
     runs = constants.dry_runs
     if runs is None or not runs.points or workload.trainer not in PLAYED_TRAINERS:
         return None
@@ -113,7 +121,8 @@ def _fitted(
     run = np.array([point.allocated_bytes for point in points])
     there, here = _parts(known, said_of_known, constants), _parts(table, said, constants)
     states = there["weights"] + there["gradients"] + there["optimizer"]
-    # what a decoder of like size keeps may be far from what this model keeps, so factors are about its usual multiple
+    # what a decoder of like size keeps may be far from what this model keeps, so factors are about
+    # its usual multiple
     kept = np.maximum(there["activations"] + there["logits"], 1.0)
     multiple = float(np.median(np.maximum(run - states, 0.02 * run) / kept))
     fixed = 0.1 * float(np.median(run))
@@ -182,7 +191,8 @@ def _places(known: ConfigTable, table: ConfigTable) -> list[NDArray[np.intp]]:
 
 
 def product_factor(workload: Workload, constants: Calibration) -> float:
-    """FLOPs of matrix products that ran over those of the formulas, by the median of the whole models that were run; 1 where none was."""
+    """FLOPs of matrix products that ran over those of the formulas, by the median of the whole
+    models that were run; 1 where none was."""
     runs = constants.dry_runs
     if runs is None or workload.trainer not in PLAYED_TRAINERS or workload.peft is not None:
         return 1.0

@@ -1,11 +1,13 @@
-"""Measurements of a cluster turned into constants of the cost model: fractions of the figures that its `ClusterSpec` states.
+"""Measurements of a cluster turned into constants of the cost model: fractions of the figures that
+its `ClusterSpec` states.
 
     matmul       rate r of an m x n x k product    1/r = (1 + half_size * (1/m + 1/n + 1/k)) / (peak * efficiency)
                                                    a straight line in 1/m + 1/n + 1/k
     collectives  time t of S bytes                 t = latency + moved / (bandwidth * efficiency)
                                                    a straight line in the moved bytes, (n-1)/n * S per pass of a ring of n ranks
 
-Both lines are fitted by Theil-Sen (the median of all pairwise slopes; Sen 1968), which one disturbed measurement does not move.
+Both lines are fitted by Theil-Sen (the median of all pairwise slopes; Sen 1968), which one
+disturbed measurement does not move.
 """
 
 from __future__ import annotations
@@ -33,8 +35,9 @@ def measured_constants(
 ) -> dict[str, float]:
     """Values of the constants of `Calibration` that the measurements determine, by name.
 
-    `half_size` and `full_speed_ranks` are used where the measurements do not determine them. `Calibration.from_measurements` lists the
-    keys of `measured`. Raises `SpecError` for other keys and for figures that are not positive numbers.
+    `half_size` and `full_speed_ranks` are used where the measurements do not determine them.
+    `Calibration.from_measurements` lists the keys of `measured`. Raises `SpecError` for other keys
+    and for figures that are not positive numbers.
     """
     if not isinstance(measured, Mapping):
         raise SpecError(f"measurements must be a mapping of keys to values, but are {measured!r}")
@@ -78,9 +81,10 @@ def _number(row: Mapping[str, Any], name: str) -> float:
 def _matmul(
     rows: Sequence[Mapping[str, Any]], cluster: ClusterSpec, half_size: float
 ) -> dict[str, float]:
-    """Efficiency and half size from the precision that was measured most; the intercept is where the sum of inverses vanishes. How 16 bits compare
-    is the median over the shapes that were measured in both. Where larger products are no faster, as on a GPU at its limit of power, the median counts, not
-    the fastest: a training step runs large ones without a pause."""
+    """Efficiency and half size from the precision that was measured most; the intercept is where
+    the sum of inverses vanishes. How 16 bits compare is the median over the shapes that were
+    measured in both. Where larger products are no faster, as on a GPU at its limit of power, the
+    median counts, not the fastest: a training step runs large ones without a pause."""
     if not rows:
         return {}
     by_precision: dict[str, dict[tuple[float, ...], float]] = {}
@@ -116,7 +120,8 @@ def _matmul(
 def _links(
     rows: Sequence[Mapping[str, Any]], cluster: ClusterSpec, full_speed_ranks: float
 ) -> dict[str, float]:
-    """Fractions of the links' bandwidths, and the latencies, from collectives inside a node and between nodes: a line for each number of ranks."""
+    """Fractions of the links' bandwidths, and the latencies, from collectives inside a node and
+    between nodes: a line for each number of ranks."""
     by_ranks: dict[str, dict[int, list[tuple[float, float]]]] = {"intra": {}, "inter": {}}
     for row in rows:
         scope = one_of("scope", row.get("scope"), by_ranks)
@@ -151,7 +156,8 @@ def _links(
 def _latencies_inside(
     latencies: Mapping[int, float], link_s: float, full_speed_ranks: float
 ) -> dict[str, float]:
-    """Latency per doubling of the ranks from groups whose ranks all have a core; from larger ones what waiting for a core adds."""
+    """Latency per doubling of the ranks from groups whose ranks all have a core; from larger ones
+    what waiting for a core adds."""
     full = full_speed_ranks or max(latencies, default=0)
     alone = [s / math.log2(n) for n, s in latencies.items() if n <= max(full, min(latencies))]
     if not alone or link_s <= 0:
@@ -167,7 +173,8 @@ def _latencies_inside(
 
 
 def _full_speed_ranks(rows: Sequence[Mapping[str, Any]], cores: int | None) -> float:
-    """The largest sum of the ranks' rates, in units of one rank's rate alone; at most the cores, where they are known."""
+    """The largest sum of the ranks' rates, in units of one rank's rate alone; at most the cores,
+    where they are known."""
     rates = {positive_int("ranks", row.get("ranks")): _number(row, "flops_per_s") for row in rows}
     alone = rates[min(rates)]
     saturated = max(ranks * rate / alone for ranks, rate in rates.items())

@@ -1,4 +1,5 @@
-"""Refit: the constants of a GPU type and trainer given measured trials, by maximum a posteriori, with what stays uncertain about them.
+"""Refit: the constants of a GPU type and trainer given measured trials, by maximum a posteriori,
+with what stays uncertain about them.
 
     log measured_i = log f_i(theta) + level + e_i
 
@@ -7,15 +8,18 @@
     level   what no constant explains and all configs of a cluster share; it is kept as one more constant, of which every derivative is 1
     e       own errors of the configs (`own_error`), which neighbours share in part
 
-Linearised about a point, the posterior is normal: with J = d log f / d theta, prior covariance S and covariance E of the own errors
+Linearised about a point, the posterior is normal: with J = d log f / d theta, prior covariance S
+and covariance E of the own errors
 
     A = J S J' + E        mean = S J' A^-1 y        covariance = S - S J' A^-1 J S          (Rasmussen & Williams 2006, eq. 2.11 and 2.12)
 
-`refit` repeats this about its own mean (Gauss-Newton), so the result is the mode and its curvature (Laplace). What the trials say nothing about keeps its
-prior width. Trials may be of several workloads of the pair. A trial far from what all others say counts less (Huber 1964): a slow node makes one trial
-slow, not the cluster. The result depends on prior and trials alone.
+`refit` repeats this about its own mean (Gauss-Newton), so the result is the mode and its curvature
+(Laplace). What the trials say nothing about keeps its prior width. Trials may be of several
+workloads of the pair. A trial far from what all others say counts less (Huber 1964): a slow node
+makes one trial slow, not the cluster. The result depends on prior and trials alone.
 
-Own error: what is wrong about one config's predicted step time beyond the constants and the level, and how configs share it.
+Own error: what is wrong about one config's predicted step time beyond the constants and the level,
+and how configs share it.
 
     cov(e_i, e_j) = (r_i r_j w_ij + q a_i a_j k_ij) exp(-d_ij / l) + (1 - q) a_i^2 [i = j]        r_i^2 + a_i^2 = s_i^2        a_i = min(s_i, a)
 
@@ -28,8 +32,10 @@ Own error: what is wrong about one config's predicted step time beyond the const
         the pipeline, the number of ranks and the accumulation. Their kernels are the same ones, in a large job and in a small one
     q   share of a^2 that such configs have in common
 
-The exponential kernel is that of an Ornstein-Uhlenbeck process: kernels, schedules and message sizes change with each step of a knob, so errors change in
-jumps and not smoothly. a, l and w are those of published files that were not read, q of replays of jobs by smaller ones (`research/error_fit.py`).
+The exponential kernel is that of an Ornstein-Uhlenbeck process: kernels, schedules and message
+sizes change with each step of a knob, so errors change in jumps and not smoothly. a, l and w are
+those of published files that were not read, q of replays of jobs by smaller ones
+(`research/error_fit.py`).
 """
 
 from __future__ import annotations
@@ -62,7 +68,8 @@ ELSEWHERE = (
 WORK = [k for k, name in enumerate(KNOBS) if name not in ELSEWHERE]
 
 FEW = 1 << 14
-"""distances below which SciPy's module for them is not worth its import, which takes a quarter of a second"""
+"""distances below which SciPy's module for them is not worth its import, which takes a quarter of a
+second"""
 
 
 @final
@@ -137,7 +144,8 @@ WEIGHINGS = 8
 ROUNDS = 16
 """Gauss-Newton steps at most"""
 PARTS = (1.0, 0.5, 0.25, 0.125, 0.0625)
-"""of a Gauss-Newton step, of which the one that fits best is taken: farther away the derivatives are others"""
+"""of a Gauss-Newton step, of which the one that fits best is taken: farther away the derivatives
+are others"""
 SETTLED = 0.02
 """a step that makes the trials more probable by less than this, in log density, is not taken"""
 
@@ -159,7 +167,8 @@ class UncertainConstants:
     """how the own errors of configs resemble each other"""
 
     def at(self, logs: Array) -> UncertainConstants:
-        """The same with each constant multiplied by the exponential of `logs`, and the last of them added to the log of the level."""
+        """The same with each constant multiplied by the exponential of `logs`, and the last of them
+        added to the log of the level."""
         values: dict[str, Any] = {
             n: self._moved(n, v) for n, v in zip(self.names, logs[:-1], strict=True)
         }
@@ -199,8 +208,9 @@ def uncertain(
     known: Mapping[str, Any] | None = None,
     names: Sequence[str] | None = None,
 ) -> UncertainConstants:
-    """The constants before any trial, as far as the clusters of a GPU type and trainer lie apart. `known`: in place of `refit_values`; `names`: the constants
-    that may be wrong (default: all that are not zero)."""
+    """The constants before any trial, as far as the clusters of a GPU type and trainer lie apart.
+    `known`: in place of `refit_values`; `names`: the constants that may be wrong (default: all that
+    are not zero)."""
     known = known or refit_values()
     spreads = {
         n: s
@@ -221,7 +231,8 @@ def refit(prior: UncertainConstants, trials: Sequence[Measured]) -> UncertainCon
 def linearised(
     prior: UncertainConstants, trials: Sequence[Measured]
 ) -> tuple[UncertainConstants, Conditioned]:
-    """The constants given these trials, and what the trials say at the last linearisation. There must be a trial."""
+    """The constants given these trials, and what the trials say at the last linearisation. There
+    must be a trial."""
     measured = np.log(np.concatenate([t.step_time_s for t in trials]))
     rows_at, log_step_s_at = _looked_at(trials)
     moved, now = np.zeros(len(prior.names) + 1), prior
@@ -246,8 +257,10 @@ def linearised(
 def _looked_at(
     trials: Sequence[Measured],
 ) -> tuple[Callable[[UncertainConstants], Sensitivity], Callable[[UncertainConstants], Array]]:
-    """The rows of all trials, and the logs of their predicted step times alone, in their order, by constants. Workloads that differ in nothing but their global
-    batch, which each config has of its own, are looked at together. Knobs of a study's own are left out of the coordinates: other studies do not have them."""
+    """The rows of all trials, and the logs of their predicted step times alone, in their order, by
+    constants. Workloads that differ in nothing but their global batch, which each config has of its
+    own, are looked at together. Knobs of a study's own are left out of the coordinates: other
+    studies do not have them."""
     alike: dict[str, list[int]] = {}
     for k, trial in enumerate(trials):
         alike.setdefault(
@@ -302,7 +315,8 @@ class Conditioned:
 
     @classmethod
     def on(cls, rows: Sensitivity, errors: Array, prior: UncertainConstants) -> Conditioned:
-        """`errors`: y, log(measured / predicted) of each trial, at the prior mean of the constants."""
+        """`errors`: y, log(measured / predicted) of each trial, at the prior mean of the
+        constants."""
         import scipy
 
         own = prior.own_error
@@ -325,7 +339,8 @@ class Conditioned:
         )  # fmt: skip
 
     def misfit(self, moved: Array, left: Array) -> float:
-        """Negative log density of constants that lie `moved` from the prior and of what they leave of the trials, `left`, up to a constant."""
+        """Negative log density of constants that lie `moved` from the prior and of what they leave
+        of the trials, `left`, up to a constant."""
         import scipy
 
         own = left @ scipy.linalg.cho_solve(self.own_factor, left, check_finite=False)
@@ -333,17 +348,19 @@ class Conditioned:
 
     @property
     def squares(self) -> float:
-        """y' A^-1 y: about n where the trials lie as far from what was predicted as the prior says."""
+        """y' A^-1 y: about n where the trials lie as far from what was predicted as the prior
+        says."""
         return float(((np.tril(self.factor[0]).T @ self.own) ** 2).sum())
 
     @property
     def log_evidence(self) -> float:
-        """Log density of the trials by the prior, all together, up to a constant (Rasmussen & Williams 2006, eq. 2.30)."""
+        """Log density of the trials by the prior, all together, up to a constant (Rasmussen &
+        Williams 2006, eq. 2.30)."""
         return -0.5 * self.squares - float(np.log(np.diag(self.factor[0])).sum())
 
     def left_out(self) -> tuple[Array, Array]:
-        """Of each trial's log(measured / predicted), given all others: how far it lies from its mean, and its variance; shape (n,) each (Rasmussen & Williams
-        2006, eq. 5.12)."""
+        """Of each trial's log(measured / predicted), given all others: how far it lies from its
+        mean, and its variance; shape (n,) each (Rasmussen & Williams 2006, eq. 5.12)."""
         import scipy
 
         precision = np.diag(
@@ -352,7 +369,8 @@ class Conditioned:
         return self.own / precision, 1.0 / precision
 
     def covariance_of(self, rows: Sensitivity, others: Sensitivity) -> Array:
-        """Covariance of the errors of configs with those of others, of what neighbours share, shape (N, m)."""
+        """Covariance of the errors of configs with those of others, of what neighbours share, shape
+        (N, m)."""
         import scipy
 
         own, spread = self.prior.own_error, self.prior.covariance
@@ -366,8 +384,9 @@ class Conditioned:
         )
 
     def errors_of(self, rows: Sensitivity) -> tuple[Array, Array, Array]:
-        """Of the next measurements of configs at the same linearisation: mean of log(measured / predicted), its standard deviation, and the part of it that
-        is due to constants and level; shape (N,) each."""
+        """Of the next measurements of configs at the same linearisation: mean of log(measured /
+        predicted), its standard deviation, and the part of it that is due to constants and level;
+        shape (N,) each."""
         import scipy
 
         own = self.prior.own_error
@@ -387,7 +406,8 @@ class Conditioned:
 
 
 def _most(name: str, constants: Calibration) -> float:
-    """The greatest value of a constant: fractions are at most one. Those of the peak in 16 bits are fractions together with `half_factor`."""
+    """The greatest value of a constant: fractions are at most one. Those of the peak in 16 bits are
+    fractions together with `half_factor`."""
     if name in ("matmul_efficiency", "attention_efficiency"):
         return 1.0 / min(constants.half_factor, 1.0)
     return 1.0 if name.endswith("_efficiency") or name in ("data_overlap", "rails") else math.inf

@@ -1,13 +1,16 @@
-"""What trials of other workloads say about the step times of a workload of which nothing was measured.
+"""What trials of other workloads say about the step times of a workload of which nothing was
+measured.
 
     log t = log f(theta) + level + e        theta, level: refitted (`refit`)        e: the config's own error, as far as those of the trials resemble it (`own_error`)
     variance                                of constants, level and own error, given the trials
 
-A constant that the trials do not depend on keeps its prior width, so the interval of a config on many nodes stays wide, however often one node was measured. What is
-wrong about one config is wrong about it in a smaller job of the same degrees too, so own errors are carried over.
+A constant that the trials do not depend on keeps its prior width, so the interval of a config on
+many nodes stays wide, however often one node was measured. What is wrong about one config is wrong
+about it in a smaller job of the same degrees too, so own errors are carried over.
 
-Which prior is right is not known after a few trials. So the answers of all are averaged, each with the evidence of its prior (`Conditioned.log_evidence`). Left-out
-trials do not tell priors apart: each is predicted from the own errors of its neighbours, whatever the constants.
+Which prior is right is not known after a few trials. So the answers of all are averaged, each with
+the evidence of its prior (`Conditioned.log_evidence`). Left-out trials do not tell priors apart:
+each is predicted from the own errors of its neighbours, whatever the constants.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ def transferred_sigma(workload: Workload, table: ConfigTable, found: Refitted) -
 def transferred_difference(
     workload: Workload, table: ConfigTable, found: Refitted, pick: int
 ) -> Array:
-    """Standard deviation of the difference of each config's log step time from that of config `pick`, shape (N,); 0 for itself."""
+    """Standard deviation of the difference of each config's log step time from that of config
+    `pick`, shape (N,); 0 for itself."""
 
     def variance(believed: Believed, rows: Sensitivity) -> Array:
         own = _variance(believed, rows)
@@ -59,10 +63,11 @@ def transferred_gain(
     others: Sequence[tuple[Workload, ParallelConfig]],
     running: Sequence[tuple[Workload, ParallelConfig]] = (),
 ) -> Array:
-    """By how much the variance of each config's difference from config `pick` would fall if one of M configs of other workloads were measured, and all those that
-    are `running`, shape (N, M).
+    """By how much the variance of each config's difference from config `pick` would fall if one of
+    M configs of other workloads were measured, and all those that are `running`, shape (N, M).
 
-    Averaged over the priors by their weights; those whose constants are known count as the first refit, as in the widths.
+    Averaged over the priors by their weights; those whose constants are known count as the first
+    refit, as in the widths.
     """
     known = [b for b in found.believed if b.known.names]
     sure = sum(b.weight for b in found.believed if not b.known.names)
@@ -100,8 +105,9 @@ def transferred_gain(
 def _mixed(
     workload: Workload, table: ConfigTable, found: Refitted, of: Callable[[Array], Array], variance: Callable[[Believed, Sensitivity], Array]
 ) -> Array:  # fmt: skip
-    """Standard deviation of a mixture of normals, one for each prior. That constants are known, or all but a level, was judged by the trials; what these do not tell
-    may be off as clusters are, so the width of the first refit stands for both."""
+    """Standard deviation of a mixture of normals, one for each prior. That constants are known, or
+    all but a level, was judged by the trials; what these do not tell may be off as clusters are, so
+    the width of the first refit stands for both."""
     rows = [_rows(workload, table, b, b.known.names) for b in found.believed]
     weights = np.array([[b.weight] for b in found.believed])
     means = np.stack([of(_mean(b, r)) for b, r in zip(found.believed, rows, strict=True)])
@@ -119,8 +125,8 @@ def _rows(
 
 
 def _rows_of(configs: Sequence[tuple[Workload, ParallelConfig]], believed: Believed) -> Sensitivity:
-    """Configs of several workloads, in their order; those of workloads that differ in their global batch alone are looked at together. None of these workloads
-    counts as that of a trial."""
+    """Configs of several workloads, in their order; those of workloads that differ in their global
+    batch alone are looked at together. None of these workloads counts as that of a trial."""
     alike: dict[str, list[int]] = {}
     for k, (workload, _) in enumerate(configs):
         alike.setdefault(repr(replace(workload, global_batch_size=1)), []).append(k)

@@ -1,4 +1,5 @@
-"""Error bars: intervals of time and memory, and the probability that a config runs out of memory. Errors are log-normal."""
+"""Error bars: intervals of time and memory, and the probability that a config runs out of memory.
+Errors are log-normal."""
 
 from __future__ import annotations
 
@@ -16,9 +17,11 @@ TAIL = 0.05
 """probability that the upper end of an interval is exceeded"""
 BISECTIONS = 10
 OTHER_LAYERS_TIME = 0.5
-"""assumed: no published run of such a model has been read; kernels of state-space and linear layers reach a half to all of what matmuls do"""
+"""assumed: no published run of such a model has been read; kernels of state-space and linear layers
+reach a half to all of what matmuls do"""
 OTHER_LAYERS_MEMORY = 0.5
-"""assumed of log activations of such layers: dry runs scatter by 0.3 about `activations.OTHER_LAYERS_KEPT`, and a GPU's kernels keep less than torch's own code"""
+"""assumed of log activations of such layers: dry runs scatter by 0.3 about
+`activations.OTHER_LAYERS_KEPT`, and a GPU's kernels keep less than torch's own code"""
 
 
 def moving_share(times: TimeParts) -> Column:
@@ -30,8 +33,9 @@ def moving_share(times: TimeParts) -> Column:
 
 
 def time_sigma(times: TimeParts, constants: Calibration, model: ModelSpec) -> Column:
-    """Standard deviation of a config's own error of log step time: `time_sigma` of the fit, `comm_sigma` for the share of communication and bubbles,
-    `expert_sigma` for a model with experts, and `OTHER_LAYERS` for one whose layers are not a decoder's."""
+    """Standard deviation of a config's own error of log step time: `time_sigma` of the fit,
+    `comm_sigma` for the share of communication and bubbles, `expert_sigma` for a model with
+    experts, and `OTHER_LAYERS` for one whose layers are not a decoder's."""
     plain = np.hypot(constants.time_sigma, constants.comm_sigma * moving_share(times))
     other = OTHER_LAYERS_TIME if model.code is not None and model.code.layers else 0.0
     return np.asarray(
@@ -40,8 +44,9 @@ def time_sigma(times: TimeParts, constants: Calibration, model: ModelSpec) -> Co
 
 
 def memory_sigma(memory: MemoryParts, constants: Calibration, model: ModelSpec) -> Column:
-    """Standard deviation of the error of log peak memory: `memory_sigma` of the fit, and `OTHER_LAYERS_MEMORY` for the share of activations of a model whose
-    layers are not a decoder's; its weights are counted."""
+    """Standard deviation of the error of log peak memory: `memory_sigma` of the fit, and
+    `OTHER_LAYERS_MEMORY` for the share of activations of a model whose layers are not a decoder's;
+    its weights are counted."""
     share = np.asarray(memory.activations / memory.total)
     other = OTHER_LAYERS_MEMORY if model.code is not None and model.code.layers else 0.0
     return np.asarray(np.hypot(constants.memory_sigma, other * share))
@@ -54,8 +59,9 @@ def interval(center: Column, sigma: Column | float) -> tuple[Column, Column]:
 
 
 def upper_end(center: Column, sigma: Column, stalled: Column, chance: Column) -> Column:
-    """Upper end of the 90% interval of a time that is about `center`, or about `stalled` with that `chance`: what 5% exceed. By bisection, to a thousandth of the
-    distance between the ends of both."""
+    """Upper end of the 90% interval of a time that is about `center`, or about `stalled` with that
+    `chance`: what 5% exceed. By bisection, to a thousandth of the distance between the ends of
+    both."""
     high = interval(center, sigma)[1]
     rows = np.flatnonzero(chance > 0)
     if len(rows):
@@ -75,14 +81,16 @@ def upper_end(center: Column, sigma: Column, stalled: Column, chance: Column) ->
 
 
 def config_sigma(estimate: Estimate) -> Column:
-    """Standard deviation of the own error of each config: the interval's width below the step time, without what all configs share (`Estimate.level_sigma`). Above
-    it a stall may add to the width."""
+    """Standard deviation of the own error of each config: the interval's width below the step time,
+    without what all configs share (`Estimate.level_sigma`). Above it a stall may add to the
+    width."""
     width = np.log(np.asarray(estimate.step_time_s) / np.asarray(estimate.step_time_low_s)) / Z90
     return np.asarray(np.sqrt(np.maximum(width**2 - np.asarray(estimate.level_sigma) ** 2, 0.0)))
 
 
 def spread_of_memory(estimate: Estimate) -> Column:
-    """Standard deviation of log peak memory of each config, from the lower half of its interval: the upper end may be cut at the GPU's memory."""
+    """Standard deviation of log peak memory of each config, from the lower half of its interval:
+    the upper end may be cut at the GPU's memory."""
     return np.asarray(
         np.log(np.asarray(estimate.peak_memory_bytes) / np.asarray(estimate.peak_memory_low_bytes))
         / Z90

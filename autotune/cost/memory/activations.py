@@ -1,4 +1,5 @@
-"""Activations that one layer keeps for the backward pass, and the tensors that live only while it runs, in bytes per token on a rank.
+"""Activations that one layer keeps for the backward pass, and the tensors that live only while it
+runs, in bytes per token on a rank.
 
     h hidden   f MLP width   q query width   v width of the values' heads   E experts   visits experts that a token visits
 
@@ -10,10 +11,12 @@ mlp         what goes into the activation function (2f gated, f plain), and its 
 experts     the same once for every expert that a token visits, with a copy h of the token; the router's probabilities
 scores      the score matrix, where the kernels store it: 5 bytes per score with its softmax and dropout mask (same, equation 1)
 
-Matrix products in 8 or 4 bits keep their input in that format where the trainer's layers do so (`Traits.stores_narrow_inputs`: TransformerEngine).
-Tokens are spread evenly over the experts. Neglected: dropout masks, norm statistics.
+Matrix products in 8 or 4 bits keep their input in that format where the trainer's layers do so
+(`Traits.stores_narrow_inputs`: TransformerEngine). Tokens are spread evenly over the experts.
+Neglected: dropout masks, norm statistics.
 
-What recomputation, a memory budget and offloading leave of a layer's activations in device memory, in bytes per token.
+What recomputation, a memory budget and offloading leave of a layer's activations in device memory,
+in bytes per token.
 
 none        everything
 selective   by trainer (`Traits.selective`): without the score matrix (and what latents are projected up to: module mla_up_proj), without the attention
@@ -25,7 +28,8 @@ full        the layer's input alone (Chen et al., arXiv 1604.06174)
 budget b    of what lies between everything and the layer's input, the share b (torch's activation_memory_budget)
 offload     the layer's activations are copied to the host while later layers run: two layers' worth stays, of one micro-batch
 
-While a layer's backward pass runs, what was dropped is whole again for that layer, and the gradients of its widest part live.
+While a layer's backward pass runs, what was dropped is whole again for that layer, and the
+gradients of its widest part live.
 """
 
 from __future__ import annotations
@@ -44,14 +48,16 @@ from autotune.cost.traits import Traits
 from autotune.spec import PRECISIONS, ConfigTable, ModelSpec, Workload
 
 STORED_BYTES = {"fp8": 1.0, "mxfp8": 1.0, "nvfp4": 0.5}
-"""bytes per element of an input that a matrix product keeps in its own format; one of the two layouts, the other is freed after the forward pass"""
+"""bytes per element of an input that a matrix product keeps in its own format; one of the two
+layouts, the other is freed after the forward pass"""
 ROUTER_BYTES = 9.0
 """bytes per expert and token: logits and probabilities in fp32, and the map of chosen experts"""
 
 
 OTHER_LAYERS_KEPT = 2.5
-"""activations of layers that are not a decoder's, as a multiple of a decoder's with the same weights: measured by dry runs of reduced models, of which the
-log scatters by 0.3 (`python -m research.other_layers`)"""
+"""activations of layers that are not a decoder's, as a multiple of a decoder's with the same
+weights: measured by dry runs of reduced models, of which the log scatters by 0.3 (`python -m
+research.other_layers`)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +73,8 @@ class LayerActivations:
     """fp32 copies of their inputs"""
     attention: Column
     projected: Column
-    """of the attention, the queries, keys and values that a latent is projected up to; 0 without one"""
+    """of the attention, the queries, keys and values that a latent is projected up to; 0 without
+    one"""
     mlp: Column
     """without the activation function's output"""
     activated: Column
@@ -135,7 +142,8 @@ def layer_activations(
         if keeps_scores(workload, traits)
         else 0.0 * tp
     )
-    # a norm of kernels of its own casts its input to fp32 and keeps the cast: twice an input in 16 bits, of which one is counted with `residual`
+    # a norm of kernels of its own casts its input to fp32 and keeps the cast: twice an input in 16
+    # bits, of which one is counted with `residual`
     cast = np.where((size < 4) & (not traits.fused), 2.0 * h, 0.0)
     gathered = np.where(
         (layout.cp > 1) & table.is_word("cp_style", "gather"),
@@ -175,7 +183,8 @@ def _heads(model: ModelSpec) -> float:
         return 2.0 * (q + kv)
     values = float(model.num_attention_heads * model.v_head_dim)
     plain = model.num_attention_heads * (model.head_dim - model.qk_rope_head_dim)
-    # values are a view of the up-projection's output, which so stays whole; queries and keys are joined with their rotated part in new tensors
+    # values are a view of the up-projection's output, which so stays whole; queries and keys are
+    # joined with their rotated part in new tensors
     return 2.0 * q + (plain + values) + values
 
 
@@ -213,14 +222,16 @@ def kept_bytes(
     *,
     experts: bool,
 ) -> tuple[Column, Column]:
-    """(kept for each micro-batch in flight, needed while one layer's backward pass runs), bytes per token; `experts`: of a layer with experts."""
+    """(kept for each micro-batch in flight, needed while one layer's backward pass runs), bytes per
+    token; `experts`: of a layer with experts."""
     everything = layer.everything
     some = {
         "scores": everything - layer.scores - layer.projected,
         "attention": everything - layer.scores - layer.attention,
         "operators": _operators(workload, layer, layout, experts=experts),
     }[traits.selective]
-    # behind an activation function that is no product, what torch's checkpoint drops is what it keeps as the input
+    # behind an activation function that is no product, what torch's checkpoint drops is what it
+    # keeps as the input
     activated = layer.activated if traits.discards_outputs or workload.model.gated_mlp else 0.0
     norms = layer.norm + layer.cast if traits.discards_outputs else layer.cast
     kept = everything
@@ -241,7 +252,8 @@ def kept_bytes(
 def mean_kept_bytes(
     workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, traits: Traits
 ) -> Column:
-    """Bytes per token that a layer keeps for one micro-batch, averaged over layers with and without experts."""
+    """Bytes per token that a layer keeps for one micro-batch, averaged over layers with and without
+    experts."""
     share = workload.model.expert_share
     total = np.zeros_like(layout.tp)
     for experts, part in ((False, 1.0 - share), (True, share)):
@@ -255,14 +267,16 @@ def mean_kept_bytes(
 
 
 def on_device(table: ConfigTable, layers: Column, held: Column) -> Column:
-    """Layers times micro-batches whose activations are in device memory: with offloading two layers of one micro-batch, while copies run."""
+    """Layers times micro-batches whose activations are in device memory: with offloading two layers
+    of one micro-batch, while copies run."""
     return np.where(is_offloaded(table, "activations"), np.minimum(layers, 2.0), held * layers)
 
 
 def _operators(
     workload: Workload, layer: LayerActivations, layout: Layout, *, experts: bool
 ) -> Column:
-    """torchtitan's policy: the outputs of attention, of every second matrix product, and of the all-to-alls to experts and back; none of experts' grouped products."""
+    """torchtitan's policy: the outputs of attention, of every second matrix product, and of the
+    all-to-alls to experts and back; none of experts' grouped products."""
     model = workload.model
     q, kv = (
         float(model.num_attention_heads * model.head_dim),

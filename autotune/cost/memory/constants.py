@@ -1,6 +1,8 @@
-"""Constants of memory by trainer: fitted where published runs print peaks or failures, else assumed, with the wider error bar.
+"""Constants of memory by trainer: fitted where published runs print peaks or failures, else
+assumed, with the wider error bar.
 
-`constants.json` beside it is written by `python -m research.fit_memory --write` and by nothing else, so that a fit of time changes no memory.
+`constants.json` beside it is written by `python -m research.fit_memory --write` and by nothing
+else, so that a fit of time changes no memory.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ MEMORY_CONSTANTS = (
 """the constants of `Calibration` that belong to memory"""
 
 MEASURED_RESERVED_SIGMA = 0.017
-"""standard deviation of log(reserved / allocated) over the 28 published runs that print both (SimuMax, eight B200 under Megatron-LM: 1.028 to 1.079)"""
+"""standard deviation of log(reserved / allocated) over the 28 published runs that print both
+(SimuMax, eight B200 under Megatron-LM: 1.028 to 1.079)"""
 ASSUMED_RESERVED_SIGMA = 0.05
 """the same on a GPU and trainer of which no run is published"""
 
@@ -42,7 +45,8 @@ def _known() -> Mapping[str, Any]:
 
 
 def memory_values(gpu: str, trainer: str) -> dict[str, float]:
-    """The memory constants of a GPU type and trainer by name; on a GPU that the trainer was not measured on the error bar is the assumed one."""
+    """The memory constants of a GPU type and trainer by name; on a GPU that the trainer was not
+    measured on the error bar is the assumed one."""
     known = _known()
     if gpu == "cpu":
         return {**known["assumed"], **known["cpu"]}

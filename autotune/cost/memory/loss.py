@@ -1,4 +1,5 @@
-"""Memory of the output projection and the loss: bytes per logit at the peak, by how the loss is computed.
+"""Memory of the output projection and the loss: bytes per logit at the peak, by how the loss is
+computed.
 
     b bytes of an activation element   FP32 4 bytes
 
@@ -14,9 +15,11 @@ fused      one kernel that writes the gradient over the logits: b (TransformerEn
            gradient of one chunk of the tokens, b + 4; chunks are of t h / V tokens, rounded up to a power of two; and the gradients of the hidden states and of the projection, b
            each (linkedin/Liger-Kernel, `ops/fused_linear_cross_entropy.py`)
 
-On the last rank the backward pass of a micro-batch follows its loss at once, so one copy lives: with interleaved stages too, because the loss is in the
-last stage alone. Under gpipe all micro-batches pass the loss before the first backward pass, and each keeps its logits and softmax. Under zero bubble
-the gradients of the logits wait for the projection's weight gradient. Every layer of multi-token prediction has a loss of its own.
+On the last rank the backward pass of a micro-batch follows its loss at once, so one copy lives:
+with interleaved stages too, because the loss is in the last stage alone. Under gpipe all
+micro-batches pass the loss before the first backward pass, and each keeps its logits and softmax.
+Under zero bubble the gradients of the logits wait for the projection's weight gradient. Every layer
+of multi-token prediction has a loss of its own.
 """
 
 from __future__ import annotations
@@ -53,7 +56,8 @@ def logit_bytes(workload: Workload, table: ConfigTable, traits: Traits) -> Colum
 def loss_bytes(
     workload: Workload, table: ConfigTable, layout: Layout, traits: Traits
 ) -> tuple[Column, Column]:
-    """Bytes of logits and loss on the last rank at its peak: (as the program may hold them, as little as it may hold)."""
+    """Bytes of logits and loss on the last rank at its peak: (as the program may hold them, as
+    little as it may hold)."""
     cut, whole = layout.tp, np.ones_like(layout.tp)
     least = _loss_bytes(workload, table, layout, traits, cut if traits.vocab_parallel else whole)
     return _loss_bytes(

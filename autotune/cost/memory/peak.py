@@ -6,15 +6,18 @@ logits        of the output projection and the loss, on the last rank (`memory/l
 framework     buffers of collectives, gathered weights, placeholders, workspaces, what the allocator reserves beyond what is allocated; CUDA graphs have
               workspaces of their own, and graphs of layers an input of their own for every micro-batch in flight
 
-The last rank's peak is at the loss, when all activations are kept, or in the backward pass of its last layer: the larger counts. The first, the fullest
-middle and the last rank are computed; layers without experts are the model's first, so on the first rank.
+The last rank's peak is at the loss, when all activations are kept, or in the backward pass of its
+last layer: the larger counts. The first, the fullest middle and the last rank are computed; layers
+without experts are the model's first, so on the first rank.
 
-Gradients that a step frees (`Traits.drops_gradients`) appear in the backward pass of a step of one micro-batch while activations and logits go: the larger
-of the two counts.
+Gradients that a step frees (`Traits.drops_gradients`) appear in the backward pass of a step of one
+micro-batch while activations and logits go: the larger of the two counts.
 
-The peak is what the allocator reserves. Less than that must fit at once: the allocator gives unused blocks back before it fails, and memory that is
-freed but still waits for the communication stream can be reused. Weights, gradients and states stay where they are, so nothing is lost between them. Activations
-and logits come and go, and what is left over of their blocks is lost, as a share of them that is what the allocator reserves beyond what is allocated.
+The peak is what the allocator reserves. Less than that must fit at once: the allocator gives unused
+blocks back before it fails, and memory that is freed but still waits for the communication stream
+can be reused. Weights, gradients and states stay where they are, so nothing is lost between them.
+Activations and logits come and go, and what is left over of their blocks is lost, as a share of
+them that is what the allocator reserves beyond what is allocated.
 """
 
 from __future__ import annotations
@@ -37,8 +40,9 @@ from autotune.cost.traits import Traits
 from autotune.spec import ConfigTable, GpuSpec, MemoryParts, Workload
 
 HOLDS = 0.25
-"""assumed probability that a program holds what nothing says of it. Loops of libraries that do are known by name (`traits.TRAITS`, `Workload.loop`); of the published programs
-of people's own that were read none that ran showed it"""
+"""assumed probability that a program holds what nothing says of it. Loops of libraries that do are
+known by name (`traits.TRAITS`, `Workload.loop`); of the published programs of people's own that
+were read none that ran showed it"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +50,8 @@ class RankMemory:
     """Peak bytes of one rank of the pipeline, of every row."""
 
     parts: MemoryParts
-    """by cause; memory that waits for the communication stream and fragmentation are part of `framework`"""
+    """by cause; memory that waits for the communication stream and fragmentation are part of
+    `framework`"""
     spare: Column
     """bytes of it that the allocator could reuse before it fails"""
     unsure: Column | float = 0.0
@@ -63,7 +68,8 @@ class RankMemory:
         return np.asarray(self.needed - self.unsure)
 
     def risk(self, usable: float, spread: Column | float) -> Column:
-        """Probability that more than `usable` bytes are needed: the program holds what is `unsure` with probability `HOLDS`. `spread`: standard deviation of log peak memory."""
+        """Probability that more than `usable` bytes are needed: the program holds what is `unsure`
+        with probability `HOLDS`. `spread`: standard deviation of log peak memory."""
         least = exceeds(self.least, usable, spread)
         if not np.any(self.unsure):
             return least
@@ -72,8 +78,9 @@ class RankMemory:
     def columns(self, spread: Column, gpu: GpuSpec, constants: Calibration) -> dict[str, Any]:
         """What an `Estimate` says of memory; `spread`: standard deviation of log peak memory.
 
-        Where the least that is needed fits, nobody sees a larger peak than the GPU has: what may be spared is not there, and every part is smaller by the same
-        factor, for it is not known which of them the program does without. So it is at the upper end of the interval."""
+        Where the least that is needed fits, nobody sees a larger peak than the GPU has: what may be
+        spared is not there, and every part is smaller by the same factor, for it is not known which
+        of them the program does without. So it is at the upper end of the interval."""
         usable, parts, peak = (
             gpu.memory_bytes * constants.usable_fraction,
             self.parts,
@@ -133,7 +140,8 @@ def rank_memories(
     constants: Calibration,
     traits: Traits,
 ) -> tuple[RankMemory, RankMemory, RankMemory]:
-    """The first, the fullest middle and the last rank; without a pipeline all three are the same rank."""
+    """The first, the fullest middle and the last rank; without a pipeline all three are the same
+    rank."""
     with_experts = (
         (False, True) if workload.model.num_dense_layers else (workload.model.num_experts > 0,)
     )
@@ -240,7 +248,8 @@ class _MemoryOfRanks:
     def _at_loss(
         self, rank: _Rank, own: StageWeights, held: Column, loss: Column
     ) -> dict[str, Column]:
-        """The parts that live at the peak, if the loss takes so many bytes. `held`: micro-batches in flight."""
+        """The parts that live at the peak, if the loss takes so many bytes. `held`: micro-batches
+        in flight."""
         kinds = list(zip(self._counts(rank), self.kinds, strict=True))
         saved = sum(on_device(self.table, n, held) * kind.kept for n, kind in kinds)
         once = np.maximum.reduce([np.where(n > 0, kind.once, 0.0) for n, kind in kinds])
@@ -300,7 +309,8 @@ def _kind(
 
 
 def fullest(ranks: Sequence[RankMemory]) -> RankMemory:
-    """For every row, the rank that holds the most memory, with what may be spared, and what is unsure, until the most is left that any of them needs at once."""
+    """For every row, the rank that holds the most memory, with what may be spared, and what is
+    unsure, until the most is left that any of them needs at once."""
     totals = np.stack([rank.parts.total for rank in ranks])
     most = totals.argmax(axis=0)[None]
     names = [f.name for f in fields(MemoryParts)]
@@ -319,12 +329,15 @@ def fullest(ranks: Sequence[RankMemory]) -> RankMemory:
 def _waiting_bytes(
     workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, traits: Traits
 ) -> Column:
-    """Bytes of one gathered input, times the share of such inputs that wait for the communication stream after they are freed.
+    """Bytes of one gathered input, times the share of such inputs that wait for the communication
+    stream after they are freed.
 
-    A tensor that another stream used can be reused only when that stream has passed it (`Tensor.record_stream`). So the further the host runs ahead
-    of the device, the more of them stay reserved. Without a pipeline nothing stops the host until the end of the step. With a pipeline of p
-    ranks, the first rank launches p - 1 micro-batches before it waits; it runs ahead if their kernels take longer than the launch of one layer.
-    In a step of a single micro-batch half as many wait.
+    A tensor that another stream used can be reused only when that stream has passed it
+    (`Tensor.record_stream`). So the further the host runs ahead of the device, the more of them
+    stay reserved. Without a pipeline nothing stops the host until the end of the step. With a
+    pipeline of p ranks, the first rank launches p - 1 micro-batches before it waits; it runs ahead
+    if their kernels take longer than the launch of one layer. In a step of a single micro-batch
+    half as many wait.
     """
     if constants.waiting_in_layer == 0 and constants.waiting_at_head == 0:
         return np.zeros_like(layout.tp)

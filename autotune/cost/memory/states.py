@@ -1,15 +1,18 @@
 """Weights, gradients and optimizer states of a rank, with the buffers that gather and reduce them.
 
-Sharding follows ZeRO (Rajbhandari et al., arXiv 1910.02054, section 5): optimizer states with master weights, gradients, and weights, each cut over the
-data-parallel ranks from its ZeRO stage on; with replicas (HSDP) over the ranks of one replica. Offloaded optimizer states are on the host.
+Sharding follows ZeRO (Rajbhandari et al., arXiv 1910.02054, section 5): optimizer states with
+master weights, gradients, and weights, each cut over the data-parallel ranks from its ZeRO stage
+on; with replicas (HSDP) over the ranks of one replica. Offloaded optimizer states are on the host.
 
 optimizer     bytes per weight beside the fp32 master weight
 adamw         two moments in fp32 (8), or as the trainer keeps them       muon         one moment (4); adamw's for embeddings and the output projection
 adamw_8bit    two moments in 8 bits with a scale per 256 (2.03)            adafactor    sums over rows and columns (4 (1/n + 1/k))        sgd    none
 
-Where nothing is kept in fp32 (`all_in_bf16`), weights and gradients take 2 bytes each and moments half of the above, those in 8 bits as before.
+Where nothing is kept in fp32 (`all_in_bf16`), weights and gradients take 2 bytes each and moments
+half of the above, those in 8 bits as before.
 
-With adapters the model's weights are frozen (`trainable.py`): no gradients and no states; the adapters are trained in fp32.
+With adapters the model's weights are frozen (`trainable.py`): no gradients and no states; the
+adapters are trained in fp32.
 """
 
 from __future__ import annotations
@@ -66,7 +69,8 @@ class StageWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateBytes:
-    """Bytes that each weight takes on a rank, and over how many ranks they are cut; columns of shape (N,)."""
+    """Bytes that each weight takes on a rank, and over how many ranks they are cut; columns of
+    shape (N,)."""
 
     size: Column
     """of an activation"""
@@ -132,7 +136,8 @@ class StateBytes:
         )
 
     def in_step(self, rank: StageWeights, traits: Traits) -> Column:
-        """Bytes of gradients and of what lives only in the optimizer's step, when activations and logits are gone and gradients are reduced."""
+        """Bytes of gradients and of what lives only in the optimizer's step, when activations and
+        logits are gone and gradients are reduced."""
         whole = rank.dense + rank.experts
         sharded = rank.dense / self.shards + rank.experts / self.expert_shards
         held = np.where(self.zero >= 1, sharded, whole)
@@ -142,8 +147,9 @@ class StateBytes:
     def buffers(self, rank: StageWeights, constants: Calibration, traits: Traits) -> Column:
         """Bytes of gathered layers and of reductions.
 
-        FSDP keeps embedding and output projection gathered (and their gradients whole, if they are one unit), gathers a layer while the one before it is
-        in use, and reduces its gradients whole. Frozen weights are gathered as they are kept, and have no gradients.
+        FSDP keeps embedding and output projection gathered (and their gradients whole, if they are
+        one unit), gathers a layer while the one before it is in use, and reduces its gradients
+        whole. Frozen weights are gathered as they are kept, and have no gradients.
         """
         edges = (2.0 if traits.one_edge_unit and self.trains_edges else 1.0) * self.size * rank.edge
         gradients = self.trained * (self.size + self.reduction)
@@ -167,7 +173,8 @@ def state_bytes(
     main = np.where(master, 4.0, 0.0)
     root = layer_moments / 2.0 if traits.foreach and workload.optimizer == "adamw" else 0.0
     fsdp = (zero >= 3) | ((zero >= 2) & (not traits.master_weights))
-    # fp32 weights: ZeRO-2 keeps 16-bit copies of all of them gathered, autocast keeps its casts until the backward pass
+    # fp32 weights: ZeRO-2 keeps 16-bit copies of all of them gathered, autocast keeps its casts
+    # until the backward pass
     cast = np.where(
         mixed & (not traits.master_weights),
         np.where(zero == 2, 2.0, np.where(zero < 2, 2.0 * traits.casts_weights, 0.0)),
@@ -242,7 +249,8 @@ def reduction_bytes(workload: Workload, table: ConfigTable, traits: Traits) -> C
 
 
 def cuts_gradients(layout: Layout, traits: Traits) -> NDArray[np.bool_]:
-    """Whether each micro-batch's gradients are reduced and sharded, so that no rank keeps whole ones."""
+    """Whether each micro-batch's gradients are reduced and sharded, so that no rank keeps whole
+    ones."""
     waits = {
         "each": False,
         "last": layout.accumulation > 1,
@@ -274,13 +282,15 @@ def _weight_bytes(table: ConfigTable, traits: Traits) -> Column:
 
 
 def _gradient_bytes(table: ConfigTable, traits: Traits) -> Column:
-    """Bytes of a weight's gradient beside fp32 masters: the buffer holds what is reduced, under fp16 as under bf16."""
+    """Bytes of a weight's gradient beside fp32 masters: the buffer holds what is reduced, under
+    fp16 as under bf16."""
     halved = min(traits.gradient_bytes, traits.fp16_reduce_bytes)
     return np.where(table.is_word("precision", "fp16"), halved, traits.gradient_bytes)
 
 
 def _moments(workload: Workload, traits: Traits) -> tuple[float, float]:
-    """Bytes of the optimizer's moments per weight of (a layer, an embedding or output projection)."""
+    """Bytes of the optimizer's moments per weight of (a layer, an embedding or output
+    projection)."""
     if workload.optimizer == "adafactor":
         matrices = [
             (m.n * m.k * m.share, 4.0 * (m.n + m.k) * m.share)

@@ -1,4 +1,5 @@
-"""What a step of post-training costs: generation as it is told, and everything else of the step by its phases.
+"""What a step of post-training costs: generation as it is told, and everything else of the step by
+its phases.
 
 packing.py    how sequences fall to ranks, mini-batches and micro-batches, simulated from their lengths
 update.py     the update: the cost model of a plain step, on the micro-batches that the simulation found; weights from the trainer's shards to the engine

@@ -1,4 +1,5 @@
-"""How the sequences of a step fall to data-parallel ranks, mini-batches and micro-batches, simulated from the distribution of their lengths.
+"""How the sequences of a step fall to data-parallel ranks, mini-batches and micro-batches,
+simulated from the distribution of their lengths.
 
     N sequences of P prompts   R ranks   M mini-batches   b sequences of a rank and mini-batch = N / (R M)   C tokens that a micro-batch may hold   k micro-batches
     T tokens of a micro-batch   Q sum of the squares of its sequences' lengths: attention's work
@@ -14,9 +15,11 @@ packing     k = ceil(tokens / C) of the rank that needs most, as collectives wan
             time, in falling order, go to the micro-batches in the order of what they hold, the longest where least is (Graham's LPT in rounds)
 time        the ranks meet after each micro-batch (sharded weights, experts), or after each mini-batch. Of those that meet the slowest counts, by its work T + kappa Q
 
-Steps are drawn until `DRAWN` sequences are there, so that what is left of the draw is small beside the differences between configs; all configs see the same draws.
+Steps are drawn until `DRAWN` sequences are there, so that what is left of the draw is small beside
+the differences between configs; all configs see the same draws.
 
-Trials of the trainer's phases take their sequences from the same functions: `step_lengths` draws those of a step, the same for every config of a study, and `of_rank` deals and packs them.
+Trials of the trainer's phases take their sequences from the same functions: `step_lengths` draws
+those of a step, the same for every config of a study, and `of_rank` deals and packs them.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ MOST_STEPS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """What a rank does in one pass over a mini-batch, on the ranks that others wait for: numbers, or columns with one for each row of a table (`of_rows`)."""
+    """What a rank does in one pass over a mini-batch, on the ranks that others wait for: numbers,
+    or columns with one for each row of a table (`of_rows`)."""
 
     micro_batches: float
     """per mini-batch, on average"""
@@ -48,7 +52,8 @@ class Packed:
     tokens: float
     """of a micro-batch, padding included, of the slowest of the ranks that meet"""
     attended: float
-    """length of a sequence whose tokens attend to as many others: sum of squares over tokens, of the same"""
+    """length of a sequence whose tokens attend to as many others: sum of squares over tokens, of
+    the same"""
     most_tokens: float
     """of the fullest micro-batch"""
     waiting: float
@@ -68,7 +73,8 @@ class Packed:
 
 
 def drawn_lengths(asked: PostTraining, steps: int, seed: int | Sequence[int] = 0) -> Floats:
-    """Tokens of every sequence, shape (steps, prompts * responses), those of one prompt side by side."""
+    """Tokens of every sequence, shape (steps, prompts * responses), those of one prompt side by
+    side."""
     random = np.random.default_rng(seed)
     shape = (steps, asked.prompts, asked.responses)
     own, shared = random.standard_normal(shape), random.standard_normal(shape[:2])
@@ -104,7 +110,8 @@ def packed(
     meets_each: bool = False,
     kappa: float = 0.0,
 ) -> Packed:
-    """The pass over a mini-batch of these ranks. `capacity`: tokens of a micro-batch, 0: `micro_batch` sequences each; `mini_batches`: 1 for a pass over the whole batch."""
+    """The pass over a mini-batch of these ranks. `capacity`: tokens of a micro-batch, 0:
+    `micro_batch` sequences each; `mini_batches`: 1 for a pass over the whole batch."""
     return _packed(
         asked,
         ranks,
@@ -183,7 +190,8 @@ def _counts(dealt: Floats, capacity: float) -> NDArray[np.int64]:
 
 
 def _filled(falling: Floats, count: NDArray[np.int64]) -> tuple[Floats, Floats, NDArray[np.int64]]:
-    """(tokens, sums of squares) of micro-batches, shape (steps, mini-batches, ranks, most), and to which each sequence goes. `falling`: lengths of each rank in falling order, `count`:
+    """(tokens, sums of squares) of micro-batches, shape (steps, mini-batches, ranks, most), and to
+    which each sequence goes. `falling`: lengths of each rank in falling order, `count`:
     micro-batches by (step, mini-batch)."""
     shape = (*falling.shape[:-1], int(count.max()))
     tokens, work, goes_to = (
@@ -214,7 +222,8 @@ def _filled(falling: Floats, count: NDArray[np.int64]) -> tuple[Floats, Floats, 
 
 
 def step_lengths(asked: PostTraining, step: int, seed: int) -> Floats:
-    """Tokens of the sequences of a trial's step: they depend on the study's seed alone, so that all its configs see the same."""
+    """Tokens of the sequences of a trial's step: they depend on the study's seed alone, so that all
+    its configs see the same."""
     block, row = divmod(step, MOST_STEPS)
     return np.asarray(_block(asked, seed, block)[row])
 
@@ -242,7 +251,8 @@ def of_rank(
     balance: str,
     sorted_by_length: bool = False,
 ) -> list[list[NDArray[np.int64]]]:
-    """The micro-batches of a rank in each mini-batch of a step with these lengths, as the numbers of their sequences. Names as those of `packed`."""
+    """The micro-batches of a rank in each mini-batch of a step with these lengths, as the numbers
+    of their sequences. Names as those of `packed`."""
     places = _places(lengths[None], ranks, mini_batches, balance)
     dealt = lengths[places]
     falling = np.argsort(-dealt, axis=-1, kind="stable")
@@ -291,7 +301,8 @@ def _places(lengths: Floats, ranks: int, mini_batches: int, balance: str) -> NDA
 
 
 def _by_length(lengths: Floats, ranks: int, *, falling: bool = False) -> NDArray[np.int64]:
-    """Places of the last axis dealt to ranks by their length, shape (..., ranks, each); each rank's in falling order, or in that in which they came."""
+    """Places of the last axis dealt to ranks by their length, shape (..., ranks, each); each rank's
+    in falling order, or in that in which they came."""
     count = lengths.shape[-1]
     order = np.argsort(-lengths, axis=-1, kind="stable")
     target = _back_and_forth(count, np.array(ranks))

@@ -10,10 +10,13 @@ async         the trainer updates on responses of a policy that is s steps old. 
                   s = 0     G + U                    0 < s < 1     max(bulk, U + (1 - s) * bulk)                    s >= 1     max(bulk, U)
               and the refit, for which both stop
 
-The parts are seconds of the trainer's clock and add up to the step: in `async` `generation` is 0 and `waiting` is what the trainer waits for responses. Time parts of the estimate are those of U by
-cause; all that is told, sent or waited for is in `other`. All times have the error bars of the update; what is told has none of its own.
+The parts are seconds of the trainer's clock and add up to the step: in `async` `generation` is 0
+and `waiting` is what the trainer waits for responses. Time parts of the estimate are those of U by
+cause; all that is told, sent or waited for is in `other`. All times have the error bars of the
+update; what is told has none of its own.
 
-The knobs of post-training as columns: a study's own knobs of those names, else what the workload has today.
+The knobs of post-training as columns: a study's own knobs of those names, else what the workload
+has today.
 
 Memory of each phase with what stays of the others; the peak is that of the fullest phase.
 
@@ -22,10 +25,12 @@ generation     of a colocated engine: the told fraction of the device, beside th
 log-prob       the trainer's states, the reference model, and logits of one micro-batch with their log-softmax; nothing is kept for a backward pass
 update         the peak of a plain step on the fullest micro-batch, beside the reference model (in host memory with `phase_offload: all` and `reference_offload`) and what a sleeping engine keeps, or all that one keeps which never sleeps
 
-Where adapters are trained, the policy without them is the reference model, but in OpenRLHF, which loads one all the same (`ReferenceModelActor` in trainer/ray/launcher.py).
+Where adapters are trained, the policy without them is the reference model, but in OpenRLHF, which
+loads one all the same (`ReferenceModelActor` in trainer/ray/launcher.py).
 
-A critic's states stand beside the policy's; one of both is updated at a time. An engine that sleeps gives back its cache and weights and keeps its CUDA context and graphs
-(`ENGINE_ASLEEP`; vLLM prints "2.12 GiB memory is still in use" after "Sleep mode freed 63.53 GiB memory").
+A critic's states stand beside the policy's; one of both is updated at a time. An engine that sleeps
+gives back its cache and weights and keeps its CUDA context and graphs (`ENGINE_ASLEEP`; vLLM prints
+"2.12 GiB memory is still in use" after "Sleep mode freed 63.53 GiB memory").
 """
 
 from __future__ import annotations
@@ -128,9 +133,11 @@ def phases_memory(
     forward: Pass,
     is_split: NDArray[np.bool_],
 ) -> tuple[MemoryParts, RankMemory, Column]:
-    """(the trainer's states between phases, the peak, the standard deviation of its logarithm). `updates`: peaks of policy and critic, each alone.
+    """(the trainer's states between phases, the peak, the standard deviation of its logarithm).
+    `updates`: peaks of policy and critic, each alone.
 
-    What an engine takes is told and has no error of its own. The deviation is that of which the upper end of the 90% interval is the highest of all phases.
+    What an engine takes is told and has no error of its own. The deviation is that of which the
+    upper end of the 90% interval is the highest of all phases.
     """
     asked, framework = asked_of(workload), forward.constants.framework_bytes
     held = _held(workload, table, knobs, updates, is_split)
@@ -219,7 +226,8 @@ def _update_phases(
 def _fullest_phase(
     phases: Sequence[_PhaseMemory], constants: Calibration, model: ModelSpec
 ) -> tuple[RankMemory, Column]:
-    """(the phase with the highest peak in each row, the standard deviation of the logarithm of that peak)."""
+    """(the phase with the highest peak in each row, the standard deviation of the logarithm of that
+    peak)."""
     totals = np.stack([sum(phase.parts.values()) for phase in phases])
     rows = totals.shape[1:]
     needs, ends = [], []
@@ -242,7 +250,8 @@ def _fullest_phase(
 
 
 def _reference_bytes(workload: Workload, table: ConfigTable) -> Column:
-    """Weights of a reference model, which is cut and sharded as the policy is: in 16 bits, by the native loop in fp32."""
+    """Weights of a reference model, which is cut and sharded as the policy is: in 16 bits, by the
+    native loop in fp32."""
     layout, traits = layout_of(workload, table), loop_traits(workload)
     stages = stages_of(workload.model, table, traits.split)
     most = np.maximum.reduce([stages.first, stages.middle, stages.last])
@@ -261,7 +270,8 @@ _PACKS = ("balance", "group_by_length", "micro_batch_tokens", "log_prob_micro_ba
 def packed_rows(
     workload: Workload, table: ConfigTable, knobs: dict[str, NDArray[Any]]
 ) -> tuple[Packed, Packed]:
-    """(the update's mini-batches, the forward passes' whole batch) of every row, as columns: rows that pack alike are simulated once."""
+    """(the update's mini-batches, the forward passes' whole batch) of every row, as columns: rows
+    that pack alike are simulated once."""
     meets = (table.zero_stage == 3) | (table.ep > 1)
     columns: dict[str, NDArray[Any]] = {
         "dp": table.dp, "cp": table.cp, "micro_batch_size": table.micro_batch_size, "meets": meets,
@@ -282,7 +292,8 @@ def packed_rows(
 
 
 def attention_share(model: ModelSpec) -> float:
-    """kappa: FLOPs of attention per token and token attended to, over those of the matrix products per token."""
+    """kappa: FLOPs of attention per token and token attended to, over those of the matrix products
+    per token."""
     return layer_attention_flops(model, 1.0) / layer_matmul_flops(model)
 
 
@@ -363,7 +374,8 @@ def _timed(
     constants: Calibration,
     between: MemoryParts,
 ) -> tuple[dict[str, Column], dict[str, Column]]:
-    """(seconds of the updates by cause, of the step by phases). `between`: the trainer's states between phases."""
+    """(seconds of the updates by cause, of the step by phases). `between`: the trainer's states
+    between phases."""
     asked, nothing = asked_of(workload), np.zeros(len(table))
     forward = nothing if asked.algorithm == "sft" else passes.before.forward()
     update = passes.policy.update()
@@ -466,7 +478,8 @@ def estimate_step(workload: Workload, table: ConfigTable, constants: Calibration
 def phases_beside(
     workload: Workload, config: ParallelConfig, constants: Calibration, busy_s: float
 ) -> dict[str, float]:
-    """Seconds of the phases of a step that the trainer does not run, as they were told or follow from that, where its own take `busy_s`."""
+    """Seconds of the phases of a step that the trainer does not run, as they were told or follow
+    from that, where its own take `busy_s`."""
     asked, table = asked_of(workload), ConfigTable.of([config])
     found = {"reward": asked.reward_s} if asked.reward_s else {}
     if not asked.generates:
@@ -504,7 +517,8 @@ def _beside(
 def generation_s(
     workload: Workload, rollout_tp: NDArray[Any], gpus: Column
 ) -> tuple[Column, Column]:
-    """(while all GPUs that generate are busy, the tail until the longest response ends), s. A degree whose speed was not told is not a number."""
+    """(while all GPUs that generate are busy, the tail until the longest response ends), s. A
+    degree whose speed was not told is not a number."""
     asked = asked_of(workload)
     rollout = asked.rollout
     assert rollout is not None

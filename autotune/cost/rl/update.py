@@ -1,21 +1,31 @@
-"""The update, and the forward passes before it: the cost model of a plain step on the micro-batches that `packing.py` found.
+"""The update, and the forward passes before it: the cost model of a plain step on the micro-batches
+that `packing.py` found.
 
     k micro-batches of T tokens of the slowest rank, whose tokens attend as those of sequences of Q / T tokens: a step of k micro-batches with T in place of micro_batch_size * seq_len
     an optimizer step per mini-batch and epoch: gradients are reduced and weights are updated once for each
 
-A pass over the micro-batches is linear in T and in Q but for what the host delays, so the mean micro-batch stands for all of them. The memory is that of the fullest.
+A pass over the micro-batches is linear in T and in Q but for what the host delays, so the mean
+micro-batch stands for all of them. The memory is that of the fullest.
 
-Between the kernels the host packs and unpacks. Megatron-Core's engines do it sequence by sequence, in Python, and wait for the device for each length (verl: `preprocess_packed_seqs` and
-`postprocess_packed_seqs`), so that a pass takes `SEQUENCE_HOST_S` for each sequence and `MICRO_BATCH_HOST_S` for each micro-batch beside what its layers take. Of the five loops over sequences
-the first stage of a pipeline has one, that of the tokens; labels, their mask, log-probabilities and entropies are the last stage's (`LAST_STAGE`), for which the others wait. Where RoPE is not fused it
-is computed for each sequence apart, some thirty launches for each layer forward and backward (`ROPE_HOST_S`; Megatron-LM: `apply_rotary_pos_emb_thd`): of element-wise kernels, which have no weights,
-the forward pass has as many as the backward. Read off steps of a 7B
-(data/post_training.csv: micro-batches of one sequence against packed ones, fused against unfused); no size of the model is in them. Engines under FSDP unpad a whole micro-batch at once.
+Between the kernels the host packs and unpacks. Megatron-Core's engines do it sequence by sequence,
+in Python, and wait for the device for each length (verl: `preprocess_packed_seqs` and
+`postprocess_packed_seqs`), so that a pass takes `SEQUENCE_HOST_S` for each sequence and
+`MICRO_BATCH_HOST_S` for each micro-batch beside what its layers take. Of the five loops over
+sequences the first stage of a pipeline has one, that of the tokens; labels, their mask,
+log-probabilities and entropies are the last stage's (`LAST_STAGE`), for which the others wait.
+Where RoPE is not fused it is computed for each sequence apart, some thirty launches for each layer
+forward and backward (`ROPE_HOST_S`; Megatron-LM: `apply_rotary_pos_emb_thd`): of element-wise
+kernels, which have no weights, the forward pass has as many as the backward. Read off steps of a 7B
+(data/post_training.csv: micro-batches of one sequence against packed ones, fused against unfused);
+no size of the model is in them. Engines under FSDP unpad a whole micro-batch at once.
 
-A forward pass keeps nothing and reduces nothing: matrix products, attention and element-wise work once, half of the tensor-parallel collectives, one gather of sharded weights, a pipeline
-of k micro-batches that fills once (k + p - 1). Log-probabilities need the logits of one micro-batch and their log-softmax in fp32, which are freed with it.
+A forward pass keeps nothing and reduces nothing: matrix products, attention and element-wise work
+once, half of the tensor-parallel collectives, one gather of sharded weights, a pipeline of k
+micro-batches that fills once (k + p - 1). Log-probabilities need the logits of one micro-batch and
+their log-softmax in fp32, which are freed with it.
 
-Between the phases: weights from the trainer's shards to the engine, and states to the host and back.
+Between the phases: weights from the trainer's shards to the engine, and states to the host and
+back.
 
     N weights   b = 2 bytes, as engines take them   r the engine's tensor-parallel degree
 
@@ -73,9 +83,11 @@ LAST_STAGE = 4.0 / 5.0
 ROPE_HOST_S = 0.31e-3
 """per sequence and layer, forward and backward"""
 RING_HOST_S = 0.7e-3
-"""host time to launch one more step of a ring of context parallelism in a layer, forward and backward (same rows: micro-batches of one sequence with cp=2 against cp=1)"""
+"""host time to launch one more step of a ring of context parallelism in a layer, forward and
+backward (same rows: micro-batches of one sequence with cp=2 against cp=1)"""
 FSDP_LEVEL = 1.17
-"""time of post-trainers' passes under FSDP over that of plain trainings by such a loop: log-softmax and entropy of all logits in fp32, transformers' modules as they are (same rows)"""
+"""time of post-trainers' passes under FSDP over that of plain trainings by such a loop: log-softmax
+and entropy of all logits in fp32, transformers' modules as they are (same rows)"""
 FORWARD = 1.0 / 3.0
 """share of a layer's launches and context-parallel exchange that belongs to the forward pass"""
 
@@ -133,7 +145,8 @@ class Pass:
         )
 
     def ring_host_s(self, step: Column) -> Column:
-        """Seconds by which the host's launches of rings of context parallelism exceed a step's micro-batches; `step`: without them, s."""
+        """Seconds by which the host's launches of rings of context parallelism exceed a step's
+        micro-batches; `step`: without them, s."""
         layers = self.workload.model.num_layers / self.layout.pp
         launches = layers * (
             layer_host_s(self.table, self.layout, self.constants)
@@ -144,7 +157,8 @@ class Pass:
         )
 
     def host_s(self, share: float) -> Column:
-        """Seconds of a pass in which the host packs sequences; `share`: of the layers' own launches that the pass has."""
+        """Seconds of a pass in which the host packs sequences; `share`: of the layers' own launches
+        that the pass has."""
         if not self.by_sequence:
             return np.zeros_like(self.layout.tp)
         layers = self.workload.model.num_layers / self.layout.pp
@@ -168,7 +182,8 @@ class Pass:
         )
 
     def logits_bytes(self) -> Column:
-        """Bytes of the logits of the fullest micro-batch and of their log-softmax, in a forward pass."""
+        """Bytes of the logits of the fullest micro-batch and of their log-softmax, in a forward
+        pass."""
         cut = self.layout.tp if self.traits.vocab_parallel else 1.0
         logits = self.packed.most_tokens / self.layout.cp * self.workload.model.vocab_size / cut
         return np.asarray(logits * (element_bytes(self.table) + 4.0))
@@ -262,7 +277,8 @@ def copied_s(
     *,
     for_update: bool,
 ) -> Column:
-    """Seconds of a phase in which states come up from the host and go down again. `what`: words of `phase_offload`."""
+    """Seconds of a phase in which states come up from the host and go down again. `what`: words of
+    `phase_offload`."""
     moved = np.where(what == "all", weights + gradients, 0.0)
     if for_update:
         moved = moved + np.where(what == "none", 0.0, optimizer)

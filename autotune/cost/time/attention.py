@@ -1,18 +1,23 @@
-"""Speed of attention's kernels by the length of the sequence: fraction of the peak in 16 bits, forward and backward together.
+"""Speed of attention's kernels by the length of the sequence: fraction of the peak in 16 bits,
+forward and backward together.
 
     l  tokens that attend to one another   c  `Calibration.attention_efficiency`, reached at R = 8,192 tokens   a  `Calibration.attention_limit`, of long sequences
 
     e(l) = a / (1 + K / l)                      l >= R, with K such that e(R) = c
     e(l) = c (1 + L / R) / (1 + L / l)          l < R, where kernels alone grow slower: L = 400
 
-L is that of causal kernels over heads of 128 on an H100 (Shah et al., arXiv 2407.08608, figures 5 and 6, TFLOP/s forward over 512 to 16,384 tokens): FlashAttention-2 191, 260, 298, 319,
-333 and 335, FlashAttention-3 292, 423, 521, 579, 602 and 616. A program loses more than its kernel does (copies, rotations, transposes), but in proportion to its tokens, while
-scores grow with their square: so K is what is left of c at R, and a is the kernel's own (`attention_kernels.py`).
+L is that of causal kernels over heads of 128 on an H100 (Shah et al., arXiv 2407.08608, figures 5
+and 6, TFLOP/s forward over 512 to 16,384 tokens): FlashAttention-2 191, 260, 298, 319, 333 and 335,
+FlashAttention-3 292, 423, 521, 579, 602 and 616. A program loses more than its kernel does (copies,
+rotations, transposes), but in proportion to its tokens, while scores grow with their square: so K
+is what is left of c at R, and a is the kernel's own (`attention_kernels.py`).
 
-FlashAttention in Triton of 2023 (llm-foundry: 512 to 65,536 tokens) keeps one speed, and so do CPUs and GPUs without bf16, where none of these kernels run.
-The kernel is the program's (`Traits.attention_kernel`). Where its user chooses and does not say (`Workload.attention_kernel`), Hopper has the geometric mean of
-both. Heads narrower than 128 reach `NARROW_HEAD` of the limit: 299 of 335 and 473 of 616 TFLOP/s with 64. No limit is above `FASTEST`. Kernels of a ring see a
-rank's tokens at a time and do not grow beyond R. Neglected: steps between lengths, dropout.
+FlashAttention in Triton of 2023 (llm-foundry: 512 to 65,536 tokens) keeps one speed, and so do CPUs
+and GPUs without bf16, where none of these kernels run. The kernel is the program's
+(`Traits.attention_kernel`). Where its user chooses and does not say (`Workload.attention_kernel`),
+Hopper has the geometric mean of both. Heads narrower than 128 reach `NARROW_HEAD` of the limit: 299
+of 335 and 473 of 616 TFLOP/s with 64. No limit is above `FASTEST`. Kernels of a ring see a rank's
+tokens at a time and do not grow beyond R. Neglected: steps between lengths, dropout.
 """
 
 from __future__ import annotations
@@ -36,7 +41,8 @@ NARROW_HEAD, WIDE = 0.83, 128
 def attention_reached(
     workload: Workload, table: ConfigTable, constants: Calibration, traits: Traits
 ) -> Column:
-    """e of every row, with the speed of the program's kernel. The kernels of a ring see the tokens of one rank at a time."""
+    """e of every row, with the speed of the program's kernel. The kernels of a ring see the tokens
+    of one rank at a time."""
     gpu, at_reference = workload.cluster.gpu, constants.attention_efficiency
     rings = (table.cp > 1) & table.is_word("cp_style", "ring")
     whole = attended_len(workload)

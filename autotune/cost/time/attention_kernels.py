@@ -1,4 +1,5 @@
-"""Limits of attention kernels: the fraction of a GPU's peak in 16 bits that long sequences reach, by the GPU's generation and the program's kernel.
+"""Limits of attention kernels: the fraction of a GPU's peak in 16 bits that long sequences reach,
+by the GPU's generation and the program's kernel.
 
 limits of long sequences, forward and backward together, as fractions of the peak in 16 bits
 Ampere and older       0.62    FlashAttention-2 on A100: at most 0.61 forward and backward (Dao, arXiv 2307.08691, figures 4 to 7); a 7B over 0.5 and 0.7 million tokens within 5% (published_unseen_2.csv)
@@ -28,14 +29,17 @@ LIMITS = {
 }
 """a by the GPU's generation and the program's kernel"""
 FASTEST = {"ampere": 0.73, "hopper": 0.75, "blackwell": 0.72, "amd": 0.50}
-"""the fastest attention kernel ever measured: FlashAttention-2 230 of 312 TFLOP/s on A100 (arXiv 2307.08691, section 4.1), FlashAttention-3 740 of 989 on H100 (arXiv 2407.08608,
-section 4.1), FlashAttention-4 and cuDNN 1,613 of 2,250 on B200 (arXiv 2603.05451)"""
+"""the fastest attention kernel ever measured: FlashAttention-2 230 of 312 TFLOP/s on A100 (arXiv
+2307.08691, section 4.1), FlashAttention-3 740 of 989 on H100 (arXiv 2407.08608, section 4.1),
+FlashAttention-4 and cuDNN 1,613 of 2,250 on B200 (arXiv 2603.05451)"""
 HOPPER_FLOPS_PER_S, BLACKWELL_FLOPS_PER_S = 700e12, 1500e12
-"""peaks in bf16 above which a GPU with 8-bit formats is a Hopper, and one with 4-bit formats a Blackwell of a data center"""
+"""peaks in bf16 above which a GPU with 8-bit formats is a Hopper, and one with 4-bit formats a
+Blackwell of a data center"""
 
 
 def generation(gpu: GpuSpec) -> str:
-    """The generation whose kernels a GPU runs: of NVIDIA's by its formats and its peak, which a GPU held back for export lacks."""
+    """The generation whose kernels a GPU runs: of NVIDIA's by its formats and its peak, which a GPU
+    held back for export lacks."""
     peaks = gpu.peak_flops_per_s
     if gpu.name.startswith(("mi", "rx-")):
         return "amd"

@@ -1,14 +1,18 @@
-"""Time of one collective: the latency of its steps plus its bytes over the slowest link of its ring.
+"""Time of one collective: the latency of its steps plus its bytes over the slowest link of its
+ring.
 
     n members on k domains, g = members per domain, S bytes of the whole (gathered) tensor per rank
 
-A domain is a node, or the nodes that one NVLink switch joins: inside it the ring runs over the intra_node link, also from node to node.
+A domain is a node, or the nodes that one NVLink switch joins: inside it the ring runs over the
+intra_node link, also from node to node.
 
-Ring algorithms move (n-1)/n * S per rank for all-gather and reduce-scatter, twice that for all-reduce (Thakur et al., IJHPCA 2005). Between domains the
-ring crosses the border of each domain once per group. The g members of a domain use one network port each, of which NCCL's channels reach the
-bandwidth of g ** rails ports. The time per byte grows with each doubling of the domains, as in NCCL's published measurements. The latency
-is proportional to log2 of the members inside a domain, and to the number of domains between domains. Ranks that share a core wait for it once per member
-of the ring. Neglected: contention between different groups.
+Ring algorithms move (n-1)/n * S per rank for all-gather and reduce-scatter, twice that for
+all-reduce (Thakur et al., IJHPCA 2005). Between domains the ring crosses the border of each domain
+once per group. The g members of a domain use one network port each, of which NCCL's channels reach
+the bandwidth of g ** rails ports. The time per byte grows with each doubling of the domains, as in
+NCCL's published measurements. The latency is proportional to log2 of the members inside a domain,
+and to the number of domains between domains. Ranks that share a core wait for it once per member of
+the ring. Neglected: contention between different groups.
 """
 
 from __future__ import annotations
@@ -30,7 +34,8 @@ def shared_by(crowd: Column, constants: Calibration) -> Column:
 def ring_bytes_s(
     group: Group, gathered_bytes: Column, cluster: ClusterSpec, constants: Calibration
 ) -> Column:
-    """Seconds to move the bytes of one all-gather or reduce-scatter, without latency; zero for a group of one."""
+    """Seconds to move the bytes of one all-gather or reduce-scatter, without latency; zero for a
+    group of one."""
     across = group.size > group.per_domain
     intra = cluster.intra_node.bytes_per_s * constants.intra_efficiency
     inter = (
@@ -62,7 +67,8 @@ def ring_latency_s(group: Group, cluster: ClusterSpec, constants: Calibration) -
 def ring_time_s(
     group: Group, gathered_bytes: Column, cluster: ClusterSpec, constants: Calibration
 ) -> Column:
-    """Seconds of one all-gather or reduce-scatter of `gathered_bytes`; an all-reduce takes two. Zero for a group of one."""
+    """Seconds of one all-gather or reduce-scatter of `gathered_bytes`; an all-reduce takes two.
+    Zero for a group of one."""
     seconds = ring_latency_s(group, cluster, constants) + ring_bytes_s(
         group, gathered_bytes, cluster, constants
     )
@@ -72,7 +78,8 @@ def ring_time_s(
 def all_to_all_time_s(
     group: Group, sent_bytes: Column, cluster: ClusterSpec, constants: Calibration
 ) -> Column:
-    """Seconds of an all-to-all in which every rank sends `sent_bytes`; bytes that leave the domain use the rank's own network port."""
+    """Seconds of an all-to-all in which every rank sends `sent_bytes`; bytes that leave the domain
+    use the rank's own network port."""
     intra = cluster.intra_node.bytes_per_s * constants.intra_efficiency
     inter = cluster.inter_node.bytes_per_s * constants.inter_efficiency
     inside = (group.per_domain - 1.0) / group.size * sent_bytes / intra
@@ -86,7 +93,8 @@ def all_to_all_time_s(
 def send_time_s(
     inside: Column, sent_bytes: Column, cluster: ClusterSpec, constants: Calibration
 ) -> Column:
-    """Seconds of one send between pipeline neighbours; `inside`: fraction of sends that stay in a domain."""
+    """Seconds of one send between pipeline neighbours; `inside`: fraction of sends that stay in a
+    domain."""
     intra = cluster.intra_node.latency_s + sent_bytes / (
         cluster.intra_node.bytes_per_s * constants.intra_efficiency
     )

@@ -1,12 +1,15 @@
-"""Kernel time of one micro-batch on one rank: matmuls, attention, memory-bound work, and the host that launches them.
+"""Kernel time of one micro-batch on one rank: matmuls, attention, memory-bound work, and the host
+that launches them.
 
 A matmul of m x n x k takes
 
     2 m n k / (peak * efficiency) * (1 + half_size * (1/m + 1/n + 1/k))
 
-The second factor adds the time to read and write the matrices, as in the roofline model with both terms added (Williams et al., CACM 2009).
-On Ampere, whose tensor cores are fully used where rows are multiples of 128 bytes (NVIDIA, Matrix Multiplication Background, "Tensor Core requirements"; Anthony
-et al., arXiv 2401.14489, section III), other matrices take `UNALIGNED` times as long: runs of 14,400 / 8 = 1,800 columns against 13,824 / 8 = 1,728 = 27 * 64 (BigScience,
+The second factor adds the time to read and write the matrices, as in the roofline model with both
+terms added (Williams et al., CACM 2009). On Ampere, whose tensor cores are fully used where rows
+are multiples of 128 bytes (NVIDIA, Matrix Multiplication Background, "Tensor Core requirements";
+Anthony et al., arXiv 2401.14489, section III), other matrices take `UNALIGNED` times as long: runs
+of 14,400 / 8 = 1,800 columns against 13,824 / 8 = 1,728 = 27 * 64 (BigScience,
 chronicles-prequel.md). Neglected: tile and wave quantization.
 """
 
@@ -51,31 +54,38 @@ _FALLBACK = {
     "nvfp4": "mxfp8",
 }
 NARROW = {"fp8": 1.0, "mxfp8": 0.93, "nvfp4": 0.72}
-"""Fraction of its own peak that a narrow format reaches, in units of what fp8 reaches of its peak (`fp8_factor`).
+"""Fraction of its own peak that a narrow format reaches, in units of what fp8 reaches of its peak
+(`fp8_factor`).
 
-mxfp8 writes each operand along both axes with a scale for every 32 values; nvfp4 also rotates and rounds at random, and keeps some layers in bf16 (arXiv
-2509.25149). From the same recipes of Llama-3 70B in two formats (megatron_bridge_perf.csv): mxfp8 against fp8 0.90 to 1.00 of the speed; nvfp4 against
-mxfp8 1.26 on GB200 (twice the peak) and 1.50 on GB300 (three times): two equations for nvfp4's fraction and the share of matmuls in a step, 0.59.
+mxfp8 writes each operand along both axes with a scale for every 32 values; nvfp4 also rotates and
+rounds at random, and keeps some layers in bf16 (arXiv 2509.25149). From the same recipes of Llama-3
+70B in two formats (megatron_bridge_perf.csv): mxfp8 against fp8 0.90 to 1.00 of the speed; nvfp4
+against mxfp8 1.26 on GB200 (twice the peak) and 1.50 on GB300 (three times): two equations for
+nvfp4's fraction and the share of matmuls in a step, 0.59.
 """
 
 
 FP32 = 4.0
 BACKWARD_SCORES = 2.5
-"""backward pass of FlashAttention in forward passes: it computes the scores again (Dao, arXiv 2307.08691)"""
+"""backward pass of FlashAttention in forward passes: it computes the scores again (Dao, arXiv
+2307.08691)"""
 HEAD_STEP = 32
 """head dimensions of FlashAttention's kernels are multiples of it"""
 EAGER_SCORES = 2.0
-"""bytes that operators of their own move per stored score in 16 bits, as a multiple of those of one fused kernel: 24 for 12 (`score_moved_bytes`)"""
+"""bytes that operators of their own move per stored score in 16 bits, as a multiple of those of one
+fused kernel: 24 for 12 (`score_moved_bytes`)"""
 LINE_ELEMENTS = 64.0
 """16-bit elements of a cache line of 128 bytes"""
 UNALIGNED = 1.4
-"""Time of a matmul whose rows do not begin with cache lines, as a multiple of one whose rows do, on Ampere"""
+"""Time of a matmul whose rows do not begin with cache lines, as a multiple of one whose rows do, on
+Ampere"""
 LOSS_CHUNKS = 8.0
 """pieces into which a chunked loss cuts the sequence (torchtitan's `num_chunks`)"""
 
 
 def peak_of(workload: Workload, precision: str) -> float:
-    """Datasheet peak for a precision, FLOP/s; a precision that the GPU lacks runs at the peak of the next wider one."""
+    """Datasheet peak for a precision, FLOP/s; a precision that the GPU lacks runs at the peak of
+    the next wider one."""
     peaks = workload.cluster.gpu.peak_flops_per_s
     while precision not in peaks:
         if precision not in _FALLBACK:
@@ -85,7 +95,8 @@ def peak_of(workload: Workload, precision: str) -> float:
 
 
 def sixteen_bits_peak(workload: Workload) -> float:
-    """Datasheet peak of the work that stays in 16 bits next to fp8 matmuls, FLOP/s: bf16, or fp16 on a GPU without bf16 (V100)."""
+    """Datasheet peak of the work that stays in 16 bits next to fp8 matmuls, FLOP/s: bf16, or fp16
+    on a GPU without bf16 (V100)."""
     has = workload.cluster.gpu.peak_flops_per_s
     return peak_of(workload, "fp16" if "fp16" in has and "bf16" not in has else "bf16")
 
@@ -114,7 +125,8 @@ def reached_factor(table: ConfigTable, constants: Calibration) -> Column:
 
 
 def is_narrow(table: ConfigTable) -> NDArray[np.bool_]:
-    """Rows whose matmuls are in 8 or 4 bits, so that what they read and write is cast and scaled."""
+    """Rows whose matmuls are in 8 or 4 bits, so that what they read and write is cast and
+    scaled."""
     narrow = np.zeros(len(table), dtype=bool)
     for precision in NARROW:
         narrow |= table.is_word("precision", precision)
@@ -124,7 +136,8 @@ def is_narrow(table: ConfigTable) -> NDArray[np.bool_]:
 def layer_forward_s(
     workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, traits: Traits
 ) -> tuple[Column, Column, Column]:
-    """Seconds of one layer's forward pass for one micro-batch: (matmuls, attention's scores, memory-bound work)."""
+    """Seconds of one layer's forward pass for one micro-batch: (matmuls, attention's scores,
+    memory-bound work)."""
     model, gpu = workload.model, workload.cluster.gpu
     peak, half_peak = peak_flops_per_s(workload, table), sixteen_bits_peak(workload)
     sixteen_bits = sixteen_bits_factor(table, constants)
@@ -218,7 +231,8 @@ def loss_s(
 
 
 def loss_moved_bytes(table: ConfigTable, traits: Traits) -> Column:
-    """Bytes per logit that the loss reads and writes, forward and backward, by how it is computed (the kinds stand in `memory/loss.py`).
+    """Bytes per logit that the loss reads and writes, forward and backward, by how it is computed
+    (the kinds stand in `memory/loss.py`).
 
     full, chunked           cast to fp32 (b + 4), log-softmax (8); gradient of nll_loss (4), of log-softmax (12), cast back (4 + b)
     parallel, copied        kernel by kernel: cast (b + 4), maximum (4), subtraction (8), exponential (8), sum (4), division (8); product (8), cast (4 + b)
@@ -239,7 +253,8 @@ def loss_moved_bytes(table: ConfigTable, traits: Traits) -> Column:
 
 
 def padded_head(model: ModelSpec) -> float:
-    """Head dimension that attention's kernels compute, as a multiple of the model's: they exist for multiples of 32 (flash-attn's `HEADDIM_SWITCH`)."""
+    """Head dimension that attention's kernels compute, as a multiple of the model's: they exist for
+    multiples of 32 (flash-attn's `HEADDIM_SWITCH`)."""
     return math.ceil(model.head_dim / HEAD_STEP) * HEAD_STEP / model.head_dim
 
 
@@ -251,21 +266,24 @@ def keeps_scores(workload: Workload, traits: Traits) -> bool:
 
 
 def score_moved_bytes(table: ConfigTable, constants: Calibration, traits: Traits) -> Column:
-    """Bytes per stored score that one pass reads and writes. Without fused kernels or compilation each operator is a kernel of its own, and the softmax is in fp32
-    (transformers' and nanoGPT's attention): written 2, scaled 4, masked 4, softmax 2 + 4, cast back 4 + 2, read 2."""
+    """Bytes per stored score that one pass reads and writes. Without fused kernels or compilation
+    each operator is a kernel of its own, and the softmax is in fp32 (transformers' and nanoGPT's
+    attention): written 2, scaled 4, masked 4, softmax 2 + 4, cast back 4 + 2, read 2."""
     size = element_bytes(table)
     eager = ~np.asarray(table.compile, dtype=bool) & (not traits.fused) & (size < FP32)
     return np.asarray(constants.score_bytes * size / 2.0 * np.where(eager, EAGER_SCORES, 1.0))
 
 
 def loads_by_lines(workload: Workload) -> bool:
-    """Whether matmuls load their rows by cache lines: NVIDIA's Ampere, the generation with tf32 and without fp8; Hopper and later copy whole tiles, in units of 16 bytes."""
+    """Whether matmuls load their rows by cache lines: NVIDIA's Ampere, the generation with tf32 and
+    without fp8; Hopper and later copy whole tiles, in units of 16 bytes."""
     peaks = workload.cluster.gpu.peak_flops_per_s
     return "tf32" in peaks and "fp8" not in peaks
 
 
 def layer_host_s(table: ConfigTable, layout: Layout, constants: Calibration) -> Column:
-    """Seconds of the host for launching one layer's forward and backward pass for one micro-batch, without what is added for experts."""
+    """Seconds of the host for launching one layer's forward and backward pass for one micro-batch,
+    without what is added for experts."""
     both = (layout.tp > 1) & (layout.pp > layout.stages_per_domain)
     waits = layout.tp * (1.0 + np.log2(layout.tp_group.domains))
     kernel_by_kernel = constants.layer_host_s + np.where(
@@ -279,17 +297,21 @@ def layer_host_s(table: ConfigTable, layout: Layout, constants: Calibration) -> 
 
 
 def smooth_maximum(kernels: Column, host: Column) -> Column:
-    """A smooth maximum of the time of kernels and of the host that launches them: where both are close, each delays the other."""
+    """A smooth maximum of the time of kernels and of the host that launches them: where both are
+    close, each delays the other."""
     return np.asarray((kernels**CORNER + host**CORNER) ** (1.0 / CORNER))
 
 
 GRAPH_LAUNCH_S = 10e-6
-"""host time to launch a CUDA graph of a layer's forward or backward pass, its input copies included (NVIDIA, "Constant time launch for straight-line
-CUDA graphs", 2024: 2.5 us and 1 ns per node for the launch itself)"""
+"""host time to launch a CUDA graph of a layer's forward or backward pass, its input copies included
+(NVIDIA, "Constant time launch for straight-line CUDA graphs", 2024: 2.5 us and 1 ns per node for
+the launch itself)"""
 CORNER = 4.0
-"""exponent p of the p-norm that serves as a smooth maximum of two concurrent times (infinity: the maximum)"""
+"""exponent p of the p-norm that serves as a smooth maximum of two concurrent times (infinity: the
+maximum)"""
 
 
 def exposed(traffic: Column, cover: Column, overlap: float | Column) -> Column:
-    """Seconds of `traffic` that are not hidden, when a fraction `overlap` of it may run concurrently with `cover` seconds of kernels."""
+    """Seconds of `traffic` that are not hidden, when a fraction `overlap` of it may run
+    concurrently with `cover` seconds of kernels."""
     return (1.0 - overlap) * traffic + overlap * (smooth_maximum(traffic, cover) - cover)

@@ -1,4 +1,5 @@
-"""Memory-bound kernels of a layer: what they read and write, in elements of the compute precision per token, forward.
+"""Memory-bound kernels of a layer: what they read and write, in elements of the compute precision
+per token, forward.
 
     h hidden   q, kv width of queries and of keys   f MLP width         all counts: reads + writes
 
@@ -12,10 +13,12 @@
     plain activation    2f                      2f
     stream in fp32      twice as much for residuals and activations; norms are computed in fp32 anyway (`has_wide_stream`)
 
-Eager kernels are counted for models of Llama's form (gated MLP, which come with RMSNorm and rotary embeddings) in trainers without fused kernels
-(`Traits.fused`) and without Liger's (`is_liger`; Hsu et al., arXiv 2410.10989, section 3); LayerNorm and GELU are one kernel each in torch. Checks: torchtitan
-reports 5,762 tokens/s per H100 for Llama 3.1 8B and 6,667 when compiled (16%), and these counts make 13% of it. fms-acceleration measures 12 to 13% for fused
-kernels on A100 with Mistral 7B, and these counts make 10 to 11%. Neglected: dropout and biases.
+Eager kernels are counted for models of Llama's form (gated MLP, which come with RMSNorm and rotary
+embeddings) in trainers without fused kernels (`Traits.fused`) and without Liger's (`is_liger`; Hsu
+et al., arXiv 2410.10989, section 3); LayerNorm and GELU are one kernel each in torch. Checks:
+torchtitan reports 5,762 tokens/s per H100 for Llama 3.1 8B and 6,667 when compiled (16%), and these
+counts make 13% of it. fms-acceleration measures 12 to 13% for fused kernels on A100 with Mistral
+7B, and these counts make 10 to 11%. Neglected: dropout and biases.
 """
 
 from __future__ import annotations
@@ -50,7 +53,8 @@ class MovedElements:
 def moved_elements(
     model: ModelSpec, table: ConfigTable, layout: Layout, traits: Traits, *, is_wide: bool = False
 ) -> MovedElements:
-    """What the memory-bound kernels of one layer read and write, for every row. `is_wide`: what flows between the layers is in fp32."""
+    """What the memory-bound kernels of one layer read and write, for every row. `is_wide`: what
+    flows between the layers is in fp32."""
     compiled = np.asarray(table.compile, dtype=bool)
     eager = ~compiled & (model.gated_mlp and not traits.fused) & ~is_liger(table, traits)
     cut = np.where(layout.sequence_parallel, layout.tp, 1.0)
@@ -74,12 +78,14 @@ def moved_elements(
 
 
 def is_liger(table: ConfigTable, traits: Traits) -> NDArray[np.bool_]:
-    """Rows that train by Liger's kernels: norm, rotary embedding, gated activation and loss are one kernel each."""
+    """Rows that train by Liger's kernels: norm, rotary embedding, gated activation and loss are one
+    kernel each."""
     return table.is_word("loss", "fused") & traits.liger
 
 
 def has_wide_stream(workload: Workload, traits: Traits) -> bool:
-    """Whether what flows between the layers is in fp32, as beside 4-bit weights under PEFT (`trainable.py`)."""
+    """Whether what flows between the layers is in fp32, as beside 4-bit weights under PEFT
+    (`trainable.py`)."""
     return (
         has_library(workload, traits)
         and workload.peft is not None

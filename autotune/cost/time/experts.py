@@ -10,17 +10,22 @@ How often a token's h*b bytes travel in a forward pass, there and back again (`d
     flex        once to each domain and once to each rank that holds any of its experts (DeepEP: arXiv 2412.19437, section 3.2.2; Hybrid-EP).
                 Of n places a token visits n * (1 - (1 - 1/n)^k), when its experts are drawn independently
 
-`dispatch_efficiency` is what these kernels reach of the link inside a domain, `inter_efficiency` of the link between domains. Published
-(deepseek-ai/DeepEP: README.md, docs/legacy.md, docs/README_Hybrid-EP.md; tokens of width 7,168 to 8 experts in bf16): 0.5 to 0.7 of NVLink on B200
-and GB200, 0.96 on H800; 0.73 to 0.87 of InfiniBand between 2 to 8 nodes. With `ep_overlap` another micro-batch computes meanwhile (arXiv
-2412.19437, section 3.2.1).
+`dispatch_efficiency` is what these kernels reach of the link inside a domain, `inter_efficiency` of
+the link between domains. Published (deepseek-ai/DeepEP: README.md, docs/legacy.md,
+docs/README_Hybrid-EP.md; tokens of width 7,168 to 8 experts in bf16): 0.5 to 0.7 of NVLink on B200
+and GB200, 0.96 on H800; 0.73 to 0.87 of InfiniBand between 2 to 8 nodes. With `ep_overlap` another
+micro-batch computes meanwhile (arXiv 2412.19437, section 3.2.1).
 
-Tokens are sorted by expert and back, the router's scores are read and written in fp32, and the gradients of all experts on a rank are read and written
-once per micro-batch, however few tokens they got. In the forward pass the host waits for the device to count the tokens of each expert, so
-that it cannot launch the experts ahead: this part of its time is never hidden, except in a CUDA graph (arXiv 2603.07685).
+Tokens are sorted by expert and back, the router's scores are read and written in fp32, and the
+gradients of all experts on a rank are read and written once per micro-batch, however few tokens
+they got. In the forward pass the host waits for the device to count the tokens of each expert, so
+that it cannot launch the experts ahead: this part of its time is never hidden, except in a CUDA
+graph (arXiv 2603.07685).
 
-Assumptions: all experts get equally many tokens (`expert_imbalance` 1; the busiest expert has 0.04 more than the mean with a bias per expert and 0.7
-more with a balancing loss: Wang et al., arXiv 2408.15664, table 2, and ranks with several experts lie between); no limit on the groups that a token visits.
+Assumptions: all experts get equally many tokens (`expert_imbalance` 1; the busiest expert has 0.04
+more than the mean with a bias per expert and 0.7 more with a balancing loss: Wang et al., arXiv
+2408.15664, table 2, and ranks with several experts lie between); no limit on the groups that a
+token visits.
 """
 
 from __future__ import annotations
@@ -34,29 +39,35 @@ from autotune.cost.traits import Traits
 from autotune.spec import ClusterSpec, ConfigTable, ModelSpec, Workload
 
 SORTS = {"alltoall": 4.0, "allgather": 2.0, "flex": 2.0}
-"""times that a token's copy for one expert is moved in memory in a forward pass, by dispatcher: with alltoall the sender sorts by rank and the receiver by
-expert, and both sort back; else only the receiver sorts"""
+"""times that a token's copy for one expert is moved in memory in a forward pass, by dispatcher:
+with alltoall the sender sorts by rank and the receiver by expert, and both sort back; else only the
+receiver sorts"""
 ROUTER_PASSES = 6.0
-"""reads and writes of the router's scores in a forward pass: matmul, softmax or sigmoid, choice of the best, balancing loss"""
+"""reads and writes of the router's scores in a forward pass: matmul, softmax or sigmoid, choice of
+the best, balancing loss"""
 FORWARD_LAUNCHES = 0.4
 """share of a layer's kernels that are launched in its forward pass"""
 OUTSIDE_LAYER_GRAPHS = 0.6
-"""share of the kernels of router, dispatcher and experts that graphs of single layers leave out: all but the router and what precedes the dispatch,
-because the shapes behind it change (Megatron-Core's scopes attn, moe_router and moe_preprocess)"""
+"""share of the kernels of router, dispatcher and experts that graphs of single layers leave out:
+all but the router and what precedes the dispatch, because the shapes behind it change
+(Megatron-Core's scopes attn, moe_router and moe_preprocess)"""
 
 
 def expert_tokens(layout: Layout) -> Column:
-    """Tokens of one micro-batch that a rank sends to the experts; the ranks of a tensor-parallel group share theirs."""
+    """Tokens of one micro-batch that a rank sends to the experts; the ranks of a tensor-parallel
+    group share theirs."""
     return layout.tokens / layout.tp
 
 
 def expert_rows(model: ModelSpec, layout: Layout) -> Column:
-    """Rows of one micro-batch in the matmuls of all experts of a rank; the ranks that cut an expert compute the same rows."""
+    """Rows of one micro-batch in the matmuls of all experts of a rank; the ranks that cut an expert
+    compute the same rows."""
     return expert_tokens(layout) * layout.expert_tp * model.experts_per_token
 
 
 def whole_expert_share(model: ModelSpec, layout: Layout) -> Column:
-    """Share of the layers whose MLP has no tensor-parallel collective: all their experts are whole, and get each rank's own tokens from the dispatcher."""
+    """Share of the layers whose MLP has no tensor-parallel collective: all their experts are whole,
+    and get each rank's own tokens from the dispatcher."""
     share = 0.0 if model.shared_ffn_hidden_size else model.expert_share
     return np.where(layout.expert_tp > 1, 0.0, share)
 
@@ -75,8 +86,8 @@ def expert_layer_s(
     again: Column,
     element_bytes: Column,
 ) -> Column:
-    """Seconds of sending tokens to the experts and back in one layer for one micro-batch, as if nothing hid it; `again`: share of the forward pass that is
-    computed again."""
+    """Seconds of sending tokens to the experts and back in one layer for one micro-batch, as if
+    nothing hid it; `again`: share of the forward pass that is computed again."""
     model, cluster, group = workload.model, workload.cluster, layout.ep_group
     # ranks that cut an expert need all of its tokens, so each sends them all
     sent = expert_tokens(layout) * layout.expert_tp
@@ -106,14 +117,16 @@ def expert_layer_s(
 
 
 def _visited(places: Column, k: float) -> Column:
-    """Places among `places` equal ones that a token with `k` independent choices visits, on average."""
+    """Places among `places` equal ones that a token with `k` independent choices visits, on
+    average."""
     return places * (1.0 - (1.0 - 1.0 / places) ** k)
 
 
 def _both_s(
     group: Group, inside: Column, outside: Column, cluster: ClusterSpec, constants: Calibration
 ) -> Column:
-    """Seconds to send `inside` bytes to ranks of the domain and `outside` bytes beyond it, each by its own link at the same time."""
+    """Seconds to send `inside` bytes to ranks of the domain and `outside` bytes beyond it, each by
+    its own link at the same time."""
     fast = inside / (cluster.intra_node.bytes_per_s * constants.dispatch_efficiency)
     slow = outside / (cluster.inter_node.bytes_per_s * constants.inter_efficiency)
     latency = np.where(
@@ -125,9 +138,11 @@ def _both_s(
 def expert_moved_bytes(
     model: ModelSpec, table: ConfigTable, layout: Layout, element_bytes: Column
 ) -> Column:
-    """Bytes read and written beside the matmuls in one layer's forward pass for one micro-batch: sorted tokens and the router's scores.
+    """Bytes read and written beside the matmuls in one layer's forward pass for one micro-batch:
+    sorted tokens and the router's scores.
 
-    A sort moves as much in the backward pass as in the forward pass, while two forward passes are counted for it: hence two thirds.
+    A sort moves as much in the backward pass as in the forward pass, while two forward passes are
+    counted for it: hence two thirds.
     """
     sorts = np.full_like(layout.tp, SORTS["flex"])
     for name, count in SORTS.items():
@@ -141,8 +156,9 @@ def expert_moved_bytes(
 
 
 def gradient_bytes(model: ModelSpec, layout: Layout, traits: Traits) -> Column:
-    """Bytes of adding one micro-batch's weight gradients of one layer's experts to those of the step: a read and a write, of which the write of a result in 16
-    bits is part of the matmul (`half_size`)."""
+    """Bytes of adding one micro-batch's weight gradients of one layer's experts to those of the
+    step: a read and a write, of which the write of a result in 16 bits is part of the matmul
+    (`half_size`)."""
     weights = (
         model.num_experts
         * model.mlp_parameters
@@ -153,7 +169,8 @@ def gradient_bytes(model: ModelSpec, layout: Layout, traits: Traits) -> Column:
 
 
 def expert_host_s(model: ModelSpec, table: ConfigTable, constants: Calibration) -> Column:
-    """Seconds of the host to launch the router, the dispatcher and the experts of one layer, forward and backward, for one micro-batch."""
+    """Seconds of the host to launch the router, the dispatcher and the experts of one layer,
+    forward and backward, for one micro-batch."""
     launched = np.where(table.is_word("cuda_graph", "layers"), OUTSIDE_LAYER_GRAPHS, 1.0)
     launched = np.where(table.is_word("cuda_graph", "step"), 0.0, launched)
     return model.expert_share * constants.expert_host_s * launched

@@ -1,13 +1,17 @@
-"""One layer and micro-batch on one rank: its kernels, its communication that is not hidden, and the host that launches both.
+"""One layer and micro-batch on one rank: its kernels, its communication that is not hidden, and the
+host that launches both.
 
-How often the host launches: its time for one layer and micro-batch, in units of a plain layer's forward and backward pass (`layer_host_s`).
+How often the host launches: its time for one layer and micro-batch, in units of a plain layer's
+forward and backward pass (`layer_host_s`).
 
     adapters     beside each matrix dropout, two products, a scaling and a sum, and their gradients (`ADAPTER`); with 4-bit weights their unpacking (`UNPACKING`)
     recompute    a repeated forward pass, and what the checkpoint itself does: saved tensors, hooks, states of random generators (`Traits.checkpoint_host`)
     ZeRO-3       hooks before and after every module, which gather and release its weights one by one (`Traits.shard_hooks`: DeepSpeed)
 
-Measured on one CPU core with layers of Llama's form so narrow that nothing but the host counts (`python -m research.host_launches`: transformers, PEFT,
-bitsandbytes, DeepSpeed); FSDP beside a process group that moves nothing (2.0, 2.8 to 3.3 times a plain layer with it). Assumed: a GPU's launches cost as much more in each.
+Measured on one CPU core with layers of Llama's form so narrow that nothing but the host counts
+(`python -m research.host_launches`: transformers, PEFT, bitsandbytes, DeepSpeed); FSDP beside a
+process group that moves nothing (2.0, 2.8 to 3.3 times a plain layer with it). Assumed: a GPU's
+launches cost as much more in each.
 """
 
 from __future__ import annotations
@@ -69,7 +73,8 @@ def layer_time(
 ) -> LayerTime:
     """The time of one layer in every row.
 
-    The host launches both kernels and collectives, so a layer takes at least the time that the host needs to launch it.
+    The host launches both kernels and collectives, so a layer takes at least the time that the host
+    needs to launch it.
     """
     model, is_cpu = workload.model, workload.cluster.gpu.is_cpu
     matmuls, attention, moved = layer_forward_s(workload, table, layout, constants, traits)
@@ -135,7 +140,8 @@ def launches_of_layer(
 def _products_s(
     workload: Workload, layout: Layout, constants: Calibration, matmuls: Column, again: Repeated
 ) -> Column:
-    """Seconds of all matrix products of the layer's weights, with adapters and the unpacking of 4-bit weights. `matmuls`: of one forward pass."""
+    """Seconds of all matrix products of the layer's weights, with adapters and the unpacking of
+    4-bit weights. `matmuls`: of one forward pass."""
     # gradients of inputs and of weights; frozen weights have no gradients of their own
     backward_matmuls = 2.0 if workload.peft is None else 1.0
     passes = 1.0 + backward_matmuls + again.matmuls

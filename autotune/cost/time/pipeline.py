@@ -15,14 +15,16 @@ from autotune.cost.layout import Column, Layout
 from autotune.spec import ConfigTable
 
 WEIGHT_GRADIENT = 1.0 / 3.0
-"""share of a micro-batch's time in its weight gradients: forward pass, input gradients and weight gradients are matmuls of the same size"""
+"""share of a micro-batch's time in its weight gradients: forward pass, input gradients and weight
+gradients are matmuls of the same size"""
 
 
 def bubble_time_s(table: ConfigTable, layout: Layout, others: Column) -> Column:
-    """Seconds that the slowest rank waits; `others`: time of one micro-batch on all other ranks together.
+    """Seconds that the slowest rank waits; `others`: time of one micro-batch on all other ranks
+    together.
 
-    Agrees with the schedules of torch.distributed.pipelining when m is a multiple of p. Otherwise interleaved schedules wait longer, which is
-    neglected.
+    Agrees with the schedules of torch.distributed.pipelining when m is a multiple of p. Otherwise
+    interleaved schedules wait longer, which is neglected.
     """
     zero_bubble = table.is_word("pp_schedule", "interleaved_zero_bubble")
     shorter = np.where(zero_bubble, WEIGHT_GRADIENT, 1.0)
@@ -30,10 +32,12 @@ def bubble_time_s(table: ConfigTable, layout: Layout, others: Column) -> Column:
 
 
 def in_flight(table: ConfigTable, layout: Layout, rank: Column) -> Column:
-    """Greatest number of micro-batches whose activations `rank` holds; a fraction stands for a micro-batch on some of its stages.
+    """Greatest number of micro-batches whose activations `rank` holds; a fraction stands for a
+    micro-batch on some of its stages.
 
-    gpipe: all m. 1f1b: p - rank. Interleaved: the warm-up holds (v-1)*p + 2*(p-1-rank) + 1 stage inputs of 1/v of a rank each. Zero bubble: p,
-    because activations are kept until their weight gradients are computed (the schedules of torch.distributed.pipelining).
+    gpipe: all m. 1f1b: p - rank. Interleaved: the warm-up holds (v-1)*p + 2*(p-1-rank) + 1 stage
+    inputs of 1/v of a rank each. Zero bubble: p, because activations are kept until their weight
+    gradients are computed (the schedules of torch.distributed.pipelining).
     """
     m, p, v = layout.accumulation, layout.pp, layout.virtual
     interleaved = table.is_word("pp_schedule", "interleaved_1f1b") & (v > 1)

@@ -9,12 +9,15 @@
     norm         both norms and the MLP's activation function (`layernorm` and `moe_act` of Megatron's --recompute-modules)
     mlp          the MLP, or the experts with their dispatch (`mlp` and `moe`)
 
-Under torch.compile a budget of b percent of the saved activations is kept instead (`torch._functorch.config.activation_memory_budget`). The compiler drops first
-what costs least to compute again per byte: outputs of norms and of the activation function, then those of matmuls by their FLOPs per element, attention last where
-the sequence is long. 0 percent keeps the input of each layer alone.
+Under torch.compile a budget of b percent of the saved activations is kept instead
+(`torch._functorch.config.activation_memory_budget`). The compiler drops first what costs least to
+compute again per byte: outputs of norms and of the activation function, then those of matmuls by
+their FLOPs per element, attention last where the sequence is long. 0 percent keeps the input of
+each layer alone.
 
-torch's checkpoint stops as soon as the last saved tensor is restored (`set_checkpoint_early_stop`): the MLP's down projection and the collective behind
-it are not repeated, unless the outputs of experts must still be weighted. Neglected: memory-bound work of a recomputed attention block.
+torch's checkpoint stops as soon as the last saved tensor is restored (`set_checkpoint_early_stop`):
+the MLP's down projection and the collective behind it are not repeated, unless the outputs of
+experts must still be weighted. Neglected: memory-bound work of a recomputed attention block.
 """
 
 from __future__ import annotations
@@ -52,11 +55,13 @@ class Repeated:
 def repeated(
     model: ModelSpec, table: ConfigTable, layout: Layout, traits: Traits, seq_len: float | Column
 ) -> Repeated:
-    """The shares that are computed again; `seq_len`: tokens per sequence that attend to one another, the same for all rows or of each."""
+    """The shares that are computed again; `seq_len`: tokens per sequence that attend to one
+    another, the same for all rows or of each."""
     work = _Work.of(model)
     stops = traits.stops_early and not model.num_experts
     behind = np.where(layout.sequence_parallel, 0.25, 0.5)
-    # with sequence parallelism each of the two collectives is a gather before and a scatter after its matmuls
+    # with sequence parallelism each of the two collectives is a gather before and a scatter after
+    # its matmuls
     gather = np.where(layout.sequence_parallel, 0.25, 0.0)
     moved = moved_elements(model, table, layout, traits)
     mlp = moved.mlp / moved.total
@@ -135,7 +140,8 @@ class _Work:
 
 
 def _selective(model: ModelSpec, traits: Traits, work: _Work, gather: Column) -> dict[str, Any]:
-    """What the trainer's selective recomputation repeats. `gather`: share of one gather among the collectives."""
+    """What the trainer's selective recomputation repeats. `gather`: share of one gather among the
+    collectives."""
     if traits.selective == "scores":
         return _shares(0.0, scores=1.0)
     if traits.selective == "attention":  # its gathered input is what is kept
@@ -154,7 +160,8 @@ def _mlp_rings(model: ModelSpec, layout: Layout) -> Column:
 
 
 def _budgets(model: ModelSpec, table: ConfigTable, seq_len: float | Column) -> NDArray[np.float64]:
-    """Shares of (matmuls, scores, memory-bound work) that are computed again under each row's budget, shape (3, N)."""
+    """Shares of (matmuls, scores, memory-bound work) that are computed again under each row's
+    budget, shape (3, N)."""
     if not isinstance(seq_len, np.ndarray):
         return _by_budget(model, seq_len)[:, table.activation_budget]
     lengths, of_row = np.unique(seq_len, return_inverse=True)
@@ -163,7 +170,8 @@ def _budgets(model: ModelSpec, table: ConfigTable, seq_len: float | Column) -> N
 
 
 def _by_budget(model: ModelSpec, seq_len: float) -> NDArray[np.float64]:
-    """Shares of (matmuls, scores, memory-bound work) that are computed again, by the index of the budget, shape (3, number of budgets)."""
+    """Shares of (matmuls, scores, memory-bound work) that are computed again, by the index of the
+    budget, shape (3, number of budgets)."""
     h, f = float(model.hidden_size), float(model.active_ffn_width)
     q, kv = (
         float(model.num_attention_heads * model.head_dim),

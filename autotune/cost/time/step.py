@@ -1,4 +1,5 @@
-"""One optimizer step: the time of a layer, of the optimizer and of communication, added up on the slowest rank of the pipeline."""
+"""One optimizer step: the time of a layer, of the optimizer and of communication, added up on the
+slowest rank of the pipeline."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def time_parts(
 ) -> TimeParts:
     """Seconds of one step by cause, of every row.
 
-    Work per micro-batch is counted on the rank that is slowest for one micro-batch; the other ranks only add to the bubble.
+    Work per micro-batch is counted on the rank that is slowest for one micro-batch; the other ranks
+    only add to the bubble.
     """
     layer = layer_time(workload, table, layout, constants, traits)
     rank = _slowest_rank(workload, table, layout, stages, constants, traits, layer)
@@ -76,7 +78,8 @@ def time_parts(
         "optimizer": update_s(workload, table, layout, constants, traits, weights, edges),
     }
     if constants.full_speed_ranks > 0:
-        # ranks share cores, so a rank that waits for the pipeline leaves its core to the others: their slowdown is taken from the bubble
+        # ranks share cores, so a rank that waits for the pipeline leaves its core to the others:
+        # their slowdown is taken from the bubble
         slower = shared_by(layout.tp_group.crowd, constants)
         lent = (slower - 1.0) * (parts["compute"] + parts["optimizer"])
         parts |= {name: slower * parts[name] for name in ("compute", "optimizer")}
@@ -150,7 +153,8 @@ def _sends_s(
 def _weights_of_a_rank(
     workload: Workload, layout: Layout, stages: Stages, traits: Traits
 ) -> tuple[RankWeights, Column]:
-    """Weights of the rank with the most layers; of the trained ones, how many are of embedding and output projection."""
+    """Weights of the rank with the most layers; of the trained ones, how many are of embedding and
+    output projection."""
     model = workload.model
     dense, experts = layer_weights(model, layout)
     embedding, projection = edge_weights(model, layout, traits.vocab_parallel)
@@ -174,7 +178,8 @@ def _gradient_sums_s(
     traits: Traits,
     weights: RankWeights,
 ) -> Column:
-    """Seconds in which a micro-batch's gradients are added to whole ones: by autograd, where weights are sharded and gradients are not."""
+    """Seconds in which a micro-batch's gradients are added to whole ones: by autograd, where
+    weights are sharded and gradients are not."""
     sums = (layout.zero == 3) & ~cuts_gradients(layout, traits)
     if not sums.any():
         return np.zeros_like(layout.tp)

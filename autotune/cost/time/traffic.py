@@ -21,17 +21,19 @@ What a ring costs attention beside its traffic: shorter kernels, and the sums of
 
     n ranks of context parallelism   s length of the sequence   q, k widths of queries and of keys on a rank
 
-The sequence is cut into 2n chunks, of which a rank holds the r-th from either end, so that causal attention costs every rank the same. Its queries
-meet the keys of one rank at a time: n kernels over chunks of s / 2n instead of one over s.
+The sequence is cut into 2n chunks, of which a rank holds the r-th from either end, so that causal
+attention costs every rank the same. Its queries meet the keys of one rank at a time: n kernels over
+chunks of s / 2n instead of one over s.
 
     kernels   over l keys one reaches 1 / (1 + L/l) of the speed of a long one, L = 150: FlashAttention-3's forward pass on an H100 reaches 497, 565, 625,
               638, 646 and 648 TFLOP/s over 512 to 16,384 keys (Shah et al., arXiv 2407.08608, figure 5, head width 128, not causal)
     sums      what each of the n - 1 later kernels finds is added to sums in fp32, 2 + 4 + 4 bytes: the output in the forward pass, the gradients of
               queries, keys and values in the backward pass; on average for three quarters of them, as causal kernels skip half of the queries or of the keys
 
-Check: a ring of eight over 65,536 tokens reaches 90.2% of one kernel's speed on H800 and 89.8% on A100, forward and backward (zhuzilin/ring-flash-attention,
-README); these two costs make 93 to 94% of it. Neglected: launches of the kernels. A cut into n contiguous chunks, as some
-trainers have it, makes the last rank's attention (2n - 1) / n times as long as the mean: no trainer here does so.
+Check: a ring of eight over 65,536 tokens reaches 90.2% of one kernel's speed on H800 and 89.8% on
+A100, forward and backward (zhuzilin/ring-flash-attention, README); these two costs make 93 to 94%
+of it. Neglected: launches of the kernels. A cut into n contiguous chunks, as some trainers have it,
+makes the last rank's attention (2n - 1) / n times as long as the mean: no trainer here does so.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ from autotune.spec import ConfigTable, Workload
 def tensor_layer_s(
     workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, again: Column
 ) -> Column:
-    """Seconds of tensor-parallel collectives in one layer for one micro-batch; `again`: share of the forward pass that is computed again."""
+    """Seconds of tensor-parallel collectives in one layer for one micro-batch; `again`: share of
+    the forward pass that is computed again."""
     model = workload.model
     moved = layout.tokens * model.hidden_size * element_bytes(table)
     cut = np.where(layout.expert_tp > 1, model.expert_share, 0.0)
@@ -78,7 +81,8 @@ def tensor_rings_s(
     rings: float | Column,
     whole_bytes: Column,
 ) -> Column:
-    """Seconds of so many rings over the tensor-parallel ranks; `whole_bytes`: of their whole tensors, together."""
+    """Seconds of so many rings over the tensor-parallel ranks; `whole_bytes`: of their whole
+    tensors, together."""
     group, cluster = layout.tp_group, workload.cluster
     latency = ring_latency_s(group, cluster, constants) + constants.tensor_hop_s * (
         group.domains - 1.0
@@ -90,11 +94,14 @@ def tensor_rings_s(
 def hidden_rings_s(
     workload: Workload, layout: Layout, tensor: Column, again: Column, forward_matmuls: Column
 ) -> Column:
-    """Seconds of a dense layer's tensor-parallel collectives that run beside matrix products, for trainers that start them early under sequence parallelism
-    (`Traits.async_linear`). In the backward pass of the first matrices of attention and MLP the gradient of the input is scattered while that of the weight is
-    computed. The inputs are gathered once more, beside the gradient of the input: what of that is not hidden counts against it, so the result may be negative.
+    """Seconds of a dense layer's tensor-parallel collectives that run beside matrix products, for
+    trainers that start them early under sequence parallelism (`Traits.async_linear`). In the
+    backward pass of the first matrices of attention and MLP the gradient of the input is scattered
+    while that of the weight is computed. The inputs are gathered once more, beside the gradient of
+    the input: what of that is not hidden counts against it, so the result may be negative.
 
-    `tensor`: seconds of all collectives, `again`: share of the forward pass's that is repeated, `forward_matmuls`: seconds of the layer's products, forward.
+    `tensor`: seconds of all collectives, `again`: share of the forward pass's that is repeated,
+    `forward_matmuls`: seconds of the layer's products, forward.
     """
     work = dict.fromkeys(("inputs", "output", "up", "down"), 0.0)
     for matmul in layer_matmuls(workload.model):
@@ -113,9 +120,11 @@ def context_s(
     again: Column,
     scores: Column,
 ) -> Column:
-    """Seconds of context parallelism in one layer for one micro-batch, forward and backward, that are not hidden.
+    """Seconds of context parallelism in one layer for one micro-batch, forward and backward, that
+    are not hidden.
 
-    `again`: share of attention that is computed again; `scores`: seconds of attention, behind which a ring hides.
+    `again`: share of attention that is computed again; `scores`: seconds of attention, behind which
+    a ring hides.
     """
     if not (table.cp > 1).any():
         return np.zeros_like(layout.cp)
@@ -173,7 +182,8 @@ def data_step_s(
     traits: Traits,
     weights: RankWeights,
 ) -> tuple[Column, Column, Column]:
-    """Seconds of data-parallel traffic of a rank: (once per step, per micro-batch, of a micro-batch what nothing runs beside)."""
+    """Seconds of data-parallel traffic of a rank: (once per step, per micro-batch, of a micro-batch
+    what nothing runs beside)."""
     cluster = workload.cluster
     size = element_bytes(table)
     reduce_bytes = reduction_bytes(workload, table, traits)
@@ -232,7 +242,8 @@ def ring_scores_s(
     scores: Column,
     again: Column,
 ) -> Column:
-    """Seconds of one layer's attention for one micro-batch under a ring, from those of the same work in one kernel.
+    """Seconds of one layer's attention for one micro-batch under a ring, from those of the same
+    work in one kernel.
 
     `scores`: forward and backward; `again`: share of the forward pass that is computed again.
     """
@@ -256,7 +267,8 @@ def ring_scores_s(
 
 
 def shorter_kernels(length: float, ranks: Column) -> Column:
-    """How much longer kernels over chunks of length / (2 * ranks) take than one over the whole length."""
+    """How much longer kernels over chunks of length / (2 * ranks) take than one over the whole
+    length."""
     return np.asarray(
         (1.0 + HALF_SPEED_KEYS * 2.0 * ranks / length) / (1.0 + HALF_SPEED_KEYS / length)
     )

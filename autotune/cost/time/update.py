@@ -7,14 +7,16 @@
     adafactor    16    the gradient is read twice, sums over rows and columns are small (Shazeer and Stern, arXiv 1804.04235)
     sgd          16    gradient, weight, and one more read of both for clipping
 
-AdamW as torch runs it on a GPU unless it is told `fused=True` (`Traits.foreach`) is a chain of kernels, each of which reads and writes all weights: 80 bytes, 20 of 4
-(torch/optim/adam.py, `_multi_tensor_adam`).
+AdamW as torch runs it on a GPU unless it is told `fused=True` (`Traits.foreach`) is a chain of
+kernels, each of which reads and writes all weights: 80 bytes, 20 of 4 (torch/optim/adam.py,
+`_multi_tensor_adam`).
 
     decay 2    first moment 3    second moment 2 + 3    its root 2    correction 2    epsilon 2    weight 4
 
-Muon makes the update of each matrix (a x b, a <= b) orthogonal by five Newton-Schulz steps of 4 a^2 b + 2 a^3 FLOPs, in bf16. Matrices are cut as tensor
-parallelism cuts them, and dealt over the ranks that shard the optimizer (Liu et al., arXiv 2502.16982). Neglected: the gather of a matrix whose rows lie on several
-ranks, and that few matrices cannot be dealt evenly.
+Muon makes the update of each matrix (a x b, a <= b) orthogonal by five Newton-Schulz steps of 4 a^2
+b + 2 a^3 FLOPs, in bf16. Matrices are cut as tensor parallelism cuts them, and dealt over the ranks
+that shard the optimizer (Liu et al., arXiv 2502.16982). Neglected: the gather of a matrix whose
+rows lie on several ranks, and that few matrices cannot be dealt evenly.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ UPDATE_BYTES = {"adamw": 28.0, "sgd": 16.0, "adamw_8bit": 16.0, "muon": 20.0, "a
 FOREACH_BYTES = 80.0
 """of AdamW as a chain of kernels"""
 EIGHT_BIT_SAVED = 6.0
-"""of them where gradients and weights are in bf16 and moments in one byte each: three times 2 bytes; with moments in bf16 too it is half of all"""
+"""of them where gradients and weights are in bf16 and moments in one byte each: three times 2
+bytes; with moments in bf16 too it is half of all"""
 NEWTON_SCHULZ_STEPS = 5.0
 
 
@@ -49,7 +52,8 @@ def update_s(
     weights: RankWeights,
     ends: Column,
 ) -> Column:
-    """Seconds of the update of a rank's weights, of which `ends` belong to embedding and output projection."""
+    """Seconds of the update of a rank's weights, of which `ends` belong to embedding and output
+    projection."""
     gpu = workload.cluster.gpu
     shards = np.where(layout.zero >= 1, layout.shard_group.size, 1.0)
     expert_shards = np.where(layout.zero >= 1, layout.expert_shard_group.size, 1.0)
@@ -74,7 +78,8 @@ def update_bytes(
     *,
     foreach: bool = False,
 ) -> Column:
-    """Bytes that the update of a rank's weights moves. `inner`: weights of layers, `edges`: of embedding and output projection, `is_pure`: `all_in_bf16`."""
+    """Bytes that the update of a rank's weights moves. `inner`: weights of layers, `edges`: of
+    embedding and output projection, `is_pure`: `all_in_bf16`."""
     each = UPDATE_BYTES | ({"adamw": FOREACH_BYTES} if foreach else {})
     outside = "adamw" if workload.optimizer == "muon" else workload.optimizer
     moved = inner * each[workload.optimizer] + edges * each[outside]

@@ -1,12 +1,13 @@
-"""A command by its parts: what stands before a program, the launchers of its ranks with their options, the program, and its arguments.
+"""A command by its parts: what stands before a program, the launchers of its ranks with their
+options, the program, and its arguments.
 
     numactl -l srun --label bind.sh python -u -m pkg.train --lr 1
     ^ wrapper  ^ launcher   ^ carried      ^ module        ^ arguments
     torchrun --nproc-per-node 8 train.py -- --lr 1           words behind `--` are arguments, too
     litgpt pretrain --config job.py                          a command that nobody here knows: `litgpt pretrain`, and not the file that an option names
 
-Launchers of processes: torchrun, accelerate, deepspeed and those of `TASKS`, which start one process for each rank by themselves, or one for each
-node with another launcher behind them.
+Launchers of processes: torchrun, accelerate, deepspeed and those of `TASKS`, which start one
+process for each rank by themselves, or one for each node with another launcher behind them.
 
 Console commands of libraries, written as the launch of a module that they are.
 
@@ -14,7 +15,8 @@ Console commands of libraries, written as the launch of a module that they are.
     trl sft --accelerate_config zero2 --lr 1    accelerate launch --num_processes 8 --use_deepspeed --zero_stage 2 -m trl.scripts.sft --lr 1
     NPROC_PER_NODE=8 swift sft --lr 1           NPROC_PER_NODE=8 torchrun --nproc-per-node 8 -m swift.cli.sft --lr 1
 
-Of TRL 1.16 (`trl/cli`) and ms-swift 4 (`swift/cli/main.py`), which starts one process where neither `NPROC_PER_NODE` nor `NNODES` is set.
+Of TRL 1.16 (`trl/cli`) and ms-swift 4 (`swift/cli/main.py`), which starts one process where neither
+`NPROC_PER_NODE` nor `NNODES` is set.
 """
 
 from __future__ import annotations
@@ -50,9 +52,11 @@ class Tasks:
     nodes: tuple[str, ...] = ()
     """its options of the number of nodes"""
     elsewhere: tuple[str, ...] = ()
-    """its options of where processes run and where their output goes, of which an autotune trial has its own"""
+    """its options of where processes run and where their output goes, of which an autotune trial
+    has its own"""
     start: tuple[str, ...] = ()
-    """how a trial on one node starts it; empty: autotune cannot tell it how many ranks a trial has"""
+    """how a trial on one node starts it; empty: autotune cannot tell it how many ranks a trial
+    has"""
 
 
 _SRUN = Tasks(
@@ -91,8 +95,9 @@ TASKS: Mapping[str, Tasks] = {
     "jsrun": Tasks(total=("n", "nrs")),
     **{name: Tasks() for name in ("lrun", "aprun", "ibrun", "flux submit", "torchx run", "ray job", "sky launch", "msrun", "bsub", "lightning run", "fabric run")},
 }  # fmt: skip
-"""launchers of any command, by name. Options: srun of Slurm 24, mpirun of Open MPI 5 and mpiexec of MPICH 4, horovodrun 0.28, flux-core 0.70,
-colossalai 0.5, composer 0.28. What jsrun and the others count are resource sets, components or jobs, which no number of ranks tells"""
+"""launchers of any command, by name. Options: srun of Slurm 24, mpirun of Open MPI 5 and mpiexec of
+MPICH 4, horovodrun 0.28, flux-core 0.70, colossalai 0.5, composer 0.28. What jsrun and the others
+count are resource sets, components or jobs, which no number of ranks tells"""
 _FLAGS = frozenset({
     "standalone", "no_python", "run_path", "no_ssh", "use_env", "multi_gpu", "cpu", "use_deepspeed",
     "use_fsdp", "tpu", "quiet", "q", "debug", "save_bytecode", "m", "module", "label", "l",
@@ -162,7 +167,8 @@ class CommandParts:
     """whether it is a Python program, or one of `COMMANDS`"""
     arguments: tuple[str, ...]
     wrapped: tuple[str, ...] = ()
-    """words before the launchers that start another program with an effect on it: `numactl -l`, `conda run -n train`"""
+    """words before the launchers that start another program with an effect on it: `numactl -l`,
+    `conda run -n train`"""
 
 
 def parts_of(words: Sequence[str]) -> CommandParts | None:
@@ -182,7 +188,8 @@ def parts_of(words: Sequence[str]) -> CommandParts | None:
 
 
 def _submitted(words: list[str]) -> list[str]:
-    """The command that a Python program is told to submit, behind `--`: `python submit.py --gpus 8 -- accelerate launch train.py`; else the words themselves."""
+    """The command that a Python program is told to submit, behind `--`: `python submit.py --gpus 8
+    -- accelerate launch train.py`; else the words themselves."""
     at = words.index("--") if "--" in words else len(words)
     behind = words[at + 1 :]
     submits = (
@@ -276,7 +283,8 @@ def _parts_of(words: Sequence[str]) -> CommandParts | None:
 
 
 def _at_value(words: Sequence[str], at: int) -> bool:
-    """Whether the word stands behind an option of a wrapper, whose value it may be: `numactl --membind 0`, `docker run --gpus all image`."""
+    """Whether the word stands behind an option of a wrapper, whose value it may be: `numactl
+    --membind 0`, `docker run --gpus all image`."""
     wrapped = any(word.rpartition("/")[2] in _WRAPPERS for word in words[:at])
     return wrapped and _leads_on(words[at + 1 :])
 
@@ -311,7 +319,8 @@ def _launched(
 
 
 def _options(words: Sequence[str], at: int, *, launched: bool) -> tuple[int, tuple[str, ...]]:
-    """(where the options of a launcher end, these options). `launched`: whether it starts any command."""
+    """(where the options of a launcher end, these options). `launched`: whether it starts any
+    command."""
     begin = at
     while at < len(words):
         word = words[at]
@@ -405,7 +414,8 @@ _OF_ACCELERATE = re.compile(
 
 
 def as_module(words: Sequence[str]) -> list[str]:
-    """The command with a library's console command replaced by the launch of its module; any other as it is."""
+    """The command with a library's console command replaced by the launch of its module; any other
+    as it is."""
     for at, (word, following) in enumerate(pairwise(words)):
         module = _MODULES.get(f"{word.rpartition('/')[2]} {following}")
         if module is not None:
@@ -442,7 +452,8 @@ def _parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _of_config(name: str) -> list[str]:
-    """accelerate's options for what `--accelerate_config` names: one of the configurations that TRL ships, or a file."""
+    """accelerate's options for what `--accelerate_config` names: one of the configurations that TRL
+    ships, or a file."""
     from autotune.trainers.trl.launchers import ACCELERATE
 
     if name not in ACCELERATE:

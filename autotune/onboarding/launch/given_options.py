@@ -1,11 +1,13 @@
-"""What the options of a script are given by a launch, whichever of its names an option is written by.
+"""What the options of a script are given by a launch, whichever of its names an option is written
+by.
 
 -b 256, -b256, -b=256       parser.add_argument("-b", "--batch-size")
 --batch 256                 the same, where no other option begins so
 -vb256                      two options, of which the first is a flag
 --amp images                a flag, and what stands for itself
 
-The options of a script as its own parser said them when it ran (`autotune init --run`), beside those that were read of its source.
+The options of a script as its own parser said them when it ran (`autotune init --run`), beside
+those that were read of its source.
 
 settings said     Hydra's or OmegaConf's, as they were composed: these alone, because the command sets any of them
 read and said     what was read, with the parser's default
@@ -29,7 +31,8 @@ from autotune.spec.texts.usual_names import FINDS_BATCH, TRACKERS
 
 
 def named(arguments: Sequence[Argument], options: Sequence[ScriptOption]) -> Iterator[Argument]:
-    """The arguments by the names of the script's options; `no_` before it where a flag is switched off."""
+    """The arguments by the names of the script's options; `no_` before it where a flag is switched
+    off."""
     spelled: dict[str, tuple[str, ScriptOption]] = {}
     for option in options:
         is_off = option.kind == "flag" and option.on is None and not option.prefix
@@ -122,7 +125,8 @@ def _undeclared(name: str, flag: str, argument: Argument) -> ScriptOption:
 def with_given(
     options: Sequence[ScriptOption], arguments: Sequence[Argument]
 ) -> Iterator[ScriptOption]:
-    """The script's options with the values that they are given; and options of no known declaration that stand for a knob."""
+    """The script's options with the values that they are given; and options of no known declaration
+    that stand for a knob."""
     given: Mapping[str, Argument] = {argument.name: argument for argument in arguments}
     for option in options:
         found = given.get(option.name) or given.get(option.name.rpartition(".")[2])

@@ -1,4 +1,5 @@
-"""A launch script: the program that it starts, with the words before and behind it, and the nodes that it asks for.
+"""A launch script: the program that it starts, with the words before and behind it, and the nodes
+that it asks for.
 
 srun accelerate launch --config_file fsdp.yaml train.py --batch-size 4
      ^ launcher and its words                  ^        ^ arguments
@@ -53,7 +54,8 @@ _OF_TRAINING = (
     "model",
 )
 _LEAST_OF_TRAINING = 2
-"""options by which a command that nobody here knows is taken for a training; a file of settings counts as so many"""
+"""options by which a command that nobody here knows is taken for a training; a file of settings
+counts as so many"""
 _OF_THE_PLACE = re.compile(
     r"(MASTER_|WORLD_SIZE|(LOCAL_)?RANK$|N?NODE_?|NNODES|NGPU|GPUS_PER_NODE|CUDA_VISIBLE_DEVICES|SLURM_|FORCE_TORCHRUN|PATH$|LD_LIBRARY_PATH)"
 )
@@ -102,7 +104,8 @@ class Started:
     """What a launch script starts."""
 
     launcher: str
-    """torchrun, accelerate, deepspeed, python, or a launcher of tasks that starts one process for each rank"""
+    """torchrun, accelerate, deepspeed, python, or a launcher of tasks that starts one process for
+    each rank"""
     options: tuple[Argument, ...]
     """of the launcher"""
     carried: tuple[str, ...] = ()
@@ -116,9 +119,11 @@ class Started:
     arguments: tuple[Argument, ...]
     """of the program"""
     env: Mapping[str, str]
-    """what the script exports, less what says where it runs; what is secret comes from the environment"""
+    """what the script exports, less what says where it runs; what is secret comes from the
+    environment"""
     not_carried: tuple[str, ...]
-    """names of variables that it exports with a secret or a value that only the shell can compute"""
+    """names of variables that it exports with a secret or a value that only the shell can
+    compute"""
     nodes: int
     """nodes that it asks for"""
     gpus_per_node: int | None
@@ -126,11 +131,14 @@ class Started:
     wrapped: tuple[str, ...] = ()
     """words before the launcher that start it, such as `numactl -l`"""
     tasks: str = ""
-    """the launcher of one task for each rank in whose place `launcher` is that of trials; empty: there is none"""
+    """the launcher of one task for each rank in whose place `launcher` is that of trials; empty:
+    there is none"""
     starts_ranks: bool = False
-    """whether the program starts its ranks itself, as Lightning does, though `launcher` is that of trials"""
+    """whether the program starts its ranks itself, as Lightning does, though `launcher` is that of
+    trials"""
     spelled_out: str = ""
-    """the file, its only argument in the script, whose settings `arguments` has as options; empty: there is none"""
+    """the file, its only argument in the script, whose settings `arguments` has as options; empty:
+    there is none"""
     python: ChosenPython = field(default_factory=ChosenPython)
     """the Python that it chooses"""
     folder: str = ""
@@ -162,8 +170,9 @@ class Started:
 
 
 def started_by(text: str) -> Started | None:
-    """What the script starts: of several programs one that post-trains, then one behind a launcher, then the one with the most options; None where it starts none. A command that
-    nobody here knows counts where its options are those of a training."""
+    """What the script starts: of several programs one that post-trains, then one behind a launcher,
+    then the one with the most options; None where it starts none. A command that nobody here knows
+    counts where its options are those of a training."""
     run = commands_of(text)
     best: tuple[tuple[bool, bool, int], Started] | None = None
     for place, (words, _, folder) in enumerate(run.commands):
@@ -192,7 +201,8 @@ def started_by(text: str) -> Started | None:
 
 
 def arguments_of(words: Sequence[str]) -> Iterator[Argument]:
-    """The words by their options: `--name value`, `--name=value`, `-n value`; and what stands before the first."""
+    """The words by their options: `--name value`, `--name=value`, `-n value`; and what stands
+    before the first."""
     name, values, written = "", list[str](), list[str]()
     for word in words:
         if word == "--":  # it stays where it is, whatever becomes of the option before it
@@ -213,7 +223,8 @@ def arguments_of(words: Sequence[str]) -> Iterator[Argument]:
 
 
 def is_plain(word: str) -> bool:
-    """Whether nothing in a word is left to the shell: no variable that the script does not set, no substitution."""
+    """Whether nothing in a word is left to the shell: no variable that the script does not set, no
+    substitution."""
     return "$" not in word and "`" not in word
 
 
@@ -285,7 +296,8 @@ def _started(parts: CommandParts, run: Commands, text: str, folder: str) -> Star
 def _ranks_of(
     name: str, options: Sequence[Argument], nodes: int, env: Mapping[str, str]
 ) -> int | None:
-    """Ranks of a node by a launcher's options; None where they do not say. On CPUs accelerate starts one process, whatever number it is told."""
+    """Ranks of a node by a launcher's options; None where they do not say. On CPUs accelerate
+    starts one process, whatever number it is told."""
     given = {option.name for option in options}
     if name == "accelerate" and "cpu" in given and "mpirun_hostfile" not in given:
         return 1
@@ -306,7 +318,8 @@ def _ranks_of(
 
 
 def _of_tasks(options: Sequence[Argument]) -> Iterator[tuple[str, str]]:
-    """The variables that a launcher of tasks sets: `srun --export=ALL,NAME=value`, `mpirun -x NAME=value`."""
+    """The variables that a launcher of tasks sets: `srun --export=ALL,NAME=value`, `mpirun -x
+    NAME=value`."""
     for option in options:
         for word in option.values if option.name in ("export", "x") else ():
             yield from (
@@ -346,7 +359,8 @@ def _count(text: str | None) -> int | None:
 def chosen_python(
     command: Sequence[str], before: Iterable[Sequence[str]], path: str
 ) -> ChosenPython:
-    """By the command that starts the program, else by the last of the commands before it, else by the exported PATH."""
+    """By the command that starts the program, else by the last of the commands before it, else by
+    the exported PATH."""
     names = (word.rpartition("/")[2] for word in command)
     name = next((name for name in names if INTERPRETER.fullmatch(name)), "python")
     for word in command:

@@ -1,10 +1,12 @@
-"""The words that say where a launch writes, as it was seen to write: trials have their own folder in their place, an exported launch has the user's.
+"""The words that say where a launch writes, as it was seen to write: trials have their own folder
+in their place, an exported launch has the user's.
 
     --ckpt_dir=ckpts    as launched, in a variable or in a file      --ckpt_dir={trial_dir}; `training` has what stood there
     ckpts               the default of an option that is not given   --ckpt_dir={trial_dir}; `training` leaves it out
 
-A value is taken that is the path of what the run wrote outside of its own folder, or of a folder around that. What a program may also read is left alone: a name that
-says so (`--data_dir`), and a folder that holds more than was written, unless its name is that of an output.
+A value is taken that is the path of what the run wrote outside of its own folder, or of a folder
+around that. What a program may also read is left alone: a name that says so (`--data_dir`), and a
+folder that holds more than was written, unless its name is that of an output.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ MOST_LOOKED_AT = 1000
 
 
 def with_own_outputs(draft: Draft, seen: ProgramSeen, folder: Path) -> tuple[Draft, list[str]]:
-    """(the draft whose trials write into their own folder, the files that they would still write elsewhere). `folder`: of the spec."""
+    """(the draft whose trials write into their own folder, the files that they would still write
+    elsewhere). `folder`: of the spec."""
     if (argv := draft.at("trainer.argv")) is None:
         return draft, list(seen.files)
     cwd = (folder / str(draft.value("trainer.cwd") or ".")).resolve()
@@ -67,7 +70,8 @@ class _Outputs:
     training: dict[str, Any] = field(default_factory=dict)
 
     def look_at(self, seen: ProgramSeen, draft: Draft, words: Sequence[Item]) -> None:
-        """Looks for them among the words of the command, its variables and files, and the options that it is not given."""
+        """Looks for them among the words of the command, its variables and files, and the options
+        that it is not given."""
         name = ""
         for item in words:
             word = _WORD.fullmatch(item.value)
@@ -95,14 +99,16 @@ class _Outputs:
                 self.documents[file], self.training[file] = nested(own_values), nested(theirs)
 
     def _owned(self, values: Mapping[str, Any], theirs: dict[str, Any]) -> dict[str, str]:
-        """What a trial has in place of such values, by name; `theirs` gets the values themselves."""
+        """What a trial has in place of such values, by name; `theirs` gets the values
+        themselves."""
         texts = ((name, value) for name, value in values.items() if isinstance(value, str))
         found = {name: own for name, value in texts if (own := self._own(name, value)) is not None}
         theirs |= {name: values[name] for name in found}
         return found
 
     def _own(self, name: str, value: str) -> str | None:
-        """What a trial has in place of the value; None where the run wrote nothing there, or may read there."""
+        """What a trial has in place of the value; None where the run wrote nothing there, or may
+        read there."""
         name = name.lstrip("-+").replace("-", "_").rpartition(".")[2].lower()
         path = os.path.normpath(self.cwd / value) if value else ""
         is_around = f"{self.cwd}{os.sep}".startswith(path + os.sep)

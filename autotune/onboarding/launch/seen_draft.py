@@ -5,15 +5,18 @@
     read alone        it stays, and a note names it as not seen
     neither           it is to be filled in, by its name
 
-A step of one process gives micro-batches and sequences; the processes and the degrees give how many have data of their own. Degrees are those that were read, or that the
-program's own meshes tell.
+A step of one process gives micro-batches and sequences; the processes and the degrees give how many
+have data of their own. Degrees are those that were read, or that the program's own meshes tell.
 
-The model of a draft, by what the probe saw: the shape that was read where the weights agree with it, that of the model's own config, that of its modules, else the number of weights.
+The model of a draft, by what the probe saw: the shape that was read where the weights agree with
+it, that of the model's own config, that of its modules, else the number of weights.
 
-A shape is taken only where it has as many weights as were counted: what the modules look like is a guess until then.
+A shape is taken only where it has as many weights as were counted: what the modules look like is a
+guess until then.
 
-The baseline is the launch: an option that sets the batch means whatever gives its value of today by what was seen. Where nothing does, it keeps that value.
-Steps that grow are a first phase, whose sizes are not those of the training.
+The baseline is the launch: an option that sets the batch means whatever gives its value of today by
+what was seen. Where nothing does, it keeps that value. Steps that grow are a first phase, whose
+sizes are not those of the training.
 """
 
 from __future__ import annotations
@@ -42,14 +45,16 @@ from autotune.spec.texts.as_text import value_word
 from autotune.trainers.documents.placeholders import Values, parse
 
 AGREES, IS_SAME = 0.05, 0.01
-"""relative differences of weights: of a shape that was read (padded vocabularies, biases), and of one that is put together from what was seen"""
+"""relative differences of weights: of a shape that was read (padded vocabularies, biases), and of
+one that is put together from what was seen"""
 _REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
 
 
 def seen_model(
     facts: ProgramFacts, read: ModelSpec | None, *, seq_len: int | None
 ) -> tuple[Any, str] | None:
-    """(what the spec says, where it is from); None where what was read stands, or nothing was seen. `read`: the model that was read, if any."""
+    """(what the spec says, where it is from); None where what was read stands, or nothing was seen.
+    `read`: the model that was read, if any."""
     found, kind = facts.parameters, facts.values.get("model", "")
     if found is None:
         return None
@@ -204,7 +209,8 @@ class SeenLaunch:
 
     @property
     def batches(self) -> list[int]:
-        """Sequences of the first steps, where they differ much and no more than half of the steps have as many; else none: the last batch of an epoch may be smaller."""
+        """Sequences of the first steps, where they differ much and no more than half of the steps
+        have as many; else none: the last batch of an epoch may be smaller."""
         found = [each.sequences or 0 for each in self.seen.first_steps]
         commonest = max(Counter(found).values(), default=0)
         differ = bool(found) and max(found) > _MUCH_LARGER * min(found) > 0
@@ -258,7 +264,8 @@ class SeenLaunch:
 
 
 def _grows(values: Sequence[int | None]) -> bool:
-    """Whether none is below the one before, and the last is more than the first; False where one is not known."""
+    """Whether none is below the one before, and the last is more than the first; False where one is
+    not known."""
     known = [value for value in values if value]
     if len(known) < max(2, len(values)):
         return False
@@ -423,7 +430,8 @@ def _workload(read: Mapping[str, Any], run: SeenLaunch) -> dict[str, Any]:
 
 
 def _scaled(batch: int, run: SeenLaunch) -> list[int]:
-    """Batches around the one that was seen, of a program that cannot accumulate: each micro-batch is a batch."""
+    """Batches around the one that was seen, of a program that cannot accumulate: each micro-batch
+    is a batch."""
     each = run.replicas * (run.seen.micro_batches or 1)
     return sorted({each * size for size in around(max(1, batch // each))})
 
@@ -433,7 +441,8 @@ def _is_same_length(read: Any, found: int) -> bool:
 
 
 def _as_seen(draft: Draft, run: SeenLaunch, meant: Mapping[str, str], *, batch: Any) -> Draft:
-    """The draft with the config that was seen: as its baseline, among the values of its space, and in what its command is given anyway."""
+    """The draft with the config that was seen: as its baseline, among the values of its space, and
+    in what its command is given anyway."""
     words, fixed = draft.value("trainer.values"), draft.value("trainer.fixed")
     # read, and meaning what was seen, for which there is no word: tf32, which is fp32 on a CPU
     misread = {
@@ -468,8 +477,8 @@ def _space(
     batch: Any,
     is_local: bool,
 ) -> dict[str, Any]:
-    """The space, with what was seen among its values; a knob that has one value has the one that was seen. `is_local`: the cluster is this machine, of which
-    the launch may use a part."""
+    """The space, with what was seen among its values; a knob that has one value has the one that
+    was seen. `is_local`: the cluster is this machine, of which the launch may use a part."""
     space = dict(read)
     for knob, value in run.knobs.items():
         listed, is_micro = space.get(knob, []), knob == "micro_batch_size"
@@ -531,7 +540,8 @@ def _filled_in(value: Any, placeholders: Mapping[str, str]) -> Any:
 
 
 def _meant(today: Mapping[str, Any], run: SeenLaunch) -> Iterator[tuple[str, str]]:
-    """(placeholder of the batch, what stands for it): where it does not give its option's value of today by what was seen, one that does, else that value."""
+    """(placeholder of the batch, what stands for it): where it does not give its option's value of
+    today by what was seen, one that does, else that value."""
     for source, value in today.items():
         if _result(source, run) in (None, value) or type(value) is not int or value < 1:
             continue
@@ -564,7 +574,8 @@ def _kept(meant: Mapping[str, str]) -> list[str]:
 
 
 def _space_of(space: dict[str, Any], run: SeenLaunch, meant: Mapping[str, str]) -> dict[str, Any]:
-    """The space without what these placeholders cannot tell: other batches than the one that was seen, and parts of a sample of several rows."""
+    """The space without what these placeholders cannot tell: other batches than the one that was
+    seen, and parts of a sample of several rows."""
     if _kept(meant):
         space |= {name: [run.knobs[name]] for name in ("micro_batch_size", "accumulation_steps")}
     rows = [int(text.strip("{}").split()[-1]) for text in meant.values() if "//" in text]

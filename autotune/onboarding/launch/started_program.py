@@ -1,7 +1,8 @@
 """`autotune init` of a launch script: the draft of the program that it starts, as it starts it.
 
-A program of settings (LLaMA-Factory, axolotl) has the draft of its settings. Any other has that of its Python file, which is looked for beside the script
-and above; its options have the values that the script gives them. Where it is not found, what the script gives is all that is known.
+A program of settings (LLaMA-Factory, axolotl) has the draft of its settings. Any other has that of
+its Python file, which is looked for beside the script and above; its options have the values that
+the script gives them. Where it is not found, what the script gives is all that is known.
 """
 
 from __future__ import annotations
@@ -59,14 +60,16 @@ _ABOVE = 3
 """folders above the script in which its program is looked for"""
 _FILES = (".yaml", ".yml", ".json")
 _ONE_TASK_A_RANK = ("srun", "mpirun", "mpiexec")
-"""launchers whose ranks torchrun can start, because programs that read their variables mostly read torchrun's, too"""
+"""launchers whose ranks torchrun can start, because programs that read their variables mostly read
+torchrun's, too"""
 
 
 def started_draft(
     started: Started, path: Path, place: Place, *, model: str | None, folder: Path, said: Said = ()
 ) -> Draft:
-    """The draft of what the script at `path` starts; `folder`: of the spec; `said`: what the program's parser said as it ran. Raises `SpecError` for a program that is no Python, and for a launcher that
-    autotune cannot tell how many ranks a trial has."""
+    """The draft of what the script at `path` starts; `folder`: of the spec; `said`: what the
+    program's parser said as it ran. Raises `SpecError` for a program that is no Python, and for a
+    launcher that autotune cannot tell how many ranks a trial has."""
     started = _by_torchrun(started, place)
     _refuse_unknown(started, path, place)
     where = where_it_runs(path, started)
@@ -109,8 +112,9 @@ def _with_python(draft: Draft, started: Started, path: Path, cwd: Path) -> Draft
 
 
 def _by_torchrun(started: Started, place: Place) -> Started:
-    """The launch with torchrun on each of several nodes, in place of a launcher that starts one task for each rank. What stands between it and the program
-    (a container, a script that binds cores) would start torchrun, too, which nobody here can write."""
+    """The launch with torchrun on each of several nodes, in place of a launcher that starts one
+    task for each rank. What stands between it and the program (a container, a script that binds
+    cores) would start torchrun, too, which nobody here can write."""
     is_plain = all(
         INTERPRETER.fullmatch(word.rpartition("/")[2]) or word.startswith("-")
         for word in started.carried
@@ -162,8 +166,9 @@ def _refuse_unknown(started: Started, path: Path, place: Place) -> None:
 
 
 def _settings_of(started: Started, path: Path, place: Place, cwd: Path) -> Settings | None:
-    """What a program of settings is told by its file and the command; None for any other program. `cwd`: where it runs, as its own file is found. Raises `SpecError` where the file
-    of settings is not there."""
+    """What a program of settings is told by its file and the command; None for any other program.
+    `cwd`: where it runs, as its own file is found. Raises `SpecError` where the file of settings is
+    not there."""
     file = next((word for word in started.words[:1] if word.endswith(_FILES)), "")
     beside = where_it_runs(path, started, file).cwd
     held: dict[str, Any] = {}
@@ -196,7 +201,8 @@ def _settings_of(started: Started, path: Path, place: Place, cwd: Path) -> Setti
 
 
 def _script_of(started: Started, path: Path, cwd: Path, said: Said) -> tuple[Script, Started]:
-    """(the program's script with what its parser said, the launch with the settings of files that it reads as options)."""
+    """(the program's script with what its parser said, the launch with the settings of files that
+    it reads as options)."""
     file = cwd / started.file
     script = Script(name=started.program, options=(), parser="", is_read=False)
     if file.is_file():
@@ -229,7 +235,8 @@ def _draft(
     model: str | None,
     folder: Path,
 ) -> Draft:
-    """The draft of a script as it is started, also of one whose text gives a trainer what no option does."""
+    """The draft of a script as it is started, also of one whose text gives a trainer what no option
+    does."""
 
     def drafted(script: Script, started: Started) -> Draft:
         started = replace(started, arguments=tuple(named(started.arguments, script.options)))
@@ -263,7 +270,8 @@ def _draft(
 
 
 def _with_default_file(started: Started, script: Script, cwd: Path) -> Started:
-    """The launch with the file of DeepSpeed's settings that the program's parser has as a default."""
+    """The launch with the file of DeepSpeed's settings that the program's parser has as a
+    default."""
     given = {argument.name for argument in started.arguments}
     for option in script.options:
         is_file = isinstance(option.default, str) and (cwd / option.default).is_file()
@@ -274,8 +282,8 @@ def _with_default_file(started: Started, script: Script, cwd: Path) -> Started:
 
 
 def _as_options(started: Started, path: Path, file: Path) -> Iterator[Argument]:
-    """The settings of that file as options, which mean the same to HfArgumentParser: beside a file it takes no option of a trial. Raises `SpecError` where
-    the file is not there."""
+    """The settings of that file as options, which mean the same to HfArgumentParser: beside a file
+    it takes no option of a trial. Raises `SpecError` where the file is not there."""
     if not file.is_file():
         raise SpecError(
             f"{path.name} starts {started.program} with {file.name}, which sets its arguments but was not found in {file.parent}",
@@ -292,7 +300,8 @@ def _as_options(started: Started, path: Path, file: Path) -> Iterator[Argument]:
 
 
 def _of_library(started: Started) -> Script | None:
-    """The options of a library's own program, whose text need not be there; None for any other. Raises `SpecError` where a file has them."""
+    """The options of a library's own program, whose text need not be there; None for any other.
+    Raises `SpecError` where a file has them."""
     known = next((each for end, each in PROGRAMS.items() if started.file.endswith(end)), None)
     if known is None:
         return None
@@ -332,7 +341,8 @@ def _start_of(started: Started, place: Place) -> tuple[str, ...]:
 
 
 def _is_trainers(started: Started) -> bool:
-    """Whether the options of a program whose parser was not found, one of them `MICRO_BATCH`, are those of transformers' Trainer."""
+    """Whether the options of a program whose parser was not found, one of them `MICRO_BATCH`, are
+    those of transformers' Trainer."""
     names = {argument.name for argument in started.arguments}
     is_own_loop = "no_trainer" in started.file or names & OWN_LOOP
     return not is_own_loop and bool(names & OF_TRAINER)
@@ -341,7 +351,8 @@ def _is_trainers(started: Started) -> bool:
 def _with_files(
     options: tuple[ScriptOption, ...], words: tuple[str, ...], cwd: Path
 ) -> tuple[ScriptOption, ...]:
-    """The options with what the Python files set that the script is started with: each word without `=`."""
+    """The options with what the Python files set that the script is started with: each word without
+    `=`."""
     for word in words:
         if "=" not in word and not word.startswith("-"):
             file = cwd / word
@@ -366,8 +377,8 @@ class WhereItRuns:
 
 
 def where_it_runs(path: Path, started: Started | None, file: str | None = None) -> WhereItRuns:
-    """Where the script starts its program: where its `cd` leads, from where the script lies, or above, as its program is found. `file`: what is looked
-    for, if not the program."""
+    """Where the script starts its program: where its `cd` leads, from where the script lies, or
+    above, as its program is found. `file`: what is looked for, if not the program."""
     beside = path.resolve().parent
     bases = (beside, *beside.parents[:_ABOVE])
     if file is None:

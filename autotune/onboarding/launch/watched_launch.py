@@ -1,7 +1,8 @@
 """A launch that is started under the probe for a few optimizer steps, and what was seen of it.
 
-It runs as an attempt of the `command` trainer does, so that all that holds there holds here: options that name an output folder have one of the run's own,
-files that were there before are put back, and nothing of it is left when it ends. What it trains is held against nothing.
+It runs as an attempt of the `command` trainer does, so that all that holds there holds here:
+options that name an output folder have one of the run's own, files that were there before are put
+back, and nothing of it is left when it ends. What it trains is held against nothing.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ from autotune.trainers import Launch, trainer
 from autotune.trainers.documents.output_options import with_own_outputs
 
 STEPS = 3
-"""optimizer steps after which it is ended: the first may differ from the others, and after the third it is clear what a step computes"""
+"""optimizer steps after which it is ended: the first may differ from the others, and after the
+third it is clear what a step computes"""
 START_S, STEP_S, ALL_S = 3600.0, 900.0, 7200.0
-"""deadlines, s, of the first step, of each further one, and of the whole run: a launch may prepare its data first"""
+"""deadlines, s, of the first step, of each further one, and of the whole run: a launch may prepare
+its data first"""
 POLL_S = 0.2
 _TRAINER = "command"
 
@@ -108,7 +111,8 @@ def watch_launch(
     on_wait: Callable[[str], None],
     interrupted: Callable[[], bool],
 ) -> WatchedLaunch:
-    """Runs it, and ends it after `STEPS` optimizer steps. Raises `RunnerError` when nothing can be run."""
+    """Runs it, and ends it after `STEPS` optimizer steps. Raises `RunnerError` when nothing can be
+    run."""
     seen: ProgramSeen | None = None
     steps, is_cancelled = 0, False
     runner.start(request)
@@ -135,7 +139,8 @@ def watch_launch(
 
 
 def check_trained(watched: WatchedLaunch) -> ProgramSeen:
-    """What the probe saw. Raises `ProgramError` where the launch did not get to an optimizer step, or the probe saw none."""
+    """What the probe saw. Raises `ProgramError` where the launch did not get to an optimizer step,
+    or the probe saw none."""
     if watched.interrupted:
         raise ProgramError(
             "the run was interrupted before its optimizer steps were observed",

@@ -1,1 +1,2 @@
-"""A training script, read without running it: its options, what they stand for, and its first spec."""
+"""A training script, read without running it: its options, what they stand for, and its first
+spec."""

@@ -1,4 +1,5 @@
-"""Adapters, frozen weights, the optimizer and what else of the workload the options of a program set, where its text does not.
+"""Adapters, frozen weights, the optimizer and what else of the workload the options of a program
+set, where its text does not.
 
     use_peft, use_lora, q_lora          whether there are adapters (trl: use_peft, FastChat: q_lora, LLaVA: lora_enable)
     lora_r, lora_rank, lora_dim, r      their rank (trl: lora_r, DeepSpeed-Chat: lora_dim, InternVL: use_llm_lora)
@@ -10,7 +11,8 @@
     optim                               transformers' optimizer
     attn_implementation, attn_impl      `eager` stores the attention scores
 
-A rank that is given, and no switch that is off, means adapters; so does a declared default in a program that imports PEFT.
+A rank that is given, and no switch that is off, means adapters; so does a declared default in a
+program that imports PEFT.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ _IGNORED = {
 }
 """how options are planned that no plan has"""
 _OTHER_LOSS = ("seq_cls", "embedding", "reranker", "generative_reranker")
-"""values of ms-swift's `task_type` whose models have no output projection, or a loss of their own"""
+"""values of ms-swift's `task_type` whose models have no output projection, or a loss of their
+own"""
 _PEFT_RANK = {"use_peft": 16}
 """the default of trl's `ModelConfig`; that of PEFT is 8"""
 _FROZEN = re.compile(r"freeze_\w+|\w+_freeze")
@@ -102,7 +105,8 @@ def _are_on(said: Mapping[str, Any], *names: str) -> bool:
 
 
 def loaded_in(script: Script) -> str:
-    """The type in which a program of transformers loads its weights, as its option or else its text says it ('bfloat16', 'auto'); empty where neither does."""
+    """The type in which a program of transformers loads its weights, as its option or else its text
+    says it ('bfloat16', 'auto'); empty where neither does."""
     said, by_text = script.said, script.code.loads_as[0]
     for name in ("torch_dtype", "dtype"):
         if said.get(name) is not None:
@@ -113,12 +117,14 @@ def loaded_in(script: Script) -> str:
 
 
 def optimizer_of(script: Script) -> str:
-    """The optimizer that transformers' Trainer is told to use, as the option calls it; empty where it is not told."""
+    """The optimizer that transformers' Trainer is told to use, as the option calls it; empty where
+    it is not told."""
     return str(script.said.get("optim") or "")
 
 
 def made_optimizer(script: Script) -> str:
-    """The optimizer that the text of a program makes, by its class; empty where it makes none, or several."""
+    """The optimizer that the text of a program makes, by its class; empty where it makes none, or
+    several."""
     return script.code.optimizers[0] if len(script.code.optimizers) == 1 else ""
 
 
@@ -135,7 +141,8 @@ def is_unfused(script: Script) -> bool:
 
 
 def frozen(script: Script) -> Iterator[str]:
-    """Notes on options that keep weights from training, add a second model, or name an optimizer, which no plan has."""
+    """Notes on options that keep weights from training, add a second model, or name an optimizer,
+    which no plan has."""
     said, given, made = script.said, script.given, script.code.optimizers
     optimizer = optimizer_of(script) or made_optimizer(script)
     if optimizer and optimizer_named(optimizer) is None:
@@ -153,7 +160,8 @@ def frozen(script: Script) -> Iterator[str]:
 
 
 def _of_adapters(script: Script) -> Iterator[str]:
-    """What is planned otherwise than the options of adapters, of quantization and of the task say."""
+    """What is planned otherwise than the options of adapters, of quantization and of the task
+    say."""
     said, peft, modules = script.said, peft_of(script), _modules(script)
     if not peft:
         if script.adapted[0] and said.keys().isdisjoint((*_SWITCHES, *_METHODS)):
@@ -191,7 +199,8 @@ def second_models(script: Script) -> list[str]:
 
 
 def _method(said: Mapping[str, Any]) -> str:
-    """What ms-swift trains: 'full', 'lora' or another method; empty for other programs. The names of its earlier versions are only there where they are given."""
+    """What ms-swift trains: 'full', 'lora' or another method; empty for other programs. The names
+    of its earlier versions are only there where they are given."""
     return next((str(said[name]) for name in reversed(_METHODS) if name in said), "")
 
 
@@ -200,12 +209,14 @@ def _named(given: Mapping[str, str], names: list[str]) -> str:
 
 
 def _modules(script: Script) -> list[str]:
-    """Names of the matrices that have adapters, by the options or the text; none where neither says them."""
+    """Names of the matrices that have adapters, by the options or the text; none where neither says
+    them."""
     return _words_of(script, _TARGETS) or list(script.code.targets)
 
 
 def _words_of(script: Script, names: tuple[str, ...]) -> list[str]:
-    """The names in the values of the first of these options that has any, as the command or else its declaration has it."""
+    """The names in the values of the first of these options that has any, as the command or else
+    its declaration has it."""
     given = (each for each in script.arguments if each.name in names)
     values = [word for each in given for word in each.values]
     declared = (option.present for option in script.options if option.name in names)

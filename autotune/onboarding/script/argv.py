@@ -1,4 +1,5 @@
-"""The command of a script's first spec: launcher, script, the words of its options, and what those words are by knob."""
+"""The command of a script's first spec: launcher, script, the words of its options, and what those
+words are by knob."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ _OF_RANKS = frozenset({
     "max_elastic_nodes", "same_network", "max_restarts", "use_env", "m", "module", "no_python",
     "run_path", "no_local_rank",
 })  # fmt: skip
-"""options of torchrun, accelerate and deepspeed about ranks, nodes and where they meet, which trials have their own of"""
+"""options of torchrun, accelerate and deepspeed about ranks, nodes and where they meet, which
+trials have their own of"""
 _OF_OUTPUT = frozenset({
     "log_dir", "redirects", "r", "tee", "t", "local_ranks_filter", "logs_specs", "role",
     "event_log_handler", "duplicate_stdout_filters", "duplicate_stderr_filters",
@@ -132,7 +134,8 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
 
 
 def _outputs_by_default(script: Script) -> Iterator[ScriptOption]:
-    """Options that name where it writes and are not given: only one that is in the command can be a folder of the trial's own."""
+    """Options that name where it writes and are not given: only one that is in the command can be a
+    folder of the trial's own."""
     for option in script.options:
         is_output = option.name.rpartition(".")[2] in OUTPUT_OPTIONS and option.kind == "text"
         is_open = (
@@ -146,7 +149,8 @@ def _outputs_by_default(script: Script) -> Iterator[ScriptOption]:
 
 
 def trial_words(found: OptionMatches) -> list[str]:
-    """The words that only trials have: a line for every step, and what switches saving, evaluation and trackers off."""
+    """The words that only trials have: a line for every step, and what switches saving, evaluation
+    and trackers off."""
     if found.script.parser == "HfArgumentParser":
         given = {argument.name for argument in found.script.arguments}
         given.add("save_strategy")  # by itself it saves at the end of each trial
@@ -168,7 +172,8 @@ def _told(found: OptionMatches) -> dict[str, Meaning]:
 
 
 def _places(script: Script, told: Mapping[str, Meaning]) -> Iterator[tuple[str, Item]]:
-    """(name, word) of the positionals that the launch does not have, up to the last one that a trial is told: those before it must be given, too."""
+    """(name, word) of the positionals that the launch does not have, up to the last one that a
+    trial is told: those before it must be given, too."""
     places = [option for option in script.options if option.is_positional]
     while places and places[-1].name not in told:
         places.pop()
@@ -230,7 +235,8 @@ def _by_long_name(argument: Argument, found: OptionMatches) -> Argument:
 
 
 def written(argument: Argument, is_joined: bool) -> Iterator[str]:
-    """The words of an argument as a template has them; `is_joined`: whether an option may have its value behind `=`."""
+    """The words of an argument as a template has them; `is_joined`: whether an option may have its
+    value behind `=`."""
     if is_joined and argument.words[0].startswith("--") and len(argument.words) == 2:
         yield braced(f"{argument.words[0]}={argument.words[1]}")
     else:
@@ -238,7 +244,8 @@ def written(argument: Argument, is_joined: bool) -> Iterator[str]:
 
 
 def _of_launcher(started: Started, launcher: str) -> Iterator[Argument]:
-    """What torchrun, accelerate or deepspeed is told beside ranks, nodes, where they meet and where their output goes. `launcher`: of the trials."""
+    """What torchrun, accelerate or deepspeed is told beside ranks, nodes, where they meet and where
+    their output goes. `launcher`: of the trials."""
     if launcher == started.launcher:
         yield from (
             each
@@ -248,7 +255,8 @@ def _of_launcher(started: Started, launcher: str) -> Iterator[Argument]:
 
 
 def left_out(found: OptionMatches, place: Place) -> list[str]:
-    """What the launcher is told and trials do without, as it is written; not what is about ranks, nodes and where they meet."""
+    """What the launcher is told and trials do without, as it is written; not what is about ranks,
+    nodes and where they meet."""
     if (started := found.script.started) is None:
         return []
     if started.launcher in TASKS:
@@ -338,7 +346,8 @@ def _key(value: str) -> Any:
 
 
 def precision_words(flags: list[Meaning], plain: str) -> dict[Any, Any]:
-    """The whole argument for each number format; `plain`: the one without any. Of flags that are on by default the first alone counts: one word cannot switch two."""
+    """The whole argument for each number format; `plain`: the one without any. Of flags that are on
+    by default the first alone counts: one word cannot switch two."""
     for meaning in flags:
         if (option := meaning.option).default:
             off = {} if option.off is None else {plain: f"{option.prefix}{option.off}"}

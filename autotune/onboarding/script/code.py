@@ -1,4 +1,5 @@
-"""What a program's text does, whatever its options say: how it starts ranks, computes, shards, accumulates and prints.
+"""What a program's text does, whatever its options say: how it starts ranks, computes, shards,
+accumulates and prints.
 
 Of these the code sets a knob under no condition (`in_code`):
 
@@ -8,7 +9,8 @@ Of these the code sets a knob under no condition (`in_code`):
     ZeroRedundancyOptimizer(...)                     zero_stage=1
     torch.backends.cuda.matmul.allow_tf32 = True     precision=tf32: fp32 is computed as tf32
 
-A test for a GPU alone guards nothing where there is one. Any other statement under a test says nothing of a launch, nor does one in a function that is called under tests alone.
+A test for a GPU alone guards nothing where there is one. Any other statement under a test says
+nothing of a launch, nor does one in a function that is called under tests alone.
 """
 
 from __future__ import annotations
@@ -121,8 +123,9 @@ class Code:
 
     @cached_property
     def spawned(self) -> int | None:
-        """How many processes of torch that train together its text starts: `mp.spawn(main, nprocs=4)`, or a loop over `Process(target=main)` whose `main` forms
-        their group. 0: as many as is computed; None: it starts none."""
+        """How many processes of torch that train together its text starts: `mp.spawn(main,
+        nprocs=4)`, or a loop over `Process(target=main)` whose `main` forms their group. 0: as many
+        as is computed; None: it starts none."""
         for call in self.whole.calls():
             given = keywords_of(call)
             if given.keys() & {"nprocs", "args"} and _SPAWN.fullmatch(ast.unparse(call.func)):
@@ -151,7 +154,8 @@ class Code:
 
     @cached_property
     def divided(self) -> frozenset[str]:
-        """Names that it divides by the number of ranks, as nanoGPT its accumulation steps: `x //= world_size`, `x // world_size`, `int(args.x / ngpus_per_node)`."""
+        """Names that it divides by the number of ranks, as nanoGPT its accumulation steps: `x //=
+        world_size`, `x // world_size`, `int(args.x / ngpus_per_node)`."""
         splits = (
             keywords_of(call).get("split_batches") for call in self.whole.calls("Accelerator")
         )
@@ -172,7 +176,8 @@ class Code:
 
     @cached_property
     def variables(self) -> dict[str, Any]:
-        """The environment variables that it reads, with their defaults: `os.environ.get("NAME", "8")`, `os.getenv("NAME", 8)` and `os.environ["NAME"]`. None: no default is known."""
+        """The environment variables that it reads, with their defaults: `os.environ.get("NAME",
+        "8")`, `os.getenv("NAME", 8)` and `os.environ["NAME"]`. None: no default is known."""
         found: dict[str, Any] = {}
         for node in self.whole.nodes:
             given: list[ast.expr] = []
@@ -189,7 +194,8 @@ class Code:
 
     @cached_property
     def autocast(self) -> str:
-        """The number format that its calls of autocast, or of a trainer's class, name; of autocast without one CUDA's own, fp16. Empty where they name none or several, or a variable
+        """The number format that its calls of autocast, or of a trainer's class, name; of autocast
+        without one CUDA's own, fp16. Empty where they name none or several, or a variable
         decides."""
         named: set[str] = set()
         for call in self.whole.calls("autocast"):
@@ -210,7 +216,8 @@ class Code:
 
     @cached_property
     def is_switched(self) -> bool:
-        """Whether a call of autocast is on or off by a value that its text does not say (`enabled=USE_AMP`); whether there is a GPU is no such value."""
+        """Whether a call of autocast is on or off by a value that its text does not say
+        (`enabled=USE_AMP`); whether there is a GPU is no such value."""
         sets = self.whole.assignments
         said = {ast.unparse(node.targets[0]): node.value for node in sets}
         for call in self.whole.calls("autocast"):
@@ -223,7 +230,8 @@ class Code:
 
     @cached_property
     def plain_on_cpu(self) -> int:
-        """Line by which it computes without autocast on CPUs, whatever it is told: `nullcontext() if device_type == "cpu" else torch.autocast(...)`, or the same as statements. 0: none."""
+        """Line by which it computes without autocast on CPUs, whatever it is told: `nullcontext()
+        if device_type == "cpu" else torch.autocast(...)`, or the same as statements. 0: none."""
         for node in self.own.nodes:
             if isinstance(node, ast.IfExp | ast.If) and re.search(
                 "cpu|cuda", ast.unparse(node.test)
@@ -238,7 +246,8 @@ class Code:
 
     @cached_property
     def formats(self) -> frozenset[str]:
-        """Narrow number formats that its code names, such as `torch.bfloat16`, `model.half()`; and what a trainer's class is told by a variable."""
+        """Narrow number formats that its code names, such as `torch.bfloat16`, `model.half()`; and
+        what a trainer's class is told by a variable."""
         told = map(_precision_of, self.body.calls(*_TRAINERS))
         names = {node.attr for node in self.body.nodes if isinstance(node, ast.Attribute)}
         found = {f"precision={value.id}" for value in told if isinstance(value, ast.Name)}
@@ -280,12 +289,14 @@ class Code:
 
     @cached_property
     def loaded(self) -> tuple[str, int] | None:
-        """(name, line) of the model that it loads, if its text names a single one and trains all its weights."""
+        """(name, line) of the model that it loads, if its text names a single one and trains all
+        its weights."""
         return loaded_model(self.own)
 
     @cached_property
     def adapted(self) -> tuple[str, bool]:
-        """(the call that gives a model adapters, with its line; whether it is under no condition); an empty one where there is none."""
+        """(the call that gives a model adapters, with its line; whether it is under no condition);
+        an empty one where there is none."""
         found = self.whole.calls("get_peft_model", "inject_adapter_in_model")
         if not found:
             return "", False
@@ -295,7 +306,8 @@ class Code:
 
     @cached_property
     def adapters(self) -> Mapping[str, Any] | None:
-        """The adapters of its text as a workload has them; None where it does not say them plainly."""
+        """The adapters of its text as a workload has them; None where it does not say them
+        plainly."""
         return written_adapters(self.whole)
 
     @cached_property
@@ -337,12 +349,14 @@ class Code:
 
     @cached_property
     def shards(self) -> bool:
-        """Whether a call of torch's FSDP is anywhere in its text or in a module that it imports, under whatever condition."""
+        """Whether a call of torch's FSDP is anywhere in its text or in a module that it imports,
+        under whatever condition."""
         return any(map(_stage, self.whole.calls(*_SHARDS)))
 
     @cached_property
     def offloads(self) -> str:
-        """The call by which FSDP may keep weights on the host, with its line; empty: there is none."""
+        """The call by which FSDP may keep weights on the host, with its line; empty: there is
+        none."""
         for call in self.whole.calls("CPUOffloadPolicy", "CPUOffload"):
             asked = keywords_of(call).get("offload_params", ast.Constant(value=False))
             if called_name(call) == "CPUOffloadPolicy" or literal_or_none(asked) is not False:
@@ -351,7 +365,8 @@ class Code:
 
     @cached_property
     def in_code(self) -> dict[str, InCode]:
-        """What it gives each knob whatever it is told; of several, what shards most, and else the first."""
+        """What it gives each knob whatever it is told; of several, what shards most, and else the
+        first."""
         found: dict[str, InCode] = {}
         for node in _plain_nodes(self.body):
             for knob, value in _done_by(node).items():

@@ -1,12 +1,15 @@
-"""`autotune init` of a script: its first spec. The script is read, not run; each value's comment says where it was found.
+"""`autotune init` of a script: its first spec. The script is read, not run; each value's comment
+says where it was found.
 
     argv      the launcher, the script, and one word for each option that stands for a knob or a figure of the workload
     space     the values that the script can be told; a knob without an option has one value
     baseline  what the script is started with today, where a launch script says so, else its own defaults
 
-What the script does not say (its cluster, often its model) stands there as a stand-in, and is listed as to be filled in.
+What the script does not say (its cluster, often its model) stands there as a stand-in, and is
+listed as to be filled in.
 
-What a training has in place of what only trials are told: the user's own steps, seed, saving, logging and trackers, for the exported launch.
+What a training has in place of what only trials are told: the user's own steps, seed, saving,
+logging and trackers, for the exported launch.
 """
 
 from __future__ import annotations
@@ -84,7 +87,8 @@ _WITH_WORDS = ("recompute", "zero_stage", "compile", "sequence_parallel")
 def script_draft(
     script: Script, place: Place, *, cwd: Path, source: Path, model: str | None = None, folder: Path
 ) -> Draft:
-    """The draft for a script; `cwd`: where it runs, `source`: the file that was read, `folder`: of the spec, against which its paths are read."""
+    """The draft for a script; `cwd`: where it runs, `source`: the file that was read, `folder`: of
+    the spec, against which its paths are read."""
     script = settled(script, place)
     found = match_options(script, cwd)
     today = LaunchToday(found, place)
@@ -212,7 +216,8 @@ def _trainer(today: LaunchToday, source: Path, cwd: str) -> tuple[Entry, ...]:
 
 
 def training_of(found: OptionMatches) -> dict[str, Any]:
-    """The option `training` of the trainer: by word of `argv`, `steps` and `seed`, what the script is started with today; null where it is told nothing."""
+    """The option `training` of the trainer: by word of `argv`, `steps` and `seed`, what the script
+    is started with today; null where it is told nothing."""
     given: dict[str, list[str]] = {}
     for argument in found.script.arguments:
         given.setdefault(argument.name, []).extend(written(argument, found.script.is_read))
@@ -249,7 +254,8 @@ def _is_on_cpu(script: Script) -> bool:
 
 
 def _counts(found: OptionMatches) -> Iterator[Entry]:
-    """What a line of the log counts, where the loop over the micro-batches of a step stands beside the print statement, or around it."""
+    """What a line of the log counts, where the loop over the micro-batches of a step stands beside
+    the print statement, or around it."""
     if "accumulation_steps" not in found.used:
         return
     name = found.used["accumulation_steps"].option.name
@@ -264,12 +270,14 @@ def _counts(found: OptionMatches) -> Iterator[Entry]:
 
 
 def _formats_unsaid(found: OptionMatches) -> tuple[str, ...]:
-    """Number formats that the program's code names, where neither an option nor a setting says which one it trains in."""
+    """Number formats that the program's code names, where neither an option nor a setting says
+    which one it trains in."""
     return () if _is_format_said(found) else tuple(sorted(found.script.code.formats))
 
 
 def _is_format_unknown(found: OptionMatches) -> bool:
-    """Whether nothing says the number format, of a program whose code was not found or not understood, or whose options are declared where nobody looked."""
+    """Whether nothing says the number format, of a program whose code was not found or not
+    understood, or whose options are declared where nobody looked."""
     script = found.script
     is_elsewhere = not script.parser and any(argument.name for argument in script.arguments)
     is_hidden = not script.is_read or is_elsewhere or bool(script.unread)
@@ -292,10 +300,12 @@ def _precisions(found: OptionMatches) -> list[Any]:
 
 
 def _worth_trying(found: OptionMatches, place: Place) -> list[Any]:
-    """The number format of today, and those that it can be told and that may be faster where it runs.
+    """The number format of today, and those that it can be told and that may be faster where it
+    runs.
 
-    On GPUs bf16 is faster than fp32 and as fast as fp16, which needs its losses scaled; fp32 is slower than all others. fp16 is faster than fp32 where bf16 is not to be
-    had. On CPUs it depends on the processor, but nobody trains in fp16 there. Of a program whose format is not known, all.
+    On GPUs bf16 is faster than fp32 and as fast as fp16, which needs its losses scaled; fp32 is
+    slower than all others. fp16 is faster than fp32 where bf16 is not to be had. On CPUs it depends
+    on the processor, but nobody trains in fp16 there. Of a program whose format is not known, all.
     """
     today, *others = _precisions(found)
     cluster = named_cluster(place.name)
@@ -344,7 +354,8 @@ def _space(today: LaunchToday) -> dict[str, Any]:
 
 
 def _one_config(today: LaunchToday) -> str:
-    """What to do where the batch leaves one micro-batch alone, because no option accumulates; empty elsewhere."""
+    """What to do where the batch leaves one micro-batch alone, because no option accumulates; empty
+    elsewhere."""
     batch, found = today.batch[0], today.found
     if not today.micro_batch_size or found.accumulates or not isinstance(batch, int):
         return ""
@@ -426,7 +437,8 @@ def _steps_by_deepspeed(found: OptionMatches) -> int | None:
 
 
 def _baseline(today: LaunchToday) -> Entry:
-    """What the script is started with: nothing where a part of it is not known, because speedups over another config mean nothing."""
+    """What the script is started with: nothing where a part of it is not known, because speedups
+    over another config mean nothing."""
     found, template = today.found, today.found.template
     values: dict[str, Any] = {"dp": 1} if today.is_alone else {}
     if today.degrees or today.is_part:
@@ -505,7 +517,8 @@ def _shape(found: OptionMatches, sizes: dict[str, Any]) -> Entry:
 
 
 def _loop(script: Script) -> str:
-    """The training loop that the program runs, by its options, imports and launcher; empty where none of them says. transformers' Trainer leaves the step to DeepSpeed where it is told to."""
+    """The training loop that the program runs, by its options, imports and launcher; empty where
+    none of them says. transformers' Trainer leaves the step to DeepSpeed where it is told to."""
     given = {argument.name.rpartition(".")[2] for argument in script.arguments}
     if script.by_deepspeed or given & {"deepspeed", "deepspeed_config"}:
         return "deepspeed"
@@ -518,7 +531,8 @@ def _loop(script: Script) -> str:
 
 
 def _uses_accelerate(script: Script) -> bool:
-    """Whether accelerate forms its ranks: its own scripts, and those with transformers' TrainingArguments."""
+    """Whether accelerate forms its ranks: its own scripts, and those with transformers'
+    TrainingArguments."""
     return script.launcher == "accelerate" or script.parser == "HfArgumentParser"
 
 
@@ -555,7 +569,8 @@ def _what_is_beyond(script: Script) -> Iterator[str]:
 
 
 def _what_weights(script: Script) -> Iterator[str]:
-    """What is assumed of the type in which a program of transformers keeps the weights that it trains."""
+    """What is assumed of the type in which a program of transformers keeps the weights that it
+    trains."""
     loaded = loaded_in(script)
     if any(
         option.name == "torch_dtype" and option.given is None and option.default
@@ -628,7 +643,8 @@ NOT_PRINTED = "no line with a "
 
 
 def _what_is_not_printed(script: Script, metrics: Mapping[str, str]) -> str:
-    """What no pattern was found for; empty where all is found, or where the training loop has lines that are known."""
+    """What no pattern was found for; empty where all is found, or where the training loop has lines
+    that are known."""
     is_read = _loop(script) in ("hf_trainer", "lightning") or is_known(script.code.printed)
     if (
         is_read

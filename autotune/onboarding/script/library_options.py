@@ -1,7 +1,8 @@
-"""Options that a library adds to a script's own: (name, kind, default). Those that a study sets, not all that there are.
+"""Options that a library adds to a script's own: (name, kind, default). Those that a study sets,
+not all that there are.
 
-Names and defaults: transformers 5.23 (`training_args.py`), trl 1.16 (`trainer/base_config.py`, `trainer/sft_config.py`),
-Lightning 2.6 (`pytorch/trainer/trainer.py`).
+Names and defaults: transformers 5.23 (`training_args.py`), trl 1.16 (`trainer/base_config.py`,
+`trainer/sft_config.py`), Lightning 2.6 (`pytorch/trainer/trainer.py`).
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ TRAINING_ARGUMENTS: tuple[tuple[str, str, Any], ...] = (
 )
 """of `TrainingArguments`; they print a loss dictionary every `logging_steps`"""
 MICRO_BATCH, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
-"""of `TrainingArguments` and of the examples of transformers and accelerate whose loop is their own; both accumulate nothing unless told"""
+"""of `TrainingArguments` and of the examples of transformers and accelerate whose loop is their
+own; both accumulate nothing unless told"""
 OWN_LOOP = frozenset(
     {"num_warmup_steps", "max_train_steps", "checkpointing_steps", "with_tracking", "zero_stage"}
 )
-"""of the examples `*_no_trainer.py` of transformers and accelerate and of DeepSpeed-Chat, whose loop is their own and whose other options are called as `TrainingArguments`' are"""
+"""of the examples `*_no_trainer.py` of transformers and accelerate and of DeepSpeed-Chat, whose
+loop is their own and whose other options are called as `TrainingArguments`' are"""
 OF_TRAINER = frozenset({
     "bf16", "fp16", "tf32", "deepspeed", "fsdp", "optim", "torch_compile", "gradient_checkpointing", "max_steps", "warmup_steps", "warmup_ratio", "max_grad_norm",
     "do_train", "do_eval", "logging_steps", "logging_strategy", "logging_dir", "save_steps", "save_strategy", "save_total_limit", "eval_steps", "eval_strategy",
@@ -43,7 +46,8 @@ TRAINER_ARGUMENTS: tuple[tuple[str, tuple[tuple[str, str, Any], ...]], ...] = (
     ("DPOConfig", (*_TRL_ARGUMENTS, ("max_length", "int", 1024))),
     ("TrainingArguments", TRAINING_ARGUMENTS),
 )
-"""(how the class's name ends, its options); trl's classes derive from `TrainingArguments` with other defaults"""
+"""(how the class's name ends, its options); trl's classes derive from `TrainingArguments` with
+other defaults"""
 _SWIFT_ARGUMENTS: tuple[tuple[str, str, Any], ...] = (
     ("per_device_train_batch_size", "int", 1),
     ("gradient_checkpointing", "flag", True),
@@ -61,7 +65,9 @@ PROGRAMS: dict[str, tuple[str, tuple[tuple[str, str, Any], ...]]] = {
     "trl/scripts/dpo.py": ("DPOConfig", (*dict(TRAINER_ARGUMENTS)["DPOConfig"], *_TRL_MODEL)),
     **dict.fromkeys(("swift/cli/sft.py", "swift/cli/pt.py"), ("TrainArguments", _SWIFT_ARGUMENTS)),
 }
-"""(class, options) of programs of libraries, which are known whether their text is there or not: it may declare none of them. Of ms-swift 4 what needs no model or GPU to be known, and the type of most checkpoints, in which it trains unless it is told"""
+"""(class, options) of programs of libraries, which are known whether their text is there or not: it
+may declare none of them. Of ms-swift 4 what needs no model or GPU to be known, and the type of most
+checkpoints, in which it trains unless it is told"""
 BEYOND = {
     "GRPOConfig": "generation, rewards and a reference model",
     "DPOConfig": "the reference model and the second sequence of each pair",
@@ -75,7 +81,8 @@ GROUPED = (
     "num_negatives",
     "infonce_hard_negatives",
 )
-"""options of programs that train on several sequences of each sample, as for embeddings and rerankers"""
+"""options of programs that train on several sequences of each sample, as for embeddings and
+rerankers"""
 BEYOND_BY_METHOD = {
     **dict.fromkeys(
         ("ppo", "grpo", "rloo", "gspo", "online_dpo"), "generation, rewards and a reference model"

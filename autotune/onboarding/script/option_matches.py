@@ -1,6 +1,8 @@
-"""The options of a training script, matched to knobs and figures of the workload; and what is left of them.
+"""The options of a training script, matched to knobs and figures of the workload; and what is left
+of them.
 
-How many ranks a program is started on today, how many a trial has, and how many of them have data of their own.
+How many ranks a program is started on today, how many a trial has, and how many of them have data
+of their own.
 
 ranks       as the launch says; else those of the cluster that was named; else a usual node, which is said to be assumed
 replicas    ranks / (tp x pp x cp), by the degrees that the program is started with
@@ -103,10 +105,12 @@ class OptionMatches:
     of_other_models: list[ScriptOption] = field(default_factory=list)
     """options that models have which are no decoders"""
     repeated: list[tuple[str, ScriptOption]] = field(default_factory=list)
-    """(knob or figure, value) of the file of settings that says again what another of its values says"""
+    """(knob or figure, value) of the file of settings that says again what another of its values
+    says"""
 
     def default(self, target: str) -> Any:
-        """The script's own value of a knob or figure, by option or constant; None where it does not say."""
+        """The script's own value of a knob or figure, by option or constant; None where it does not
+        say."""
         return self.used[target].default if target in self.used else self.constant(target)
 
     def constant(self, target: str) -> Any:
@@ -114,7 +118,8 @@ class OptionMatches:
         return self.constants[target].option.default if target in self.constants else None
 
     def count(self, target: str) -> int | None:
-        """The script's own value, where it is a whole number above 0; of a batch in tokens its sequences, where their length is known."""
+        """The script's own value, where it is a whole number above 0; of a batch in tokens its
+        sequences, where their length is known."""
         meaning, value = self._said(target), self.default(target)
         if meaning is None or type(value) is not int or value <= 0:
             return None
@@ -131,7 +136,8 @@ class OptionMatches:
         return option.file or ("as launched" if option.given is not None else option.place)
 
     def values(self, target: str) -> tuple[Any, ...]:
-        """The knob's values that an option can tell, that of today first; none where no option does."""
+        """The knob's values that an option can tell, that of today first; none where no option
+        does."""
         return self.used[target].values if target in self.used else ()
 
     def choices(self, target: str) -> list[int]:
@@ -147,7 +153,8 @@ class OptionMatches:
 
     @property
     def divides_batch(self) -> bool:
-        """Whether the micro-batch is what is left of the batch of all ranks, divided by the ranks and the accumulation: options say those two and not the micro-batch."""
+        """Whether the micro-batch is what is left of the batch of all ranks, divided by the ranks
+        and the accumulation: options say those two and not the micro-batch."""
         both = [self.used.get(target) for target in ("global_batch_size", "accumulation_steps")]
         is_told = "micro_batch_size" in self.used or self.constant("micro_batch_size")
         return not is_told and all(each is not None and not each.expression for each in both)
@@ -256,7 +263,8 @@ def _options(found: OptionMatches, cwd: Path) -> Iterator[ScriptOption]:
 def _meanings(
     found: OptionMatches, options: Sequence[ScriptOption]
 ) -> Iterator[tuple[ScriptOption, Meaning | None]]:
-    """Each option with what it means beside the others, without those that only say which format a flag switches on."""
+    """Each option with what it means beside the others, without those that only say which format a
+    flag switches on."""
     script = found.script
     known = partial(
         meaning_of,
@@ -311,7 +319,8 @@ def _sort(found: OptionMatches, option: ScriptOption, meaning: Meaning | None) -
 def _sort_repeated(
     found: OptionMatches, target: str, option: ScriptOption, first: ScriptOption
 ) -> None:
-    """The same key in another section of one file, as YAML's anchors repeat it, says the same or is unclear."""
+    """The same key in another section of one file, as YAML's anchors repeat it, says the same or is
+    unclear."""
     if option.last != first.last or not option.is_in_file or option.file != first.file:
         return
     if option.present == first.present:
@@ -321,14 +330,16 @@ def _sort_repeated(
 
 
 def _is_of_a_used_part(option: ScriptOption, script: Script) -> bool:
-    """Whether an option is of no part of the program (FSDP, DeepSpeed, ...), or of one of which the launch gives an option."""
+    """Whether an option is of no part of the program (FSDP, DeepSpeed, ...), or of one of which the
+    launch gives an option."""
     part = _PARTS.match(option.last)
     given = (other.name for other in script.options if other.given is not None)
     return part is None or any(name.startswith(part[0].rstrip("_")) for name in given)
 
 
 def _tell_precision_once(found: OptionMatches, decided: Mapping[str, Any]) -> None:
-    """Keeps either the option that names the precision or the flags that switch it on, as the program goes by them."""
+    """Keeps either the option that names the precision or the flags that switch it on, as the
+    program goes by them."""
     flags = found.precision_flags
     if "precision" in found.used:
         named = found.used["precision"]
@@ -347,7 +358,8 @@ def _tell_precision_once(found: OptionMatches, decided: Mapping[str, Any]) -> No
 
 
 def _fixed(found: OptionMatches, decided: dict[str, Any]) -> dict[str, Any]:
-    """The knobs with one value for all trials: what files, the launcher and the code decide and no option tells."""
+    """The knobs with one value for all trials: what files, the launcher and the code decide and no
+    option tells."""
     script = found.script
     if found.template and found.template.precision:
         found.used.pop("precision", None)
@@ -404,7 +416,8 @@ _BY_VARIABLE = frozenset(
 
 
 def _told_by_variables(script: Script) -> Iterator[ScriptOption]:
-    """The environment variables that the program reads as options, with what the launch exports, else with their defaults."""
+    """The environment variables that the program reads as options, with what the launch exports,
+    else with their defaults."""
     exported = script.started.env if script.started else {}
     for name, default in script.code.variables.items():
         value = typed(str(exported.get(name, default)))
@@ -416,7 +429,8 @@ def _told_by_variables(script: Script) -> Iterator[ScriptOption]:
 
 
 def _with_tf32(found: OptionMatches, decided: dict[str, Any]) -> dict[str, Any]:
-    """What is decided of a program that computes fp32 as tf32; its option's word for fp32 is that for tf32."""
+    """What is decided of a program that computes fp32 as tf32; its option's word for fp32 is that
+    for tf32."""
     if "precision" in found.used:
         meaning = found.used["precision"]
         own = {"tf32" if value == "fp32" else value: word for value, word in meaning.words.items()}
@@ -437,7 +451,8 @@ def _format_of(option: ScriptOption) -> str:
 
 
 def _unclear(option: ScriptOption, meaning: Meaning | None) -> str | None:
-    """What is said of precision, recomputation, sharding or a degree and is not understood; None where all is, or nothing is said."""
+    """What is said of precision, recomputation, sharding or a degree and is not understood; None
+    where all is, or nothing is said."""
     target, value = target_of(option.last), option.present
     if is_of_another_part(option) or value in (None, False, "", 0, 1):
         return None
@@ -453,7 +468,8 @@ def _unclear(option: ScriptOption, meaning: Meaning | None) -> str | None:
 
 
 def _is_launched_otherwise(target: str, script: Script) -> bool:
-    """Options that count ranks are the launcher's business, except where the script starts its ranks itself."""
+    """Options that count ranks are the launcher's business, except where the script starts its
+    ranks itself."""
     # Lightning compares them with torchrun's
     starts_its_own = script.spawns or script.is_of_lightning
     return target in ("nnodes", "nproc_per_node", "world_size") and not starts_its_own
@@ -519,7 +535,8 @@ class LaunchToday:
 
     @property
     def is_part(self) -> bool:
-        """Whether the launch may use a part of the cluster: of this machine nothing is known here."""
+        """Whether the launch may use a part of the cluster: of this machine nothing is known
+        here."""
         is_less = self.place.name is None or self.ranks_of_trials < self.place.ranks
         return self._asked is not None and not self.is_alone and is_less
 

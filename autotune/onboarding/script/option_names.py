@@ -1,4 +1,5 @@
-"""Which knob, or which figure of the workload, an option of a training script stands for, by its name, type, choices and default.
+"""Which knob, or which figure of the workload, an option of a training script stands for, by its
+name, type, choices and default.
 
     --batch-size           sequences per rank and micro-batch, unless the code divides it by the ranks; beside --micro-batch-size it is the batch of a step
     --global-batch-size    sequences per optimizer step
@@ -6,7 +7,8 @@
     --dtype bfloat16       the knob precision, written in the script's own words
     --bf16                 a flag for one value of a knob
 
-Help texts are for people and say nothing here. The names themselves, with their sources, are in `autotune.spec.texts.usual_names`.
+Help texts are for people and say nothing here. The names themselves, with their sources, are in
+`autotune.spec.texts.usual_names`.
 """
 
 from __future__ import annotations
@@ -92,7 +94,8 @@ class Meaning:
     expression: str = ""
     """what stands between the braces, where it is more than the target's name"""
     words: Mapping[str, Any] = field(default_factory=dict)
-    """the script's words by the target's values, where they differ; whole arguments for a flag, None: left out"""
+    """the script's words by the target's values, where they differ; whole arguments for a flag,
+    None: left out"""
     values: tuple[Any, ...] = ()
     """the knob's values that the script can be told, that of today first"""
     default: Any = None
@@ -135,9 +138,11 @@ def meaning_of(
     by_tokens: bool = False,
     of_fairseq: bool = False,
 ) -> Meaning | None:
-    """What the option stands for; None for options that autotune has no word for. `divided`: names that the script divides by its ranks;
-    `autocast`: the number format of its autocast, where its text says it; `has_micro`: whether another option can only be the micro-batch;
-    `by_tokens`: whether another says that batches are counted in tokens; `of_fairseq`: whether the options are those of fairseq, whose `--max-tokens` is a batch."""
+    """What the option stands for; None for options that autotune has no word for. `divided`: names
+    that the script divides by its ranks; `autocast`: the number format of its autocast, where its
+    text says it; `has_micro`: whether another option can only be the micro-batch; `by_tokens`:
+    whether another says that batches are counted in tokens; `of_fairseq`: whether the options are
+    those of fairseq, whose `--max-tokens` is a batch."""
     name = option.last
     if is_of_another_part(option):
         return None
@@ -171,7 +176,8 @@ def is_of_knob(option: ScriptOption) -> bool:
 
 
 def is_explicit_micro(option: ScriptOption) -> bool:
-    """Whether the option can be nothing but a micro-batch: `micro_batch_size`, `per_device_train_batch_size`."""
+    """Whether the option can be nothing but a micro-batch: `micro_batch_size`,
+    `per_device_train_batch_size`."""
     return (
         option.kind != "flag"
         and target_of(option.last) == "micro_batch_size"
@@ -196,7 +202,8 @@ def is_performance_choice(option: ScriptOption) -> bool:
 
 
 def counts_tokens(options: Iterable[ScriptOption]) -> bool:
-    """Whether an option says that batches are counted in tokens (OpenNMT, JoeyNMT: `batch_type: tokens`)."""
+    """Whether an option says that batches are counted in tokens (OpenNMT, JoeyNMT: `batch_type:
+    tokens`)."""
     return any(o.last == "batch_type" and str(o.present).startswith("token") for o in options)
 
 
@@ -220,7 +227,8 @@ def _expression(option: ScriptOption, target: str, divided: frozenset[str], by_t
 
 
 def _worded(option: ScriptOption, target: str) -> Meaning | None:
-    """An option with words for a knob's values: by its choices, else by the family of its default. Without a default and choices nobody knows its words."""
+    """An option with words for a knob's values: by its choices, else by the family of its default.
+    Without a default and choices nobody knows its words."""
     known = WORDS[target]
     said = [str(value) for value in (option.present, *option.between) if value is not None]
     words: dict[str, Any] = {}
@@ -230,7 +238,8 @@ def _worded(option: ScriptOption, target: str) -> Meaning | None:
         words = dict(_offered(known, choices, is_autocast=is_autocast))
     elif target == "precision" and said:
         today = {value: word for word in said if (value := _value_of(known, word)) is not None}
-        # of other words only those that are there are sure: what their neighbours are called is the program's own choice
+        # of other words only those that are there are sure: what their neighbours are called is the
+        # program's own choice
         words = next((dict(f) for f in _FAMILIES if set(said) <= set(f.values())), today)
     elif target == "zero_stage" and option.kind == "int":
         words = {str(stage): str(stage) for stage in range(4)}
@@ -259,7 +268,8 @@ def _value_of(known: Mapping[str, tuple[str, ...]], word: str) -> str | None:
 def _offered(
     known: Mapping[str, tuple[str, ...]], choices: list[str], *, is_autocast: bool
 ) -> Iterator[tuple[str, str]]:
-    """(value, the choice that is it); of several the first that is of autocast, where the option's present word is."""
+    """(value, the choice that is it); of several the first that is of autocast, where the option's
+    present word is."""
     for value, words in known.items():
         of_amp = [word for word in words if word.startswith("amp")] if is_autocast else []
         pairs = product((*of_amp, *words), choices)

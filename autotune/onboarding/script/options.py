@@ -46,9 +46,11 @@ class ScriptOption:
     name: str
     """its name without dashes, words joined by underscores"""
     prefix: str = ""
-    """what stands before its value on the command line: `--batch-size=`; empty for a flag without a value, and in a file"""
+    """what stands before its value on the command line: `--batch-size=`; empty for a flag without a
+    value, and in a file"""
     on: str | bool | None = None
-    """what makes a flag true: its value, or the whole word where it has none; None: leaving it out does"""
+    """what makes a flag true: its value, or the whole word where it has none; None: leaving it out
+    does"""
     off: str | bool | None = None
     """the argument that makes a flag false, likewise"""
     kind: str = "text"
@@ -70,7 +72,8 @@ class ScriptOption:
     module: str = ""
     """the file that declares it, where that is not the script itself"""
     names: tuple[str, ...] = ()
-    """each way in which it may be written: `-b`, `--batch-size`; a positional's has no dashes; empty: by its name alone"""
+    """each way in which it may be written: `-b`, `--batch-size`; a positional's has no dashes;
+    empty: by its name alone"""
     takes: int | None = None
     """values that it takes; None: any number, or nobody knows"""
     computed: str = ""
@@ -113,7 +116,8 @@ class ScriptOption:
 
     @property
     def place(self) -> str:
-        """Where it is declared: `line 7`, `params.py line 7`; else who said it; empty where nobody knows."""
+        """Where it is declared: `line 7`, `params.py line 7`; else who said it; empty where nobody
+        knows."""
         if self.is_said and not self.line:
             return SAID
         return " ".join(filter(None, (self.module, f"line {self.line}"))) if self.line else ""
@@ -144,8 +148,8 @@ def options_of(text: Text) -> tuple[str, tuple[ScriptOption, ...]]:
 
 
 def constants_of(text: Text) -> tuple[ScriptOption, ...]:
-    """Numbers that the text gives accelerate's `Accelerator`, and assigns to names and attributes; not what it sets again and again in a loop, as for
-    its samples."""
+    """Numbers that the text gives accelerate's `Accelerator`, and assigns to names and attributes;
+    not what it sets again and again in a loop, as for its samples."""
     loops = (node for node in text.nodes if isinstance(node, LOOPS))
     repeated = {id(node) for loop in loops for node in ast.walk(loop)}
     given = (keywords_of(call).get(ACCUMULATION) for call in text.calls("Accelerator"))
@@ -199,7 +203,8 @@ def _texts(call: ast.Call) -> list[str]:
 def argparse_option(
     names: Sequence[str], *, dest: Any, action: str, kind: str, nargs: Any, known: ScriptOption
 ) -> ScriptOption:
-    """An option of argparse. `kind`: by its `type`; empty where that does not say it; `known`: what is known of it besides."""
+    """An option of argparse. `kind`: by its `type`; empty where that does not say it; `known`: what
+    is known of it besides."""
     long = _best_name(names)
     plain, is_place = _plain(long), not long.startswith("-")
     name = plain
@@ -259,7 +264,8 @@ def _hugging_face(text: Text) -> Iterator[ScriptOption]:
 
 
 def _named_types(parser: ast.Call, text: Text) -> Iterator[str]:
-    """Names of the dataclasses that the parser is given, also by a variable: `types = (A, B); HfArgumentParser(types)`."""
+    """Names of the dataclasses that the parser is given, also by a variable: `types = (A, B);
+    HfArgumentParser(types)`."""
     assigned = {
         last_name(node.targets[0]): node.value
         for node in text.assignments
@@ -371,7 +377,8 @@ def _choices(annotation: ast.expr) -> tuple[Any, ...]:
 
 
 def option_of(name: str, kind: str, default: Any, *, style: str = "hf") -> ScriptOption:
-    """An option that is a field: `--name=value`, a flag by true and false, or by `--name` and `--no-name` for tyro."""
+    """An option that is a field: `--name=value`, a flag by true and false, or by `--name` and
+    `--no-name` for tyro."""
     base = ScriptOption(name=_plain(name), kind=kind, default=default)
     flag = f"--{name}"
     if kind != "flag":
@@ -557,7 +564,8 @@ def _annotated(annotation: ast.expr | None) -> Sequence[ast.expr]:
 
 
 def _configurator(text: Text) -> Iterator[ScriptOption]:
-    """nanoGPT's constants, which `exec(open('configurator.py').read())` overrides. Their types must stay."""
+    """nanoGPT's constants, which `exec(open('configurator.py').read())` overrides. Their types must
+    stay."""
     read = [call.lineno for call in text.calls("exec") if CONFIGURATOR in ast.unparse(call)]
     for node in text.tree.body if read else ():
         target = node.targets[0] if isinstance(node, ast.Assign) else None
@@ -579,8 +587,9 @@ def _configurator(text: Text) -> Iterator[ScriptOption]:
 def overridden_by_file(
     options: Iterable[ScriptOption], name: str, text: str | None
 ) -> Iterator[ScriptOption]:
-    """The options of nanoGPT's configurator with what the Python file `name` sets, which it is started with; a value that the file computes, and each where
-    its text is not known, has no default."""
+    """The options of nanoGPT's configurator with what the Python file `name` sets, which it is
+    started with; a value that the file computes, and each where its text is not known, has no
+    default."""
     assignments = (node for node in ast.parse(text or "").body if isinstance(node, ast.Assign))
     values = {last_name(target): node.value for node in assignments for target in node.targets}
     for option in options:

@@ -1,4 +1,5 @@
-"""The draft of a program whose text holds its settings: what options would say, `overrides` set in the text for each trial."""
+"""The draft of a program whose text holds its settings: what options would say, `overrides` set in
+the text for each trial."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ _IDEA = re.compile(r'here "--(\w+)=(\{\w+\})"')
 
 
 def overriding(draft: Draft, written: Written, program: str, own: frozenset[str]) -> Draft:
-    """The draft with `overrides` in the place of options that the program does not have. `draft`: as if it had them; `program`: its word in argv; `own`:
-    names of what its command is given."""
+    """The draft with `overrides` in the place of options that the program does not have. `draft`:
+    as if it had them; `program`: its word in argv; `own`: names of what its command is given."""
     text, argv = _Text(written, own, draft.value("trainer.values")), draft.at("trainer.argv")
     assert argv is not None
     begin = [item.value for item in argv.items].index(program) + 1
@@ -68,7 +69,8 @@ class _Text:
         return found is not None and self._has(_plain(found[1]))
 
     def overrides(self, item: Item) -> Iterator[Entry]:
-        """What a trial sets in the text in the place of the word; nothing where the word is what the text says."""
+        """What a trial sets in the text in the place of the word; nothing where the word is what
+        the text says."""
         if item.value == "{precision}":
             for name in self._flags():
                 yield from self._entries(name, {"precision": dict(self._switch(name))}, "")

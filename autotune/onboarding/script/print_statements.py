@@ -4,12 +4,14 @@
     every step     in a loop; under a test of its own kind (`if rank == 0`, `if it % log_interval == 0`), too
     now and then   in a loop under a test that counts (`if it % 50 == 0`), or that evaluates or saves
 
-A number that is the time since a moment before the loop is a clock: `time.time() - begin`, where nothing in the loop sets `begin` again.
+A number that is the time since a moment before the loop is a clock: `time.time() - begin`, where
+nothing in the loop sets `begin` again.
 
-Patterns for what a script prints: a log is made of its print statements, filled with sample numbers, and the patterns are proposed from that.
+Patterns for what a script prints: a log is made of its print statements, filled with sample
+numbers, and the patterns are proposed from that.
 
-So a script gets the same patterns as `autotune check` proposes from its real log, without a run: lines of an evaluation come now and then, those
-before the loop once, and a clock grows.
+So a script gets the same patterns as `autotune check` proposes from its real log, without a run:
+lines of an evaluation come now and then, those before the loop once, and a clock grows.
 """
 
 from __future__ import annotations
@@ -251,7 +253,8 @@ _FACTORS = (1.0, 1.09, 0.97, 1.04, 0.99, 1.01)
 
 
 def patterns_of(printed: Sequence[Printed]) -> dict[str, str]:
-    """The option `metrics` of the `command` trainer; empty where no print statement looks like a step's, or where its lines cannot be told from others."""
+    """The option `metrics` of the `command` trainer; empty where no print statement looks like a
+    step's, or where its lines cannot be told from others."""
     return propose_patterns(list(sample_log(printed)))
 
 
@@ -271,7 +274,8 @@ def sample_log(printed: Sequence[Printed]) -> Iterator[str]:
 
 
 def sample_line(parts: tuple[Any, ...], step: int) -> str | None:
-    """The line that the print statement would write in this step; None where its format cannot be filled."""
+    """The line that the print statement would write in this step; None where its format cannot be
+    filled."""
     words: list[Any] = [
         part if isinstance(part, str) else _sample(*part, step=step) for part in parts
     ]

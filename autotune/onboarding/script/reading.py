@@ -1,8 +1,11 @@
-"""A training script, read without running it: its options, its imports, how it is started, and what it prints.
+"""A training script, read without running it: its options, its imports, how it is started, and what
+it prints.
 
-Only the syntax tree is looked at. What the script computes (an option's default from another variable, options added in a loop) stays unknown.
+Only the syntax tree is looked at. What the script computes (an option's default from another
+variable, options added in a loop) stays unknown.
 
-The modules beside a script that it imports, read without running them: its parser, its training loop and its print statements may be there.
+The modules beside a script that it imports, read without running them: its parser, its training
+loop and its print statements may be there.
 
     from .params import parse_args        in open_clip_train/main.py: open_clip_train/params.py
     from pkg.train import run             in pkg/train_fast.py, started in the folder above: pkg/train.py
@@ -13,8 +16,9 @@ Defaults of options that a condition decides on the machine where the script run
 
     dtype = "bfloat16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "float16"
 
-On CPU ranks there is no CUDA; a GPU of the catalog is there and has the formats that it is listed with. Any other condition, and each where no cluster is
-named, is not known: then the values between which it decides are all that is said.
+On CPU ranks there is no CUDA; a GPU of the catalog is there and has the formats that it is listed
+with. Any other condition, and each where no cluster is named, is not known: then the values between
+which it decides are all that is said.
 """
 
 from __future__ import annotations
@@ -48,7 +52,8 @@ MAX_BYTES = 1 << 19
 
 
 def imported_modules(tree: ast.Module, file: Path, base: Path) -> Iterator[tuple[str, ast.Module]]:
-    """(name of the file, its statements) of the modules that lie beside `file` or under `base`, the nearest first."""
+    """(name of the file, its statements) of the modules that lie beside `file` or under `base`, the
+    nearest first."""
     queue, seen = [(tree, file)], {file.resolve()}
     while queue and len(seen) <= MAX_MODULES:
         importer, at = queue.pop(0)
@@ -115,7 +120,8 @@ class Script:
     options: tuple[ScriptOption, ...]
     """what can be given on its command line, in the order in which it is declared"""
     parser: str
-    """what reads them: argparse, dataclass, click, typer, configurator, absl, fire, LightningCLI; empty: nothing does"""
+    """what reads them: argparse, dataclass, click, typer, configurator, absl, fire, LightningCLI;
+    empty: nothing does"""
     code: Code = NO_CODE
     """what its text does"""
     in_code: Mapping[str, InCode] = field(default_factory=dict)
@@ -123,7 +129,8 @@ class Script:
     constants: tuple[ScriptOption, ...] = ()
     """numbers that it sets in its own text, which no option changes"""
     overridden: str = ""
-    """the file of settings any of which its command overrides by `key=value`: Hydra's, or OmegaConf's"""
+    """the file of settings any of which its command overrides by `key=value`: Hydra's, or
+    OmegaConf's"""
     by_deepspeed: bool = False
     """whether accelerate's launcher runs its steps by DeepSpeed"""
     started: Started | None = None
@@ -135,9 +142,11 @@ class Script:
     beyond: str = ""
     """the class of a trainer's arguments whose step does more than train (`BEYOND`); empty: none"""
     adapted: tuple[str, bool] = ("", False)
-    """the call by which its text gives a model adapters, and whether that is under no condition; not where a trainer is told of them"""
+    """the call by which its text gives a model adapters, and whether that is under no condition;
+    not where a trainer is told of them"""
     unread: str = ""
-    """arguments of a trainer in its text that are not understood beside its options, and their line"""
+    """arguments of a trainer in its text that are not understood beside its options, and their
+    line"""
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
@@ -152,7 +161,8 @@ class Script:
 
     @property
     def said(self) -> dict[str, Any]:
-        """The values of the declared options, and of those that are given, by the last part of their names."""
+        """The values of the declared options, and of those that are given, by the last part of
+        their names."""
         values = {option.name.rpartition(".")[2]: option.present for option in self.options}
         for argument in self.arguments:
             if argument.name and argument.name not in values:
@@ -179,8 +189,9 @@ class Script:
 
     @property
     def launcher(self) -> str:
-        """What a launch script starts it by, and nothing else; where none is known, torchrun, accelerate, deepspeed or python by what it imports.
-        DeepSpeed's own tells each rank its number by an option, which torchrun does not."""
+        """What a launch script starts it by, and nothing else; where none is known, torchrun,
+        accelerate, deepspeed or python by what it imports. DeepSpeed's own tells each rank its
+        number by an option, which torchrun does not."""
         if self.started is not None:
             return self.started.launcher
         if self.spawns:
@@ -195,7 +206,8 @@ class Script:
 
 
 def starts_one(script: Script) -> bool:
-    """Whether its launch is one process whatever the cluster has: without a launcher, and with accelerate's on CPUs."""
+    """Whether its launch is one process whatever the cluster has: without a launcher, and with
+    accelerate's on CPUs."""
     options = script.started.options if script.started else ()
     on_cpu = script.launcher == "accelerate" and any(option.name == "cpu" for option in options)
     return not script.spawns and (on_cpu or script.launcher == "python")
@@ -204,8 +216,8 @@ def starts_one(script: Script) -> bool:
 def read_script(
     name: str, text: str, *, file: Path | None = None, base: Path | None = None
 ) -> Script:
-    """The script of that text. Raises `SpecError` where it is no Python. `file`: where it lies, so that a parser which it imports is found; `base`: the
-    folder in which it runs."""
+    """The script of that text. Raises `SpecError` where it is no Python. `file`: where it lies, so
+    that a parser which it imports is found; `base`: the folder in which it runs."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError) as error:
@@ -263,7 +275,8 @@ def _parser_of(modules: Sequence[tuple[str, ast.Module]]) -> tuple[str, tuple[Sc
 
 
 def _overridden(text: Text) -> str:
-    """The file of `@hydra.main(config_path=..., config_name=...)`, or the one that a script loads which calls `OmegaConf.from_cli()`."""
+    """The file of `@hydra.main(config_path=..., config_name=...)`, or the one that a script loads
+    which calls `OmegaConf.from_cli()`."""
     for call in text.calls("main"):
         if ast.unparse(call.func) == "hydra.main":
             given = {name: literal_or_none(node) for name, node in keywords_of(call).items()}

@@ -67,7 +67,8 @@ class Text:
         return {name: value for name, value in named.items() if times[name] == 1}
 
     def value(self, node: ast.expr | None) -> Any:
-        """The value of a literal, or of a name that is set once; None for anything that has to be computed."""
+        """The value of a literal, or of a name that is set once; None for anything that has to be
+        computed."""
         return self.constants.get(node.id) if isinstance(node, ast.Name) else literal_or_none(node)
 
 
@@ -136,7 +137,8 @@ def is_plain(call: ast.Call) -> bool:
 
 
 def condition_of(node: ast.expr | None) -> str:
-    """The text of a value that a condition decides: `a if c else b`, `torch.cuda.is_available()`; else empty."""
+    """The text of a value that a condition decides: `a if c else b`, `torch.cuda.is_available()`;
+    else empty."""
     asks = isinstance(node, ast.Call) and called_name(node) in ("is_available", "is_bf16_supported")
     return (
         ast.unparse(node)

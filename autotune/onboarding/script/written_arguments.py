@@ -1,4 +1,5 @@
-"""What a program's own text gives transformers' Trainer, trl's SFTTrainer or Lightning's Trainer, where no option does.
+"""What a program's own text gives transformers' Trainer, trl's SFTTrainer or Lightning's Trainer,
+where no option does.
 
     args = SFTConfig(per_device_train_batch_size=2, bf16=True, fsdp="full_shard")
     model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-8B")
@@ -6,8 +7,10 @@
     loader = DataLoader(dataset, batch_size=4, shuffle=True)
     trainer = L.Trainer(devices=8, precision="bf16-mixed", accumulate_grad_batches=4, strategy="fsdp")
 
-They are read as the options of the same names that a launch gives to a program with a parser. A value that the text computes is not known, and nothing is
-read where the text trains in another way than with all weights or with LoRA's adapters (`LoraConfig`, `load_in_4bit`), which these arguments do not say.
+They are read as the options of the same names that a launch gives to a program with a parser. A
+value that the text computes is not known, and nothing is read where the text trains in another way
+than with all weights or with LoRA's adapters (`LoraConfig`, `load_in_4bit`), which these arguments
+do not say.
 
 What the text of a program without options sets by itself, read as the options of these names.
 
@@ -90,7 +93,8 @@ class Written:
     also: Mapping[str, str] = field(default_factory=dict)
     """what a trial sets besides, by place"""
     ranks: tuple[int, int] | None = None
-    """(nodes, ranks of a node) that it starts by itself; None where a launcher starts them, or nobody says how many"""
+    """(nodes, ranks of a node) that it starts by itself; None where a launcher starts them, or
+    nobody says how many"""
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
@@ -105,7 +109,8 @@ class Written:
         return self.elsewhere.get(name) or (f"{self.of}.{name}" if self.of else name,)
 
     def merged(self, options: Sequence[ScriptOption]) -> tuple[ScriptOption, ...]:
-        """The program's options with these; the text comes before an option of the same meaning, and an option before what the text computes."""
+        """The program's options with these; the text comes before an option of the same meaning,
+        and an option before what the text computes."""
         said = {target_of(name) for name in self.values} - {None}
         return (
             *(option for option in options if target_of(option.name) not in said),
@@ -113,7 +118,8 @@ class Written:
         )
 
     def adds_to(self, options: Sequence[ScriptOption]) -> bool:
-        """Whether the text says something of a config or workload that the program's options do not."""
+        """Whether the text says something of a config or workload that the program's options do
+        not."""
         own = {target_of(option.name) for option in options}
         unsaid = (
             o
@@ -188,7 +194,8 @@ def written_arguments(text: Text) -> Written | None:
 
 
 def unread_arguments(text: Text) -> str:
-    """A call that gives a trainer of transformers, trl or Lightning what no option says, and its line; empty where there is none."""
+    """A call that gives a trainer of transformers, trl or Lightning what no option says, and its
+    line; empty where there is none."""
     endings = tuple(ending for ending, _ in TRAINER_ARGUMENTS)
     for call in text.calls():
         name, given = called_name(call), keywords_of(call)
@@ -200,13 +207,15 @@ def unread_arguments(text: Text) -> str:
 
 
 def _is_unread(node: ast.expr) -> bool:
-    """Whether an argument of Lightning's Trainer decides ranks, sharding or accumulation in a way that is not read here: a strategy as an object, too."""
+    """Whether an argument of Lightning's Trainer decides ranks, sharding or accumulation in a way
+    that is not read here: a strategy as an object, too."""
     value = literal_or_none(node)
     return isinstance(node, ast.Call) or (_asks(value) and value not in ("auto", "ddp"))
 
 
 def _of_lightning(text: Text) -> Written | None:
-    """What it gives Lightning's Trainer and its loader of training data; None where one of them is not plain."""
+    """What it gives Lightning's Trainer and its loader of training data; None where one of them is
+    not plain."""
     trainers, loaders = text.calls("Trainer"), text.calls("DataLoader")
     if len(trainers) != 1 or not is_plain(trainers[0]):
         return None
@@ -278,7 +287,8 @@ def _asks(value: Any) -> bool:
 
 
 def _computed(option: ScriptOption, node: ast.expr) -> ScriptOption:
-    """The option with a value that is not known; a condition, and any flag's, may be settled by where it runs."""
+    """The option with a value that is not known; a condition, and any flag's, may be settled by
+    where it runs."""
     text = ast.unparse(node) if option.kind == "flag" else condition_of(node)
     return replace(option, default=None, computed=text, line=node.lineno)
 
@@ -302,7 +312,8 @@ def _model(text: Text) -> str | None:
 
 
 def written_adapters(text: Text) -> dict[str, Any] | None:
-    """The adapters of the only LoraConfig of a text, as a workload has them, with PEFT's defaults; None where it does not say them plainly."""
+    """The adapters of the only LoraConfig of a text, as a workload has them, with PEFT's defaults;
+    None where it does not say them plainly."""
     configs = text.calls("LoraConfig")
     if len(configs) != 1 or not is_plain(configs[0]):
         return None
@@ -321,14 +332,16 @@ def written_adapters(text: Text) -> dict[str, Any] | None:
 
 
 def _loads_a_model(call: ast.Call) -> bool:
-    """Whether it is `AutoModelForCausalLM.from_pretrained(...)`, or the same of another decoder's class."""
+    """Whether it is `AutoModelForCausalLM.from_pretrained(...)`, or the same of another decoder's
+    class."""
     if called_name(call) != "from_pretrained" or not isinstance(call.func, ast.Attribute):
         return False
     return ast.unparse(call.func.value).endswith(("ForCausalLM", "LMHeadModel"))
 
 
 def loaded_model(text: Text) -> tuple[str, int] | None:
-    """(name, line) of the model that a program loads; None if it loads others too, computes the name, or trains adapters."""
+    """(name, line) of the model that a program loads; None if it loads others too, computes the
+    name, or trains adapters."""
     calls = [call for call in text.calls("from_pretrained") if _loads_a_model(call)]
     if not calls or text.names & (_ADAPTERS | _OTHER_TRAININGS):
         return None
@@ -343,7 +356,8 @@ def _named_model(call: ast.Call, text: Text) -> Any:
 
 
 def loaded_without_dtype(text: Text) -> int:
-    """The line that loads a model without saying the type of its weights, and nothing else does; 0: there is none."""
+    """The line that loads a model without saying the type of its weights, and nothing else does; 0:
+    there is none."""
     says = {"dtype", "torch_dtype", "quantization_config", None}
     for call in () if _TYPES & text.names else text.calls("from_pretrained"):
         if _loads_a_model(call) and says.isdisjoint(word.arg for word in call.keywords):
@@ -352,8 +366,9 @@ def loaded_without_dtype(text: Text) -> int:
 
 
 def loaded_as(text: Text) -> tuple[str, int]:
-    """(type of the weights, line) of the models that a text loads: `bfloat16`, `float16`, `float32`; `bf16` for bfloat16 where the option of that name is on;
-    `?` where the text computes it. Both are empty where no call says a type, or several say different ones."""
+    """(type of the weights, line) of the models that a text loads: `bfloat16`, `float16`,
+    `float32`; `bf16` for bfloat16 where the option of that name is on; `?` where the text computes
+    it. Both are empty where no call says a type, or several say different ones."""
     found = {}
     for call in text.calls():
         given = keywords_of(call)
@@ -385,7 +400,8 @@ _KNOBS = frozenset({"micro_batch_size", "accumulation_steps", "global_batch_size
 
 
 def written_constants(text: Text) -> Written | None:
-    """What it sets once, to a literal, by a name that stands for a knob or a figure of the workload; None where no batch is among them."""
+    """What it sets once, to a literal, by a name that stands for a knob or a figure of the
+    workload; None where no batch is among them."""
     found = {place: option for node in text.nodes for place, option in _set_by(node)}
     names = Counter(option.name for option in found.values())
     places = {}

@@ -1,4 +1,5 @@
-"""`autotune init` of a program's settings: the file that it is started with, or the options of its command. A trial overrides some of them."""
+"""`autotune init` of a program's settings: the file that it is started with, or the options of its
+command. A trial overrides some of them."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ class Settings:
     env: Mapping[str, str] = field(default_factory=dict)
     """what the script adds to its environment"""
     start: tuple[str, ...] = ()
-    """launcher and program of a trial, where the script starts its program itself; empty: torchrun and the module"""
+    """launcher and program of a trial, where the script starts its program itself; empty: torchrun
+    and the module"""
     decided: Mapping[str, Any] = field(default_factory=dict)
     """knobs that its launcher decides"""
 
@@ -72,7 +74,8 @@ _FUSED_LOSS = ("enable_liger_kernel", "liger_fused_linear_cross_entropy")
 def settings_draft(
     told: Settings, place: Place, *, model: str | None = None, folder: Path
 ) -> Draft:
-    """The draft for the settings; `folder`: of the spec, against which its paths are read. Raises `SpecError` for settings that train nothing."""
+    """The draft for the settings; `folder`: of the spec, against which its paths are read. Raises
+    `SpecError` for settings that train nothing."""
     program, document = told.program, told.document
     if other := sorted(program.others & {key for key, value in document.items() if value}):
         raise SpecError(
@@ -166,7 +169,8 @@ _WHERE = "where it runs, relative to this file; fill in if paths in the file sta
 
 
 def _argv(told: Settings, place: Place) -> Iterator[str]:
-    """The command of a trial: launcher and program, the file, what stays, and the settings that it overrides."""
+    """The command of a trial: launcher and program, the file, what stays, and the settings that it
+    overrides."""
     program = told.program
     settings = {
         program.micro_batch_size[0]: "{micro_batch_size}",
@@ -218,7 +222,8 @@ def _notes(told: Settings) -> Iterator[str]:
 
 
 def _is_pure(program: SettingsProgram, document: Mapping[str, Any], loop: str) -> bool:
-    """Whether weights, gradients and moments are in bf16: by its settings, or as they are loaded where DeepSpeed keeps no masters."""
+    """Whether weights, gradients and moments are in bf16: by its settings, or as they are loaded
+    where DeepSpeed keeps no masters."""
     is_loaded = program.loads_in_bf16 and loop != "deepspeed" and not _peft(program, document)
     if is_loaded and _precision(program, document) == "bf16":
         return True

@@ -1,11 +1,13 @@
-"""The file of settings that a script is told by: its values as options, and the file of a trial, in which some of them are placeholders.
+"""The file of settings that a script is told by: its values as options, and the file of a trial, in
+which some of them are placeholders.
 
 @hydra.main(config_path="conf", config_name="train")   its command overrides any of them: trainer.batch=8
 OmegaConf.from_cli()                                   likewise, of the file that the script loads
 train.py --config=train.yaml, train.py train.json      each trial has a file of its own, and its command names that
 train.py --config=train.yaml train.batch=8             its file has what the command overrides, and the command no longer overrides it
 
-DeepSpeed's file of a launch script as a template: a trial's own file has the config's ZeRO stage and batch in the places of those that it holds.
+DeepSpeed's file of a launch script as a template: a trial's own file has the config's ZeRO stage
+and batch in the places of those that it holds.
 """
 
 from __future__ import annotations
@@ -70,7 +72,8 @@ class SettingsFile:
 
 
 def settings_file(script: Script, cwd: Path) -> SettingsFile | None:
-    """The file that the script is started with, else the one that an option has as its default; None where there is none."""
+    """The file that the script is started with, else the one that an option has as its default;
+    None where there is none."""
     if script.overridden:
         return None
     named = [(word, a.name) for a in script.arguments for word in a.values]
@@ -94,7 +97,8 @@ def settings_file(script: Script, cwd: Path) -> SettingsFile | None:
 
 
 def _with_words(file: SettingsFile, script: Script) -> SettingsFile:
-    """The file with what words such as `train.batch=8` give in place of its values; `train.batch 8` is not understood."""
+    """The file with what words such as `train.batch=8` give in place of its values; `train.batch 8`
+    is not understood."""
     held, declared = dict(_values(file.document)), {option.name for option in script.options}
     told: dict[str, Any] = {}
     words, unclear = set[str](), list[str]()
@@ -112,8 +116,8 @@ def _with_words(file: SettingsFile, script: Script) -> SettingsFile:
 
 
 def holds_settings(document: Mapping[str, Any], *, least: int) -> bool:
-    """Whether a file holds settings of a training, not data: at least so many values that a training has, of not too many in all. A vocabulary counts its
-    words from 0."""
+    """Whether a file holds settings of a training, not data: at least so many values that a
+    training has, of not too many in all. A vocabulary counts its words from 0."""
     values = list(_values(document))
     if len(values) > MAX_SETTINGS:
         return False
@@ -140,7 +144,8 @@ def told_by_file(file: SettingsFile) -> Iterator[ScriptOption]:
 
 
 def overridden(script: Script, cwd: Path) -> Iterator[ScriptOption]:
-    """The values of the file that the command may override, as options with what the command gives them today."""
+    """The values of the file that the command may override, as options with what the command gives
+    them today."""
     if not script.overridden:
         return
     words = [word for argument in script.arguments for word in argument.words]
@@ -188,7 +193,8 @@ def _values(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _replaced(node: Any, written: Mapping[str, Any], path: str, *, braces: bool = True) -> Any:
-    """The document with what is written in the place of values. `braces`: whether those of its other texts are doubled."""
+    """The document with what is written in the place of values. `braces`: whether those of its
+    other texts are doubled."""
     if isinstance(node, dict):
         inside = (
             (key, value, f"{path}.{key}" if path else str(key)) for key, value in node.items()
@@ -227,11 +233,13 @@ class Template:
     precision: str = ""
     """the number format that it fixes; empty where it leaves that to the program (`auto`)"""
     numbers: Mapping[str, int] = field(default_factory=dict)
-    """its batch and tensor parallel degree today, by the knob or figure; empty where the program fills them in (`auto`)"""
+    """its batch and tensor parallel degree today, by the knob or figure; empty where the program
+    fills them in (`auto`)"""
 
     @property
     def options(self) -> Iterator[ScriptOption]:
-        """These numbers as options that no argument carries. With a batch alone DeepSpeed does not accumulate."""
+        """These numbers as options that no argument carries. With a batch alone DeepSpeed does not
+        accumulate."""
         numbers = dict(self.numbers)
         if not {"micro_batch_size", "accumulation_steps"} & numbers.keys() and numbers:
             numbers["accumulation_steps"] = 1
@@ -240,7 +248,8 @@ class Template:
 
 
 def deepspeed_template(started: Started, base: Path) -> Template | None:
-    """The template of the file that the script names; None where it names none, or one that is not there or has neither a batch nor a sharding."""
+    """The template of the file that the script names; None where it names none, or one that is not
+    there or has neither a batch nor a sharding."""
     given = value_of(started.arguments, *OPTIONS)
     path = base / given
     if not given or path.suffix != ".json" or not path.is_file():

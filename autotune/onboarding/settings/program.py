@@ -1,11 +1,13 @@
-"""Programs that are started with a file of settings, any of which their command overrides: LLaMA-Factory and axolotl.
+"""Programs that are started with a file of settings, any of which their command overrides:
+LLaMA-Factory and axolotl.
 
     torchrun -m llamafactory.launcher sft.yaml per_device_train_batch_size=2 ...
     torchrun -m axolotl.cli.train sft.yml --micro_batch_size=2 ...
 
-The file stays as it is. What the file alone decides (number format, sharding, degrees) is fixed. LLaMA-Factory is three programs by its file: its own
-trainer, Megatron Core's (USE_MCA=1), and the trainer of its next version (USE_V1=1). Facts of the programs: LLaMA-Factory 0.9.5 (hparams/, v1/config/),
-axolotl 0.21 (cli/train.py, cli/config.py, utils/schemas/).
+The file stays as it is. What the file alone decides (number format, sharding, degrees) is fixed.
+LLaMA-Factory is three programs by its file: its own trainer, Megatron Core's (USE_MCA=1), and the
+trainer of its next version (USE_V1=1). Facts of the programs: LLaMA-Factory 0.9.5 (hparams/,
+v1/config/), axolotl 0.21 (cli/train.py, cli/config.py, utils/schemas/).
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ class SettingsProgram:
     optimizers: tuple[str, ...] = ()
     """flags that put an optimizer in the place of that one"""
     loads_in_bf16: bool = False
-    """whether it loads the weights that it trains in the number format of the products (axolotl: `torch_dtype`, utils/config/__init__.py)"""
+    """whether it loads the weights that it trains in the number format of the products (axolotl:
+    `torch_dtype`, utils/config/__init__.py)"""
     pure: tuple[str, ...] = ()
     """flags of optimizers with which it keeps the weights in the type of the checkpoint"""
     methods: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -71,7 +74,8 @@ class SettingsProgram:
 
     @property
     def own(self) -> frozenset[str]:
-        """Names of settings of every trial, and of the option by which its command is told its launcher."""
+        """Names of settings of every trial, and of the option by which its command is told its
+        launcher."""
         return frozenset({"launcher", *(word.partition("=")[0] for word in self.more)})
 
 

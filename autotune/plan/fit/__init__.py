@@ -5,8 +5,8 @@
     findings.py    summaries of the dry runs: categories, modules, matmuls, traffic, FLOPs per token
     document.py    the answer as a JSON document
 
-A dry run gives the *allocated* memory, exactly for the code that runs. What a GPU's allocator *reserves* beyond that is a factor with an interval. The
-two are always shown separately.
+A dry run gives the *allocated* memory, exactly for the code that runs. What a GPU's allocator
+*reserves* beyond that is a factor with an interval. The two are always shown separately.
 """
 
 from autotune.plan.fit.answer import AT_THE_LIMIT, DOES_NOT_FIT, FITS, PLAYED, Fit, Verdict

@@ -1,23 +1,28 @@
 """The answer to "will it fit?" for one config.
 
-The verdict follows from the risk, P(OOM), the probability that the rank with the highest peak needs more memory than its GPU can give:
+The verdict follows from the risk, P(OOM), the probability that the rank with the highest peak needs
+more memory than its GPU can give:
 
     fits            P(OOM) below `LIMIT`
     at the limit    P(OOM) from `LIMIT` to 1 - `LIMIT`: try it for a few steps before you rely on it
     does not fit    P(OOM) above 1 - `LIMIT`
 
-A plan counts a config among those that are expected to fit up to `planning.FITS`, and so does `Fit.is_expected`.
+A plan counts a config among those that are expected to fit up to `planning.FITS`, and so does
+`Fit.is_expected`.
 
-A dry run executes the training loop of `PLAYED`. It decides only for studies with that trainer: others keep, free and recompute different tensors. For
-any other trainer, and if no dry run was possible, verdict and risk are those of the cost model's formulas for that trainer, which are also those of
-`plan` and `estimate`: two commands never give two verdicts. `Fit.fits` is None if no dry run was possible, because the question was about the model's code.
+A dry run executes the training loop of `PLAYED`. It decides only for studies with that trainer:
+others keep, free and recompute different tensors. For any other trainer, and if no dry run was
+possible, verdict and risk are those of the cost model's formulas for that trainer, which are also
+those of `plan` and `estimate`: two commands never give two verdicts. `Fit.fits` is None if no dry
+run was possible, because the question was about the model's code.
 
 GPU memory that the allocator reserves for the tensors of a rank:
 
     reserved = allocated * factor + workspace          factor = 1 + fragmentation, log-normal with standard deviation `sigma`
 
-`allocated` comes from a dry run. `fragmentation` and the workspace of kernels and collectives are constants of the GPU type and trainer
-(`autotune.cost.memory.constants`). A config fits when what is reserved is below `usable`: the GPU's memory less CUDA context and communication buffers.
+`allocated` comes from a dry run. `fragmentation` and the workspace of kernels and collectives are
+constants of the GPU type and trainer (`autotune.cost.memory.constants`). A config fits when what is
+reserved is below `usable`: the GPU's memory less CUDA context and communication buffers.
 """
 
 from __future__ import annotations
@@ -92,7 +97,8 @@ class Fit:
     workload: Workload
     config: ParallelConfig
     runs: tuple[DryRun, ...]
-    """dry runs of the first, a middle and the last rank of the pipeline; empty if none was possible"""
+    """dry runs of the first, a middle and the last rank of the pipeline; empty if none was
+    possible"""
     estimate: Estimate
     """the cost model's estimate for the config, as plain floats"""
     reserved: Reserved

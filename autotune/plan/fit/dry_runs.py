@@ -1,8 +1,9 @@
-"""Which configs are asked about (those that are named, else the best of the plan, else the one that comes nearest to fitting), which of their ranks are
-dry-run, and what answers if none can be.
+"""Which configs are asked about (those that are named, else the best of the plan, else the one that
+comes nearest to fitting), which of their ranks are dry-run, and what answers if none can be.
 
-All ranks of a pipeline stage hold the same shapes, so one of each stage is enough; inner stages differ from each other by at most a layer. The first
-holds the embedding and the most micro-batches in flight, the last one the output projection and the loss: first, middle and last are run.
+All ranks of a pipeline stage hold the same shapes, so one of each stage is enough; inner stages
+differ from each other by at most a layer. The first holds the embedding and the most micro-batches
+in flight, the last one the output projection and the loss: first, middle and last are run.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def configs_of(
     calibration: Calibration | None,
     space: SearchSpace | None = None,
 ) -> tuple[ParallelConfig, ...]:
-    """The configs to answer for. `space`: the study's space, if it is already enumerated. Raises `ConfigError` for an invalid config, `SpecError` for a workload without configs."""
+    """The configs to answer for. `space`: the study's space, if it is already enumerated. Raises
+    `ConfigError` for an invalid config, `SpecError` for a workload without configs."""
     if configs is None:
         if isinstance(asked, Workload):
             raise SpecError(
@@ -86,7 +88,8 @@ def answer(
     calibration: Calibration | None = None,
     on_rank: OnRank | None = None,
 ) -> Fit:
-    """Whether the config fits: by dry runs of its pipeline ranks if they execute the study's trainer, otherwise by the cost model.
+    """Whether the config fits: by dry runs of its pipeline ranks if they execute the study's
+    trainer, otherwise by the cost model.
 
     `Fit.problem` says why no dry run was possible.
     """

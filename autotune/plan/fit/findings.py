@@ -1,4 +1,5 @@
-"""Summaries of a dry run: categories next to the cost model's, the modules with the most memory, traffic, and the FLOPs of a token compared with 6N.
+"""Summaries of a dry run: categories next to the cost model's, the modules with the most memory,
+traffic, and the FLOPs of a token compared with 6N.
 
     N       parameters that one token uses
     6N      FLOPs of a token, forward and backward, of a dense model without attention scores (Kaplan et al. 2020, arXiv:2001.08361, section 2.1)
@@ -22,7 +23,8 @@ BESIDE = (
     ("activations", ("activations", "temporaries", "inputs"), ("activations", "logits")),
     ("communication, workspace", ("communication",), ("framework",)),
 )
-"""rows of the comparison, each with its name, the categories of a dry run that it sums, and the parts of the cost model's peak"""
+"""rows of the comparison, each with its name, the categories of a dry run that it sums, and the
+parts of the cost model's peak"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +37,8 @@ class Beside:
     cost_model_bytes: float
     """the same in the cost model"""
     why: str = ""
-    """what the study's trainer does differently from the one whose loop was dry-run; empty if they are the same"""
+    """what the study's trainer does differently from the one whose loop was dry-run; empty if they
+    are the same"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +78,8 @@ class ModuleGroup:
 
 
 def beside_cost_model(fit: Fit) -> tuple[Beside, ...]:
-    """Memory categories on the rank with the highest peak, next to the cost model's; empty without a dry run."""
+    """Memory categories on the rank with the highest peak, next to the cost model's; empty without
+    a dry run."""
     if fit.fullest is None:
         return ()
     found, predicted = fit.fullest.peak.parts_bytes, fit.estimate.memory_parts_bytes
@@ -92,7 +96,8 @@ def beside_cost_model(fit: Fit) -> tuple[Beside, ...]:
 
 
 def fullest_modules(run: DryRun, most: int = 8) -> tuple[ModuleGroup, ...]:
-    """The modules that created most of the memory alive at the peak. Modules whose names only differ in the layer number are one row."""
+    """The modules that created most of the memory alive at the peak. Modules whose names only
+    differ in the layer number are one row."""
     groups: dict[tuple[str, str], list[ModuleCost]] = {}
     for module in run.modules:
         groups.setdefault((re.sub(r"\b\d+\b", "*", module.name), module.kind), []).append(module)
@@ -152,7 +157,8 @@ def rank_tokens(fit: Fit) -> float:
 
 
 def flops_per_token(fit: Fit) -> float | None:
-    """FLOPs per token on all ranks that share its micro-batch; in a pipeline, one middle rank represents all middle ranks."""
+    """FLOPs per token on all ranks that share its micro-batch; in a pipeline, one middle rank
+    represents all middle ranks."""
     if not fit.runs:
         return None
     counts = stage_counts(fit.config.pp, len(fit.runs))

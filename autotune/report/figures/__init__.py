@@ -9,7 +9,8 @@
     one_trial.py           those of one trial
     running_steps.py       steps of the running trials, and what is left
 
-`FIGURES` names all of them, in the order in which they are shown. Names never change: files and notebooks use them.
+`FIGURES` names all of them, in the order in which they are shown. Names never change: files and
+notebooks use them.
 """
 
 from __future__ import annotations
@@ -60,13 +61,15 @@ FIGURES: Mapping[str, Callable[[FigureSource], Figure | None]] = {
 def figures_of(
     result: Result, steps: Mapping[int, StepSeries] = MappingProxyType({})
 ) -> tuple[Figure, ...]:
-    """The figures that the trials so far allow, in the order in which they are shown. `steps`: those of the running trials, by number."""
+    """The figures that the trials so far allow, in the order in which they are shown. `steps`:
+    those of the running trials, by number."""
     source = FigureSource(result=result, steps=steps)
     return tuple(figure for draw in FIGURES.values() if (figure := draw(source)) is not None)
 
 
 def drawings() -> Mapping[str, Callable[[Result], Figure | None]]:
-    """The figures of a result by name, for `Result.plot`. Those of one result share their source."""
+    """The figures of a result by name, for `Result.plot`. Those of one result share their
+    source."""
     sources: dict[int, FigureSource] = {}
     """by the identity of their results, which they keep alive"""
 

@@ -1,6 +1,7 @@
 """What a study spends: the budget, spent and left of each limit, and its trials on ranks over time.
 
-A trial takes its ranks together from start to end. Which GPUs these were is not kept: the first ranks that are free are shown.
+A trial takes its ranks together from start to end. Which GPUs these were is not kept: the first
+ranks that are free are shown.
 """
 
 from __future__ import annotations
@@ -178,7 +179,8 @@ def trial_timeline(source: FigureSource) -> Figure | None:
 
 
 def _placed(source: FigureSource, trials: list[Trial], now: datetime, count: int) -> list[Span]:
-    """Each trial on the first ranks that are free when it starts; on the first ones where none are."""
+    """Each trial on the first ranks that are free when it starts; on the first ones where none
+    are."""
     free_at = [0.0] * count
     spans = []
     for t in trials:

@@ -1,7 +1,9 @@
 """The map of the feasible set: two knobs as a grid, the best config of each cell.
 
-The knobs are tp and pp, unless neither varies: then the first two that do, or the only one that does and pp. A cell stands for all configs with its two values. It shows the best measured
-speed where one was measured, else the predicted one of the config that a plan ranks first, and is refused where all of its configs ran, or are expected to run, out of memory.
+The knobs are tp and pp, unless neither varies: then the first two that do, or the only one that
+does and pp. A cell stands for all configs with its two values. It shows the best measured speed
+where one was measured, else the predicted one of the config that a plan ranks first, and is refused
+where all of its configs ran, or are expected to run, out of memory.
 """
 
 from __future__ import annotations
@@ -168,7 +170,8 @@ def _value(cell: _Cell) -> float | None:
 
 
 def _has_faster(cell: _Cell) -> bool:
-    """Whether a config of a predicted cell has a higher predicted speed than the one that is shown."""
+    """Whether a config of a predicted cell has a higher predicted speed than the one that is
+    shown."""
     return (
         not cell.measured
         and cell.predicted is not None

@@ -1,7 +1,7 @@
 """A figure as HTML: its words, the drawing, and its data in a part that opens. All text is escaped.
 
-What each figure of a study needs: said in its place while there is nothing to draw. The steps of the running trials need no reason: a study has that figure
-only while trials run.
+What each figure of a study needs: said in its place while there is nothing to draw. The steps of
+the running trials need no reason: a study has that figure only while trials run.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from autotune.report.page_frame import html_table
 from autotune.results.figure import Figure
 
 FOREMOST = ("best_so_far", "predicted_measured", "step_parts", "memory_parts")
-"""figures that are shown open: speed over trials, predicted against measured, parts of the step and of the memory"""
+"""figures that are shown open: speed over trials, predicted against measured, parts of the step and
+of the memory"""
 MOST_ROWS = 20
 """rows of data that the HTML shows; the CSV holds all"""
 
 
 def figures_html(figures: Sequence[Figure], *, is_open: bool, at: str = "") -> str:
-    """All figures of a study, and what those that cannot be drawn need. `is_open`: the study goes on; `at`: the address below which their files are."""
+    """All figures of a study, and what those that cannot be drawn need. `is_open`: the study goes
+    on; `at`: the address below which their files are."""
     drawn = {figure.name for figure in figures}
     missing = [name for name in MISSING if name not in drawn]
     drawings = {
@@ -39,7 +41,8 @@ def figures_html(figures: Sequence[Figure], *, is_open: bool, at: str = "") -> s
 
 
 def figure_html(figure: Figure, *, csv: str = "", svg: str = "") -> str:
-    """`csv`, `svg`: the addresses of the data and of the drawing; empty: they are inside of the page."""
+    """`csv`, `svg`: the addresses of the data and of the drawing; empty: they are inside of the
+    page."""
     csv = csv or f"data:text/csv;charset=utf-8,{quote(figure.csv())}"
     svg = svg or f"data:image/svg+xml;charset=utf-8,{quote(figure.picture())}"
     table, name = figure.table, escape(figure.name)

@@ -1,4 +1,5 @@
-"""A figure as Markdown: what it shows, and its data as a table in which bars stand beside the values. It opens with a click."""
+"""A figure as Markdown: what it shows, and its data as a table in which bars stand beside the
+values. It opens with a click."""
 
 from __future__ import annotations
 

@@ -1,14 +1,17 @@
-"""Which knobs make a config fast: all trials across the knobs, and the share of the speed's variance that each knob explains alone.
+"""Which knobs make a config fast: all trials across the knobs, and the share of the speed's
+variance that each knob explains alone.
 
     y        ln tokens/s                     S_k = Var_v(E[y | knob k = v]) / Var(y)       0 to 1
 
-S_k is the first-order sensitivity index (Sobol' 1993; Saltelli et al. 2008, eq. 1.19). Over the predicted configs that should fit it is taken as it is, with equal
-weights. Over n measured trials with m values of the knob it would be too large by chance, so the variance between the values is corrected for it, as epsilon
-squared (Kelley 1935):
+S_k is the first-order sensitivity index (Sobol' 1993; Saltelli et al. 2008, eq. 1.19). Over the
+predicted configs that should fit it is taken as it is, with equal weights. Over n measured trials
+with m values of the knob it would be too large by chance, so the variance between the values is
+corrected for it, as epsilon squared (Kelley 1935):
 
     S_k = max(0, (SS_between - (m - 1) s^2) / SS_total)         s^2 = SS_within / (n - m)
 
-Knobs depend on one another (dp follows from tp and pp), so the shares need not add up to 1, and a knob that matters only together with another has a small one.
+Knobs depend on one another (dp follows from tp and pp), so the shares need not add up to 1, and a
+knob that matters only together with another has a small one.
 """
 
 from __future__ import annotations
@@ -119,7 +122,8 @@ def importance_rows(source: FigureSource) -> list[tuple[str, float | None, float
 def explained_share(
     codes: NDArray[Any], y: NDArray[np.float64], *, is_sample: bool = False
 ) -> float | None:
-    """S_k of a knob with these codes, shape (N,); None where it or the speed does not vary. `is_sample`: with the correction for chance."""
+    """S_k of a knob with these codes, shape (N,); None where it or the speed does not vary.
+    `is_sample`: with the correction for chance."""
     groups, index = np.unique(codes, return_inverse=True)
     total = float(((y - y.mean()) ** 2).sum())
     n, m = len(y), len(groups)

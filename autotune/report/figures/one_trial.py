@@ -40,7 +40,8 @@ class TrialSource:
     trial: Trial
     """as it was measured"""
     steps: Mapping[str, Sequence[float]]
-    """step (from 0, with warm-up), step_time_s, loss, grad_norm, of its last attempt; empty lists where no step was reported"""
+    """step (from 0, with warm-up), step_time_s, loss, grad_norm, of its last attempt; empty lists
+    where no step was reported"""
     warmup_steps: int
     """steps at the start that do not count"""
     capacity_bytes: float

@@ -1,7 +1,8 @@
 """The steps of the trials that run now, and how much of each is left.
 
-A trial takes from `min_steps` to `max_steps` steps after its warm-up: it ends when its median is known well enough. What is left is that many steps more of the
-median step so far; before the first step only the deadline is known.
+A trial takes from `min_steps` to `max_steps` steps after its warm-up: it ends when its median is
+known well enough. What is left is that many steps more of the median step so far; before the first
+step only the deadline is known.
 """
 
 from __future__ import annotations

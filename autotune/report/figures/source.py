@@ -1,7 +1,8 @@
 """What figures are drawn from: a study's result, and what the cost model says of its space.
 
-Figures show at most `MAX_MARKS` trials: more can't be told apart. Left-out trials are spread evenly; the best, the baseline, each improvement and what
-failed last stay. A figure's table holds all of them.
+Figures show at most `MAX_MARKS` trials: more can't be told apart. Left-out trials are spread
+evenly; the best, the baseline, each improvement and what failed last stay. A figure's table holds
+all of them.
 
 The knobs that vary in a study, with their values.
 
@@ -9,7 +10,8 @@ The feasible set of a study with what the cost model says of each config.
 
     N    configs in the space, at most `LISTED`; of more, an even sample
 
-Step times are at the level that the study's own trials showed (`Estimate.level` of the latest trial).
+Step times are at the level that the study's own trials showed (`Estimate.level` of the latest
+trial).
 """
 
 from __future__ import annotations
@@ -62,7 +64,8 @@ class FigureSource:
 
     @cached_property
     def space(self) -> PredictedSpace | None:
-        """The feasible set; None where it can't be listed here, e.g. because its trainer is not installed."""
+        """The feasible set; None where it can't be listed here, e.g. because its trainer is not
+        installed."""
         return predicted_space(self.result.record.study, self.result.trials)
 
     @property
@@ -76,7 +79,8 @@ class FigureSource:
 
     @cached_property
     def counted(self) -> frozenset[int]:
-        """Numbers of the trials that hold their configs' figures: of those that measured one config, one."""
+        """Numbers of the trials that hold their configs' figures: of those that measured one
+        config, one."""
         return frozenset(t.number for t in counted_once(self.result.shown))
 
     @property
@@ -94,7 +98,8 @@ class FigureSource:
         )
 
     def kind(self, trial: Trial) -> str:
-        """The kind of a trial's mark; soft is that of one that was stopped, because it cannot win."""
+        """The kind of a trial's mark; soft is that of one that was stopped, because it cannot
+        win."""
         best = self.result.best
         if best is not None and trial.number == best.number:
             return "best"
@@ -212,7 +217,8 @@ class PredictedSpace:
 
 
 def predicted_space(study: Study, trials: Sequence[Trial]) -> PredictedSpace | None:
-    """The space of a study, predicted by the constants that ship; None where it can't be listed here."""
+    """The space of a study, predicted by the constants that ship; None where it can't be listed
+    here."""
     try:
         space = SearchSpace.of_study(study)
         each = -(-len(space) // LISTED)

@@ -1,4 +1,5 @@
-"""The best speed so far, over trials and over time, with the baseline and the most that is predicted."""
+"""The best speed so far, over trials and over time, with the baseline and the most that is
+predicted."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def _figure(source: FigureSource, *, is_time: bool) -> Figure | None:
     def place(trial: Trial) -> float | None:
         return source.elapsed_s(trial.ended_at) if is_time else float(trial.number)
 
-    # a config's dot has the figure of all its runs, so a final that was measured has none of its own
+    # a config's dot has the figure of all its runs, so a final that was measured has none of its
+    # own
     ended = [
         t
         for t in source.own
@@ -145,7 +147,8 @@ def _baseline_line(source: FigureSource, end: float) -> list[Line]:
 
 
 def _optimum(source: FigureSource) -> float | None:
-    """The predicted speed of a plan's top config. None where it cannot be compared: a calibration of the cluster moves the trials' own predictions, and not this one."""
+    """The predicted speed of a plan's top config. None where it cannot be compared: a calibration
+    of the cluster moves the trials' own predictions, and not this one."""
     optimum = source.space.optimum_tokens_per_s if source.space is not None else None
     is_calibrated = optimum is not None and any(
         t.estimate is not None and float(t.estimate.tokens_per_s) > 1.05 * optimum

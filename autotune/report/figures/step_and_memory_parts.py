@@ -1,6 +1,8 @@
-"""Where the time of a step and the memory of a rank go: the winner beside the baseline and the runner-up.
+"""Where the time of a step and the memory of a rank go: the winner beside the baseline and the
+runner-up.
 
-Where each rank's time goes, beside what was predicted of a step, with what that says (`autotune.diagnosis`).
+Where each rank's time goes, beside what was predicted of a step, with what that says
+(`autotune.diagnosis`).
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from autotune.results.figure import Column, Figure, table_of
 from autotune.spec import MemoryParts, Trial, config_label
 
 OVERLAPPED = "communication_overlapped"
-"""communication hidden behind computation: no part of the step's time, so it has no place in a stacked bar"""
+"""communication hidden behind computation: no part of the step's time, so it has no place in a
+stacked bar"""
 ROLE = Column(name="role", head="", is_number=False)
 MEMORY_NAMES: Mapping[str, str] = {part.name: PART_NAMES[part.name] for part in fields(MemoryParts)}
 """what people call the parts of memory"""
@@ -170,7 +173,8 @@ def memory_bars(
     x_label: str,
     description: str,
 ) -> tuple[str, str]:
-    """(bars of memory against the capacity, a sentence that names a capacity too far off to be drawn)."""
+    """(bars of memory against the capacity, a sentence that names a capacity too far off to be
+    drawn)."""
     capacity = format_bytes(capacity_bytes)
     is_near = capacity_bytes <= FAR * max(
         max(bar.mark or 0.0, sum(bar.parts.values())) for bar in bars

@@ -1,4 +1,5 @@
-"""Trials as points: predicted against measured, of speed and of peak memory; and speed against memory with the Pareto front, which no other config beats in everything."""
+"""Trials as points: predicted against measured, of speed and of peak memory; and speed against
+memory with the Pareto front, which no other config beats in everything."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ RATIO = Column(
 )
 _HOW = "On the dashed line the prediction is exact; above it the measurement is higher."
 FAR = 1.6
-"""times the highest measurement: predictions beyond that are drawn at the edge, so that one does not flatten all others"""
+"""times the highest measurement: predictions beyond that are drawn at the edge, so that one does
+not flatten all others"""
 _PROXIES = "Each dot is a proxy, so both figures are for the smaller job, not for the target."
 
 
@@ -95,7 +97,8 @@ def _figure(
     from_zero: bool,
     description: str,
 ) -> Figure | None:
-    """`error`: (its name in `prediction_errors`, what it is called); `columns`: predicted and measured."""
+    """`error`: (its name in `prediction_errors`, what it is called); `columns`: predicted and
+    measured."""
     if not pairs:
         return None
     trials = [t for _, _, t in pairs]

@@ -5,6 +5,7 @@
     parallel_axes.py lines across several axes                stacked_area.py    stacked areas
     canvas.py        what all of them share: the opening tag, round tick values
 
-Coordinates are user units of a fixed `WIDTH`; the page scales them. Colours come from classes of `dashboards/web/figures.css`, so that a dark page stays
-readable. Every mark has a `<title>`, which browsers show when the pointer rests on it. All text is escaped.
+Coordinates are user units of a fixed `WIDTH`; the page scales them. Colours come from classes of
+`dashboards/web/figures.css`, so that a dark page stays readable. Every mark has a `<title>`, which
+browsers show when the pointer rests on it. All text is escaped.
 """

@@ -62,8 +62,8 @@ class Axis:
 
 
 def usual_top(values: Sequence[float]) -> float:
-    """The largest value, without a few that would flatten all others, such as a first step that compiles: at most a tenth of them (or one), each over
-    `FAR` times the largest of the rest."""
+    """The largest value, without a few that would flatten all others, such as a first step that
+    compiles: at most a tenth of them (or one), each over `FAR` times the largest of the rest."""
     rising = sorted(v for v in values if math.isfinite(v))
     if not rising:
         return 1.0
@@ -107,7 +107,8 @@ def plot(
     description: str,
     legend: bool = False,
 ) -> str:
-    """Marks and lines over two linear axes. `legend`: the lines' labels stand under the figure, not at their ends."""
+    """Marks and lines over two linear axes. `legend`: the lines' labels stand under the figure, not
+    at their ends."""
     xs = [p.x for p in points] + [x for line in lines for x, _ in line.points]
     ys = [p.y for p in points] + [y for line in lines for _, y in line.points]
     (low_x, high_x), (low_y, high_y) = x.span(xs, 0.05), y.span(ys, 0.1)

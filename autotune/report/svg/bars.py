@@ -1,4 +1,5 @@
-"""Horizontal stacked bars on one scale that starts at zero, with a legend of the parts that occur."""
+"""Horizontal stacked bars on one scale that starts at zero, with a legend of the parts that
+occur."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ def stacked_bars(
     limit_label: str = "",
     legend: bool = True,
 ) -> str:
-    """`names`: what people call each part; it has the class `part-NAME` in the style sheet. `limit`: a vertical line."""
+    """`names`: what people call each part; it has the class `part-NAME` in the style sheet.
+    `limit`: a vertical line."""
     totals = [sum(bar.parts.values()) for bar in bars] + [
         bar.mark for bar in bars if bar.mark is not None
     ]
@@ -106,7 +108,8 @@ def _apart(
 
 
 def _key_places(words: Sequence[str]) -> list[tuple[float, float]]:
-    """Where each entry of the legend stands, (x, y) from its first row: side by side while they fit."""
+    """Where each entry of the legend stands, (x, y) from its first row: side by side while they
+    fit."""
     places, x, y = [], 16.0, 0.0
     for word in words:
         wide = 16 + LETTER * len(word) + 16

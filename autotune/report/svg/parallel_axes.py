@@ -1,4 +1,5 @@
-"""Parallel axes (Inselberg 1985): an upright axis for each dimension, a line across all of them for each item."""
+"""Parallel axes (Inselberg 1985): an upright axis for each dimension, a line across all of them for
+each item."""
 
 from __future__ import annotations
 

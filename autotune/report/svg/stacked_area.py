@@ -1,6 +1,7 @@
 """Stacked areas over an order of samples, with a limit as a line, marks below, and a legend.
 
-x is the number of a sample, y the height of the stack; steps are drawn square, for a sample holds until the next one.
+x is the number of a sample, y the height of the stack; steps are drawn square, for a sample holds
+until the next one.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def stacked_area(
     unit: float,
     description: str,
 ) -> str:
-    """`layers`: heights by name, all of one length, from the bottom up; `titles`: what the pointer shows at each sample."""
+    """`layers`: heights by name, all of one length, from the bottom up; `titles`: what the pointer
+    shows at each sample."""
     highest = max(sum(heights) for heights in zip(*layers.values(), strict=True))
     plot = _Plot(count=len(titles), high=1.06 * max(highest, limit or 0.0, 1e-12))
     used = [name for name in names if any(layers.get(name, ()))]

@@ -84,7 +84,8 @@ def _tile(tile: Tile, x: float, y: float, wide: float, tall: float) -> str:
 
 
 def _hatching(x: float, y: float, wide: float, tall: float, step: float = 9.0) -> str:
-    """Diagonal lines inside a rectangle, drawn one by one: a pattern needs an id, and a page may hold the same figure twice."""
+    """Diagonal lines inside a rectangle, drawn one by one: a pattern needs an id, and a page may
+    hold the same figure twice."""
     parts, offset = [], step
     while offset < wide + tall:
         x1, y1 = (x + offset, y) if offset <= wide else (x + wide, y + offset - wide)

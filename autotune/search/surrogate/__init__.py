@@ -1,4 +1,5 @@
-"""The surrogate: a model of step time, peak memory and failures, learnt from trials on top of the cost model.
+"""The surrogate: a model of step time, peak memory and failures, learnt from trials on top of the
+cost model.
 
     posterior.py        Posterior: score and probability of running of every candidate, given the trials so far
     training_data.py    trials as training data: log step time, log peak memory, other failures
@@ -9,6 +10,6 @@
     failure_rate.py     probability of failures other than out of memory
     acquisition.py      log expected improvement
 
-Symbols: n observations, N candidates, d coordinates, K parts, M models. All of it is exact linear algebra on n of at most some hundred
-observations; candidates are scored in blocks.
+Symbols: n observations, N candidates, d coordinates, K parts, M models. All of it is exact linear
+algebra on n of at most some hundred observations; candidates are scored in blocks.
 """

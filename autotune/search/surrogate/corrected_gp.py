@@ -1,4 +1,5 @@
-"""The cost model's prediction, corrected by observations (Kennedy & O'Hagan 2001, here with one factor for each part).
+"""The cost model's prediction, corrected by observations (Kennedy & O'Hagan 2001, here with one
+factor for each part).
 
     g(x) = log sum_k part_k(x) exp(f_k) + e(x) + h(z(x))
 
@@ -9,13 +10,15 @@
     h        effect of the study's own knobs z(x), where it has any: Gaussian process, covariance s_own^2 k (`kernel.own_correlations`). The cost model knows
              nothing of these, so its error e is the same whatever they are, and each of them has an effect of its own, which is learnt apart
 
-Conditioning linearizes the sum about the mode of f (Gauss-Newton): J = dg/df, where dg/df_k is the share of part k in the sum. Then g is one Gaussian
-process with covariance J S J' + cov(e) + cov(h). The scales of S, a and s_own are not fixed: `model_average` averages over a small grid of them, so a bad cost
-model is recognized after a few trials and a good one is trusted at once.
+Conditioning linearizes the sum about the mode of f (Gauss-Newton): J = dg/df, where dg/df_k is the
+share of part k in the sum. Then g is one Gaussian process with covariance J S J' + cov(e) + cov(h).
+The scales of S, a and s_own are not fixed: `model_average` averages over a small grid of them, so a
+bad cost model is recognized after a few trials and a good one is trusted at once.
 
-Observations of other workloads (the history) have factors of their own, correlated with ours by `transfer_weight`, 0 to 1: the covariance
-between two workloads is multiplied by the product of both weights (one common factor). The residual transfers only between workloads of
-the same model, whose coordinates mean the same; elsewhere it did harm in the replay benchmark.
+Observations of other workloads (the history) have factors of their own, correlated with ours by
+`transfer_weight`, 0 to 1: the covariance between two workloads is multiplied by the product of both
+weights (one common factor). The residual transfers only between workloads of the same model, whose
+coordinates mean the same; elsewhere it did harm in the replay benchmark.
 """
 
 from __future__ import annotations
@@ -77,7 +80,8 @@ class Prior:
     residual_sd: float
     """a"""
     transfer_weights: Array
-    """correlation of each workload's factors with those of the searched one, by number; 1 for the first, shape (W,)"""
+    """correlation of each workload's factors with those of the searched one, by number; 1 for the
+    first, shape (W,)"""
     residual_weights: Array
     """the same for the residual, shape (W,)"""
     own_sd: float = 0.0
@@ -86,7 +90,8 @@ class Prior:
     """number of own knobs: the last columns of the points"""
 
     def factor_transfer(self, a: NDArray[np.intp], b: NDArray[np.intp]) -> Array:
-        """Multipliers of the factors' covariance between rows of workloads a and b, shape (len(a), len(b)), or (1, 1) without a history."""
+        """Multipliers of the factors' covariance between rows of workloads a and b, shape (len(a),
+        len(b)), or (1, 1) without a history."""
         return _pairwise(self.transfer_weights, a, b)
 
     def residual_transfer(self, a: NDArray[np.intp], b: NDArray[np.intp]) -> Array:
@@ -107,8 +112,9 @@ class Scales:
     length: float = 3.0
     """of the covariance, in doublings of a degree"""
     nugget: float = 0.5
-    """o. Held-out errors of configs one step apart differ by as much as the error bar allows (and in the vTrain sweep by no less than
-    those of configs four steps apart). Without a nugget the model attributes one config's error to all its neighbours."""
+    """o. Held-out errors of configs one step apart differ by as much as the error bar allows (and
+    in the vTrain sweep by no less than those of configs four steps apart). Without a nugget the
+    model attributes one config's error to all its neighbours."""
 
     def correlations(self, distances: Array) -> Array:
         """Correlations of e between configs at these distances, of the same shape."""
@@ -136,7 +142,8 @@ class CorrectedGP:
         scales: Scales | None = None,
         iterations: int = 15,
     ) -> None:
-        """`scales`: hyperparameters (default: all multipliers one). `iterations`: of Gauss-Newton, at most."""
+        """`scales`: hyperparameters (default: all multipliers one). `iterations`: of Gauss-Newton,
+        at most."""
         self._prior = prior
         self._rows = rows
         self._observations = observations
@@ -158,7 +165,8 @@ class CorrectedGP:
         return np.exp(self._f)
 
     def predict(self, rows: Rows, alike: Alike | None = None) -> tuple[Array, Array]:
-        """Mean and standard deviation of g, shape (N,) each; `alike`: of `rows` to the observations, if already computed."""
+        """Mean and standard deviation of g, shape (N,) each; `alike`: of `rows` to the
+        observations, if already computed."""
         mean, shares = _log_sum(rows.parts, self._f)
         variance = (
             np.einsum("nk,kl,nl->n", shares, self._covariance(), shares) + self._residual_variance
@@ -173,9 +181,11 @@ class CorrectedGP:
         return mean, np.sqrt(np.maximum(variance, 1e-12))
 
     def log_predictive(self, which: NDArray[np.bool_]) -> float:
-        """Sum of the log densities of the observations in the mask `which`, shape (n,), each given all others.
+        """Sum of the log densities of the observations in the mask `which`, shape (n,), each given
+        all others.
 
-        Leave-one-out densities (Rasmussen & Williams 2006, eq. 5.10) instead of the marginal likelihood: they depend less on a wrong prior.
+        Leave-one-out densities (Rasmussen & Williams 2006, eq. 5.10) instead of the marginal
+        likelihood: they depend less on a wrong prior.
         """
         if not which.any():
             return 0.0
@@ -183,7 +193,8 @@ class CorrectedGP:
         return self._observations.take(which).log_predictive(mean[which], variance[which])
 
     def fit(self, iterations: int = 15) -> None:
-        """Moves f and g towards their posterior mode, and the Gaussian approximations of the observations with them.
+        """Moves f and g towards their posterior mode, and the Gaussian approximations of the
+        observations with them.
 
         A second call continues where the first one ended.
         """
@@ -215,7 +226,8 @@ class CorrectedGP:
                 break
 
     def _cavity(self) -> tuple[Array, Array]:
-        """Mean and variance of g at each observation given all others, shape (n,) each (Rasmussen & Williams 2006, eq. 5.12)."""
+        """Mean and variance of g at each observation given all others, shape (n,) each (Rasmussen &
+        Williams 2006, eq. 5.12)."""
         inverse = cho_solve((self._lower, True), np.eye(len(self._weights)), check_finite=False)
         precision = np.diag(inverse)
         return self._targets - self._weights / precision, np.maximum(
@@ -247,7 +259,8 @@ class CorrectedGP:
         )
 
     def _factor_covariance(self, rows: Rows, shares: Array) -> Array:
-        """Covariance between `rows` and the observations that is due to the factors, shape (N, n)."""
+        """Covariance between `rows` and the observations that is due to the factors, shape (N,
+        n)."""
         _, ours = _log_sum(self._rows.parts, self._f)
         transfer = self._prior.factor_transfer(rows.workloads, self._rows.workloads)
         return np.asarray(transfer * (shares @ self._covariance() @ ours.T))

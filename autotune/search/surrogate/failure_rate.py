@@ -1,7 +1,8 @@
-"""Probability that a config fails for another reason than memory: a hang, an error, divergence, or a config that the trainer refuses.
+"""Probability that a config fails for another reason than memory: a hang, an error, divergence, or
+a config that the trainer refuses.
 
-Failures and successes nearby are counted with their correlation as weight, beside a prior rate (a Beta-Bernoulli model with kernel weights,
-as in kernel density classification):
+Failures and successes nearby are counted with their correlation as weight, beside a prior rate (a
+Beta-Bernoulli model with kernel weights, as in kernel density classification):
 
     p(x) = (w0 p0 + sum_failed k(x, x_i)) / (w0 + sum_all k(x, x_i))
 
@@ -26,7 +27,8 @@ LENGTH = 2.0
 
 
 def failure_rate(points: Array, seen: Array, failed: NDArray[np.bool_]) -> Array:
-    """p at `points` (N, d), after trials at `seen` (n, d), of which `failed` (n,) did; shape (N,)."""
+    """p at `points` (N, d), after trials at `seen` (n, d), of which `failed` (n,) did; shape
+    (N,)."""
     if not len(seen):
         return np.full(len(points), RATE)
     near = matern52(distances(points, seen), LENGTH)

@@ -1,10 +1,11 @@
 """Covariances between configs: of the residual, and of what a study's own knobs do.
 
-The residual: Matern 5/2 over the coordinates of the space. A coordinate changes by one when a degree doubles or a word is replaced by its neighbour, so one
-length scale serves all coordinates.
+The residual: Matern 5/2 over the coordinates of the space. A coordinate changes by one when a
+degree doubles or a word is replaced by its neighbour, so one length scale serves all coordinates.
 
-A study's own knobs z, of which the cost model knows nothing: a sum of effects of each of them and of their combinations, which count less (functional
-analysis of variance; Durrande et al. 2012, "Additive covariance kernels for high-dimensional Gaussian process modeling"):
+A study's own knobs z, of which the cost model knows nothing: a sum of effects of each of them and
+of their combinations, which count less (functional analysis of variance; Durrande et al. 2012,
+"Additive covariance kernels for high-dimensional Gaussian process modeling"):
 
     k(z, z') = (prod_j (1 + r k_j(z_j, z'_j)) - 1) / r  =  sum_j k_j + r sum_{i<j} k_i k_j + ...
 """
@@ -29,7 +30,8 @@ OWN_NUGGET = 0.1
 OWN_LENGTH = 0.5
 """length scale of the effect of an own knob, relative to the range of its values"""
 FAR = 100.0
-"""distance between two words on the axis of an own knob: what one does says nothing about the other"""
+"""distance between two words on the axis of an own knob: what one does says nothing about the
+other"""
 
 
 def distances(a: Array, b: Array) -> Array:
@@ -38,14 +40,15 @@ def distances(a: Array, b: Array) -> Array:
 
 
 def matern52(distance: Array, length: float) -> Array:
-    """Correlations at these distances (Rasmussen & Williams 2006, eq. 4.17, nu = 5/2), of the same shape."""
+    """Correlations at these distances (Rasmussen & Williams 2006, eq. 4.17, nu = 5/2), of the same
+    shape."""
     r = distance * (np.sqrt(5.0) / length)
     return np.asarray((1.0 + r + r * r / 3.0) * np.exp(-r))
 
 
 def surrogate_points(points: Array, own: Sequence[Knob]) -> Array:
-    """Coordinates (n, d) whose last columns are those of own knobs, with these columns on the axes of `own_correlations`: numbers from 0 to 1, words far apart.
-    Knobs of one value are left out."""
+    """Coordinates (n, d) whose last columns are those of own knobs, with these columns on the axes
+    of `own_correlations`: numbers from 0 to 1, words far apart. Knobs of one value are left out."""
     first = points.shape[1] - len(own)
     columns = [*points[:, :first].T]
     for column, knob in zip(points[:, first:].T, own, strict=True):
@@ -56,7 +59,8 @@ def surrogate_points(points: Array, own: Sequence[Knob]) -> Array:
 
 
 def own_correlations(a: Array, b: Array) -> Array:
-    """k between the own knobs of configs, a (n, k) and b (m, k); shape (n, m). The variance of one knob's effect is one."""
+    """k between the own knobs of configs, a (n, k) and b (m, k); shape (n, m). The variance of one
+    knob's effect is one."""
     product = np.ones((len(a), len(b)))
     for ours, theirs in zip(a.T, b.T, strict=True):
         product *= 1.0 + TOGETHER * matern52(np.abs(ours[:, None] - theirs[None, :]), OWN_LENGTH)
@@ -69,8 +73,8 @@ def own_variance(own: int) -> float:
 
 
 def apart(a: Array, b: Array, own: int) -> tuple[Array, Array]:
-    """Of points a (n, d) and b (m, d), whose last `own` columns are own knobs: distances over the knobs of every study, and covariances of what own knobs do,
-    shape (n, m) each."""
+    """Of points a (n, d) and b (m, d), whose last `own` columns are own knobs: distances over the
+    knobs of every study, and covariances of what own knobs do, shape (n, m) each."""
     knobs = a.shape[1] - own
     away = distances(a[:, :knobs], b[:, :knobs])
     if not own:

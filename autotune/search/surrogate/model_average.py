@@ -1,17 +1,23 @@
-"""Bayesian model averaging: several models of one quantity, weighted by how well they predict the trials.
+"""Bayesian model averaging: several models of one quantity, weighted by how well they predict the
+trials.
 
     w_m    ~ prior_m * prod_i p(y_i | all other y, model m)      over the trials of the searched workload (Geisser & Eddy 1979)
 
-The models are the corrected cost model (`CorrectedGP`) at every combination of scales on a small grid (`Scales`), each with and without
-the history of earlier studies; the *ordering* models, in which the cost model is right about the order alone: the level is free, no part of the time is
-blamed, and each config has a large error of its own; and one *uninformed* model: a constant level and a Gaussian process over the knobs, with the spread of the
-predictions.
+The models are the corrected cost model (`CorrectedGP`) at every combination of scales on a small
+grid (`Scales`), each with and without the history of earlier studies; the *ordering* models, in
+which the cost model is right about the order alone: the level is free, no part of the time is
+blamed, and each config has a large error of its own; and one *uninformed* model: a constant level
+and a Gaussian process over the knobs, with the spread of the predictions.
 
-Why average: after a few trials the scales are not known, and the candidates that were tried resemble one another. The most probable scales
-alone would stop the search too early; the average has the heavier tails. The uninformed model covers the case that the cost model does not describe
-the cluster at all: it then gains weight within a few trials, and the expected gain of further trials is as large as the spread of the
-configs allows. It must stay improbable at first, for wild rows (a first config four times slower than it should be) speak for it too, and following it costs
-many trials where the cost model's order was right: then the ordering models should win. Trials of other workloads do not enter the weights: a cost model that is right elsewhere need not be right here.
+Why average: after a few trials the scales are not known, and the candidates that were tried
+resemble one another. The most probable scales alone would stop the search too early; the average
+has the heavier tails. The uninformed model covers the case that the cost model does not describe
+the cluster at all: it then gains weight within a few trials, and the expected gain of further
+trials is as large as the spread of the configs allows. It must stay improbable at first, for wild
+rows (a first config four times slower than it should be) speak for it too, and following it costs
+many trials where the cost model's order was right: then the ordering models should win. Trials of
+other workloads do not enter the weights: a cost model that is right elsewhere need not be right
+here.
 """
 
 from __future__ import annotations
@@ -34,8 +40,9 @@ Array = NDArray[np.float64]
 BLOCK = 1 << 15
 """candidates that are scored in one block"""
 FACTORS, RESIDUALS = (1.0, 3.0), (1.0 / 3.0, 1.0, 3.0)
-"""grid of `Scales`. No factor scale is below one: the first candidates consist of the same parts, so that their agreement with the prediction
-says little about the other parts. The residual scale may shrink, because every trial informs it."""
+"""grid of `Scales`. No factor scale is below one: the first candidates consist of the same parts,
+so that their agreement with the prediction says little about the other parts. The residual scale
+may shrink, because every trial informs it."""
 OWN = (1.0 / 3.0, 1.0, 3.0)
 """grid of the scale of what own knobs do"""
 ORDERING_PRIOR = 0.5
@@ -47,10 +54,11 @@ UNINFORMED_PRIOR = 0.01
 LEVEL_SD = 1.0
 """standard deviation of the log of the level in the uninformed model"""
 LENGTH, NUGGET = 1.5, 0.1
-"""length scale and nugget of the uninformed model: whole step times vary faster over the knobs than the residuals of a prediction, and more
-smoothly"""
+"""length scale and nugget of the uninformed model: whole step times vary faster over the knobs than
+the residuals of a prediction, and more smoothly"""
 ITERATIONS = 6
-"""Gauss-Newton iterations before the models are weighted; models that are kept are fitted further"""
+"""Gauss-Newton iterations before the models are weighted; models that are kept are fitted
+further"""
 NEGLIGIBLE = 0.01
 """models of less weight than this, relative to the greatest, are dropped"""
 
@@ -67,13 +75,15 @@ class Model:
     """mask of the observations that it is conditioned on, shape (n,); None: all"""
 
     def predict(self, rows: Rows, alike: Alike) -> tuple[Array, Array]:
-        """Mean and standard deviation of g, shape (N,) each; `alike`: of `rows` to all n observations."""
+        """Mean and standard deviation of g, shape (N,) each; `alike`: of `rows` to all n
+        observations."""
         return self.gp.predict(
             at_level(rows, self.level), alike if self.subset is None else alike.take(self.subset)
         )
 
     def fantasized(self, rows: Rows, noise: float) -> Model:
-        """The posterior if these rows came out at their predicted mean (a fantasy: Ginsbourger et al. 2010, kriging believer)."""
+        """The posterior if these rows came out at their predicted mean (a fantasy: Ginsbourger et
+        al. 2010, kriging believer)."""
         rows = at_level(rows, self.level)
         gp = self.gp.conditioned_on(rows, self.gp.predict(rows)[0], noise)
         subset = (
@@ -100,9 +110,11 @@ class ModelAverage:
     def of(
         cls, prior: Prior, rows: Rows, observations: Observations, *, candidates: Rows
     ) -> ModelAverage:
-        """The average given n observations; the uninformed model takes level and spread from the predictions of `candidates`.
+        """The average given n observations; the uninformed model takes level and spread from the
+        predictions of `candidates`.
 
-        Before any trial of the searched workload there are no weights to compute: the corrected cost model is the only model.
+        Before any trial of the searched workload there are no weights to compute: the corrected
+        cost model is the only model.
         """
         if not (rows.workloads == 0).any():
             only = Model(gp=CorrectedGP(prior, rows, observations))
@@ -137,7 +149,8 @@ class ModelAverage:
         return both[0], both[1]
 
     def fantasized(self, rows: Rows, noise: float) -> ModelAverage:
-        """The posterior if these rows came out at the mean that each model predicts. The weights stay as they are."""
+        """The posterior if these rows came out at the mean that each model predicts. The weights
+        stay as they are."""
         models = tuple(model.fantasized(rows, noise) for model in self.models)
         return replace(self, models=models, points=np.concatenate([self.points, rows.points]))
 
@@ -150,7 +163,8 @@ def at_level(rows: Rows, level: float | None) -> Rows:
 def _corrected_models(
     prior: Prior, rows: Rows, observations: Observations
 ) -> Iterator[tuple[float, Model]]:
-    """The corrected cost model for each combination of scales and data, with its log weight up to a constant."""
+    """The corrected cost model for each combination of scales and data, with its log weight up to a
+    constant."""
     ours = rows.workloads == 0
     subsets: list[NDArray[np.bool_] | None] = [None] if ours.all() else [None, ours]
     grid = [
@@ -177,7 +191,8 @@ def _corrected_models(
 def _ordering(
     prior: Prior, rows: Rows, observations: Observations
 ) -> Iterator[tuple[float, Model]]:
-    """The models that believe the predicted order alone, with their log weights up to the same constant."""
+    """The models that believe the predicted order alone, with their log weights up to the same
+    constant."""
     ours = rows.workloads == 0
     our_rows, our_observations = rows.take(ours), observations.take(ours)
     for residual_sd, (own, log_prior) in itertools.product(ORDERING_SDS, _own(prior).items()):
@@ -202,7 +217,8 @@ def _ordering(
 
 
 def _own(prior: Prior) -> dict[float, float]:
-    """Multipliers of the effects of own knobs, with the log of their probability before any trial."""
+    """Multipliers of the effects of own knobs, with the log of their probability before any
+    trial."""
     multipliers = OWN if prior.own else (1.0,)
     return dict(
         zip(

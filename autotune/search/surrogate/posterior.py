@@ -3,8 +3,9 @@
     score = slope * (log tokens - log step time + log efficiency - log cost) + offset      (`autotune.search.objective_model`)
     runs  = P(peak <= limit) * (1 - failure rate)
 
-The models of time and memory learn from the history and from trials outside the space too. The gradient noise scale (for the efficiency), the offset
-(stability, the baseline's constant) and the failure rate are learnt from trials of this workload only.
+The models of time and memory learn from the history and from trials outside the space too. The
+gradient noise scale (for the efficiency), the offset (stability, the baseline's constant) and the
+failure rate are learnt from trials of this workload only.
 """
 
 from __future__ import annotations
@@ -134,7 +135,8 @@ class Posterior:
     def score(
         self, candidates: NDArray[np.intp], pending: NDArray[np.intp]
     ) -> tuple[Array, Array, Array]:
-        """Log weights of the models, shape (M,), and mean and standard deviation of the candidates' scores in each, shape (M, N) each.
+        """Log weights of the models, shape (M,), and mean and standard deviation of the candidates'
+        scores in each, shape (M, N) each.
 
         `pending` candidates count as if they came out at their predicted mean.
         """
@@ -166,7 +168,8 @@ class Posterior:
     def fits(self, workload: Workload, configs: Sequence[ParallelConfig]) -> Array:
         """Probability that configs of another workload do not run out of memory, shape (n,).
 
-        They count as configs of the workload that is searched: what is known of the causes of its memory is known of theirs."""
+        They count as configs of the workload that is searched: what is known of the causes of its
+        memory is known of theirs."""
         predicted, points = training_data.predicted_trainings(self._problem, workload, configs)
         limits = training_data.log_limits(predicted, workload.cluster.gpu.memory_bytes)
         mean, sd = self.memory.predict(
@@ -184,13 +187,15 @@ class Posterior:
 
     @property
     def _failure_data(self) -> tuple[Array, NDArray[np.bool_]]:
-        """Coordinates of this workload's trials that ran or failed for other reasons than memory, and which of them failed."""
+        """Coordinates of this workload's trials that ran or failed for other reasons than memory,
+        and which of them failed."""
         seen = [p for p in self._ours if p.has_time or p.failed_otherwise]
         points = np.concatenate([self._no_points, *(p.point for p in seen)])
         return points, np.array([p.failed_otherwise for p in seen], dtype=np.bool_)
 
     def _offset(self, points: Array) -> tuple[Array, Array]:
-        """Mean and standard deviation of the offset at `points`, shape (N,) each: a Gaussian process about the mean of the measured ones."""
+        """Mean and standard deviation of the offset at `points`, shape (N,) each: a Gaussian
+        process about the mean of the measured ones."""
         seen = [p for p in self._ours if p.trial.is_measured and p.trial.reward is not None]
         if not seen:
             return np.zeros(len(points)), np.zeros(len(points))
@@ -215,7 +220,8 @@ def _joined(rows: list[Rows], like: Rows) -> Rows:
 
 
 def _nearest_history(problem: Problem) -> tuple[list[DataPoint], list[Workload]]:
-    """The history's trials of the greatest transfer weight, and its workloads; a workload's number is its place in that order, from 1."""
+    """The history's trials of the greatest transfer weight, and its workloads; a workload's number
+    is its place in that order, from 1."""
     ours = problem.space.workload
     by_name = {repr(workload): workload for workload, _ in problem.history}
     names = sorted(by_name, key=lambda name: -transfer_weight(ours, by_name[name]))

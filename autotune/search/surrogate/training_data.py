@@ -1,7 +1,8 @@
 """Trials as training data of the surrogate: log step time, log peak memory, and other failures.
 
-Assumptions: a repeat of a trial on another day differs by a few percent, whatever the spread of its own steps; a measured peak is what the
-allocator needs, to a few percent; a lost worker says nothing about the config.
+Assumptions: a repeat of a trial on another day differs by a few percent, whatever the spread of its
+own steps; a measured peak is what the allocator needs, to a few percent; a lost worker says nothing
+about the config.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ TIME_SDS = {
     "optimizer": 0.3,
     "other": 0.5,
 }
-"""prior standard deviation of the log factor of each cause of time: small where hardware reaches a known fraction of its peak (matmuls), large for
-networks"""
+"""prior standard deviation of the log factor of each cause of time: small where hardware reaches a
+known fraction of its peak (matmuls), large for networks"""
 MEMORY_SDS = {
     "weights": 0.05,
     "gradients": 0.15,
@@ -54,14 +55,17 @@ MEMORY_SDS = {
     "logits": 0.4,
     "framework": 0.5,
 }
-"""the same for each cause of memory: small for weights, which are counted exactly; large for activations, which depend on the trainer's kernels"""
+"""the same for each cause of memory: small for weights, which are counted exactly; large for
+activations, which depend on the trainer's kernels"""
 COMMON_SD = 0.1
 """standard deviation of the error that all causes share, where the estimate does not state one"""
 OWN_MEMORY_ERROR_SD = 0.07
-"""standard deviation of the error of log peak memory that the configs of one program do not share, at most: the median over 19 published sources, of which most
-errors are one factor for all of their rows (research/measurements.md)"""
+"""standard deviation of the error of log peak memory that the configs of one program do not share,
+at most: the median over 19 published sources, of which most errors are one factor for all of their
+rows (research/measurements.md)"""
 OWN_TIME_SD, OWN_MEMORY_SD = 0.15, 0.05
-"""standard deviation of the effect of one of the study's own knobs on the log step time and on the log peak"""
+"""standard deviation of the effect of one of the study's own knobs on the log step time and on the
+log peak"""
 REPEAT_SD = 0.02
 """relative standard deviation between repeats of a step time or a peak"""
 CERTAIN = 1e-9
@@ -88,10 +92,11 @@ def time_prior(
     measured: bool,
     own: int = 0,
 ) -> Prior:
-    """Prior of the time model: `TIME_SDS` for the factors, the level's spread for the error that all causes share, and for the residual the width
-    of the estimate's interval without the level.
+    """Prior of the time model: `TIME_SDS` for the factors, the level's spread for the error that
+    all causes share, and for the residual the width of the estimate's interval without the level.
 
-    Before anything of this workload was `measured`, candidates are compared with a prediction, which is at the same level: it does not count."""
+    Before anything of this workload was `measured`, candidates are compared with a prediction,
+    which is at the same level: it does not count."""
     level_sd = float(np.median(np.asarray(estimate.level_sigma)))
     return Prior(
         factor_sds=np.array(list(TIME_SDS.values())),
@@ -112,8 +117,10 @@ def memory_prior(
     workload: Workload,
     own: int = 0,
 ) -> Prior:
-    """Prior of the memory model: `MEMORY_SDS` for the factors, and the width of the estimate's interval for the rest. Of a trainer whose peaks were fitted that
-    width is each config's own; of any other all configs share what is above `OWN_MEMORY_ERROR_SD`, so that one peak tells most of the others."""
+    """Prior of the memory model: `MEMORY_SDS` for the factors, and the width of the estimate's
+    interval for the rest. Of a trainer whose peaks were fitted that width is each config's own; of
+    any other all configs share what is above `OWN_MEMORY_ERROR_SD`, so that one peak tells most of
+    the others."""
     spread = float(np.median(spread_of_memory(estimate)))
     is_fitted = "memory_sigma" in memory_source(workload.cluster.gpu.name, loop_of(workload)).fitted
     residual_sd = spread if is_fitted else min(spread, OWN_MEMORY_ERROR_SD)
@@ -187,7 +194,8 @@ def time_observations(data: Sequence[DataPoint]) -> Observations:
 
 
 def memory_observations(data: Sequence[DataPoint]) -> Observations:
-    """Log peaks where they were measured; otherwise censored at the limit, above it for trials out of memory, below it for trials that ran."""
+    """Log peaks where they were measured; otherwise censored at the limit, above it for trials out
+    of memory, below it for trials that ran."""
     values, sides = [], []
     for point in data:
         measurement = point.trial.measurement if point.trial.is_measured else None
@@ -207,9 +215,10 @@ def memory_observations(data: Sequence[DataPoint]) -> Observations:
 def log_limits(estimate: Estimate, capacity_bytes: float) -> Array:
     """Log of the peak above which each config would run out of memory, shape (N,).
 
-    The limit is not the GPU's memory: a part of what the allocator reserves at the peak can be freed (`autotune.cost.memory.peak`), and a part of
-    the memory is not available to the allocator. The estimate includes both in its probability of running out of memory,
-    P = Phi(log(peak / limit) / sigma), which is solved for the limit here.
+    The limit is not the GPU's memory: a part of what the allocator reserves at the peak can be
+    freed (`autotune.cost.memory.peak`), and a part of the memory is not available to the allocator.
+    The estimate includes both in its probability of running out of memory, P = Phi(log(peak /
+    limit) / sigma), which is solved for the limit here.
     """
     peak = np.log(np.atleast_1d(np.asarray(estimate.peak_memory_bytes, dtype=np.float64)))
     z = ndtri(np.clip(np.atleast_1d(np.asarray(estimate.oom_probability)), CERTAIN, 1.0 - CERTAIN))
@@ -218,7 +227,8 @@ def log_limits(estimate: Estimate, capacity_bytes: float) -> Array:
 
 
 def data_point(problem: Problem, workload: Workload, trial: Trial, *, number: int) -> DataPoint:
-    """The data point of a trial whose config need not be in the space: estimate and coordinates are computed for it alone."""
+    """The data point of a trial whose config need not be in the space: estimate and coordinates are
+    computed for it alone."""
     predicted, point = predicted_trainings(problem, workload, [trial.config])
     return DataPoint(
         trial=trial,
@@ -232,7 +242,8 @@ def data_point(problem: Problem, workload: Workload, trial: Trial, *, number: in
 def predicted_trainings(
     problem: Problem, workload: Workload, configs: Sequence[ParallelConfig]
 ) -> tuple[Estimate, Array]:
-    """The estimates of n configs of a workload, arrays of shape (n,), and their coordinates in the space of the problem, shape (n, d)."""
+    """The estimates of n configs of a workload, arrays of shape (n,), and their coordinates in the
+    space of the problem, shape (n, d)."""
     from autotune.cost import estimate
 
     same = workload.cluster.gpu.name == problem.space.workload.cluster.gpu.name

@@ -5,19 +5,25 @@
     run      submit, also specs that name programs in the service's program folders
     admin    run, and act on everybody's studies
 
-Programs send a token as `Authorization: Bearer ...`, the web page as a cookie. A wrong token costs a fast hash and is counted by address; a valid one
-never waits for wrong ones. What outlives a request's first moment (an event stream, a place in a queue) asks again whether its token is valid still.
+Programs send a token as `Authorization: Bearer ...`, the web page as a cookie. A wrong token costs
+a fast hash and is counted by address; a valid one never waits for wrong ones. What outlives a
+request's first moment (an event stream, a place in a queue) asks again whether its token is valid
+still.
 
-On a loopback address a caller without a token counts as the user of the service, with all rights. Behind a proxy strangers come from loopback too, so
-this holds only for a service that was told of no outside (`ServiceOptions.asks_everybody`), for no request that shows a proxy (`_is_passed_on`), and for no
-connection of another user's program (`peer_user`), as which proxies run.
+On a loopback address a caller without a token counts as the user of the service, with all rights.
+Behind a proxy strangers come from loopback too, so this holds only for a service that was told of
+no outside (`ServiceOptions.asks_everybody`), for no request that shows a proxy (`_is_passed_on`),
+and for no connection of another user's program (`peer_user`), as which proxies run.
 
-A request that changes something is refused when a browser sends it for a page of another site. Origin and Sec-Fetch-Site are checked for everybody;
-callers that the browser authenticates by itself (by cookie or loopback) must also send a form token.
+A request that changes something is refused when a browser sends it for a page of another site.
+Origin and Sec-Fetch-Site are checked for everybody; callers that the browser authenticates by
+itself (by cookie or loopback) must also send a form token.
 
-Which user of this machine has the other end of a loopback connection, as Linux lists its sockets (`/proc/net/tcp`, proc(5)).
+Which user of this machine has the other end of a loopback connection, as Linux lists its sockets
+(`/proc/net/tcp`, proc(5)).
 
-Proxies and tunnels run as users of their own (nginx's workers as www-data): a request that they pass on without any sign of it still comes from their socket.
+Proxies and tunnels run as users of their own (nginx's workers as www-data): a request that they
+pass on without any sign of it still comes from their socket.
 """
 
 from __future__ import annotations
@@ -130,7 +136,8 @@ class Gate:
         return caller
 
     async def recognize(self, request: Request) -> Caller | None:
-        """The caller; None without a token where one is needed. Raises `RefusalError` for a wrong token."""
+        """The caller; None without a token where one is needed. Raises `RefusalError` for a wrong
+        token."""
         header = request.headers.get("authorization")
         cookie = request.cookies.get(COOKIE)
         if header is None and cookie is None:
@@ -152,19 +159,22 @@ class Gate:
         )
 
     async def check_token(self, request: Request, text: str) -> Token | None:
-        """The valid token of that text, or None. Raises `RefusalError` when too many wrong ones came from the same address."""
+        """The valid token of that text, or None. Raises `RefusalError` when too many wrong ones
+        came from the same address."""
         token = await run_in_threadpool(self._tokens.check, text)
         if token is None and (wait := self._refusals.wait_s(_address(request))):
             raise too_many("too many wrong tokens came from this address", wait)
         return token
 
     def check_still_valid(self, caller: Caller) -> None:
-        """Raises `RefusalError` (401) when the caller's token was revoked or has expired since it was admitted. Reads the store."""
+        """Raises `RefusalError` (401) when the caller's token was revoked or has expired since it
+        was admitted. Reads the store."""
         if caller.token and caller.token in self._ended_tokens():
             raise _wrong_token()
 
     async def is_still_valid(self, caller: Caller) -> bool:
-        """The same as a question; all event streams share one reading of the store for `RECHECK_S`."""
+        """The same as a question; all event streams share one reading of the store for
+        `RECHECK_S`."""
         if not caller.token:
             return True
         now_s = time.monotonic()
@@ -175,7 +185,8 @@ class Gate:
         return caller.token not in await asyncio.shield(reading)
 
     def _ended_tokens(self) -> frozenset[str]:
-        """The tokens that are revoked or expired; not the valid ones, among which a reading lacks those that were made since."""
+        """The tokens that are revoked or expired; not the valid ones, among which a reading lacks
+        those that were made since."""
         now = datetime.now(UTC)
         return frozenset(token.id for token in self._tokens.list() if not token.is_valid_at(now))
 
@@ -214,7 +225,8 @@ class Gate:
         ).hexdigest()
 
     def check_site(self, request: Request) -> None:
-        """Raises `RefusalError` (403) when a browser sends the request for a page of another site."""
+        """Raises `RefusalError` (403) when a browser sends the request for a page of another
+        site."""
         headers = request.headers
         origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
         same = origin is None or (
@@ -258,8 +270,9 @@ def _is_anothers(request: Request) -> bool:
 
 
 def _is_passed_on(request: Request) -> bool:
-    """Whether a request shows that a proxy passed it on: by a header, or by a host that is not of this machine. A plain `proxy_pass` of nginx
-    adds no header and puts a loopback address for the host, but asks in HTTP/1.0, as no client of this machine does."""
+    """Whether a request shows that a proxy passed it on: by a header, or by a host that is not of
+    this machine. A plain `proxy_pass` of nginx adds no header and puts a loopback address for the
+    host, but asks in HTTP/1.0, as no client of this machine does."""
     return (
         request.scope.get("http_version") == "1.0"
         or not is_loopback(host_in(request.headers.get("host", "")))
@@ -301,7 +314,8 @@ LOCAL, REMOTE, USER = 1, 2, 7
 
 
 def is_of_another_user(peer_port: int, own_port: int) -> bool:
-    """Whether the socket from `peer_port` to `own_port` belongs to another user than this process. False where the machine does not tell."""
+    """Whether the socket from `peer_port` to `own_port` belongs to another user than this process.
+    False where the machine does not tell."""
     rows = (row for table in TABLES for row in _rows(table))
     users = {
         row[USER]

@@ -1,4 +1,5 @@
-"""The application: routes, middleware and error handlers put together, and their OpenAPI description."""
+"""The application: routes, middleware and error handlers put together, and their OpenAPI
+description."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ from autotune.service.supervise.supervisor import Supervisor
 
 ROOT = "/api/v1"
 SWITCH_S = 0.0005
-"""time after which a thread that computes (a plan) lets others run; with Python's 5 ms, a request that reads the store ten times waits 50 ms beside it"""
+"""time after which a thread that computes (a plan) lets others run; with Python's 5 ms, a request
+that reads the store ten times waits 50 ms beside it"""
 DESCRIPTION = """Find the fastest stable configuration for training a model on a cluster, in about ten short real trials.
 Every error is `{error: {kind, message, field, remedy}}`. Numbers are SI and bytes; times are UTC."""
 
@@ -45,7 +47,8 @@ Every error is `{error: {kind, message, field, remedy}}`. Numbers are SI and byt
 def create_app(
     store: ServiceStore, options: ServiceOptions, *, supervisor: Supervisor | None = None
 ) -> FastAPI:
-    """The application on that store. With a supervisor it also runs studies, as long as the server runs."""
+    """The application on that store. With a supervisor it also runs studies, as long as the server
+    runs."""
     counters = Counters()
     service = ServiceState(
         store=store,

@@ -1,6 +1,8 @@
-"""Errors as HTTP responses: below /api of one shape, {error: {kind, message, field, remedy}}, elsewhere as pages. The HTTP status of each error.
+"""Errors as HTTP responses: below /api of one shape, {error: {kind, message, field, remedy}},
+elsewhere as pages. The HTTP status of each error.
 
-Mistakes in the text of a spec also have `problems`: all that were found, with lines and columns (`AutotuneError.document`).
+Mistakes in the text of a spec also have `problems`: all that were found, with lines and columns
+(`AutotuneError.document`).
 
 An unexpected exception becomes a 500 without details; its traceback goes to the log.
 """

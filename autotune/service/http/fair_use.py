@@ -1,13 +1,17 @@
-"""A queue for CPU-heavy requests: a few run at a time, callers take turns, and no caller may fill it.
+"""A queue for CPU-heavy requests: a few run at a time, callers take turns, and no caller may fill
+it.
 
-Each caller has a line of its own. A free place goes to the caller who has waited longest since its last turn, so that a caller who sends hundreds of
-requests delays itself only. It belongs to one event loop and is used from its thread.
+Each caller has a line of its own. A free place goes to the caller who has waited longest since its
+last turn, so that a caller who sends hundreds of requests delays itself only. It belongs to one
+event loop and is used from its thread.
 
 Rate limits: one token bucket per caller. Thread-safe.
 
-Places for event streams: a stream takes one before it is opened and gives it back when its connection ends.
+Places for event streams: a stream takes one before it is opened and gives it back when its
+connection ends.
 
-One caller may hold a part of them only, and some are kept for those who may act on the study that they follow: its owner, and admins.
+One caller may hold a part of them only, and some are kept for those who may act on the study that
+they follow: its owner, and admins.
 """
 
 from __future__ import annotations
@@ -37,7 +41,8 @@ class FairQueue:
     def __init__(
         self, what: str, *, places: int, places_per_caller: int, waiting_per_caller: int
     ) -> None:
-        """`what`: the requests in words, for messages. `waiting_per_caller`: most requests in the line of one caller."""
+        """`what`: the requests in words, for messages. `waiting_per_caller`: most requests in the
+        line of one caller."""
         self._what, self._places, self._places_per_caller = what, places, places_per_caller
         self._waiting_per_caller = waiting_per_caller
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
@@ -49,7 +54,8 @@ class FairQueue:
         self._threads: anyio.CapacityLimiter | None = None
 
     async def run(self, caller: str, work: Callable[[], T]) -> T:
-        """Runs the function when it is the caller's turn. Raises `RefusalError` (429) when too many of the caller's requests wait."""
+        """Runs the function when it is the caller's turn. Raises `RefusalError` (429) when too many
+        of the caller's requests wait."""
         if self._threads is None:
             self._threads = anyio.CapacityLimiter(self._places)
         line = self._waiting.setdefault(caller, deque())
@@ -97,7 +103,8 @@ class FairQueue:
             self._running[caller] += 1
 
     def _next(self, caller: str) -> asyncio.Future[None] | None:
-        """The caller's first request that still waits; None where the caller may not run another."""
+        """The caller's first request that still waits; None where the caller may not run
+        another."""
         if self._running[caller] >= self._places_per_caller:
             return None
         return next((turn for turn in self._waiting[caller] if not turn.cancelled()), None)
@@ -116,7 +123,8 @@ class Limiter:
         self._lock = threading.Lock()
 
     def wait_s(self, caller: str, *, take: bool = True) -> float:
-        """Seconds until the caller may send a request, 0 if it may now. Unless `take` is False, 0 also takes one token from the bucket."""
+        """Seconds until the caller may send a request, 0 if it may now. Unless `take` is False, 0
+        also takes one token from the bucket."""
         now = self._monotonic()
         with self._lock:
             left, at = self._buckets.pop(caller, (float(self._rate.burst), now))
@@ -157,7 +165,8 @@ class StreamPlaces:
 
 
 class PlacedStream(StreamingResponse):
-    """A stream that gives its place back when its connection ends, even if it ends before the first line."""
+    """A stream that gives its place back when its connection ends, even if it ends before the first
+    line."""
 
     def __init__(
         self, lines: AsyncIterator[str], *, places: StreamPlaces, caller: str, media_type: str

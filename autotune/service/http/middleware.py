@@ -110,7 +110,8 @@ class RequestGuards:
 
 
 class HeadAsGet:
-    """Middleware that has HEAD answered wherever GET is, with the same head; the server leaves the body out. The innermost."""
+    """Middleware that has HEAD answered wherever GET is, with the same head; the server leaves the
+    body out. The innermost."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -130,13 +131,15 @@ class HeadAsGet:
 
 
 def allowed_host(host: str, options: ServiceOptions) -> bool:
-    """Whether `host` is a name of this service. Names of loopback count only when the service listens on loopback."""
+    """Whether `host` is a name of this service. Names of loopback count only when the service
+    listens on loopback."""
     names: Iterable[str] = (options.host.strip("[]"), *options.allowed_hosts)
     return host in {name.lower() for name in names} or (options.on_loopback and is_loopback(host))
 
 
 def host_in(header: str) -> str:
-    """The host in a Host header, in lower case and without port; empty when the header is malformed."""
+    """The host in a Host header, in lower case and without port; empty when the header is
+    malformed."""
     text = header.strip().lower()
     if text.startswith("["):
         address, bracket, port = text[1:].partition("]")

@@ -1,7 +1,9 @@
-"""Refused requests in the audit log: who sent which request from where, and why it was refused. The outermost middleware.
+"""Refused requests in the audit log: who sent which request from where, and why it was refused. The
+outermost middleware.
 
-Strangers can cause any number of refusals, so a rate limit applies: `AUDIT_RATE` allows 100 lines at once and then one every 20 s, less than a
-megabyte a day. Each line counts the refusals that were left out before it. Tokens, bodies, queries and other headers are never written.
+Strangers can cause any number of refusals, so a rate limit applies: `AUDIT_RATE` allows 100 lines
+at once and then one every 20 s, less than a megabyte a day. Each line counts the refusals that were
+left out before it. Tokens, bodies, queries and other headers are never written.
 """
 
 from __future__ import annotations

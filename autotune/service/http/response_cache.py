@@ -1,11 +1,13 @@
-"""Response cache, invalidated by study revision: many clients poll the same few studies, and most polls find nothing new.
+"""Response cache, invalidated by study revision: many clients poll the same few studies, and most
+polls find nothing new.
 
     fresh response (younger than `FRESH_S`)    sent again without a query
     older response                             the study's revision is read (two indexed rows); the response is made anew only if it changed
     `invalidate`                               called after each change through this service: no older response is sent without that query
 
-A change by another process therefore shows after `FRESH_S` at the latest. Requests that come while a response is being made wait for that one
-computation. Responses carry an ETag (RFC 9110, section 8.8.3): a client that already has the response gets 304 Not Modified.
+A change by another process therefore shows after `FRESH_S` at the latest. Requests that come while
+a response is being made wait for that one computation. Responses carry an ETag (RFC 9110, section
+8.8.3): a client that already has the response gets 304 Not Modified.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class CachedResponse:
     etag: str
 
     def response(self, if_none_match: str | None) -> Response:
-        """The response to a request with that If-None-Match header: 304 when the client already has this body."""
+        """The response to a request with that If-None-Match header: 304 when the client already has
+        this body."""
         headers = {**_HEADERS, "ETag": self.etag}
         tags = if_none_match.split(",") if if_none_match else []
         if any(tag.strip().removeprefix("W/") in (self.etag, "*") for tag in tags):
@@ -69,7 +72,8 @@ class ResponseCache:
         self._invalidated_s = float("-inf")
 
     async def get(self, study: str, kind: str, make: Callable[[str], bytes]) -> CachedResponse:
-        """The response of that kind for the study (id, name or start of the id); `make(id)` computes its body. Raises the store's errors."""
+        """The response of that kind for the study (id, name or start of the id); `make(id)`
+        computes its body. Raises the store's errors."""
         key = (kind, study)
         cached, checked_s = self._entries.get(key, (None, float("-inf")))
         if (
@@ -89,7 +93,8 @@ class ResponseCache:
         return await asyncio.shield(computation.task)
 
     def invalidate(self) -> None:
-        """A study was changed: from now on each response is checked against its study's revision before it is sent."""
+        """A study was changed: from now on each response is checked against its study's revision
+        before it is sent."""
         self._invalidated_s = self._monotonic()
 
     async def _refresh(

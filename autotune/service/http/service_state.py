@@ -1,4 +1,5 @@
-"""State that all routes share: store, options, access control, counters, response cache, and the queues of CPU-heavy requests."""
+"""State that all routes share: store, options, access control, counters, response cache, and the
+queues of CPU-heavy requests."""
 
 from __future__ import annotations
 
@@ -84,28 +85,33 @@ class ServiceState:
         self.revisions = RevisionWatch(self.store, interval_s=STREAM_POLL_S)
 
     def changed(self) -> None:
-        """A study was submitted or acted on: invalidates cached responses and wakes the supervisor."""
+        """A study was submitted or acted on: invalidates cached responses and wakes the
+        supervisor."""
         self.response_cache.invalidate()
         if self.supervisor is not None:
             self.supervisor.wake()
 
     async def plan(self, caller: Caller, what: Callable[[], T]) -> T:
-        """Runs a CPU-heavy function that answers a question. Raises `RefusalError` (429) when too many of the caller wait."""
+        """Runs a CPU-heavy function that answers a question. Raises `RefusalError` (429) when too
+        many of the caller wait."""
         return await self._plans.run(caller.name, partial(self._of_valid_caller, caller, what))
 
     async def submit(self, caller: Caller, what: Callable[[], T]) -> T:
-        """Runs a function that stores a study; it waits behind no plan. Raises `RefusalError` (429) when too many of the caller wait."""
+        """Runs a function that stores a study; it waits behind no plan. Raises `RefusalError` (429)
+        when too many of the caller wait."""
         return await self._submissions.run(
             caller.name, partial(self._of_valid_caller, caller, what)
         )
 
     def _of_valid_caller(self, caller: Caller, what: Callable[[], T]) -> T:
-        """Runs the function, unless the caller's token was revoked or expired while it waited for its turn."""
+        """Runs the function, unless the caller's token was revoked or expired while it waited for
+        its turn."""
         self.gate.check_still_valid(caller)
         return what()
 
     def waiting_behind(self, study_id: str) -> dict[str, int] | None:
-        """Behind what the study waits (`autotune.results.answers.waiting_behind`), at most `LINE_S` old. Raises `NotFoundError`."""
+        """Behind what the study waits (`autotune.results.answers.waiting_behind`), at most `LINE_S`
+        old. Raises `NotFoundError`."""
 
         line, at_s = self._line
         if time.monotonic() - at_s >= LINE_S:
@@ -120,7 +126,8 @@ class ServiceState:
 
 
 async def service_state(request: Request) -> ServiceState:
-    """The state of the service that received the request; not a plain function, which FastAPI would run in a thread."""
+    """The state of the service that received the request; not a plain function, which FastAPI would
+    run in a thread."""
     found: ServiceState = request.app.state.service
     return found
 
@@ -129,7 +136,8 @@ TheService = Annotated[ServiceState, Depends(service_state)]
 
 
 def check_parameters(request: Request) -> None:
-    """Raises `SpecError` for a query parameter that the route does not have, and for one value too many: a misspelt filter would otherwise match everything.
+    """Raises `SpecError` for a query parameter that the route does not have, and for one value too
+    many: a misspelt filter would otherwise match everything.
 
     Called after authentication, so that strangers learn no parameter names.
     """
@@ -157,7 +165,8 @@ async def reader(request: Request, service: TheService) -> Caller:
 
 
 async def submitter(request: Request, service: TheService) -> Caller:
-    """Admits a caller with scope submit. A caller with a cookie must also send the form token in the header X-CSRF-Token."""
+    """Admits a caller with scope submit. A caller with a cookie must also send the form token in
+    the header X-CSRF-Token."""
     caller = await service.gate.admit(request, "submit", changes=True)
     if caller.by_browser and caller.name != LOOPBACK:
         service.gate.check_form(caller, request.headers.get("x-csrf-token", ""))

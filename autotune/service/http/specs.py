@@ -1,14 +1,17 @@
 """Submitted specs: read strictly, and restricted to what this service allows.
 
-A submitted spec may name allowed runners with harmless options, allowed trainers, and data in the allowed folders. Of a trainer's options it may
-set what `autotune.service.http.specs` allows: programs only with the `run` scope, an environment never. `autotune.schema` refuses paths of models
+A submitted spec may name allowed runners with harmless options, allowed trainers, and data in the
+allowed folders. Of a trainer's options it may set what `autotune.service.http.specs` allows:
+programs only with the `run` scope, an environment never. `autotune.schema` refuses paths of models
 and spaces, and models that a caller's code builds, before that.
 
 Allowed folders: files that a spec names must lie in one of them once all links are followed.
 
-A path that is refused gets one answer, whether it lies elsewhere or does not exist, so that a spec cannot be used to look for files.
+A path that is refused gets one answer, whether it lies elsewhere or does not exist, so that a spec
+cannot be used to look for files.
 
-What trainer options of a submitted spec may name: each option declares its `Reach`, and what is not declared is refused.
+What trainer options of a submitted spec may name: each option declares its `Reach`, and what is not
+declared is refused.
 
     nothing                    numbers, flags and plain words       scope submit
     file, files                within a data folder (--data-root)   scope submit
@@ -16,7 +19,8 @@ What trainer options of a submitted spec may name: each option declares its `Rea
     argument, address          as they are                          scope run, on a service with a program folder
     environment, undeclared    refused
 
-The `command` trainer runs any program and is never allowed. Paths are stored resolved, so that a link that is changed later leads nowhere else.
+The `command` trainer runs any program and is never allowed. Paths are stored resolved, so that a
+link that is changed later leads nowhere else.
 """
 
 from __future__ import annotations
@@ -46,7 +50,8 @@ MOST_YAML_BYTES = 1 << 16
 
 
 def read_body(body: bytes, content_type: str) -> dict[str, Any]:
-    """The document in a request body. Raises `RefusalError` for another media type, `SpecError` for a body that is not a mapping."""
+    """The document in a request body. Raises `RefusalError` for another media type, `SpecError` for
+    a body that is not a mapping."""
     media = content_type.partition(";")[0].strip().lower()
     if media not in (JSON, YAML):
         raise RefusalError(
@@ -71,10 +76,12 @@ def confined(
     may_run: bool = False,
     only_plans: bool = False,
 ) -> Study:
-    """The study of the document, if this service allows it. `may_run`: whether the caller may have programs run (scope run). `only_plans`: no trial will run
-    and no data be read, so that any runner and data may be named.
+    """The study of the document, if this service allows it. `may_run`: whether the caller may have
+    programs run (scope run). `only_plans`: no trial will run and no data be read, so that any
+    runner and data may be named.
 
-    Raises `RefusalError` for what the caller's scope does not include, and `SpecError` (or another `AutotuneError`) that names the field.
+    Raises `RefusalError` for what the caller's scope does not include, and `SpecError` (or another
+    `AutotuneError`) that names the field.
     """
     from autotune.api import load_study
 
@@ -120,7 +127,8 @@ def _check_runner(study: Study, options: ServiceOptions) -> None:
 
 
 def _data(text: str, options: ServiceOptions) -> Path:
-    """The file, with links resolved, if it lies in an allowed folder. The error is the same for a file elsewhere and for one that does not exist."""
+    """The file, with links resolved, if it lies in an allowed folder. The error is the same for a
+    file elsewhere and for one that does not exist."""
     path = find_within(text, options.data_roots)
     if path is not None and path.is_file():
         return path
@@ -166,10 +174,12 @@ def _no_constant(word: str) -> Any:
 def find_within(
     text: str, roots: Iterable[Path], *, partial: bool = False, as_named: bool = False
 ) -> Path | None:
-    """The file or folder `text`, relative to one of the folders or absolute; None where no allowed folder has it.
+    """The file or folder `text`, relative to one of the folders or absolute; None where no allowed
+    folder has it.
 
-    `partial`: it may also be the beginning of the names of files (`corpus` for `corpus.bin` and `corpus.idx`). `as_named`: a link is not followed
-    in the last part of the path: the interpreter of a virtual environment is a link to another folder.
+    `partial`: it may also be the beginning of the names of files (`corpus` for `corpus.bin` and
+    `corpus.idx`). `as_named`: a link is not followed in the last part of the path: the interpreter
+    of a virtual environment is a link to another folder.
     """
     if "\0" in text:
         return None
@@ -212,9 +222,11 @@ _NEEDS_RUN = {
 
 
 def confined_options(study: Study, options: ServiceOptions, *, may_run: bool) -> dict[str, Any]:
-    """The study's trainer options with resolved paths. `may_run`: whether the caller may start programs (scope run).
+    """The study's trainer options with resolved paths. `may_run`: whether the caller may start
+    programs (scope run).
 
-    Raises `RefusalError` (403) for what needs the scope run, `SpecError` for the rest; both name the field.
+    Raises `RefusalError` (403) for what needs the scope run, `SpecError` for the rest; both name
+    the field.
     """
     known = {option.name: option for option in trainer(study.trainer).options}
     found = dict(study.trainer_options)

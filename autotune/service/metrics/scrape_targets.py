@@ -1,13 +1,16 @@
-"""What Prometheus scrapes, in files at a stable path: the service itself, and the nodes of its Ray cluster.
+"""What Prometheus scrapes, in files at a stable path: the service itself, and the nodes of its Ray
+cluster.
 
     DATA/prometheus/service.json    this service
     DATA/prometheus/ray.json        the nodes of the cluster, as Ray's dashboard lists them; empty without Ray
 
 DATA is the user's data folder. The format is that of Prometheus' file-based discovery
-(https://prometheus.io/docs/prometheus/latest/configuration/configuration/#file_sd_config). Ray keeps such a file too, but in a folder that changes with
-each start. The files stay when the service ends, so that Prometheus sees that it is down.
+(https://prometheus.io/docs/prometheus/latest/configuration/configuration/#file_sd_config). Ray
+keeps such a file too, but in a folder that changes with each start. The files stay when the service
+ends, so that Prometheus sees that it is down.
 
-The configuration of Prometheus for this machine: `dashboards/prometheus/prometheus.yml` with the paths that it has here.
+The configuration of Prometheus for this machine: `dashboards/prometheus/prometheus.yml` with the
+paths that it has here.
 """
 
 from __future__ import annotations
@@ -35,7 +38,8 @@ class ScrapeTargets:
     """Keeps the files up to date in a thread, as long as the context lasts."""
 
     def __init__(self, url: str, ray_targets: Callable[[], Targets] = list) -> None:
-        """`url`: of the service. `ray_targets`: the nodes of its cluster; raises `RunnerError` while Ray is away."""
+        """`url`: of the service. `ray_targets`: the nodes of its cluster; raises `RunnerError`
+        while Ray is away."""
         self._service = [
             {
                 "targets": [url.split("://")[1]],
@@ -65,7 +69,8 @@ class ScrapeTargets:
 
 
 def write(name: str, targets: Targets) -> None:
-    """Replaces a file as a whole: Prometheus reads it at any time, as whatever user may enter the data folder."""
+    """Replaces a file as a whole: Prometheus reads it at any time, as whatever user may enter the
+    data folder."""
     folder = own_folder(FOLDER)
     folder.chmod(0o755)
     with whole_file(folder / f"{name}.json") as part:

@@ -1,13 +1,18 @@
-"""Metrics of a running study, exported through Ray for the dashboards in `dashboards/grafana`. `dashboards/prometheus/metrics.yaml` lists the names.
+"""Metrics of a running study, exported through Ray for the dashboards in `dashboards/grafana`.
+`dashboards/prometheus/metrics.yaml` lists the names.
 
-Where the process is not connected to Ray, nothing is exported; the service's own /metrics and the results database hold the same facts.
+Where the process is not connected to Ray, nothing is exported; the service's own /metrics and the
+results database hold the same facts.
 
-Ray forgets a gauge that was not set for two of its report intervals (10 s each), so a thread sets the last value of each again and again.
+Ray forgets a gauge that was not set for two of its report intervals (10 s each), so a thread sets
+the last value of each again and again.
 
-Prometheus metrics of the service itself: requests by route and status, response times, and counts from the store at each scrape.
+Prometheus metrics of the service itself: requests by route and status, response times, and counts
+from the store at each scrape.
 
-Labels hold routes, never full paths: no name or token becomes a label. The ids of studies do only while they are active, so that their number stays
-bounded. They come from the store, so they are there however the studies are run.
+Labels hold routes, never full paths: no name or token becomes a label. The ids of studies do only
+while they are active, so that their number stays bounded. They come from the store, so they are
+there however the studies are run.
 """
 
 from __future__ import annotations
@@ -37,12 +42,14 @@ GAUGES = {
 
 
 class StudyMetrics:
-    """The metrics of one study; `on_event` is what the loop calls. As a context manager it keeps the gauges alive."""
+    """The metrics of one study; `on_event` is what the loop calls. As a context manager it keeps
+    the gauges alive."""
 
     def __init__(
         self, study: str, *, connected: Callable[[], bool] | None = None, kinds: Any = None
     ) -> None:
-        """`connected`: whether metrics can be exported. `kinds`: an object with Counter, Gauge and Histogram (default: Ray's)."""
+        """`connected`: whether metrics can be exported. `kinds`: an object with Counter, Gauge and
+        Histogram (default: Ray's)."""
         self._study = study
         self._connected = connected or _is_connected_to_ray
         self._kinds = kinds
@@ -171,7 +178,8 @@ class Counters:
         *,
         streams: int,
     ) -> bytes:
-        """The metrics in Prometheus' text format. `health`: the health document. `found`: None while the store cannot be read."""
+        """The metrics in Prometheus' text format. `health`: the health document. `found`: None
+        while the store cannot be read."""
         self._checks.clear()
         for check, state in health["checks"].items():
             self._checks.labels(check).set(state == "ok")
@@ -193,7 +201,8 @@ class Counters:
 
 
 def _fill(gauge: Gauge, kinds: Iterable[str], counts: Mapping[str, int], *labels: str) -> None:
-    """Sets a count for every kind, 0 included: a rise from nothing to 1 is a rise only where the 0 was seen."""
+    """Sets a count for every kind, 0 included: a rise from nothing to 1 is a rise only where the 0
+    was seen."""
     for kind in dict.fromkeys((*map(str, kinds), *counts)):
         gauge.labels(*labels, kind).set(counts.get(kind, 0))
 

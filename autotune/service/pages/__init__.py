@@ -9,7 +9,8 @@
     rendering.py       templates and filters          visits.py        who asks, forms, what an action did
     static_files.py    style sheet and script
 
-The only script, `live.js`, keeps the page of a running study current by its event stream; without scripts the page reloads itself every few seconds.
+The only script, `live.js`, keeps the page of a running study current by its event stream; without
+scripts the page reloads itself every few seconds.
 """
 
 from __future__ import annotations

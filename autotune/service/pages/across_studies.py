@@ -1,4 +1,5 @@
-"""Pages across studies: the list of studies with filters, the best configurations of all history, and studies or trials of a study side by side."""
+"""Pages across studies: the list of studies with filters, the best configurations of all history,
+and studies or trials of a study side by side."""
 
 from __future__ import annotations
 
@@ -81,7 +82,8 @@ def studies(request: Request, service: TheService, caller: Visitor) -> Response:
 
 @router.get("/best")
 async def best(request: Request, service: TheService, caller: Visitor) -> Response:
-    """The best configs across all history. Where nothing was measured, it shows the nearest known workload or the cost model's ranking, and says so."""
+    """The best configs across all history. Where nothing was measured, it shows the nearest known
+    workload or the cost model's ranking, and says so."""
     names = ("model", "cluster", "num_gpus", "trainer", "runner", "days", "metric")
     asked = {name: request.query_params.get(name, "")[:200] for name in names}
     days = _number(asked, "days")

@@ -1,4 +1,5 @@
-"""A study's best config, or that of a trial, as a launch of a trainer: command, files, and an archive of them."""
+"""A study's best config, or that of a trial, as a launch of a trainer: command, files, and an
+archive of them."""
 
 from __future__ import annotations
 

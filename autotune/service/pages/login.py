@@ -1,4 +1,5 @@
-"""Login and logout. A login stores the token in a cookie that no script can read and no other site can send."""
+"""Login and logout. A login stores the token in a cookie that no script can read and no other site
+can send."""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ async def logout(request: Request, service: TheService) -> Response:
 
 
 def _inside(path: str) -> str:
-    """`path` if it is a path of this service, otherwise the list of studies: a login must not redirect to another site."""
+    """`path` if it is a path of this service, otherwise the list of studies: a login must not
+    redirect to another site."""
     plain = (
         path.startswith("/")
         and not path.startswith(("//", "/\\"))

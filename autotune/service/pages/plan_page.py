@@ -1,4 +1,5 @@
-"""The plan of a model on a cluster: a form of four fields, the ranked configs and the map of the feasible set. Nothing is stored, nothing is run."""
+"""The plan of a model on a cluster: a form of four fields, the ranked configs and the map of the
+feasible set. Nothing is stored, nothing is run."""
 
 from __future__ import annotations
 

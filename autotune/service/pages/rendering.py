@@ -1,4 +1,5 @@
-"""Rendering: the templates of `dashboards/web`, with the filters that they use. They escape all text that comes from studies."""
+"""Rendering: the templates of `dashboards/web`, with the filters that they use. They escape all
+text that comes from studies."""
 
 from __future__ import annotations
 

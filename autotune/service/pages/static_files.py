@@ -1,4 +1,5 @@
-"""Style sheets and scripts of the pages. Their addresses carry a mark that changes with the file, so that browsers may keep them."""
+"""Style sheets and scripts of the pages. Their addresses carry a mark that changes with the file,
+so that browsers may keep them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What forms of a study's page do beside pausing and the like: notes, tags, and deleting the study, which asks first."""
+"""What forms of a study's page do beside pausing and the like: notes, tags, and deleting the study,
+which asks first."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def remove_note(
 
 @router.post("/studies/{study_id}/tags")
 def change_tags(study_id: str, service: TheService, caller: Changer, form: OwnForm) -> Response:
-    """Adds the tags that were typed, separated by spaces or commas, or removes the one whose button was pressed."""
+    """Adds the tags that were typed, separated by spaces or commas, or removes the one whose button
+    was pressed."""
     add = [tag for tag in re.split(r"[\s,]+", form.get("add", "")) if tag]
     remove = [form["remove"]] if "remove" in form else []
     tagged(service, caller, study_id, add, remove)

@@ -39,7 +39,8 @@ SHOWN_EVENTS = 40
 READ_EVENTS = 400
 """events among which they are looked for: many are only for programs"""
 MOST_WAITED_FOR = 1000
-"""trials up to which a page waits for what has to be worked out of all of them: a tenth of a second for its results, a second for its figures"""
+"""trials up to which a page waits for what has to be worked out of all of them: a tenth of a second
+for its results, a second for its figures"""
 SHOWN = 50
 """configs on the page of another order"""
 MEASURED = (TrialStatus.COMPLETED, TrialStatus.STOPPED)
@@ -51,9 +52,11 @@ REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; f
 
 @router.get("/studies/{study_id}")
 def study(study_id: str, request: Request, service: TheService, caller: Visitor) -> Response:
-    """One study: best config, trials, newest events, and buttons for the actions that are possible now.
+    """One study: best config, trials, newest events, and buttons for the actions that are possible
+    now.
 
-    What comes of all trials of a large study is not waited for, unless it is at hand: the page is made without reading any trial, and fetches it.
+    What comes of all trials of a large study is not waited for, unless it is at hand: the page is
+    made without reading any trial, and fetches it.
     """
     query = TrialQuery.of(request.query_params)
     record = service.store.study(study_id)
@@ -91,7 +94,8 @@ def study(study_id: str, request: Request, service: TheService, caller: Visitor)
 
 @router.get("/studies/{study_id}/results")
 def results(study_id: str, request: Request, service: TheService, caller: Visitor) -> Response:
-    """The part of a study's page that is worked out of all its trials, which that of a large study fetches after the rest."""
+    """The part of a study's page that is worked out of all its trials, which that of a large study
+    fetches after the rest."""
     query = TrialQuery.of(request.query_params)
     result = service.views.result(study_id)
     return render(
@@ -105,13 +109,15 @@ def results(study_id: str, request: Request, service: TheService, caller: Visito
 
 @router.get("/studies/{study_id}/figures")
 def figures(study_id: str, service: TheService, caller: Visitor) -> Response:
-    """The part of a study's page that shows its figures, which those of a large study fetch after the rest."""
+    """The part of a study's page that shows its figures, which those of a large study fetch after
+    the rest."""
     return as_html(_figures(service, service.views.result(study_id)))
 
 
 @router.get("/studies/{study_id}/running")
 def running(study_id: str, service: TheService, caller: Visitor) -> Response:
-    """The part of a study's page that shows its running trials, which change without a new event."""
+    """The part of a study's page that shows its running trials, which change without a new
+    event."""
     result = service.views.result(study_id)
     return render(
         "running_trials.html",
@@ -170,7 +176,8 @@ async def ranking(
 
 
 def tools_of(service: ServiceState, caller: Caller, record: StudyRecord) -> dict[str, Any]:
-    """The values of the template `study_tools.html`. Of what the caller may not do nothing is offered."""
+    """The values of the template `study_tools.html`. Of what the caller may not do nothing is
+    offered."""
     writes = caller.allows("submit")
     mine = writes and caller.owns(record)
     notes = [
@@ -236,7 +243,8 @@ def _is_large(record: StudyRecord) -> bool:
 
 
 def _results(service: ServiceState, result: Result, query: TrialQuery) -> dict[str, Any]:
-    """The values of the template `study_results.html` beside the study's own. `figures`: None before there are any, and empty in a large study until they are drawn."""
+    """The values of the template `study_results.html` beside the study's own. `figures`: None
+    before there are any, and empty in a large study until they are drawn."""
 
     document = api.document(result)
     return {

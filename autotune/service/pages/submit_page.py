@@ -1,8 +1,9 @@
-"""The form for a new study: first the review of a launch that is pasted, of which one button makes the spec; then the spec as YAML, checked while it is typed,
-with a preview of the plan.
+"""The form for a new study: first the review of a launch that is pasted, of which one button makes
+the spec; then the spec as YAML, checked while it is typed, with a preview of the plan.
 
-Checks and previews run in the queue of CPU-heavy requests, where callers take turns, and know the same limits as a submission. Without scripts the button
-`Check` shows the same. A form carries a number of its own: sent twice, it makes one study.
+Checks and previews run in the queue of CPU-heavy requests, where callers take turns, and know the
+same limits as a submission. Without scripts the button `Check` shows the same. A form carries a
+number of its own: sent twice, it makes one study.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ async def preview(service: TheService, caller: Changer, form: OwnForm) -> Respon
 
 @router.post("/submit/review")
 async def review(service: TheService, caller: Changer, form: OwnForm) -> Response:
-    """The form again, with what there is to say of a launch; with its spec, when that is asked for. Nothing is stored, and no file of this machine is read."""
+    """The form again, with what there is to say of a launch; with its spec, when that is asked for.
+    Nothing is stored, and no file of this machine is read."""
     launch = {name: form.get(name, "").strip() for name in LAUNCH}
     launch["launch"] = form.get("launch", "").replace("\r\n", "\n")
     text, number = form.get("spec", STARTER), form.get("number", "")
@@ -152,7 +154,8 @@ def _trainer_of(text: str) -> str:
 
 
 def spec_text(spec: Any) -> str:
-    """The spec as YAML. Raises `SpecError` for a study that was submitted from Python without one."""
+    """The spec as YAML. Raises `SpecError` for a study that was submitted from Python without
+    one."""
     import yaml
 
     if not spec:
@@ -164,7 +167,8 @@ def spec_text(spec: Any) -> str:
 
 
 def problems_of(error: AutotuneError) -> list[dict[str, Any]]:
-    """The mistakes that the error carries by their lines, each with its place in the text where it has one, and the lines around it."""
+    """The mistakes that the error carries by their lines, each with its place in the text where it
+    has one, and the lines around it."""
     found = sorted((error, *error.others), key=lambda one: one.place.line if one.place else 0)
     return [
         {

@@ -1,9 +1,11 @@
-"""A trial's page: its config, why it was tried, its steps, its loss, where time and memory go, how it failed, and its launch.
+"""A trial's page: its config, why it was tried, its steps, its loss, where time and memory go, how
+it failed, and its launch.
 
 The events of one trial, found without reading the history of the whole study.
 
-Trials are asked for in the order of their numbers, so the event that asked for one is found by halves; its other events follow until it ends. At most
-`MOST_EVENTS` are read from there on: of a trial beside which more happened, later events are left out.
+Trials are asked for in the order of their numbers, so the event that asked for one is found by
+halves; its other events follow until it ends. At most `MOST_EVENTS` are read from there on: of a
+trial beside which more happened, later events are left out.
 """
 
 from __future__ import annotations
@@ -156,7 +158,8 @@ def _knobs(trial: Trial, baseline: Trial | None) -> list[dict[str, Any]]:
 
 
 def _launch(service: ServiceState, study_id: str, trainer: str, number: int) -> dict[str, Any]:
-    """{command, notes} of the trial's config in the study's own trainer; {error, remedy} where it cannot be launched as it is."""
+    """{command, notes} of the trial's config in the study's own trainer; {error, remedy} where it
+    cannot be launched as it is."""
     try:
         document = exported(service, None, study_id, trainer, [], "", number)
     except AutotuneError as error:

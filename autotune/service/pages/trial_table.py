@@ -1,4 +1,5 @@
-"""The table of a study's trials: sorted, filtered and cut into pages by its address, so that a view of it can be shared.
+"""The table of a study's trials: sorted, filtered and cut into pages by its address, so that a view
+of it can be shared.
 
     sort     a column, `-` before it for the largest first: number, config, status, predicted, measured, step, memory, runs, spent
     status   one status
@@ -86,7 +87,8 @@ class TrialQuery:
         )
 
     def address(self, **changes: Any) -> str:
-        """The query of the address that asks the same but for the changes; without what is asked anyway."""
+        """The query of the address that asks the same but for the changes; without what is asked
+        anyway."""
         sort = changes.get("sort", ("-" if self.descending else "") + self.sort)
         asked = {
             "sort": sort if sort != "number" else "",
@@ -103,7 +105,8 @@ class TrialQuery:
 
 
 def trial_table(result: Result, query: TrialQuery) -> dict[str, Any]:
-    """The values of the template `trial_table.html`. Raises `SpecError` for a filter by a knob that no config has."""
+    """The values of the template `trial_table.html`. Raises `SpecError` for a filter by a knob that
+    no config has."""
     rows = (
         by_config(result.shown)
         if not query.each_run

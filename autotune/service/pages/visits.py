@@ -1,7 +1,8 @@
-"""A visit: who asks for a page, and what they sent with its form. Forms carry the form token (`autotune.service.http.access`).
+"""A visit: who asks for a page, and what they sent with its form. Forms carry the form token
+(`autotune.service.http.access`).
 
-Flash messages: what an action did, said on the page that follows it. The address names the message; its text stands only here, so that a link of
-somebody else's cannot put words into a page.
+Flash messages: what an action did, said on the page that follows it. The address names the message;
+its text stands only here, so that a link of somebody else's cannot put words into a page.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""How a study's process is started: `Launcher` is the interface that the supervisor uses, `ProcessLauncher` forks children on this machine.
+"""How a study's process is started: `Launcher` is the interface that the supervisor uses,
+`ProcessLauncher` forks children on this machine.
 
-Each child has a session of its own. It outlives a service that is killed and keeps its lease, by which the next service finds it.
+Each child has a session of its own. It outlives a service that is killed and keeps its lease, by
+which the next service finds it.
 """
 
 from __future__ import annotations
@@ -35,10 +37,12 @@ class Ended:
 
 
 class Launcher(Protocol):
-    """Starts the processes of studies and reports when they end. Not thread-safe: it belongs to one supervisor."""
+    """Starts the processes of studies and reports when they end. Not thread-safe: it belongs to one
+    supervisor."""
 
     def start(self, record: StudyRecord) -> None:
-        """Starts the study's process and returns at once. Raises `RunnerError` when no process can be started now."""
+        """Starts the study's process and returns at once. Raises `RunnerError` when no process can
+        be started now."""
         ...
 
     def ended(self) -> list[Ended]:
@@ -46,7 +50,8 @@ class Launcher(Protocol):
         ...
 
     def adopted(self) -> frozenset[str]:
-        """Studies that an earlier service started and that this launcher watches from now on. Called once, before all else."""
+        """Studies that an earlier service started and that this launcher watches from now on.
+        Called once, before all else."""
         ...
 
     def kill(self, study: str) -> None:
@@ -58,7 +63,8 @@ class Launcher(Protocol):
         ...
 
     def scrape_targets(self) -> list[dict[str, Any]]:
-        """What Prometheus scrapes of where the studies run (`autotune.service.metrics.scrape_targets`). May be called from any thread. Raises
+        """What Prometheus scrapes of where the studies run
+        (`autotune.service.metrics.scrape_targets`). May be called from any thread. Raises
         `RunnerError` while it cannot be told."""
         ...
 
@@ -78,7 +84,8 @@ class ProcessLauncher:
         lease_s: float = 10.0,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`logs`: the folder for the log files, one per study, readable by this user only. `environment`: further variables of the children."""
+        """`logs`: the folder for the log files, one per study, readable by this user only.
+        `environment`: further variables of the children."""
         self._logs, self._store_url, self._lease_s = logs, store_url, lease_s
         self._environment = dict(environment or {})
         self._fork_server: subprocess.Popen[bytes] | None = None
@@ -90,7 +97,8 @@ class ProcessLauncher:
         return frozenset()
 
     def start(self, record: StudyRecord) -> None:
-        """Asks the fork server for a child. Raises `RunnerError` while one that died has not been taken note of (`ended`)."""
+        """Asks the fork server for a child. Raises `RunnerError` while one that died has not been
+        taken note of (`ended`)."""
         server = self._running_server()
         assert server.stdin is not None
         try:
@@ -104,7 +112,8 @@ class ProcessLauncher:
         self._running[record.id] = 0
 
     def ended(self) -> list[Ended]:
-        """What the fork server reported. If it died itself, its children continue without it, and their leases show whether they live."""
+        """What the fork server reported. If it died itself, its children continue without it, and
+        their leases show whether they live."""
         if self._fork_server is None:
             return []
         # before its reports are read: none that it made is missed
@@ -140,7 +149,8 @@ class ProcessLauncher:
         return []
 
     def close(self, grace_s: float) -> None:
-        """Sends SIGTERM to all children. Those that need longer than `grace_s` continue without the service."""
+        """Sends SIGTERM to all children. Those that need longer than `grace_s` continue without the
+        service."""
         server = self._fork_server
         if server is None:
             return

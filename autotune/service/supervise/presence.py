@@ -1,7 +1,9 @@
-"""Presence: of which stores services of this machine and user run the studies, so that `submit` can say when none does.
+"""Presence: of which stores services of this machine and user run the studies, so that `submit` can
+say when none does.
 
-Each service keeps one file in the folder `services` of the user's data, named by its process number: its store's address without the password, and the
-id of its process, by which a file that a killed service left behind is known.
+Each service keeps one file in the folder `services` of the user's data, named by its process
+number: its store's address without the password, and the id of its process, by which a file that a
+killed service left behind is known.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ FOLDER = "services"
 
 @contextlib.contextmanager
 def announced(store: str) -> Iterator[None]:
-    """Announces that a service of this process runs the studies of `store` (a path or URL), as long as the context lasts."""
+    """Announces that a service of this process runs the studies of `store` (a path or URL), as long
+    as the context lasts."""
     path = own_folder(FOLDER) / f"{os.getpid()}.json"
     path.write_text(json.dumps({"store": _address(store), "process": this_process()}))
     try:
@@ -30,7 +33,8 @@ def announced(store: str) -> Iterator[None]:
 
 
 def is_served(store: str) -> bool:
-    """Whether a service of this machine runs the studies of `store`. Files of dead services are removed."""
+    """Whether a service of this machine runs the studies of `store`. Files of dead services are
+    removed."""
     address = _address(store)
     for path in sorted((data_folder() / FOLDER).glob("*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError):

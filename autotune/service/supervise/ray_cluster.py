@@ -6,8 +6,8 @@ The cluster's place is a folder that only this user can enter:
         owner             id of the process that runs the cluster; a place whose owner is gone is removed at the next start
         r/                Ray's folder of sessions, which Ray itself opens to every user of the machine
 
-The secret lies in a file of the user's data folder. The cluster's process removes the place when it ends, which it also does when the service is
-killed (`autotune.service.supervise.ray_head`).
+The secret lies in a file of the user's data folder. The cluster's process removes the place when it
+ends, which it also does when the service is killed (`autotune.service.supervise.ray_head`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class RayHead:
     def __init__(
         self, process: subprocess.Popen[str], *, where: Mapping[str, str], token: str, place: Path
     ) -> None:
-        """`where`: the addresses that the process printed. `place`: the cluster's place (see above)."""
+        """`where`: the addresses that the process printed. `place`: the cluster's place (see
+        above)."""
         self._process, self.token, self._place = process, token, place
         self.folder = str(place / TEMP_DIR)
         self.dashboard, self.address = where.get("dashboard", ""), where.get("address", "")
@@ -59,7 +60,8 @@ class RayHead:
         environment: Mapping[str, str] | None = None,
         given_up: Callable[[], bool] = lambda: False,
     ) -> Self:
-        """Starts the process and waits for its addresses. `environment`: further variables of everything in the cluster.
+        """Starts the process and waits for its addresses. `environment`: further variables of
+        everything in the cluster.
 
         Raises `MissingExtraError` without Ray, and `RunnerError`, also when `given_up` says True.
         """
@@ -117,7 +119,8 @@ class RayHead:
 
 
 def own_token() -> tuple[Path, str]:
-    """The file with the secret of clusters started here, which only this user can read, and the secret itself."""
+    """The file with the secret of clusters started here, which only this user can read, and the
+    secret itself."""
     path = data_folder() / "ray_token"
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (
@@ -140,7 +143,8 @@ def _new_place() -> Path:
 
 
 def _first_line(process: subprocess.Popen[str], given_up: Callable[[], bool]) -> str:
-    """The first line that the process prints; empty when it ended, printed none in time, or was given up."""
+    """The first line that the process prints; empty when it ended, printed none in time, or was
+    given up."""
     assert process.stdout is not None
     end_s = time.monotonic() + START_S
     while time.monotonic() < end_s and not given_up():

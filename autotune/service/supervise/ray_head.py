@@ -1,7 +1,9 @@
-"""A Ray cluster on loopback that lives as long as the service: `python -m autotune.service.supervise.ray_head PLACE`.
+"""A Ray cluster on loopback that lives as long as the service: `python -m
+autotune.service.supervise.ray_head PLACE`.
 
-It prints one line, {"dashboard": "http://...", "address": "HOST:PORT"}, and ends when its standard input ends, so that even a killed service leaves
-no cluster behind. PLACE is the cluster's folder, which is removed at the end, and the environment decides on token authentication (for both see
+It prints one line, {"dashboard": "http://...", "address": "HOST:PORT"}, and ends when its standard
+input ends, so that even a killed service leaves no cluster behind. PLACE is the cluster's folder,
+which is removed at the end, and the environment decides on token authentication (for both see
 `autotune.service.supervise.ray_cluster`).
 """
 
@@ -24,7 +26,8 @@ from autotune.study.process_id import this_process
 OBJECT_STORE_BYTES = 100 << 20
 """close to Ray's minimum: trials pass no tensors through Ray"""
 MIN_CPUS = 8
-"""more ranks than CPUs are allowed: slow, but every parallel layout can be tried on a small machine"""
+"""more ranks than CPUs are allowed: slow, but every parallel layout can be tried on a small
+machine"""
 
 
 def main(place: str) -> None:
@@ -59,7 +62,8 @@ def main(place: str) -> None:
 
 
 def _choose_agent_port() -> None:
-    """Lets the node's job agent take any free port. Its default is a fixed port, so that a second cluster on the machine could run no jobs.
+    """Lets the node's job agent take any free port. Its default is a fixed port, so that a second
+    cluster on the machine could run no jobs.
 
     `ray start` has an option for this (--dashboard-agent-listen-port), `ray.init` has none.
     """
@@ -71,9 +75,11 @@ def _choose_agent_port() -> None:
 
 
 def _note_address(address: str, folder: str) -> None:
-    """Writes the address to the file where the cluster's jobs look for it, as `ray start` does and `ray.init` does not.
+    """Writes the address to the file where the cluster's jobs look for it, as `ray start` does and
+    `ray.init` does not.
 
-    Without the file they would join any cluster that they find on the machine (ray 2.60, `get_ray_address_from_environment`).
+    Without the file they would join any cluster that they find on the machine (ray 2.60,
+    `get_ray_address_from_environment`).
     """
     with contextlib.suppress(ImportError):
         from ray._private.utils import write_ray_address

@@ -1,10 +1,13 @@
-"""Studies as Ray jobs: the Ray dashboard shows each study with its logs under the study's id, and can stop it.
+"""Studies as Ray jobs: the Ray dashboard shows each study with its logs under the study's id, and
+can stop it.
 
-The job's command is fixed, `python -m autotune.service.supervise.worker STUDY`; a spec can change neither it nor its environment. The submission id is the
-study's id (followed by -2, -3, ... when Ray lost a job and it is started again), so that two supervisors cannot start one study twice.
+The job's command is fixed, `python -m autotune.service.supervise.worker STUDY`; a spec can change
+neither it nor its environment. The submission id is the study's id (followed by -2, -3, ... when
+Ray lost a job and it is started again), so that two supervisors cannot start one study twice.
 
-Jobs are managed over HTTP (https://docs.ray.io, "Ray Jobs REST API"), with a deadline on each request. What Ray says of a job is only a hint, the
-store has the truth: a request that fails ends no study.
+Jobs are managed over HTTP (https://docs.ray.io, "Ray Jobs REST API"), with a deadline on each
+request. What Ray says of a job is only a hint, the store has the truth: a request that fails ends
+no study.
 
     RAY_AUTH_MODE=token         is set for a cluster started here (`autotune.service.supervise.ray_cluster`);
                                 the secret of a joined cluster comes from RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token
@@ -38,7 +41,8 @@ log = logging.getLogger("autotune.service")
 REQUEST_S = 20.0
 """deadline for one request"""
 SUBMIT_S = 90.0
-"""deadline for a submission, longer because an interrupted one leaves a job that stays PENDING for ever (ray#62766)"""
+"""deadline for a submission, longer because an interrupted one leaves a job that stays PENDING for
+ever (ray#62766)"""
 PENDING_S = 300.0
 """a job that is still PENDING after so long is stopped and submitted again under the next number"""
 POLL_S = 1.0
@@ -46,7 +50,8 @@ POLL_S = 1.0
 STUDY_KEY = "autotune_study"
 """metadata key that marks the jobs of autotune"""
 DASHBOARD_KEY = "dashboard"
-"""metadata key with the address of Ray's dashboard, from which the study's process makes the link that its page shows"""
+"""metadata key with the address of Ray's dashboard, from which the study's process makes the link
+that its page shows"""
 ALIVE = ("PENDING", "RUNNING")
 
 
@@ -63,7 +68,8 @@ class RayLauncher:
         url: str = "",
         head: RayHead | None = None,
     ) -> None:
-        """`environment`: environment of each job. `url`: URL of the web page, for the metadata. `head`: a cluster that ends with this launcher."""
+        """`environment`: environment of each job. `url`: URL of the web page, for the metadata.
+        `head`: a cluster that ends with this launcher."""
         self._http = httpx.Client(
             base_url=f"{dashboard.rstrip('/')}/api/jobs",
             headers={"Authorization": f"Bearer {token}"} if token else {},
@@ -92,7 +98,8 @@ class RayLauncher:
         url: str,
         given_up: Callable[[], bool] = lambda: False,
     ) -> Self:
-        """Joins the cluster that the options name, or starts one, until `given_up` says True. Raises `RunnerError`."""
+        """Joins the cluster that the options name, or starts one, until `given_up` says True.
+        Raises `RunnerError`."""
         if not options.ray_address:
             head = RayHead.start(
                 store_url, environment=options.study_environment, given_up=given_up
@@ -143,7 +150,8 @@ class RayLauncher:
         self._jobs[record.id] = name
 
     def adopted(self) -> frozenset[str]:
-        """Studies whose jobs an earlier service started. Jobs that a person has stopped meanwhile are included: `ended` reports them."""
+        """Studies whose jobs an earlier service started. Jobs that a person has stopped meanwhile
+        are included: `ended` reports them."""
         answer = self._request("GET", "/")
         for job in answer.json() if answer.status_code == 200 else []:
             study = (job.get("metadata") or {}).get(STUDY_KEY)
@@ -152,7 +160,8 @@ class RayLauncher:
         return frozenset(self._jobs)
 
     def ended(self) -> list[Ended]:
-        """Jobs that have ended. One that Ray no longer knows was lost. One that a person stopped means that its study shall be cancelled."""
+        """Jobs that have ended. One that Ray no longer knows was lost. One that a person stopped
+        means that its study shall be cancelled."""
         if time.monotonic() - self._polled_s < POLL_S:
             return []
         self._polled_s = time.monotonic()
@@ -205,7 +214,8 @@ class RayLauncher:
         )
 
     def scrape_targets(self) -> list[dict[str, Any]]:
-        """The nodes of the cluster for Prometheus. May be called from any thread. Raises `RunnerError` when Ray does not tell."""
+        """The nodes of the cluster for Prometheus. May be called from any thread. Raises
+        `RunnerError` when Ray does not tell."""
         try:
             answer = self._http.get(f"{self.dashboard.rstrip('/')}/api/prometheus/sd")
             found = answer.json() if answer.status_code == 200 else None
@@ -233,7 +243,8 @@ class RayLauncher:
         return frozenset(self._jobs)
 
     def close(self, grace_s: float) -> None:
-        """Ends a cluster that was started here, with its jobs. In a cluster that was joined, jobs continue."""
+        """Ends a cluster that was started here, with its jobs. In a cluster that was joined, jobs
+        continue."""
         if self._head is not None:
             for study in list(self._jobs):
                 with contextlib.suppress(RunnerError):
@@ -243,7 +254,8 @@ class RayLauncher:
         self._http.close()
 
     def _info(self, name: str) -> dict[str, Any] | None:
-        """What Ray knows of the job; None when it has no job of that name. Raises `RunnerError` when Ray does not answer."""
+        """What Ray knows of the job; None when it has no job of that name. Raises `RunnerError`
+        when Ray does not answer."""
         answer = self._request("GET", f"/{name}")
         if answer.status_code == 404:
             return None
@@ -275,7 +287,8 @@ def check_address(address: str) -> None:
 
 
 def user_token(environment: Mapping[str, str] | None = None) -> str:
-    """The secret of a joined cluster, from the places where Ray itself looks for it; empty when there is none."""
+    """The secret of a joined cluster, from the places where Ray itself looks for it; empty when
+    there is none."""
     given = os.environ if environment is None else environment
     if text := given.get("RAY_AUTH_TOKEN", "").strip():
         return text

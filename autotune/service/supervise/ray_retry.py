@@ -1,7 +1,9 @@
-"""Ray as far as it is there: a launcher that opens the cluster in the background, and again when that fails or the cluster dies.
+"""Ray as far as it is there: a launcher that opens the cluster in the background, and again when
+that fails or the cluster dies.
 
-The service answers from its first second: history and pages need no Ray. Until the cluster is there, every start of a study raises `RunnerError`, which
-the supervisor reports as its health; the studies stay QUEUED.
+The service answers from its first second: history and pages need no Ray. Until the cluster is
+there, every start of a study raises `RunnerError`, which the supervisor reports as its health; the
+studies stay QUEUED.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ LOST = -9
 
 
 class RetriedRay:
-    """A launcher around `RayLauncher`. `open_ray` is called in a thread of its own and gets a function that says when to give up."""
+    """A launcher around `RayLauncher`. `open_ray` is called in a thread of its own and gets a
+    function that says when to give up."""
 
     def __init__(self, open_ray: Callable[[Callable[[], bool]], RayLauncher]) -> None:
         self._open_ray = open_ray
@@ -39,11 +42,13 @@ class RetriedRay:
         self._there().start(record)
 
     def adopted(self) -> frozenset[str]:
-        """Studies whose jobs an earlier service started. Raises `RunnerError` until Ray is there."""
+        """Studies whose jobs an earlier service started. Raises `RunnerError` until Ray is
+        there."""
         return self._there().adopted()
 
     def ended(self) -> list[Ended]:
-        """Jobs that have ended. When the cluster has died, all of its jobs have, and a new cluster is started."""
+        """Jobs that have ended. When the cluster has died, all of its jobs have, and a new cluster
+        is started."""
         ray = self._ray
         if ray is None:
             return []

@@ -1,4 +1,5 @@
-"""Study fork server: a process that has imported everything and forks one child per study, so that a study starts in milliseconds.
+"""Study fork server: a process that has imported everything and forks one child per study, so that
+a study starts in milliseconds.
 
 It reads orders from standard input and reports on standard output, one JSON object per line:
 
@@ -91,7 +92,8 @@ class StudyForkServer:
         _report({"started": study, "pid": pid})
 
     def _run_child(self, study: str) -> None:
-        """In the child: takes a session and a log file of its own, then runs the worker. Never returns."""
+        """In the child: takes a session and a log file of its own, then runs the worker. Never
+        returns."""
         code = 1
         try:
             signal.set_wakeup_fd(-1)

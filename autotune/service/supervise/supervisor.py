@@ -1,10 +1,13 @@
-"""The supervisor: a thread that starts a process for each study that should run and whose lease nobody holds.
+"""The supervisor: a thread that starts a process for each study that should run and whose lease
+nobody holds.
 
-Two supervisors on one store are safe: the lease decides which process gets a study, and the other process ends at once. Studies that outlived a
-killed service are safe too: they hold their leases, and they count towards the limit of this host.
+Two supervisors on one store are safe: the lease decides which process gets a study, and the other
+process ends at once. Studies that outlived a killed service are safe too: they hold their leases,
+and they count towards the limit of this host.
 
-A study whose process dies again and again without ending a trial waits longer before each restart. After `MAX_CRASHES` deaths it is FAILED:
-its cause (too little memory, a broken installation) would kill every further process too.
+A study whose process dies again and again without ending a trial waits longer before each restart.
+After `MAX_CRASHES` deaths it is FAILED: its cause (too little memory, a broken installation) would
+kill every further process too.
 """
 
 from __future__ import annotations
@@ -36,10 +39,11 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 60.0
 """wait before a study's process is started again; doubles after each death"""
 STORE_WAIT_S = 5.0
 CHECK_S, STRAGGLE_S = 10.0, 60.0
-"""time between two checks of the running processes; longest time between the end of a study and that of its process"""
+"""time between two checks of the running processes; longest time between the end of a study and
+that of its process"""
 HUNG_CHECKS = 30
-"""after so many checks without a renewed lease a process that still exists counts as hung. One that only waits for a database that it cannot write to
-gives up long before that (`StudyLease`, 120 s)"""
+"""after so many checks without a renewed lease a process that still exists counts as hung. One that
+only waits for a database that it cannot write to gives up long before that (`StudyLease`, 120 s)"""
 ACTIVE = (StudyStatus.RUNNING, StudyStatus.STOPPING)
 
 
@@ -66,7 +70,8 @@ class _LeaseWatch:
 
 
 class Supervisor:
-    """Starts studies and replaces dead controllers. Other threads may call `start`, `wake`, `close` and `health`; the rest runs in its own thread."""
+    """Starts studies and replaces dead controllers. Other threads may call `start`, `wake`, `close`
+    and `health`; the rest runs in its own thread."""
 
     def __init__(
         self,
@@ -79,7 +84,8 @@ class Supervisor:
         grace_s: float = 30.0,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`max_studies`: how many studies may run at once on this host. `runners`: those whose studies it starts; None for all."""
+        """`max_studies`: how many studies may run at once on this host. `runners`: those whose
+        studies it starts; None for all."""
         self._store, self._launcher = store, launcher
         self._max, self._poll_s, self._grace_s = max_studies, poll_s, grace_s
         self._monotonic = monotonic
@@ -125,11 +131,13 @@ class Supervisor:
 
     @property
     def running(self) -> frozenset[str]:
-        """Studies whose processes run on this host, as far as it has seen: those that it started or adopted, and those that outlived an earlier service."""
+        """Studies whose processes run on this host, as far as it has seen: those that it started or
+        adopted, and those that outlived an earlier service."""
         return self._beside.union(self._started)
 
     def round(self) -> None:
-        """One round: takes note of processes that ended, then starts studies that should run, up to the limit."""
+        """One round: takes note of processes that ended, then starts studies that should run, up to
+        the limit."""
         self._ended += self._launcher.ended()
         while self._ended:  # removed only after the store has been told, which may fail
             self._note(self._ended[0])
@@ -156,7 +164,8 @@ class Supervisor:
             free -= 1
 
     def _check_processes(self) -> None:
-        """Kills processes whose studies were cancelled or ended long ago (something in them hangs) and hung ones, which are then replaced."""
+        """Kills processes whose studies were cancelled or ended long ago (something in them hangs)
+        and hung ones, which are then replaced."""
         if self._monotonic() - self._checked_s < CHECK_S:
             return
         self._checked_s = self._monotonic()
@@ -176,7 +185,8 @@ class Supervisor:
                 self._launcher.kill(study)
 
     def _is_hung(self, study: str) -> bool:
-        """Whether the process has held the lease, and for `HUNG_CHECKS` checks has neither renewed it nor, after giving it back, ended."""
+        """Whether the process has held the lease, and for `HUNG_CHECKS` checks has neither renewed
+        it nor, after giving it back, ended."""
         lease = self._store.holder(study)
         watch = self._leases.setdefault(study, _LeaseWatch(lease=None))
         if lease != watch.lease:
@@ -214,7 +224,8 @@ class Supervisor:
         self._told = problem
 
     def _candidates(self, free: int) -> list[StudyRecord]:
-        """Studies to start: first those whose lease still names a dead process of this host, then those that nobody holds, in the store's order: owners take turns."""
+        """Studies to start: first those whose lease still names a dead process of this host, then
+        those that nobody holds, in the store's order: owners take turns."""
         first = []
         for study in sorted(self._orphaned):
             record = self._record(study)
@@ -228,7 +239,8 @@ class Supervisor:
         return [record for record in found if not self._is_left(record)]
 
     def _is_left(self, record: StudyRecord) -> bool:
-        """Whether the study is of a runner that this service does not run; the study then says so, once."""
+        """Whether the study is of a runner that this service does not run; the study then says so,
+        once."""
         runner = record.study.runner
         if self._runners is None or runner in self._runners:
             return False
@@ -251,9 +263,11 @@ class Supervisor:
         return True
 
     def _others(self) -> set[str]:
-        """Studies held by other processes of this host that this supervisor did not start. Studies of dead processes go to `_orphaned`.
+        """Studies held by other processes of this host that this supervisor did not start. Studies
+        of dead processes go to `_orphaned`.
 
-        For those the supervisor does not wait until the lease runs out: if the clock was set back meanwhile, that could take very long.
+        For those the supervisor does not wait until the lease runs out: if the clock was set back
+        meanwhile, that could take very long.
         """
         found: set[str] = set()
         for status in ACTIVE:
@@ -352,6 +366,7 @@ class Supervisor:
 
 
 def _is_long_over(record: StudyRecord) -> bool:
-    """Whether the study has ended, or was cancelled, longer ago than its process may take to end."""
+    """Whether the study has ended, or was cancelled, longer ago than its process may take to
+    end."""
     over_at = record.ended_at or (record.wanted_at if record.wanted is Wanted.CANCEL else None)
     return over_at is not None and (datetime.now(UTC) - over_at).total_seconds() > STRAGGLE_S

@@ -1,7 +1,9 @@
-"""The process of one study: `python -m autotune.service.supervise.worker STUDY`. The store's address comes from AUTOTUNE_STORE, never from the command line.
+"""The process of one study: `python -m autotune.service.supervise.worker STUDY`. The store's
+address comes from AUTOTUNE_STORE, never from the command line.
 
-The process claims the study's lease, runs the study to its end and reports by its exit code. On SIGTERM it shuts down in order: the study stays
-RUNNING in the store, and the next process that claims it continues it.
+The process claims the study's lease, runs the study to its end and reports by its exit code. On
+SIGTERM it shuts down in order: the study stays RUNNING in the store, and the next process that
+claims it continues it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from autotune.service.supervise.ray_jobs import DASHBOARD_KEY
 from autotune.study.progress import LoopEvent, Notice, PhaseEntered, TrialEnded
 
 ENDED, FAILED, HELD, STORE_AWAY, NOT_STARTED = 0, 1, 3, 4, 5
-"""Exit codes: the study has ended or is paused; it failed; another controller holds its lease; the store cannot be reached; the machine had no process for it."""
+"""Exit codes: the study has ended or is paused; it failed; another controller holds its lease; the
+store cannot be reached; the machine had no process for it."""
 
 
 def run(study_id: str, *, store_url: str | None = None, lease_s: float = 10.0) -> int:
@@ -64,7 +67,8 @@ def run(study_id: str, *, store_url: str | None = None, lease_s: float = 10.0) -
 
 
 def ray_job(environment: Mapping[str, str]) -> dict[str, Any]:
-    """The Ray job that this process is, from what Ray tells its jobs in `environment`: {ray: {job, url}}; empty when it is none of the service's."""
+    """The Ray job that this process is, from what Ray tells its jobs in `environment`: {ray: {job,
+    url}}; empty when it is none of the service's."""
     metadata = json.loads(environment.get(_JOB_CONFIG, "{}")).get("metadata") or {}
     job, dashboard = metadata.get("job_submission_id"), metadata.get(DASHBOARD_KEY)
     if not job:
@@ -73,7 +77,8 @@ def ray_job(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-"""the variable's name is so: it holds runtime environment and metadata of a Ray job as JSON (`ray._private.runtime_env.constants`)"""
+"""the variable's name is so: it holds runtime environment and metadata of a Ray job as JSON
+(`ray._private.runtime_env.constants`)"""
 
 
 def _print(event: LoopEvent) -> None:

@@ -6,8 +6,9 @@
                         not 8, and gpus_per_domain if NVLink reaches beyond a node
     clusters            GPU-NODESxGPUS, of any size: `a100-80gb-16x8` is 16 nodes of 8 GPUs
 
-Assumptions: peaks are dense (no sparsity). Memory is what CUDA reports, a little less than the product name says. Link bandwidths are per GPU
-and direction. Prices are public list prices, which change. To add a model or a GPU, add its file.
+Assumptions: peaks are dense (no sparsity). Memory is what CUDA reports, a little less than the
+product name says. Link bandwidths are per GPU and direction. Prices are public list prices, which
+change. To add a model or a GPU, add its file.
 """
 
 from __future__ import annotations
@@ -58,14 +59,16 @@ def gpus_per_node(gpu_type: str) -> int:
 
 
 def usual_cluster(gpu_type: str, *, num_gpus: int) -> ClusterSpec:
-    """A cluster of at least `num_gpus` GPUs in whole nodes of the usual size, or one smaller node if it is large enough."""
+    """A cluster of at least `num_gpus` GPUs in whole nodes of the usual size, or one smaller node
+    if it is large enough."""
     per_node = min(gpus_per_node(gpu_type), num_gpus)
     return cluster_of(gpu_type, num_nodes=-(-num_gpus // per_node), gpus_per_node=per_node)
 
 
 @cache
 def model(name: str) -> ModelSpec:
-    """The model with this name, or with this id on the Hugging Face Hub (`Qwen/Qwen2.5-7B`). For an unknown name, `CatalogError` suggests the nearest name."""
+    """The model with this name, or with this id on the Hugging Face Hub (`Qwen/Qwen2.5-7B`). For an
+    unknown name, `CatalogError` suggests the nearest name."""
     known = hub_models().get(name.lower(), name) if "/" in name else name
     entry = read_entry("models", known, field="model")
     fields = (
@@ -77,10 +80,13 @@ def model(name: str) -> ModelSpec:
 
 
 def published_config(spec: ModelSpec) -> Mapping[str, Any] | None:
-    """The config.json of a model with the name and shape of a catalog model; None for other models, and
+    """The config.json of a model with the name and shape of a catalog model; None for other models,
+    and
         for models whose config.json is not in the catalog.
         Learned
-    positions, tied embeddings and multi-token prediction layers may differ, because a study with longer sequences needs more positions, and trainers handle tied embeddings and these layers differently.
+    positions, tied embeddings and multi-token prediction layers may differ, because a study with
+    longer sequences needs more positions, and trainers handle tied embeddings and these layers
+    differently.
     """
     if spec.source or spec.name not in model_names():
         return None
@@ -107,18 +113,21 @@ def hub_ids() -> Mapping[str, str]:
 
 @cache
 def gpu(name: str) -> GpuSpec:
-    """The GPU type with this name. For an unknown name, `CatalogError` suggests the nearest name."""
+    """The GPU type with this name. For an unknown name, `CatalogError` suggests the nearest
+    name."""
     return GpuSpec.of(name)
 
 
 def cluster_of(
     gpu_type: str | GpuSpec, *, num_nodes: int = 1, gpus_per_node: int = 8
 ) -> ClusterSpec:
-    """A cluster with a GPU from the catalog (or your own), and with its links; see `ClusterSpec.of`."""
+    """A cluster with a GPU from the catalog (or your own), and with its links; see
+    `ClusterSpec.of`."""
     spec = gpu(gpu_type) if isinstance(gpu_type, str) else gpu_type
     return ClusterSpec.of(spec, num_nodes=num_nodes, gpus_per_node=gpus_per_node)
 
 
 def cluster(name: str) -> ClusterSpec:
-    """The cluster for a name like `h100-sxm-4x8`, of any size and GPU type. Raises `CatalogError` for any other name."""
+    """The cluster for a name like `h100-sxm-4x8`, of any size and GPU type. Raises `CatalogError`
+    for any other name."""
     return ClusterSpec.named(name)

@@ -1,1 +1,2 @@
-"""Models from a Hugging Face `config.json`: shapes by family, and the figures that exports carry over."""
+"""Models from a Hugging Face `config.json`: shapes by family, and the figures that exports carry
+over."""

@@ -1,10 +1,12 @@
-"""Families that compute the same as another transformers family, with other names: their `config.json` is read and exported as the other family's.
+"""Families that compute the same as another transformers family, with other names: their
+`config.json` is read and exported as the other family's.
 
     internlm2, Yi, exaone, ...    Llama                        minicpm       Granite: factors of embedding, residuals and logits
     qwen (version 1)              Qwen2 with as many key heads as heads      chatglm (versions 2 and 3)   GLM-4
     language models of Qwen-VL and GLM-V with positions in three dimensions, which are equal in text
 
-The facts about the families come from the code next to their checkpoints (`modeling_*.py`), or for families in transformers 5.23 from `models/*/modeling_*.py`.
+The facts about the families come from the code next to their checkpoints (`modeling_*.py`), or for
+families in transformers 5.23 from `models/*/modeling_*.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ class Alike:
     keys: Mapping[str, str] = field(default_factory=dict)
     """key of this family -> key of the other family"""
     change: Callable[[dict[str, Any]], dict[str, Any]] | None = None
-    """function that computes derived keys: (file with the other family's keys) -> changed keys; None removes a key"""
+    """function that computes derived keys: (file with the other family's keys) -> changed keys;
+    None removes a key"""
 
 
 def as_alike(document: Document) -> Document:

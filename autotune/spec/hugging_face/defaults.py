@@ -1,8 +1,10 @@
 """Sizes that a Hugging Face `config.json` omits: the defaults of its family's class.
 
-transformers writes a nested `text_config` without the values that equal these defaults: Gemma 3's lacks `vocab_size`, and LLaVA's lacks nearly all values.
+transformers writes a nested `text_config` without the values that equal these defaults: Gemma 3's
+lacks `vocab_size`, and LLaVA's lacks nearly all values.
 
-The facts about the families come from transformers 5.23, the class attributes in `models/*/configuration_*.py`.
+The facts about the families come from transformers 5.23, the class attributes in
+`models/*/configuration_*.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ _MAY_BE_NULL = frozenset(
         "n_routed_experts",
     }
 )
-"""keys whose null means that the model lacks the feature, regardless of the default: DeepSeek-V2-Lite has `"q_lora_rank": null`"""
+"""keys whose null means that the model lacks the feature, regardless of the default:
+DeepSeek-V2-Lite has `"q_lora_rank": null`"""
 _NAMES = (
     "num_layers",
     "hidden_size",

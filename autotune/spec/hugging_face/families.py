@@ -1,8 +1,12 @@
-"""The decoder families that autotune reads: one entry for each `model_type`, and a sentence for each family that has other layers.
+"""The decoder families that autotune reads: one entry for each `model_type`, and a sentence for
+each family that has other layers.
 
-A file omits values that equal the default of its class in transformers, so each family states these defaults.
+A file omits values that equal the default of its class in transformers, so each family states these
+defaults.
 
-The facts about the families come from transformers 5.23, `models/*/configuration_*.py` and `modeling_*.py`, or for families without a class in transformers from the code next to their checkpoints.
+The facts about the families come from transformers 5.23, `models/*/configuration_*.py` and
+`modeling_*.py`, or for families without a class in transformers from the code next to their
+checkpoints.
 """
 
 from __future__ import annotations
@@ -43,13 +47,15 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """values of keys that a file may omit"""
     special: Callable[[Document, dict[str, Any]], dict[str, Any]] | None = None
-    """function that computes fields from the family's own keys: (file with defaults, fields so far) -> changed fields"""
+    """function that computes fields from the family's own keys: (file with defaults, fields so far)
+    -> changed fields"""
     reads: tuple[str, ...] = ()
     """family-specific keys that `special` reads"""
     keys: Mapping[str, str] = field(default_factory=dict)
     """the family's own names for common keys; `a.b` is b inside a"""
     has_class: bool = True
-    """whether transformers has a class for the family; otherwise the code comes with the checkpoint"""
+    """whether transformers has a class for the family; otherwise the code comes with the
+    checkpoint"""
 
 
 _LLAMA = Family(reads=("mlp_bias",))
@@ -93,7 +99,8 @@ def _first_dense(
     has_class: bool = True,
     **more: Any,
 ) -> Family:
-    """A family with experts in all layers except the first `dense` layers: the number of experts, the number of experts per token, the width of one expert, and the number of shared experts."""
+    """A family with experts in all layers except the first `dense` layers: the number of experts,
+    the number of experts per token, the width of one expert, and the number of shared experts."""
     counts = {
         "n_routed_experts": experts,
         "num_experts_per_tok": visited,
@@ -373,4 +380,5 @@ APART: Mapping[str, str] = {
     "jetmoe": "has experts in its attention",
     "arctic": "has a dense MLP with its own norms next to the experts of each layer",
 }  # fmt: skip
-"""Maps each `model_type` whose layers a shape cannot describe to the way in which its layers differ."""
+"""Maps each `model_type` whose layers a shape cannot describe to the way in which its layers
+differ."""

@@ -1,7 +1,9 @@
-"""Model figures that change the computation but not the shape. An export must carry them over from a Hugging Face `config.json`.
+"""Model figures that change the computation but not the shape. An export must carry them over from
+a Hugging Face `config.json`.
 
-The file is the user's, or for a catalog model the published file, which is in the catalog. The catalog's file is not a field of the model, so a study
-with `llama-8b` has the same identity as before the catalog contained such files, and its earlier results are found.
+The file is the user's, or for a catalog model the published file, which is in the catalog. The
+catalog's file is not a field of the model, so a study with `llama-8b` has the same identity as
+before the catalog contained such files, and its earlier results are found.
 
 rotary base      rope_theta, also inside rope_parameters (transformers 5)           norm epsilon     rms_norm_eps, layer_norm_epsilon, ...
 rotary scaling   rope_scaling, or a rope_parameters of another type than default    biases           of the query, key and value projections
@@ -32,7 +34,8 @@ QK_NORM = frozenset(
 )
 """families that normalize queries and keys"""
 SIGMOID_ROUTERS = frozenset({"deepseek_v3", "glm4_moe", "glm4_moe_lite"})
-"""families that weight experts by sigmoids and choose them with a load-balancing bias (arXiv:2412.19437, section 2.1.2)"""
+"""families that weight experts by sigmoids and choose them with a load-balancing bias
+(arXiv:2412.19437, section 2.1.2)"""
 ROUTER_DEFAULTS: Mapping[str, Mapping[str, float]] = {
     "deepseek_v2": {"n_group": 1, "topk_group": 1},
     "deepseek_v3": {"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5},
@@ -41,7 +44,8 @@ ROUTER_DEFAULTS: Mapping[str, Mapping[str, float]] = {
 }
 """defaults of these families' classes in transformers 5.23"""
 WINDOWED = frozenset({"mistral", "mixtral", "phi3"})
-"""families in which every layer attends to `sliding_window` tokens, if the file sets this key; in other families only some layers use the window, or no layer"""
+"""families in which every layer attends to `sliding_window` tokens, if the file sets this key; in
+other families only some layers use the window, or no layer"""
 _WINDOW_KEYS = ("sliding_window", "attention_chunk_size", "window_size")
 _DEFAULT_WINDOWS: Mapping[str, int] = {
     **dict.fromkeys(("cohere2", "exaone4", "exaone_moe", "gemma2", "gemma3_text"), 4096),
@@ -62,12 +66,14 @@ ROTARY_SHARES: Mapping[str, float] = {"glm4_moe": 0.5}
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Router:
-    """How a token's experts are chosen and weighted, if not by a plain softmax over the chosen experts."""
+    """How a token's experts are chosen and weighted, if not by a plain softmax over the chosen
+    experts."""
 
     is_sigmoid: bool
     """sigmoids with a load-balancing bias per expert; otherwise a softmax"""
     groups: int
-    """number of groups of experts; each token uses `chosen_groups` of them, and 1 means no grouping"""
+    """number of groups of experts; each token uses `chosen_groups` of them, and 1 means no
+    grouping"""
     chosen_groups: int
     scale: float
     """scaling factor for the routed experts' weights"""
@@ -76,7 +82,8 @@ class Router:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFigures:
-    """Values that a config.json contains in addition to the shape; None for values that are not in the file."""
+    """Values that a config.json contains in addition to the shape; None for values that are not in
+    the file."""
 
     family: str
     """its `model_type`"""
@@ -89,7 +96,8 @@ class ModelFigures:
     router_loss: float | None = None
     """weight of the loss that balances the experts' load"""
     softmax_over_all: bool = False
-    """the chosen experts keep their softmax weights over all experts, so that they add up to less than 1"""
+    """the chosen experts keep their softmax weights over all experts, so that they add up to less
+    than 1"""
     rotary_scaling: str = ""
     """kind of rotary scaling for long contexts, or empty"""
     rotary_share: float = 1.0
@@ -160,7 +168,8 @@ def _router(family: str, document: Mapping[str, Any]) -> Router | None:
 
 
 def narrowest_window(model: ModelSpec) -> int:
-    """The maximum number of tokens that some or all layers attend to, in a sliding window or in chunks; 0 if all layers attend to all earlier tokens."""
+    """The maximum number of tokens that some or all layers attend to, in a sliding window or in
+    chunks; 0 if all layers attend to all earlier tokens."""
     found = _config_json(model)
     if found is None:
         return 0
@@ -178,12 +187,14 @@ def narrowest_window(model: ModelSpec) -> int:
 
 
 def yarn_scaling(model: ModelSpec) -> dict[str, float] | None:
-    """The parameters of the model's YaRN scaling (arXiv:2309.00071), keyed by their names in the file; None if the model has no YaRN scaling."""
+    """The parameters of the model's YaRN scaling (arXiv:2309.00071), keyed by their names in the
+    file; None if the model has no YaRN scaling."""
     return _scaling(model, "yarn", YARN)
 
 
 def is_truncated(model: ModelSpec) -> bool:
-    """Whether the boundaries of the model's YaRN scaling are rounded to whole dimensions. The default is true, except for gpt-oss."""
+    """Whether the boundaries of the model's YaRN scaling are rounded to whole dimensions. The
+    default is true, except for gpt-oss."""
     document = text_document(model)
     _, scaling = _rotary(document)
     return bool(scaling.get("truncate", document.get("model_type") != "gpt_oss"))
@@ -201,7 +212,8 @@ YARN = {
 
 
 def llama3_scaling(model: ModelSpec) -> dict[str, float] | None:
-    """The parameters of the model's rotary scaling, keyed by the names in `LLAMA3_SCALING`; None if the model has no rotary scaling, or a different kind."""
+    """The parameters of the model's rotary scaling, keyed by the names in `LLAMA3_SCALING`; None if
+    the model has no rotary scaling, or a different kind."""
     return _scaling(model, "llama3", LLAMA3_SCALING)
 
 
@@ -214,7 +226,8 @@ def _scaling(model: ModelSpec, kind: str, defaults: Mapping[str, float]) -> dict
 
 
 def _rotary(document: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """`rope_parameters`, and the mapping that specifies how positions are scaled: `rope_scaling`, or `rope_parameters` again."""
+    """`rope_parameters`, and the mapping that specifies how positions are scaled: `rope_scaling`,
+    or `rope_parameters` again."""
     rope = document.get("rope_parameters")
     rope = rope if isinstance(rope, Mapping) else {}
     scaling = document.get("rope_scaling")
@@ -222,14 +235,16 @@ def _rotary(document: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str
 
 
 def text_document(model: ModelSpec) -> dict[str, Any]:
-    """The model's config.json; for a multimodal model, only its language-model part. The model must have a config.json."""
+    """The model's config.json; for a multimodal model, only its language-model part. The model must
+    have a config.json."""
     found = _config_json(model)
     assert found is not None, "a model given only by its shape has no config.json"
     return dict(text_model(found)[1])
 
 
 def check_source(model: ModelSpec) -> ModelSpec:
-    """The model, if all figures that exports need can be read from its `source`. Raises `SpecError` otherwise."""
+    """The model, if all figures that exports need can be read from its `source`. Raises `SpecError`
+    otherwise."""
     if not model.source:
         return model
     try:

@@ -1,7 +1,8 @@
 """Shapes from a Hugging Face `config.json`, family by family (`model_type`).
 
-A key that looks like a size but is not read here is an error, because a wrong shape would make every prediction wrong without any warning. In
-multimodal models only the language model is read, and other towers are not counted. Layers for multi-token prediction are not counted either.
+A key that looks like a size but is not read here is an error, because a wrong shape would make
+every prediction wrong without any warning. In multimodal models only the language model is read,
+and other towers are not counted. Layers for multi-token prediction are not counted either.
 
     hugging_face_families    what each family's file means, and families whose layers no shape describes
     hugging_face_alike       families that are another one under other names
@@ -49,7 +50,8 @@ _TEXT_OF = {
     "internvl": "qwen2",
     "kimi_vl": "deepseek_v3",
 }
-"""language model families in multimodal files that do not contain the family's name, if the name is not NAME_text"""
+"""language model families in multimodal files that do not contain the family's name, if the name is
+not NAME_text"""
 _SHAPE = re.compile(
     r"(_size|_dim|_rank|_ratio|_replace|_step)$|^(n|num)_|experts?|heads|^d_|layers|inner|multi_query|gated|_freq$"
 )
@@ -70,8 +72,9 @@ _REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
 def fields_of(document: Document) -> dict[str, Any]:
     """The fields of `ModelSpec`, without the name, for a parsed `config.json`.
 
-    Raises `SpecError` if the model is not a decoder, if its family is unknown or its layers cannot be described by one shape, or if a size is missing, differs from layer
-    to layer, or is not understood.
+    Raises `SpecError` if the model is not a decoder, if its family is unknown or its layers cannot
+    be described by one shape, or if a size is missing, differs from layer to layer, or is not
+    understood.
     """
     family_name, document = text_model(document)
     family = _family(family_name, document)
@@ -105,8 +108,9 @@ def fields_of(document: Document) -> dict[str, Any]:
 
 
 def text_model(document: Document) -> tuple[str, Document]:
-    """The family's name, and the language model's document: the file itself, or a part of a multimodal file. A family that is equivalent to
-    another family is returned as the other family, with the other family's keys."""
+    """The family's name, and the language model's document: the file itself, or a part of a
+    multimodal file. A family that is equivalent to another family is returned as the other family,
+    with the other family's keys."""
     name = str(document.get("model_type") or "")
     text = text_of(document)
     if text is not None:
@@ -136,7 +140,8 @@ def text_of(document: Document) -> Document | None:
 
 
 def guessed_family(document: Document) -> str:
-    """The family that is assumed, based on the keys, for a file without `model_type` and without class names; empty if the file has either."""
+    """The family that is assumed, based on the keys, for a file without `model_type` and without
+    class names; empty if the file has either."""
     if document.get("model_type") or document.get("architectures"):
         return ""
     return "gpt2" if "n_embd" in document else "llama"

@@ -1,13 +1,18 @@
-"""Shapes that families describe with their own keys: latent attention, patterns of layers with experts, heads and widths.
+"""Shapes that families describe with their own keys: latent attention, patterns of layers with
+experts, heads and widths.
 
-Each function takes the file with the defaults of its family, and the fields of `ModelSpec` so far, and returns the fields that change.
+Each function takes the file with the defaults of its family, and the fields of `ModelSpec` so far,
+and returns the fields that change.
 
-What transformers' own classes provide for parallel training: a plan for tensor parallelism, and places where a pipeline can split the class.
+What transformers' own classes provide for parallel training: a plan for tensor parallelism, and
+places where a pipeline can split the class.
 
-A class counts as having a tensor plan if the native trainer supports the style of every entry, which excludes plans for experts. Apertus is excluded, because its activation
-has two learned scalars, and no rank has the full gradients of these scalars.
+A class counts as having a tensor plan if the native trainer supports the style of every entry,
+which excludes plans for experts. Apertus is excluded, because its activation has two learned
+scalars, and no rank has the full gradients of these scalars.
 
-The facts about the families come from transformers 5.23, `base_model_tp_plan` and `base_model_pp_plan` of `models/*/configuration_*.py`.
+The facts about the families come from transformers 5.23, `base_model_tp_plan` and
+`base_model_pp_plan` of `models/*/configuration_*.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +36,8 @@ BUILT = (
 
 
 def _latent_attention(asked: Document) -> dict[str, Any]:
-    """DeepSeek's latent attention (arXiv:2405.04434, section 2.1): keys and values from a narrow latent, with separate rotary parts. If the latent is null, attention is plain."""
+    """DeepSeek's latent attention (arXiv:2405.04434, section 2.1): keys and values from a narrow
+    latent, with separate rotary parts. If the latent is null, attention is plain."""
     if not asked.get("kv_lora_rank"):
         return {}
     nope, rope = asked["qk_nope_head_dim"], asked["qk_rope_head_dim"]
@@ -46,7 +52,8 @@ def _latent_attention(asked: Document) -> dict[str, Any]:
 
 
 def first_dense(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
-    """Experts in all layers except the first few, in addition to shared experts (DeepSeek, GLM, Kimi)."""
+    """Experts in all layers except the first few, in addition to shared experts (DeepSeek, GLM,
+    Kimi)."""
     if not fields.get("num_experts"):
         return {}
     if asked.get("moe_layer_freq", 1) != 1:
@@ -74,7 +81,8 @@ def deepseek(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def ernie_experts(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
-    """Experts from a given layer through the last layer: `moe_layer_end_index` is -1, or not before the last layer."""
+    """Experts from a given layer through the last layer: `moe_layer_end_index` is -1, or not before
+    the last layer."""
     last, end = fields["num_layers"] - 1, asked.get("moe_layer_end_index", -1)
     if end != -1 and end < last:
         raise SpecError(
@@ -93,13 +101,15 @@ def hunyuan_experts(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def granite_experts(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
-    """One shared MLP in addition to the experts; without experts, the shared MLP is the layer's MLP."""
+    """One shared MLP in addition to the experts; without experts, the shared MLP is the layer's
+    MLP."""
     width = asked.get("shared_intermediate_size") or 0
     return {"shared_ffn_hidden_size" if fields.get("num_experts") else "ffn_hidden_size": width}
 
 
 def granite_hybrid(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
-    """Granite 4 in the sizes with attention in every layer; other sizes have `mamba` in `layer_types`."""
+    """Granite 4 in the sizes with attention in every layer; other sizes have `mamba` in
+    `layer_types`."""
     if not isinstance(asked.get("layer_types", asked.get("layers_block_type")), list):
         raise SpecError(
             "layer_types must list the kind of each layer, but is missing, so transformers would treat every layer as a state-space layer",
@@ -276,4 +286,5 @@ PIPELINE_SPLITS = frozenset(
         ),
     }
 )
-"""values of `model_type` whose class names its embedding, layers and final norm, so that it can be split between any two layers"""
+"""values of `model_type` whose class names its embedding, layers and final norm, so that it can be
+split between any two layers"""

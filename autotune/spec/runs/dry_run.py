@@ -1,9 +1,11 @@
-"""The result of a dry run of one rank: the memory, work and traffic of two optimizer steps that were run without data and without a GPU.
+"""The result of a dry run of one rank: the memory, work and traffic of two optimizer steps that
+were run without data and without a GPU.
 
-Bytes are the memory that the allocator gives to tensors (`allocated`) on this rank. The memory that an allocator reserves beyond the tensors, and the GPU's
-own context, are not part of a dry run.
+Bytes are the memory that the allocator gives to tensors (`allocated`) on this rank. The memory that
+an allocator reserves beyond the tensors, and the GPU's own context, are not part of a dry run.
 
-Steps are counted from 0. The first step has no optimizer state before its end, so the peak of a training run is the peak in step 1.
+Steps are counted from 0. The first step has no optimizer state before its end, so the peak of a
+training run is the peak in step 1.
 """
 
 from __future__ import annotations
@@ -104,7 +106,8 @@ class CollectiveCall:
     ranks: tuple[int, ...]
     """ranks in the group, in order"""
     num_bytes: int
-    """bytes per call: what a rank contributes to an all_reduce, reduce_scatter, all_to_all, broadcast or send, or receives from an all_gather or recv"""
+    """bytes per call: what a rank contributes to an all_reduce, reduce_scatter, all_to_all,
+    broadcast or send, or receives from an all_gather or recv"""
     phase: Phase
     """phase in which the collective is called"""
     count: int
@@ -130,7 +133,8 @@ class DryRun(Plain):
     phase_peaks: tuple[MemorySample, ...]
     """the sample with the highest memory use in each phase of each step, in order"""
     timeline: tuple[MemorySample, ...]
-    """samples of the second step and of the moment before it, thinned to a few hundred samples that include every local peak"""
+    """samples of the second step and of the moment before it, thinned to a few hundred samples that
+    include every local peak"""
     modules: tuple[ModuleCost, ...]
     """modules, in the model's order"""
     flops: int
@@ -140,7 +144,8 @@ class DryRun(Plain):
     collectives: tuple[CollectiveCall, ...]
     """collectives in the second step"""
     guesses: tuple[str, ...] = ()
-    """values that depend on the model's data and therefore had to be assumed (balanced routing, values of tensors), as text"""
+    """values that depend on the model's data and therefore had to be assumed (balanced routing,
+    values of tensors), as text"""
     took_s: float = 0.0
     """wall time of the dry run"""
     process_peak_bytes: int = 0

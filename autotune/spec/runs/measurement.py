@@ -1,9 +1,9 @@
 """A measurement: the observed steps of one attempt, and the figures derived from them.
 
-A loss comparison compares a trial's loss with the loss of other configs, which trained on other batches, after the same number of tokens.
-The
-comparison is made once, when the trial is scored, with the trials that had ended by then. It is stored with the measurement, so later trials never change it.
-The statistics are in `autotune.reward.equal_tokens`.
+A loss comparison compares a trial's loss with the loss of other configs, which trained on other
+batches, after the same number of tokens. The comparison is made once, when the trial is scored,
+with the trials that had ended by then. It is stored with the measurement, so later trials never
+change it. The statistics are in `autotune.reward.equal_tokens`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class Measurement(Plain):
     num_ranks: int = 1
     """ranks in use"""
     losses: tuple[float, ...] = ()
-    """training loss, mean over all ranks, nats per token; NaN for a step without a loss in the program's log"""
+    """training loss, mean over all ranks, nats per token; NaN for a step without a loss in the
+    program's log"""
     grad_norms: tuple[float, ...] = ()
     """global gradient norm before clipping; NaN for a step without a norm in the program's log"""
     nonfinite_steps: int = 0
@@ -40,11 +41,13 @@ class Measurement(Plain):
     skipped_steps: int = 0
     """steps that dynamic loss scaling skipped"""
     gradient_noise_scale: float | None = None
-    """simple noise scale in sequences (McCandlish et al. 2018, eq. 2.8), if estimated; infinite if the gradient is indistinguishable from noise"""
+    """simple noise scale in sequences (McCandlish et al. 2018, eq. 2.8), if estimated; infinite if
+    the gradient is indistinguishable from noise"""
     gradient_noise_interval: tuple[float, float] | None = None
     """90% interval of the noise scale, in sequences"""
     setup_s: float = 0.0
-    """time before the first step, in seconds, to start processes and groups and to build the model"""
+    """time before the first step, in seconds, to start processes and groups and to build the
+    model"""
     flops_per_token: float | None = None
     """model FLOPs per token, without recomputation, if known"""
     peak_flops_per_s: float | None = None
@@ -54,34 +57,44 @@ class Measurement(Plain):
     rank_peak_memory_bytes: tuple[float, ...] = ()
     """memory peak of each rank"""
     step_peak_memory_bytes: tuple[float, ...] = ()
-    """highest memory peak of any rank from the start of the trial to the end of each step, if available"""
+    """highest memory peak of any rank from the start of the trial to the end of each step, if
+    available"""
     breakdown_s: Mapping[str, float] = field(default_factory=dict)
     """profiled step time by cause, in seconds, if a profile was requested"""
     phases_s: Mapping[str, float] = field(default_factory=dict)
-    """time of each phase of a post-training step, in seconds, for
-    trials that run only the trainer's phases: `log_prob`, `reference` and `update` are measured, the other
-    phases come from the spec or are predicted from it; empty for all other trials"""
+    """time of each phase of a post-training step, in seconds, for trials that run only the
+    trainer's phases: `log_prob`, `reference` and `update` are measured, the other phases come from
+    the spec or are predicted from it; empty for all other trials"""
     utilization: Mapping[str, float] = field(default_factory=dict)
-    """other readings by name: power_watts, sm, memory_bandwidth, reserved_memory_bytes, alloc_retries, temperature_c, throttled, ..."""
+    """other readings by name: power_watts, sm, memory_bandwidth, reserved_memory_bytes,
+    alloc_retries, temperature_c, throttled, ..."""
     reference_losses: tuple[float, ...] = ()
     """losses of an fp32 reference on the same data, if one was measured"""
     reference_grad_norms: tuple[float, ...] = ()
-    """gradient norms of the fp32 reference, or else of the baseline, on the same data; spikes that also occur here are caused by the data"""
+    """gradient norms of the fp32 reference, or else of the baseline, on the same data; spikes that
+    also occur here are caused by the data"""
     loss_comparison: LossComparison | None = None
-    """the loss at equal tokens compared with other configs, if configs do not train on the same data"""
+    """the loss at equal tokens compared with other configs, if configs do not train on the same
+    data"""
     time_from: str = ""
-    """source of the step times: `log` (times that the program printed), `rate` (printed rates) or `arrival` (the times at which
-    step lines arrived); empty if the worker's own clock timed the steps"""
+    """source of the step times: `log` (times that the program printed), `rate` (printed rates) or
+    `arrival` (the times at which step lines arrived); empty if the worker's own clock timed the
+    steps"""
     time_resolution_s: float = 0.0
     """the resolution of step times; 0 if unknown"""
     steps_together: int = 1
-    """largest number of steps whose lines arrived at once, for example because output was not flushed; each of these steps gets the mean time. 1 if every step has its own time"""
+    """largest number of steps whose lines arrived at once, for example because output was not
+    flushed; each of these steps gets the mean time. 1 if every step has its own time"""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """conditions that may affect the speed: versions of torch, CUDA, driver, NCCL, Python, kernel and trainer, the program's commit, its script by its contents, the GPU's clocks and power limit"""
+    """conditions that may affect the speed: versions of torch, CUDA, driver, NCCL, Python, kernel
+    and trainer, the program's commit, its script by its contents, the GPU's clocks and power
+    limit"""
     evidence: Mapping[str, Any] = field(default_factory=dict)
-    """observations of each rank, as plain values of `autotune.diagnosis.Evidence`; empty if not observed"""
+    """observations of each rank, as plain values of `autotune.diagnosis.Evidence`; empty if not
+    observed"""
     allocator: str = ""
-    """settings of the GPU allocator (PYTORCH_ALLOC_CONF); empty if they are the defaults or unknown"""
+    """settings of the GPU allocator (PYTORCH_ALLOC_CONF); empty if they are the defaults or
+    unknown"""
 
     def __post_init__(self) -> None:
         for name in (
@@ -141,18 +154,20 @@ class Measurement(Plain):
 
     @property
     def median_tokens_per_s(self) -> float:
-        """Tokens per second for the whole job at the median of all steps, including skipped steps: the rate of
-        an undisturbed step."""
+        """Tokens per second for the whole job at the median of all steps, including skipped steps:
+        the rate of an undisturbed step."""
         return self.tokens_per_step / self.step_time_s if self.step_time_s > 0 else math.nan
 
     @property
     def tokens_per_s_per_gpu(self) -> float:
-        """Tokens per second per rank in use, counting only the tokens of steps that were not skipped."""
+        """Tokens per second per rank in use, counting only the tokens of steps that were not
+        skipped."""
         return self.tokens_per_s / self.num_ranks
 
     @property
     def occupied_memory_bytes(self) -> float | None:
-        """Peak memory used on a GPU by the rank with the highest peak: the memory reserved by the allocator if known, otherwise the allocated memory."""
+        """Peak memory used on a GPU by the rank with the highest peak: the memory reserved by the
+        allocator if known, otherwise the allocated memory."""
         if self.peak_memory_bytes is None:
             return None
         return max(self.peak_memory_bytes, self.utilization.get("reserved_memory_bytes", 0.0))
@@ -164,7 +179,8 @@ class Measurement(Plain):
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs utilization (PaLM, arXiv:2204.02311, appendix B): tokens/s * FLOPs per token / peak; None if unknown."""
+        """Model FLOPs utilization (PaLM, arXiv:2204.02311, appendix B): tokens/s * FLOPs per token
+        / peak; None if unknown."""
         if self.flops_per_token is None or not self.peak_flops_per_s:
             return None
         return self.tokens_per_s_per_gpu * self.flops_per_token / self.peak_flops_per_s
@@ -223,7 +239,8 @@ class LossComparison:
     excess: float
     """loss of this trial minus the others' loss; negative if this trial is better"""
     noise: float
-    """how far a healthy trial's loss may exceed the others' loss by chance, in the unit of the loss, >= 0"""
+    """how far a healthy trial's loss may exceed the others' loss by chance, in the unit of the
+    loss, >= 0"""
     loss: float
     """loss of the other configs at the same point, > 0"""
     tokens: int
@@ -233,5 +250,6 @@ class LossComparison:
 
     @property
     def unexplained(self) -> float:
-        """The part of the excess that noise does not explain, relative to the other configs' loss; >= 0."""
+        """The part of the excess that noise does not explain, relative to the other configs' loss;
+        >= 0."""
         return max(0.0, self.excess - self.noise) / self.loss

@@ -1,8 +1,10 @@
-"""An observed run: a training run that users started themselves, with its measurements. An observed run is not a trial: its config was not chosen by a search, and it never wins.
+"""An observed run: a training run that users started themselves, with its measurements. An observed
+run is not a trial: its config was not chosen by a search, and it never wins.
 
 Users can add notes and tags to a study. Tags are for finding studies.
 
-A tag is a word without spaces, so that a list of tags can be typed in one line. Tags are compared exactly as written, including case.
+A tag is a word without spaces, so that a list of tags can be typed in one line. Tags are compared
+exactly as written, including case.
 """
 
 from __future__ import annotations
@@ -65,7 +67,8 @@ class ObservedRun(Plain):
     measurement: Measurement | None = None
     """measurements of the run's steps; step times are empty if no step was observed"""
     failure: Failure | None = None
-    """why the run failed, with the evidence; if the run did not fail, that it ran out of memory and continued"""
+    """why the run failed, with the evidence; if the run did not fail, that it ran out of memory and
+    continued"""
     versions: Mapping[str, str] = field(default_factory=dict)
     """versions of Python and of the training libraries that the run could import"""
     host: str = ""
@@ -92,7 +95,8 @@ class ObservedRun(Plain):
         )
 
     def as_trial(self) -> Trial | None:
-        """The run as a measured trial that studies can learn from; None if workload, config or steps are unknown, or if the program left the config."""
+        """The run as a measured trial that studies can learn from; None if workload, config or
+        steps are unknown, or if the program left the config."""
         if self.failure is not None and self.outcome is not Outcome.FAILED:
             return None
         if self.workload is None or self.config is None or self.step_time_s is None:
@@ -148,7 +152,8 @@ def check_tag_count(count: int) -> None:
 
 
 def checked_note(text: str, *, notes: int) -> str:
-    """The text of a new note, without surrounding whitespace. `notes`: number of notes that the study already has. Raises `SpecError`."""
+    """The text of a new note, without surrounding whitespace. `notes`: number of notes that the
+    study already has. Raises `SpecError`."""
     text = text.replace("\r\n", "\n").strip()
     if not 0 < len(text) <= MAX_NOTE:
         raise SpecError(

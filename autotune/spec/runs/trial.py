@@ -44,7 +44,8 @@ class TrialStatus(StrEnum):
 
 
 class FailureKind(StrEnum):
-    """Why a trial failed. Only WORKER_LOST is retried; all other failures are final for the config."""
+    """Why a trial failed. Only WORKER_LOST is retried; all other failures are final for the
+    config."""
 
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
     DIVERGED = "DIVERGED"
@@ -57,7 +58,8 @@ class FailureKind(StrEnum):
 
     @property
     def is_retried(self) -> bool:
-        """Whether another attempt may succeed, because the machine, not the config, caused the failure."""
+        """Whether another attempt may succeed, because the machine, not the config, caused the
+        failure."""
         return self is FailureKind.WORKER_LOST
 
 
@@ -87,12 +89,14 @@ class Failure(Plain):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward(Plain):
-    """The reward of a trial: dimensionless, higher is better. Only differences between trials of the same study are meaningful."""
+    """The reward of a trial: dimensionless, higher is better. Only differences between trials of
+    the same study are meaningful."""
 
     total: float
     """what the study maximizes"""
     throughput: float
-    """log of throughput (or goodput, or tokens per unit of cost) relative to the baseline, whose value is 0"""
+    """log of throughput (or goodput, or tokens per unit of cost) relative to the baseline, whose
+    value is 0"""
     stability: float
     """0 to 1"""
     parts: Mapping[str, float] = field(default_factory=dict)
@@ -105,13 +109,15 @@ class TrialPurpose(StrEnum):
     BASELINE = "baseline"
     """the baseline, measured first; rewards are relative to it"""
     REFERENCE = "reference"
-    """the baseline in fp32, if the baseline itself is not fp32; the reference for losses in other precisions"""
+    """the baseline in fp32, if the baseline itself is not fp32; the reference for losses in other
+    precisions"""
     SEARCH = "search"
     """proposed by the searcher"""
     FINAL = "final"
     """a finalist or the baseline, re-measured side by side before a winner is named"""
     PROXY = "proxy"
-    """a small job that represents a config of the target; a proxy is not compared with other trials and cannot be the best trial"""
+    """a small job that represents a config of the target; a proxy is not compared with other trials
+    and cannot be the best trial"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +159,8 @@ class Trial(Plain):
     reason: str = ""
     """why the trial was proposed, or why it was stopped, as text"""
     stands_for: StandsFor | None = None
-    """for a proxy trial, the config that it represents and the workload that it ran; None if the trial ran the study's workload"""
+    """for a proxy trial, the config that it represents and the workload that it ran; None if the
+    trial ran the study's workload"""
     created_at: datetime | None = None
     """UTC"""
     started_at: datetime | None = None
@@ -182,7 +189,8 @@ class Trial(Plain):
 
 
 def trial_numbers(numbers: Sequence[int]) -> str:
-    """`trial 7`, `trials 7 and 9`, `trials 3, 7 and 9`; if there are many, the first `MOST_NAMED`: `trials 3, 7, 9 and 5,312 others`."""
+    """`trial 7`, `trials 7 and 9`, `trials 3, 7 and 9`; if there are many, the first `MOST_NAMED`:
+    `trials 3, 7, 9 and 5,312 others`."""
     rest = len(numbers) - MOST_NAMED
     *first, last = (
         [*map(str, numbers[:MOST_NAMED]), f"{rest:,} others"] if rest > 1 else map(str, numbers)

@@ -1,6 +1,8 @@
-"""A trial as one row of a table: the columns of `autotune store export` and of `Result.to_dataframe`.
+"""A trial as one row of a table: the columns of `autotune store export` and of
+`Result.to_dataframe`.
 
-Columns carry units in their names; times are ISO 8601 in UTC; unknown values are None. Estimates were made when the trial was proposed.
+Columns carry units in their names; times are ISO 8601 in UTC; unknown values are None. Estimates
+were made when the trial was proposed.
 """
 
 from __future__ import annotations

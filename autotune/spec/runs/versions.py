@@ -1,4 +1,5 @@
-"""Selecting measurements by software versions: `torch=2.12` means 2.12 and all of its releases, `commit=1a2b` all commits that begin with 1a2b."""
+"""Selecting measurements by software versions: `torch=2.12` means 2.12 and all of its releases,
+`commit=1a2b` all commits that begin with 1a2b."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ _SHORTEST_COMMIT = 4
 
 
 def asked_versions(words: Iterable[str]) -> dict[str, str]:
-    """Versions by name, from words of the form NAME=VERSION. Raises `SpecError` for malformed text, and for a repeated name."""
+    """Versions by name, from words of the form NAME=VERSION. Raises `SpecError` for malformed text,
+    and for a repeated name."""
     asked: dict[str, str] = {}
     for word in words:
         name, sign, version = (part.strip() for part in word.partition("="))

@@ -96,9 +96,11 @@ def format_speedup(
     over: str = "",
     is_open: bool = False,
 ) -> str:
-    """`1.18x (95% CI 1.14-1.22)`; without an interval `1.18x`, for a running study `1.18x (not confirmed yet)`; `DEFAULT_IS_BEST` if the baseline itself is the best.
+    """`1.18x (95% CI 1.14-1.22)`; without an interval `1.18x`, for a running study `1.18x (not
+    confirmed yet)`; `DEFAULT_IS_BEST` if the baseline itself is the best.
 
-    `times`: text after the number. `over`: text at the end. `is_open`: whether the study is running, so that a best baseline is only the best so far.
+    `times`: text after the number. `over`: text at the end. `is_open`: whether the study is
+    running, so that a best baseline is only the best so far.
     """
     is_unconfirmed = is_open and (low is None or high is None)
     if speedup == 1.0 and (is_unconfirmed or low == high == 1.0):

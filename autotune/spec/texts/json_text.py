@@ -1,4 +1,5 @@
-"""JSON written by users. A key that occurs twice in one object is rejected, because Python would silently use the last value."""
+"""JSON written by users. A key that occurs twice in one object is rejected, because Python would
+silently use the last value."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ class RepeatedKeyError(json.JSONDecodeError):
 
 
 def read_json(text: str | bytes, **options: Any) -> Any:
-    """The value of a JSON text. `options`: options of `json.loads`. Raises `RepeatedKeyError`, and the errors of `json.loads`."""
+    """The value of a JSON text. `options`: options of `json.loads`. Raises `RepeatedKeyError`, and
+    the errors of `json.loads`."""
     return json.loads(text, object_pairs_hook=_once, **options)
 
 

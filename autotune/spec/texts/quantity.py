@@ -1,4 +1,5 @@
-"""Quantities as users write them: a number with its unit, as text, and the plain number in the base unit.
+"""Quantities as users write them: a number with its unit, as text, and the plain number in the base
+unit.
 
     TIME            s            90s  15min  1h30m  2d  250ms  5us
     TOKENS          tokens       300B  15T  1.5M
@@ -7,7 +8,8 @@
     BYTES_PER_S     bytes/s      3.35TB/s  400Gbit/s; 400Gb/s is rejected, because it may mean bits or bytes
     FLOPS_PER_S     flops/s      989TFLOPS  1.98PFLOP/s
 
-Specs, options and requests accept a plain number in the base unit as well. Stored values and JSON output always have the plain number.
+Specs, options and requests accept a plain number in the base unit as well. Stored values and JSON
+output always have the plain number.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
 """Secrets in the values that a spec passes to its program: finding them, and masking them.
 
-A value is secret because of its name (a variable, an option, a file key, a URL parameter, a header) or its position: the text before the `@` in a URL. The launches of trials and of the owner's exports are never changed. Everything else that displays a study shows `***`. The value
-`from-environment` is not a secret, because the variable's value is taken from the environment of the process that runs the trial.
+A value is secret because of its name (a variable, an option, a file key, a URL parameter, a header)
+or its position: the text before the `@` in a URL. The launches of trials and of the owner's exports
+are never changed. Everything else that displays a study shows `***`. The value `from-environment`
+is not a secret, because the variable's value is taken from the environment of the process that runs
+the trial.
 """
 
 from __future__ import annotations
@@ -12,9 +15,11 @@ from typing import Any
 
 MASK = "***"
 FROM_ENVIRONMENT = "from-environment"
-"""value in `env` for a variable that is taken from the environment of the process that runs the trial and is not stored"""
+"""value in `env` for a variable that is taken from the environment of the process that runs the
+trial and is not stored"""
 SHORTEST_FOUND = 6
-"""minimum length of a secret that is searched for in other texts, such as a log: shorter secrets could be ordinary words or numbers"""
+"""minimum length of a secret that is searched for in other texts, such as a log: shorter secrets
+could be ordinary words or numbers"""
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _ALWAYS = frozenset({"secret", "secrets", "password", "passwd", "passphrase", "pwd", "credential", "credentials", "authorization", "apikey", "jwt", "pword"})  # fmt: skip
 _AT_THE_END = frozenset({"auth", "bearer", "cookie", "cookies", "pgpass", "userpass", "dbpass"})

@@ -1,12 +1,14 @@
-"""Usual names in trainers and training scripts for knobs, for figures of workloads and models, and for their values; and other names of GPUs.
+"""Usual names in trainers and training scripts for knobs, for figures of workloads and models, and
+for their values; and other names of GPUs.
 
     tensor_model_parallel_size, tensor-parallel-size, tp_degree      -> tp
     per_device_train_batch_size, mbs                                 -> micro_batch_size
     bfloat16, bf16-mixed                                             -> bf16
     RTX 4090, A100-SXM4-80GB, DGX Spark                              -> rtx-4090, a100-80gb, gb10
 
-Names are compared in lower case, with words joined by underscores, without the text before the last dot. `autotune import` and `autotune init` use these names
-to read options. The error for an unknown key in a spec uses them to suggest the right key.
+Names are compared in lower case, with words joined by underscores, without the text before the last
+dot. `autotune import` and `autotune init` use these names to read options. The error for an unknown
+key in a spec uses them to suggest the right key.
 """
 
 from __future__ import annotations
@@ -59,18 +61,22 @@ NAMES: Mapping[str, str] = {
     "experts_per_token": "(num_)?experts_per_tok(en)?|moe_(router_)?top_?k|num_selected_experts|router_top_?k",
     "model": "model(_name|_id|_path)?(_or_path)?|config_name|pretrained_model_name_or_path|base_model",
 }
-"""name patterns, by knob or figure. Sources: the parsers of transformers 5.23 and trl 1.16, Megatron-LM core 0.16 and Megatron-DeepSpeed, DeepSpeed 0.18,
-accelerate 1.15, Lightning 2.6, torchtitan 0.3, nanotron, torchtune 0.6, litgpt 0.5, fairseq 0.12, timm 1.0, open_clip 3, MAE, nanoGPT, nanochat, verl 0.6,
-OpenRLHF 0.8, x-transformers, llm-foundry 0.22, OLMo 0.6, LLaMA-Factory 0.9 and axolotl 0.21"""
+"""name patterns, by knob or figure. Sources: the parsers of transformers 5.23 and trl 1.16,
+Megatron-LM core 0.16 and Megatron-DeepSpeed, DeepSpeed 0.18, accelerate 1.15, Lightning 2.6,
+torchtitan 0.3, nanotron, torchtune 0.6, litgpt 0.5, fairseq 0.12, timm 1.0, open_clip 3, MAE,
+nanoGPT, nanochat, verl 0.6, OpenRLHF 0.8, x-transformers, llm-foundry 0.22, OLMo 0.6, LLaMA-Factory
+0.9 and axolotl 0.21"""
 EXPLICIT_MICRO = re.compile(
     rf"micro|mbs|local_|(^|_)per_{_RANK}|^{_RANK}_|_per_{_RANK}$|^per_device"
 )
-"""unambiguous names of a micro-batch. If a program has such an option, a plain `batch_size` or `train_batch_size` is the batch of a
-step (DeepSpeed, verl, OpenRLHF, alpaca-lora)"""
+"""unambiguous names of a micro-batch. If a program has such an option, a plain `batch_size` or
+`train_batch_size` is the batch of a step (DeepSpeed, verl, OpenRLHF, alpaca-lora)"""
 IN_TOKENS = re.compile(r"tokens|^rank_microbatch_size$")
-"""names of batches that count tokens; the last is OLMo-core's (`rank_microbatch_size`, "in tokens", olmo_core/train/train_module)"""
+"""names of batches that count tokens; the last is OLMo-core's (`rank_microbatch_size`, "in tokens",
+olmo_core/train/train_module)"""
 MAYBE_TOKENS = "max_tokens"
-"""fairseq's name for a rank's batch in tokens; in other programs it is the number of tokens in a whole training run (litgpt), or in an answer"""
+"""fairseq's name for a rank's batch in tokens; in other programs it is the number of tokens in a
+whole training run (litgpt), or in an answer"""
 BESIDE_IT = frozenset({"update_freq", "max_sentences"})
 """options by which a program is recognized as fairseq"""
 OTHER_PARTS = re.compile(
@@ -84,7 +90,8 @@ OTHER_DEGREES = re.compile(
 )
 """degrees that change what a rank does, for which `init` has no knob"""
 AMP_FORMATS = re.compile(r"(amp|autocast|mixed_precision)_(dtype|precision)")
-"""options that only select the format that a flag enables: timm's `--amp-dtype` in addition to `--amp`"""
+"""options that only select the format that a flag enables: timm's `--amp-dtype` in addition to
+`--amp`"""
 FINDS_BATCH = re.compile(
     r"auto_find_batch_size|auto_scale_batch_size|auto_lr_bs_find|find_batch_size|auto_batch_size|batch_size_finder"
 )
@@ -168,8 +175,8 @@ OF_A_RUN: Mapping[str, str] = {
     "load_best_model_at_end": "False",
     "auto_find_batch_size": "False",
 }
-"""options of `TrainingArguments` for tracking, saving, evaluation and automatic batch sizes, each with the value that disables
-it"""
+"""options of `TrainingArguments` for tracking, saving, evaluation and automatic batch sizes, each
+with the value that disables it"""
 
 OPTIMIZERS: Mapping[str, str] = {
     "adamw_8bit": "(paged_|ao_)?adamw?(_torch|_bnb)?_?8bit",
@@ -208,7 +215,8 @@ def target_of(name: str) -> str | None:
 
 
 def optimizer_named(word: str) -> str | None:
-    """The optimizer with this usual name; None if the name is empty or the optimizer's memory is unknown."""
+    """The optimizer with this usual name; None if the name is empty or the optimizer's memory is
+    unknown."""
     return next(
         (name for name, pattern in OPTIMIZERS.items() if re.fullmatch(pattern, word.lower())), None
     )

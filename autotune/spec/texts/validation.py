@@ -1,4 +1,5 @@
-"""The rule that a value violates, in this program's words, instead of those of pydantic or the command line's parser."""
+"""The rule that a value violates, in this program's words, instead of those of pydantic or the
+command line's parser."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ _WORDS = (
 def broken_rule(
     problem: Mapping[str, Any], of_kind: Mapping[str, str] = MappingProxyType({})
 ) -> str:
-    """The rule in words. `problem`: {type, msg, ctx} of pydantic; only `msg` is required. `of_kind`: the caller's own words for some error types."""
+    """The rule in words. `problem`: {type, msg, ctx} of pydantic; only `msg` is required.
+    `of_kind`: the caller's own words for some error types."""
     words = {**_OF_KIND, **of_kind}.get(problem.get("type", ""), "")
     if words:
         return words.format(**problem.get("ctx", {}))

@@ -1,4 +1,5 @@
-"""Connections and transactions: one way to read and one way to write, on SQLite and PostgreSQL alike.
+"""Connections and transactions: one way to read and one way to write, on SQLite and PostgreSQL
+alike.
 
 SQLite
     Readers      never wait: the database is in WAL mode.
@@ -12,7 +13,8 @@ SQLite
     Read-only    A file that this user may not write, or beside which no file may be made, is opened for reading.
     Deleted      A file that was deleted, replaced or emptied while it was open is neither read nor written any more: what is written there would be lost.
 
-PostgreSQL runs at READ COMMITTED. Each write begins with an UPDATE of the study's row, which serves as the study's lock.
+PostgreSQL runs at READ COMMITTED. Each write begins with an UPDATE of the study's row, which serves
+as the study's lock.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ SILENT_SERVER = {
     "keepalives_count": 2,
     "tcp_user_timeout": 20_000,
 }
-"""Ends a connection on which nothing has come back for 20 s (the last in ms). Without it, a network that is cut blocks a write for a quarter of an hour."""
+"""Ends a connection on which nothing has come back for 20 s (the last in ms). Without it, a network
+that is cut blocks a write for a quarter of an hour."""
 
 
 def now_us() -> int:
@@ -73,7 +76,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def lock(connection: Connection, subject: str) -> None:
-    """Makes other writers of the subject wait until the transaction ends. Not needed on SQLite, which has one writer at a time."""
+    """Makes other writers of the subject wait until the transaction ends. Not needed on SQLite,
+    which has one writer at a time."""
     if connection.dialect.name == "postgresql":
         digest = hashlib.blake2b(f"autotune {subject}".encode(), digest_size=8).digest()
         connection.execute(_LOCK, {"number": int.from_bytes(digest, "big", signed=True)})
@@ -113,14 +117,16 @@ class Database:
         return self._is_memory
 
     def is_prepared(self, version: str) -> None:
-        """From here on the file is expected to exist, to be the same one, and the schema to have this version."""
+        """From here on the file is expected to exist, to be the same one, and the schema to have
+        this version."""
         self._version = version
         if self.location.path is not None:
             self._opened = _stat(self.location.path)
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """A consistent snapshot: all reads in the block see the same state. Raises the store's errors."""
+        """A consistent snapshot: all reads in the block see the same state. Raises the store's
+        errors."""
         with diagnosed(self.location), self._exclusive(self._is_memory):
             self._check_file()
             with self._snapshots.connect() as connection:
@@ -128,9 +134,11 @@ class Database:
 
     @contextmanager
     def write(self, *, durable: bool = False) -> Iterator[Connection]:
-        """A transaction that is committed when the block ends and rolled back when it raises. Raises the store's errors.
+        """A transaction that is committed when the block ends and rolled back when it raises.
+        Raises the store's errors.
 
-        After `StoreUnavailableError` the caller does not know whether it was committed. Writing again is safe, see `autotune.store.writes.trials`.
+        After `StoreUnavailableError` the caller does not know whether it was committed. Writing
+        again is safe, see `autotune.store.writes.trials`.
         """
         with diagnosed(self.location), self._exclusive(True):
             self._check_file()
@@ -169,7 +177,8 @@ class Database:
         )
 
     def _refuse_outdated(self, connection: Connection) -> None:
-        """Raises `StoreVersionError` when a newer release has upgraded the database since this process opened it: it writes what the newer one cannot read."""
+        """Raises `StoreVersionError` when a newer release has upgraded the database since this
+        process opened it: it writes what the newer one cannot read."""
         if self._version and (found := connection.scalar(_VERSION)) != self._version:
             raise StoreVersionError(
                 f"the store {self.location} was upgraded to version {found} while this process was writing version {self._version}",
@@ -177,7 +186,8 @@ class Database:
             )
 
     def _checkpoint(self, connection: Connection) -> None:
-        """Copies the WAL into the main file as far as no reader needs it; what cannot be copied now is copied later."""
+        """Copies the WAL into the main file as far as no reader needs it; what cannot be copied now
+        is copied later."""
         if time.monotonic() - self._checkpointed_s < CHECKPOINT_S:
             return
         self._checkpointed_s = time.monotonic()
@@ -200,7 +210,8 @@ class Database:
             self._write_lock.release()
 
     def server_now_us(self, connection: Connection) -> int:
-        """The clock for leases, in microseconds since 1970 UTC: the server's clock on PostgreSQL, which machines share; this machine's on SQLite."""
+        """The clock for leases, in microseconds since 1970 UTC: the server's clock on PostgreSQL,
+        which machines share; this machine's on SQLite."""
         if self.is_sqlite:
             return now_us()
         return int(
@@ -298,13 +309,15 @@ def _make_engine(location: StoreLocation, database: Database) -> Engine:
 
 
 def _is_ours(cursor: Any) -> bool:
-    """Whether it is new or a store; the database of another program is rejected later, and stays as it is."""
+    """Whether it is new or a store; the database of another program is rejected later, and stays as
+    it is."""
     tables = cursor.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
     return not tables or ("autotune_version",) in tables
 
 
 def _use_wal(cursor: Any) -> None:
-    """Switches to WAL mode. For this lock SQLite does not wait by itself, so that processes that create one file at once have to try again."""
+    """Switches to WAL mode. For this lock SQLite does not wait by itself, so that processes that
+    create one file at once have to try again."""
     deadline = time.monotonic() + BUSY_TIMEOUT_S
     while True:
         try:

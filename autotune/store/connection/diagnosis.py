@@ -1,4 +1,5 @@
-"""Errors of database drivers as errors of the store: unavailable, damaged or refused, each with a remedy.
+"""Errors of database drivers as errors of the store: unavailable, damaged or refused, each with a
+remedy.
 
 Drivers' messages name hosts and files but no passwords. Only their first line is passed on.
 """
@@ -128,7 +129,8 @@ def _diagnose_sqlite(cause: sqlite3.Error, location: StoreLocation) -> StoreErro
 
 @contextmanager
 def diagnosed(location: StoreLocation) -> Iterator[None]:
-    """Turns errors of the driver into errors of the store; the driver's error stays as the cause."""
+    """Turns errors of the driver into errors of the store; the driver's error stays as the
+    cause."""
     try:
         yield
     except (DBAPIError, DisconnectionError, PoolTimeoutError, sqlite3.Error) as error:
@@ -142,7 +144,8 @@ def diagnosed(location: StoreLocation) -> Iterator[None]:
 
 @contextmanager
 def writing(target: Path, field: str) -> Iterator[None]:
-    """Turns what the system says of a file or folder beside the store, which the parameter `field` names, into an error of that parameter, or of the disk."""
+    """Turns what the system says of a file or folder beside the store, which the parameter `field`
+    names, into an error of that parameter, or of the disk."""
     try:
         yield
     except OSError as error:

@@ -1,8 +1,10 @@
 """File systems that several machines share, on which SQLite must not lie.
 
-SQLite keeps writers apart by locks of the file and by memory that its readers map. Where two machines (or two mounts of one folder) do not see each other's
-locks, each believes that it writes alone, and the file is destroyed within seconds (sqlite.org/howtocorrupt.html, section 2.1): NFS without its lock daemon,
-Lustre mounted with `localflock`, network folders through FUSE. Whether the locks of a mount meet cannot be seen from one machine.
+SQLite keeps writers apart by locks of the file and by memory that its readers map. Where two
+machines (or two mounts of one folder) do not see each other's locks, each believes that it writes
+alone, and the file is destroyed within seconds (sqlite.org/howtocorrupt.html, section 2.1): NFS
+without its lock daemon, Lustre mounted with `localflock`, network folders through FUSE. Whether the
+locks of a mount meet cannot be seen from one machine.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ class Mount:
 
 
 def mount_of(path: Path, lines: Iterable[str]) -> Mount | None:
-    """The mount on which a resolved path lies, by the lines of `mountinfo`: the longest folder above it, of several in one place the last."""
+    """The mount on which a resolved path lies, by the lines of `mountinfo`: the longest folder
+    above it, of several in one place the last."""
     found: Mount | None = None
     for mount in _mounts(lines):
         holds = path.is_relative_to(mount.folder)
@@ -61,7 +64,8 @@ def _mounts(lines: Iterable[str]) -> Iterator[Mount]:
 
 
 def shared_mount(path: Path) -> Mount | None:
-    """The mount of a file or folder, present or to be made, if other machines may share it; None where that is not known: without Linux's list of mounts."""
+    """The mount of a file or folder, present or to be made, if other machines may share it; None
+    where that is not known: without Linux's list of mounts."""
     try:
         lines = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:

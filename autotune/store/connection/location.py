@@ -1,7 +1,8 @@
 """The location of a store: a file for SQLite, a server for PostgreSQL.
 
-Accepted are a path, `sqlite:///relative.db`, `sqlite:////absolute.db`, and `postgresql://user:password@host/database` (also `postgres://` and
-`postgresql+psycopg://`). This module reads only the user's settings and connects to nothing. The password appears only in `url`.
+Accepted are a path, `sqlite:///relative.db`, `sqlite:////absolute.db`, and
+`postgresql://user:password@host/database` (also `postgres://` and `postgresql+psycopg://`). This
+module reads only the user's settings and connects to nothing. The password appears only in `url`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class StoreLocation:
 
 
 def find_location(url_or_path: str | os.PathLike[str] | None = None) -> StoreLocation:
-    """The location of that URL or path; None means the user's own store. Raises `SpecError` for an invalid address."""
+    """The location of that URL or path; None means the user's own store. Raises `SpecError` for an
+    invalid address."""
     from sqlalchemy import URL, make_url
     from sqlalchemy.exc import ArgumentError
 
@@ -94,7 +96,8 @@ def find_location(url_or_path: str | os.PathLike[str] | None = None) -> StoreLoc
 
 
 def check_exists(location: StoreLocation) -> None:
-    """Raises `NotFoundError` for a file that does not exist. A missing folder may be a mount that is unavailable: opening the store says so."""
+    """Raises `NotFoundError` for a file that does not exist. A missing folder may be a mount that
+    is unavailable: opening the store says so."""
     if location.path is None or location.path.exists() or not location.path.parent.exists():
         return
     raise NotFoundError(

@@ -1,4 +1,5 @@
-"""What Alembic runs: the missing steps, on the connection and in the transaction that `autotune.store.schema` hands over."""
+"""What Alembic runs: the missing steps, on the connection and in the transaction that
+`autotune.store.schema` hands over."""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""The checksum of an event, a trial or an attempt: written with the row in one transaction, so that a byte that changes later on the disk is found.
+"""The checksum of an event, a trial or an attempt: written with the row in one transaction, so that
+a byte that changes later on the disk is found.
 
     checksum   8 bytes of blake2b over all columns but the database's own `key`, as text (RFC 7693)
 
-SQLite has no checksums of its own. They find damage and careless changes, and are no signatures: whoever rewrites a row can compute them. Releases before this
-form wrote 17 bytes, or none: what they wrote is read, and not checked.
+SQLite has no checksums of its own. They find damage and careless changes, and are no signatures:
+whoever rewrites a row can compute them. Releases before this form wrote 17 bytes, or none: what
+they wrote is read, and not checked.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ def is_changed(table: Table, row: Columns) -> bool:
 
 
 def _plain(column: Column[Any], value: Any) -> Any:
-    """The same before it is written and after it is read, whatever the database makes of its type."""
+    """The same before it is written and after it is read, whatever the database makes of its
+    type."""
     if value is None:
         return None
     if isinstance(column.type, LargeBinary):

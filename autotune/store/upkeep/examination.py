@@ -1,4 +1,5 @@
-"""The examination of a store: the database file, the checksum of every row of each study's history, and the laws of that history.
+"""The examination of a store: the database file, the checksum of every row of each study's history,
+and the laws of that history.
 
 What it finds are sentences, by study. Whether decisions follow from what was known is not checked.
 """

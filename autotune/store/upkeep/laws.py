@@ -1,4 +1,5 @@
-"""The laws of every study's history, which hold whatever process was killed while it was written. Pure: values in, sentences out.
+"""The laws of every study's history, which hold whatever process was killed while it was written.
+Pure: values in, sentences out.
 
 1. Events are numbered from 1 without gaps, trials from 0.
 2. A trial was asked once. A terminal trial ended once, in the status that it has; an open trial did not end.
@@ -25,7 +26,8 @@ _STATES = {status_kind(status) for status in StudyStatus}
 def broken_laws(
     record: StudyRecord, trials: Sequence[Trial], events: Sequence[HistoryEvent]
 ) -> list[str]:
-    """The broken laws of a study, in sentences; empty if there are none. `trials` and `events` are all of its trials and events, in order."""
+    """The broken laws of a study, in sentences; empty if there are none. `trials` and `events` are
+    all of its trials and events, in order."""
     return [f"study {record.id}: {fault}" for fault in _faults(record, trials, events)]
 
 

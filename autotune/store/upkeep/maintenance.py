@@ -24,12 +24,14 @@ BACKUP_DEADLINE_S = 3600.0
 
 
 def check(store: SqlStore) -> list[str]:
-    """All faults found, in sentences: of the file, then of each study, then of the records of the best. Empty for a sound store."""
+    """All faults found, in sentences: of the file, then of each study, then of the records of the
+    best. Empty for a sound store."""
     return list(examine(store).faults)
 
 
 def backup(store: SqlStore, target: str | os.PathLike[str]) -> Path:
-    """Copies the store, which may be in use, completely or not at all: SQLite as a file, PostgreSQL with `pg_dump` in its own format.
+    """Copies the store, which may be in use, completely or not at all: SQLite as a file, PostgreSQL
+    with `pg_dump` in its own format.
 
     Raises `SpecError` when the target exists already or its place cannot be written.
     """
@@ -56,7 +58,8 @@ def backup(store: SqlStore, target: str | os.PathLike[str]) -> Path:
 
 
 def vacuum(store: SqlStore) -> None:
-    """Returns unused space to the disk and updates the query planner's statistics. SQLite needs free space of the file's size for it."""
+    """Returns unused space to the disk and updates the query planner's statistics. SQLite needs
+    free space of the file's size for it."""
     with (
         diagnosed(store.database.location),
         contextlib.closing(store.database.engine.raw_connection()) as connection,

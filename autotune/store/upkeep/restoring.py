@@ -1,11 +1,14 @@
-"""`autotune store restore` and `autotune store migrate`: a backup in the place of a store, and the upgrade of a store, tried first.
+"""`autotune store restore` and `autotune store migrate`: a backup in the place of a store, and the
+upgrade of a store, tried first.
 
-A restore checks the backup, makes sure that no process has the store open, keeps what was there under another name, and removes the WAL that belonged to it: with an
-old `-wal` beside it SQLite would apply old pages to the restored file.
+A restore checks the backup, makes sure that no process has the store open, keeps what was there
+under another name, and removes the WAL that belonged to it: with an old `-wal` beside it SQLite
+would apply old pages to the restored file.
 
-Whenever the process ends, the store is either what it was or the backup, and is never missing: its WAL is first copied into the main file, which then is the whole
-store; the file gets its second name; then the backup takes the place of the first name, in one step. A damaged file cannot take its WAL in: both get their second
-names before the WAL goes.
+Whenever the process ends, the store is either what it was or the backup, and is never missing: its
+WAL is first copied into the main file, which then is the whole store; the file gets its second
+name; then the backup takes the place of the first name, in one step. A damaged file cannot take its
+WAL in: both get their second names before the WAL goes.
 """
 
 from __future__ import annotations
@@ -40,8 +43,9 @@ from autotune.store.upkeep.examination import read_rows, rows_changed
 from autotune.whole_files import part_of
 
 LOCK_BYTES = (0x40000000, 512)
-"""first byte and length of the range of a database file in which SQLite locks (https://www.sqlite.org/lockingv3.html): every open connection to a store in
-WAL mode holds a shared lock there"""
+"""first byte and length of the range of a database file in which SQLite locks
+(https://www.sqlite.org/lockingv3.html): every open connection to a store in WAL mode holds a shared
+lock there"""
 WAL = "-wal"
 BESIDE = ("-shm", WAL)
 KEPT = ".before-restore-"
@@ -67,8 +71,8 @@ class Restored:
 def restore(location: StoreLocation, backup: Path) -> Restored:
     """Puts the backup in the store's place.
 
-    Raises `NotFoundError` and `StoreCorruptError` for the backup, `StoreVersionError` when a newer release wrote it, and `ConflictError` while a process has
-    the store open.
+    Raises `NotFoundError` and `StoreCorruptError` for the backup, `StoreVersionError` when a newer
+    release wrote it, and `ConflictError` while a process has the store open.
     """
     path = location.path
     if path is None:
@@ -102,7 +106,8 @@ def restore(location: StoreLocation, backup: Path) -> Restored:
 
 
 def migrate(location: StoreLocation, *, dry_run: bool) -> tuple[str | None, str]:
-    """(version before, version after) of an upgrade. `dry_run`: all of it is done in a transaction that is undone, so that nothing changes.
+    """(version before, version after) of an upgrade. `dry_run`: all of it is done in a transaction
+    that is undone, so that nothing changes.
 
     Raises what `open_store` raises.
     """
@@ -127,7 +132,8 @@ class _UndoError(Exception):
 
 
 def _checked(backup: Path) -> tuple[str, int, int]:
-    """Version and numbers of studies and trials of a backup that is sound: its pages, and the checksum of every row."""
+    """Version and numbers of studies and trials of a backup that is sound: its pages, and the
+    checksum of every row."""
     remedy = "use another backup"
     engine = create_engine(
         "sqlite://", creator=lambda: sqlite3.connect(f"{backup.as_uri()}?mode=ro", uri=True)
@@ -170,7 +176,8 @@ def _changed_rows(connection: Connection) -> list[str]:
 
 
 def _take_in_wal(path: Path) -> None:
-    """Copies the WAL into the main file and removes it, which SQLite does only where no other process has the store open. A damaged store stays as it is."""
+    """Copies the WAL into the main file and removes it, which SQLite does only where no other
+    process has the store open. A damaged store stays as it is."""
     # SQLite removes the WAL of an empty file without reading it
     if not path.exists() or not path.stat().st_size:
         return
@@ -195,7 +202,8 @@ def _connected(path: Path, mode: str) -> contextlib.closing[sqlite3.Connection]:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Raises `ConflictError` when another process has the store open; while the block runs nobody can begin to read it."""
+    """Raises `ConflictError` when another process has the store open; while the block runs nobody
+    can begin to read it."""
     if not path.exists():
         yield
         return
@@ -211,7 +219,8 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def _keep(path: Path) -> Path | None:
-    """Gives the store, with the WAL that it could not take in, a second name; returns that. None: there is no store."""
+    """Gives the store, with the WAL that it could not take in, a second name; returns that. None:
+    there is no store."""
     if not path.exists():
         return None
     kept = path.with_name(f"{path.name}{KEPT}{datetime.now(UTC):%Y%m%dT%H%M%S%f}")
@@ -225,7 +234,8 @@ def _keep(path: Path) -> Path | None:
 
 
 def _forget_other_names(path: Path) -> None:
-    """Of a restore that was cut off. Under two names SQLite would not see that it is one file. A damaged one with a WAL of its own stays."""
+    """Of a restore that was cut off. Under two names SQLite would not see that it is one file. A
+    damaged one with a WAL of its own stays."""
     for name in list(path.parent.iterdir()):
         if (
             name.name.startswith(path.name + KEPT)

@@ -1,4 +1,5 @@
-"""A study's folder that several machines see: its store is on the disk of the machine that runs it, and the folder holds copies, wishes and who runs it.
+"""A study's folder that several machines see: its store is on the disk of the machine that runs it,
+and the folder holds copies, wishes and who runs it.
 
     store.db       the last copy: complete, put in place in one step, after every trial and every few seconds. Nobody opens it where it lies
     runs.json      the process that runs the study; touched with every look, so that a silent one can be told from a living one without comparing clocks
@@ -37,7 +38,8 @@ SILENT_S = 30.0
 
 
 class StudyFolder:
-    """The folder while this process runs the study. A context manager: leaving it makes the last copy and gives the folder back."""
+    """The folder while this process runs the study. A context manager: leaving it makes the last
+    copy and gives the folder back."""
 
     def __init__(
         self,
@@ -47,7 +49,8 @@ class StudyFolder:
         on_wish: Callable[[str], None] = lambda _: None,
         on_trouble: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`job`: the scheduler's number of the job, whose later start takes over from an earlier one; `on_wish`: is told what people want; `on_trouble`: of copies that fail."""
+        """`job`: the scheduler's number of the job, whose later start takes over from an earlier
+        one; `on_wish`: is told what people want; `on_trouble`: of copies that fail."""
         self._folder, self._job, self._on_wish, self._on_trouble = folder, job, on_wish, on_trouble
         self._local: TemporaryFolder | None = None
         self._me = {"process": this_process(), "job": job}
@@ -157,7 +160,8 @@ class StudyFolder:
             self._on_wish(file.name.removeprefix(WISH))
 
     def _claim(self) -> None:
-        """Makes this process the one that runs the study. Raises `ConflictError` while another one lives."""
+        """Makes this process the one that runs the study. Raises `ConflictError` while another one
+        lives."""
         mine = self._folder / f".{HOLDER}.{os.uname().nodename}-{os.getpid()}"
         mine.write_text(json.dumps(self._me))
         try:
@@ -177,7 +181,8 @@ class StudyFolder:
             )
 
     def _is_over(self, other: dict[str, str]) -> bool:
-        """Whether the process that ran the study is gone: an earlier start of this job, a process of this machine that has ended, or one without a sign of life."""
+        """Whether the process that ran the study is gone: an earlier start of this job, a process
+        of this machine that has ended, or one without a sign of life."""
         if (self._job and other.get("job") == self._job) or is_gone(str(other.get("process", ""))):
             return True
         seen, end_s = _touched(self._folder), time.monotonic() + SILENT_S
@@ -222,7 +227,8 @@ def _named(holder: dict[str, str]) -> str:
 
 
 def wish(folder: Path, action: str) -> None:
-    """Leaves a wish for the process that runs the study. Raises `ConflictError` when nobody does."""
+    """Leaves a wish for the process that runs the study. Raises `ConflictError` when nobody
+    does."""
     if holder_of(folder) is None:
         raise ConflictError(
             f"no process is running the study in {folder}, so {action!r} would have no effect",
@@ -233,7 +239,8 @@ def wish(folder: Path, action: str) -> None:
 
 @contextlib.contextmanager
 def opened_copy(folder: Path) -> Iterator[SqlStore]:
-    """The last copy of the store, to be read: a copy of the copy, as nobody may open what lies in the folder. Raises `NotFoundError` before there is one."""
+    """The last copy of the store, to be read: a copy of the copy, as nobody may open what lies in
+    the folder. Raises `NotFoundError` before there is one."""
     with TemporaryFolder("copy") as place:
         path = place / COPY
         schema.make_private(path)

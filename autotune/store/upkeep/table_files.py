@@ -1,4 +1,5 @@
-"""A store as files for other programs: studies, trials, steps and events, one CSV or Parquet file each.
+"""A store as files for other programs: studies, trials, steps and events, one CSV or Parquet file
+each.
 
 Columns carry units in their names; times are ISO 8601 in UTC; what is unknown is empty.
 """
@@ -62,10 +63,12 @@ EVENTS: Columns = {"study": str, "sequence": int, "at": str, "kind": str, "data"
 
 
 def export(store: SqlStore, folder: str | os.PathLike[str], *, format: str = "csv") -> list[Path]:  # noqa: A002
-    """Writes one file per table into `folder`, each completely or not at all, and returns their paths.
+    """Writes one file per table into `folder`, each completely or not at all, and returns their
+    paths.
 
-    `format`: csv, or parquet with pyarrow. Raises `SpecError` for another or a folder that cannot be written, `ConflictError` where a file would be
-    replaced that is not of an export, `MissingExtraError` without pyarrow.
+    `format`: csv, or parquet with pyarrow. Raises `SpecError` for another or a folder that cannot
+    be written, `ConflictError` where a file would be replaced that is not of an export,
+    `MissingExtraError` without pyarrow.
     """
     if format not in ("csv", "parquet"):
         raise SpecError(

@@ -1,4 +1,5 @@
-"""Notes and tags of studies. Each change is an event of the study's history, so that the study's revision moves with it."""
+"""Notes and tags of studies. Each change is an event of the study's history, so that the study's
+revision moves with it."""
 
 from __future__ import annotations
 

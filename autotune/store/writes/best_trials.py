@@ -1,10 +1,12 @@
-"""For each workload and config, the measured trial that represents it and the speed at which it stands (table `records`). Updated as trials and studies end, so
-that `best` is one short index scan.
+"""For each workload and config, the measured trial that represents it and the speed at which it
+stands (table `records`). Updated as trials and studies end, so that `best` is one short index scan.
 
-A config that was measured more than once is represented by the trial with the median throughput (the lower one of two). With the fastest trial
-instead, a config would look better the more often it is measured. Simulated measurements count only where there is no real one.
+A config that was measured more than once is represented by the trial with the median throughput
+(the lower one of two). With the fastest trial instead, a config would look better the more often it
+is measured. Simulated measurements count only where there is no real one.
 
-It stands at what the finals of that trial's study say (`autotune.reward.ranking`): at the trial's throughput until the study has ended.
+It stands at what the finals of that trial's study say (`autotune.reward.ranking`): at the trial's
+throughput until the study has ended.
 """
 
 from __future__ import annotations
@@ -62,8 +64,10 @@ _PLACE = text(
 
 
 def keep_records(connection: Connection, workload: int, config_keys: Sequence[int]) -> None:
-    """Chooses the representatives of these configs again, after trials of theirs were measured or deleted."""
-    # two studies may measure the same config at once, or one ends: one lock for all of a workload, which nobody can take in another order
+    """Chooses the representatives of these configs again, after trials of theirs were measured or
+    deleted."""
+    # two studies may measure the same config at once, or one ends: one lock for all of a workload,
+    # which nobody can take in another order
     lock(connection, f"records of workload {workload}")
     for first in range(0, len(config_keys), AT_ONCE):
         asked = {
@@ -89,7 +93,8 @@ def keep_records(connection: Connection, workload: int, config_keys: Sequence[in
 
 
 def place_anew(connection: Connection, study: int, result: Mapping[str, Any]) -> None:
-    """The configs that trials of the study with that key represent stand where its new result puts them. Which trial represents a config stays as it is."""
+    """The configs that trials of the study with that key represent stand where its new result puts
+    them. Which trial represents a config stays as it is."""
     workloads_of = (
         select(trials.c.workload)
         .where(trials.c.study == study, trials.c.throughput.is_not(None))
@@ -112,7 +117,8 @@ def place_anew(connection: Connection, study: int, result: Mapping[str, Any]) ->
 
 
 def finals_per_gpu(result: Mapping[str, Any], num_gpus: int) -> dict[int, float]:
-    """By config key, tokens per second per GPU of the cluster in a study's finals, the winner's first. `result`: of its record."""
+    """By config key, tokens per second per GPU of the cluster in a study's finals, the winner's
+    first. `result`: of its record."""
     return {
         config_key(config): speed / num_gpus for config, speed in speeds_in_finals(result).items()
     }

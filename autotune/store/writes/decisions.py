@@ -1,7 +1,9 @@
-"""Decisions of a study's controller: the event that caused one and all facts that follow from it, in one transaction.
+"""Decisions of a study's controller: the event that caused one and all facts that follow from it,
+in one transaction.
 
-Decisions of a study are numbered from 1 without gaps, by a counter in the study's row. A controller that did not receive the acknowledgement of a decision
-writes it again under the same number; the counter tells whether it was kept. Whoever continues the study therefore finds whole decisions only.
+Decisions of a study are numbered from 1 without gaps, by a counter in the study's row. A controller
+that did not receive the acknowledgement of a decision writes it again under the same number; the
+counter tells whether it was kept. Whoever continues the study therefore finds whole decisions only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The history of a study: events numbered from 1 without gaps, only ever appended to.
 
-The counter is a column of the study's row, and its update locks the study. Numbers therefore follow the order of commits, and a transaction that is
-rolled back leaves no gap.
+The counter is a column of the study's row, and its update locks the study. Numbers therefore follow
+the order of commits, and a transaction that is rolled back leaves no gap.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _INSERT = insert(events)
 def append(
     connection: Connection, study: int, lines: Sequence[Line], *, new_trials: int = 0
 ) -> int:
-    """Appends the lines to the history of the study with that key, in this transaction, and adds `new_trials` to its count of trials. Returns the number of
-    the first line."""
+    """Appends the lines to the history of the study with that key, in this transaction, and adds
+    `new_trials` to its count of trials. Returns the number of the first line."""
     now = now_us()
     counts = {"of_study": study, "new_events": len(lines), "new_trials": new_trials, "now": now}
     first = connection.execute(_COUNT, counts).scalar_one() - len(lines) + 1
@@ -67,7 +67,8 @@ def read(
     limit: int | None,
     newest: bool = False,
 ) -> list[HistoryEvent]:
-    """Events with a larger sequence number than `after`, in order: the first `limit`, or with `newest` the last `limit`. `limit` None: all."""
+    """Events with a larger sequence number than `after`, in order: the first `limit`, or with
+    `newest` the last `limit`. `limit` None: all."""
     order = events.c.sequence.desc() if newest else events.c.sequence
     query = (
         select(events)

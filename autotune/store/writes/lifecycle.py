@@ -1,9 +1,12 @@
-"""What people want of a study, and its status: two columns with different writers, so that neither overwrites the other.
+"""What people want of a study, and its status: two columns with different writers, so that neither
+overwrites the other.
 
-`wanted` is written by people, at any time before the study has ended. `status` is written under the lease of the study's controller, or by anybody while
-nobody holds the study. Each change is a compare-and-set. A terminal status never changes, and it leaves no trial open.
+`wanted` is written by people, at any time before the study has ended. `status` is written under the
+lease of the study's controller, or by anybody while nobody holds the study. Each change is a
+compare-and-set. A terminal status never changes, and it leaves no trial open.
 
-Deleting a study: its rows go from all tables, and the configs that it measured are represented by other studies' trials, or by none.
+Deleting a study: its rows go from all tables, and the configs that it measured are represented by
+other studies' trials, or by none.
 """
 
 from __future__ import annotations
@@ -76,7 +79,8 @@ def set_status(
     wanted: Wanted | None,
     fields: Mapping[str, Any],
 ) -> None:
-    """Sets status, message (None: it stays) and fields. Adds a line to the history only when status or message change."""
+    """Sets status, message (None: it stays) and fields. Adds a line to the history only when status
+    or message change."""
     unknown = [name for name in fields if name not in FIELDS]
     if unknown:
         raise TypeError(
@@ -128,7 +132,8 @@ def set_status(
 
 
 def _write_result(connection: Connection, study: int, result: str) -> None:
-    """Replaces the result of the study with that key. A controller does so at each decision, so that configs are placed anew only where the finals changed."""
+    """Replaces the result of the study with that key. A controller does so at each decision, so
+    that configs are placed anew only where the finals changed."""
     of_study = specs.c.study == study
     before = connection.scalar(select(specs.c.result).where(of_study))
     connection.execute(update(specs).where(of_study).values(result=result))
@@ -149,7 +154,8 @@ def _locked(connection: Connection, study_id: str) -> Row[Any]:
 
 
 def delete_study(connection: Connection, study_id: str, learners: Sequence[str]) -> None:
-    """Deletes the study with that exact id, which must have ended. `learners`: ids of studies whose history says that it is gone."""
+    """Deletes the study with that exact id, which must have ended. `learners`: ids of studies whose
+    history says that it is gone."""
     study = locking.find(connection, study_id)
     if study.status not in locking.TERMINAL:
         raise ConflictError(

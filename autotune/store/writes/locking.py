@@ -1,7 +1,9 @@
-"""The lease on a study, which gives one controller the right to write: it expires unless renewed, and carries a fencing number that only grows.
+"""The lease on a study, which gives one controller the right to write: it expires unless renewed,
+and carries a fencing number that only grows.
 
-Each claim raises the number, and each write presents the number of its lease. A controller that was suspended while another one took over its study
-therefore finds all its writes refused. A lease that has expired but was not taken over still allows writes, because nobody else can have written.
+Each claim raises the number, and each write presents the number of its lease. A controller that was
+suspended while another one took over its study therefore finds all its writes refused. A lease that
+has expired but was not taken over still allows writes, because nobody else can have written.
 """
 
 from __future__ import annotations
@@ -88,7 +90,8 @@ def is_held(database: Database, connection: Connection, study_id: str) -> bool:
 
 
 def renew(database: Database, connection: Connection, lease: Lease, lease_s: float) -> Lease:
-    """The lease with a new expiry. An expired lease can be renewed too, unless it was taken over."""
+    """The lease with a new expiry. An expired lease can be renewed too, unless it was taken
+    over."""
     expires = database.server_now_us(connection) + round(lease_s * 1e6)
     if not connection.execute(_EXTEND, {**_named(lease), "expires": expires}).rowcount:
         refuse(connection, lease)
@@ -114,7 +117,8 @@ def release(connection: Connection, lease: Lease) -> None:
 
 
 def hold(connection: Connection, lease: Lease) -> Row[Any]:
-    """The study's row, locked until the transaction ends. Raises `FencedError` when the lease was taken over."""
+    """The study's row, locked until the transaction ends. Raises `FencedError` when the lease was
+    taken over."""
     row = connection.execute(_HOLD, _named(lease)).first()
     if row is None:
         refuse(connection, lease)

@@ -1,4 +1,5 @@
-"""What all studies share: calibrations of the cost model, profiles of models, and losses of the fp32 reference."""
+"""What all studies share: calibrations of the cost model, profiles of models, and losses of the
+fp32 reference."""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ def profile(connection: Connection, fingerprint: str) -> dict[str, Any] | None:
 def save_reference_losses(
     connection: Connection, model: str, data: str, seed: int, losses: Sequence[float]
 ) -> None:
-    """Stores the losses of the fp32 reference on these data, and replaces a series that is not longer."""
+    """Stores the losses of the fp32 reference on these data, and replaces a series that is not
+    longer."""
     packed = np.asarray(losses, "<f8").tobytes()
     row = {
         "model": clean(model),

@@ -1,4 +1,5 @@
-"""Observed runs: appended when a run has ended, never changed. What is asked about has columns; the document holds the rest."""
+"""Observed runs: appended when a run has ended, never changed. What is asked about has columns; the
+document holds the rest."""
 
 from __future__ import annotations
 

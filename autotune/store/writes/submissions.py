@@ -36,7 +36,8 @@ def submit(
     idempotency_key: str | None,
     owner: str,
 ) -> str:
-    """Stores the study as QUEUED and returns its id; a key that was used before returns the id of its study."""
+    """Stores the study as QUEUED and returns its id; a key that was used before returns the id of
+    its study."""
     owner, values = clean(owner), study.to_dict()
     mark = fingerprint([values, json_text(spec)])
     if idempotency_key is not None:
@@ -56,8 +57,8 @@ def submit(
             )
         ).first()
         if row is not None:
-            # A release with more fields computes other fingerprints: then the stored study and spec decide. What a spec does not say of the budget may
-            # have another default by now.
+            # A release with more fields computes other fingerprints: then the stored study and spec
+            # decide. What a spec does not say of the budget may have another default by now.
             kept = Study.from_dict(json.loads(row.values_text))
             kept = replace(kept, budget=study.budget) if spec else kept
             if row.fingerprint != mark and (kept, row.spec) != (study, json_text(spec)):
@@ -83,7 +84,8 @@ def submit(
 
 
 def find_unfinished(connection: Connection, study: Study, spec: Mapping[str, Any]) -> str | None:
-    """The id of the newest study of the same name and spec that has not ended. Nobody else submits one of this name until the transaction ends."""
+    """The id of the newest study of the same name and spec that has not ended. Nobody else submits
+    one of this name until the transaction ends."""
     name = clean(study.name)
     lock(connection, fingerprint(["studies of one name", name]))
     rows = connection.execute(
@@ -161,5 +163,6 @@ def insert_if_new(connection: Connection, table: Table) -> Any:
 
 
 def new_id() -> str:
-    """A random id of ten letters and digits that cannot be confused with each other; the first is a letter. 6e13 ids, safe in paths, hosts and labels."""
+    """A random id of ten letters and digits that cannot be confused with each other; the first is a
+    letter. 6e13 ids, safe in paths, hosts and labels."""
     return secrets.choice(_LETTERS) + "".join(secrets.choice(_SIGNS) for _ in range(9))

@@ -2,8 +2,9 @@
 
     at_ID_SECRET     ID finds the row; SECRET is 256 random bits
 
-Nobody guesses 256 random bits, so a fast hash (HMAC-SHA-256, with a salt) keeps a secret as safe as a slow one, and a wrong token costs no more than a
-right one. Stores of earlier releases hold scrypt hashes. Such a token pays the slow hash once: when it is first shown, its row gets the fast hash.
+Nobody guesses 256 random bits, so a fast hash (HMAC-SHA-256, with a salt) keeps a secret as safe as
+a slow one, and a wrong token costs no more than a right one. Stores of earlier releases hold scrypt
+hashes. Such a token pays the slow hash once: when it is first shown, its row gets the fast hash.
 
 The audit log: who did what through the service. It is only ever appended to.
 """
@@ -42,12 +43,14 @@ class TokenKeeper:
         self._renewed: dict[bytes, bytes] = {}
         """fast hashes by the slow ones that they replace, also where the row cannot be written"""
         self._slowly = threading.Lock()
-        """one slow hash at a time: whoever shows an old token while it is hashed waits for the answer instead of hashing it too"""
+        """one slow hash at a time: whoever shows an old token while it is hashed waits for the
+        answer instead of hashing it too"""
 
     def create(
         self, owner: str, scope: str, *, expires_in_s: float | None = None
     ) -> tuple[Token, str]:
-        """A new token and its text, which cannot be shown again. Raises `SpecError` for an unknown scope or a lifetime that is not positive."""
+        """A new token and its text, which cannot be shown again. Raises `SpecError` for an unknown
+        scope or a lifetime that is not positive."""
         one_of("scope", scope, SCOPES)
         if expires_in_s is not None and not 0 < expires_in_s < 1e10:
             raise SpecError(

@@ -1,8 +1,10 @@
-"""Writes of a running study: trials added, attempts started and ended, steps reported, trials ended. Each is a compare-and-set.
+"""Writes of a running study: trials added, attempts started and ended, steps reported, trials
+ended. Each is a compare-and-set.
 
-A controller that did not receive an acknowledgement may repeat the write: adding the same trial again, or starting or closing the same attempt again,
-is acknowledged and changes nothing. All else that the present state forbids raises `ConflictError`. A trial ends once; later reports are stored in the
-history as `trial.late`.
+A controller that did not receive an acknowledgement may repeat the write: adding the same trial
+again, or starting or closing the same attempt again, is acknowledged and changes nothing. All else
+that the present state forbids raises `ConflictError`. A trial ends once; later reports are stored
+in the history as `trial.late`.
 
 SQL statements are built once, because building them costs more than running them.
 """
@@ -160,7 +162,8 @@ def start_attempt(connection: Connection, lease: Lease, number: int, attempt: in
 
 
 def adopt_attempt(connection: Connection, lease: Lease, number: int, attempt: int) -> None:
-    """Notes that the running attempt continues under this lease. Raises `ConflictError` for any other attempt."""
+    """Notes that the running attempt continues under this lease. Raises `ConflictError` for any
+    other attempt."""
     study = locking.hold(connection, lease)
     row = _trial(connection, study, number)
     running = _attempt(connection, study, number, attempt)
@@ -179,7 +182,8 @@ def adopt_attempt(connection: Connection, lease: Lease, number: int, attempt: in
 
 
 def add_steps(connection: Connection, lease: Lease, steps: Sequence[StepsReported]) -> None:
-    """Stores the steps of each report. Raises `NotFoundError` for an attempt that was never started."""
+    """Stores the steps of each report. Raises `NotFoundError` for an attempt that was never
+    started."""
     study = locking.hold(connection, lease)
     grown: dict[tuple[int, int], tuple[Row[Any], bytes]] = {}
     for report in steps:
@@ -212,7 +216,8 @@ def end_attempt(
 
 
 def end_trial(connection: Connection, lease: Lease, trial: Trial) -> None:
-    """Makes the trial terminal, with status, measurement, reward, failure and reason of `trial`; of one that was terminal already it is a late report."""
+    """Makes the trial terminal, with status, measurement, reward, failure and reason of `trial`; of
+    one that was terminal already it is a late report."""
     study = locking.hold(connection, lease)
     row = _trial(connection, study, trial.number)
     asked = read_trial(lease.study, row)

@@ -1,4 +1,5 @@
-"""The second config of a check: one that differs from the first in as many knobs as can be seen to act, so that a knob without effect shows."""
+"""The second config of a check: one that differs from the first in as many knobs as can be seen to
+act, so that a knob without effect shows."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def contrast_of(
 
 
 def _worth(config: ParallelConfig, first: ParallelConfig) -> tuple[int, ...]:
-    """One that is not compiled first, because that takes minutes; then most knobs that can be seen; of equals, those of the first config's size, which need no more memory, and few tokens."""
+    """One that is not compiled first, because that takes minutes; then most knobs that can be seen;
+    of equals, those of the first config's size, which need no more memory, and few tokens."""
     seen = sum(config.value(name) != first.value(name) for name in SHOWN)
     compiles = config.compile and not first.compile
     doubles = (

@@ -1,9 +1,11 @@
-"""Doubts about a log that was understood: figures in it that do not agree with the spec, or with the clock.
+"""Doubts about a log that was understood: figures in it that do not agree with the spec, or with
+the clock.
 
     tokens     rate x step time, as the log prints them, against seq_len x global_batch_size: an option that accumulates was missed, say
     times      the times in the log against when its numbered steps arrive: milliseconds taken for seconds, a timer that leaves out loading data
 
-Only plain disagreement counts: small windows, padding and other ranks' rates make figures differ that are right.
+Only plain disagreement counts: small windows, padding and other ranks' rates make figures differ
+that are right.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ CLOCK_STEPS = 4
 """times in a row that only grow, by about the same each, which are a clock"""
 CLOCK = "the time pattern reads a clock (time since the start), not a step time. Remove the pattern from trainer.metrics, so that steps are timed by the arrival of their lines"
 TIMES_RATIO, TIMES_S = 2.0, 0.5
-"""times that differ by less, or over all steps by so few seconds, agree: lines are looked at a few times a second"""
+"""times that differ by less, or over all steps by so few seconds, agree: lines are looked at a few
+times a second"""
 
 
 def doubts_of(
@@ -33,7 +36,8 @@ def doubts_of(
     arrivals: Sequence[tuple[float, int]],
     time_from: str,
 ) -> Iterator[str]:
-    """In words, each with what to do. `lines`: those of which something was read; `arrivals`: (when, number) of steps that have a number."""
+    """In words, each with what to do. `lines`: those of which something was read; `arrivals`:
+    (when, number) of steps that have a number."""
     if len(step_times_s) < 2:
         return
     if time_from == "log" and is_clock(step_times_s):
@@ -46,7 +50,8 @@ def doubts_of(
 
 
 def is_clock(times_s: Sequence[float]) -> bool:
-    """Whether these are times since the start rather than of steps: each is longer than the one before by about as much as the first pace says."""
+    """Whether these are times since the start rather than of steps: each is longer than the one
+    before by about as much as the first pace says."""
     gains = [after - before for before, after in pairwise(times_s)]
     if len(gains) < CLOCK_STEPS - 1 or min(gains) <= 0 or times_s[-1] < 2 * times_s[0]:
         return False
@@ -56,7 +61,8 @@ def is_clock(times_s: Sequence[float]) -> bool:
 def covers_the_batch(
     study: Study, config: ParallelConfig, lines: Sequence[str], time_s: float | None
 ) -> bool:
-    """Whether a rate that these lines print says that the time of one of them trains the spec's whole batch."""
+    """Whether a rate that these lines print says that the time of one of them trains the spec's
+    whole batch."""
     rate = printed_rate(lines)
     return (
         rate is not None

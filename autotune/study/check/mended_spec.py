@@ -1,7 +1,8 @@
-"""A spec's text with what the probe saw in place of what it says: keys of its workload, written where they stand, and its model. Everything else stays as it is.
+"""A spec's text with what the probe saw in place of what it says: keys of its workload, written
+where they stand, and its model. Everything else stays as it is.
 
-Only a scalar that stands once is written; a key that is missing is added to `workload`. `model` is replaced as a whole by the number of its weights.
-Whoever writes the text reads it back.
+Only a scalar that stands once is written; a key that is missing is added to `workload`. `model` is
+replaced as a whole by the number of its weights. Whoever writes the text reads it back.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ def fixes_of(rows: Iterable[Row]) -> dict[str, Any]:
 
 
 def mended(text: str, path: str, value: Any) -> str | None:
-    """The text with that key of the workload (`workload.seq_len`) or of the model; None where it cannot be said where to write it."""
+    """The text with that key of the workload (`workload.seq_len`) or of the model; None where it
+    cannot be said where to write it."""
     section, _, key = path.partition(".")
     return (
         _with_model(text, f"{{{key}: {value}}}")

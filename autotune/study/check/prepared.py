@@ -51,7 +51,8 @@ class PreparedCheck:
     program: str
     """the file that the command starts; empty when this machine does not have it"""
     python: str
-    """the Python that runs the program, with its release; empty for programs that are not Python, or not on this machine"""
+    """the Python that runs the program, with its release; empty for programs that are not Python,
+    or not on this machine"""
 
     @property
     def study(self) -> Study:
@@ -65,7 +66,8 @@ class PreparedCheck:
 
 
 def prepare_check(study: Study, *, store: KnowledgeStore | None = None) -> PreparedCheck:
-    """Works out what the check will run. Raises `InfeasibleError` for an empty space, `SpecError`, and `RunnerError` for what this machine cannot run."""
+    """Works out what the check will run. Raises `InfeasibleError` for an empty space, `SpecError`,
+    and `RunnerError` for what this machine cannot run."""
     meant = assemble(study, store)
     meant.check_fit()
     assembly = meant.runs_here  # of a study with a target, its first proxy
@@ -121,7 +123,8 @@ def _environment(launch: Launch) -> dict[str, str]:
 
 
 def _described(python: str) -> str:
-    """The interpreter itself, also where `python` only chooses one (pyenv's shims), and its release."""
+    """The interpreter itself, also where `python` only chooses one (pyenv's shims), and its
+    release."""
     if not python:
         return ""
     command = [

@@ -1,8 +1,10 @@
-"""The check of a program: five real steps of one config on the study's own runner, then of another one, and what was understood and seen of them.
+"""The check of a program: five real steps of one config on the study's own runner, then of another
+one, and what was understood and seen of them.
 
-It is no trial: nothing of it is stored or counted. The program is told the study's own number of steps, so that it logs as it will in trials, and is ended
-after `STEPS` of them; sooner when its lines are plainly those of steps and none of them is understood. The second time it is told to take `STEPS` and may go on
-to its own end, so that it is seen what it writes there.
+It is no trial: nothing of it is stored or counted. The program is told the study's own number of
+steps, so that it logs as it will in trials, and is ended after `STEPS` of them; sooner when its
+lines are plainly those of steps and none of them is understood. The second time it is told to take
+`STEPS` and may go on to its own end, so that it is seen what it writes there.
 """
 
 from __future__ import annotations
@@ -37,13 +39,15 @@ from autotune.trainers.logs.pattern_proposals import TIMES, ends_step, propose_p
 STEPS = 5
 """number of steps, of which the first is warm-up; fewer where a trial of the study is shorter"""
 SPARE = 2
-"""steps beyond those that are measured, of a program that goes on to its own end: the first line of a log only starts the clock"""
+"""steps beyond those that are measured, of a program that goes on to its own end: the first line of
+a log only starts the clock"""
 KEPT_LINES = 500
 """lines of the log that are kept: the last ones"""
 PLAIN_STEPS = 5
 """a program whose log is not understood is ended once proposed patterns read so many steps of it"""
 FIRST_NODE, MEETING_PORT = "FIRST-NODE", 29500
-"""stand for the address and port at which the nodes of a launch meet; a trial gets the real ones when it starts"""
+"""stand for the address and port at which the nodes of a launch meet; a trial gets the real ones
+when it starts"""
 POLL_S = 0.2
 UNREAD_LOOKS = 2
 """looks in a row after which such a program is ended"""
@@ -88,9 +92,11 @@ class ProgramCheck:
     interrupted: bool
     """whether a person ended it"""
     proposal: Mapping[str, str]
-    """patterns that would read the log, where no step was understood and the program did not fail of something else"""
+    """patterns that would read the log, where no step was understood and the program did not fail
+    of something else"""
     needs_no_patterns: bool
-    """whether the log would be understood without the study's own patterns, which read nothing of it"""
+    """whether the log would be understood without the study's own patterns, which read nothing of
+    it"""
     doubts: tuple[str, ...] = ()
     """figures of the log that do not agree with the spec or with the clock, each with what to do"""
     seen: ProgramSeen | None = None
@@ -117,7 +123,8 @@ class ProgramCheck:
 
     @property
     def files(self) -> dict[str, Mapping[str, Any]]:
-        """Files that the program wrote or removed outside of the trials' folders, of both configs."""
+        """Files that the program wrote or removed outside of the trials' folders, of both
+        configs."""
         files: dict[str, Mapping[str, Any]] = {}
         for run in (self.second, self.last, self.seen):
             if run is not None:
@@ -135,7 +142,8 @@ class ProgramCheck:
 
     @property
     def differences(self) -> tuple[str, ...]:
-        """Where the spec is wrong about the program, each with what to do; of the second config what the first does not show."""
+        """Where the spec is wrong about the program, each with what to do; of the second config
+        what the first does not show."""
         mine = self.rows
         found = [row.difference for row in mine if row.difference]
         known = {row.name for row in mine if row.difference}
@@ -158,7 +166,8 @@ class ProgramCheck:
 
     @property
     def is_programs_fault(self) -> bool:
-        """Whether no other config can be expected to do better. A config that runs out of memory, diverges or loses its worker says nothing of others."""
+        """Whether no other config can be expected to do better. A config that runs out of memory,
+        diverges or loses its worker says nothing of others."""
         if self.failure is None or self.interrupted:
             return False
         hangs = self.failure.kind is FailureKind.HANG and not self.step_times_s
@@ -179,8 +188,9 @@ def check_program(
     interrupted: Callable[[], bool] = lambda: False,
     second: ParallelConfig | None = None,
 ) -> ProgramCheck:
-    """Runs the steps and returns what came of them; then those of the config `second`, if the program works. `interrupted()` is asked several times a second.
-    Raises `RunnerError` when nothing can be run."""
+    """Runs the steps and returns what came of them; then those of the config `second`, if the
+    program works. `interrupted()` is asked several times a second. Raises `RunnerError` when
+    nothing can be run."""
     found = _run(request_of(study, config, study_id), study, runner, on_line, on_wait, interrupted)
     if second is None or found.failure is not None or found.interrupted:
         return found
@@ -267,7 +277,8 @@ def request_of(study: Study, config: ParallelConfig, study_id: str = "check") ->
 
 
 def launch_of(request: TrialRequest) -> Launch:
-    """The launch of the first node, the same as a trial's. Raises `ExportError` when the trainer cannot express the config."""
+    """The launch of the first node, the same as a trial's. Raises `ExportError` when the trainer
+    cannot express the config."""
     own = trainer(request.trainer)
     known = {option.name for option in own.options}
     seed = {"seed": request.seed} if "seed" in known else {}
@@ -283,7 +294,8 @@ def launch_of(request: TrialRequest) -> Launch:
 
 
 class _Reading:
-    """Collects what the runner reports, until it has `steps` steps: what a program prints while it is ended, such as torchrun's traceback, is not of interest."""
+    """Collects what the runner reports, until it has `steps` steps: what a program prints while it
+    is ended, such as torchrun's traceback, is not of interest."""
 
     def __init__(self, study: Study, on_line: Callable[[LogLine], None], *, steps: int) -> None:
         self._study, self._on_line, self._steps = study, on_line, steps
@@ -319,7 +331,8 @@ class _Reading:
                 self.end = event
 
     def _losses_of(self, measured: Measurement | None) -> tuple[float, ...]:
-        """As they were reported, or as the measurement assigns them: a line may come before the end of the step that it speaks of."""
+        """As they were reported, or as the measurement assigns them: a line may come before the end
+        of the step that it speaks of."""
         told = tuple(self._losses)
         if measured is None or any(map(math.isfinite, told)):
             return told

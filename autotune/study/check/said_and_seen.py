@@ -1,4 +1,5 @@
-"""What a spec says of a program beside what the probe saw of it, for one config that was run, or for two.
+"""What a spec says of a program beside what the probe saw of it, for one config that was run, or
+for two.
 
 a difference    the spec is wrong, or an option does not reach the program: it names what to change
 no effect       a knob whose two values look the same from inside

@@ -1,7 +1,9 @@
-"""A program that this store has never seen is checked before its study begins: a few steps show what a budget of trials would.
+"""A program that this store has never seen is checked before its study begins: a few steps show
+what a budget of trials would.
 
-A program is known when a study of this store measured a trial with the same trainer, options and runner. The native trainer and simulated trials need
-no check, nor does a study that has begun: its trials, or the event `program.checked` in its history, show that it passed.
+A program is known when a study of this store measured a trial with the same trainer, options and
+runner. The native trainer and simulated trials need no check, nor does a study that has begun: its
+trials, or the event `program.checked` in its history, show that it passed.
 """
 
 from __future__ import annotations
@@ -57,8 +59,9 @@ def check_unseen(
     tell: OnEvent,
     stop: Callable[[], bool],
 ) -> None:
-    """Runs a few steps of the baseline. Raises `ProgramError` when the program does not work with any config; that only this
-    config fails (out of memory, say) does not stop the study. Ends early when the study is to pause or end."""
+    """Runs a few steps of the baseline. Raises `ProgramError` when the program does not work with
+    any config; that only this config fails (out of memory, say) does not stop the study. Ends early
+    when the study is to pause or end."""
     study, config = assembly.study, config_to_check(assembly, runner.capacity)
     glanced_s = time.monotonic()
     is_wanted = True
@@ -108,7 +111,8 @@ def check_unseen(
 
 
 def config_to_check(assembly: Assembly, capacity: float = math.inf) -> ParallelConfig:
-    """The baseline; where it needs more ranks than there are, or the trainer refuses it, the smallest of the space."""
+    """The baseline; where it needs more ranks than there are, or the trainer refuses it, the
+    smallest of the space."""
     default = assembly.baseline
     is_runnable = default.world_size <= capacity and not assembly.refuse(default)
     return default if is_runnable else smallest_config(assembly.space)
@@ -117,7 +121,8 @@ def config_to_check(assembly: Assembly, capacity: float = math.inf) -> ParallelC
 def second_config(
     assembly: Assembly, first: ParallelConfig, capacity: float = math.inf
 ) -> ParallelConfig | None:
-    """The other config of a check of a program; None for the native trainer, whose knobs need no proof."""
+    """The other config of a check of a program; None for the native trainer, whose knobs need no
+    proof."""
     return None if assembly.study.trainer == NATIVE else contrast_of(assembly, first, capacity)
 
 

@@ -46,7 +46,8 @@ _REMEDIES = (
         r"Unable to find address for|Unable to find interface|no socket interface found|[Nn]o interface found",
         "set GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME to one of the node's network interfaces, under trainer.env, or under runner.node_env for a single node",
     ),
-    # torchrun says of OMP_NUM_THREADS on every start that it sets this "environment variable for each process"
+    # torchrun says of OMP_NUM_THREADS on every start that it sets this "environment variable for
+    # each process"
     (
         r"KeyError: '[A-Z][A-Z0-9_]+'|environment variable(?! for each process)",
         "set the variable under trainer.env",
@@ -157,7 +158,8 @@ def _files(check: ProgramCheck) -> list[str]:
 
 
 def continues(check: ProgramCheck) -> str:
-    """How the second run shows that a trial continues where another one ended; empty where it does not."""
+    """How the second run shows that a trial continues where another one ended; empty where it does
+    not."""
     second = check.second
     if second is None or second.failure is None or not check.files:
         return ""
@@ -191,7 +193,8 @@ def _remarks(check: ProgramCheck) -> list[str]:
 
 
 def _is_told(check: ProgramCheck) -> bool:
-    """Whether something proves what a line of the log counts, or it makes no difference because accumulation stays as it is."""
+    """Whether something proves what a line of the log counts, or it makes no difference because
+    accumulation stays as it is."""
     study, second = check.study, check.second
     if check.time_from in ("", "probe") or study.trainer != "command":
         return True
@@ -207,7 +210,8 @@ def _is_told(check: ProgramCheck) -> bool:
 
 
 def _accumulation_varies(study: Study) -> bool:
-    """Whether configs in the space accumulate differently: by the knob, or because it follows from the batch, the micro-batch and the ranks."""
+    """Whether configs in the space accumulate differently: by the knob, or because it follows from
+    the batch, the micro-batch and the ranks."""
     knobs, workload = study.space.knobs, study.workload
     if "accumulation_steps" in knobs:
         return len(knobs["accumulation_steps"]) > 1
@@ -222,7 +226,8 @@ def _accumulation_varies(study: Study) -> bool:
 
 
 def _rate_proves(check: ProgramCheck) -> bool:
-    """Whether the log prints a rate with which one line is as long as a whole step of the spec's batch, and no micro-batch of it."""
+    """Whether the log prints a rate with which one line is as long as a whole step of the spec's
+    batch, and no micro-batch of it."""
     runs = [
         run
         for run in (check, check.second)
@@ -237,7 +242,8 @@ def _rate_proves(check: ProgramCheck) -> bool:
 
 
 def _times_prove(check: ProgramCheck) -> bool:
-    """Whether two configs that differ in accumulation alone have lines that are as much longer: of micro-batches they would be as long."""
+    """Whether two configs that differ in accumulation alone have lines that are as much longer: of
+    micro-batches they would be as long."""
     second = check.second
     if (
         second is None
@@ -256,8 +262,9 @@ def _times_prove(check: ProgramCheck) -> bool:
 def uncounted(check: ProgramCheck) -> str:
     """What to do where nothing proves what a line of the log counts; empty where something does.
 
-    Accumulation alone cannot make sequences faster: where they seem to be in two configs, each line was a part of a step. Lines whose times scatter so that
-    those of the two configs overlap show nothing.
+    Accumulation alone cannot make sequences faster: where they seem to be in two configs, each line
+    was a part of a step. Lines whose times scatter so that those of the two configs overlap show
+    nothing.
     """
     if _is_told(check):
         return ""

@@ -1,4 +1,5 @@
-"""Accounts of a study: its running time, without pauses, and what it has used up of its budget, over all of its controllers.
+"""Accounts of a study: its running time, without pauses, and what it has used up of its budget,
+over all of its controllers.
 
 now_s        the clock of this controller, s; it never runs backwards
 elapsed_s    running time of earlier controllers, as of their last checkpoint, and of this one, s
@@ -24,7 +25,8 @@ class Accounts:
         elapsed_s: float,
         gpu_s: float | None,
     ) -> None:
-        """`elapsed_s`, `gpu_s`: as of the last checkpoint (`gpu_s` None: there is none, go by what was measured)."""
+        """`elapsed_s`, `gpu_s`: as of the last checkpoint (`gpu_s` None: there is none, go by what
+        was measured)."""
         self.now_s = 0.0
         self.elapsed_s = elapsed_s
         self.has_begun = False

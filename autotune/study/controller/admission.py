@@ -1,4 +1,5 @@
-"""Which trials are made of what is asked for: with their prediction, or refused because they cannot be run here."""
+"""Which trials are made of what is asked for: with their prediction, or refused because they cannot
+be run here."""
 
 from __future__ import annotations
 
@@ -45,6 +46,7 @@ class Admission:
         return ask.trial(self._study_id, self._study, len(self._index.trials), predicted)
 
     def refusal(self, trial: Trial) -> str:
-        """Why it cannot be run; empty when it can. The trainer was asked about a proxy before that was proposed."""
+        """Why it cannot be run; empty when it can. The trainer was asked about a proxy before that
+        was proposed."""
         refused = "" if trial.stands_for else self._refuse(trial.config)
         return refused or self._scorer.refusal(trial, self._capacity)

@@ -4,9 +4,10 @@
     live       attempts whose end is awaited
     lost       attempts whose end was never confirmed: they hold their ranks until the runner reports it
 
-The runner keeps its own deadlines and reports what it ended. Those here are a backstop for a runner that falls silent: after
-`DEADLINE_GRACE_S` beyond what a trial may take at most the attempt is cancelled, and when that is not confirmed within
-`CANCEL_GRACE_S` it is given up on. Its ranks are not handed out again before its end is reported: they may still be busy.
+The runner keeps its own deadlines and reports what it ended. Those here are a backstop for a runner
+that falls silent: after `DEADLINE_GRACE_S` beyond what a trial may take at most the attempt is
+cancelled, and when that is not confirmed within `CANCEL_GRACE_S` it is given up on. Its ranks are
+not handed out again before its end is reported: they may still be busy.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ CANCEL_GRACE_S = 60.0
 MAX_LOST = 2
 """attempts of a trial that may be lost and tried again"""
 MAX_ATTEMPTS = 10
-"""launches of a trial in all, restarts of the controller included: a config that takes its machine down must not do so for ever"""
+"""launches of a trial in all, restarts of the controller included: a config that takes its machine
+down must not do so for ever"""
 CUT_OFF = Failure(
     kind=FailureKind.WORKER_LOST,
     message="the study's controller ended while this attempt was running",
@@ -89,7 +91,8 @@ class Attempts:
         )
 
     def queue(self, attempt: AttemptId, now_s: float) -> bool:
-        """The runner has no ranks for it yet: what it may take begins now, and it has taken nothing so far. Whether that is news."""
+        """The runner has no ranks for it yet: what it may take begins now, and it has taken nothing
+        so far. Whether that is news."""
         entry = self.live[attempt]
         if not entry.cancelled:
             entry.deadline_s += now_s - entry.since_s
@@ -98,7 +101,8 @@ class Attempts:
         return is_news
 
     def end(self, attempt: AttemptId, now_s: float) -> Attempt | None:
-        """Takes the ranks back; the attempt when its end was awaited, None when that comes too late or is unknown."""
+        """Takes the ranks back; the attempt when its end was awaited, None when that comes too late
+        or is unknown."""
         late = self.lost.pop(attempt, None)
         entry = self.live.pop(attempt, None)
         if (over := entry or late) is not None:
@@ -117,7 +121,8 @@ class Attempts:
         return True
 
     def may_retry(self, trial: Trial, failure: Failure) -> bool:
-        """Whether the trial gets another attempt after this one was lost; to be asked once for each loss."""
+        """Whether the trial gets another attempt after this one was lost; to be asked once for each
+        loss."""
         lost = self._times_lost[trial.number] = self._times_lost.get(trial.number, 0) + (
             failure is not CUT_OFF
         )

@@ -1,7 +1,9 @@
-"""What a study has used up, and what of its budget, or of the time of the job that it runs in, says that the search must end.
+"""What a study has used up, and what of its budget, or of the time of the job that it runs in, says
+that the search must end.
 
-The last part of wall time and rank-seconds is reserved for the finals, because a winner that is not re-measured is only a guess. What the finals
-will take is estimated from the attempts so far; at most half of the budget is reserved.
+The last part of wall time and rank-seconds is reserved for the finals, because a winner that is not
+re-measured is only a guess. What the finals will take is estimated from the attempts so far; at
+most half of the budget is reserved.
 """
 
 from __future__ import annotations
@@ -27,9 +29,11 @@ class Spent:
     refused: int = 0
     """configs that the searcher asked for and that cannot be run at all"""
     left_s: float | None = None
-    """until the study's job ends, where it must name its winner before; not used up, but given by others"""
+    """until the study's job ends, where it must name its winner before; not used up, but given by
+    others"""
     longest: float = 1.0
-    """the longest trial so far, in mean ones: the end of a job does not wait for finals that take as long"""
+    """the longest trial so far, in mean ones: the end of a job does not wait for finals that take
+    as long"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +45,8 @@ class Reserve:
 
 
 JOB_SLACK = 1.5
-"""by which the expected time of the finals is multiplied where the end of a job, which cannot be moved, would cut them off"""
+"""by which the expected time of the finals is multiplied where the end of a job, which cannot be
+moved, would cut them off"""
 REFUSED_PER_TRIAL = 10
 """the search ends when it has asked for so many times `max_trials` configs that cannot be run"""
 

@@ -1,7 +1,8 @@
 """Events and commands of the controller, as plain values.
 
-Events come from the runner (`autotune.ports.RunnerEvent`), the clock and people. The facts among the commands that follow from one event are stored in
-one transaction (`autotune.ports.decision`); then the loop carries out the commands in their order.
+Events come from the runner (`autotune.ports.RunnerEvent`), the clock and people. The facts among
+the commands that follow from one event are stored in one transaction (`autotune.ports.decision`);
+then the loop carries out the commands in their order.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class Tick:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptAdopted:
-    """An attempt that an earlier controller of the study launched continues under this one. Comes before the first `Tick`."""
+    """An attempt that an earlier controller of the study launched continues under this one. Comes
+    before the first `Tick`."""
 
     id: AttemptId
 
@@ -92,7 +94,8 @@ class CancelAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterruptAsked:
-    """Kill the running trials and rest, so that the study can go on later: Ctrl-C, or a service that shuts down."""
+    """Kill the running trials and rest, so that the study can go on later: Ctrl-C, or a service
+    that shuts down."""
 
     reason: str = "interrupted"
     """said in the study's message"""
@@ -142,7 +145,8 @@ class CancelAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoteRest:
-    """The request to come to rest has changed: there is another one, or none any more. Later decisions follow from it."""
+    """The request to come to rest has changed: there is another one, or none any more. Later
+    decisions follow from it."""
 
     status: StudyStatus | None
     """the one that the study shall come to rest in; None: it goes on"""

@@ -29,7 +29,8 @@ class Ending:
 
     @property
     def has_final_rounds(self) -> bool:
-        """Whether every first finalist has had as many final rounds as the study asks for at least."""
+        """Whether every first finalist has had as many final rounds as the study asks for at
+        least."""
         trials = self._index.listed()
         finals = ended_finals(trials)
         who = set(first_finalists(trials, self._study)) - set(failed_in_finals(finals))
@@ -61,7 +62,8 @@ class Ending:
 
 
 def has_found(best: int | None, trials: Iterable[Trial]) -> bool:
-    """Whether a study has an answer: a winner (`best`, its number), or for a target a measured proxy."""
+    """Whether a study has an answer: a winner (`best`, its number), or for a target a measured
+    proxy."""
     return best is not None or any(t.stands_for is not None and t.is_measured for t in trials)
 
 
@@ -103,8 +105,9 @@ def _outcome(
 
 
 def _figures(winner: Winner, trials: Sequence[Trial]) -> Iterator[tuple[Trial, float]]:
-    """(trial, tokens/s) of each config that the finals measured, as every table shows it (`autotune.results.config_figures`): at the machine's first level, and in
-    the ratio to the baseline that the common rounds show."""
+    """(trial, tokens/s) of each config that the finals measured, as every table shows it
+    (`autotune.results.config_figures`): at the machine's first level, and in the ratio to the
+    baseline that the common rounds show."""
     measured = [t for t in winner.confirmed if t.measurement is not None]
     numbers = {t.number: t for t in measured}
     default = numbers.get(winner.baseline.number) if winner.baseline is not None else None

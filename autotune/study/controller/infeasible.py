@@ -1,4 +1,5 @@
-"""Configs that cannot be run here, counted by reason. They are no trials: nothing is asked for them and nothing of them is stored but the counts.
+"""Configs that cannot be run here, counted by reason. They are no trials: nothing is asked for them
+and nothing of them is stored but the counts.
 
 laws, trainer    excluded when the space was enumerated (`SearchSpace.excluded`), by the name of the law or limit
 ranks            need more ranks than the runner has: left out of the search before it begins
@@ -23,7 +24,8 @@ class InfeasibleConfigs:
     """The counts of one study, and the searcher that must not propose what is counted."""
 
     def __init__(self, searcher: Searcher, capacity: int, *, has_target: bool = False) -> None:
-        """`capacity`: ranks of the runner. `has_target`: the space is that of a target, whose configs need not run here."""
+        """`capacity`: ranks of the runner. `has_target`: the space is that of a target, whose
+        configs need not run here."""
         self._searcher = searcher
         self._counts = Counter(searcher.space.excluded)
         self.refused = 0

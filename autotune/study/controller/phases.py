@@ -1,12 +1,14 @@
-"""What a study does next in each phase, whenever no trial waits for ranks: ask for trials, enter the next phase, or end.
+"""What a study does next in each phase, whenever no trial waits for ranks: ask for trials, enter
+the next phase, or end.
 
     baseline   the baseline, then the fp32 reference of its global batch where one is wanted
     search     what the searcher proposes, each after the reference of its global batch, until a budget or the stop rule ends it; before that what the machine's
                changes ask for: the baseline again, and configs that were judged unfairly
     finals     the finalists and the baseline, in turn
 
-The searcher lives here: it is told every trial that may win, in the order in which the trials end, as it would have come out at the machine's first level.
-When that level turns out to be another, it is told the corrected figures.
+The searcher lives here: it is told every trial that may win, in the order in which the trials end,
+as it would have come out at the machine's first level. When that level turns out to be another, it
+is told the corrected figures.
 """
 
 from __future__ import annotations
@@ -66,7 +68,8 @@ class Ask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """What is done next; without asks and phase the study is at its end, where `message` may say why."""
+    """What is done next; without asks and phase the study is at its end, where `message` may say
+    why."""
 
     asks: tuple[Ask, ...] = ()
     """trials to make, in this order"""
@@ -106,7 +109,8 @@ class Phases:
         """by which it was told"""
 
     def restore(self, past: list[Trial]) -> StudyPhase:
-        """Takes in the trials of an earlier controller, by number, that had not ended; returns the phase that the study was in."""
+        """Takes in the trials of an earlier controller, by number, that had not ended; returns the
+        phase that the study was in."""
         for trial in past:
             if not trial.status.is_terminal and trial.purpose is TrialPurpose.SEARCH:
                 self._searcher.tell([trial])  # pending: not to be asked again
@@ -139,7 +143,8 @@ class Phases:
         self._correct(trial)
 
     def _correct(self, ended: Trial) -> None:
-        """Tells the searcher what trials came to that it was told otherwise, and that the earlier trial of a config that was re-measured does not count."""
+        """Tells the searcher what trials came to that it was told otherwise, and that the earlier
+        trial of a config that was re-measured does not count."""
         replaced: list[int] = []
         if (
             ended.is_measured
@@ -246,7 +251,8 @@ class Phases:
         return Move(asks=(Ask(config=upcoming.config, purpose=TrialPurpose.FINAL, reason=reason),))
 
     def _reference_for(self, config: ParallelConfig) -> tuple[Ask, ...]:
-        """The trial whose fp32 losses this config's will be held against; none where they are known, or cannot be."""
+        """The trial whose fp32 losses this config's will be held against; none where they are
+        known, or cannot be."""
         batch, baseline = config.global_batch_size, self._index.baseline
         known = batch * self._study.workload.seq_len in self._scorer.fp32_losses
         if (

@@ -1,9 +1,11 @@
-"""What a study with a target does next: one proxy after another, until none is expected to change the target's ranking, or a budget ends it.
+"""What a study with a target does next: one proxy after another, until none is expected to change
+the target's ranking, or a budget ends it.
 
     search   the proxy that the searcher proposes (`autotune.search.target_searcher`)
 
-Proxies are trainings of different workloads, so nothing compares one with another: there is no baseline to beat, no reference of losses, no reward and no
-final round. A proxy that fails is what the searcher learns memory and failures from, as of any trial.
+Proxies are trainings of different workloads, so nothing compares one with another: there is no
+baseline to beat, no reference of losses, no reward and no final round. A proxy that fails is what
+the searcher learns memory and failures from, as of any trial.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""A program that cannot run at all: its first configs fail in the same way, before their first step.
+"""A program that cannot run at all: its first configs fail in the same way, before their first
+step.
 
-Such a failure is of the program, its data or its environment, not of a config; trying further configs would spend the budget and tell nothing.
-Running out of memory, divergence, hangs and lost workers say something of the config or the cluster, and never count here.
+Such a failure is of the program, its data or its environment, not of a config; trying further
+configs would spend the budget and tell nothing. Running out of memory, divergence, hangs and lost
+workers say something of the config or the cluster, and never count here.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ KINDS = frozenset({FailureKind.ERROR, FailureKind.INVALID, FailureKind.METRICS_M
 def repeated_failure(trials: Iterable[Trial]) -> str:
     """Why no config is going to run, in words; empty while one may.
 
-    It says so when at least `SAME_FAILURES` configs have failed, all with the same exception and without a step, and none was measured.
+    It says so when at least `SAME_FAILURES` configs have failed, all with the same exception and
+    without a step, and none was measured.
     """
     trials = list(trials)
     failures = [trial.failure for trial in trials if trial.failure is not None]
@@ -43,8 +46,9 @@ def repeated_failure(trials: Iterable[Trial]) -> str:
 
 
 def _cause(failure: Failure) -> tuple[str, str, int]:
-    """What makes two failures the same: kind, exception, and the step, counted from 0. Of options that the program does not know the names count,
-    since their values are the config's; folders, addresses and ports are other ones in each attempt."""
+    """What makes two failures the same: kind, exception, and the step, counted from 0. Of options
+    that the program does not know the names count, since their values are the config's; folders,
+    addresses and ports are other ones in each attempt."""
     text = failure.exception or failure.message
     if _UNKNOWN_OPTIONS.search(text):
         text = " ".join(_OPTION.findall(text))

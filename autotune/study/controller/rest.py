@@ -1,4 +1,5 @@
-"""What the study was asked to do instead of going on: to pause, to stop or to be cancelled. The strongest request so far holds.
+"""What the study was asked to do instead of going on: to pause, to stop or to be cancelled. The
+strongest request so far holds.
 
 nothing < pause on request < interrupt < stop < cancel
 """
@@ -32,7 +33,8 @@ class RestRequest:
     def hear(
         self, event: PauseAsked | ResumeAsked | StopAsked | CancelAsked | InterruptAsked
     ) -> bool:
-        """Takes in what somebody asked for; whether that changes anything. Only a pause on request can be taken back."""
+        """Takes in what somebody asked for; whether that changes anything. Only a pause on request
+        can be taken back."""
         before = self.status, self.reason
         match event:
             case PauseAsked():
@@ -49,7 +51,8 @@ class RestRequest:
         return (self.status, self.reason) != before
 
     def ask(self, status: StudyStatus, reason: str) -> bool:
-        """A request to come to rest; one that is not stronger than the present changes nothing. Whether it changed anything."""
+        """A request to come to rest; one that is not stronger than the present changes nothing.
+        Whether it changed anything."""
         is_stronger = _strength(status, reason) > _strength(self.status, self.reason)
         if is_stronger:
             self.status, self.reason = status, reason

@@ -1,11 +1,13 @@
 """Scoring: an attempt's end becomes a terminal trial, with its reward or its failure.
 
-Rewards are relative to the baseline; when that could not be measured, to the first config that was. What the loss should look like is known
-from a trial in fp32 of the same global batch and seed: the baseline, where it is fp32 (it costs nothing more), else a reference trial of this
-or an earlier study. Every global batch has its own: after as many steps, or as many tokens, another batch is at another loss for good reasons. A
-trainer whose configs do not see the same batches in the same order (`Study.same_data`) has no such reference: there a loss is held against
-those of the other configs at equal tokens. Only trials that have ended before are looked at, and the comparison is stored with the measurement,
-so that no later trial changes a score.
+Rewards are relative to the baseline; when that could not be measured, to the first config that was.
+What the loss should look like is known from a trial in fp32 of the same global batch and seed: the
+baseline, where it is fp32 (it costs nothing more), else a reference trial of this or an earlier
+study. Every global batch has its own: after as many steps, or as many tokens, another batch is at
+another loss for good reasons. A trainer whose configs do not see the same batches in the same order
+(`Study.same_data`) has no such reference: there a loss is held against those of the other configs
+at equal tokens. Only trials that have ended before are looked at, and the comparison is stored with
+the measurement, so that no later trial changes a score.
 """
 
 from __future__ import annotations
@@ -29,15 +31,17 @@ from autotune.spec import Failure, FailureKind, Measurement, Study, Trial, Trial
 from autotune.study.controller.infeasible import too_many_ranks
 
 HOPELESS = 0.99
-"""above this predicted probability of running out of memory a guess of the user is not tried either"""
+"""above this predicted probability of running out of memory a guess of the user is not tried
+either"""
 FOUND_WORSE = 0.5
 """a trial whose loss at equal tokens scores less is not what other losses are held against"""
 SURELY_TOO_BIG = 0.95
 """above this predicted probability of running out of memory the baseline is not tried"""
 
 STOP_CONFIDENCE = 0.977
-"""A trial is stopped early only when it is slower than the best by more than chance explains with this probability: the quantile of two standard deviations, taken
-of Student's t because the noise between runs is estimated (`python -m tests.benchmarks.run_noise`)."""
+"""A trial is stopped early only when it is slower than the best by more than chance explains with
+this probability: the quantile of two standard deviations, taken of Student's t because the noise
+between runs is estimated (`python -m tests.benchmarks.run_noise`)."""
 SHOW_THE_DATA = (TrialPurpose.BASELINE, TrialPurpose.REFERENCE)
 """trials that show what the data do to losses and gradients, whatever the config"""
 
@@ -51,9 +55,11 @@ class Scorer:
         self.fp32_losses = dict(fp32_losses)
         """losses of an fp32 trial by tokens per step"""
         self.data_norms: dict[int, tuple[float, ...]] = {}
-        """gradient norms by tokens per step of the fp32 trial, or of the baseline until there is one: what spikes in them is the data's fault"""
+        """gradient norms by tokens per step of the fp32 trial, or of the baseline until there is
+        one: what spikes in them is the data's fault"""
         self._curves: list[LossCurve] = []
-        """of the trials that ended so far, where configs do not see the same data; of the baseline the first alone, however often it was measured"""
+        """of the trials that ended so far, where configs do not see the same data; of the baseline
+        the first alone, however often it was measured"""
         self._has_default_curve = False
         self._failures: Counter[str] = Counter()
 
@@ -141,7 +147,8 @@ class Scorer:
         return measurement
 
     def late(self, trial: Trial | None, event: AttemptEnded) -> Trial | None:
-        """What a late report says of its trial; None when that trial is not over, so that the report must not touch it."""
+        """What a late report says of its trial; None when that trial is not over, so that the
+        report must not touch it."""
         if trial is None or not trial.status.is_terminal:
             return None
         return trial if event.cancelled else self.ended(trial, event)
@@ -162,11 +169,12 @@ class Scorer:
         return ""
 
     def time_to_beat(self, trial: Trial, best: Trial | None, level: float = 0.0) -> float | None:
-        """Step time, s, above which this trial cannot win even with perfect stability; None when that cannot be said. `best`: at the machine's first level;
-        `level`: of the machine now.
+        """Step time, s, above which this trial cannot win even with perfect stability; None when
+        that cannot be said. `best`: at the machine's first level; `level`: of the machine now.
 
-        (1 - w) * ln(tokens_per_s / reference) + w * 1 > best.total, solved for the step time, plus what two runs of one config differ by
-        (`STOP_CONFIDENCE`). Only for the objective throughput: the others hang on more than the step time.
+        (1 - w) * ln(tokens_per_s / reference) + w * 1 > best.total, solved for the step time, plus
+        what two runs of one config differ by (`STOP_CONFIDENCE`). Only for the objective
+        throughput: the others hang on more than the step time.
         """
         w = self.study.objective.stability_weight
         if (

@@ -1,12 +1,16 @@
-"""The controller: what a study does next. A pure machine: events in, commands out; no clock, no I/O, no randomness of its own.
+"""The controller: what a study does next. A pure machine: events in, commands out; no clock, no
+I/O, no randomness of its own.
 
     baseline -> search -> finals -> ended
 
-It owns the status of every trial, the ranks in use, the budget, retries, deadlines, pause, stop and cancel. It is rebuilt from the trials of the store: what was
-told is told again in the same order, so the searcher goes on with the same next config, and a trial whose attempt was cut off gets another attempt.
+It owns the status of every trial, the ranks in use, the budget, retries, deadlines, pause, stop and
+cancel. It is rebuilt from the trials of the store: what was told is told again in the same order,
+so the searcher goes on with the same next config, and a trial whose attempt was cut off gets
+another attempt.
 
-Laws, checked by a state machine test over any order of events: never more ranks than the capacity, never more trials than the budget;
-a trial becomes terminal once and stays so; every trial that was asked is told exactly once.
+Laws, checked by a state machine test over any order of events: never more ranks than the capacity,
+never more trials than the budget; a trial becomes terminal once and stays so; every trial that was
+asked is told exactly once.
 """
 
 from __future__ import annotations
@@ -187,7 +191,8 @@ class Controller:
 
     @property
     def cut_off(self) -> tuple[AttemptId, ...]:
-        """Attempts that ran when an earlier controller ended, until the first `Tick`: those that nobody adopts are launched again."""
+        """Attempts that ran when an earlier controller ended, until the first `Tick`: those that
+        nobody adopts are launched again."""
         return tuple(
             AttemptId(self.study_id, number, self.trials[number].attempts)
             for number in self._cut_off
@@ -223,7 +228,8 @@ class Controller:
         return self._infeasible.counts
 
     def late(self, event: AttemptEnded) -> Trial | None:
-        """What a late report says of its trial; None when that trial is not over, so that the report must not touch it."""
+        """What a late report says of its trial; None when that trial is not over, so that the
+        report must not touch it."""
         return self._scorer.late(self.trials.get(event.id.trial), event)
 
     # ---- what happened
@@ -254,7 +260,8 @@ class Controller:
                 else:
                     self._retry(attempt.trial, CUT_OFF)
             self._cut_off = []
-            # an earlier controller may have asked for a trial and died before it refused it, or had a runner with more ranks
+            # an earlier controller may have asked for a trial and died before it refused it, or had
+            # a runner with more ranks
             self._waiting = [n for n in self._waiting if not self._is_refused(self.trials[n])]
         self._accounts.pass_time(now_s)
 
@@ -339,7 +346,8 @@ class Controller:
         return self._left_s is not None and self._left_s <= max(self.index.usual_s, self._longest_s)
 
     def _rest_in_time(self) -> None:
-        """Before the job ends: with a winner where the finals have had their rounds, further ones aside that a tie asks for; else paused."""
+        """Before the job ends: with a winner where the finals have had their rounds, further ones
+        aside that a tie asks for; else paused."""
         if self.phase is StudyPhase.FINALS and not self._goes_on and self._ending.has_final_rounds:
             self._finish("")
             return
@@ -391,8 +399,8 @@ class Controller:
             self._waiting.append(trial.number)
 
     def _is_refused(self, trial: Trial) -> bool:
-        """Whether a trial of the store cannot be run any more, because the runner has fewer ranks than before; then it ends: as INFEASIBLE, or as CANCELLED where an
-        attempt of it ran."""
+        """Whether a trial of the store cannot be run any more, because the runner has fewer ranks
+        than before; then it ends: as INFEASIBLE, or as CANCELLED where an attempt of it ran."""
         if refusal := self._admission.refusal(trial):
             status = TrialStatus.CANCELLED if trial.attempts else TrialStatus.INFEASIBLE
             self._end_trial(replace(trial, status=status, reason=refusal))
@@ -432,7 +440,8 @@ class Controller:
         self.phase = StudyPhase.ENDED
 
     def _finish(self, why: str, *, cancelled: bool = False, stop_reason: str = "") -> None:
-        """Ends the study with what is known; `why` is empty when it ran its course, which `stop_reason` may say why."""
+        """Ends the study with what is known; `why` is empty when it ran its course, which
+        `stop_reason` may say why."""
         for number in self._waiting:
             self._end_trial(replace(self.trials[number], status=TrialStatus.CANCELLED, reason=why))
         self._waiting = []

@@ -1,6 +1,8 @@
-"""All trials of a study with running counts and the best so far, so that a study of 10,000 trials decides as fast as one of 10.
+"""All trials of a study with running counts and the best so far, so that a study of 10,000 trials
+decides as fast as one of 10.
 
-Trials are kept as they were measured. Whatever is compared is compared as it would have come out at the machine's first level (`seen`).
+Trials are kept as they were measured. Whatever is compared is compared as it would have come out at
+the machine's first level (`seen`).
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ class TrialIndex:
             self._learn(trial)
 
     def seen(self, trial: Trial) -> Trial:
-        """The trial as it would have come out at the machine's first level; the same where the machine did not change."""
+        """The trial as it would have come out at the machine's first level; the same where the
+        machine did not change."""
         return self.levels.seen(trial, self._study.objective.stability_weight)
 
     def all_seen(self) -> Iterator[Trial]:
@@ -68,7 +71,8 @@ class TrialIndex:
 
     @property
     def best(self) -> Trial | None:
-        """The best first measurement at the machine's first level: the first of `finals.contenders`."""
+        """The best first measurement at the machine's first level: the first of
+        `finals.contenders`."""
         return self._best or self._best_stopped
 
     @property
@@ -78,8 +82,8 @@ class TrialIndex:
 
     @property
     def trial_s(self) -> float:
-        """Mean seconds of a measured trial that the searcher asked for; before there is one, of any measured trial. By the clocks that measured it, so that a
-        restart finds the same."""
+        """Mean seconds of a measured trial that the searcher asked for; before there is one, of any
+        measured trial. By the clocks that measured it, so that a restart finds the same."""
         return (
             self._search_seconds / self._searched
             if self._searched
@@ -101,7 +105,8 @@ class TrialIndex:
         return [self.trials[number] for number in sorted(self.trials)]
 
     def repeated_failure(self) -> str:
-        """Why no config is going to run, in words; empty while one may. Costs nothing once a trial was measured."""
+        """Why no config is going to run, in words; empty while one may. Costs nothing once a trial
+        was measured."""
         return (
             ""
             if self._runs or self.failed < SAME_FAILURES
@@ -114,7 +119,8 @@ class TrialIndex:
         return self._seconds / self._runs if self._runs else 0.0
 
     def reserve(self, measure: MeasureSpec, racing: int = 0) -> Reserve:
-        """What one more trial and the finals are expected to take, at the mean of the trials so far. `racing`: configs that would race now, where that is known."""
+        """What one more trial and the finals are expected to take, at the mean of the trials so
+        far. `racing`: configs that would race now, where that is known."""
         if self._runs < 2 or measure.finalists == 0:
             return Reserve()
         who = max(racing, min(measure.finalists + (self.baseline is not None), self._runs))

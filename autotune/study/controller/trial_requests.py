@@ -1,4 +1,5 @@
-"""A trial as a request to the runner: how long it is measured, what it has to beat, whether its step is profiled; and whether it may be made yet."""
+"""A trial as a request to the runner: how long it is measured, what it has to beat, whether its
+step is profiled; and whether it may be made yet."""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""Training scripts of this folder, tuned as they are, from their specs to an exported launch that is started by hand.
+"""Training scripts of this folder, tuned as they are, from their specs to an exported launch that
+is started by hand.
 
     python -m tests.benchmarks.programs [NAME...] [--steps 12] [--keep FOLDER]
 
-NAME is one of the runs below, or a script for all of its runs; default: all, as far as this machine can. Each run is what a user would type:
-`autotune tune SPEC`, `autotune export STUDY --to command -o launch/`, `sh launch/launch.sh` (on each node). The winner is re-measured in turn with the
+NAME is one of the runs below, or a script for all of its runs; default: all, as far as this machine
+can. Each run is what a user would type: `autotune tune SPEC`, `autotune export STUDY --to command
+-o launch/`, `sh launch/launch.sh` (on each node). The winner is re-measured in turn with the
 script's defaults, which are the spec's `baseline`.
 
     trials      measured before the finals, baseline included; then those that failed
@@ -12,7 +14,8 @@ script's defaults, which are the spec's `baseline`.
     speedup     as the study says, in tokens per second; and the lowest and highest of the final rounds
     export      steps and losses that the launch printed when it was started by hand
 
-Runs over two nodes need root: the nodes are network namespaces of this machine (`tests.nodes`), with Ray on them.
+Runs over two nodes need root: the nodes are network namespaces of this machine (`tests.nodes`),
+with Ray on them.
 """
 
 from __future__ import annotations
@@ -55,7 +58,8 @@ OVER_TWO_NODES = {
     },
     "baseline": {"dp": 4, "micro_batch_size": 2, "accumulation_steps": 12, "precision": "fp32"},
 }
-"""what replaces the spec's: two ranks on each of two nodes, so that every config is spread over both"""
+"""what replaces the spec's: two ranks on each of two nodes, so that every config is spread over
+both"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +226,8 @@ def _autotune(*arguments: str) -> str:
 
 
 def _launched(launch: Path, cluster: RayNodes | None) -> str:
-    """The log of an exported launch that is started by hand, on each node where there are several; as it stands in the page of `autotune export`."""
+    """The log of an exported launch that is started by hand, on each node where there are several;
+    as it stands in the page of `autotune export`."""
     nodes: Sequence[Node | None] = cluster.nodes if cluster else [None]
     logs = [launch / f"node-{number}.log" for number in range(len(nodes))]
     started = []

@@ -1,4 +1,5 @@
-"""A loop with Hugging Face accelerate, as its documentation writes it; prints step and loss, and no time."""
+"""A loop with Hugging Face accelerate, as its documentation writes it; prints step and loss, and no
+time."""
 
 import argparse
 

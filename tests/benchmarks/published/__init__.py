@@ -1,6 +1,8 @@
-"""The published measurements as workloads, configs and measured values, to fit the cost model and to replay searchers.
+"""The published measurements as workloads, configs and measured values, to fit the cost model and
+to replay searchers.
 
-The files in `tests/benchmarks/data` hold facts from public sources, with the source in each row; a module of this package reads one.
+The files in `tests/benchmarks/data` hold facts from public sources, with the source in each row; a
+module of this package reads one.
 
 rows.py         a published run; runs of one model, sequence length, cluster and software as a block
 nanotron.py  vtrain.py  vtrain_multi.py  mosaic.py  internevo.py  nemo.py  megatron_published.py  alpa.py  bigscience.py  bridge.py  simumax.py

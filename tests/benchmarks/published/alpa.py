@@ -1,4 +1,5 @@
-"""GPT on 1 to 64 V100 16GB, and on eight A100 40GB under DeepSpeed (Alpa's benchmarks): time, memory and failures."""
+"""GPT on 1 to 64 V100 16GB, and on eight A100 40GB under DeepSpeed (Alpa's benchmarks): time,
+memory and failures."""
 
 from __future__ import annotations
 
@@ -22,9 +23,11 @@ SEQ_LEN, VOCAB = 1024, 51200
 
 
 def alpa() -> list[Block]:
-    """Data parallelism and ZeRO inside a node (XLA), and Megatron's and Alpa's layouts over nodes; only rows whose layout is printed.
+    """Data parallelism and ZeRO inside a node (XLA), and Megatron's and Alpa's layouts over nodes;
+    only rows whose layout is printed.
 
-    XLA's memory is that of the compiled program. Rows that print TFLOP/s alone: FLOPs by arXiv 2104.04473, equation 3, as the benchmark does.
+    XLA's memory is that of the compiled program. Rows that print TFLOP/s alone: FLOPs by arXiv
+    2104.04473, equation 3, as the benchmark does.
     """
     runs = []
     for r in read("alpa_osdi22_v100"):
@@ -66,8 +69,10 @@ def alpa() -> list[Block]:
 
 
 def alpa_deepspeed() -> list[Block]:
-    """ZeRO 0 to 3 and tensor parallelism under DeepSpeed on eight A100 40GB, with the largest batch that its authors found to fit; without the rows
-    that offload. Memory is what nvidia-smi showed. Precision and recomputation are not printed: fp16 and full, as in DeepSpeed's example of that time."""
+    """ZeRO 0 to 3 and tensor parallelism under DeepSpeed on eight A100 40GB, with the largest batch
+    that its authors found to fit; without the rows that offload. Memory is what nvidia-smi showed.
+    Precision and recomputation are not printed: fp16 and full, as in DeepSpeed's example of that
+    time."""
     runs = []
     for r in read("alpa_deepspeed_zero_and_3d"):
         if r["gpu"] != "A100-40GB" or "offload" in r["zero_stage_or_fsdp"]:

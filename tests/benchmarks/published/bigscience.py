@@ -1,4 +1,5 @@
-"""GPT 7B to 206B on 16 to 256 V100 (BigScience), under Megatron and Megatron-DeepSpeed. The source warns of 40% between repeats.
+"""GPT 7B to 206B on 16 to 256 V100 (BigScience), under Megatron and Megatron-DeepSpeed. The source
+warns of 40% between repeats.
 
 What the tables leave out stands beside them in bigscience-workshop/bigscience, experiments/:
 
@@ -25,14 +26,17 @@ ON_DEVICE = frozenset(("12", "13", "14", "16"))
 """runs without --checkpoint-in-cpu, by their ID"""
 MIB = 2.0**20
 PEAKS = {180: (19961, 23288), 186: (math.nan, 24460), 371: (26118, 28234), 372: (26118, 28560)}
-"""MiB (allocated, reserved) on the fullest rank, by the line of the table: gpt2-meg-ds-3d/*ds-on.out and *ds-off.out, gpt2-meg-ds-zero/*ms48.out and *1999616.out. What Megatron
-alone had allocated was printed before its optimizer had states"""
+"""MiB (allocated, reserved) on the fullest rank, by the line of the table:
+gpt2-meg-ds-3d/*ds-on.out and *ds-off.out, gpt2-meg-ds-zero/*ms48.out and *1999616.out. What
+Megatron alone had allocated was printed before its optimizer had states"""
 NETWORK = LinkSpec(latency_s=10e-6, bytes_per_s=2.2e9)
-"""per GPU, with which a ring over the 4 GPUs of 16 nodes moves 6.8 GB/s (`autotune.cost.calibration`: 0.96 of it, a quarter slower on 16 nodes than on two)"""
+"""per GPU, with which a ring over the 4 GPUs of 16 nodes moves 6.8 GB/s
+(`autotune.cost.calibration`: 0.96 of it, a quarter slower on 16 nodes than on two)"""
 
 
 def bigscience() -> list[Block]:
-    """The rows whose degrees are printed and multiply to the GPUs, without those that offload weights. fp16 with full recomputation."""
+    """The rows whose degrees are printed and multiply to the GPUs, without those that offload
+    weights. fp16 with full recomputation."""
     runs = []
     for r in read("bigscience_v100_gpt2"):
         notes = _notes(r["notes"])

@@ -1,8 +1,11 @@
-"""Recipes of Megatron-Bridge on 8 to 1,024 H100, B200, B300, GB200 and GB300, over several releases; pretraining.
+"""Recipes of Megatron-Bridge on 8 to 1,024 H100, B200, B300, GB200 and GB300, over several
+releases; pretraining.
 
-The notes name the container, which is the software of a row. Recomputation, offloading and CUDA graphs are not printed, nor is how tokens reach their experts:
-`bridge_recipes.py` holds what the recipes say of that for models with experts. Rows of fine-tuning (SFT, LoRA) are left out.
-Recipes of dense models overlap the collectives of tensor parallelism with their matmuls (`tp_comm_overlap`).
+The notes name the container, which is the software of a row. Recomputation, offloading and CUDA
+graphs are not printed, nor is how tokens reach their experts: `bridge_recipes.py` holds what the
+recipes say of that for models with experts. Rows of fine-tuning (SFT, LoRA) are left out. Recipes
+of dense models overlap the collectives of tensor parallelism with their matmuls
+(`tp_comm_overlap`).
 """
 
 from __future__ import annotations
@@ -24,9 +27,10 @@ GPUS = {
     "GB300": "gb300-nvl72",
 }
 PRECISIONS = {"fp8-cs": "fp8", "fp8-mx": "mxfp8", "fp8-mx/subchannel": "mxfp8"}
-"""knob value by what is printed, where they differ: fp8-cs is fp8 with one scale of the current tensor. On H100, which has no mxfp8, the last is
-TransformerEngine's blockwise recipe (`bf16_with_fp8_subchannel_scaling_mixed`), which no knob expresses: the one such row, which prints the figure of its
-neighbour in fp8-cs, is left out"""
+"""knob value by what is printed, where they differ: fp8-cs is fp8 with one scale of the current
+tensor. On H100, which has no mxfp8, the last is TransformerEngine's blockwise recipe
+(`bf16_with_fp8_subchannel_scaling_mixed`), which no knob expresses: the one such row, which prints
+the figure of its neighbour in fp8-cs, is left out"""
 
 
 def bridge() -> list[Block]:

@@ -1,11 +1,14 @@
-"""What Megatron-Bridge's performance tables do not print of their recipes, from the recipes themselves.
+"""What Megatron-Bridge's performance tables do not print of their recipes, from the recipes
+themselves.
 
-`unprinted_knobs` are those that the reader adds to a row with experts, as far as its release says them. `plausible` are the configs by which a row's memory is
-judged: recipes changed between releases, so that it is judged by the one that fits best, the printed one or what its recipe is known to do besides.
-No row is taken to recompute everything.
+`unprinted_knobs` are those that the reader adds to a row with experts, as far as its release says
+them. `plausible` are the configs by which a row's memory is judged: recipes changed between
+releases, so that it is judged by the one that fits best, the printed one or what its recipe is
+known to do besides. No row is taken to recompute everything.
 
-Sources, in NVIDIA-NeMo/Megatron-Bridge: scripts/performance/configs/{deepseek,qwen,qwen3} (`workload_base_configs.py`, `*_llm_pretrain.py`) as they were when
-each container was published, and src/megatron/bridge/perf_recipes/{deepseek,qwen} for 26.06 and later; release notes of v0.5.1.
+Sources, in NVIDIA-NeMo/Megatron-Bridge: scripts/performance/configs/{deepseek,qwen,qwen3}
+(`workload_base_configs.py`, `*_llm_pretrain.py`) as they were when each container was published,
+and src/megatron/bridge/perf_recipes/{deepseek,qwen} for 26.06 and later; release notes of v0.5.1.
 
     experts      whole under tensor parallelism (expert_tensor_parallel_size 1) and equally loaded (moe_router_force_load_balancing, or token drop in 25.09)
     prediction   DeepSeek-V3 trains one layer of multi-token prediction unless its row says "w/o MTP"; its pipeline layout, Et*4|(t*4|)*14tmL, counts the
@@ -17,7 +20,8 @@ each container was published, and src/megatron/bridge/perf_recipes/{deepseek,qwe
                  the weights. Qwen3 and these pipelines recompute nothing
     not modelled fp8 attention and fused experts (CuTeDSL) on GB200, GB300 and, for Qwen3, B300 from 26.06 on
 
-Assumed where the sources leave a gap: a recipe that was listed for one release holds until the next that lists another.
+Assumed where the sources leave a gap: a recipe that was listed for one release holds until the next
+that lists another.
 """
 
 from __future__ import annotations
@@ -39,7 +43,8 @@ def release_of(notes: str) -> Release:
 
 
 def unprinted_knobs(model: str, gpu: str, release: Release) -> dict[str, Any]:
-    """The knobs of a recipe that its row does not print; `model` and `gpu` as printed. Empty for dense models."""
+    """The knobs of a recipe that its row does not print; `model` and `gpu` as printed. Empty for
+    dense models."""
     if model.startswith("DeepSeekV3"):
         return {"pp_split": "edges", **_deepseek(gpu, release)}
     return _qwen(gpu, release) if model.startswith("Qwen3") else {}

@@ -1,4 +1,5 @@
-"""InternLM 7B and 20B on 3 to 1,024 A100 and A800 (InternEvo): throughput, and memory in a table of its own."""
+"""InternLM 7B and 20B on 3 to 1,024 A100 and A800 (InternEvo): throughput, and memory in a table of
+its own."""
 
 from __future__ import annotations
 
@@ -29,11 +30,13 @@ MODELS = {
 }
 """shapes as the models' own config.json have them"""
 MEMORY_SEQ_LEN = 2048
-"""the table of memory prints no sequence length; the table of throughput of the same page has this one"""
+"""the table of memory prints no sequence length; the table of throughput of the same page has this
+one"""
 
 
 def internevo() -> list[Block]:
-    """The rows that print throughput. Rows that shard over groups of 4 or 8 ranks only are left out."""
+    """The rows that print throughput. Rows that shard over groups of 4 or 8 ranks only are left
+    out."""
     runs = []
     for r in read("internevo_a100"):
         if r["source"] != "internevo" or r["zero_stage_or_fsdp"] != "zero1":

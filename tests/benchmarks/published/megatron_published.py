@@ -7,11 +7,12 @@ from tests.benchmarks.published.rows import Block, Run, blocks_of, read, whole
 
 
 def megatron_published() -> list[Block]:
-    """All rows. Where the micro-batch is not printed it is taken for 4 without a pipeline, 2 with up to eight stages, else 1: the pipeline
-    wants many of them, the matmuls large ones.
+    """All rows. Where the micro-batch is not printed it is taken for 4 without a pipeline, 2 with
+    up to eight stages, else 1: the pipeline wants many of them, the matmuls large ones.
 
-    Checked: the configs of arXiv 2205.05198, table 5 (22B, 175B and 530B full, 530B and 1T selective), against Calculon's validation files.
-    Not checked against a second source: the measured times, and table 1 of arXiv 2104.04473."""
+    Checked: the configs of arXiv 2205.05198, table 5 (22B, 175B and 530B full, 530B and 1T
+    selective), against Calculon's validation files. Not checked against a second source: the
+    measured times, and table 1 of arXiv 2104.04473."""
     runs = []
     for r in read("megatron_published"):
         h, layers, seq, vocab = (

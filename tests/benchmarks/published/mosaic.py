@@ -13,7 +13,8 @@ ROCE = LinkSpec(latency_s=10e-6, bytes_per_s=25e9, fabric="roce")
 
 
 def mosaic() -> list[Block]:
-    """All rows. The micro-batch need not divide the batch of a rank: the last one is then smaller."""
+    """All rows. The micro-batch need not divide the batch of a rank: the last one is then
+    smaller."""
     runs = []
     for r in read("mosaic_llm_foundry"):
         model = printed_model(

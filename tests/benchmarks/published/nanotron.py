@@ -1,4 +1,5 @@
-"""Llama 1B and 8B on 8 to 128 H100 (Ultra-Scale Playbook): time, memory and failures. EFA between the nodes."""
+"""Llama 1B and 8B on 8 to 128 H100 (Ultra-Scale Playbook): time, memory and failures. EFA between
+the nodes."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from tests.benchmarks.published.rows import (
 
 
 def nanotron() -> list[Block]:
-    """All rows but those whose batch does not add up. A failure's cause is not printed; `nanotron_failures.py` finds those that memory cannot explain."""
+    """All rows but those whose batch does not add up. A failure's cause is not printed;
+    `nanotron_failures.py` finds those that memory cannot explain."""
     runs = []
     for r in read("nanotron_h100"):
         if r["status"] not in ("ok", "failed"):

@@ -1,4 +1,5 @@
-"""Failures of nanotron's sweep that memory cannot have caused. The sweep does not print causes; its other columns and nanotron's code tell these.
+"""Failures of nanotron's sweep that memory cannot have caused. The sweep does not print causes; its
+other columns and nanotron's code tell these.
 
 too few micro-batches   the 1F1B engine asserts m >= p - 1 before the first step (m micro-batches, p pipeline ranks)
 rank without blocks     the same engine asserts that each rank has p - rank - 1 backward passes left after its steady phase. A rank without any block has
@@ -7,8 +8,9 @@ rank without blocks     the same engine asserts that each rank has p - rank - 1 
 room in another run     a config that needs at least as much memory ran with room to spare: the same model, tp and pp, as large a micro-batch, as many
                         micro-batches in flight, and optimizer states that are cut no finer
 
-Sources: huggingface/nanotron, src/nanotron/parallel/pipeline_parallel/engine.py (OneForwardOneBackwardPipelineEngine) and src/nanotron/models/base.py
-(build_model). A failure near the limit stays one of memory, even if the same config ran in another attempt.
+Sources: huggingface/nanotron, src/nanotron/parallel/pipeline_parallel/engine.py
+(OneForwardOneBackwardPipelineEngine) and src/nanotron/models/base.py (build_model). A failure near
+the limit stays one of memory, even if the same config ran in another attempt.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ ROOMY_BYTES = 64.0 * GIB
 
 
 def cause_of(run: Run, others: Sequence[Run]) -> str:
-    """Why a failed run cannot have failed for memory, in words; empty when memory may be the cause. `others`: all runs of the sweep."""
+    """Why a failed run cannot have failed for memory, in words; empty when memory may be the cause.
+    `others`: all runs of the sweep."""
     if not run.failed:
         return ""
     if run.config.accumulation_steps < run.config.pp - 1:
@@ -41,18 +44,21 @@ def cause_of(run: Run, others: Sequence[Run]) -> str:
 
 
 def needs_no_more(one: ParallelConfig, other: ParallelConfig) -> bool:
-    """Whether no rank of `one` holds more than the same rank of `other`, whatever the sizes of its parts are."""
+    """Whether no rank of `one` holds more than the same rank of `other`, whatever the sizes of its
+    parts are."""
     if (one.tp, one.pp) != (other.tp, other.pp) or one.micro_batch_size > other.micro_batch_size:
         return False
     in_flight = [min(c.accumulation_steps, c.pp) for c in (one, other)]
-    # gradients are reduced through buffers once there are two data-parallel ranks, so a run without them proves nothing
+    # gradients are reduced through buffers once there are two data-parallel ranks, so a run without
+    # them proves nothing
     reduced = one.dp == 1 or other.dp > 1
     cut_as_fine = other.zero_stage == 0 or (one.zero_stage > 0 and one.dp >= other.dp)
     return in_flight[0] <= in_flight[1] and reduced and cut_as_fine
 
 
 def blocks_by_rank(model: ModelSpec, p: int) -> list[int]:
-    """Blocks of each pipeline rank: the embedding, the layers, the last norm, the output projection and the cast of the logits."""
+    """Blocks of each pipeline rank: the embedding, the layers, the last norm, the output projection
+    and the cast of the logits."""
     h = model.hidden_size
     layer = 4 * model.num_attention_heads * model.head_dim * h + 3 * model.ffn_hidden_size * h
     costs = [0, *[layer] * model.num_layers, 0, model.vocab_size * h, 0]

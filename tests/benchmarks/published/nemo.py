@@ -1,4 +1,5 @@
-"""Recipes published by experts on 8 to 1,024 H100 under Megatron (NeMo 24.07, Megatron-LM's llama example); pretraining only."""
+"""Recipes published by experts on 8 to 1,024 H100 under Megatron (NeMo 24.07, Megatron-LM's llama
+example); pretraining only."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ KNOWN = {
 
 
 def nemo() -> list[Block]:
-    """One best point per model and system. Recomputation is not printed, nor is the overlap of tensor parallelism's collectives with their matmuls, which
-    these recipes switch on (`ub_tp_comm_overlap`)."""
+    """One best point per model and system. Recomputation is not printed, nor is the overlap of
+    tensor parallelism's collectives with their matmuls, which these recipes switch on
+    (`ub_tp_comm_overlap`)."""
     shapes = {r["model"]: r for r in read("architectures")}
     runs, seen = [], set()
     for r in read("nvidia_nemo_perf"):

@@ -1,7 +1,7 @@
 """Published runs as rows, and rows as blocks that the cost model predicts at once.
 
-A `Run` is one published row. A `Block` holds the rows of one data file with the same model, sequence length, cluster and software. A *cell* is a set of
-configs that a search would choose from.
+A `Run` is one published row. A `Block` holds the rows of one data file with the same model,
+sequence length, cluster and software. A *cell* is a set of configs that a search would choose from.
 """
 
 from __future__ import annotations
@@ -137,14 +137,16 @@ def number(text: str) -> float:
 
 
 def printed_model(r: dict[str, str], **others: Any) -> ModelSpec:
-    """The model of a row that prints layers, width and heads; `others`: the other fields, and those that its columns do not hold."""
+    """The model of a row that prints layers, width and heads; `others`: the other fields, and those
+    that its columns do not hold."""
     columns = {"num_layers": "layers", "hidden_size": "hidden", "num_attention_heads": "heads"}
     shape = {field: whole(r[column]) for field, column in columns.items()}
     return ModelSpec(name=r["model_name"], **{**shape, **others})
 
 
 def printed_config(r: dict[str, str], **others: Any) -> ParallelConfig:
-    """The config of a row that prints tp, pp, dp, micro-batch and accumulation; `others`: the other knobs."""
+    """The config of a row that prints tp, pp, dp, micro-batch and accumulation; `others`: the other
+    knobs."""
     return ParallelConfig(
         tp=whole(r["tp"]),
         pp=whole(r["pp"]),

@@ -1,4 +1,5 @@
-"""Truncated Llama-3 70B, DeepSeek-V2 and V3 on eight B200 under Megatron-LM (SimuMax): time, allocated and reserved memory of every rank."""
+"""Truncated Llama-3 70B, DeepSeek-V2 and V3 on eight B200 under Megatron-LM (SimuMax): time,
+allocated and reserved memory of every rank."""
 
 from __future__ import annotations
 
@@ -21,8 +22,10 @@ def simumax() -> list[Block]:
 
 
 def rows_of() -> list[Run]:
-    """The rows in the order of the file. The launch scripts beside them say what they do not print: bf16 with fp32 gradients, no recomputation, micro-batches of one sequence,
-    the distributed optimizer, context parallelism by all-to-all, experts with a capacity factor of 1; `cef` is the fused cross-entropy."""
+    """The rows in the order of the file. The launch scripts beside them say what they do not print:
+    bf16 with fp32 gradients, no recomputation, micro-batches of one sequence, the distributed
+    optimizer, context parallelism by all-to-all, experts with a capacity factor of 1; `cef` is the
+    fused cross-entropy."""
     runs = []
     for r in read("simumax_b200"):
         tp, dp, cp = whole(r["tp"]), whole(r["dp"]), whole(r["cp"])
@@ -61,7 +64,8 @@ def rows_of() -> list[Run]:
 
 
 def _truncated(name: str, layers: int) -> ModelSpec:
-    """The model with its first layers only; of those with experts the first is dense (`--moe-layer-freq` of SimuMax's launch scripts)."""
+    """The model with its first layers only; of those with experts the first is dense
+    (`--moe-layer-freq` of SimuMax's launch scripts)."""
     short = replace(
         catalog_model(MODELS[name]), name=f"{name}-l{layers}", num_layers=layers, source=""
     )

@@ -1,7 +1,9 @@
-"""Published runs that nothing was fitted to or chosen by: other clusters, trainers, models and GPUs, to judge the cost model blind.
+"""Published runs that nothing was fitted to or chosen by: other clusters, trainers, models and
+GPUs, to judge the cost model blind.
 
-Each row has the address of its source and, in `assumed`, what the source does not print. Trainers are named as a user of that program would name them here: a program that is not
-registered is a `command`. Clusters are presets.
+Each row has the address of its source and, in `assumed`, what the source does not print. Trainers
+are named as a user of that program would name them here: a program that is not registered is a
+`command`. Clusters are presets.
 
     model            catalog name, or a name with its shape in the next columns
     tflops_per_gpu   FLOPs of the model (arXiv 2104.04473, equation 3, without recomputation), or of the hardware with the repeated forward pass: four thirds of them
@@ -48,23 +50,26 @@ BATCHES = {
     4: "published_unseen_4",
     5: "published_open",
 }
-"""data file of each batch: each was collected after the ones before it had been read, and the code mended because of them. Laws were made with two thirds of the
-fifth (`research.open_rows`)"""
+"""data file of each batch: each was collected after the ones before it had been read, and the code
+mended because of them. Laws were made with two thirds of the fifth (`research.open_rows`)"""
 READ = (1, 2, 3)
-"""batches that have been read: widths and levels may count them; of the others only blind figures are made"""
+"""batches that have been read: widths and levels may count them; of the others only blind figures
+are made"""
 
 UNFUSED = (
     "bigscience_a100", "mt_nlg_paper", "glm_130b_paper", "flagperf_baichuan2", "lightning_gpt2_xl",
     "lambda_neox", "libai", "libai_megatron", "nanogpt_2022", "nemo_launcher_2023", "optimum_benchmark",
     "vertex_openllama",
 )  # fmt: skip
-"""sources whose attention stores its scores: Megatron-LM older than FlashAttention (May 2022), transformers of 2022 and 2023, a model with no other attention"""
+"""sources whose attention stores its scores: Megatron-LM older than FlashAttention (May 2022),
+transformers of 2022 and 2023, a model with no other attention"""
 PEFT_PROGRAMS = ("universal_llm_trainer", "vectorlm", "llama_recipes_lora")
 """programs of their own whose code calls Hugging Face's PEFT"""
 
 
 def unseen(recompute: str = "none", batch: int = 1) -> dict[str, list[Block]]:
-    """The rows of every source of a batch, by its name. `recompute`: of rows that do not print it."""
+    """The rows of every source of a batch, by its name. `recompute`: of rows that do not print
+    it."""
     runs: dict[str, list[Run]] = defaultdict(list)
     for r in read(BATCHES[batch]):
         runs[r["source"]].append(_run({**r, "recompute": r["recompute"] or recompute}))
@@ -108,7 +113,8 @@ def _run(r: dict[str, str]) -> Run:
 
 
 def _network(r: dict[str, str]) -> LinkSpec | None:
-    """The network between the nodes where the source says its kind: with the bandwidth of the preset."""
+    """The network between the nodes where the source says its kind: with the bandwidth of the
+    preset."""
     if not r.get("fabric"):
         return None
     preset = ClusterSpec.of(

@@ -14,8 +14,8 @@ from tests.benchmarks.published.rows import (
 
 
 def vtrain() -> list[Block]:
-    """All rows. Precision and vocabulary are not printed: fp16 and GPT-2's padded vocabulary, as Megatron had it then, with attention
-    that stores its scores."""
+    """All rows. Precision and vocabulary are not printed: fp16 and GPT-2's padded vocabulary, as
+    Megatron had it then, with attention that stores its scores."""
     runs = []
     for r in read("vtrain_single_node_a100"):
         model = printed_model(

@@ -1,4 +1,5 @@
-"""Four GPT shapes of 3.6B to 175B on 64 to 512 A100 under Megatron-DeepSpeed with full recomputation (vTrain's runs on several nodes)."""
+"""Four GPT shapes of 3.6B to 175B on 64 to 512 A100 under Megatron-DeepSpeed with full
+recomputation (vTrain's runs on several nodes)."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ NETWORK = LinkSpec(latency_s=5e-6, bytes_per_s=12.5e9, fabric="infiniband-hdr")
 
 
 def vtrain_multi() -> list[Block]:
-    """All rows. Precision and vocabulary are not printed; they are taken as in the runs on one node."""
+    """All rows. Precision and vocabulary are not printed; they are taken as in the runs on one
+    node."""
     runs = []
     for r in read("vtrain_multi_node_a100"):
         config = printed_config(r, precision="fp16", recompute="full")

@@ -1,4 +1,5 @@
-"""Python imports this module at start where it is on the path: in the fork servers of the arena's supervisors, whose children then keep journals."""
+"""Python imports this module at start where it is on the path: in the fork servers of the arena's
+supervisors, whose children then keep journals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Replays the history of a study: the controller that a resume would build is given the recorded events again, and what it decides is held against what was kept.
+"""Replays the history of a study: the controller that a resume would build is given the recorded
+events again, and what it decides is held against what was kept.
 
     history.py              the lines of a history as steps: a controller begins, adopts, decides; the study's status changes without it
     known.py                the trials as they stood at each step
@@ -9,6 +10,8 @@
     faults.py               all that is wrong in a store
     forger.py               rewrites a study so that neither checksums nor laws find it
 
-Inputs are taken as they are recorded: measurements, failures that the runner reported, interruptions, the times of decisions. All else must follow: rewards,
-refusals, retries, which trial is asked for and why, when it is started, who is re-measured, when the study ends, and what it found.
+Inputs are taken as they are recorded: measurements, failures that the runner reported,
+interruptions, the times of decisions. All else must follow: rewards, refusals, retries, which trial
+is asked for and why, when it is started, who is re-measured, when the study ends, and what it
+found.
 """

@@ -1,7 +1,9 @@
-"""The decisions of one controller, from its beginning to its death or the study's rest: it is built as a resume builds it, and given its events again.
+"""The decisions of one controller, from its beginning to its death or the study's rest: it is built
+as a resume builds it, and given its events again.
 
-A controller is told the time by ticks, of which only those with consequences are kept. A decision says the running time at which it was made, so the tick before it
-is known: it must be without consequences, as it was.
+A controller is told the time by ticks, of which only those with consequences are kept. A decision
+says the running time at which it was made, so the tick before it is known: it must be without
+consequences, as it was.
 """
 
 from __future__ import annotations
@@ -86,7 +88,8 @@ class Chapter:
         return self._compared(decided, commands)
 
     def _catch_up(self, decided: Decided, event: Event) -> list[Command]:
-        """Lets the time pass until just before the event; the first commands that come of that, which nothing kept names."""
+        """Lets the time pass until just before the event; the first commands that come of that,
+        which nothing kept names."""
         is_start = decided.elapsed_s <= self.begins.elapsed_s
         if is_start and (
             isinstance(event, Tick | AttemptAdopted) or str(decided.cause["event"]) in WISHES
@@ -141,7 +144,8 @@ class Chapter:
         )
 
     def _rested(self, decided: Decided, end: EndStudy) -> Unfollowed | None:
-        """Whether the study's status is the one that the decision came to. A pause that people took back, or that was left to another controller, has none."""
+        """Whether the study's status is the one that the decision came to. A pause that people took
+        back, or that was left to another controller, has none."""
         line = decided.then
         if line is None or line.data.get("message") != end.message:
             is_silent = end.status is StudyStatus.PAUSED and (

@@ -1,6 +1,7 @@
 """Decisions as plain values, as they were kept and as they are expected; what differs, in words.
 
-Numbers are the same when they agree to nine digits: sums of floating-point numbers may differ in the last ones.
+Numbers are the same when they agree to nine digits: sums of floating-point numbers may differ in
+the last ones.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def kept(line: HistoryEvent, known: Known) -> Fact:
 def expected(
     command: Command, known: Known, num_gpus: int, is_late: Callable[[AttemptEnded], bool]
 ) -> Fact | None:
-    """The same of a command of the controller; None where nothing of it is kept in a line. `is_late`: whether such a report is kept."""
+    """The same of a command of the controller; None where nothing of it is kept in a line.
+    `is_late`: whether such a report is kept."""
     match command:
         case KeepTrial(trial=trial):
             asked = {
@@ -95,7 +97,8 @@ def expected(
 
 
 _UNCOMPARED = ("message", "attempts")
-"""of lines: the words about a change of the machine, which name times of day; the attempts of an end, which the table of trials holds"""
+"""of lines: the words about a change of the machine, which name times of day; the attempts of an
+end, which the table of trials holds"""
 
 
 def _ending(trial: Trial, known: Known, num_gpus: int) -> Fact:
@@ -164,7 +167,8 @@ def _same(recorded: Any, expected: Any) -> bool:
 
 
 def differ_in_words(recorded: Sequence[Fact], wanted: Sequence[Fact]) -> tuple[str, str] | None:
-    """What is recorded and what is expected of the first fact that differs; None when all are the same."""
+    """What is recorded and what is expected of the first fact that differs; None when all are the
+    same."""
     for at in range(max(len(recorded), len(wanted))):
         ours = recorded[at] if at < len(recorded) else None
         theirs = wanted[at] if at < len(wanted) else None

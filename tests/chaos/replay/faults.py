@@ -1,4 +1,5 @@
-"""All that is wrong in a store: what `autotune store check` finds, decisions that do not follow, and figures by which trials are ranked that are not those of their ends."""
+"""All that is wrong in a store: what `autotune store check` finds, decisions that do not follow,
+and figures by which trials are ranked that are not those of their ends."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def replay_of(store: SqlStore, study_id: str) -> Replayed:
 
 
 def ranking_faults(store: SqlStore) -> list[str]:
-    """Figures that only queries read, and that are not those of the trial's end; records that do not represent their trials."""
+    """Figures that only queries read, and that are not those of the trial's end; records that do
+    not represent their trials."""
     found = []
     for record in store.studies():
         ends = {
@@ -75,7 +77,8 @@ def _figures(rows: Sequence[Row], ends: dict[int, dict]) -> Iterator[str]:
 
 
 def _records(store: SqlStore) -> Iterator[str]:
-    """Configs whose representative is missing, is not the median of the config's trials, or has another throughput than its trial."""
+    """Configs whose representative is missing, is not the median of the config's trials, or has
+    another throughput than its trial."""
     simulated = case((studies.c.runner == SIMULATED, 1), else_=0)
     counted = (
         select(

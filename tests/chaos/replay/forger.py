@@ -1,4 +1,5 @@
-"""A forger of studies: rewrites the rows of one as plain values, then numbers and seals them again, so that checksums and laws find nothing.
+"""A forger of studies: rewrites the rows of one as plain values, then numbers and seals them again,
+so that checksums and laws find nothing.
 
 lines     the history as [kind, data] pairs        decisions  (index of its first line, index after its last fact) of each
 trials    the rows of its trials, with `document` unpacked

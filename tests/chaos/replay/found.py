@@ -1,4 +1,5 @@
-"""What a replay of a study's history found: which decisions of its controllers follow from what they knew."""
+"""What a replay of a study's history found: which decisions of its controllers follow from what
+they knew."""
 
 from __future__ import annotations
 

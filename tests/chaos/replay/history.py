@@ -79,7 +79,8 @@ def steps(events: Sequence[HistoryEvent]) -> Iterator[Step]:
 
 
 def is_fact(line: HistoryEvent) -> bool:
-    """Whether the line belongs to a decision: not what a fenced controller reported, nor what ends with the study."""
+    """Whether the line belongs to a decision: not what a fenced controller reported, nor what ends
+    with the study."""
     if line.kind == "trial.ended":
         return line.data["status"] != TrialStatus.CANCELLED or "reason" not in line.data
     return line.kind in FACTS and line.data.get("why") != "the lease was taken over"

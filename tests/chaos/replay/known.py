@@ -86,7 +86,8 @@ class Known:
         return self._reasons.get(number, "")
 
     def told_in_order(self) -> list[Trial]:
-        """The trials by then: the terminal ones in the order in which they ended, then the others by number."""
+        """The trials by then: the terminal ones in the order in which they ended, then the others
+        by number."""
         ended = dict.fromkeys(self._ended)
         return [self._trials[n] for n in ended] + [
             t for n, t in sorted(self._trials.items()) if n not in ended

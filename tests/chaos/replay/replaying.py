@@ -1,6 +1,7 @@
 """The replay of one study: controller by controller, up to the first decision that does not follow.
 
-It runs in the release, on the machine and with the libraries of the study: choices of searchers are made again.
+It runs in the release, on the machine and with the libraries of the study: choices of searchers are
+made again.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from tests.chaos.replay.known import Known
 def replay_study(
     store: Store, record: StudyRecord, trials: Sequence[Trial], events: Sequence[HistoryEvent]
 ) -> Replayed:
-    """Replays a study of the store. `record`, `trials` (all, by number), `events` (all): as of one moment. The store is only read: for what the study learnt from."""
+    """Replays a study of the store. `record`, `trials` (all, by number), `events` (all): as of one
+    moment. The store is only read: for what the study learnt from."""
     return _Run(store, record, trials, events).all()
 
 
@@ -134,7 +136,8 @@ class _Run:
         return None
 
     def _moved(self, line: HistoryEvent, status: StudyStatus) -> Unfollowed | None:
-        """The status changed without a decision: by people while nobody ran the study, or because its controller fell."""
+        """The status changed without a decision: by people while nobody ran the study, or because
+        its controller fell."""
         asked = {
             StudyStatus.CANCELLED: (Wanted.CANCEL, Wanted.STOP),
             StudyStatus.COMPLETED: (Wanted.STOP,),

@@ -1,7 +1,7 @@
 """The event that caused a decision, made again from what was kept of it.
 
-What the runner reported is an input: the measurement is that of the trial, without what the controller added to it, and a failure is that of the trial or of
-the attempt.
+What the runner reported is an input: the measurement is that of the trial, without what the
+controller added to it, and a failure is that of the trial or of the attempt.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _OF_AN_ATTEMPT: Mapping[str, Callable[[AttemptId], Event]] = {
 
 
 def event_of(study_id: str, decided: Decided, trial: Callable[[int], Trial]) -> Event:
-    """The event that caused the decision. `trial`: the trial of a number as it is now. Raises `StoreCorruptError` for an event that no controller knows."""
+    """The event that caused the decision. `trial`: the trial of a number as it is now. Raises
+    `StoreCorruptError` for an event that no controller knows."""
     cause = decided.cause
     name = str(cause["event"])
     if name == "Tick":

@@ -1,4 +1,5 @@
-"""Estimates given a study's trials: each config moves by what the trials say about it, and its interval narrows."""
+"""Estimates given a study's trials: each config moves by what the trials say about it, and its
+interval narrows."""
 
 from __future__ import annotations
 
@@ -80,7 +81,8 @@ def test_a_config_that_ran_is_known_best() -> None:
 
 
 def test_after_a_trial_far_off_intervals_stay_wide_until_trials_agree() -> None:
-    """The scale of the errors is the study's own: a program that is as fast as predicted is known better than one that takes twice as long, also where it is off."""
+    """The scale of the errors is the study's own: a program that is as fast as predicted is known
+    better than one that takes twice as long, also where it is off."""
     as_predicted, far_off = (
         width(given(CONFIGS[3], trial(CONFIGS[0], ratio))) for ratio in (1.0, 2.2)
     )
@@ -125,7 +127,8 @@ def test_estimates_of_earlier_versions_have_no_level() -> None:
 
 @pytest.mark.thorough
 def test_constants_that_are_far_off_are_given_up_and_right_ones_kept() -> None:
-    """Tensor groups that take four times as long as they should: the prior of a pair's clusters makes that a common factor, the wider one finds the cause."""
+    """Tensor groups that take four times as long as they should: the prior of a pair's clusters
+    makes that a common factor, the wider one finds the cause."""
     off = replace(CONSTANTS, intra_efficiency=CONSTANTS.intra_efficiency / 4)
     space = [
         ParallelConfig(dp=8 // tp, tp=tp, micro_batch_size=m, accumulation_steps=32 * tp // m)

@@ -16,7 +16,8 @@ from autotune.cost.learn.uncertainty import Z90
 def test_the_interval_holds_nine_tenths_of_normals_whose_variance_is_uncertain(
     squares: float, trials: int
 ) -> None:
-    """A t is a mixture of normals over the factor of their variance: its posterior is summed up here."""
+    """A t is a mixture of normals over the factor of their variance: its posterior is summed up
+    here."""
     shares = (np.arange(4000) + 0.5) / 4000
     factors = (SCALE * DEGREES + squares) / chi2.ppf(shares, DEGREES + trials)
     half = Z90 * widening(squares, trials)

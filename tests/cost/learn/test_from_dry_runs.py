@@ -1,6 +1,8 @@
-"""Dry runs correct the formulas: what was run is exact, what was not is near or said to be wide, and what dry runs do not play stays as it was.
+"""Dry runs correct the formulas: what was run is exact, what was not is near or said to be wide,
+and what dry runs do not play stays as it was.
 
-`data/dry_runs.json` holds dry runs of two architectures of `tests.benchmarks.architectures` (torch 2.13): a Llama and a recommender, of which formulas know no more than the number of weights.
+`data/dry_runs.json` holds dry runs of two architectures of `tests.benchmarks.architectures` (torch
+2.13): a Llama and a recommender, of which formulas know no more than the number of weights.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ def points_of(kept: dict[str, Any]) -> dict[ParallelConfig, RunDry]:
 def corrected(
     workload: Workload, points: dict[ParallelConfig, RunDry]
 ) -> tuple[SearchSpace, Calibration, DryRuns]:
-    """What is known when pins and leaders among these configs have been run, by what was kept of them."""
+    """What is known when pins and leaders among these configs have been run, by what was kept of
+    them."""
     space, constants = SearchSpace.of(workload, list(points)), calibration_for(workload)
     found = DryRuns(fingerprint="")
     for _ in range(MOST_RUNS):

@@ -50,7 +50,8 @@ def test_constants_that_are_wrong_by_a_factor_are_refitted_and_predict_another_w
 def test_what_costs_every_step_the_same_does_not_grow_twentyfold_to_explain_trials_of_one_batch() -> (
     None
 ):
-    """Such a time fits configs of one batch that take equally long, and would not fall with more GPUs."""
+    """Such a time fits configs of one batch that take equally long, and would not fall with more
+    GPUs."""
     clean = measured(replace(SHIPPED, matmul_efficiency=0.3))
     found = guarded_refit(
         SHIPPED, [replace(clean, step_time_s=np.full(8, float(clean.step_time_s.mean())))]

@@ -1,4 +1,5 @@
-"""The constants given trials: what is recovered, what stays uncertain, and what one bad trial does."""
+"""The constants given trials: what is recovered, what stays uncertain, and what one bad trial
+does."""
 
 from __future__ import annotations
 
@@ -122,7 +123,8 @@ def test_a_slow_node_in_one_trial_does_not_move_the_constants() -> None:
 
 
 def test_constants_that_are_far_off_are_found_where_kernels_hide_behind_the_host() -> None:
-    """Matrix products at a sixth of their speed and a host that is three times too fast: whether kernels or the host bound a step changes on the way."""
+    """Matrix products at a sixth of their speed and a host that is three times too fast: whether
+    kernels or the host bound a step changes on the way."""
     truth = replace(SHIPPED, layer_host_s=4e-3)
     start = replace(
         truth,
@@ -141,7 +143,8 @@ def test_constants_that_are_far_off_are_found_where_kernels_hide_behind_the_host
 def test_products_in_sixteen_bits_reach_their_speed_though_the_factor_for_them_is_far_too_low() -> (
     None
 ):
-    """The fraction of the peak that they reach is efficiency times `half_factor`: at most one of both together, not of the efficiency alone."""
+    """The fraction of the peak that they reach is efficiency times `half_factor`: at most one of
+    both together, not of the efficiency alone."""
     start = replace(SHIPPED, half_factor=0.2)
     prior = uncertain(start)
     known = refit(replace(prior, covariance=9.0 * prior.covariance), [measured(SHIPPED)])

@@ -1,4 +1,5 @@
-"""Trials whose sends stalled tell nothing about other configs; a cluster that is slow throughout is believed."""
+"""Trials whose sends stalled tell nothing about other configs; a cluster that is slow throughout is
+believed."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def predicted(config: ParallelConfig) -> Estimate:
 
 
 def given(config: ParallelConfig, *trials: tuple[ParallelConfig, float]) -> Estimate:
-    """The config's estimate given trials of these configs that took so many times the predicted step."""
+    """The config's estimate given trials of these configs that took so many times the predicted
+    step."""
     told = []
     for number, (tried, times) in enumerate(trials):
         step_s = times * float(predicted(tried).step_time_s)

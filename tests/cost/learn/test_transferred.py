@@ -1,4 +1,5 @@
-"""What trials of one workload say about another: constants, own errors, and how much stays unknown."""
+"""What trials of one workload say about another: constants, own errors, and how much stays
+unknown."""
 
 from __future__ import annotations
 
@@ -117,7 +118,8 @@ def test_a_repeat_of_what_runs_tells_little_more() -> None:
 
 
 def test_neighbours_that_predict_each_other_do_not_speak_for_constants_that_are_far_off() -> None:
-    """Each of these configs is predicted from the others, whatever the constants; all together they are improbable by the constants that were given."""
+    """Each of these configs is predicted from the others, whatever the constants; all together they
+    are improbable by the constants that were given."""
     near = ConfigTable({"dp": np.full(4, 8), "micro_batch_size": np.array([1, 1, 2, 2]), "accumulation_steps": np.array([16, 32, 8, 16])})  # fmt: skip
     step_s = 2.5 * np.asarray(estimate(workload(), near, calibration=SHIPPED).step_time_s)
     found = guarded_refit(SHIPPED, [Measured(workload=workload(), table=near, step_time_s=step_s)])

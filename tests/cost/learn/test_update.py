@@ -16,7 +16,8 @@ from tests.cost.examples import workload
     [("hf_trainer", 80), ("accelerate", 80), ("lightning", 80), ("native", 28)],
 )
 def test_adamw_of_torch_by_default_is_a_chain_of_kernels(trainer: str, moved: float) -> None:
-    """20 reads and writes of every weight where a fused kernel has 7; in host memory there is no such chain."""
+    """20 reads and writes of every weight where a fused kernel has 7; in host memory there is no
+    such chain."""
 
     def ratio(offload: str) -> float:
         seconds = (
@@ -45,8 +46,9 @@ def test_adamw_of_torch_by_default_is_a_chain_of_kernels(trainer: str, moved: fl
 def test_the_step_takes_a_fifth_copy_of_the_weights(
     model: str, dp: int, pure_bf16: bool, loss: str, allocated: float
 ) -> None:
-    """What transformers' Trainer allocated on A100, with FSDP on several: weights, gradients, two moments and the root of the second, while layers that
-    were gathered and whole gradients are gone. Sources in published_unseen_3.csv."""
+    """What transformers' Trainer allocated on A100, with FSDP on several: weights, gradients, two
+    moments and the root of the second, while layers that were gathered and whole gradients are
+    gone. Sources in published_unseen_3.csv."""
     where = Workload(
         model=catalog.model(model), cluster=catalog.cluster("a100-80gb-1x8"), seq_len=4096, global_batch_size=4 * dp,
         trainer="hf_trainer", pure_bf16=pure_bf16,

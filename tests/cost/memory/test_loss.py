@@ -60,7 +60,8 @@ def test_a_program_of_ones_own_may_cut_its_logits_or_not() -> None:
 
 @pytest.mark.parametrize("trainer", ["native", "command", "hf_trainer", "torchtitan"])
 def test_gradients_that_a_step_frees_grow_while_activations_and_logits_go(trainer: str) -> None:
-    """One micro-batch: at the loss there are none. Two: those of the first live at the loss of the second. AdamW in 8 bits: its step takes no tensor of its own."""
+    """One micro-batch: at the loss there are none. Two: those of the first live at the loss of the
+    second. AdamW in 8 bits: its step takes no tensor of its own."""
     where = replace(workload(trainer=trainer), optimizer="adamw_8bit")
     few, many, two = (
         parts(where, ParallelConfig(micro_batch_size=b, accumulation_steps=a))
@@ -94,7 +95,8 @@ def test_fsdp_that_wraps_layers_alone_holds_the_gradients_of_both_ends_whole() -
 def test_torchtitan_makes_its_logits_in_chunks(
     model: str, micro_batch: int, reserved: float
 ) -> None:
-    """Peaks in GiB on four GB200 with 2,048 tokens a sequence; the source is in published_unseen_2.csv. Whole logits would not fit, or take 15% more."""
+    """Peaks in GiB on four GB200 with 2,048 tokens a sequence; the source is in
+    published_unseen_2.csv. Whole logits would not fit, or take 15% more."""
     where = Workload(
         model=catalog.model(model),
         cluster=catalog.cluster_of("gb200-nvl72", gpus_per_node=4),

@@ -46,7 +46,8 @@ def parts(where: Workload, config: ParallelConfig) -> MemoryParts:
     ids=str,
 )
 def test_megatron_bridge_keeps_gradients_in_fp32(config: ParallelConfig, allocated: float) -> None:
-    """Peaks of Qwen3 8B by Megatron-Bridge's own recipe, which reduces in fp32 as a launch does (`bf16_mixed`); sources in published_unseen_2.csv."""
+    """Peaks of Qwen3 8B by Megatron-Bridge's own recipe, which reduces in fp32 as a launch does
+    (`bf16_mixed`); sources in published_unseen_2.csv."""
     where = Workload(
         model=catalog.model("qwen3-8b"), cluster=catalog.cluster("h100-sxm-2x8"), seq_len=4096, global_batch_size=64,
         trainer="megatron_bridge",
@@ -84,7 +85,8 @@ def test_one_micro_batch_of_logits_lives_on_the_last_rank_except_under_gpipe_and
 def test_a_7b_with_eight_virtual_stages_is_not_charged_logits_for_every_micro_batch_in_flight() -> (
     None
 ):
-    """56.5 GiB were measured; with a copy of the logits for every micro-batch in flight the estimate is half as much again."""
+    """56.5 GiB were measured; with a copy of the logits for every micro-batch in flight the
+    estimate is half as much again."""
     model = ModelSpec(
         name="7b", num_layers=32, hidden_size=4096, num_attention_heads=32, ffn_hidden_size=11008, vocab_size=128256, gated_mlp=True
     )  # fmt: skip
@@ -174,7 +176,8 @@ def test_frozen_weights_have_no_gradients_and_four_bits_take_a_quarter() -> None
 def test_frozen_layers_are_gathered_as_they_are_kept_and_no_gradient_of_theirs_is_reduced(
     trainer: str,
 ) -> None:
-    """Two layers at a time under FSDP, at 2 or 0.52 bytes a weight, and the whole embedding and output projection, which no adapter trains."""
+    """Two layers at a time under FSDP, at 2 or 0.52 bytes a weight, and the whole embedding and
+    output projection, which no adapter trains."""
     where, config = workload(trainer=trainer), ParallelConfig(dp=4, zero_stage=3)
     edge = (1 if MODEL.tied_embeddings else 2) * MODEL.vocab_size * MODEL.hidden_size
     layer = (MODEL.num_parameters - edge) / MODEL.num_layers
@@ -208,7 +211,8 @@ def test_adapters_on_four_bits_leave_embedding_and_output_projection_in_sixteen(
 def test_a_program_that_keeps_all_in_bf16_needs_eight_bytes_per_weight(
     trainer: str, stage: int
 ) -> None:
-    """Weights, gradients and two moments of 2 bytes each; FSDP that keeps weights gathered (ZeRO 2 without master weights) has them twice."""
+    """Weights, gradients and two moments of 2 bytes each; FSDP that keeps weights gathered (ZeRO 2
+    without master weights) has them twice."""
     pure = replace(workload(trainer=trainer, seq_len=128), pure_bf16=True)
     config = ParallelConfig(dp=4, zero_stage=stage) if stage else ParallelConfig()
     found, weights = parts(pure, config), MODEL.num_parameters
@@ -232,7 +236,8 @@ def test_a_program_that_keeps_all_in_bf16_needs_eight_bytes_per_weight(
 def test_weights_in_bf16_are_kept_in_fp32_where_accelerate_shards_them(
     casts: bool, sharded: int
 ) -> None:
-    """Under DDP they take 2 bytes each; accelerate's FSDP shards 4 and torch's own what it is given."""
+    """Under DDP they take 2 bytes each; accelerate's FSDP shards 4 and torch's own what it is
+    given."""
     where = replace(workload(trainer="command"), pure_bf16=True, shards_in_fp32=casts)
     ddp, fsdp = (parts(where, ParallelConfig(dp=4, zero_stage=stage)).weights for stage in (0, 3))
     assert ddp == pytest.approx(2 * MODEL.num_parameters, rel=0.01)
@@ -380,8 +385,8 @@ def test_gradients_that_a_program_of_ones_own_may_have_sharded_fill_its_gpu_at_m
 
 
 def test_only_what_comes_and_goes_loses_the_rest_of_its_blocks() -> None:
-    """fms-hf-tuning with Liger on one A100: an 8B in bf16 allocates 80.3 of 85 GB, nearly all of them states, and runs with 4 and 8 sequences of 4,096 tokens.
-    With 32 it fails."""
+    """fms-hf-tuning with Liger on one A100: an 8B in bf16 allocates 80.3 of 85 GB, nearly all of
+    them states, and runs with 4 and 8 sequences of 4,096 tokens. With 32 it fails."""
     asked = Workload(
         model=catalog.model("llama-8b"), cluster=ClusterSpec.of("a100-80gb", num_nodes=1, gpus_per_node=1), trainer="hf_trainer",
         seq_len=4096, global_batch_size=(4, 8, 32), pure_bf16=True,
@@ -394,7 +399,8 @@ def test_only_what_comes_and_goes_loses_the_rest_of_its_blocks() -> None:
 
 
 def test_a_program_whose_loop_is_known_has_the_memory_of_that_loop() -> None:
-    """Llama 8B on eight H100: transformers' Trainer keeps whole gradients until the last micro-batch, so that nothing but full recomputation fits."""
+    """Llama 8B on eight H100: transformers' Trainer keeps whole gradients until the last
+    micro-batch, so that nothing but full recomputation fits."""
     asked = Workload(
         model=catalog.model("llama-8b"), cluster=catalog.cluster("h100-sxm-1x8"), trainer="command",
         seq_len=5120, global_batch_size=128,
@@ -432,7 +438,8 @@ def test_each_loop_is_known_and_is_only_of_a_program_of_ones_own(loop: str) -> N
 
 
 def test_the_peak_is_of_the_rank_that_holds_most_and_the_risk_of_the_one_that_needs_most() -> None:
-    """Of this pipeline the first rank has the most in reserve, and from five sequences on the last one needs more at once."""
+    """Of this pipeline the first rank has the most in reserve, and from five sequences on the last
+    one needs more at once."""
     where = Workload(
         model=catalog.model("gemma-3-12b"), cluster=catalog.cluster("mi325x-2x8"), seq_len=2048, global_batch_size=64,
         trainer="nanotron",

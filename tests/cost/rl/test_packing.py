@@ -70,7 +70,8 @@ def test_the_more_is_balanced_the_less_is_waited_for() -> None:
 
 
 def test_the_published_gain_of_balancing_comes_out() -> None:
-    """UniRL pull request 45: 16 GPUs, 64 prompts x 8 responses of about 1,000 tokens, 8,192 at most, 4 updates: 28.4 s become 15.3 s."""
+    """UniRL pull request 45: 16 GPUs, 64 prompts x 8 responses of about 1,000 tokens, 8,192 at
+    most, 4 updates: 28.4 s become 15.3 s."""
     before, after = (found(step(), balance=balance) for balance in ("none", "batch"))
     assert (1.0 + before.waiting) / (1.0 + after.waiting) == pytest.approx(28.4 / 15.3, rel=0.15)
 
@@ -176,7 +177,8 @@ def test_lengths_of_a_trial_follow_from_the_seed_and_the_step_alone() -> None:
 
 
 def test_two_configs_3_percent_apart_are_told_apart_at_15_percent_between_steps() -> None:
-    """Times of 60 steps of both on the same lengths, with a part that no length changes and noise of the machine; intervals as the stop rule has them."""
+    """Times of 60 steps of both on the same lengths, with a part that no length changes and noise
+    of the machine; intervals as the stop rule has them."""
     asked = step(prompts=24, responses=1, same_prompt=0.0, mini_batches=1)
     random = np.random.default_rng(0)
     told_apart = {"as measured": 0, "of a mean step": 0}

@@ -1,4 +1,5 @@
-"""A step of post-training by phases: laws that hold whatever the constants are, and what was published."""
+"""A step of post-training by phases: laws that hold whatever the constants are, and what was
+published."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Attention's kernels by length: never slower over a longer sequence, never above the best that was measured, and near published curves."""
+"""Attention's kernels by length: never slower over a longer sequence, never above the best that was
+measured, and near published curves."""
 
 from __future__ import annotations
 
@@ -104,7 +105,8 @@ def test_a_stated_kernel_is_that_of_its_program_and_loses_the_same_beside_itself
     ("length", "seconds"), [(131072, 47.204), (196608, 94.483), (262144, 159.125)]
 )
 def test_long_sequences_on_h200_take_what_was_published(length: int, seconds: float) -> None:
-    """DeepSpeed on eight H200 with FlashAttention-3 and the optimizer on the host (stas00/ml-engineering, insights/when-to-upgrade-gpus)."""
+    """DeepSpeed on eight H200 with FlashAttention-3 and the optimizer on the host
+    (stas00/ml-engineering, insights/when-to-upgrade-gpus)."""
     asked = replace(workload("h200-sxm", length), attention_kernel="flash3")
     config = ParallelConfig(dp=8, zero_stage=3, recompute="full", loss="fused", offload="optimizer")
     assert estimate(asked, config).step_time_s == pytest.approx(seconds, rel=0.15)
@@ -159,7 +161,8 @@ def test_compilation_halves_what_stored_scores_move_where_no_kernel_fuses_them()
 
 
 def test_compilation_of_a_program_that_stores_its_scores_gains_much_of_what_was_published() -> None:
-    """nanoGPT of December 2022 on one A100 of 40 GB, 12 sequences of 1,024 tokens: 250 ms a step, 135 ms compiled (its README). GELU was eager too, which is not counted."""
+    """nanoGPT of December 2022 on one A100 of 40 GB, 12 sequences of 1,024 tokens: 250 ms a step,
+    135 ms compiled (its README). GELU was eager too, which is not counted."""
     asked = Workload(
         model=catalog.model("gpt2-small"), cluster=ClusterSpec.of("a100-40gb", num_nodes=1, gpus_per_node=1), trainer="command",
         seq_len=1024, global_batch_size=12, unfused_attention=True,

@@ -1,4 +1,5 @@
-"""What attention takes by its kernel: head dimensions are padded to 32, and FlashAttention in Triton is slower than FlashAttention-2."""
+"""What attention takes by its kernel: head dimensions are padded to 32, and FlashAttention in
+Triton is slower than FlashAttention-2."""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ from autotune.spec import ClusterSpec, ParallelConfig, Workload, catalog
 @pytest.mark.parametrize(
     ("trainer", "eager", "least", "most"),
     [
-        # 5,762 tokens/s per GPU without and 6,667 with compile, Llama 3.1 8B under FSDP on 8 H100 (torchtitan's benchmarks): 16%
+        # 5,762 tokens/s per GPU without and 6,667 with compile, Llama 3.1 8B under FSDP on 8 H100
+        # (torchtitan's benchmarks): 16%
         ("torchtitan", ParallelConfig(dp=8, zero_stage=3, recompute="selective"), 1.10, 1.22),
         # its fused kernels leave little to compile
         (
@@ -41,8 +42,10 @@ def test_compiling_gains_what_a_trainers_own_kernels_leave(
 @pytest.mark.parametrize(
     ("gpus", "micro_batch", "gain"),
     [
-        # Tokens/s per A100 80 GB of Mistral 7B in full training at 4,096 tokens, transformers' Trainer with fused kernels over without
-        # (foundation-model-stack/fms-acceleration at 876e2ed, scripts/benchmarks/refs/a100_80gb.csv). In refs/a100_80gb_liger.csv Liger's are as fast as these.
+        # Tokens/s per A100 80 GB of Mistral 7B in full training at 4,096 tokens, transformers'
+        # Trainer with fused kernels over without (foundation-model-stack/fms-acceleration at
+        # 876e2ed, scripts/benchmarks/refs/a100_80gb.csv). In refs/a100_80gb_liger.csv Liger's are
+        # as fast as these.
         (1, 4, 3447.1 / 3062.7),
         (1, 8, 3546.5 / 3143.1),
         (2, 4, 3373.2 / 3008.9),

@@ -24,7 +24,8 @@ def _table(**knobs: object) -> ConfigTable:
 
 
 def _sent_s(work: Workload, **knobs: object) -> float:
-    """Seconds of sending tokens to the experts and back in one forward pass, in bf16 with the default constants."""
+    """Seconds of sending tokens to the experts and back in one forward pass, in bf16 with the
+    default constants."""
     table = _table(**knobs)
     return _forward_s(work, table, Calibration())
 
@@ -67,11 +68,13 @@ def test_multi_token_prediction_adds_the_weights_and_the_work_of_one_layer_and_o
     plain = catalog.model("deepseek-v3")
     predicting = replace(plain, mtp_layers=1)
     assert plain.num_parameters == pytest.approx(671e9, rel=0.002)
-    # its model card: 14B for the module, of which 1.85B are copies of the embedding and the output projection
+    # its model card: 14B for the module, of which 1.85B are copies of the embedding and the output
+    # projection
     assert predicting.num_parameters - plain.num_parameters == pytest.approx(
         14e9 - 1.85e9, rel=0.05
     )
-    # NVIDIA prints both TFLOP/s and tokens/s of its recipes: 249.7 GFLOP per token without and 260.3 with the module
+    # NVIDIA prints both TFLOP/s and tokens/s of its recipes: 249.7 GFLOP per token without and
+    # 260.3 with the module
     assert model_flops_per_token(plain, 4096) == pytest.approx(249.7e9, rel=0.03)
     assert model_flops_per_token(predicting, 4096) == pytest.approx(260.3e9, rel=0.03)
 
@@ -123,7 +126,8 @@ def test_whole_experts_get_the_tokens_of_one_rank_and_cut_ones_those_of_its_tens
 def test_sending_tokens_inside_a_node_takes_about_what_hybrid_ep_prints_for_b200(
     ranks: int, published_gb_per_s: float
 ) -> None:
-    """docs/README_Hybrid-EP.md of deepseek-ai/DeepEP: bandwidth counts a token once per rank that it visits."""
+    """docs/README_Hybrid-EP.md of deepseek-ai/DeepEP: bandwidth counts a token once per rank that
+    it visits."""
     visited = ranks * (1 - (1 - 1 / ranks) ** 8)
     published_s = 4096 * 7168 * 2 * visited / (published_gb_per_s * 1e9)
     predicted_s = (
@@ -203,7 +207,8 @@ def _layer_rings_s(trainer: str, model: ModelSpec, recompute: str = "none") -> f
 def test_a_layer_of_whole_experts_has_the_tensor_parallel_collectives_of_its_attention_alone() -> (
     None
 ):
-    """Megatron's dispatcher takes each rank's own tokens to the experts and brings them back; shared experts are cut like a dense MLP."""
+    """Megatron's dispatcher takes each rank's own tokens to the experts and brings them back;
+    shared experts are cut like a dense MLP."""
     shared = replace(EXPERTS, shared_ffn_hidden_size=2048)
     dense = _layer_rings_s("megatron", DENSE)
     assert _layer_rings_s("megatron", EXPERTS) == pytest.approx(dense / 2)

@@ -1,4 +1,5 @@
-"""The network between nodes by its fabric: fitted constants hold on the fabric of their runs, public figures on every other."""
+"""The network between nodes by its fabric: fitted constants hold on the fabric of their runs,
+public figures on every other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the knobs of scale do to the time of a step, against first principles and published gains."""
+"""What the knobs of scale do to the time of a step, against first principles and published
+gains."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ def test_edges_count_as_one_layer_each() -> None:
 
 
 def test_nanotron_hides_scatters_behind_weight_gradients_where_these_are_long() -> None:
-    """Of eight rings of a layer two vanish behind long products; where nothing hides them, the two further gathers are in the open too."""
+    """Of eight rings of a layer two vanish behind long products; where nothing hides them, the two
+    further gathers are in the open too."""
 
     def tensor_s(efficiency: float, **changes: object) -> float:
         constants = replace(NO_HOST, matmul_efficiency=efficiency)
@@ -70,7 +72,8 @@ def test_nanotron_hides_scatters_behind_weight_gradients_where_these_are_long() 
 
 
 def test_the_styles_of_context_parallelism_move_what_they_should() -> None:
-    """With as many heads of keys as of queries the all-to-all moves less than the ring passes; with few, the ring hides behind attention."""
+    """With as many heads of keys as of queries the all-to-all moves less than the ring passes; with
+    few, the ring hides behind attention."""
     few, many = (workload(replace(MODEL, num_kv_heads=kv), seq_len=8192) for kv in (8, 16))
     config = ParallelConfig(cp=8, dp=4, accumulation_steps=64, zero_stage=1)
     for where in (few, many):
@@ -219,8 +222,8 @@ def test_muon_multiplies_matrices_and_eight_bits_move_less() -> None:
 @pytest.mark.parametrize(
     ("model", "nodes", "micro_batch", "recompute", "precision", "before", "after"),
     [
-        # Tokens/s per H100 without and with async_tp at 8,192 tokens, tp=8, compiled, FSDP over the rest
-        # (pytorch/torchtitan at 2887250, benchmarks/asyncTP_llama3_h100_2025-06_torchtitan.md)
+        # Tokens/s per H100 without and with async_tp at 8,192 tokens, tp=8, compiled, FSDP over the
+        # rest (pytorch/torchtitan at 2887250, benchmarks/asyncTP_llama3_h100_2025-06_torchtitan.md)
         ("llama-70b", 32, 16, "full", "bf16", 597.3, 652.4),
         ("llama-70b", 32, 16, "full", "fp8", 809.8, 942.4),
         ("llama-8b", 8, 12, "selective", "bf16", 4378.0, 4809.4),

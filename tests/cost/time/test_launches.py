@@ -1,4 +1,5 @@
-"""Host time of a layer: adapters, torch's checkpoint and ZeRO-3's hooks count where kernels are short, and not where they are long."""
+"""Host time of a layer: adapters, torch's checkpoint and ZeRO-3's hooks count where kernels are
+short, and not where they are long."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ def step_s(
 def test_the_host_takes_that_long_for_a_layer(
     trainer: str, peft: Peft | None, more: str, layer_ms: float
 ) -> None:
-    """A layer of 128 tokens is the host's time; the output projection and the update are the rest."""
+    """A layer of 128 tokens is the host's time; the output projection and the update are the
+    rest."""
     found = step_s(f"dp=8,accumulation_steps=8{more}", trainer=trainer, peft=peft)
     host = 8 * LAYERS * layer_ms * 1e-3
     assert host < found < 1.05 * host

@@ -45,7 +45,8 @@ def torch_table(schedule: str, p: int, m: int, v: int) -> list[list[Work]]:
 
 
 def run(ranks: list[list[Work]], stages: int, seconds: dict[str, float]) -> tuple[float, list[int]]:
-    """Plays a table: (when the last rank is done, most stage inputs that each rank held at once)."""
+    """Plays a table: (when the last rank is done, most stage inputs that each rank held at
+    once)."""
     done: dict[Work, float] = {}
     at, clock = [0] * len(ranks), [0.0] * len(ranks)
     held, peak = [0] * len(ranks), [0] * len(ranks)

@@ -53,7 +53,8 @@ def test_the_limited_h100_of_the_catalog_says_so() -> None:
 
 
 def test_a_gpu_whose_matmuls_reach_the_datasheet_has_the_share_of_others_of_that() -> None:
-    """An RTX 4090 was measured at its datasheet's peak; of a GPU without a measurement the pooled efficiency stays."""
+    """An RTX 4090 was measured at its datasheet's peak; of a GPU without a measurement the pooled
+    efficiency stays."""
     measured, unknown = catalog.gpu("rtx-4090"), catalog.gpu("rtx-a6000")
     assert bounded(Calibration(), measured, share=0.87).matmul_efficiency == pytest.approx(0.87)
     assert (

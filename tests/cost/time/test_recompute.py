@@ -33,7 +33,8 @@ def activations(model: ModelSpec, table: ConfigTable) -> LayerActivations:
 
 @pytest.mark.parametrize("tp", [1, 2, 8])
 def test_activations_are_those_of_the_paper(tp: int) -> None:
-    """arXiv 2205.05198, equations 2 and 4, less 2*s*b*h of dropout masks (and 1 of them within attention) that today's models lack."""
+    """arXiv 2205.05198, equations 2 and 4, less 2*s*b*h of dropout masks (and 1 of them within
+    attention) that today's models lack."""
     for sequence_parallel, whole in ((False, 8.0), (True, 8.0 / tp)):
         table = ConfigTable.of([ParallelConfig(tp=tp, sequence_parallel=sequence_parallel)])
         layer = activations(GPT, table)
@@ -74,7 +75,8 @@ def test_an_early_stop_does_not_repeat_the_down_projection() -> None:
 def test_torchtitan_computes_grouped_products_of_experts_again_and_keeps_what_all_to_alls_bring() -> (
     None
 ):
-    """Its list of operators whose outputs are kept has `aten.mm` and `all_to_all_single`, but no grouped product."""
+    """Its list of operators whose outputs are kept has `aten.mm` and `all_to_all_single`, but no
+    grouped product."""
     table = ConfigTable.of(
         [ParallelConfig(recompute="selective"), ParallelConfig(recompute="selective", dp=4, ep=4)]
     )
@@ -105,7 +107,8 @@ def test_torchtitan_computes_grouped_products_of_experts_again_and_keeps_what_al
 def test_peaks_of_torchtitan_on_blackwell_are_those_that_it_prints(
     model: str, gpus: int, seq_len: int, reserved: float
 ) -> None:
-    """GB reserved, by torchtitan's own benchmarks of July 2026 (published_unseen_2.csv and _3.csv)."""
+    """GB reserved, by torchtitan's own benchmarks of July 2026 (published_unseen_2.csv and
+    _3.csv)."""
     gpu = {8: "b200-sxm", 4: "gb200-nvl72"}[gpus]
     cluster = replace(catalog.cluster("h100-sxm-1x8"), gpu=catalog.gpu(gpu), gpus_per_node=gpus)
     asked = Workload(

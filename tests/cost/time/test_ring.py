@@ -29,8 +29,9 @@ def where(gpu: str = "h100-sxm", seq_len: int = 65536) -> Workload:
 def test_a_balanced_ring_is_slower_than_one_kernel_by_no_more_than_was_measured(
     gpu: str, kernels_per_s: float, measured: float
 ) -> None:
-    """zhuzilin/ring-flash-attention, README: attention of Llama 3.1 8B, 65,536 tokens on eight GPUs (H800, A100), forward and backward. Half of the loss
-    is explained; the rest is that loop's unfused sums and launches."""
+    """zhuzilin/ring-flash-attention, README: attention of Llama 3.1 8B, 65,536 tokens on eight GPUs
+    (H800, A100), forward and backward. Half of the loss is explained; the rest is that loop's
+    unfused sums and launches."""
     table = ConfigTable.of([ParallelConfig(cp=8)])
     workload = where(gpu)
     layout = layout_of(workload, table)
@@ -58,7 +59,8 @@ def test_only_a_ring_pays_for_it() -> None:
 
 
 def context_traffic_s(traits: Traits, attention_s: float) -> float:
-    """Seconds of a ring over two nodes that are not hidden, when all of what can run concurrently does."""
+    """Seconds of a ring over two nodes that are not hidden, when all of what can run concurrently
+    does."""
     table = ConfigTable.of([ParallelConfig.parse("tp=2,cp=8")])
     workload = replace(where(seq_len=1 << 22), cluster=catalog.cluster("h100-sxm-2x8"))
     constants = replace(calibration_for(workload), data_overlap=1.0)
@@ -68,7 +70,8 @@ def context_traffic_s(traits: Traits, attention_s: float) -> float:
 
 
 def test_keys_that_are_gathered_at_once_hide_behind_the_first_kernel_alone() -> None:
-    """torch's `context_parallel` gathers before the second kernel; a ring that passes them on hides them behind all of attention."""
+    """torch's `context_parallel` gathers before the second kernel; a ring that passes them on hides
+    them behind all of attention."""
     gathers = replace(Traits(), ring_gathers=True)
     traffic = context_traffic_s(Traits(), 1e-6)
     assert context_traffic_s(gathers, 2.0 * traffic) > 5.0 * context_traffic_s(
@@ -78,7 +81,8 @@ def test_keys_that_are_gathered_at_once_hide_behind_the_first_kernel_alone() -> 
 
 
 def test_a_ring_passes_on_the_keys_that_attention_gets() -> None:
-    """Llama 3 8B has four heads of queries to one of keys, and torchtitan copies the keys to all of them."""
+    """Llama 3 8B has four heads of queries to one of keys, and torchtitan copies the keys to all of
+    them."""
     plain = replace(traits_of("torchtitan"), repeats_keys=False)
     copied = context_traffic_s(traits_of("torchtitan"), 1e-6)
     assert copied == pytest.approx(

@@ -35,7 +35,8 @@ def test_pipelines_over_nodes_alone_may_stall_and_more_nodes_make_it_likelier() 
 
 
 def test_the_published_sweep_is_what_was_fitted() -> None:
-    """nanotron_h100.csv, 8B, tp=4, pp=4, dp=8 of that batch on 128 GPUs: 39.3 s, where neighbours take 3."""
+    """nanotron_h100.csv, 8B, tp=4, pp=4, dp=8 of that batch on 128 GPUs: 39.3 s, where neighbours
+    take 3."""
     found = estimate(TARGET, OVER)
     assert found.step_time_s < 5.0
     assert found.stalled_step_time_s == pytest.approx(39.3, rel=0.1)

@@ -1,4 +1,5 @@
-"""A training as people write it, data parallel where it is started with several ranks; its options are faults."""
+"""A training as people write it, data parallel where it is started with several ranks; its options
+are faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A small GPT under DDP, as people write it: argparse, accumulation, autocast, a line for each step, a checkpoint at the end. It knows nothing of autotune."""
+"""A small GPT under DDP, as people write it: argparse, accumulation, autocast, a line for each
+step, a checkpoint at the end. It knows nothing of autotune."""
 
 from __future__ import annotations
 

@@ -1,1 +1,2 @@
-"""Training scripts as people have them: none knows of us, each is started by torchrun. What they train is tiny."""
+"""Training scripts as people have them: none knows of us, each is started by torchrun. What they
+train is tiny."""

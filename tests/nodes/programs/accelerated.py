@@ -1,4 +1,5 @@
-"""A training loop with Hugging Face accelerate; the main process prints a dictionary for each step."""
+"""A training loop with Hugging Face accelerate; the main process prints a dictionary for each
+step."""
 
 from __future__ import annotations
 

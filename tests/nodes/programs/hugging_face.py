@@ -1,4 +1,5 @@
-"""The stock Hugging Face Trainer on a tiny GPT-2; prints what it prints: a dictionary for each logged step, without a time."""
+"""The stock Hugging Face Trainer on a tiny GPT-2; prints what it prints: a dictionary for each
+logged step, without a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""One rank of the calibration's probe of every rank and pair of nodes; rank 0 prints what is out of line as JSON."""
+"""One rank of the calibration's probe of every rank and pair of nodes; rank 0 prints what is out of
+line as JSON."""
 
 from __future__ import annotations
 

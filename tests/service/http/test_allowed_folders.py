@@ -11,7 +11,8 @@ from autotune.service.http.specs import find_within
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A folder with a dataset of two files, and an environment whose interpreter is a link to elsewhere."""
+    """A folder with a dataset of two files, and an environment whose interpreter is a link to
+    elsewhere."""
     folder = tmp_path / "allowed"
     (folder / "venv" / "bin").mkdir(parents=True)
     (folder / "corpus.bin").touch()

@@ -326,7 +326,8 @@ ONE_OF_EACH_REACH = {
 
 @pytest.fixture(scope="module")
 def running_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Lets callers with the scope run name programs of plain file names; everybody needs a token."""
+    """Lets callers with the scope run name programs of plain file names; everybody needs a
+    token."""
     folder = tmp_path_factory.mktemp("programs")
     (folder / "train.py").write_text("print('trains')")
     (folder / "data").mkdir()
@@ -350,7 +351,8 @@ def running_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servi
 def test_options_of_a_trainer_reach_no_program_file_or_address(
     service: Service, running_programs: Service, trainer: str
 ) -> None:
-    """Refused with every scope where the service has no program folder, and with the submit scope where it has one."""
+    """Refused with every scope where the service has no program folder, and with the submit scope
+    where it has one."""
     submit = bearer(running_programs.token("submit"))
     for name, value in ONE_OF_EACH_REACH[trainer]:
         asked = spec(trainer={"kind": trainer, name: value})

@@ -1,4 +1,5 @@
-"""The attacks that hold for every address of the service, over real HTTP. The addresses are read from the application, so that a new one is attacked too."""
+"""The attacks that hold for every address of the service, over real HTTP. The addresses are read
+from the application, so that a new one is attacked too."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ OPEN = {
     "/",
     "/logout",
 }
-"""addresses that answer strangers; `/` only leads to the studies, and /logout only removes the browser's cookie"""
+"""addresses that answer strangers; `/` only leads to the studies, and /logout only removes the
+browser's cookie"""
 FOR_READERS = {f"{API}/plan", f"{API}/review", "/submit/preview", "/submit/review"}
 """addresses that take a body and change nothing"""
 EVIL_IDS = (

@@ -1,4 +1,5 @@
-"""A token that is revoked or has expired ends what it began: event streams within a poll, and what waits for its turn."""
+"""A token that is revoked or has expired ends what it began: event streams within a poll, and what
+waits for its turn."""
 
 from __future__ import annotations
 

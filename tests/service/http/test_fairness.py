@@ -1,4 +1,5 @@
-"""No caller can starve the others: plans, submissions and event streams of one beside those of another, over real HTTP."""
+"""No caller can starve the others: plans, submissions and event streams of one beside those of
+another, over real HTTP."""
 
 from __future__ import annotations
 
@@ -93,7 +94,8 @@ def test_a_request_that_is_given_up_takes_no_place() -> None:
 
 
 def test_requests_that_are_given_up_all_at_once_leave_an_empty_queue() -> None:
-    """As when the service ends while requests run and wait: the place of one must not go to another that is given up too."""
+    """As when the service ends while requests run and wait: the place of one must not go to another
+    that is given up too."""
 
     async def all_at_once() -> str:
         line, release = queue(), threading.Event()
@@ -144,7 +146,8 @@ def test_a_caller_with_two_places_uses_both_and_leaves_nothing_behind() -> None:
 
 
 def begin_plans(service: Service, count: int) -> list[int]:
-    """Has a reader ask for so many plans of the largest space at once; the status of each is added to the list as it is answered."""
+    """Has a reader ask for so many plans of the largest space at once; the status of each is added
+    to the list as it is answered."""
     reader, answered = bearer(service.token("read", "reader")), []
 
     def ask() -> None:

@@ -1,4 +1,5 @@
-"""A study whose spec holds secrets: whatever shows it to others, in pages, answers, reports, tools and logs, shows *** instead."""
+"""A study whose spec holds secrets: whatever shows it to others, in pages, answers, reports, tools
+and logs, shows *** instead."""
 
 from __future__ import annotations
 

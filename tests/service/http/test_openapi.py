@@ -45,7 +45,8 @@ def test_the_spec_is_described_and_its_example_works(openapi: dict[str, Any]) ->
 
 
 def conforms(service: Service, cases: int) -> dict[int, int]:
-    """Requests by the document's rules and against them: no 500, and every answer as described. Counts by status."""
+    """Requests by the document's rules and against them: no 500, and every answer as described.
+    Counts by status."""
     import schemathesis
     from hypothesis import given, settings
     from hypothesis import strategies as st

@@ -1,5 +1,6 @@
-"""Behind a proxy strangers come from loopback: nobody does anything without a token then. Real processes, behind a real nginx where there is one, and behind
-a stand-in that sends what nginx sends. The service and the file of nginx are those of the page on operations."""
+"""Behind a proxy strangers come from loopback: nobody does anything without a token then. Real
+processes, behind a real nginx where there is one, and behind a stand-in that sends what nginx
+sends. The service and the file of nginx are those of the page on operations."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ from tests.service.served import serving
 NAME = "tune.example.com"
 HOW = "nginx is not installed; run `bash .ci/install-services` (as root) to run these tests"
 PLAIN = "server { listen 443 ssl; ssl_certificate x; ssl_certificate_key x; location / { proxy_pass http://127.0.0.1:8600; } }"
-"""what people write first: nginx adds no header, and the host that it asks for is the service's address"""
+"""what people write first: nginx adds no header, and the host that it asks for is the service's
+address"""
 (DOCUMENTED,) = (
     block.text for block in blocks(ROOT / "docs/operations.md") if block.language == "nginx"
 )
@@ -105,7 +107,8 @@ def nginx(configuration: str, folder: Path, backend: str) -> Iterator[Front]:
 
 
 class StandIn(socketserver.StreamRequestHandler):
-    """Sends one request on with the head that nginx would send (`test_the_stand_in_sends_what_nginx_sends`), and the answer back."""
+    """Sends one request on with the head that nginx would send
+    (`test_the_stand_in_sends_what_nginx_sends`), and the answer back."""
 
     backend: tuple[str, int]
     documented: bool
@@ -227,7 +230,8 @@ def test_a_plain_proxy_pass_lets_no_stranger_in(
 def test_a_proxy_that_shows_nothing_of_itself_is_another_users_program(
     unaware: dict[str, str], tmp_path: Path
 ) -> None:
-    """HTTP/1.1 and no header of its own: nothing in the request tells it from a client of this machine."""
+    """HTTP/1.1 and no header of its own: nothing in the request tells it from a client of this
+    machine."""
     silent = PLAIN.replace(
         "proxy_pass", 'proxy_http_version 1.1; proxy_set_header Connection ""; proxy_pass'
     )
@@ -288,7 +292,8 @@ def test_the_documented_service_lets_in_tokens_only(
 
 
 def strangers_are_refused(proxy: Front) -> None:
-    """At reading, submitting, also a program, and at the pages; also where they say who they are."""
+    """At reading, submitting, also a program, and at the pages; also where they say who they
+    are."""
     program = spec(trainer={"kind": "hf_trainer", "script": "train.py"})
     lies: list[dict[str, str]] = [
         {},

@@ -1,4 +1,5 @@
-"""Hostile specs by the thousand: whatever comes, the answer is a study or an error of the service, soon and without harm."""
+"""Hostile specs by the thousand: whatever comes, the answer is a study or an error of the service,
+soon and without harm."""
 
 from __future__ import annotations
 

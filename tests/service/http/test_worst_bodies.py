@@ -1,7 +1,8 @@
-"""What a body may cost: every address that takes one is sent the worst bodies under the limit, over real HTTP, and none may cost more than reading it a few times.
+"""What a body may cost: every address that takes one is sent the worst bodies under the limit, over
+real HTTP, and none may cost more than reading it a few times.
 
-Costs are processor time of the service, compared with that of reading as many bytes: a slow machine slows both. Whatever fails once, because something else
-ran or memory was tidied up, is asked again.
+Costs are processor time of the service, compared with that of reading as many bytes: a slow machine
+slows both. Whatever fails once, because something else ran or memory was tidied up, is asked again.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ SPECS = {f"{API}/studies", f"{API}/plan", "/submit", "/submit/preview"}
 OTHERS = ("unknown keys", "the last key twice", "depth", "digits", "text", "tags")
 """bodies for the other addresses"""
 MOST = 3.0
-"""times the processor time of reading a large body as JSON ten times: what takes 0.1 s there may cost 0.3 s"""
+"""times the processor time of reading a large body as JSON ten times: what takes 0.1 s there may
+cost 0.3 s"""
 
 
 def keys(of: dict[str, Any], place: str = "") -> Callable[[int], str]:

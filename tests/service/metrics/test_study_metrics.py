@@ -1,4 +1,5 @@
-"""A study's metrics: exactly those of the written list, with its labels, and nothing where nobody listens."""
+"""A study's metrics: exactly those of the written list, with its labels, and nothing where nobody
+listens."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""The page on operations, followed as its readers follow it: its own lines, with services in processes of their own, real HTTP, a real PostgreSQL. Its proxy is in `test_proxies`.
+"""The page on operations, followed as its readers follow it: its own lines, with services in
+processes of their own, real HTTP, a real PostgreSQL. Its proxy is in `test_proxies`.
 
-What the page says is read from its text, so that a page that says something else is followed otherwise, or fails here.
+What the page says is read from its text, so that a page that says something else is followed
+otherwise, or fails here.
 """
 
 from __future__ import annotations
@@ -150,7 +152,8 @@ def test_the_health_of_the_page_says_more_to_those_with_a_token(tmp_path: Path) 
 
 
 def followed(folder: Path, line: str) -> None:
-    """The page's `serve` line on its database: a study is run to its end, and the store holds it."""
+    """The page's `serve` line on its database: a study is run to its end, and the store holds
+    it."""
     store = shlex.split(line)[shlex.split(line).index("--store") + 1]
     with serving(folder, "--store", store) as (_, answer):
         study = ask(answer["url"], "POST", f"{API}/studies", json=spec()).json()["study"]["id"]

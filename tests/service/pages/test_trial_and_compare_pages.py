@@ -1,4 +1,5 @@
-"""Pages of trials, comparisons, exports, rankings and new studies, as a browser asks for them, and what they refuse."""
+"""Pages of trials, comparisons, exports, rankings and new studies, as a browser asks for them, and
+what they refuse."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ runner: simulated
 
 @pytest.fixture(scope="module")
 def study(guarded: Service) -> str:
-    """A study of ann's that has ended: trial 0 was measured with steps, trial 1 failed with evidence."""
+    """A study of ann's that has ended: trial 0 was measured with steps, trial 1 failed with
+    evidence."""
     found = guarded.submitted(spec(name="looked-at"), guarded.token("submit", "ann"))
     store = guarded.store
     lease = store.claim(found, "tester:1:1", lease_s=600)

@@ -1,4 +1,5 @@
-"""The table of a study's trials: sorted, filtered, in pages, and the same figures as everywhere else."""
+"""The table of a study's trials: sorted, filtered, in pages, and the same figures as everywhere
+else."""
 
 from __future__ import annotations
 

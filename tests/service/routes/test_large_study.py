@@ -1,4 +1,5 @@
-"""The page of a study with many trials: it is made without reading them, and after a change only those that changed are read."""
+"""The page of a study with many trials: it is made without reading them, and after a change only
+those that changed are read."""
 
 from __future__ import annotations
 

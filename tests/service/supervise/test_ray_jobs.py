@@ -1,4 +1,5 @@
-"""Studies as Ray jobs: against a hand-written fake of the job API, and (slow) against Ray itself."""
+"""Studies as Ray jobs: against a hand-written fake of the job API, and (slow) against Ray
+itself."""
 
 from __future__ import annotations
 
@@ -268,7 +269,8 @@ def test_passwords_are_seen(url: str, secret: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_on_ray_itself(store: SqlStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three people submit six studies; one is stopped in Ray, the cluster dies with the service, and all end right."""
+    """Three people submit six studies; one is stopped in Ray, the cluster dies with the service,
+    and all end right."""
     import httpx
 
     monkeypatch.setenv("AUTOTUNE_DATA", str(tmp_path))

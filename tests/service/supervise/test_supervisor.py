@@ -1,4 +1,5 @@
-"""The supervisor: what it starts, how often, and what it does when processes die. First with a fake launcher, then with real processes."""
+"""The supervisor: what it starts, how often, and what it does when processes die. First with a fake
+launcher, then with real processes."""
 
 from __future__ import annotations
 
@@ -213,7 +214,8 @@ def test_studies_that_outlived_a_service_of_this_host_take_up_room(
 def test_what_a_dead_process_of_another_service_holds_is_started_however_long_its_lease(
     store: SqlStore, launcher: PaperLauncher, watch: Supervisor
 ) -> None:
-    """The clock may have been set back since: then leases of processes that died with their service run for as long as it was."""
+    """The clock may have been set back since: then leases of processes that died with their service
+    run for as long as it was."""
     study = submit(store)
     host, pid, start, place = this_process().split(":")
     lease = store.claim(study, f"{host}:{pid}:{int(start) + 1}:{place}", lease_s=3600)
@@ -510,7 +512,8 @@ def test_a_fork_server_that_is_killed_is_replaced(tmp_path: Path) -> None:
 def test_a_fork_server_that_dies_between_two_looks_takes_no_study_along(
     store: SqlStore, tmp_path: Path
 ) -> None:
-    """Where another study were started on a new server before anybody noticed, the children of the old one would count as running for ever."""
+    """Where another study were started on a new server before anybody noticed, the children of the
+    old one would count as running for ever."""
     study = api.load_study(spec())
     running, waiting = store.submit(study, {}), store.submit(study, {})
     launcher = ProcessLauncher(tmp_path / "logs", store_url=str(tmp_path / "results.db"))

@@ -1,4 +1,5 @@
-"""The whole service on a Ray cluster of two node processes: people, studies, Ray's dashboard and metrics, and a service that is killed."""
+"""The whole service on a Ray cluster of two node processes: people, studies, Ray's dashboard and
+metrics, and a service that is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Figures of a log that disagree with the spec or with the clock are doubted; those that agree, or differ as right ones may, are not."""
+"""Figures of a log that disagree with the spec or with the clock are doubted; those that agree, or
+differ as right ones may, are not."""
 
 from __future__ import annotations
 

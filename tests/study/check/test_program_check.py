@@ -1,4 +1,5 @@
-"""A checked program: what is understood of its log, when it is ended, and what the verdict says, on a runner that plays a log."""
+"""A checked program: what is understood of its log, when it is ended, and what the verdict says, on
+a runner that plays a log."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ PATTERNS = {"step": "iter ([0-9]+)", "step_time_ms": "time ([0-9.]+)ms", "loss":
 
 
 class PlayedLog:
-    """A runner that plays one attempt: the given events, a few at each poll, then silence until the attempt is cancelled or ends."""
+    """A runner that plays one attempt: the given events, a few at each poll, then silence until the
+    attempt is cancelled or ends."""
 
     trainers: Sequence[str] = ("command", "native")
     capacity = 8
@@ -178,7 +180,8 @@ def test_a_program_whose_steps_are_plainly_printed_but_not_understood_is_ended_a
 
 
 def test_what_a_program_prints_while_it_is_ended_is_left_out() -> None:
-    """torchrun answers the signal with a traceback of its own on every node, which is no fault of the program."""
+    """torchrun answers the signal with a traceback of its own on every node, which is no fault of
+    the program."""
     traceback = log(
         "Traceback (most recent call last):", "SignalException: Process 183 got signal: 15", node=1
     )

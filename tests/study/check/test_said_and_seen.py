@@ -1,4 +1,5 @@
-"""What a spec says beside what the probe saw: rows, differences, knobs without effect, configs that are compared."""
+"""What a spec says beside what the probe saw: rows, differences, knobs without effect, configs that
+are compared."""
 
 from __future__ import annotations
 
@@ -270,7 +271,8 @@ def test_files_that_were_there_stop_it_until_the_spec_says_that_they_may_be_repl
 
 
 def test_a_log_that_counts_micro_batches_is_told_by_two_configs_where_no_probe_sees_them() -> None:
-    """Four micro-batches a step, each logged as a step: the sequences/s of the log grow four times."""
+    """Four micro-batches a step, each logged as a step: the sequences/s of the log grow four
+    times."""
     of = study()
     one = replace(CONFIG, micro_batch_size=8, accumulation_steps=4)
     other = replace(CONFIG, micro_batch_size=2, accumulation_steps=16)
@@ -308,7 +310,8 @@ def two(
 
 
 def test_where_nothing_proves_what_a_line_counts_nothing_begins() -> None:
-    """Lines that are as long with small micro-batches as with large ones may be steps, or micro-batches whose time is all overhead."""
+    """Lines that are as long with small micro-batches as with large ones may be steps, or
+    micro-batches whose time is all overhead."""
     of = study()
     alike = two(of, micro=(8, 2), steps=(4, 16), each_s=(0.32, 0.34))
     noisy = replace(

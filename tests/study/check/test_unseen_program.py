@@ -1,4 +1,5 @@
-"""A program that the store has never seen is tried before its study begins; one that does not work ends the study with that cause."""
+"""A program that the store has never seen is tried before its study begins; one that does not work
+ends the study with that cause."""
 
 from __future__ import annotations
 

@@ -26,7 +26,8 @@ BEST = max(SPEEDS, key=lambda c: SPEEDS[c])
 
 
 class Runs:
-    """Measures every config at its own speed, times what the machine is slower by in the n-th run."""
+    """Measures every config at its own speed, times what the machine is slower by in the n-th
+    run."""
 
     def __init__(
         self, slowness: Callable[[int], float], *, predicted: bool = True, **budget: Any

@@ -89,7 +89,8 @@ def test_a_study_keeps_the_number_also_where_the_machine_changes(changes: bool) 
 def test_the_finals_are_never_more_than_was_said(
     finalists: int, rounds: int, max_trials: int
 ) -> None:
-    """Whatever the search showed, and however the finals contradict it: on a machine that keeps its speed, so that no round is repeated."""
+    """Whatever the search showed, and however the finals contradict it: on a machine that keeps its
+    speed, so that no round is repeated."""
     rng = np.random.default_rng([finalists, rounds, max_trials])
     asked = study(
         measure=MeasureSpec(finalists=finalists, final_rounds=rounds), max_trials=max_trials

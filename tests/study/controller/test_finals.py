@@ -269,7 +269,8 @@ def test_a_machine_that_changes_between_pairs_of_rounds_costs_neither_stability_
 def test_without_finals_the_interval_reaches_over_the_levels_that_the_machine_may_have_had() -> (
     None
 ):
-    """The baseline became twice as slow before or after the only other trial: that is 2 or 4 times as fast."""
+    """The baseline became twice as slow before or after the only other trial: that is 2 or 4 times
+    as fast."""
     default = [
         run(n, BASELINE, t, purpose=TrialPurpose.BASELINE)
         for n, t in ((0, 0.1), (2, 0.2), (3, 0.2))
@@ -366,7 +367,8 @@ def test_slow_steps_of_the_default_config_alone_widen_the_interval() -> None:
 
 
 def test_one_quiet_run_among_busy_ones_has_an_interval_that_knows_of_the_others() -> None:
-    """Every second step of the busy runs is slow, so only the quiet run of each config counts: of A the fast one, of the baseline another."""
+    """Every second step of the busy runs is slow, so only the quiet run of each config counts: of A
+    the fast one, of the baseline another."""
 
     def shared(number: int, config: ParallelConfig, step_time_s: float, *, is_quiet: bool) -> Trial:
         trial = final(number, config, step_time_s)
@@ -396,7 +398,8 @@ def test_one_quiet_run_among_busy_ones_has_an_interval_that_knows_of_the_others(
 def test_a_round_that_the_default_config_opened_in_a_burst_and_did_not_close_counts_for_nothing(
     last: float,
 ) -> None:
-    """The burst began in the second round and ended after the baseline's run of the third: A, its equal, would look 3.3 times as fast."""
+    """The burst began in the second round and ended after the baseline's run of the third: A, its
+    equal, would look 3.3 times as fast."""
     played = [(BASELINE, 0.3), (A, 0.3), (A, 0.3), (BASELINE, 1.0), (BASELINE, 1.0), (A, 0.3)]
     trials = [
         DEFAULT,
@@ -415,7 +418,8 @@ def played_out(
     slowness: float = 1.0,
     finalists: int = 1,
 ) -> tuple[list[Trial], list[ParallelConfig]]:
-    """The finals of configs with these true step times, on a machine that is so many times slower than in the search; and who ran, in order."""
+    """The finals of configs with these true step times, on a machine that is so many times slower
+    than in the search; and who ran, in order."""
     asked = study(measure=MeasureSpec(finalists=finalists, final_rounds=2))
     trials, order = list(searched), list[ParallelConfig]()
     while (upcoming := next_final(first_finalists(trials, asked), trials, asked)) is not None:
@@ -426,7 +430,8 @@ def played_out(
 
 
 def test_who_stands_above_the_finalists_once_they_raced_is_measured_again() -> None:
-    """A looked best because it was lucky; in truth it is the baseline's equal, so B and C stand above it."""
+    """A looked best because it was lucky; in truth it is the baseline's equal, so B and C stand
+    above it."""
     searched = [DEFAULT, scored(1, A, 0.1), scored(2, B, 0.15), scored(3, C, 0.2)]
     trials, order = played_out({BASELINE: 0.3, A: 0.3, B: 0.25, C: 0.2}, searched)
     assert order[:4] == [BASELINE, A, A, BASELINE]
@@ -440,7 +445,8 @@ def test_who_stands_above_the_finalists_once_they_raced_is_measured_again() -> N
 
 
 def test_the_finals_are_bounded_however_many_stand_above() -> None:
-    """All looked twice as fast as the baseline and none is: each race shows that others stand above."""
+    """All looked twice as fast as the baseline and none is: each race shows that others stand
+    above."""
     searched = [
         DEFAULT,
         *(scored(n, c, 0.15 + 0.001 * n) for n, c in enumerate(CONFIGS[:14], start=1)),
@@ -460,7 +466,8 @@ def test_a_machine_that_became_slower_brings_no_late_comers() -> None:
 
 
 def test_late_comers_begin_only_with_the_runs_for_all_rounds_that_are_asked_for() -> None:
-    """The baseline closes the first race, which leaves one run: too few for another config beside it."""
+    """The baseline closes the first race, which leaves one run: too few for another config beside
+    it."""
     asked = study(measure=MeasureSpec(finalists=1, final_rounds=1), max_trials=2)
     trials = [DEFAULT, scored(1, A, 0.1), scored(2, B, 0.29)]
     true_s = {BASELINE: 0.3, A: 0.3, B: 0.29}

@@ -1,4 +1,5 @@
-"""The end of the study's job: a winner is named before, or the study rests in time; no trial begins that cannot end."""
+"""The end of the study's job: a winner is named before, or the study rests in time; no trial begins
+that cannot end."""
 
 from __future__ import annotations
 

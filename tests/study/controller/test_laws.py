@@ -1,4 +1,5 @@
-"""Whatever happens, in whatever order: never over capacity or budget, one terminal state per trial, everything asked is told once."""
+"""Whatever happens, in whatever order: never over capacity or budget, one terminal state per trial,
+everything asked is told once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A program that fails in the same way whatever the config ends the study with that cause, not with its budget."""
+"""A program that fails in the same way whatever the config ends the study with that cause, not with
+its budget."""
 
 from __future__ import annotations
 

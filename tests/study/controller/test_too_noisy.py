@@ -1,4 +1,5 @@
-"""A machine on which the runs of the baseline disagree: nothing is claimed, and the spread is said."""
+"""A machine on which the runs of the baseline disagree: nothing is claimed, and the spread is
+said."""
 
 from __future__ import annotations
 

@@ -138,7 +138,8 @@ class RecordingSearcher(GridSearcher):
 
 
 class World:
-    """A controller with the store that it writes and the attempts that a runner would be running."""
+    """A controller with the store that it writes and the attempts that a runner would be
+    running."""
 
     def __init__(
         self,
@@ -170,7 +171,8 @@ class World:
         self.restart()
 
     def restart(self, adopted: Collection[AttemptId] = ()) -> None:
-        """What the death of the controller leaves: the store, and those attempts that its successor's runner adopts."""
+        """What the death of the controller leaves: the store, and those attempts that its
+        successor's runner adopts."""
         self.forgotten_s += CHECKPOINT_S
         self.running = {
             attempt: request for attempt, request in self.running.items() if attempt in adopted

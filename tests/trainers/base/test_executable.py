@@ -28,7 +28,8 @@ def test_a_name_is_looked_for_in_the_launchs_path_and_last_beside_this_python(
 
 
 def test_a_python_program_is_the_named_environments_or_none(tmp_path: Path) -> None:
-    """What PATH has would train with another Python; a program without Python, as a shell, may come from there."""
+    """What PATH has would train with another Python; a program without Python, as a shell, may come
+    from there."""
     (tmp_path / "env" / "bin").mkdir(parents=True)
     script(tmp_path / "torchrun", f"#!{sys.executable}")
     shell = script(tmp_path / "mysh", "#!/bin/sh")

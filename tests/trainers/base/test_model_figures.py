@@ -1,4 +1,5 @@
-"""A user's config.json reaches the trainer: untouched where it reads one, figure by figure where it has its own flags, else by name in an error or a note."""
+"""A user's config.json reaches the trainer: untouched where it reads one, figure by figure where it
+has its own flags, else by name in an error or a note."""
 
 from __future__ import annotations
 

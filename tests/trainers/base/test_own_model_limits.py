@@ -81,7 +81,10 @@ def test_heads_that_nobody_told_leave_tp_at_1() -> None:
     given = replace(given, model=replace(given.model, num_attention_heads=1, num_kv_heads=1))
     reason = why_not(given, ParallelConfig.parse("tp=2,micro_batch_size=8"))
     assert reason is not None
-    assert "return `shapes: {num_attention_heads: ...}` from the model's builder, or use tp=1" in reason
+    assert (
+        "return `shapes: {num_attention_heads: ...}` from the model's builder, or use tp=1"
+        in reason
+    )
     assert why_not(given, ParallelConfig.parse("micro_batch_size=8")) is None
     told = replace(
         given, model=replace(given.model, num_attention_heads=4, num_kv_heads=4, ffn_hidden_size=7)

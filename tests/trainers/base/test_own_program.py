@@ -1,4 +1,5 @@
-"""The user's own program under a trainer that writes its configuration: it runs in its own folder, and finds the configuration all the same."""
+"""The user's own program under a trainer that writes its configuration: it runs in its own folder,
+and finds the configuration all the same."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ PROGRAMS = {
     "lightning": "script",
     "nanotron": "entrypoint",
 }
-"""trainers that start the user's own program with configuration files, each with the option that names it"""
+"""trainers that start the user's own program with configuration files, each with the option that
+names it"""
 
 
 def study_of(folder: Path, **asked: Any) -> Study:

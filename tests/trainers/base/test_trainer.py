@@ -1,4 +1,5 @@
-"""What all trainers share: options, the time of a step from whatever a line says, knobs without effect."""
+"""What all trainers share: options, the time of a step from whatever a line says, knobs without
+effect."""
 
 from __future__ import annotations
 
@@ -110,7 +111,8 @@ def test_knobs_without_effect_are_neutral() -> None:
 
 
 def test_nearest_values_are_applied_until_no_limit_is_left() -> None:
-    # Beside pipeline stages Megatron-FSDP gives way to the distributed optimizer, and torch.compile is dropped.
+    # Beside pipeline stages Megatron-FSDP gives way to the distributed optimizer, and torch.compile
+    # is dropped.
     config = ParallelConfig(
         pp=2,
         dp=4,

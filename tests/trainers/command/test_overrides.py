@@ -1,4 +1,5 @@
-"""Values that a program's own text sets: each trial starts it with others, and the file stays as it is."""
+"""Values that a program's own text sets: each trial starts it with others, and the file stays as it
+is."""
 
 from __future__ import annotations
 

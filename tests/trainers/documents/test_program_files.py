@@ -1,4 +1,5 @@
-"""Files of a program: values keep their type in each format, and what cannot be written is refused before a trial."""
+"""Files of a program: values keep their type in each format, and what cannot be written is refused
+before a trial."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The programs that accelerate starts train together on CPU ranks: the gradient of a step is that of all their batches."""
+"""The programs that accelerate starts train together on CPU ranks: the gradient of a step is that
+of all their batches."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def test_ranks_of_accelerate_exchange_their_gradients(tmp_path: Path) -> None:
 
 
 def test_ranks_of_transformers_share_the_data(tmp_path: Path) -> None:
-    """The data are as many sequences as all ranks train on: alone, a rank would see half of them."""
+    """The data are as many sequences as all ranks train on: alone, a rank would see half of
+    them."""
     epochs = re.findall(r"'epoch': '?([0-9.]+)", "".join(output_of("hf_trainer", tmp_path)))
     assert [float(epoch) for epoch in epochs][-1] == 1.0
 

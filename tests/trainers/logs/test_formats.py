@@ -1,4 +1,5 @@
-"""What stock programs print is read as it is: dictionaries, progress bars, JSON lines, and patterns in the units that programs use."""
+"""What stock programs print is read as it is: dictionaries, progress bars, JSON lines, and patterns
+in the units that programs use."""
 
 from __future__ import annotations
 

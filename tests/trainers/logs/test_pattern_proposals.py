@@ -1,4 +1,5 @@
-"""Patterns that are guessed from a log read what the log says; a log without optimizer steps gets none."""
+"""Patterns that are guessed from a log read what the log says; a log without optimizer steps gets
+none."""
 
 from __future__ import annotations
 

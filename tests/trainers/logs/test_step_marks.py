@@ -1,4 +1,5 @@
-"""Marks of step lines: whatever a trainer reads of a log has one, so that no step is lost in a flood of other lines."""
+"""Marks of step lines: whatever a trainer reads of a log has one, so that no step is lost in a
+flood of other lines."""
 
 from __future__ import annotations
 

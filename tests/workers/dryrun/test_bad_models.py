@@ -1,4 +1,5 @@
-"""A model that cannot be dry-run: the operator or the line is named, with what to do; a process that ends, hangs or fills memory is told."""
+"""A model that cannot be dry-run: the operator or the line is named, with what to do; a process
+that ends, hangs or fills memory is told."""
 
 from __future__ import annotations
 

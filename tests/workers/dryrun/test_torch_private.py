@@ -1,4 +1,5 @@
-"""What the module of private names takes from torch is there in the release that is installed; `test_torch_version` looks who else names such things."""
+"""What the module of private names takes from torch is there in the release that is installed;
+`test_torch_version` looks who else names such things."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Dry runs against real gloo ranks of the same training, watched by the same mode: memory, traffic and work of every rank.
+"""Dry runs against real gloo ranks of the same training, watched by the same mode: memory, traffic
+and work of every rank.
 
-What is compared is what tensors take. Memory inside kernels and transports is seen by neither side: gloo's copy of what it reduces and scatters is left out. A
-step that fp16 skips because its gradients overflow depends on the data: the real ranks begin with a loss scale at which none does.
+What is compared is what tensors take. Memory inside kernels and transports is seen by neither side:
+gloo's copy of what it reduces and scatters is left out. A step that fp16 skips because its
+gradients overflow depends on the data: the real ranks begin with a loss scale at which none does.
 """
 
 from __future__ import annotations

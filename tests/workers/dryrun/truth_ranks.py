@@ -1,11 +1,14 @@
-"""Real ranks beside dry runs: the same training, watched by the same mode, on gloo ranks with real tensors and on fake ones.
+"""Real ranks beside dry runs: the same training, watched by the same mode, on gloo ranks with real
+tensors and on fake ones.
 
     python -m tests.workers.dryrun.truth_ranks DIRECTORY     reads DIRECTORY/jobs.json, writes DIRECTORY/{real,dry}-JOB-RANK.json
 
-torch is imported once, and all processes are forked from there. Routers of real ranks choose as dry runs assume.
+torch is imported once, and all processes are forked from there. Routers of real ranks choose as dry
+runs assume.
 
-A thread of gloo's may hold a tensor for a moment after its collective has ended. That can only add to a real run's memory, so the leanest account is the
-training's own: a job is run until every rank has seen its leanest account twice, `MOST_RUNS` times at most.
+A thread of gloo's may hold a tensor for a moment after its collective has ended. That can only add
+to a real run's memory, so the leanest account is the training's own: a job is run until every rank
+has seen its leanest account twice, `MOST_RUNS` times at most.
 """
 
 from __future__ import annotations
@@ -148,7 +151,8 @@ def _real_rank(size: int, rank: int, jobs: Sequence[tuple[int, Job]], directory:
 
 
 def settled(runs: Sequence[DryRun]) -> DryRun | None:
-    """A run with the smallest peak, whose account of it (bytes by category, moment) another run gives too; None while there is none."""
+    """A run with the smallest peak, whose account of it (bytes by category, moment) another run
+    gives too; None while there is none."""
     least = min((run.peak.total_bytes for run in runs), default=0)
     leanest = [run for run in runs if run.peak.total_bytes == least]
     return next(

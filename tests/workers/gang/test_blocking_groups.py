@@ -1,4 +1,5 @@
-"""Failures with collectives that block for ever when a peer has failed, as NCCL's do: each is told at once, by the right rank and kind."""
+"""Failures with collectives that block for ever when a peer has failed, as NCCL's do: each is told
+at once, by the right rank and kind."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ FAULTS = (
     ),
 )
 TOLD_S = PATIENT.step_timeout_s / 4
-"""from the fault to the end of the attempt, at the most: a peer that was not told would wait for all of the deadline of a step"""
+"""from the fault to the end of the attempt, at the most: a peer that was not told would wait for
+all of the deadline of a step"""
 
 
 @pytest.fixture(scope="module")

@@ -53,7 +53,8 @@ def test_only_the_rank_that_failed_is_replaced(runner: LocalRunner) -> None:
 def test_a_rank_whose_group_could_not_be_formed_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else it names its next group otherwise than its peers do, and they would look for one another for ever."""
+    """Else it names its next group otherwise than its peers do, and they would look for one another
+    for ever."""
     file = tmp_path / "unformed"
     file.touch()
     monkeypatch.setenv(FILE, str(file))

@@ -1,4 +1,5 @@
-"""A trial may wait for resources that others use; one that asks for more than the cluster has is refused. Rank pools without processes."""
+"""A trial may wait for resources that others use; one that asks for more than the cluster has is
+refused. Rank pools without processes."""
 
 from __future__ import annotations
 

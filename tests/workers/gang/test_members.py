@@ -35,7 +35,8 @@ def test_the_rank_that_has_begun_fewer_collectives_than_its_group_is_blamed(asle
 
 
 def test_of_ranks_that_wait_for_one_another_the_one_that_waits_for_nobody_is_blamed() -> None:
-    """Rank 3 sleeps: rank 2 waits for it in their tensor-parallel group, rank 1 in their data-parallel group, and rank 0 for rank 2."""
+    """Rank 3 sleeps: rank 2 waits for it in their tensor-parallel group, rank 1 in their
+    data-parallel group, and rank 0 for rank 2."""
     ranks: list[Mapping[str, int]] = [
         {"tp_a": 4, "dp_a": 3},
         {"tp_a": 4, "dp_b": 3},
@@ -46,7 +47,8 @@ def test_of_ranks_that_wait_for_one_another_the_one_that_waits_for_nobody_is_bla
 
 
 def test_between_two_that_are_awaited_the_one_that_does_not_wait_itself_is_blamed() -> None:
-    """A pipeline of two stages, twice: rank 1 sleeps in its stage, rank 0 waits for its gradients, ranks 2 and 3 have come to the sum of gradients."""
+    """A pipeline of two stages, twice: rank 1 sleeps in its stage, rank 0 waits for its gradients,
+    ranks 2 and 3 have come to the sum of gradients."""
     ranks = [
         member(WAITS, dp_a=1),
         member(COMPUTES, dp_b=1),
@@ -57,7 +59,8 @@ def test_between_two_that_are_awaited_the_one_that_does_not_wait_itself_is_blame
 
 
 def test_without_counts_the_rank_that_computes_while_others_wait_is_blamed() -> None:
-    """Frames of torch.distributed further out say nothing: sharded modules and pipelines run the model's forward pass below them."""
+    """Frames of torch.distributed further out say nothing: sharded modules and pipelines run the
+    model's forward pass below them."""
     sharded = '  File "/lib/torch/distributed/fsdp/_fully_shard/_fsdp_state.py", line 3, in _pre_forward\n    x = f()'
     asleep = Member(heard_s=10.0, stack=(sharded, COMPUTES))
     assert blamed(member(WAITS), asleep) == 1

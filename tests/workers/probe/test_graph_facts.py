@@ -1,4 +1,5 @@
-"""Whether a model is a decoder, by the graph of a first backward pass: real models, each trained for one step afterwards."""
+"""Whether a model is a decoder, by the graph of a first backward pass: real models, each trained
+for one step afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The probe's readings of a GPU, from a driver's library in C with the calls, types and units of nvml.h, up to the finding of a diagnosis."""
+"""The probe's readings of a GPU, from a driver's library in C with the calls, types and units of
+nvml.h, up to the finding of a diagnosis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a program's own parser is told to have: real programs in processes of their own, which know nothing of it."""
+"""What a program's own parser is told to have: real programs in processes of their own, which know
+nothing of it."""
 
 from __future__ import annotations
 
@@ -97,7 +98,8 @@ def test_options_of_a_subcommand_alone_may_stand_at_the_end_of_the_command(tmp_p
 
 
 def test_a_parser_of_files_comes_before_the_programs_own(tmp_path: Path) -> None:
-    """Nothing is left for the second one, which still reads the command; a file has set its default."""
+    """Nothing is left for the second one, which still reads the command; a file has set its
+    default."""
     text = """\
         import argparse
         first = argparse.ArgumentParser()

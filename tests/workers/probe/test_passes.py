@@ -1,4 +1,5 @@
-"""Which calls of a module count in a step, and of how many sequences: of programs of many habits, each a few lines in a process of its own, and of one step here."""
+"""Which calls of a module count in a step, and of how many sequences: of programs of many habits,
+each a few lines in a process of its own, and of one step here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the probe sees of real programs that know nothing of it. Each runs in processes of its own."""
+"""What the probe sees of real programs that know nothing of it. Each runs in processes of its
+own."""
 
 from __future__ import annotations
 
@@ -270,8 +271,9 @@ def test_torchs_warning_of_the_probes_own_hooks_is_not_shown(tmp_path: Path) -> 
 def test_programs_compile_the_same_graphs_with_it_and_without(
     tmp_path: Path, how: str, keywords: bool
 ) -> None:
-    """Graphs, captured calls and breaks, over a training with evaluations, in which more than one graph is made. The hooks themselves are a few frames without a
-    graph: of each the call before and the one after a compiled module, in training and in evaluation, and the step's."""
+    """Graphs, captured calls and breaks, over a training with evaluations, in which more than one
+    graph is made. The hooks themselves are a few frames without a graph: of each the call before
+    and the one after a compiled module, in training and in evaluation, and the step's."""
     command = python(
         "decoder.py",
         f"--compile={how}",
@@ -448,7 +450,8 @@ for place in range(5):
 def test_memory_that_runs_out_is_told_though_the_program_catches_it(
     tmp_path: Path, where: str, told: str | None
 ) -> None:
-    """What is raised outside of modules and passes is known by the allocator's own count, here one that is made up."""
+    """What is raised outside of modules and passes is known by the allocator's own count, here one
+    that is made up."""
     text = SKIPS.format(where=where).replace("GPU", str(where == "loss"))
     program = file_with(tmp_path / "skips.py", text)
     seen = watched([sys.executable, str(program)], cwd=tmp_path)
@@ -499,7 +502,8 @@ def test_files_are_told_and_what_was_there_before_is_put_back(tmp_path: Path) ->
 
 
 def test_no_file_of_a_folder_that_is_only_opened_is_touched(tmp_path: Path) -> None:
-    """`tempfile.TemporaryFile` opens a folder for writing, and so does a program that takes a folder for a file. A folder beside it was once emptied for that."""
+    """`tempfile.TemporaryFile` opens a folder for writing, and so does a program that takes a
+    folder for a file. A folder beside it was once emptied for that."""
     data = tmp_path / "data"
     data.mkdir()
     (data / "train.bin").write_text("tokens")

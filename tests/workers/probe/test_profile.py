@@ -183,7 +183,8 @@ def test_a_program_that_asks_for_nothing_is_profiled_where_the_probe_is_asked_to
     ("name", "sleep"), [("train_hf.py", "0.005"), ("train_lightning.py", "0.005")]
 )
 def test_regions_of_other_loops(tmp_path: Path, name: str, sleep: str) -> None:
-    """A loader that is waited for is input; Lightning's passes within the optimizer's step are no part of it."""
+    """A loader that is waited for is input; Lightning's passes within the optimizer's step are no
+    part of it."""
     seen = watched(
         [sys.executable, str(LOOPS / name), f"--sleep={sleep}"], cwd=tmp_path, env={ASKED: "1"}
     )

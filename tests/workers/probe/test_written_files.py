@@ -1,4 +1,5 @@
-"""What becomes of the user's files while a program runs under the probe: the program runs as without it, and afterwards everything is as it was."""
+"""What becomes of the user's files while a program runs under the probe: the program runs as
+without it, and afterwards everything is as it was."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Programs under the probe's eyes, as a keeper starts them, without a keeper: what was reported, and what became of the files."""
+"""Programs under the probe's eyes, as a keeper starts them, without a keeper: what was reported,
+and what became of the files."""
 
 from __future__ import annotations
 

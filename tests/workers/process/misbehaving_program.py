@@ -1,4 +1,5 @@
-"""A program that misbehaves as told, on the node that is told so; its peers train on until they are ended.
+"""A program that misbehaves as told, on the node that is told so; its peers train on until they are
+ended.
 
 python misbehaving_program.py --node N --micro-batch M --ranks R --do WHAT [--at NODE]
 
@@ -74,7 +75,8 @@ def early(node: int) -> None:
 
 
 def children(node: int) -> None:
-    """The same, and leaves two children that hold the log: one in a session of its own and deaf to SIGTERM, and one of that."""
+    """The same, and leaves two children that hold the log: one in a session of its own and deaf to
+    SIGTERM, and one of that."""
     deaf = "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     deaf += "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3600)', sys.argv[1]], start_new_session=True)\n"
     subprocess.Popen(

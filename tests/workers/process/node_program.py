@@ -1,4 +1,5 @@
-"""One node's part of a program over several nodes, without any launcher: it prints a log, and one node of it misbehaves when told to.
+"""One node's part of a program over several nodes, without any launcher: it prints a log, and one
+node of it misbehaves when told to.
 
 python node_program.py --node N --micro-batch M [--step-s S] [--fault KIND@NODE]
 """

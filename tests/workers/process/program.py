@@ -1,6 +1,8 @@
-"""Somebody's training script, as the command trainer meets it: it trains nothing, prints a log, and misbehaves when told to.
+"""Somebody's training script, as the command trainer meets it: it trains nothing, prints a log, and
+misbehaves when told to.
 
-python program.py --steps N --micro-batch M [--accumulation A] [--precision P] [--step-s S] [--jitter J] [--fault KIND@STEP]
+python program.py --steps N --micro-batch M [--accumulation A] [--precision P] [--step-s S]
+[--jitter J] [--fault KIND@STEP]
 """
 
 from __future__ import annotations

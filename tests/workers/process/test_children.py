@@ -1,4 +1,5 @@
-"""Rank processes find the packages that their runner was imported from, and nothing in their place."""
+"""Rank processes find the packages that their runner was imported from, and nothing in their
+place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The cause of a failure is found in the logs of real programs, which lie in `failing_programs`; no process is started here."""
+"""The cause of a failure is found in the logs of real programs, which lie in `failing_programs`; no
+process is started here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the last words of programs mean, in the manner of many libraries, launchers and schedulers: each text with its kind and what is said of it."""
+"""What the last words of programs mean, in the manner of many libraries, launchers and schedulers:
+each text with its kind and what is said of it."""
 
 from __future__ import annotations
 
@@ -244,7 +245,8 @@ def test_memory_that_the_kernel_took_counts_more_than_the_exception_of_a_peer() 
 
 
 def silent(*lines: str, compile_: bool = False) -> Failure:
-    """Of an attempt whose log has no step within its first deadline, and whose launcher answers our SIGTERM with a traceback."""
+    """Of an attempt whose log has no step within its first deadline, and whose launcher answers our
+    SIGTERM with a traceback."""
     asked = request(0, dp=2, trainer="command")
     trial = ProgramTrial(
         replace(asked, config=replace(asked.config, compile=compile_)), [stock_reader()], 0.0

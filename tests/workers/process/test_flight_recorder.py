@@ -63,7 +63,8 @@ def test_each_rank_tells_the_last_collective_of_each_group(tmp_path: Path) -> No
 
 
 def test_groups_of_one_name_that_share_no_rank_are_told_apart(tmp_path: Path) -> None:
-    """Torch before 2.13 gives all groups that one `split_group` makes the same name. Two stages do not run the same number of collectives."""
+    """Torch before 2.13 gives all groups that one `split_group` makes the same name. Two stages do
+    not run the same number of collectives."""
     counts = {0: 7, 1: 7, 2: 12, 3: 12}
     for number, count in counts.items():
         members = "[0, 1]" if number < 2 else "[2, 3]"
@@ -120,7 +121,8 @@ def test_a_program_without_the_recorder_is_not_waited_for(tmp_path: Path) -> Non
 
 
 def test_links_and_other_kinds_of_files_are_left_alone(tmp_path: Path) -> None:
-    """The keeper may be root, and the folder the program's: a link must not have it write or read elsewhere, nor a pipe have it wait."""
+    """The keeper may be root, and the folder the program's: a link must not have it write or read
+    elsewhere, nor a pipe have it wait."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_text("of somebody else")
     folder = tmp_path / "records"

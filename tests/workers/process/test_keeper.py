@@ -1,4 +1,5 @@
-"""The keeper of a program: its lease, its bounded log, its end; the readings that it takes on its node."""
+"""The keeper of a program: its lease, its bounded log, its end; the readings that it takes on its
+node."""
 
 from __future__ import annotations
 
@@ -120,7 +121,8 @@ def test_the_time_for_which_a_machine_stands_still_is_not_counted(keeper: Keeper
 
 
 def test_a_keeper_is_a_child_that_is_reaped_unless_it_is_detached() -> None:
-    """In a container process 1 may reap nobody, so a keeper that need not be detached leaves no zombie."""
+    """In a container process 1 may reap nobody, so a keeper that need not be detached leaves no
+    zombie."""
     for detached in (False, True):
         keeper = KeeperProcess(detached=detached)
         begin(keeper, SLEEPS)
@@ -383,7 +385,8 @@ MORE_THAN_A_SOCKET_HOLDS = 4_000_000
 
 
 def heard_late(log: bytes, *first: Message) -> list[Message]:
-    """What an owner gets that reads only when the program has ended, and was sent `first` before it wrote its log."""
+    """What an owner gets that reads only when the program has ended, and was sent `first` before it
+    wrote its log."""
     ours, theirs = socket.socketpair()
     reading, writing = os.pipe()
     heard, lines = [], Lines()
@@ -462,7 +465,8 @@ def test_of_the_lines_that_cannot_pass_the_step_lines_do(
 
 
 def test_of_a_flood_only_lines_with_a_mark_are_looked_at(limit: Callable[..., None]) -> None:
-    """The program waits for whoever reads its log: a look at each line would slow the steps that are measured."""
+    """The program waits for whoever reads its log: a look at each line would slow the steps that
+    are measured."""
     limit(burst_bytes=1000, rate_bytes_per_s=0)
     looked: list[str] = []
 

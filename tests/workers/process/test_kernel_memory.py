@@ -1,4 +1,5 @@
-"""The kernel's out-of-memory killer: met for real where a small memory group can be made (root), inferred from its counters anywhere."""
+"""The kernel's out-of-memory killer: met for real where a small memory group can be made (root),
+inferred from its counters anywhere."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ GROUPS = (
     ("/sys/fs/cgroup", "cgroup.controllers", "memory.max"),
     ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.limit_in_bytes"),
 )
-"""Where the system's version of memory groups (2, 1) has them, the file that shows it, and the file of a limit."""
+"""Where the system's version of memory groups (2, 1) has them, the file that shows it, and the file
+of a limit."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,8 @@ def runner() -> Iterator[LocalRunner]:
 
 @pytest.fixture
 def small_group() -> Iterator[Path]:
-    """A group of processes that may hold little memory; skips where this machine does not let us make one."""
+    """A group of processes that may hold little memory; skips where this machine does not let us
+    make one."""
     for root, shows, limit in GROUPS:
         if not Path(root, shows).exists():
             continue

@@ -1,4 +1,5 @@
-"""Studies in different processes take turns on the devices of this machine, in a fair order, whatever becomes of a process."""
+"""Studies in different processes take turns on the devices of this machine, in a fair order,
+whatever becomes of a process."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Programs that misbehave, on one node and on two: the kind of the failure and its cause in words, in time, with bounded disk and memory, and
-nothing left of them.
+"""Programs that misbehave, on one node and on two: the kind of the failure and its cause in words,
+in time, with bounded disk and memory, and nothing left of them.
 """
 
 from __future__ import annotations
@@ -129,7 +129,8 @@ def size_of(folder: Path) -> int:
 
 
 def of_cases(nodes: int) -> list[Any]:
-    """Parameters: slow ones are those whose like the others show too; of the others every round runs one."""
+    """Parameters: slow ones are those whose like the others show too; of the others every round
+    runs one."""
 
     def marks(case: Case) -> list[Any]:
         if case.does in SLOW:

@@ -1,4 +1,5 @@
-"""An attempt of a program that logs no time is timed by the arrival of its step lines; no process is started here."""
+"""An attempt of a program that logs no time is timed by the arrival of its step lines; no process
+is started here."""
 
 from __future__ import annotations
 
@@ -211,7 +212,8 @@ def test_a_log_without_steps_is_said_to_have_none() -> None:
 
 
 def test_another_row_of_a_step_is_no_step() -> None:
-    """Composer's console: the rate of the job and then that of one device, each on a line of its own, below the line that has the number."""
+    """Composer's console: the rate of the job and then that of one device, each on a line of its
+    own, below the line that has the number."""
 
     def read(line: str) -> StepMetrics | None:
         name, _, value = line.partition(" ")

@@ -1,4 +1,5 @@
-"""Programs on places that are not there: what is told to each node, who is to blame, and how long one waits. No process is started."""
+"""Programs on places that are not there: what is told to each node, who is to blame, and how long
+one waits. No process is started."""
 
 from __future__ import annotations
 

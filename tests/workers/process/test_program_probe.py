@@ -1,4 +1,5 @@
-"""Attempts whose program is seen by the probe: whose steps count, what the log adds, and what does not agree. No process is started here."""
+"""Attempts whose program is seen by the probe: whose steps count, what the log adds, and what does
+not agree. No process is started here."""
 
 from __future__ import annotations
 
@@ -124,7 +125,8 @@ def test_a_log_counts_at_the_end_where_it_was_too_short_to_wait_for_the_probe() 
 def test_a_process_that_stays_at_one_place_shows_no_life(
     moving: bool, kind: FailureKind | None
 ) -> None:
-    """The watch reports from a thread of its own, while a rank waits for another for good. One that evaluates is seen at several places."""
+    """The watch reports from a thread of its own, while a rank waits for another for good. One that
+    evaluates is seen at several places."""
     of = trial()
     see_steps(of, 3)
     for second in range(4, 4 + round(PATIENT.step_timeout_s) + 4):
@@ -166,7 +168,8 @@ def test_without_a_probe_the_log_counts_at_once() -> None:
     ],
 )
 def test_a_step_that_is_not_the_configs_is_no_measurement(seen: dict[str, Any], words: str) -> None:
-    """The second is accumulation that does not reach the program, the third a batch that it finds by itself."""
+    """The second is accumulation that does not reach the program, the third a batch that it finds
+    by itself."""
     of = trial()
     see_steps(of, 4, **seen)
     assert of.ending
@@ -369,7 +372,8 @@ def test_files_and_troubles_are_passed_on() -> None:
 
 
 def test_options_are_those_of_the_program_that_trains_as_its_first_process_told_them() -> None:
-    """A launcher reads its own command, and a process of a data loader may read the program's again."""
+    """A launcher reads its own command, and a process of a data loader may read the program's
+    again."""
 
     def options(pid: int, program: str, *names: str) -> dict[str, Any]:
         told = [{"dest": name} for name in names]
@@ -394,7 +398,8 @@ def ran_out(pid: int = 7) -> dict[str, Any]:
 def test_a_program_that_catches_it_when_memory_runs_out_and_continues_has_failed(
     is_seen: bool, as_it_is: bool
 ) -> None:
-    """Its next steps are of other batches, or of the ones that were left: they measure another config."""
+    """Its next steps are of other batches, or of the ones that were left: they measure another
+    config."""
     of = trial(as_it_is=as_it_is)
     of.see([TORCH], 0.0)
     see_steps(of, 1)
@@ -412,7 +417,8 @@ def test_a_program_that_catches_it_when_memory_runs_out_and_continues_has_failed
 
 
 def test_a_second_time_shows_that_the_first_was_caught() -> None:
-    """As where batches are halved until they fit, before any step. Ranks that all run out once may be about to die of it."""
+    """As where batches are halved until they fit, before any step. Ranks that all run out once may
+    be about to die of it."""
     of = trial()
     of.see([ran_out(pid=7), ran_out(pid=8)], 0.0)
     assert not of.ending

@@ -1,4 +1,5 @@
-"""Programs as trials: the runner's contract, each way in which a program fails, and a whole study over one."""
+"""Programs as trials: the runner's contract, each way in which a program fails, and a whole study
+over one."""
 
 from __future__ import annotations
 

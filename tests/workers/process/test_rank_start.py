@@ -1,4 +1,5 @@
-"""A rank that fails while it starts says why: its runner does not kill it first, and takes its own kill for no one else's."""
+"""A rank that fails while it starts says why: its runner does not kill it first, and takes its own
+kill for no one else's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Programs over two nodes of this machine: each failure gets its kind, from the node that failed, and nothing is left on any node."""
+"""Programs over two nodes of this machine: each failure gets its kind, from the node that failed,
+and nothing is left on any node."""
 
 from __future__ import annotations
 
@@ -90,7 +91,8 @@ FAULTS = {
         "[node 1] iteration 0",
     ),
 }
-"""faults that only several nodes have; the others, on one node and on two, are in `test_misbehaving_programs`"""
+"""faults that only several nodes have; the others, on one node and on two, are in
+`test_misbehaving_programs`"""
 
 
 @pytest.mark.thorough

@@ -1,4 +1,5 @@
-"""The cluster of the tests in this folder: two real nodes with two processors each, see `tests.nodes`."""
+"""The cluster of the tests in this folder: two real nodes with two processors each, see
+`tests.nodes`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Which warm places of actors are used again, on a cluster whose head knows more than was heard from the actors."""
+"""Which warm places of actors are used again, on a cluster whose head knows more than was heard
+from the actors."""
 
 from __future__ import annotations
 

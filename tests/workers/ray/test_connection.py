@@ -1,4 +1,5 @@
-"""What Ray reports of its nodes does not reach the standard output, and a connection that is of no use is ended."""
+"""What Ray reports of its nodes does not reach the standard output, and a connection that is of no
+use is ended."""
 
 from __future__ import annotations
 

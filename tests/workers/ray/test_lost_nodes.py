@@ -1,6 +1,8 @@
-"""What happens to a trial over two nodes when one of them dies, stands still or is cut off, with Ray's own deadlines as every cluster has them.
+"""What happens to a trial over two nodes when one of them dies, stands still or is cut off, with
+Ray's own deadlines as every cluster has them.
 
-For each fault: the verdict comes within the runner's own deadline, no rank of the attempt lives on anywhere, and trials go on.
+For each fault: the verdict comes within the runner's own deadline, no rank of the attempt lives on
+anywhere, and trials go on.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ class Fault:
 
 
 def boot(cluster: RayNodes, node: Node) -> None:
-    """The node is there again, with nothing on it, once Ray has understood that the old one is dead."""
+    """The node is there again, with nothing on it, once Ray has understood that the old one is
+    dead."""
     node.kill()
     cluster.wait_for(1, timeout_s=RAY_SAYS_S + 60)
     node.boot()

@@ -1,4 +1,5 @@
-"""A program over two real nodes, of which one is lost. Ray's own deadlines are as every cluster has them."""
+"""A program over two real nodes, of which one is lost. Ray's own deadlines are as every cluster has
+them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Programs that misbehave on the second of two Ray nodes: the same kinds and causes as on this machine, and nothing is left on either node."""
+"""Programs that misbehave on the second of two Ray nodes: the same kinds and causes as on this
+machine, and nothing is left on either node."""
 
 from __future__ import annotations
 

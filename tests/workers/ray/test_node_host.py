@@ -1,4 +1,5 @@
-"""The actor of a node and its keeper, with a real program and without Ray: what the owner hears, whom the actor obeys, how the program ends."""
+"""The actor of a node and its keeper, with a real program and without Ray: what the owner hears,
+whom the actor obeys, how the program ends."""
 
 from __future__ import annotations
 

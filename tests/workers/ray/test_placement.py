@@ -1,4 +1,5 @@
-"""Which nodes a placement group asks for; `test_program_nodes` and the tests with network namespaces place real groups."""
+"""Which nodes a placement group asks for; `test_program_nodes` and the tests with network
+namespaces place real groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A program's folder, packed and unpacked: what is left out, what stays as it is, and what is too large."""
+"""A program's folder, packed and unpacked: what is left out, what stays as it is, and what is too
+large."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Programs on the nodes of a Ray cluster: the runner's contract, two nodes of a torchrun job, and that nothing is left of it however it ends.
+"""Programs on the nodes of a Ray cluster: the runner's contract, two nodes of a torchrun job, and
+that nothing is left of it however it ends.
 
 One cluster of two nodes for the whole module, both on this machine.
 """

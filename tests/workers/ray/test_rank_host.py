@@ -1,4 +1,5 @@
-"""A message of a rank on Ray reaches its runner once, however often Ray fails to answer, and its next owner once more. No cluster."""
+"""A message of a rank on Ray reaches its runner once, however often Ray fails to answer, and its
+next owner once more. No cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The ray runner: the contract, the fault table, and what only a cluster can do to a trial. One cluster for the whole module."""
+"""The ray runner: the contract, the fault table, and what only a cluster can do to a trial. One
+cluster for the whole module."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ def shared(cluster: str) -> Iterator[RayRunner]:
 
 @pytest.fixture
 def free_cluster(shared: RayRunner, native: RayRunner) -> None:
-    """What these two keep warm is given back: nobody polls them meanwhile, so that they would not see that others wait."""
+    """What these two keep warm is given back: nobody polls them meanwhile, so that they would not
+    see that others wait."""
     for runner in (shared, native):
         while runner._groups.remove_idle():
             pass
@@ -258,7 +260,8 @@ def test_the_next_driver_adopts_the_gang_with_its_trial(cluster: str, free_clust
 def test_a_placement_group_without_actors_is_removed(
     cluster: str, free_cluster: None, heir: bool
 ) -> None:
-    """What a driver leaves that is killed between asking for the place and asking for the actors."""
+    """What a driver leaves that is killed between asking for the place and asking for the
+    actors."""
     from ray.util.placement_group import placement_group, placement_group_table
 
     all_free()
@@ -286,7 +289,8 @@ def test_a_placement_group_without_actors_is_removed(
 def test_a_gang_that_still_waits_for_its_placement_ends_with_its_driver(
     cluster: str, free_cluster: None, heir: bool
 ) -> None:
-    """The driver is killed while others use what its gang needs; its successor waits in its turn and is not confused by it."""
+    """The driver is killed while others use what its gang needs; its successor waits in its turn
+    and is not confused by it."""
     from ray.util.placement_group import (
         placement_group,
         placement_group_table,

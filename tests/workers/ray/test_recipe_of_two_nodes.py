@@ -1,4 +1,5 @@
-"""The page on two nodes without a scheduler, as it is written, on two nodes: Ray with a token, a study of a torchrun program on both, the launch of its winner."""
+"""The page on two nodes without a scheduler, as it is written, on two nodes: Ray with a token, a
+study of a torchrun program on both, the launch of its winner."""
 
 from __future__ import annotations
 

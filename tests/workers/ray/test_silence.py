@@ -1,4 +1,5 @@
-"""When an actor that gives no sign of life counts as lost. The clock is given, or stands still while nobody looks."""
+"""When an actor that gives no sign of life counts as lost. The clock is given, or stands still
+while nobody looks."""
 
 from __future__ import annotations
 

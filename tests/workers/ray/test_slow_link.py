@@ -1,7 +1,9 @@
-"""A study on two nodes whose link is slow: tensor parallelism across it must lose, and the study finds that out by measuring.
+"""A study on two nodes whose link is slow: tensor parallelism across it must lose, and the study
+finds that out by measuring.
 
-The cluster is described as one node with four processors, because a law refuses tensor-parallel groups that leave their node. Per step and rank pair,
-tensor parallelism sends the activations of each layer four times (8 MiB here); data parallelism sends each gradient once (0.5 MiB).
+The cluster is described as one node with four processors, because a law refuses tensor-parallel
+groups that leave their node. Per step and rank pair, tensor parallelism sends the activations of
+each layer four times (8 MiB here); data parallelism sends each gradient once (0.5 MiB).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What the reports of a Ray Train loop become, without Ray: steps of all ranks, the same last step for all, and what a failed run says."""
+"""What the reports of a Ray Train loop become, without Ray: steps of all ranks, the same last step
+for all, and what a failed run says."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ def test_a_step_is_complete_once_all_ranks_have_reported_it() -> None:
 
 
 def test_all_ranks_leave_at_the_same_step() -> None:
-    """A rank that has gone on to the next step must not wait there for one that was told to leave."""
+    """A rank that has gone on to the next step must not wait there for one that was told to
+    leave."""
     recorder = Recorder(2)
     assert not recorder.report(0, 4, {"step_time_s": 1.0})
     recorder.stop()

@@ -1,4 +1,5 @@
-"""Trials over two real nodes, each with two ranks: own addresses, own shared memory, own names. The driver is on a third machine."""
+"""Trials over two real nodes, each with two ranks: own addresses, own shared memory, own names. The
+driver is on a third machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The watchdog finds Ray's processes by their folder, and nothing that only starts or removes them."""
+"""The watchdog finds Ray's processes by their folder, and nothing that only starts or removes
+them."""
 
 from __future__ import annotations
 

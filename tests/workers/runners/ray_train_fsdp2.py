@@ -1,4 +1,5 @@
-"""A program in the manner of Ray's template for FSDP2, tuned: a small transformer, sharded with `fully_shard`, one report per optimizer step.
+"""A program in the manner of Ray's template for FSDP2, tuned: a small transformer, sharded with
+`fully_shard`, one report per optimizer step.
 
 Five of its lines are autotune's; `docs/how-to/ray-train.md` shows them.
 """

@@ -1,4 +1,5 @@
-"""The local runner keeps the runner's contract, keeps its ranks warm, and runs trials side by side."""
+"""The local runner keeps the runner's contract, keeps its ranks warm, and runs trials side by
+side."""
 
 from __future__ import annotations
 
@@ -223,7 +224,8 @@ def test_a_fork_server_that_is_killed_while_ranks_start_is_a_lost_worker() -> No
 def test_a_fork_server_that_hangs_is_replaced(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Else no rank that has to be replaced would ever come up again, and every later trial would fail."""
+    """Else no rank that has to be replaced would ever come up again, and every later trial would
+    fail."""
     with LocalRunner(max_ranks=2, device="cpu", trial=DOUBLE) as runner:
         train(runner, request(0, dp=1))
         (rank,) = rank_pids(runner)

@@ -1,4 +1,5 @@
-"""Ray Train's own loop under autotune, for real: two workers on CPUs. A Ray Train run takes about ten seconds to start, so the long ones are slow."""
+"""Ray Train's own loop under autotune, for real: two workers on CPUs. A Ray Train run takes about
+ten seconds to start, so the long ones are slow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a rank says of its GPU, and which tensors reach which kernels, with a fake NVML and a fake torch.cuda; `tests/gpu` asks a real one."""
+"""What a rank says of its GPU, and which tensors reach which kernels, with a fake NVML and a fake
+torch.cuda; `tests/gpu` asks a real one."""
 
 from __future__ import annotations
 

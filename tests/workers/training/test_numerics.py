@@ -1,4 +1,5 @@
-"""Every knob trains: each config's losses and gradient norms are those of one fp32 rank on the same data."""
+"""Every knob trains: each config's losses and gradient norms are those of one fp32 rank on the same
+data."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from tests.matrix import sampled
 from tests.workers.trial_ranks import run_jobs
 
 TOLERANCES = {"fp32": 2e-5, "bf16": 1e-2, "fp16": 2e-3}
-"""Relative, of each step's loss; gradient norms may differ ten times as much. fp32 differs by the order of sums, the others by their 8 and 11
-significant bits."""
+"""Relative, of each step's loss; gradient norms may differ ten times as much. fp32 differs by the
+order of sums, the others by their 8 and 11 significant bits."""
 
 BATCH = "micro_batch_size=4"
 HALF = "micro_batch_size=2,accumulation_steps=2"
@@ -111,7 +112,8 @@ ALWAYS = {
 def results(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[tuple[str, str], dict[str, Any]]:
-    """What came of every config that is asked for and of the one rank of its model, from processes that are started once per world size."""
+    """What came of every config that is asked for and of the one rank of its model, from processes
+    that are started once per world size."""
     asked = {
         (item.callspec.params["model"], item.callspec.params["config"])
         for item in request.session.items
@@ -140,7 +142,8 @@ def test_losses_are_those_of_one_fp32_rank(
 
 
 def check_losses(results: dict[Any, Any], model: str, config: str) -> None:
-    """Compares a config's losses and gradient norms, of results by model and config, with those of one fp32 rank."""
+    """Compares a config's losses and gradient norms, of results by model and config, with those of
+    one fp32 rank."""
     assert (model, config) in results, "the ranks ended before this config; see the first error"
     result = results[model, config]
     assert "measurement" in result, result.get("error") or result.get("failure")

@@ -1,4 +1,5 @@
-"""Models that code builds train under every kind of parallelism that they bring: each config's losses are those of one fp32 rank on the same data."""
+"""Models that code builds train under every kind of parallelism that they bring: each config's
+losses are those of one fp32 rank on the same data."""
 
 from __future__ import annotations
 
@@ -165,7 +166,8 @@ def results_of(jobs: dict[int, list[Job]], directory: Path) -> list[dict[str, An
 
 
 def check(results: list[dict[str, Any]]) -> None:
-    """Compares each result with its model's on one fp32 rank: the first one of that model with these changes."""
+    """Compares each result with its model's on one fp32 rank: the first one of that model with
+    these changes."""
     alone: dict[tuple[str, str], dict[str, Any]] = {}
     for result in results:
         where = f"{result['model']} {result['config']}"

@@ -1,4 +1,5 @@
-"""Packed sequences, adapters and optimizers train the same under every config: losses and gradient norms are those of one fp32 rank with the same workload."""
+"""Packed sequences, adapters and optimizers train the same under every config: losses and gradient
+norms are those of one fp32 rank with the same workload."""
 
 from __future__ import annotations
 

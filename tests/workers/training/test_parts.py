@@ -1,4 +1,5 @@
-"""The parts of a trial that need no gang: model, data, precision, profile, measure, layout of context and pipeline."""
+"""The parts of a trial that need no gang: model, data, precision, profile, measure, layout of
+context and pipeline."""
 
 from __future__ import annotations
 

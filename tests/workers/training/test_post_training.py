@@ -1,4 +1,5 @@
-"""Sequences of unequal length train the same however they are packed, padded and dealt: losses and gradient norms are those of each sequence alone on one fp32 rank."""
+"""Sequences of unequal length train the same however they are packed, padded and dealt: losses and
+gradient norms are those of each sequence alone on one fp32 rank."""
 
 from __future__ import annotations
 

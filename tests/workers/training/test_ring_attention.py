@@ -1,4 +1,5 @@
-"""The parts of ring attention that need no ranks: the blocks of scores, and the two ways to compute one."""
+"""The parts of ring attention that need no ranks: the blocks of scores, and the two ways to compute
+one."""
 
 from __future__ import annotations
 

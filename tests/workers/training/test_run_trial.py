@@ -1,4 +1,5 @@
-"""A trial on one rank: what it measures, when it ends, what it refuses, and that it leaves nothing behind."""
+"""A trial on one rank: what it measures, when it ends, what it refuses, and that it leaves nothing
+behind."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def alone(tmp_path: Path) -> Iterator[RankContext]:
 
 
 def reference_losses(asked: TrialRequest, context: RankContext, steps: int) -> tuple[float, ...]:
-    """Losses of the first optimizer steps when one fp32 rank trains on the same data from the same weights, without any knob."""
+    """Losses of the first optimizer steps when one fp32 rank trains on the same data from the same
+    weights, without any knob."""
     batch, size = asked.config.global_batch_size, asked.config.micro_batch_size
     config = ParallelConfig(
         micro_batch_size=size, accumulation_steps=batch // size, precision="fp32"

@@ -1,4 +1,5 @@
-"""Gradients travel once per step, after the last micro-batch, whatever cuts the weights and the layers."""
+"""Gradients travel once per step, after the last micro-batch, whatever cuts the weights and the
+layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The bound on torch admits the installed torch, equals the bound that pip reads, and is named when another torch is installed."""
+"""The bound on torch admits the installed torch, equals the bound that pip reads, and is named when
+another torch is installed."""
 
 from __future__ import annotations
 

@@ -1,9 +1,12 @@
-"""Every value of every knob changes what a rank of the native loop builds or does, or is refused with the knob's name.
+"""Every value of every knob changes what a rank of the native loop builds or does, or is refused
+with the knob's name.
 
-One rank is built and stepped in a made-up gang: collectives of the backend `fake` return at once, whatever they are given. What it did is compared
-operation by operation. A pipeline is built but not stepped, because a stage waits for what its neighbours say; a compiled model is not stepped either,
-because that takes long, nor one with experts, which is never compiled whole; nor is a context-parallel one, because the attention bias that it makes
-cannot be traced. Of these what they built says what they would do.
+One rank is built and stepped in a made-up gang: collectives of the backend `fake` return at once,
+whatever they are given. What it did is compared operation by operation. A pipeline is built but not
+stepped, because a stage waits for what its neighbours say; a compiled model is not stepped either,
+because that takes long, nor one with experts, which is never compiled whole; nor is a
+context-parallel one, because the attention bias that it makes cannot be traced. Of these what they
+built says what they would do.
 """
 
 from __future__ import annotations
@@ -56,7 +59,8 @@ BASES = (
 
 
 class RecordingConfig:
-    """A config that notes which of its knobs the loop reads; limits and laws, which read all of them, do not count."""
+    """A config that notes which of its knobs the loop reads; limits and laws, which read all of
+    them, do not count."""
 
     def __init__(self, config: ParallelConfig, read: set[str]) -> None:
         self._config, self._read = config, read
@@ -93,7 +97,8 @@ class Operations(TorchDispatchMode):
 
 
 def asked(model: str, config: ParallelConfig) -> TrialRequest:
-    """A trial of this config; its learning rate is that of the smallest batch, whatever the batch is."""
+    """A trial of this config; its learning rate is that of the smallest batch, whatever the batch
+    is."""
     plain = request("llama", "tp=1")
     workload = replace(
         plain.workload,
@@ -105,7 +110,8 @@ def asked(model: str, config: ParallelConfig) -> TrialRequest:
 
 
 def rank_zero(trial: TrialRequest, read: set[str]) -> tuple[Any, ...]:
-    """What the first rank builds and does; raises `ConfigError` where the loop refuses the config. `read`: the knobs that were read are added."""
+    """What the first rank builds and does; raises `ConfigError` where the loop refuses the config.
+    `read`: the knobs that were read are added."""
     config: Any = RecordingConfig(trial.config, read)
     ranks = trial.config.world_size
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)

@@ -1,4 +1,5 @@
-"""What the native loop refuses of workload and config together, its trainer refuses before a trial is made, and by the same knob."""
+"""What the native loop refuses of workload and config together, its trainer refuses before a trial
+is made, and by the same knob."""
 
 from __future__ import annotations
 

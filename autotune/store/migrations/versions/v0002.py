@@ -1,6 +1,7 @@
 """What the service needs: the best trial of each config, tokens, audit, reference losses.
 
-Records are derived from the trials that are already there: the median measured trial of each config of each workload.
+Records are derived from the trials that are already there: the median measured trial of each config
+of each workload.
 """
 
 from __future__ import annotations

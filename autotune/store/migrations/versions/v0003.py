@@ -1,9 +1,11 @@
-"""Config keys that outlive new knobs, workload fingerprints that outlive new fields, and the runner of a study as a column.
+"""Config keys that outlive new knobs, workload fingerprints that outlive new fields, and the runner
+of a study as a column.
 
-A config's key was the fingerprint of all its fields, so that a new field would have given every config another key. Now it is the fingerprint of
-`VERSION:VALUES`, where VALUES are those that differ from the defaults, as sorted JSON. The new keys are made from the column `config`, the text
-`tp=2,pp=1,dp=4,...` that holds every value that is not a default. A workload's fingerprint now leaves out what is null, false, zero or empty. The runner is read from
-the study's kept values.
+A config's key was the fingerprint of all its fields, so that a new field would have given every
+config another key. Now it is the fingerprint of `VERSION:VALUES`, where VALUES are those that
+differ from the defaults, as sorted JSON. The new keys are made from the column `config`, the text
+`tp=2,pp=1,dp=4,...` that holds every value that is not a default. A workload's fingerprint now
+leaves out what is null, false, zero or empty. The runner is read from the study's kept values.
 """
 
 from __future__ import annotations

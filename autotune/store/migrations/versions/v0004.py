@@ -1,4 +1,5 @@
-"""Profiles: what dry runs said of a model's training, by the fingerprint of its code, its arguments and the versions of the packages."""
+"""Profiles: what dry runs said of a model's training, by the fingerprint of its code, its arguments
+and the versions of the packages."""
 
 from __future__ import annotations
 

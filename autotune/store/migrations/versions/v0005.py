@@ -1,4 +1,5 @@
-"""What people want of a study apart from its status, and a count of the decisions of its controllers.
+"""What people want of a study apart from its status, and a count of the decisions of its
+controllers.
 
 Until now a pause was written as the status PAUSED and a stop as STOPPING, by whoever asked for it.
 """

@@ -1,4 +1,5 @@
-"""Checksums of events, trials and attempts (`autotune.store.upkeep.checksums`); rows that are there have none.
+"""Checksums of events, trials and attempts (`autotune.store.upkeep.checksums`); rows that are there
+have none.
 
 Releases before this version write no checksums, and what they wrote is not checked.
 """

@@ -1,4 +1,5 @@
-"""An index from trials to the records that name them: the deletion of a trial asks which do, and without an index it reads all records for each trial."""
+"""An index from trials to the records that name them: the deletion of a trial asks which do, and
+without an index it reads all records for each trial."""
 
 from __future__ import annotations
 

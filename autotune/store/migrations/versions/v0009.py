@@ -1,6 +1,8 @@
-"""The speed at which a config stands among those of all studies, by which `best` sorts: what the finals of its study showed.
+"""The speed at which a config stands among those of all studies, by which `best` sorts: what the
+finals of its study showed.
 
-Until now `best` sorted by throughput, and what the finals had shown was looked up in the results of the studies that it had found.
+Until now `best` sorted by throughput, and what the finals had shown was looked up in the results of
+the studies that it had found.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ def upgrade() -> None:
 
 
 def fill(connection: sa.Connection) -> None:
-    """Fills in the column: the throughput, and where a study ended with finals what follows from them."""
+    """Fills in the column: the throughput, and where a study ended with finals what follows from
+    them."""
     connection.execute(sa.text("UPDATE records SET standing = throughput"))
     after = 0
     while studies := connection.execute(_RESULTS, {"after": after, "page": PAGE}).all():

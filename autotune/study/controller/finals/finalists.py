@@ -1,8 +1,10 @@
-"""The finals: a race of the best configs and the baseline, measured again in turn, before a winner is named.
+"""The finals: a race of the best configs and the baseline, measured again in turn, before a winner
+is named.
 
-The best of many noisy measurements is on average too good (the winner's curse), and a machine drifts while a study runs. So the
-claim does not rest on the search's own numbers: finalists and baseline alternate, every other round in the opposite order, which
-cancels a linear drift, and each config is held against the baseline of the same rounds, with equally many steps of each.
+The best of many noisy measurements is on average too good (the winner's curse), and a machine
+drifts while a study runs. So the claim does not rest on the search's own numbers: finalists and
+baseline alternate, every other round in the opposite order, which cancels a linear drift, and each
+config is held against the baseline of the same rounds, with equally many steps of each.
 
     finalists   the best `MeasureSpec.finalists` that ran to their end, and all whose first measurement cannot be told from the best's
     a round     all that are still in the race; who is surely behind the leader drops out after `MeasureSpec.final_rounds` rounds
@@ -12,11 +14,13 @@ cancels a linear drift, and each config is held against the baseline of the same
                 `final_rounds` rounds; and so on until nobody stands above, or as many runs as the first race may take are used up. The last ones go on while they
                 stand above the leader and were measured less often
 
-"Surely" is the 95% interval of `autotune.reward.run_noise`. A config that fails when it is re-measured cannot win. The last round may be longer
-(`MeasureSpec.stability_steps`): its losses, norms and memory are what the winner's stability is judged by, and a config that diverges there is out.
-Who has won is decided in `winner`.
+"Surely" is the 95% interval of `autotune.reward.run_noise`. A config that fails when it is
+re-measured cannot win. The last round may be longer (`MeasureSpec.stability_steps`): its losses,
+norms and memory are what the winner's stability is judged by, and a config that diverges there is
+out. Who has won is decided in `winner`.
 
-All of this is a function of the trials, so a study that is interrupted in its finals goes on with the next measurement.
+All of this is a function of the trials, so a study that is interrupted in its finals goes on with
+the next measurement.
 """
 
 from __future__ import annotations
@@ -67,11 +71,13 @@ LOST = 2
 ROUNDING = 1e-9
 """difference of two rewards that is rounding"""
 RACE = 2
-"""A race takes at most so many times the runs of `final_rounds` rounds of `finalists` and baseline."""
+"""A race takes at most so many times the runs of `final_rounds` rounds of `finalists` and
+baseline."""
 
 
 def first_measurements(trials: Sequence[Trial], study: Study) -> list[Trial]:
-    """All measured trials that compete but the finals', one for each config, as they would have come out at the machine's first level; best reward first."""
+    """All measured trials that compete but the finals', one for each config, as they would have
+    come out at the machine's first level; best reward first."""
     seen = at_first_level(trials, study.objective.stability_weight)
     return sorted(
         (t for t in counted_once(seen) if t.reward is not None and competes(t, study)),
@@ -80,7 +86,8 @@ def first_measurements(trials: Sequence[Trial], study: Study) -> list[Trial]:
 
 
 def contenders(trials: Sequence[Trial], study: Study) -> list[Trial]:
-    """First measurements that may win as they are, best first: trials that were stopped early only where nothing completed."""
+    """First measurements that may win as they are, best first: trials that were stopped early only
+    where nothing completed."""
     measured = first_measurements(trials, study)
     return [t for t in measured if t.status is TrialStatus.COMPLETED] or measured
 
@@ -97,11 +104,13 @@ def participants(trials: Sequence[Trial], study: Study) -> tuple[ParallelConfig,
 
 
 def first_finalists(trials: Sequence[Trial], study: Study) -> tuple[ParallelConfig, ...]:
-    """Who is re-measured: the baseline, where it was measured, the best other configs (`MeasureSpec.finalists`), and those that cannot be told from the
-    best; empty when that is under two.
+    """Who is re-measured: the baseline, where it was measured, the best other configs
+    (`MeasureSpec.finalists`), and those that cannot be told from the best; empty when that is under
+    two.
 
-    Trials that were stopped because they cannot win take part only where there is nothing else to compare. A lucky measurement of another may have stopped them:
-    then the finals show how good that is, and they join as late comers.
+    Trials that were stopped because they cannot win take part only where there is nothing else to
+    compare. A lucky measurement of another may have stopped them: then the finals show how good
+    that is, and they join as late comers.
     """
     baseline, least = baseline_of(trials), study.measure.finalists
     first = [baseline.config] if baseline is not None else []
@@ -123,27 +132,30 @@ def _is_behind(trial: Trial, best: Trial, study: Study) -> bool:
 
 
 def least_runs(study: Study, who: Sequence[ParallelConfig] | None = None) -> int:
-    """Measurements of the first race's `final_rounds` rounds, where nobody fails. `who`: the first finalists, once they are known."""
+    """Measurements of the first race's `final_rounds` rounds, where nobody fails. `who`: the first
+    finalists, once they are known."""
     expected = 1 + min(study.measure.finalists, study.budget.max_trials)
     return study.measure.final_rounds * (expected if who is None else len(who))
 
 
 def most_runs(study: Study) -> int:
-    """Measurements that the first race takes at most, repeated rounds aside; so do all races of late comers together. A search of few trials gets few finals:
-    they decide between no more configs than it tried."""
+    """Measurements that the first race takes at most, repeated rounds aside; so do all races of
+    late comers together. A search of few trials gets few finals: they decide between no more
+    configs than it tried."""
     return max(least_runs(study), min(RACE * least_runs(study), study.budget.max_trials))
 
 
 def longest_finals(study: Study) -> int:
-    """Measurements of all races at most, repeated rounds aside: the first one, in which all that are tied run `final_rounds` rounds, the run of the baseline that
-    closes it, and late comers."""
+    """Measurements of all races at most, repeated rounds aside: the first one, in which all that
+    are tied run `final_rounds` rounds, the run of the baseline that closes it, and late comers."""
     least, references = study.measure.finalists, len(study.reference_batches)
     configs = min(RACE * (least + 1), 1 + study.budget.max_trials + references)
     return max(most_runs(study), study.measure.final_rounds * configs) + 1 + most_runs(study)
 
 
 def expected_runs(study: Study) -> str:
-    """How many runs a study takes and what for, as people are told before it begins; empty for one of proxies, whose trials are chosen as it goes."""
+    """How many runs a study takes and what for, as people are told before it begins; empty for one
+    of proxies, whose trials are chosen as it goes."""
     if study.at_hand is not None:
         return ""
     most, least = study.budget.max_trials, least_runs(study)
@@ -191,8 +203,9 @@ class NextFinal:
 def next_final(
     who: Sequence[ParallelConfig], trials: Sequence[Trial], study: Study
 ) -> NextFinal | None:
-    """What to measure next; None when nothing is left to decide, the runs are used up, or a race cannot be run whole because the runner has fewer ranks than before.
-    `who`: the first finalists. `trials`: of the whole study."""
+    """What to measure next; None when nothing is left to decide, the runs are used up, or a race
+    cannot be run whole because the runner has fewer ranks than before. `who`: the first finalists.
+    `trials`: of the whole study."""
     finals, failed = ended_finals(trials), failed_in_finals(trials)
     alive = raced = [c for c in who if c not in failed]
     if len(raced) < 2 or not study.measure.final_rounds or cannot_run(finals):
@@ -239,8 +252,10 @@ def _first_race(
 def _next_late(
     who: Sequence[ParallelConfig], trials: Sequence[Trial], study: Study, rounds: int
 ) -> NextFinal | None:
-    """The same after the first race of so many rounds: of the best configs that stand above all that raced, with the baseline; then of those that stand above these,
-    until nobody does or the runs of late comers are used up. They begin with an even round, so that each pair of rounds lies between two runs of the baseline."""
+    """The same after the first race of so many rounds: of the best configs that stand above all
+    that raced, with the baseline; then of those that stand above these, until nobody does or the
+    runs of late comers are used up. They begin with an even round, so that each pair of rounds lies
+    between two runs of the baseline."""
     finals, failed, baseline = ended_finals(trials), failed_in_finals(trials), baseline_of(trials)
     raced, known, least = [c for c in who if c not in failed], list(who), study.measure.final_rounds
     if baseline is None or baseline.config not in raced or too_noisy(trials, baseline) is not None:
@@ -282,13 +297,15 @@ def _late_comers(
     study: Study,
     rounds: int,
 ) -> list[ParallelConfig]:
-    """Configs, none of the `known` ones, that stand above the best of those that raced so many rounds, now that these showed how good that is; the best first."""
+    """Configs, none of the `known` ones, that stand above the best of those that raced so many
+    rounds, now that these showed how good that is; the best first."""
     baseline = baseline_of(trials)
     standing = confirmed_by(trials, study, raced, rounds)
     assert baseline is not None
     assert baseline.measurement is not None
     default = next(t for t in standing if t.config == baseline.config)
-    # all of the search moves by what the baseline's pooled rounds are to its first measurement (`autotune.results.config_figures`)
+    # all of the search moves by what the baseline's pooled rounds are to its first measurement
+    # (`autotune.results.config_figures`)
     moved = gained(baseline.config, trials, rounds) + math.log(
         tokens_per_s(baseline) / tokens_per_s(default)
     )
@@ -308,7 +325,8 @@ def _still_above(
     began: int,
     rounds: int,
 ) -> list[ParallelConfig]:
-    """Late comers that run another round: they stand above the best of those that raced before them, and were not yet measured as often as that one."""
+    """Late comers that run another round: they stand above the best of those that raced before
+    them, and were not yet measured as often as that one."""
     finals, baseline = ended_finals(trials), baseline_of(trials)
     leader = confirmed_by(trials, study, raced, rounds)[0]
     steady = which_are_steady([*raced, *late], finals, trials, rounds)[began:]
@@ -322,8 +340,8 @@ def _still_above(
 def _still_racing(
     alive: Sequence[ParallelConfig], trials: Sequence[Trial], study: Study, rounds: int
 ) -> list[ParallelConfig]:
-    """Who goes on after so many rounds: leader, baseline and those that may be ahead of the leader by more than `WORTH`; nobody when the leader stands
-    alone."""
+    """Who goes on after so many rounds: leader, baseline and those that may be ahead of the leader
+    by more than `WORTH`; nobody when the leader stands alone."""
     standing = confirmed_by(trials, study, alive, rounds)
     leader, baseline = standing[0], baseline_of(trials)
     noise = noise_of(trials, alive, rounds)
@@ -341,13 +359,15 @@ def _still_racing(
 
 
 def whole(measure: MeasureSpec) -> MeasureSpec:
-    """As many steps as any trial may take: a reference, which all are held against, must not be the shorter one."""
+    """As many steps as any trial may take: a reference, which all are held against, must not be the
+    shorter one."""
     steps = max(measure.max_steps, measure.stability_steps)
     return replace(measure, min_steps=steps, max_steps=steps)
 
 
 def longer(measure: MeasureSpec) -> MeasureSpec:
-    """How the last round is measured: to the end of `stability_steps`, where a longer run was asked for."""
+    """How the last round is measured: to the end of `stability_steps`, where a longer run was asked
+    for."""
     return whole(measure) if measure.stability_steps else measure
 
 
@@ -361,8 +381,9 @@ def slope_of(study: Study) -> float:
 
 
 def noise_of(trials: Sequence[Trial], who: Sequence[ParallelConfig], rounds: int) -> RunNoise:
-    """The noise between the runs of the finals. One that a burst disturbed tells of it too, by its median step, which a burst does not move: on a machine that
-    others share the run that counts may be the one quiet run of several."""
+    """The noise between the runs of the finals. One that a burst disturbed tells of it too, by its
+    median step, which a burst does not move: on a machine that others share the run that counts may
+    be the one quiet run of several."""
     finals = ended_finals(trials)
     baseline = baseline_of(trials) if len(who) else None
     baseline = baseline if baseline is not None and baseline.config in who else None
@@ -386,7 +407,8 @@ def noise_of(trials: Sequence[Trial], who: Sequence[ParallelConfig], rounds: int
 
 
 def _speed(run: Measurement, counts: bool, is_steady: bool) -> float:
-    """Tokens per second of a run of the finals: by its median step where a burst disturbed it, NaN in a round that was not steady."""
+    """Tokens per second of a run of the finals: by its median step where a burst disturbed it, NaN
+    in a round that was not steady."""
     if counts:
         return run.tokens_per_s
     return run.median_tokens_per_s if is_steady else math.nan
@@ -398,7 +420,8 @@ def confirmed_by(
     alive: Sequence[ParallelConfig],
     rounds: int | None = None,
 ) -> list[Trial]:
-    """The first trials of these configs with what the finals (their first `rounds`) showed beside the baseline of the same rounds, best reward first."""
+    """The first trials of these configs with what the finals (their first `rounds`) showed beside
+    the baseline of the same rounds, best reward first."""
     finals = ended_finals(trials)
     baseline = baseline_of(trials)
     first = {t.config: t for t in reversed(first_measurements(trials, study))}

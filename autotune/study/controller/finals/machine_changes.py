@@ -13,7 +13,8 @@ from autotune.study.controller.finals.rounds import at_start, gained
 
 
 def change_in_words(change: MachineChange, trials: Mapping[int, Trial]) -> str:
-    """`The machine became 3.9 times slower between 14:02 and 14:31 UTC (baseline: 1,210 -> 310 tokens/s at its median step).`"""
+    """`The machine became 3.9 times slower between 14:02 and 14:31 UTC (baseline: 1,210 -> 310
+    tokens/s at its median step).`"""
     times, is_faster = change.speedup, change.speedup > 1
     default = f"{_default_speed(trials, change.before.level):,.0f} -> {_default_speed(trials, change.after.level):,.0f}"
     return (
@@ -23,7 +24,8 @@ def change_in_words(change: MachineChange, trials: Mapping[int, Trial]) -> str:
 
 
 def plan_in_words(again: Sequence[int]) -> str:
-    """What a study does about a change. `again`: numbers of the trials that may win and are asked for again."""
+    """What a study does about a change. `again`: numbers of the trials that may win and are asked
+    for again."""
     measured = f" {_named(sorted(again))} may still win and will be re-measured." if again else ""
     return f"Speeds are normalized to the first measurement of the baseline.{measured}"
 
@@ -31,9 +33,11 @@ def plan_in_words(again: Sequence[int]) -> str:
 def changes_in_words(
     levels: MachineLevels, trials: Sequence[Trial], default: Trial | None
 ) -> list[str]:
-    """All changes of a study, how its speeds are shown, and which trials were re-measured because of them; empty without a change.
+    """All changes of a study, how its speeds are shown, and which trials were re-measured because
+    of them; empty without a change.
 
-    `default`: the baseline with its final rounds pooled, where it took part in them; else its first measurement.
+    `default`: the baseline with its final rounds pooled, where it took part in them; else its first
+    measurement.
     """
     if not levels.changes:
         return []
@@ -70,7 +74,8 @@ def changes_in_words(
 def since_search_in_words(
     levels: MachineLevels, trials: Sequence[Trial], default: Trial
 ) -> list[str]:
-    """That the finals found the baseline at another speed than the search did, where no change between them was seen; else empty."""
+    """That the finals found the baseline at another speed than the search did, where no change
+    between them was seen; else empty."""
     log_gain = gained(default.config, trials)
     if levels.changes or abs(log_gain) <= RunNoise().half_width(1, confidence=CHANGE_CONFIDENCE):
         return []

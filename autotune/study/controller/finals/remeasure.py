@@ -1,4 +1,5 @@
-"""What is re-measured during the search: the baseline, to see whether the machine changed; and configs that were stopped unfairly because it had.
+"""What is re-measured during the search: the baseline, to see whether the machine changed; and
+configs that were stopped unfairly because it had.
 
 The baseline is due
 
@@ -7,11 +8,13 @@ The baseline is due
                                      and twice as many after each run that showed no change, up to `MOST_SURPRISES`; before the finals, one of the last two
     when time went by                the trials since its last run took 1 / `SHARE` times as long as one of its runs
 
-So a study whose predictions hold spends at most `SHARE` of its trials' time on this, and nothing where it is shorter than 1 / `SHARE` trials. These runs are no
-trials of the searcher: `Budget.max_trials` does not count them, while wall time and rank-seconds do.
+So a study whose predictions hold spends at most `SHARE` of its trials' time on this, and nothing
+where it is shorter than 1 / `SHARE` trials. These runs are no trials of the searcher:
+`Budget.max_trials` does not count them, while wall time and rank-seconds do.
 
-After a change each search trial is judged again at the machine's levels (`autotune.reward.machine_level`). One that was stopped early, or whose level is
-not known, is asked for again where it may beat the best. That is a trial of the search, and counts as one.
+After a change each search trial is judged again at the machine's levels
+(`autotune.reward.machine_level`). One that was stopped early, or whose level is not known, is asked
+for again where it may beat the best. That is a trial of the search, and counts as one.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ MOST_IN_A_ROW = 3
 
 
 def why_measure_default(index: TrialIndex, *, at_end: bool = False) -> str:
-    """Why the baseline is re-measured now, in words; empty while it is not. `at_end`: no further trial of the search will tell more."""
+    """Why the baseline is re-measured now, in words; empty while it is not. `at_end`: no further
+    trial of the search will tell more."""
     if index.baseline is None:
         return ""
     in_a_row, since = _since_last_run(index)
@@ -55,7 +59,8 @@ def why_measure_default(index: TrialIndex, *, at_end: bool = False) -> str:
 
 
 def _since_last_run(index: TrialIndex) -> tuple[list[Trial], list[Trial]]:
-    """The latest runs of the baseline with none of another between them, the last one first; and the trials that ended since, by number."""
+    """The latest runs of the baseline with none of another between them, the last one first; and
+    the trials that ended since, by number."""
     runs, since = list[Trial](), list[Trial]()
     for number in range(len(index.trials) - 1, -1, -1):
         trial = index.trials[number]
@@ -71,8 +76,8 @@ def _since_last_run(index: TrialIndex) -> tuple[list[Trial], list[Trial]]:
 
 
 def _surprise(measured: list[Trial], index: TrialIndex, *, at_end: bool) -> list[float]:
-    """ln of measured over predicted step time of the latest trials, where all are surprising and to the same side; at the end of one of the last two. Else
-    empty."""
+    """ln of measured over predicted step time of the latest trials, where all are surprising and to
+    the same side; at the end of one of the last two. Else empty."""
     phase = index.levels.phases[-1]
     quiet_runs = len(phase.runs) - (1 if len(index.levels.phases) == 1 else 2)
     enough = 2 if at_end else min(2 << quiet_runs, MOST_SURPRISES)
@@ -100,7 +105,8 @@ def _apart(logs: list[float]) -> str:
 
 
 def unfairly_judged(index: TrialIndex, study: Study) -> list[Trial]:
-    """Search trials that may beat the best now that the machine is known to have changed, the most promising first; without those that were asked for again."""
+    """Search trials that may beat the best now that the machine is known to have changed, the most
+    promising first; without those that were asked for again."""
     if not index.levels.is_uneven or index.best is None or index.best.reward is None:
         return []
     weight, noise = study.objective.stability_weight, noise_between_two_runs(index.best)

@@ -1,14 +1,19 @@
-"""The runs of the finals that count: beside those of the baseline in the same rounds, without rounds in which something else than the config moved them.
+"""The runs of the finals that count: beside those of the baseline in the same rounds, without
+rounds in which something else than the config moved them.
 
     a round counts for a config    when both finished it, neither run was disturbed by a burst, and the machine did not change in it
 
-Where no round counts for both, each has its own undisturbed runs, as they are; nothing is claimed where the machine changed in all of them.
+Where no round counts for both, each has its own undisturbed runs, as they are; nothing is claimed
+where the machine changed in all of them.
 
-A config may join late, when the first finalists have raced (`finals`). Its first run then belongs to a later round: as many rounds after the first as the baseline
-had begun before it. The baseline opens the rounds of late comers.
+A config may join late, when the first finalists have raced (`finals`). Its first run then belongs
+to a later round: as many rounds after the first as the baseline had begun before it. The baseline
+opens the rounds of late comers.
 
-Rounds are levelled before they are pooled: all times of a round are multiplied by what the baseline's median speed in it is above its mean over the rounds that count
-(of the logarithms). A machine that changed between two rounds then makes no config look unsteady, and counts for the same in the mean of each.
+Rounds are levelled before they are pooled: all times of a round are multiplied by what the
+baseline's median speed in it is above its mean over the rounds that count (of the logarithms). A
+machine that changed between two rounds then makes no config look unsteady, and counts for the same
+in the mean of each.
 """
 
 from __future__ import annotations
@@ -40,7 +45,8 @@ def rounds_of(
     finals: Sequence[Trial],
     baseline: Trial | None,
 ) -> int:
-    """Rounds of a config that count: those that the baseline finished too; without a baseline in the race those that all finished."""
+    """Rounds of a config that count: those that the baseline finished too; without a baseline in
+    the race those that all finished."""
     if baseline is None or baseline.config not in who:
         return min(len(measured_finals(c, finals)) for c in (config, *who))
     theirs = len(measured_finals(baseline.config, finals)) - joined(config, finals, baseline)
@@ -62,7 +68,8 @@ def runs_beside(
     baseline: Trial | None,
     rounds: int | None = None,
 ) -> tuple[list[Measurement], list[Measurement]]:
-    """The runs of a config that count, and the baseline's of the same rounds, where it is in the race and any round counts for both; of the first `rounds`."""
+    """The runs of a config that count, and the baseline's of the same rounds, where it is in the
+    race and any round counts for both; of the first `rounds`."""
     late = joined(config, finals, baseline)
     count = rounds_of(config, alive, finals, baseline)
     count = count if rounds is None else max(0, min(count, rounds - late))
@@ -86,8 +93,9 @@ def counted_rounds(
     finals: Sequence[Trial],
     baseline: Trial | None,
 ) -> int:
-    """Rounds on which a claim about a config may rest: those that count for both, else of each its undisturbed runs while the machine did not change. Without the baseline
-    in the race, the undisturbed runs."""
+    """Rounds on which a claim about a config may rest: those that count for both, else of each its
+    undisturbed runs while the machine did not change. Without the baseline in the race, the
+    undisturbed runs."""
     late, count = joined(config, finals, baseline), rounds_of(config, alive, finals, baseline)
     runs = runs_of(config, finals, count)
     if baseline is None or baseline.config not in alive:
@@ -107,8 +115,9 @@ def _both(
 
 
 def gained(default: ParallelConfig, trials: Sequence[Trial], rounds: int | None = None) -> float:
-    """By how much in ln speed the baseline became faster from the machine's first level to the finals, or their first `rounds`. Its runs in the search that are in
-    none of the machine's phases count for nothing."""
+    """By how much in ln speed the baseline became faster from the machine's first level to the
+    finals, or their first `rounds`. Its runs in the search that are in none of the machine's phases
+    count for nothing."""
     numbers = {number for phase in MachineLevels(trials).phases for number in phase.runs}
     seen = at_first_level(trials, stability_weight=0.0)  # which moves rewards, not speeds
     search = [t for t in seen if t.config == default and t.number in numbers]
@@ -125,7 +134,8 @@ def gained(default: ParallelConfig, trials: Sequence[Trial], rounds: int | None 
 
 
 def at_start(default: Trial, trials: Sequence[Trial]) -> Trial:
-    """The baseline with its final rounds pooled, as it would have come out at the machine's first level: what all figures of a study are relative to."""
+    """The baseline with its final rounds pooled, as it would have come out at the machine's first
+    level: what all figures of a study are relative to."""
     if default.measurement is None:
         return default
     factor = math.exp(gained(default.config, trials))
@@ -133,8 +143,9 @@ def at_start(default: Trial, trials: Sequence[Trial]) -> Trial:
 
 
 def steady_and_closed(default: Sequence[Measurement]) -> list[bool]:
-    """`steady_rounds`, without a last round that the baseline opened and did not close, unless its run is like those of rounds that count: a burst that began before
-    the run and ended after it makes all others of the round look fast."""
+    """`steady_rounds`, without a last round that the baseline opened and did not close, unless its
+    run is like those of rounds that count: a burst that began before the run and ended after it
+    makes all others of the round look fast."""
     steady = steady_rounds(default)
     if len(default) % 2 and len(default) > 1:
         *speeds, last = (math.log(m.median_tokens_per_s) for m in default)
@@ -145,7 +156,8 @@ def steady_and_closed(default: Sequence[Measurement]) -> list[bool]:
 
 
 def _levels(default: Sequence[Measurement], counts: Sequence[bool]) -> list[float]:
-    """By what the times of each round are multiplied, as if the machine had been as fast in each as it was on average in those that count."""
+    """By what the times of each round are multiplied, as if the machine had been as fast in each as
+    it was on average in those that count."""
     speeds = [math.log(m.median_tokens_per_s) for m in default]
     mean = math.fsum(speed for speed, is_good in zip(speeds, counts, strict=True) if is_good) / sum(
         counts
@@ -167,7 +179,8 @@ def which_are_steady(
 
 
 def which_count(runs: Sequence[Measurement], steady: Sequence[bool]) -> list[bool]:
-    """Which runs of a config count; where the machine changed in all rounds, those that are undisturbed."""
+    """Which runs of a config count; where the machine changed in all rounds, those that are
+    undisturbed."""
     good = undisturbed(runs)
     both = [a and b for a, b in zip(good, steady, strict=False)]
     return both if any(both) else good
@@ -185,8 +198,9 @@ def _kept(runs: Sequence[Measurement], good: Sequence[bool]) -> list[Measurement
 
 
 def pooled_runs(measurements: Sequence[Measurement]) -> Measurement:
-    """The longest round's measurement (the last of these) with the steps of all rounds, equally many of each. The k-th steps of all rounds stand beside each
-    other, to and fro: what differs between rounds, such as a machine that was busy in one, is no trend of the config."""
+    """The longest round's measurement (the last of these) with the steps of all rounds, equally
+    many of each. The k-th steps of all rounds stand beside each other, to and fro: what differs
+    between rounds, such as a machine that was busy in one, is no trend of the config."""
     steps = min(len(m.step_times_s) for m in measurements)
     kth = [[m.step_times_s[k] for m in measurements] for k in range(steps)]
     longest = max(reversed(measurements), key=lambda m: len(m.step_times_s))

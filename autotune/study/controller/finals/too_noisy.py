@@ -7,11 +7,14 @@
                  at least make a level, of which the first may have one alone, since nothing was there to contradict it
     disturbed    a run that is off while those before and after it are alike; one run in `PER_DISTURBED` may be, and is left aside
 
-The limit comes from what finals can average away. The range of four runs is about twice their standard deviation (Tippett 1925), so runs that are 1.3 apart have one
-of about 13%. Four rounds, the most that a race of two finalists has, then leave an interval of a factor of 1.25 to both sides: hardly any gain that a config has over
-another is outside of it. Runs with 5% between them stay within 1.3 in more than 99 of 100 studies of ten runs.
+The limit comes from what finals can average away. The range of four runs is about twice their
+standard deviation (Tippett 1925), so runs that are 1.3 apart have one of about 13%. Four rounds,
+the most that a race of two finalists has, then leave an interval of a factor of 1.25 to both sides:
+hardly any gain that a config has over another is outside of it. Runs with 5% between them stay
+within 1.3 in more than 99 of 100 studies of ten runs.
 
-A change that lasts is another matter: finals alternate, so both sides of a ratio are at the same level. But nothing is claimed from runs that agree with nobody.
+A change that lasts is another matter: finals alternate, so both sides of a ratio are at the same
+level. But nothing is claimed from runs that agree with nobody.
 
 A gain that is far larger than the noise is claimed all the same, with the widest interval:
 
@@ -62,7 +65,8 @@ class TooNoisy(Plain):
     def range_of_gain(
         self, config: ParallelConfig, trials: Sequence[Trial]
     ) -> tuple[float, float] | None:
-        """The least and the most that the config's runs are faster than the baseline's; None unless even the least is more than the noise."""
+        """The least and the most that the config's runs are faster than the baseline's; None unless
+        even the least is more than the noise."""
         speeds = _speeds(config, trials)
         if min(self.runs, len(speeds)) < LEAST or min(speeds) <= self.fastest * self.factor:
             return None
@@ -76,7 +80,8 @@ class TooNoisy(Plain):
         )
 
     def note_beside(self, gain: tuple[float, float]) -> str:
-        """What is said beside a speedup that is claimed in spite of the noise. `gain`: its range."""
+        """What is said beside a speedup that is claimed in spite of the noise. `gain`: its
+        range."""
         return (
             f"the baseline ran between {_count(self.slowest)} and {_count(self.fastest)} tokens/s in its {self.runs} runs, a factor of {self.factor:.2g}. "
             f"A speedup is still claimed, because the slowest run of the best config was {gain[0]:.2g} times as fast as the fastest run of the baseline"
@@ -96,7 +101,8 @@ class TooNoisy(Plain):
 
 
 def too_noisy(trials: Sequence[Trial], default: Trial | None) -> TooNoisy | None:
-    """Whether the runs of the baseline (`default`: its first) disagree so much that nothing can be claimed."""
+    """Whether the runs of the baseline (`default`: its first) disagree so much that nothing can be
+    claimed."""
     if default is None:
         return None
     speeds = _speeds(default.config, trials)
@@ -144,7 +150,8 @@ def _alike(one: float, other: float) -> bool:
 
 
 def noisy_of(result: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The document of a stored result; None where the machine was quiet, or an older release did not look."""
+    """The document of a stored result; None where the machine was quiet, or an older release did
+    not look."""
     return result.get("too_noisy") or None
 
 

@@ -1,11 +1,13 @@
-"""The winner of a study, and by how much: by the final rounds that count, else by the first measurements.
+"""The winner of a study, and by how much: by the final rounds that count, else by the first
+measurements.
 
     tied       a config whose reward cannot be told from the leader's: within the margin of the noise between runs
     default    where the leader is tied with the baseline, that wins: nothing is claimed that chance explains
     too noisy  where the baseline's own runs disagree (`too_noisy`), it stays, and no speedup is claimed, unless all runs of a config are faster by far more than that
     interval   of the speedup, 95%: the noise between runs, and that the best of several was picked
 
-Without finals the claim rests on one measurement each, at the slowest figure that the machine's levels allow; its interval reaches up to the fastest.
+Without finals the claim rests on one measurement each, at the slowest figure that the machine's
+levels allow; its interval reaches up to the fastest.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ class Winner:
     """Who won, and by what."""
 
     best: Trial | None
-    """the trial in which the winning config was first measured; after finals with their measurement and reward"""
+    """the trial in which the winning config was first measured; after finals with their measurement
+    and reward"""
     baseline: Trial | None
     """the same of the baseline; None when it could not be measured"""
     speedup: float | None
@@ -66,7 +69,8 @@ class Winner:
     rounds: int = 0
     """final rounds of the winner that count"""
     confirmed: tuple[Trial, ...] = ()
-    """all configs that were re-measured, best reward first, with the finals' measurements and rewards"""
+    """all configs that were re-measured, best reward first, with the finals' measurements and
+    rewards"""
     notes: tuple[str, ...] = ()
     """what else must be said, in words"""
     too_noisy: TooNoisy | None = None
@@ -84,11 +88,13 @@ class _Comparison:
     slope: float
     """by how much a reward moves with ln speed"""
     rounds: Mapping[int, int] = field(default_factory=dict)
-    """by trial, final rounds that count, which the baseline ran in too; empty: each was measured once"""
+    """by trial, final rounds that count, which the baseline ran in too; empty: each was measured
+    once"""
     joined: Mapping[int, int] = field(default_factory=dict)
     """by trial, the round in which it joined the finals"""
     unknown: Mapping[int, float] = field(default_factory=dict)
-    """by trial, ln by which it may be faster than it counts, because nobody saw when the machine changed"""
+    """by trial, ln by which it may be faster than it counts, because nobody saw when the machine
+    changed"""
 
     def margin(self, one: Trial, other: Trial | None) -> float:
         """Half-width of the interval of their difference in ln speed."""
@@ -99,8 +105,9 @@ class _Comparison:
         return self.noise.half_width(self._rounds(one, other), configs=self.rivals, within=within)
 
     def _rounds(self, one: Trial, other: Trial | None) -> float:
-        """Rounds that the difference is worth: the harmonic mean of both, of the baseline the other's. Of configs that joined in different rounds half of
-        that, since each is held against other runs of the baseline."""
+        """Rounds that the difference is worth: the harmonic mean of both, of the baseline the
+        other's. Of configs that joined in different rounds half of that, since each is held against
+        other runs of the baseline."""
         known = [t.number for t in (one, other) if t is not None and t.number in self.rounds]
         mean = len(known) / math.fsum(1 / max(1, self.rounds[n]) for n in known) if known else 1.0
         return mean / len({self.joined[n] for n in known}) if known else mean
@@ -147,7 +154,8 @@ class _Leader:
 def decide(
     trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] | None = None
 ) -> Winner:
-    """The winner by the final rounds that count, else by the first measurements. `who` took part in the finals (default: `participants`)."""
+    """The winner by the final rounds that count, else by the first measurements. `who` took part in
+    the finals (default: `participants`)."""
     finals, levels = ended_finals(trials), MachineLevels(trials)
     failed, baseline = failed_in_finals(finals), baseline_of(trials)
     alive = [c for c in (participants(trials, study) if who is None else who) if c not in failed]
@@ -173,7 +181,8 @@ def decide(
     compared = _by_finals(race, finals, run) if alive else _by_search(race)
     leader = _leader(race, compared)
     best = leader.best
-    # the baseline is in no row of its own: as winner it has the rounds of the one that it is compared with, or the most that any other ran beside it
+    # the baseline is in no row of its own: as winner it has the rounds of the one that it is
+    # compared with, or the most that any other ran beside it
     rounds = run.get(best.number, run.get(ranked[0].number, max(run.values(), default=0)))
     won = Winner(
         best=best,
@@ -222,7 +231,8 @@ def _leader(race: _Race, compared: _Comparison) -> _Leader:
     is_beside = bool(race.alive) and default in ranked and best is not default
     if default is None or not is_beside or not compared.are_tied(best, default):
         return _Leader(best=best)
-    # who was measured less often may lead by chance, and be tied with the baseline where others surely beat it
+    # who was measured less often may lead by chance, and be tied with the baseline where others
+    # surely beat it
     ahead = ranked[: ranked.index(default)]
     if sure := next((t for t in ahead if not compared.are_tied(t, default)), None):
         return _Leader(best=sure)
@@ -240,7 +250,8 @@ def _leader_in_noise(noisy: TooNoisy, race: _Race, default: Trial) -> _Leader:
 
 
 def _tied(race: _Race, leader: _Leader, compared: _Comparison) -> Iterator[int]:
-    """The trials whose configs cannot be told from the winner; among those that are clear of the noise nothing is told apart."""
+    """The trials whose configs cannot be told from the winner; among those that are clear of the
+    noise nothing is told apart."""
     in_noise = leader.too_noisy is not None or bool(leader.clear)
     for t in race.ranked:
         is_tied = t.number in leader.clear if in_noise else compared.are_tied(leader.best, t)
@@ -283,7 +294,8 @@ def _with_speedup(won: Winner, race: _Race, leader: _Leader, compared: _Comparis
 def _clear_of(
     noisy: TooNoisy, ranked: Sequence[Trial], default: Trial, trials: Sequence[Trial]
 ) -> dict[int, tuple[float, float]]:
-    """By trial that ranks above the baseline, the range of its config's gain, where that is clear of the noise."""
+    """By trial that ranks above the baseline, the range of its config's gain, where that is clear
+    of the noise."""
     ahead = ranked[: ranked.index(default)] if default in ranked else ranked
     ranges = {t.number: noisy.range_of_gain(t.config, trials) for t in ahead if t is not default}
     return {number: found for number, found in ranges.items() if found is not None}
@@ -292,7 +304,8 @@ def _clear_of(
 def _raced(
     alive: Sequence[ParallelConfig], finals: Sequence[Trial], baseline: Trial | None
 ) -> tuple[list[ParallelConfig], list[ParallelConfig]]:
-    """(configs that ran side by side, those whose turn had not come when the finals ended); none ran where it was one alone, or the baseline had no turn."""
+    """(configs that ran side by side, those whose turn had not come when the finals ended); none
+    ran where it was one alone, or the baseline had no turn."""
     ran = [c for c in alive if measured_finals(c, finals)]
     is_race = len(ran) > 1 and (
         baseline is None or baseline.config in ran or baseline.config not in alive
@@ -303,8 +316,8 @@ def _raced(
 def _speedup(
     best: Trial, default: Trial | None, compared: _Comparison
 ) -> tuple[float, float, float] | tuple[None, None, None]:
-    """Tokens per second against the baseline's around the same time, which the reward holds: after the finals that of the same rounds; with the ends of its
-    interval."""
+    """Tokens per second against the baseline's around the same time, which the reward holds: after
+    the finals that of the same rounds; with the ends of its interval."""
     if default is None:
         return None, None, None
     if best.config == default.config:

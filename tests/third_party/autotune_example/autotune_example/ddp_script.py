@@ -1,8 +1,10 @@
-"""A data-parallel training script of one's own: `torchrun train.py --micro-batch-size=... --accumulation-steps=... --precision=...`.
+"""A data-parallel training script of one's own: `torchrun train.py --micro-batch-size=...
+--accumulation-steps=... --precision=...`.
 
-A trainer says which values it cannot express (`find_limits`), writes the launch (`build`) and reads the log (`parse_line`). `reads` lists the
-knobs that it takes care of, by using or by refusing each of their values, `cannot` those that it has nothing for; knobs that are listed nowhere are
-refused too.
+A trainer says which values it cannot express (`find_limits`), writes the launch (`build`) and reads
+the log (`parse_line`). `reads` lists the knobs that it takes care of, by using or by refusing each
+of their values, `cannot` those that it has nothing for; knobs that are listed nowhere are refused
+too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Hill climbing: the next config is one that differs from the best so far in the fewest knobs.
 
-A searcher says which candidate comes next (`propose`) and why. It must follow from the problem and from the trials told so far alone, since a
-study that is resumed makes it anew and tells it all trials again. That holds here: the only random thing is an order that follows from the seed.
+A searcher says which candidate comes next (`propose`) and why. It must follow from the problem and
+from the trials told so far alone, since a study that is resumed makes it anew and tells it all
+trials again. That holds here: the only random thing is an order that follows from the seed.
 """
 
 from __future__ import annotations

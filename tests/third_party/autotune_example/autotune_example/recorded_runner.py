@@ -1,7 +1,9 @@
-"""Step times from a table: what was measured on a cluster far away is tuned here, without that cluster.
+"""Step times from a table: what was measured on a cluster far away is tuned here, without that
+cluster.
 
-The table is CSV with a header: `config` (as tables of autotune print it, or `tp=1,pp=1,...`) and `step_time_s`. A runner reports what happens as
-events and decides nothing: each attempt is started, reports its steps and ends exactly once, with a measurement, a failure, or as cancelled.
+The table is CSV with a header: `config` (as tables of autotune print it, or `tp=1,pp=1,...`) and
+`step_time_s`. A runner reports what happens as events and decides nothing: each attempt is started,
+reports its steps and ends exactly once, with a measurement, a failure, or as cancelled.
 """
 
 from __future__ import annotations
@@ -77,7 +79,8 @@ class RecordedRunner:
         self._events.append(AttemptEnded(id=request.id, measurement=measurement))
 
     def poll(self, timeout_s: float) -> list[RunnerEvent]:
-        """What happened since the last call; nothing happens by itself, so that there is nothing to wait for."""
+        """What happened since the last call; nothing happens by itself, so that there is nothing to
+        wait for."""
         events = list(self._events)
         self._events.clear()
         return events

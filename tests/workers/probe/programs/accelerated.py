@@ -1,4 +1,5 @@
-"""accelerate's loop: `accumulate()` leaves the optimizer out of all but the last micro-batch of a step."""
+"""accelerate's loop: `accumulate()` leaves the optimizer out of all but the last micro-batch of a
+step."""
 
 import sys
 

@@ -1,4 +1,5 @@
-"""Trains on a GPU, one rank of NCCL, and times its own steps by events on the device; prints them as JSON. The host runs ahead: nothing waits for the device."""
+"""Trains on a GPU, one rank of NCCL, and times its own steps by events on the device; prints them
+as JSON. The host runs ahead: nothing waits for the device."""
 
 import json
 import os

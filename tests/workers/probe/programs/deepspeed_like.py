@@ -1,6 +1,8 @@
-"""A loop of DeepSpeed's make: an engine that is a module around the model, whose `backward` and `step` are its own, and an optimizer of ZeRO's that is none of torch's.
+"""A loop of DeepSpeed's make: an engine that is a module around the model, whose `backward` and
+`step` are its own, and an optimizer of ZeRO's that is none of torch's.
 
-No package of DeepSpeed's is needed: classes and call structure are those of its engine, with fp32 copies of bf16 weights, stepped at the end of an accumulation.
+No package of DeepSpeed's is needed: classes and call structure are those of its engine, with fp32
+copies of bf16 weights, stepped at the end of an accumulation.
 """
 
 import time

@@ -1,5 +1,6 @@
-"""A small training with one habit: a frozen teacher, or an average of weights, that is called with gradients, tensor parallelism on a mesh without names, parameters that wait on the host, an
-outer module of which only a method is called, or ranks that are forked."""
+"""A small training with one habit: a frozen teacher, or an average of weights, that is called with
+gradients, tensor parallelism on a mesh without names, parameters that wait on the host, an outer
+module of which only a method is called, or ranks that are forked."""
 
 import os
 import sys

@@ -1,4 +1,5 @@
-"""An engine that steps several inner optimizers for one step, and one of them for each of its groups, as ZeRO does."""
+"""An engine that steps several inner optimizers for one step, and one of them for each of its
+groups, as ZeRO does."""
 
 import torch
 from torch import nn

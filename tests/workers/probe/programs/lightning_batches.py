@@ -1,4 +1,5 @@
-"""Lightning on one device: it calls the parts of its module, not the module, and its bar counts batches."""
+"""Lightning on one device: it calls the parts of its module, not the module, and its bar counts
+batches."""
 
 import lightning as L
 import torch

@@ -1,6 +1,8 @@
-"""A loop of Megatron's make: the model is a list of chunks behind a wrapper, a schedule calls forward and backward itself, and a wrapper steps the optimizer.
+"""A loop of Megatron's make: the model is a list of chunks behind a wrapper, a schedule calls
+forward and backward itself, and a wrapper steps the optimizer.
 
-No package of Megatron's is needed: classes and call structure are those of its loop (`forward_backward_no_pipelining`, `MegatronOptimizer`), with fp32 copies of bf16 weights.
+No package of Megatron's is needed: classes and call structure are those of its loop
+(`forward_backward_no_pipelining`, `MegatronOptimizer`), with fp32 copies of bf16 weights.
 """
 
 import argparse

@@ -1,4 +1,5 @@
-"""fp16 with a gradient scaler that leaves the third step out; its data come from a loader that takes 20 ms for a batch, in workers of its own."""
+"""fp16 with a gradient scaler that leaves the third step out; its data come from a loader that
+takes 20 ms for a batch, in workers of its own."""
 
 import sys
 import time

@@ -2,9 +2,10 @@
 
 Which configuration trains a model fastest on a number of GPUs, and which ones run at all?
 
-`cells.csv` has one row for each configuration that was run. A cell is a model on a number of GPUs. The knobs are the
-tensor parallel degree `tp`, the pipeline parallel degree `pp`, `micro_batch_size` and the ZeRO stage `zero_stage`. The
-data parallel degree is the number of GPUs divided by `tp * pp`.
+`cells.csv` has one row for each configuration that was run. A cell is a model on a number of GPUs.
+The knobs are the tensor parallel degree `tp`, the pipeline parallel degree `pp`, `micro_batch_size`
+and the ZeRO stage `zero_stage`. The data parallel degree is the number of GPUs divided by `tp *
+pp`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def cell_names() -> list[str]:
 
 
 class Problem(BaseProblem):
-    """One cell: tokens per second, to be maximized, under the constraint that the configuration runs."""
+    """One cell: tokens per second, to be maximized, under the constraint that the configuration
+    runs."""
 
     def __init__(self, cell: str = "llama-8B, 32 GPUs") -> None:
         """`cell`: one of `cell_names()`."""
@@ -65,12 +67,14 @@ class Problem(BaseProblem):
         return max(float(row["tokens_per_s"]) for row in self._rows.values() if row["tokens_per_s"])
 
     def evaluate(self, params: dict[str, Any]) -> float:
-        """Measured tokens per second of the whole job, or 0 for a configuration that did not run."""
+        """Measured tokens per second of the whole job, or 0 for a configuration that did not
+        run."""
         row = self._row(params)
         return float(row["tokens_per_s"]) if row and row["tokens_per_s"] else 0.0
 
     def evaluate_constraints(self, params: dict[str, Any]) -> dict[str, float]:
-        """Values above zero are violations: `measured` if the point is not in the sweep, `runs` if it failed there."""
+        """Values above zero are violations: `measured` if the point is not in the sweep, `runs` if
+        it failed there."""
         row = self._row(params)
         return {"measured": -1.0 if row else 1.0, "runs": 1.0 if row and row["failure"] else -1.0}
 

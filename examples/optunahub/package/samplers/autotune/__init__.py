@@ -1,4 +1,5 @@
-"""autotune's searchers as an Optuna sampler, which needs few trials because every config is predicted first.
+"""autotune's searchers as an Optuna sampler, which needs few trials because every config is
+predicted first.
 
 space   = space_of({...})              the valid configs in a study spec
 sampler = AutotuneSampler(space)       maximizes tokens per second
