@@ -77,15 +77,15 @@ def slow_ranks(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
             high=high,
             rank=None if node else rank.rank,
             node=node or rank.node,
-            what=f"{who} computes {ratio:.2f} times as long as the others, and they wait for it",
+            what=f"{who} computes {ratio:.2f} times as long as the others, which wait",
             evidence=(
-                f"computation per step: {who} {format_duration(float(compute[inside].mean()))}, the others {format_duration(usual)}",
+                f"computation per step: {format_duration(float(compute[inside].mean()))} on {who}, {format_duration(usual)} on the others",
                 *_why_slow(steps, group),
             ),
             confirm="swap ranks (another host list or device) and see whether the slowness stays with the machine or follows the rank",
-            change="if it follows the rank, give the ranks equal work; if not, exclude this device or node, or fix it: check its CPU quota, clocks and cooling"
+            change="if the slowness follows the rank, distribute the work equally; if not, exclude this device or node, or check its CPU quota, clocks and cooling"
             if _computes_more(steps, group) > 1 + SLOWER
-            else "exclude this device or node, or fix it: check its CPU quota, clocks and cooling",
+            else "exclude this device or node, or check its CPU quota, clocks and cooling",
         )
         return
 
@@ -113,18 +113,18 @@ def unequal_work(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
     spread = (
         ""
         if tokens is None
-        else f"ranks train {tokens.min():,.0f} to {tokens.max():,.0f} tokens or sequences per step"
+        else f"ranks train on {tokens.min():,.0f} to {tokens.max():,.0f} tokens or sequences per step"
     )
     yield Finding(
         cause="unequal_lengths",
         share=share,
         low=low,
         high=high,
-        what="ranks do unequal amounts of work in a step, and wait for the one with the most"
+        what="ranks do unequal amounts of work in a step, and wait for the rank with the most work"
         if follows >= FOLLOWS
-        else "ranks take unequal times for equal tokens, for example because experts get unequal numbers of tokens",
+        else "ranks take unequal times for equal numbers of tokens, for example because experts get unequal shares",
         evidence=tuple(
-            filter(None, (spread, f"a rank's time tracks its number of tokens (correlation {follows:.2f})" if follows >= FOLLOWS else "", f"the slowest rank changes: none is slowest in more than {first:.0%} of the steps"))
+            filter(None, (spread, f"a rank's time tracks its number of tokens (correlation {follows:.2f})" if follows >= FOLLOWS else "", f"the slowest rank changes; no rank is the slowest in more than {first:.0%} of the steps"))
         ),
         confirm="train a few steps on sequences of equal length: the step time should drop by this fraction",
         change="pack sequences to equal length, or group batches by length on all ranks"
@@ -152,7 +152,7 @@ def communication(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
     slow = _slow_link(steps) if several else None
     mean_s = float(waits.mean())
     told = [
-        f"every rank waits for at least {format_duration(mean_s)} of a {format_duration(float(steps.slowest.mean()))} step"
+        f"every rank waits at least {format_duration(mean_s)} in a {format_duration(float(steps.slowest.mean()))} step"
     ]
     count = evidence.facts.get("trainable") or evidence.facts.get("parameters")
     if count and axis == "dp" and mean_s > 0:
@@ -172,17 +172,15 @@ def communication(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         low=low,
         high=high,
         node=slow or "",
-        what=f"collectives {where} take this share of the step: {collective} ({axis})" + (f"; the "
-                                                                                     f"link of node "
-                                                                                     f"{slow} is "
-                                                                                     f"much slower" if slow else ""),
+        what=f"ranks wait for {collective} ({axis}) {where}"
+        + (f"; the link of node {slow} is much slower" if slow else ""),
         evidence=tuple(told),
-        confirm="measure the collective alone (`autotune calibrate`, nccl-tests): it should reach the link's bandwidth",
+        confirm="measure the collective alone (`autotune calibrate`, nccl-tests): the collective should reach the link's bandwidth",
         change=("fix that node's link or exclude the node; " if slow else "")
         + (
-            "reduce gradients less often (more accumulation steps) or in bf16, overlap them (bucket size), or shard within nodes and replicate between them (HSDP)"
+            "all-reduce gradients less often (more accumulation steps) or in bf16, overlap the all-reduce with the backward pass (bucket size), or shard within nodes and replicate between nodes (HSDP)"
             if several
-            else "reduce gradients less often (more accumulation steps) or in bf16, and let them overlap with the backward pass (bucket size)"
+            else "all-reduce gradients less often (more accumulation steps) or in bf16, and overlap the all-reduce with the backward pass (bucket size)"
         ),
         knob="accumulation_steps",
     )  # fmt: skip
@@ -217,19 +215,19 @@ def _why_slow(steps: Steps, group: Sequence[int]) -> Iterator[str]:
     others = [rank for at, rank in enumerate(steps.ranks) if at not in group]
     elapsed_s = max(ranks[0].elapsed_s, 1e-9)
     if (stopped := max(rank.stopped_s for rank in ranks) / elapsed_s) > 0.03:
-        yield f"its process did not run for {stopped:.0%} of the time although it was not waiting: it was stopped, frozen or limited by a quota"
+        yield f"the slow process was stopped, frozen or limited by a quota for {stopped:.0%} of the time"
     if (held := max(rank.throttled_s for rank in ranks) / elapsed_s) > 0.03:
-        yield f"a cgroup quota stopped it for {held:.0%} of the time"
+        yield f"a cgroup quota stopped the slow process for {held:.0%} of the time"
     if others and ranks[0].cores and ranks[0].cores < min(rank.cores for rank in others):
-        yield f"it can use {ranks[0].cores} processors, the others {min(rank.cores for rank in others)}"
+        yield f"the slow process can use {ranks[0].cores} processors, the others {min(rank.cores for rank in others)}"
     clock, usual = (
         ranks[0].gpu.get("sm_clock_mhz", 0.0),
         [rank.gpu.get("sm_clock_mhz", 0.0) for rank in others],
     )
     if clock and usual and clock < 0.95 * float(np.median(usual)):
-        yield f"its GPU runs at {clock:.0f} MHz, the others at {np.median(usual):.0f}"
+        yield f"the slow GPU runs at {clock:.0f} MHz, the others at {np.median(usual):.0f}"
     if (ratio := _computes_more(steps, group)) > 1 + SLOWER:
-        yield f"its passes take {ratio:.2f} times as much processor time as those of the other ranks"
+        yield f"the slow rank's passes take {ratio:.2f} times as much processor time as the other ranks' passes"
 
 
 def _computes_more(steps: Steps, group: Sequence[int]) -> float:
@@ -268,11 +266,11 @@ def _more_tokens(steps: Steps, group: Sequence[int], excess: Series) -> Finding:
         high=high,
         rank=rank.rank,
         node=rank.node,
-        what=f"rank {rank.rank} has more work per step than the others, and they wait for it",
+        what=f"rank {rank.rank} has more work per step than the others, which wait",
         evidence=(
-            f"it trains {float(tokens[group[0]].mean()):,.0f} tokens or sequences in a step, the others {others:,.0f}",
+            f"rank {rank.rank} trains on {float(tokens[group[0]].mean()):,.0f} tokens or sequences per step, the others on {others:,.0f}",
         ),
-        confirm="give all ranks sequences of equal length: the step time should drop by this fraction",
+        confirm="train a few steps on sequences of equal length: the step time should drop by this fraction",
         change="distribute sequences by token count, or pack them to equal length",
     )
 
@@ -297,7 +295,7 @@ def _axis(evidence: Evidence, steps: Steps) -> tuple[str, str]:
     for axis, name in (
         ("tp", "tensor-parallel collectives"),
         ("cp", "context-parallel exchange"),
-        ("ep", "all-to-all of experts"),
+        ("ep", "expert all-to-all"),
         ("pp", "sends between stages"),
     ):
         if degrees.get(axis, 1) >= max(2, evidence.world):
@@ -328,9 +326,9 @@ def _moved_inside(steps: Steps) -> list[str]:
     rank = max(known, key=lambda rank: rank.gpu["pcie_bytes_per_s"])
     nvlink = rank.gpu.get("nvlink_bytes_per_s")
     by_nvlink = "" if nvlink is None else f"{format_bytes(nvlink)}/s over NVLink and "
-    unused = "; its NVLink is not used" if nvlink == 0 and rank.gpu["pcie_bytes_per_s"] > 0 else ""
+    unused = "; NVLink is not used" if nvlink == 0 and rank.gpu["pcie_bytes_per_s"] > 0 else ""
     return [
-        f"the GPU of rank {rank.rank} moves {by_nvlink}{format_bytes(rank.gpu['pcie_bytes_per_s'])}/s over PCIe{unused}"
+        f"rank {rank.rank}'s GPU moves {by_nvlink}{format_bytes(rank.gpu['pcie_bytes_per_s'])}/s over PCIe{unused}"
     ]
 
 

@@ -12,7 +12,7 @@ SURE = 0.02
 """least lower end of its interval"""
 CLASSES: Mapping[str, str] = {
     "input": "the ranks wait for data",
-    "host": "the program's own work outside training slows it down",
+    "host": "the program's own work outside training slows training down",
     "communication_inside_node": "collectives inside a node",
     "communication_between_nodes": "collectives between nodes",
     "slow_rank": "one rank is slower than the others",
@@ -24,9 +24,9 @@ CLASSES: Mapping[str, str] = {
     "recompilation": "torch recompiles repeatedly",
     "pauses": "checkpoints and evaluation",
     "clocks": "GPU clocks are lowered",
-    "foreign_process": "other processes use its processors",
+    "foreign_process": "other processes use the ranks' processors",
     "knob_without_effect": "a requested setting has no effect",
-    "prediction": "the prediction is wrong here",
+    "prediction": "the prediction does not match this run",
 }
 """every class of cause, and what it means"""
 

@@ -139,14 +139,14 @@ def _prediction(evidence: Evidence, steps: Steps, explained: float) -> Iterator[
         share=share,
         low=max(0.0, 1 - high / seen) if share else None,
         high=max(0.0, 1 - low / seen) if share else None,
-        what=f"a step takes {format_duration(seen)}, {'more' if share else 'less'} than predicted ({format_duration(expected)}, {format_duration(low)} to {format_duration(high)})"
-        + (", and nothing in the run explains it" if share and not explained else ""),
+        what=f"a step takes {format_duration(seen)}, {'more' if share else 'less'} than the predicted {format_duration(expected)} ({format_duration(low)} to {format_duration(high)})"
+        + (", and nothing in the run explains the difference" if share and not explained else ""),
         evidence=(
             f"the median of {len(evidence.step_times_s)} steps is outside the predicted interval",
             *([f"the other findings explain {explained:.0%} of the step"] if share and explained else []),
         ),
-        confirm="`autotune calibrate` on this machine, then the same review or plan: the prediction should improve",
-        change="correct the inputs of the prediction: model, sequence length, batch, cluster, precision; or calibrate",
+        confirm="run `autotune calibrate` on this machine, then the same review or plan: the prediction should improve",
+        change="correct the prediction's inputs (model, sequence length, batch, cluster, precision), or calibrate",
     )  # fmt: skip
 
 
@@ -168,13 +168,13 @@ _OF_READINGS: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
 
 
 _HINTED = {
-    "slow_rank": ("a library reports ranks that are slower than the others", "swap ranks (a different CUDA_VISIBLE_DEVICES or host list) and see whether the slowness stays with the machine", "exclude this device or node, or fix it: check its clocks, cooling and link"),
-    "recompilation": ("torch recompiled too often and no longer compiles part of the program", "TORCH_LOGS=recompiles names the guard that fails", "pad or bucket lengths, or mark the dimension as dynamic"),
-    "memory": ("memory is tight", "run with a smaller micro-batch: the time per sequence should drop", "a smaller micro-batch or recomputation, or PYTORCH_ALLOC_CONF=expandable_segments:True"),
-    "input": ("a library warns that data loading may not keep up", "train a few steps on a single batch kept in memory", "raise num_workers of the DataLoader"),
-    "communication_between_nodes": ("NCCL uses TCP between nodes, not InfiniBand or RoCE", "NCCL_DEBUG=INFO shows the network in use", "install and select the fast network (NCCL_IB_HCA, NCCL_NET), or ask for nodes with one"),
-    "communication_inside_node": ("GPUs in a node cannot access each other's memory", "nvidia-smi topo -p2p r", "unset NCCL_P2P_DISABLE, or fix the PCIe access control settings"),
-    "clocks": ("a GPU's clocks are throttled", "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER while it trains", "fix the cooling, or raise the power limit"),
+    "slow_rank": ("a library reports ranks that are slower than the others", "swap ranks (a different CUDA_VISIBLE_DEVICES or host list) and see whether the slowness stays with the machine", "exclude this device or node, or check its clocks, cooling and link"),
+    "recompilation": ("torch recompiled too often and no longer compiles part of the program", "set TORCH_LOGS=recompiles to see which guard fails", "pad or bucket lengths, or mark the dimension as dynamic"),
+    "memory": ("memory is tight", "run with a smaller micro-batch: the time per sequence should drop", "use a smaller micro-batch or recomputation, or set PYTORCH_ALLOC_CONF=expandable_segments:True"),
+    "input": ("a library warns that data loading may not keep up", "train a few steps on a single batch kept in memory", "raise the DataLoader's num_workers"),
+    "communication_between_nodes": ("NCCL uses TCP between nodes, not InfiniBand or RoCE", "set NCCL_DEBUG=INFO to see which network NCCL uses", "install and select the fast network (NCCL_IB_HCA, NCCL_NET), or request nodes that have a fast network"),
+    "communication_inside_node": ("GPUs in a node cannot access each other's memory", "run nvidia-smi topo -p2p r", "unset NCCL_P2P_DISABLE, or fix the PCIe access control settings"),
+    "clocks": ("a GPU's clocks are throttled", "run nvidia-smi -q -d PERFORMANCE,CLOCK,POWER during training", "fix the cooling, or raise the power limit"),
     "knob_without_effect": ("a requested setting has no effect", "look at this line and the lines around it in the log", "install what is missing, or use a setting that is available"),
 }  # fmt: skip
 
@@ -198,11 +198,11 @@ def _table(steps: Steps) -> Iterator[dict[str, Any]]:
 
 def _not_seen(evidence: Evidence) -> Iterator[str]:
     if not evidence.ranks and evidence.is_watched:
-        yield "no optimizer step of torch was observed in the processes of the command"
+        yield "no torch optimizer step was observed in the command's processes"
     elif not evidence.ranks:
         yield "no rank was observed, so only step times are known; `autotune run --diagnose -- COMMAND` observes all ranks"
     elif len(evidence.ranks) < evidence.world:
-        yield f"{evidence.world - len(evidence.ranks)} of {evidence.world} ranks were not observed: start every node's command with `autotune run --diagnose`"
+        yield f"{evidence.world - len(evidence.ranks)} of {evidence.world} ranks were not observed; start the command on every node with `autotune run --diagnose`"
     if evidence.ranks and not evidence.nodes:
         yield "the run was too short to see what else was running on the machine"
     if evidence.profile_failed:
@@ -219,8 +219,8 @@ def _verdict(evidence: Evidence, steps: Steps, found: Sequence[Finding]) -> str:
             if first.share is not None
             else "an unknown share of the step"
         )
-        more = f"; {len(found) - 1} more below" if len(found) > 1 else ""
-        return f"{first.what}: {cost}{more}"
+        more = f"; {len(found) - 1} more findings below" if len(found) > 1 else ""
+        return f"{first.what} ({cost}){more}"
     if not evidence.step_times_s:
         return "no optimizer step was observed, so there is no diagnosis"
     if max(steps.count, len(evidence.step_times_s)) < LEAST_STEPS:
@@ -229,7 +229,7 @@ def _verdict(evidence: Evidence, steps: Steps, found: Sequence[Finding]) -> str:
         _, low, high = evidence.predicted_s
         seen = float(np.median(evidence.step_times_s))
         if low <= seen <= high and high > WIDE * low:
-            return f"Nothing found: no cause costs a noticeable share of the step ({format_duration(seen)}; the prediction, {format_duration(low)} to {format_duration(high)}, is too wide to say more)"
+            return f"Nothing found: no cause accounts for a noticeable share of the step ({format_duration(seen)}; the prediction, {format_duration(low)} to {format_duration(high)}, is too wide to say more)"
         if low <= seen <= high:
-            return f"Nothing found: it runs as predicted ({format_duration(seen)} a step, predicted {format_duration(low)} to {format_duration(high)})"
-    return "Nothing found: no cause costs a noticeable share of the step"
+            return f"Nothing found: the run is as fast as predicted ({format_duration(seen)} a step, predicted {format_duration(low)} to {format_duration(high)})"
+    return "Nothing found: no cause accounts for a noticeable share of the step"

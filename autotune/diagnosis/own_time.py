@@ -43,9 +43,9 @@ def waits_for_input(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
     )
     workers = evidence.facts.get("workers")
     change = (
-        f"raise num_workers of its DataLoader (now {workers})"
+        f"raise the DataLoader's num_workers (now {workers})"
         if workers is not None
-        else "load data in other processes (a DataLoader with num_workers)"
+        else "load data in other processes (set the DataLoader's num_workers)"
     )
     yield Finding(
         cause="input",
@@ -137,8 +137,8 @@ def recompilation(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         high=high,
         what=f"torch recompiles in {again} of {steps.count} steps after warm-up",
         evidence=tuple(time_spent(steps, part, None, "in torch's compiler")),
-        confirm="TORCH_LOGS=recompiles names the guard that fails, usually a shape that changes",
-        change="pad or bucket lengths, mark the dimension as dynamic (torch.compile(dynamic=True)), or do not compile",
+        confirm="set TORCH_LOGS=recompiles to see which guard fails, usually because a shape changes",
+        change="pad or bucket lengths, mark the dimension as dynamic (torch.compile(dynamic=True)), or switch compilation off",
         knob="compile",
     )
 
@@ -170,8 +170,8 @@ def optimizer(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         high=high,
         what="the optimizer takes a large share of the step",
         evidence=(*time_spent(steps, part, None, "in the optimizer"), *seen_most_often(place)),
-        confirm="time optimizer.step() alone, with its device synchronized",
-        change="use the fused optimizer (fused=True), shard it (ZeRO), or step after more micro-batches",
+        confirm="measure optimizer.step() alone, with the device synchronized",
+        change="use the fused optimizer (fused=True), shard its states (ZeRO), or accumulate more micro-batches per step",
         knob="zero_stage",
     )
 
@@ -206,14 +206,16 @@ def memory_short(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
             )
             cost_s = max(cost_s, blocked_s, rank.major_faults * 1e-4)
         if rank.memory_at_limit / rank.elapsed_s > 1:
-            told.append(f"its cgroup reached its memory limit {rank.memory_at_limit:.0f} times")
+            told.append(
+                f"the rank's cgroup reached its memory limit {rank.memory_at_limit:.0f} times"
+            )
             cost_s = max(cost_s, min(blocked_s + rank.system_s, rank.elapsed_s))
         used_s = max(rank.user_s + rank.system_s, 1e-9)
         is_short = bool(told)
         fresh_s = min(rank.minor_faults * PAGE_S, rank.system_s)
         if fresh_s > CLAIMED * used_s and rank.system_s > 0.15 * used_s:
             told.append(
-                f"{rank.minor_faults / rank.elapsed_s:,.0f} new pages a second ({format_bytes(4096 * rank.minor_faults / rank.elapsed_s)}/s): the allocator returns memory to the system and requests it again; the kernel uses {rank.system_s / used_s:.0%} of the CPU time"
+                f"the allocator returns memory to the system and requests it again ({rank.minor_faults / rank.elapsed_s:,.0f} new pages a second, {format_bytes(4096 * rank.minor_faults / rank.elapsed_s)}/s), and the kernel uses {rank.system_s / used_s:.0%} of the CPU time"
             )
             cost_s = max(cost_s, rank.system_s / used_s * rank.elapsed_s)
         if told and (worst is None or cost_s / rank.elapsed_s > worst[0]):
@@ -232,7 +234,7 @@ def memory_short(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         what=f"memory is tight on rank {rank.rank}" if is_short else f"rank {rank.rank} reallocates its memory from the system in every step",
         evidence=tuple(told),
         confirm="run with a smaller micro-batch: the time per sequence should drop",
-        change="a smaller micro-batch or recomputation; on GPUs PYTORCH_ALLOC_CONF=expandable_segments:True; on CPUs a higher limit, or an allocator that keeps freed memory (MALLOC_TRIM_THRESHOLD_, jemalloc)",
+        change="use a smaller micro-batch or recomputation; on GPUs, set PYTORCH_ALLOC_CONF=expandable_segments:True; on CPUs, raise the memory limit or use an allocator that keeps freed memory (MALLOC_TRIM_THRESHOLD_, jemalloc)",
         knob="micro_batch_size",
     )  # fmt: skip
 

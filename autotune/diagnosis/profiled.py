@@ -49,7 +49,7 @@ def profile_lines(evidence: Evidence) -> Iterator[str]:
     yield f"a profiled step of {format_duration(whole_s)}: {', '.join(told)}{more}"
     if evidence.longest_s:
         longest = (f"{name[:60]} {s / whole_s:.0%}" for name, s in evidence.longest_s.items())
-        yield f"longest on rank 0: {', '.join(longest)}"
+        yield f"longest operations on rank 0: {', '.join(longest)}"
 
 
 def with_profile(evidence: Evidence, found: Sequence[Finding], due: float) -> list[Finding]:
@@ -79,9 +79,9 @@ def _claims(evidence: Evidence, due: float) -> Iterator[Finding]:
             "input",
             waits,
             what="the GPUs wait for data",
-            seen=f"profile: the GPU is idle for {waits:.0%} of the step while it waits for a data loader",
+            seen=f"in the profile, the GPU is idle for {waits:.0%} of the step while it waits for a data loader",
             confirm="train a few steps on a single batch kept in memory: the step time should drop by this fraction",
-            change="raise num_workers of the DataLoader, pin its memory and prefetch, or move slow work out of the dataset",
+            change="raise the DataLoader's num_workers, pin its memory and prefetch, or move slow work out of the dataset",
             knob="num_workers",
         )
     delay_s = evidence.launch_delay_s
@@ -94,10 +94,10 @@ def _claims(evidence: Evidence, due: float) -> Iterator[Finding]:
         yield _claim(
             "host",
             idle,
-            what="the GPUs wait for the host: kernel launches cannot keep up",
-            seen=f"profile: the GPU is idle for {idle:.0%} of the step{after}",
+            what="the GPUs wait for the host, whose kernel launches cannot keep up",
+            seen=f"in the profile, the GPU is idle for {idle:.0%} of the step{after}",
             confirm="train a few steps with a larger micro-batch: the time per sequence should drop",
-            change="torch.compile (mode='reduce-overhead' uses CUDA graphs), a larger micro-batch, or fewer small operators",
+            change="use torch.compile (mode='reduce-overhead' uses CUDA graphs), a larger micro-batch, or fewer small operators",
             knob="compile",
         )
     if (talks := shares.get("communication", 0.0)) >= due:
@@ -107,9 +107,9 @@ def _claims(evidence: Evidence, due: float) -> Iterator[Finding]:
             "communication_between_nodes" if several else "communication_inside_node",
             talks,
             what=f"collectives {where} run while nothing is computed",
-            seen=f"profile: exposed collectives take {talks:.0%} of the step",
-            confirm="measure the collective alone (`autotune calibrate`, nccl-tests): it should reach the link's bandwidth",
-            change="reduce gradients less often (more accumulation steps) or in bf16, or let them overlap with the backward pass (bucket size, prefetch)",
+            seen=f"in the profile, exposed collectives take {talks:.0%} of the step",
+            confirm="measure the collective alone (`autotune calibrate`, nccl-tests): the collective should reach the link's bandwidth",
+            change="all-reduce gradients less often (more accumulation steps) or in bf16, or overlap the all-reduce with the backward pass (bucket size, prefetch)",
             knob="accumulation_steps",
         )
 

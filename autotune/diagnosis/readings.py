@@ -29,10 +29,10 @@ def bubble(evidence: Evidence) -> Iterator[Finding]:
         share=extra,
         low=max(0.0, extra / 2),
         high=seen,
-        what=f"pipeline stages wait for each other for {seen:.0%} of the step; {due:.0%} is expected",
-        evidence=(f"one profiled step: {format_duration(parts.get('bubble', 0.0))} in sends and receives with no computation",),
-        confirm="profile a step of each stage: the stage that never waits is the slow one",
-        change="split the layers so that stages take equal time (the last one has the head and the loss), or use more micro-batches or an interleaved schedule",
+        what=f"pipeline stages wait for each other longer than expected ({seen:.0%} of the step instead of {due:.0%})",
+        evidence=(f"in a profiled step, sends and receives without computation take {format_duration(parts.get('bubble', 0.0))}",),
+        confirm="profile a step on each stage: the stage that never waits is the slow stage",
+        change="split the layers so that stages take equal time (the last stage also has the head and the loss), or use more micro-batches or an interleaved schedule",
         knob="pp_schedule",
     )  # fmt: skip
 
@@ -56,12 +56,12 @@ def clocks(evidence: Evidence) -> Iterator[Finding]:
             high=cost,
             rank=rank.rank,
             node=rank.node,
-            what=f"{' and '.join(sorted(reasons))} limit the clock of rank {rank.rank}'s GPU to {clock:.0f} of {most:.0f} MHz",
+            what=f"rank {rank.rank}'s GPU runs at {clock:.0f} of {most:.0f} MHz because of {' and '.join(sorted(reasons))}",
             evidence=(
                 *(f"{name}: active in {share:.0%} of the readings" for name, share in sorted(reasons.items())),
                 f"{rank.gpu.get('temperature_c', 0):.0f} degrees, {rank.gpu.get('power_watts', 0):.0f} of {rank.gpu.get('power_limit_watts', 0):.0f} watts",
             ),
-            confirm="nvidia-smi -q -d PERFORMANCE,CLOCK,POWER while it trains",
+            confirm="run nvidia-smi -q -d PERFORMANCE,CLOCK,POWER during training",
             change="fix the cooling, or raise the power limit; if the limit is intended, compare only runs with the same limit",
         )  # fmt: skip
         return
@@ -70,7 +70,7 @@ def clocks(evidence: Evidence) -> Iterator[Finding]:
             cause="clocks",
             what="heat or the power brake lowered a GPU's clocks during the measurement",
             evidence=("NVML's throttle reasons",),
-            confirm="nvidia-smi -q -d PERFORMANCE,CLOCK,POWER while it trains",
+            confirm="run nvidia-smi -q -d PERFORMANCE,CLOCK,POWER during training",
             change="fix the cooling, and measure again",
         )
 
@@ -80,10 +80,10 @@ def readings_of_memory(evidence: Evidence) -> Iterator[Finding]:
     if evidence.alloc_retries > 0 and not any(rank.alloc_retries for rank in evidence.ranks):
         yield Finding(
             cause="memory",
-            what="memory is tight: the GPU's allocator had to retry",
+            what="memory is tight, and the GPU's allocator had to retry",
             evidence=(f"{evidence.alloc_retries:g} retries on the rank with the highest peak",),
             confirm="run with a smaller micro-batch: the time per sequence should drop",
-            change="a smaller micro-batch or recomputation, or PYTORCH_ALLOC_CONF=expandable_segments:True",
+            change="use a smaller micro-batch or recomputation, or set PYTORCH_ALLOC_CONF=expandable_segments:True",
             knob="micro_batch_size",
         )
 
@@ -104,10 +104,10 @@ def log_times(evidence: Evidence) -> Iterator[Finding]:
             high=min(1.0, share + half),
             what="the ranks wait for data",
             evidence=(
-                f"the log says {format_duration(float(np.mean(data)))} of data loading in a {format_duration(float(times.mean()))} step",
+                f"the log shows {format_duration(float(np.mean(data)))} of data loading in a {format_duration(float(times.mean()))} step",
             ),
             confirm="train a few steps on a single batch kept in memory: the step time should drop by this fraction",
-            change="raise num_workers of its DataLoader, cache decoded samples on the training nodes, or move slow work out of the dataset",
+            change="raise the DataLoader's num_workers, cache decoded samples on the training nodes, or move slow work out of the dataset",
             knob="num_workers",
         )
     middle = float(np.median(times))
@@ -120,7 +120,7 @@ def log_times(evidence: Evidence) -> Iterator[Finding]:
             share=share,
             low=share / 2,
             high=min(1.0, 1.5 * share),
-            what=f"every {int(np.median(gaps))} steps, one step takes {float(np.median(times[slow])) / middle:.1f} times as long: probably evaluation, a checkpoint or logging",
+            what=f"every {int(np.median(gaps))} steps, a step takes {float(np.median(times[slow])) / middle:.1f} times as long, probably because of evaluation, a checkpoint or logging",
             evidence=(
                 f"{len(slow)} of {len(times)} steps are slow, {int(gaps.min())}{f' or {int(gaps.max())}' if gaps.max() > gaps.min() else ''} steps apart",
             ),
@@ -138,7 +138,7 @@ def knobs_without_effect(evidence: Evidence) -> Iterator[Finding]:
             cause="knob_without_effect",
             what=f"{knob} was requested, but has no effect",
             evidence=(text,),
-            confirm="`autotune check SPEC` compares the spec with what is observed",
+            confirm="run `autotune check SPEC`, which compares the spec with what is observed",
             change=text.rpartition("; ")[2],
             line=evidence.asked_at.get(knob, ""),
             knob=knob,

@@ -40,12 +40,12 @@ def time_spent(steps: Steps, part: Series, rank: int | None, what: str) -> list[
     means = part.mean(axis=1)
     at = next((i for i, r in enumerate(steps.ranks) if r.rank == rank), int(means.argmax()))
     others = (
-        f"; rank {steps.ranks[int(means.argmin())].rank} {format_duration(float(means.min()))}"
+        f"; rank {steps.ranks[int(means.argmin())].rank} spends {format_duration(float(means.min()))}"
         if len(means) > 1
         else ""
     )
     return [
-        f"rank {steps.ranks[at].rank} spends {format_duration(float(means[at]))} of a step of {format_duration(float(steps.slowest.mean()))} {what}{others}"
+        f"rank {steps.ranks[at].rank} spends {format_duration(float(means[at]))} of a {format_duration(float(steps.slowest.mean()))} step {what}{others}"
     ]
 
 
@@ -63,5 +63,5 @@ def seen_most_often(place: Place | None) -> list[str]:
     """A place in words."""
     if place is None:
         return []
-    inside = f" (there in {place.function})" if place.function else ""
+    inside = f" (in {place.function})" if place.function else ""
     return [f"most often at {place.line}: {place.text}".rstrip(": ") + inside]

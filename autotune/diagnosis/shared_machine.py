@@ -50,10 +50,10 @@ def _on_machine(nodes: Sequence[Node], steps: Steps, here: Sequence[int]) -> Fin
         high=max(high, cost),
         rank=rank,
         node=node,
-        what=f"other processes use the processors of {f'node {node}' if node else 'its machine'}",
+        what=f"other processes use the processors on {f'node {node}' if node else 'the machine'}",
         evidence=(waits, *_who_takes(nodes, steps)),
-        confirm="look at the machine with `top` while it trains",
-        change="stop them, or reserve processors for the ranks (taskset, cgroups, an exclusive allocation)",
+        confirm="run `top` on the machine during training",
+        change="stop these processes, or reserve processors for the ranks (taskset, cgroups, an exclusive allocation)",
     )
 
 
@@ -75,7 +75,7 @@ def _who_takes(nodes: Sequence[Node], steps: Steps) -> Iterator[str]:
     """What others take of a machine's processors, and the two processes that take most, in words."""
     foreign, stolen = _taken(nodes)
     of_host = f", and a hypervisor took {stolen:.2f}" if stolen > 0.02 else ""
-    yield f"on {nodes[0].cores} processors, others used {foreign:.2f}{of_host}"
+    yield f"of {nodes[0].cores} processors, other processes used {foreign:.2f}{of_host}"
     own = tuple(f"(process {rank.pid})" for rank in steps.ranks)
     processes = ((used, name) for node in nodes for name, used in node.others.items())
     others = sorted((each for each in processes if not each[1].endswith(own)), reverse=True)

@@ -21,7 +21,7 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
         yield f"   confirm: {finding.confirm}"
         yield f"   change: {finding.change}" + (f" ({finding.line})" if finding.line else "")
     yield from diagnosis.profile
-    yield from (f"not observed: {text}" for text in diagnosis.not_seen)
+    yield from (f"note: {text}" for text in diagnosis.not_seen)
 
 
 def cost_of(finding: Finding) -> str:

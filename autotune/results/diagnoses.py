@@ -71,7 +71,7 @@ def diagnosis_of_log(log: str, study: Study, estimate: Estimate | None) -> Diagn
     hints = hints_of(lines)
     if len(steps) < 2 and not hints:
         raise SpecError(
-            f"the log must show at least 2 step times in the format of trainer {study.trainer}, but it shows {len(steps)}",
+            f"the log must contain at least 2 step times in trainer {study.trainer}'s format, but contains {len(steps)}",
             remedy="run the program under `autotune run --diagnose -- COMMAND`, which times its steps itself",
             field="--log",
         )

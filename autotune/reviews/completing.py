@@ -28,21 +28,21 @@ _HOW = {
         "the model's shape",
         "add --model with a catalog name, a hub id or the path of its config.json",
     ),
-    "cluster": ("the GPUs it runs on", "give --cluster, e.g. --cluster h100-sxm-1x8"),
-    "workload.seq_len": ("the tokens per sequence", "give --seq-len"),
-    "workload.global_batch_size": ("the sequences per optimizer step", "give --batch"),
+    "cluster": ("the GPUs to train on", "add --cluster, e.g. --cluster h100-sxm-1x8"),
+    "workload.seq_len": ("the tokens per sequence", "add --seq-len"),
+    "workload.global_batch_size": ("the sequences per optimizer step", "add --batch"),
     "space.precision": ("the precision", "add --precision bf16, fp16 or fp32"),
-    "baseline": ("the config it trains with", "add --config micro_batch_size=4,tp=2,..."),
+    "baseline": ("the current config", "add --config micro_batch_size=4,tp=2,..."),
     **{
         f"rl.{key}": (
             f"the {key.replace('_', ' ')}",
-            f"add --log with the log of a run, or write rl.{key} into a spec",
+            f"add --log with the log of a run, or set rl.{key} in a spec",
         )
         for key in LENGTHS
     },
     f"rollout.{SPEED}": (
         "the generation speed",
-        f"add --log with the log of a run, or write rollout.{SPEED} into a spec",
+        f"add --log with the log of a run, or set rollout.{SPEED} in a spec",
     ),
 }
 VOCABULARY = "fill in: vocab_size"
@@ -159,31 +159,31 @@ def _only_the_shell_knows(found: Target) -> Iterator[Missing]:
     """Numbers of a step that are variables which nothing sets."""
     if nodes := _open_nodes(found.started):
         yield Missing(
-            what=f"the number of nodes: only the shell can compute {nodes}",
-            remedy="write the number into the launch, or give the config: --config dp=...",
+            what=f"the number of nodes, because only the shell can compute {nodes}",
+            remedy="write the number into the launch, or set the config with --config dp=...",
         )
     for remark in remarks_of(found):
         option, mark, _ = remark.partition(f": {ONLY_THE_SHELL}")
         if mark and not _DECIDES_NO_STEP.search(option):
             yield Missing(
-                what=f"a number that only the shell can compute: {option}",
-                remedy="write it into the launch, or give the config: --config micro_batch_size=4,tp=2,...",
+                what=f"a number that only the shell can compute ({option})",
+                remedy="write the number into the launch, or set the config with --config micro_batch_size=4,tp=2,...",
             )
 
 
 def _missing(found: Target, said: Mapping[str, Any], key: str, *, has_log: bool) -> Missing:
     """What nobody told, and how to say it."""
     write_it = (
-        f"create a spec with autotune init {found.name} -o study.yaml and write {key} into it"
+        f"create a spec with autotune init {found.name} -o study.yaml, and set {key} in that spec"
     )
     what, remedy = _HOW.get(key, (key, write_it))
     if has_log and key.startswith(("rl.", "rollout.")):
-        remedy = f"the log contains none; {write_it}"
+        remedy = f"the log does not contain this value; {write_it}"
     elif key == "cluster" and (one_gpu := _one_gpu(found, said)):
-        what = f"the number of GPUs: {one_gpu} gives only the GPU type"
-        remedy = f"give nodes and GPUs: --cluster {one_gpu}-1x8"
+        what = f"the number of GPUs, because {one_gpu} is only a GPU type"
+        remedy = f"set nodes and GPUs per node, e.g. --cluster {one_gpu}-1x8"
     elif key == "cluster" and found.asked:
-        remedy = f"name the GPU type, e.g. --cluster h100-sxm: the launch requests {found.asked[0]} x {found.asked[1]} GPUs"
+        remedy = f"set the type of the {found.asked[0]} x {found.asked[1]} GPUs that the launch requests, e.g. --cluster h100-sxm"
     elif key == "baseline":
         what, remedy = _no_baseline(found, what, remedy)
     return Missing(what=what, remedy=remedy)
@@ -230,13 +230,13 @@ def _no_baseline(found: Target, what: str, remedy: str) -> tuple[str, str]:
     why, _, rest = said.partition("; ")
     if places := lines_of_values(why, found.texts):
         return (
-            f"a valid configuration: {why} ({places})",
-            rest or "change one of them in the launch",
+            f"a valid configuration, because {why} ({places})",
+            rest or "change one of these values in the launch",
         )
     if told.startswith(NOT_VALID):
         return (
-            f"a valid configuration: {said}",
-            "correct the launch, or give another: --config micro_batch_size=4,tp=2,...",
+            f"a valid configuration, because {said}",
+            "fix the launch, or set another config with --config micro_batch_size=4,tp=2,...",
         )
     return f"the current configuration ({why})", remedy
 

@@ -19,10 +19,13 @@ BUBBLE = 0.25
 """share of a step that a pipeline waits, from which it is named"""
 
 _SLOW_VARIABLES = {
-    "CUDA_LAUNCH_BLOCKING": ("1", "every kernel waits for the previous one; for debugging only"),
+    "CUDA_LAUNCH_BLOCKING": (
+        "1",
+        "every kernel waits for the previous kernel; use this only for debugging",
+    ),
     "TORCH_DISTRIBUTED_DEBUG": (
         "DETAIL",
-        "every collective is first checked on all ranks; for debugging only",
+        "every collective is first checked on all ranks; use this only for debugging",
     ),
     "NCCL_P2P_DISABLE": (
         "1",
@@ -31,7 +34,10 @@ _SLOW_VARIABLES = {
     "NCCL_IB_DISABLE": ("1", "nodes communicate over TCP instead of InfiniBand or RoCE"),
     "NCCL_SHM_DISABLE": ("1", "ranks on a node communicate through the network stack"),
     "TORCH_NCCL_BLOCKING_WAIT": ("1", "the host waits for each collective"),
-    "PYTORCH_NO_CUDA_MEMORY_CACHING": ("1", "the driver allocates each tensor; for debugging only"),
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": (
+        "1",
+        "the CUDA driver allocates each tensor; use this only for debugging",
+    ),
 }
 """variables that slow a training down: (value, why)"""
 
@@ -74,14 +80,14 @@ def _of_the_config(
         yield _at(
             texts,
             r"gradient_checkpoint|activation_checkpoint|checkpoint_activation|activation_checkpointing|recompute",
-            f"recompute={config.recompute} repeats the forward pass, but only {used:.0%} of {format_bytes(workload.cluster.gpu.memory_bytes)} of memory is predicted to be used: switch it off, or use the memory for a larger micro-batch",
+            f"recompute={config.recompute} repeats the forward pass, but only {used:.0%} of the GPU's {format_bytes(workload.cluster.gpu.memory_bytes)} is predicted to be used; switch recomputation off, or use the free memory for a larger micro-batch",
         )
     bubble = float(predicted.time_parts_s.bubble) / float(predicted.step_time_s)
     if bubble > BUBBLE:
         yield _at(
             texts,
             r"pipeline|\bpp\b",
-            f"pipeline bubbles take {bubble:.0%} of each step: {config.pp} stages share {config.accumulation_steps} micro-batches; use smaller micro-batches, fewer stages or an interleaved schedule",
+            f"pipeline bubbles take {bubble:.0%} of each step, because {config.pp} stages share {config.accumulation_steps} micro-batches; use smaller micro-batches, fewer stages or an interleaved schedule",
         )
     if (
         config.precision == "fp32"
@@ -91,7 +97,7 @@ def _of_the_config(
         yield _at(
             texts,
             r"precision|dtype|bf16|fp16",
-            f"fp32 does not use the tensor cores of {workload.cluster.gpu.name}: bf16, or TF32 with the same weights, is several times faster",
+            f"fp32 does not use {workload.cluster.gpu.name}'s tensor cores; bf16, or TF32 with fp32 weights, is several times faster",
         )
     if config.precision == "fp16":
         is_scaled = any(
@@ -108,7 +114,7 @@ def _of_the_config(
             yield _at(
                 texts,
                 r"float16|fp16|half\(",
-                "fp16 without loss scaling: small gradients become 0; use torch.amp.GradScaler, or bf16 if the GPU supports it",
+                "without loss scaling, small fp16 gradients become 0; use torch.amp.GradScaler, or bf16 if the GPU supports it",
             )
 
 
@@ -138,8 +144,8 @@ def _without_sharding(
             parts = predicted.memory_parts_bytes
             states = float(parts.weights) + float(parts.gradients) + float(parts.optimizer)
             return (
-                f"zero_stage={config.zero_stage}: each rank holds {format_bytes(states)} of weights, gradients and optimizer states; sharded over {config.dp} ranks (FSDP or ZeRO 3)"
-                f"{beside} it takes {format_bytes(float(found.peak_memory_bytes))} in all, {'without what is not predicted' if is_lower_bound else 'which fits'}"
+                f"with zero_stage={config.zero_stage}, each rank holds {format_bytes(states)} of weights, gradients and optimizer states; if FSDP or ZeRO 3 shards these across {config.dp} ranks"
+                f"{beside}, a rank needs {format_bytes(float(found.peak_memory_bytes))} in all, {'plus memory that is not predicted' if is_lower_bound else 'which fits'}"
             )
     return None
 
@@ -162,7 +168,7 @@ def _of_a_program(name: str, text: str, config: ParallelConfig | None) -> Iterat
 
     if line := at(r"set_detect_anomaly\(\s*(?:True|mode=True)?\s*\)|detect_anomaly\s*=\s*True"):
         yield Danger(
-            text="anomaly detection checks every operator in the backward pass; for debugging only",
+            text="anomaly detection checks every operator in the backward pass; use this only for debugging",
             line=line,
             file=name,
         )
@@ -177,13 +183,13 @@ def _of_a_program(name: str, text: str, config: ParallelConfig | None) -> Iterat
         )
     ):
         yield Danger(
-            text=f"gradients are sent after each of {config.accumulation_steps if config else 0} micro-batches: use no_sync() (FSDP2: set_requires_gradient_sync(False)) for all but the last",
+            text=f"gradients are sent after each of {config.accumulation_steps if config else 0} micro-batches; use no_sync() (FSDP2: set_requires_gradient_sync(False)) for all micro-batches but the last",
             line=shards,
             file=name,
         )
     if line := at(r"find_unused_parameters\s*=\s*True"):
         yield Danger(
-            text="find_unused_parameters walks the graph after each forward pass: switch it off if all parameters are used",
+            text="find_unused_parameters walks the graph after each forward pass; set it to False if all parameters are used",
             line=line,
             file=name,
         )
@@ -195,7 +201,7 @@ def _of_a_program(name: str, text: str, config: ParallelConfig | None) -> Iterat
         workers = re.search(r"num_workers\s*=\s*([\w.]+)", call)
         if workers is None or workers[1] == "0":
             yield Danger(
-                text="the data loader has no workers (num_workers=0), so training waits while a batch is prepared: give it 2 to 8",
+                text="the data loader has no workers (num_workers=0), so training waits while a batch is prepared; set 2 to 8 workers",
                 line=number,
                 file=name,
             )
@@ -219,12 +225,12 @@ def _of_flags(name: str, text: str, workload: Workload | None) -> Iterator[Dange
         (
             on("bf16") and on("fp16"),
             "fp16",
-            "--bf16 and --fp16 are both on: programs reject this, or pick one of them",
+            "--bf16 and --fp16 are both on; programs reject this, or use only one of the two",
         ),
         (
             "amp_dtype" in flags and not on("amp") and not is_python,
             "amp_dtype",
-            "--amp-dtype has no effect without --amp: the training runs in fp32",
+            "--amp-dtype has no effect without --amp, so the training runs in fp32",
         ),
         (
             "gradient_checkpointing_kwargs" in flags and not on("gradient_checkpointing"),
@@ -234,7 +240,7 @@ def _of_flags(name: str, text: str, workload: Workload | None) -> Iterator[Dange
         (
             flags.get("dataloader_num_workers", (0, ""))[1] == "0",
             "dataloader_num_workers",
-            "--dataloader_num_workers 0: the GPU waits while a batch is prepared; 2 to 8 workers prepare it in advance",
+            "with --dataloader_num_workers 0, the GPU waits while a batch is prepared; set 2 to 8 workers to prepare batches in advance",
         ),
         (
             # a program of another loop may have the option of a batch and not that of workers
@@ -244,7 +250,7 @@ def _of_flags(name: str, text: str, workload: Workload | None) -> Iterator[Dange
             and workload is not None
             and workload.loop == "hf_trainer",
             "per_device_train_batch_size",
-            "--dataloader_num_workers is not given, and transformers' default is 0: the GPU waits while a batch is prepared; add --dataloader_num_workers 4",
+            "--dataloader_num_workers is not set, and with transformers' default of 0 the GPU waits while a batch is prepared; add --dataloader_num_workers 4",
         ),
         (
             on("auto_find_batch_size"),

@@ -66,7 +66,7 @@ _DISPENSABLE = (
     "sequence_parallel",
     "compile",
 )
-_NUMERICS = "changes the arithmetic: check the loss again"
+_NUMERICS = "changes the arithmetic, so check the loss again"
 
 
 @dataclass(frozen=True, slots=True)

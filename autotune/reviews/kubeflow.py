@@ -62,7 +62,7 @@ def recommended(text: str, **said: Any) -> tuple[Any, str]:
     if kind != "AdmissionReview" or not isinstance(document.get("request"), Mapping):
         raise SpecError(
             f"a TrainJob or an AdmissionReview with a request is expected, but kind is {kind!r:.80}",
-            remedy="kubectl get trainjob NAME -o yaml prints one",
+            remedy="print a TrainJob with kubectl get trainjob NAME -o yaml",
             field="TARGET",
         )
     found = _admitted(document["request"], said)
@@ -109,12 +109,14 @@ def of_job(job: Mapping[str, Any], **said: Any) -> Recommended:
         found = review_texts({_FILE: text}, **said)
     if found.missing:
         missing = "; ".join(f"{each.what} ({each.remedy})" for each in found.missing)
-        return Recommended((), f"no change: the launch does not give {missing}")
+        return Recommended((), f"no change: the launch lacks {missing}")
     if found.together is None:
         return Recommended((), "no change: no edit is certain to be faster")
     after = yaml.safe_load(edited(found.texts, found.lines).get(_FILE, text))
     if not _added(after, found.unplaced):
-        return Recommended((), f"no change: the job has no place for {', '.join(found.unplaced)}")
+        return Recommended(
+            (), f"no change: {', '.join(found.unplaced)} cannot be added to the job's arguments"
+        )
     if review_texts({_FILE: _text(after)}, **said).config != found.together.config:
         return Recommended((), "no change: the edited job would not train with the proposed config")
     return Recommended(tuple(_operations(json.loads(json.dumps(job)), after, "")), _why(found))

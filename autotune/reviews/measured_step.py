@@ -40,8 +40,8 @@ def _measured(
 ) -> tuple[float | None, str]:
     if measured_s is not None and log is not None:
         raise SpecError(
-            "--measured and --log both give the step time",
-            remedy="give one of them",
+            "--measured and --log both set the step time",
+            remedy="use only one of the two",
             field="--measured",
         )
     if measured_s is not None:
@@ -77,8 +77,8 @@ def _measured(
         ]
     if len(times) < 2:
         raise SpecError(
-            f"the log must show at least 2 step times in the format of trainer {study.trainer}, but it shows {len(times)}",
-            remedy="give the step time: --measured 2.1s",
+            f"the log must contain at least 2 step times in trainer {study.trainer}'s format, but contains {len(times)}",
+            remedy="set the step time, e.g. --measured 2.1s",
             field="--log",
         )
     return median(times[1:]), f"median of {len(times) - 1} steps in the log"
@@ -103,7 +103,7 @@ def _refuse_beyond_the_peak(predicted: Estimate, measured_s: float) -> None:
     if mfu > 1.0:
         share = f"{mfu:.0%} of" if mfu < 100 else f"{mfu:.3g} times"
         raise SpecError(
-            f"a step of {format_duration(measured_s)} would be {share} the GPUs' peak, but the limit is 100%",
-            remedy="give the time of an optimizer step, not of a micro-batch, and correct what the review misread: --config, --batch, --seq-len, --model or --cluster",
+            f"a step time of {format_duration(measured_s)} would mean {share} the GPUs' peak, but the limit is 100%",
+            remedy="set the time of an optimizer step, not of a micro-batch, and correct what the review misread with --config, --batch, --seq-len, --model or --cluster",
             field="--measured",
         )

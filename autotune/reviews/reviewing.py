@@ -53,12 +53,12 @@ LOWER_MEMORY = (
 )  # fmt: skip
 """options of Megatron-LM, LLaMA-Factory and axolotl and optimizers of transformers that lower the peak memory and are not in the cost model"""
 _STARTS_MORE = {
-    "hf_trainer": "one visible GPU: with several, transformers' Trainer in one process copies the model to each of them in every step (DataParallel), "
-    "which is slow and multiplies the batch; start one process per GPU instead: torchrun --nproc_per_node=8 ...",
-    "lightning": "one visible GPU: Lightning's Trainer starts a rank on each GPU unless `devices` says otherwise; to review a launch on several GPUs, start it with torchrun",
+    "hf_trainer": "one visible GPU. With several GPUs, transformers' Trainer in one process copies the model to each GPU in every step (DataParallel), "
+    "which is slow and multiplies the batch; start one process per GPU instead with torchrun --nproc_per_node=8 ...",
+    "lightning": "one visible GPU. Lightning's Trainer starts a rank on each GPU unless `devices` sets fewer; to review a launch on several GPUs, start the program with torchrun",
 }
 """what one process of a training loop does with several GPUs"""
-_NEEDS_ROOM = "try it first: the launch needs more memory than predicted"
+_NEEDS_ROOM = "try this edit first, because the launch needs more memory than predicted"
 _ASSUMED = ("taken as", "assumed", "if it does not")
 """parts of comments that say what is taken for granted"""
 _UNSURE = (NOT_PREDICTED, NOT_COUNTED, ASSUMED_WEIGHTS, ASSUMED_TARGETS, UNREAD)
@@ -131,7 +131,7 @@ def review_texts(
     if (model := said.get("model")) and is_model_file(model):
         raise SpecError(
             f"model must be a catalog name or a hub id, but is {model!r}",
-            remedy="`autotune models` lists the names; or put the model into the launch",
+            remedy="run `autotune models` to list the names, or set the model in the launch",
             field="model",
         )
     with folder_of(texts) as path:
@@ -248,12 +248,12 @@ def _assumed(found: Target, document: Mapping[str, Any], lowering: Sequence[str]
     yield from (note for note in found.notes if note.startswith(_UNSURE))
     shape = document.get("model")
     if isinstance(shape, dict) and any(VOCABULARY in comment for comment in found.comments):
-        yield f"vocabulary size {shape['vocab_size']}; --model sets another"
+        yield f"vocabulary size {shape['vocab_size']}; set the model with --model if this size is wrong"
     if others := other_trainings(next(iter(found.texts.values()), ""), found.started):
         of_others = f"line{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"
-        yield f"only one training of {found.name} is reviewed, not {of_others}; to review another, give it as a command: autotune review -- ..."
+        yield f"only one training of {found.name} is reviewed, not {of_others}; to review another training, run autotune review -- COMMAND"
     if lowering:
-        yield f"the cost model ignores the memory saved by {', '.join(lowering)}, so the launch may need less"
+        yield f"the cost model ignores the memory saved by {', '.join(lowering)}, so the launch may need less memory"
 
 
 def _may_need_less(note: str) -> bool:
@@ -285,12 +285,12 @@ def _of_ranks(
     found: Target, study: Study, config: ParallelConfig, other_ranks: Sequence[str]
 ) -> Iterator[str]:
     """What there is to say of the ranks that are reviewed, and of the GPUs beside them."""
-    yield from (f"{words}: {config.world_size} ranks are reviewed" for words in other_ranks)
+    yield from (f"{words}; the review is for {config.world_size} ranks" for words in other_ranks)
     rl, cluster, loop = study.workload.rl, study.workload.cluster, study.workload.loop
     used = config.world_size + (rl.rollout_gpus if rl else 0)
     if used >= cluster.num_gpus or other_ranks:
         return
-    yield f"the launch uses {used} of the {cluster.num_gpus} GPUs of {cluster.name}"
+    yield f"the launch uses {used} of the {cluster.num_gpus} GPUs in {cluster.name}"
     is_one_process = found.started is not None and found.started.launcher == "python"
     if is_one_process and loop in _STARTS_MORE and "CUDA_VISIBLE_DEVICES" not in _code(found):
         yield _STARTS_MORE[loop]

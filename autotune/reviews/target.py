@@ -130,7 +130,7 @@ def read_target(
         if not script:
             raise SpecError(
                 f"no container in {path.name} starts a recognizable training program",
-                remedy="review the command in its image: autotune review -- torchrun ... train.py ...",
+                remedy="review the command that the image runs: autotune review -- torchrun ... train.py ...",
                 field="TARGET",
             )
         found = _of_command(
@@ -183,7 +183,7 @@ def folder_of(texts: Mapping[str, str]) -> Iterator[Path]:
             if is_outside or not 1 <= len(path.parts) <= 8 or not name.strip():
                 raise SpecError(
                     f"{name!r} is not a file name",
-                    remedy="give plain file names: train.sh",
+                    remedy="use plain file names, e.g. train.sh",
                     field="files",
                 )
             try:
@@ -193,7 +193,7 @@ def folder_of(texts: Mapping[str, str]) -> Iterator[Path]:
                 why = error.strerror if isinstance(error, OSError) else error
                 raise SpecError(
                     f"{name!r} cannot be written next to the other files: {why}",
-                    remedy="give plain file names: train.sh",
+                    remedy="use plain file names, e.g. train.sh",
                     field="files",
                 ) from None
         for trainer_name in trainer_names():  # packages of others may lie anywhere
@@ -351,6 +351,6 @@ def _text(path: Path) -> str:
     except SpecError as error:
         remedy = (
             error.remedy
-            or "give a script, a configuration, a manifest or a spec, or a command after `--`"
+            or "pass a script, a configuration, a manifest or a spec, or a command after `--`"
         )
         raise SpecError(error.message, remedy=remedy, field="TARGET") from None

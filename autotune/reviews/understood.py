@@ -59,7 +59,7 @@ def part(document: Mapping[str, Any], found: Target) -> str:
     if found.started:
         started = f"starts {found.started.program} with {found.started.launcher}"
     else:
-        started = "a Python program" if kind == "command" else f"a configuration of {kind}"
+        started = "a Python program" if kind == "command" else f"a configuration for {kind}"
     ranks = f" on {found.asked[0]} x {found.asked[1]} ranks" if found.asked else ""
     known = str(document.get("baseline", ""))
     if "space.precision" in found.fill_in:  # it stands there for nothing that was read

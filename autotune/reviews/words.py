@@ -106,19 +106,19 @@ def _shared(parts: Sequence[_Part], room: int | None) -> list[str]:
     words = ", ".join(
         f"{count} more {noun}{'s' if count > 1 else ''}" for count, noun in left if count
     )
-    return [f"and {words}: --all prints them"]
+    return [f"and {words}; use --all to print everything"]
 
 
 def short_lines(review: Review) -> list[str]:
     """The same in five lines: what was understood, the verdict, the best edit, the first warning."""
     found = [f"{review.target}: {review.understood}", *_verdict(review, None)]
     if review.missing:
-        found = [f"no prediction without {each.what}: {each.remedy}" for each in review.missing[:3]]
+        found = [f"no prediction without {each.what}; {each.remedy}" for each in review.missing[:3]]
     elif review.edits:
         first, more = review.edits[0], len(review.edits) - 1
-        gain = f"{_changes(first)}: {_gain_of(first, review)}, {_memory(first.memory_bytes)}"
+        gain = f"faster with {_changes(first)}: {_gain_of(first, review)}, {_memory(first.memory_bytes)}"
         found.append(
-            f"faster: {gain}{f'; {more} more' if more else ''}: autotune review shows the lines"
+            f"{gain}{f'; {more} more' if more else ''}; run autotune review to see the lines"
         )
     return [*found, *list(_warnings(review))[:1]][:5]
 
@@ -133,7 +133,7 @@ def _of_config(review: Review, tokens: float | None) -> Iterator[str]:
     estimate = review.estimate
     if estimate is None or review.study is None or review.config is None:
         if review.missing:
-            yield "no prediction yet: add what is missing"
+            yield "no prediction yet; add the missing values"
         return
     gpu = review.study.workload.cluster.gpu
     risk = float(estimate.oom_probability)
@@ -159,11 +159,11 @@ def _of_config(review: Review, tokens: float | None) -> Iterator[str]:
         yield f"{word}: {memory} of {limit}, {at_risk}"
     else:
         excess = (
-            ", too high for this program"
+            "; the prediction is too high for this program"
             if float(estimate.peak_memory_low_bytes) > gpu.memory_bytes
             else ""
         )
-        yield f"fits, because it ran; predicted{excess}: {memory} of {limit}"
+        yield f"fits, because the launch ran; predicted memory: {memory} of {limit}{excess}"
     low, high = float(estimate.step_time_low_s), float(estimate.step_time_high_s)
     speed = f"{format_count(float(estimate.tokens_per_s))} tokens/s"
     yield (
@@ -181,7 +181,7 @@ def _of_config(review: Review, tokens: float | None) -> Iterator[str]:
         yield _earlier(review.earlier)
     if review.observed is not None:
         much = against_prediction(review.observed.slower)
-        yield f"measured: {format_duration(review.observed.step_time_s)} a step ({review.observed.source}), {much}; the rest is scaled accordingly"
+        yield f"measured: {format_duration(review.observed.step_time_s)} a step ({review.observed.source}), {much}; the other predictions are scaled accordingly"
 
 
 def against_prediction(slower: float) -> str:
@@ -217,15 +217,17 @@ def _where(edit: Edit) -> Iterator[str]:
     """The lines of the files that change, and what has no line."""
     yield from map(_excerpt, edit.lines)
     if edit.unplaced:
-        yield f"     and set {', '.join(edit.unplaced)} (no line for these in the file)"
+        yield f"     and add {', '.join(edit.unplaced)}, for which the file has no line"
 
 
 def _if_out_of_memory(review: Review) -> Iterator[str]:
     if (edit := review.if_out_of_memory) is not None:
         assert edit.alone is not None
         risk = f", {edit.oom_probability:.0%} OOM risk" if edit.oom_probability >= 0.01 else ""
-        when = "if it runs out of memory" if review.fits or risk == "" else "may fit"
-        yield f"{when}: {_changes(edit)}: {gain_words(edit.alone)}, {_memory(edit.memory_bytes)}{risk}"
+        when = (
+            "if the launch runs out of memory, use" if review.fits or risk == "" else "may fit with"
+        )
+        yield f"{when} {_changes(edit)}: {gain_words(edit.alone)}, {_memory(edit.memory_bytes)}{risk}"
         yield from _where(edit)
 
 
@@ -236,18 +238,18 @@ def _together(review: Review) -> Iterator[str]:
     if review.together is None:
         more = review.best_gain - 1.0
         if review.fits is False and not review.if_out_of_memory and not review.trials:
-            yield "no edit makes it fit with these ranks and this batch: use knobs that the launch does not set, or more GPUs"
+            yield "no edit makes the launch fit with these ranks and this batch; set knobs that the launch does not set, or use more GPUs"
         elif review.trials:
-            yield "no edit is certain both to fit and to be faster; try these, and keep what is faster:"
+            yield "no edit is certain both to fit and to be faster; try these edits, and keep those that are faster:"
         elif more >= 0.03:
-            yield f"no edit is certain to be faster: the best guess is {format_gain(review.best_gain)}, but its interval includes losses; run a trial, or give --measured"
+            yield f"no edit is certain to be faster (the best guess is {format_gain(review.best_gain)}, but its interval includes losses); run a trial, or add --measured"
         else:
             yield "no edit gains 3% or more"
     elif len(review.edits) > 1:
         together = review.together
         yield (
             f"together: {gain_words(together.gain)}, {format_bytes(float(together.estimate.peak_memory_bytes))}, "
-            f"{float(together.estimate.oom_probability):.0%} risk"
+            f"{float(together.estimate.oom_probability):.0%} OOM risk"
         )
 
 
@@ -267,8 +269,8 @@ def _gain_of(edit: Edit, review: Review) -> str:
     if edit.alone is not None:
         return gain_words(edit.alone)
     if edit.beside is not None:
-        return f"{gain_words(edit.beside)} with the others"
-    return "the others need it" if review.fits else "needed to fit"
+        return f"{gain_words(edit.beside)} with the other edits"
+    return "needed by the other edits" if review.fits else "needed to fit"
 
 
 def gain_words(gain: Gain) -> str:

@@ -509,7 +509,7 @@ def _divides(divisor: int, number: int, law: str) -> None:
     if divisor < 1 or number % divisor:
         raise SpecError(
             f"{law}, but do not",
-            remedy="change one of them, or the number of ranks that the launch asks for",
+            remedy="change one of these values, or the number of ranks that the launch requests",
         )
 
 

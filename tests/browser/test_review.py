@@ -21,7 +21,7 @@ def test_a_pasted_launch_is_judged_and_tuned(browser: Any, tuning: Service) -> N
         go(page, "/submit")
         page.get_by_label("Script, command").fill(LAUNCH)
         page.get_by_role("button", name="Review").click()
-        page.get_by_text("missing: the GPUs it runs on").wait_for()
+        page.get_by_text("missing: the GPUs to train on").wait_for()
         page.get_by_label("GPUs (--cluster)").fill("h200-sxm")
         page.get_by_role("button", name="Review").click()
         page.get_by_text("fits: ").wait_for()

@@ -107,7 +107,7 @@ def test_a_quota_holds_one_rank_whose_time_the_kernel_counts_on_the_run_queue(
     )
     found = first(diagnose(told))
     assert (found.cause, found.rank) == ("slow_rank", of)
-    assert any("a cgroup quota stopped it" in line for line in found.evidence)
+    assert any("a cgroup quota stopped the slow process" in line for line in found.evidence)
 
 
 @given(seed=SEED, node=st.integers(0, 2))
@@ -192,7 +192,7 @@ def test_collectives_inside_a_node_say_what_the_links_of_its_gpus_move() -> None
     )
     found = first(diagnose(replace(evidence, ranks=ranks)))
     assert found.cause == "communication_inside_node"
-    assert "its NVLink is not used" in found.evidence[-1]
+    assert "NVLink is not used" in found.evidence[-1]
     assert "rank 0" in found.evidence[-1]
     assert not any("PCIe" in text for text in first(diagnose(evidence)).evidence)
 
@@ -201,7 +201,7 @@ def test_a_prediction_that_is_too_long_has_no_cause_in_the_run() -> None:
     quick = replace(run(ranks=1), predicted_s=(0.4, 0.3, 0.5))
     (finding,) = diagnose(quick).findings
     assert finding.cause == "prediction"
-    assert "less than predicted" in finding.what
+    assert "less than the predicted" in finding.what
     assert not any("explain" in text for text in finding.evidence)
 
 
@@ -396,7 +396,7 @@ DUE = {
     ),
     "a prediction that holds": Due(
         replace(PLAIN, predicted_s=(0.11, 0.09, 0.13)),
-        verdict="Nothing found: it runs as predicted",
+        verdict="Nothing found: the run is as fast as predicted",
     ),
     "a prediction that holds for one rank": Due(
         replace(run(ranks=1), predicted_s=(0.11, 0.08, 0.15)), verdict="runs as predicted"

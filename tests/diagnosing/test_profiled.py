@@ -50,7 +50,7 @@ def test_what_a_gpu_waits_for_is_claimed_from_its_profile(
     (finding,) = diagnose(on_gpus(**parts)).findings
     assert finding.cause == cause
     assert finding.share == pytest.approx(share)
-    assert finding.evidence[0].startswith("profile: ")
+    assert finding.evidence[0].startswith("in the profile, ")
 
 
 def test_a_gpu_whose_kernels_wait_in_a_queue_does_not_wait_for_the_host() -> None:

@@ -145,7 +145,7 @@ def test_a_job_that_asks_for_it_is_created_with_the_better_arguments(server: Api
         (job(plugin=None), "CREATE", ""),
         (job(plugin="another"), "CREATE", ""),
         (job(), "UPDATE", "at creation"),
-        (job(["--lr=1"]), "CREATE", "the launch does not give"),
+        (job(["--lr=1"]), "CREATE", "the launch lacks"),
         (job(command=["./train"]), "CREATE", "autotune: "),
         ({**job(), "spec": {"runtimeRef": {"name": "torch-distributed"}}}, "CREATE", "autotune: "),
         ({**job(), "spec": None}, "CREATE", "autotune: "),

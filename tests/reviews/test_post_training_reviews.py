@@ -103,7 +103,7 @@ def test_a_limit_of_tokens_below_the_longest_sequence_is_named(launch: Path) -> 
     (missing,) = review(launch, cluster="h100-sxm-1x8").missing
     assert "a micro-batch must hold the longest sequence" in missing.what
     assert "micro_batch_tokens=1000" in missing.what
-    assert "correct the launch" in missing.remedy
+    assert "fix the launch" in missing.remedy
 
 
 @pytest.mark.parametrize(("said", "named"), [("algorithm.filter_groups.enable=True", "regenerated responses"), ("reward_model.enable=True", "reward model"), ("distillation.enabled=True distillation.nnodes=1", "teacher's 8 GPUs"), ("actor_rollout_ref.actor.entropy_coeff=0.001", "copies of the logits")])  # fmt: skip
@@ -147,7 +147,7 @@ def test_phases_of_a_log_are_compared_phase_by_phase(launch: Path) -> None:
 def test_a_log_without_generation_times_is_not_asked_for_again(launch: Path) -> None:
     found = review(launch, cluster="h100-sxm-1x8", log=LOG.replace("timing_s/gen", "timing_s/else"))
     (missing,) = found.missing
-    assert "the log contains none" in missing.remedy
+    assert "the log does not contain this value" in missing.remedy
 
 
 def test_a_model_that_was_named_is_taken_for_nothing(launch: Path) -> None:
@@ -262,7 +262,7 @@ def test_a_number_that_only_the_shell_knows_is_asked_for_and_not_taken_from_the_
     )
     found = review(launch, cluster="h100-sxm-1x8")
     assert [each.what for each in found.missing] == [
-        f"a number that only the shell can compute: command: {path}='$SP'"
+        f"a number that only the shell can compute (command: {path}='$SP')"
     ]
     assert found.estimate is None
     launch.write_text(

@@ -173,7 +173,7 @@ def test_where_no_edit_is_sure_up_to_three_are_worth_a_trial(script: Path) -> No
     assert any("compile" in tried.changes for tried in found.trials)
     lines = lines_of(found)
     assert (
-        "no edit is certain both to fit and to be faster; try these, and keep what is faster:"
+        "no edit is certain both to fit and to be faster; try these edits, and keep those that are faster:"
         in lines
     )
     assert any("compile off -> on" in line for line in lines)
@@ -247,10 +247,13 @@ def test_no_slower_number_format_is_proposed_also_for_a_launch_that_does_not_fit
 
 def test_what_is_missing_is_named_with_how_to_say_it_and_nothing_is_predicted(script: Path) -> None:
     found = review(script)
-    assert [each.what for each in found.missing] == ["the GPUs it runs on"]
-    assert "--cluster h100-sxm: the launch requests 1 x 8 GPUs" in found.missing[0].remedy
+    assert [each.what for each in found.missing] == ["the GPUs to train on"]
+    assert (
+        "the 1 x 8 GPUs that the launch requests, e.g. --cluster h100-sxm"
+        in found.missing[0].remedy
+    )
     assert found.estimate is None
-    assert "no prediction yet: add what is missing" in lines_of(found)
+    assert "no prediction yet; add the missing values" in lines_of(found)
     bare = review(["torchrun", "--nproc-per-node", "8", "train.py", "--batch", "4"])
     assert {each.remedy.split()[1] for each in bare.missing} >= {"--model", "--seq-len", "--batch"}
 
@@ -516,7 +519,7 @@ def test_the_command_prints_at_most_25_lines_and_makes_no_store(
     assert not (tmp_path / "data").exists()
     code, out, _ = printed(capsys, str(script))
     assert code == 2
-    assert "missing: the GPUs it runs on" in out
+    assert "missing: the GPUs to train on" in out
 
 
 def test_json_has_all_of_it_and_a_copy_has_the_edits(
@@ -592,7 +595,7 @@ def test_what_is_said_beside_a_spec_counts_and_its_edits_are_its_baseline(tmp_pa
 def test_a_step_that_no_gpu_takes_is_refused_and_one_time_is_given(script: Path) -> None:
     with pytest.raises(SpecError, match="but the limit is 100%"):
         review(script, cluster="h100-sxm", measured_s=2.0)
-    with pytest.raises(SpecError, match="both give the step time"):
+    with pytest.raises(SpecError, match="both set the step time"):
         review(script, cluster="h100-sxm", measured_s=10.0, log="step 1")
 
 
@@ -667,8 +670,8 @@ def test_a_gpu_alone_as_the_cluster_of_unknown_ranks_is_one_of_the_things_that_a
     assert found.study is None
     said = {missing.what: missing.remedy for missing in found.missing}
     assert (
-        said["the number of GPUs: h100-sxm gives only the GPU type"]
-        == "give nodes and GPUs: --cluster h100-sxm-1x8"
+        said["the number of GPUs, because h100-sxm is only a GPU type"]
+        == "set nodes and GPUs per node, e.g. --cluster h100-sxm-1x8"
     )
     assert len(said) > 3, "all that is missing is said at once"
 
@@ -685,7 +688,7 @@ def test_a_launch_that_was_measured_fits_whatever_was_predicted(tmp_path: Path) 
     assert found.fits
     assert found.estimate.oom_probability == 0.0
     assert any(
-        line.startswith("fits, because it ran; predicted, too high for this program: ")
+        line.startswith("fits, because the launch ran; predicted memory: ")
         for line in lines_of(found)
     )
     for edit in (*found.edits, *found.trials):
@@ -865,7 +868,7 @@ REVIEWED = {
         Said(
             fits=(False,),
             warnings=(
-                "sharded over 8 ranks (FSDP or ZeRO 3) with full recomputation and a micro-batch of 1 it takes",
+                "if FSDP or ZeRO 3 shards these across 8 ranks with full recomputation and a micro-batch of 1, a rank needs",
             ),
         ),
     ),
@@ -899,7 +902,7 @@ REVIEWED = {
     "the ranks of a launcher that does not say them are asked for": Reviewed(
         {"run.sh": NO_RANKS},
         H100,
-        Said(missing=("the number of GPUs: h100-sxm gives only the GPU type",), unsaid=("dp=",)),
+        Said(missing=("the number of GPUs, because h100-sxm is only a GPU type",), unsaid=("dp=",)),
     ),
     "the ranks of a launcher that does not say them are those of the cluster": Reviewed(
         {"run.sh": NO_RANKS}, {"cluster": "h100-sxm-1x8"}, Said(predicted=True)
@@ -907,7 +910,7 @@ REVIEWED = {
     "a cluster of other ranks than the launch starts is named": Reviewed(
         {"train.sh": TRAINER},
         {"cluster": "h200-sxm-2x8"},
-        Said(assumed=(f"{OTHER_RANKS}: 8 ranks are reviewed",)),
+        Said(assumed=(f"{OTHER_RANKS}; the review is for 8 ranks",)),
     ),
     "a cluster of other ranks is named also where something is missing": Reviewed(
         {"train.sh": TRAINER.replace("--block_size 4096", "")},

@@ -46,14 +46,14 @@ def test_an_error_names_the_lines(old: str, new: str, words: list[str], tmp_path
         review(path, cluster="a100-80gb")
     for each in words:
         assert each in refused.value.message
-    assert refused.value.remedy.startswith("change one of them")
+    assert refused.value.remedy.startswith("change one of these values")
 
 
 def test_a_config_that_is_not_valid_is_said_of_its_line_with_what_is(tmp_path: Path) -> None:
     path = file_with(tmp_path / "train.sh", OWN)
     (missing,) = review(path, cluster="h100-sxm").missing
     assert missing.what == (
-        "a valid configuration: tp must divide num_attention_heads, but tp=6 and num_attention_heads=32 (train.sh:3: tp=6)"
+        "a valid configuration, because tp must divide num_attention_heads, but tp=6 and num_attention_heads=32 (train.sh:3: tp=6)"
     )
     assert missing.remedy == "use 1, 2 or 4"
 

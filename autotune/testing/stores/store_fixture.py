@@ -13,4 +13,4 @@ class StoreFixture:
     @pytest.fixture
     def store(self) -> Any:
         """A fresh, empty store; to be given by the subclass."""
-        raise NotImplementedError("give a `store` fixture")
+        raise NotImplementedError("define a `store` fixture")

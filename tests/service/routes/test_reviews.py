@@ -70,7 +70,7 @@ def test_a_new_study_begins_with_the_review_of_a_launch_and_its_button_makes_the
         assert answer.status_code == 200
         return html.unescape(answer.text)
 
-    assert "missing: the GPUs it runs on" in sent(seq_len="4096")
+    assert "missing: the GPUs to train on" in sent(seq_len="4096")
     said = {"cluster": "h200-sxm", "seq_len": "4096"}
     text = sent(**said)
     for part in (

@@ -117,7 +117,7 @@ def test_what_holds_the_clocks_down_is_a_finding_with_its_rank(
     assert [(f.rank, f.node) for f in found] == ([(3, "n1")] if held else [])
     for finding in found:
         assert finding.what.startswith(
-            f"{' and '.join(held)} limit the clock of rank 3's GPU to 1200 of 1980 MHz"
+            f"rank 3's GPU runs at 1200 of 1980 MHz because of {' and '.join(held)}"
         )
         assert "91 degrees, 650 of 700 watts" in finding.evidence[-1]
 
