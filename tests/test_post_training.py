@@ -242,7 +242,7 @@ def test_fine_tuning_on_unequal_lengths_is_a_step_without_generation() -> None:
 
 def test_trainers_that_cannot_post_train_say_who_can() -> None:
     study = parse_study(spec(trainer="torchtitan"))
-    with pytest.raises(Exception, match=r"cannot set a step of post-training.*verl"):
+    with pytest.raises(Exception, match=r"does not support post-training steps.*verl"):
         api.plan_of(study)
 
 

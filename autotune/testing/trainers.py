@@ -106,7 +106,7 @@ class TrainerContract:
             assert all(limit.knob in str(caught.value) for limit in limits)
             assert caught.value.field == limits[0].knob
         assert launched > 0, (
-            f"the {subject.name} trainer rejects every config, even plain data parallelism: the last one because of {limits}"
+            f"the {subject.name} trainer rejects every config, even plain data parallelism; the last config was rejected because of {limits}"
         )
 
     def test_a_trainer_that_only_python_starts_refuses_every_launch_with_the_line_that_does(
@@ -285,7 +285,7 @@ class TrainerContract:
 
     def test_ranks_that_do_not_fit_are_refused(self) -> None:
         config = ParallelConfig(dp=32, micro_batch_size=2, accumulation_steps=1)
-        with pytest.raises(ExportError, match="32 ranks do not fit on 2 nodes of 8"):
+        with pytest.raises(ExportError, match="32 ranks do not fit on 2 nodes with 8 ranks each"):
             self.subject().launch(self.workload, config, self._with_meeting())
 
     def test_unknown_options_are_named(self) -> None:
@@ -343,7 +343,9 @@ class TrainerContract:
 
     def _skip_without_launches(self) -> None:
         if self.subject().in_python:
-            pytest.skip("it declares that it is started only from Python, so it writes no launch")
+            pytest.skip(
+                "the trainer declares that only Python code starts it, so no launch is exported"
+            )
 
     def _skip_without_steps(self) -> None:
         if "steps" not in {option.name for option in self.subject().options}:
@@ -354,19 +356,23 @@ class TrainerContract:
     ) -> bool:
         """Whether the second config, which differs from the first in that knob, has another launch or is rejected because of the knob."""
         subject, (base, start), (config, told) = self.subject(), first, second
-        said = f"the {subject.name} trainer: {knob.name}={getattr(config, knob.name)}"
+        said = f"{knob.name}={getattr(config, knob.name)}"
         if isinstance(told, tuple):
             refused = any(limit.knob == knob.name for limit in told)
             assert not (refused and knob.name in subject.neutral), (
-                f"{said} is rejected, but declared neutral"
+                f"the {subject.name} trainer rejects {said}, but declares {knob.name} neutral"
             )
             return refused
         if isinstance(start, tuple):
             return any(limit.knob == knob.name for limit in start)
         if knob.name in subject.neutral:
-            assert told == start, f"{said} changes the launch of {base}, but is declared neutral"
+            assert told == start, (
+                f"{said} changes the {subject.name} trainer's launch for {base}, but the trainer declares {knob.name} neutral"
+            )
         elif effective(config) != effective(base):
-            assert told != start, f"{said} is dropped: the launch is that of {base}"
+            assert told != start, (
+                f"the {subject.name} trainer ignores {said}, because its launch is the same as for {base}"
+            )
         return told != start
 
     def _told(self, workload: Workload, config: ParallelConfig) -> Told:

@@ -157,18 +157,19 @@ class Launch:
         lines = [
             "#!/bin/sh",
             *(f"# {line}" for line in comments(self.tuned)),
-            "# Written by autotune export; arguments given to it are appended to the command.",
+            "# Written by autotune export; this script's arguments are appended to the command.",
             "set -e",
         ]
         if self._uses(NODE_RANK):
-            lines.append(': "${NODE_RANK:?set it to the number of this node, from 0}"')
+            lines.append(': "${NODE_RANK:?set this to the node number, from 0}"')
         if self._uses(MASTER_ADDR):
-            lines.append(': "${MASTER_ADDR:?set it to the address of node 0}"')
+            lines.append(': "${MASTER_ADDR:?set this to the address of node 0}"')
         if self._uses(MASTER_PORT):
             lines.append(f': "${{MASTER_PORT:={DEFAULT_PORT}}}"')
         taken = [name for name, value in self.env.items() if value == FROM_ENVIRONMENT]
         lines += [
-            f': "${{{name}:?set it: the study takes it from the environment}}"' for name in taken
+            f': "${{{name}:?set this variable, which the study takes from the environment}}"'
+            for name in taken
         ]
         if self._uses(FOLDER):
             lines.append('here=$(cd "$(dirname "$0")" && pwd)')
@@ -256,13 +257,14 @@ def _check_free(root: Path, name: str, text: str, mine: Mapping[str, str]) -> No
     path = root / name
     if not path.parent.resolve().is_relative_to(root):
         raise ExportError(
-            f"{name} would leave the folder {root}: a part of its path is a link", field="files"
+            f"{name} would leave the folder {root}, because a part of its path is a link",
+            field="files",
         )
     if not path.is_symlink() and not path.exists():
         return
     if path.is_symlink() or not path.is_file():
         raise ExportError(
-            f"{path} exists and is not a plain file", remedy="export into another folder"
+            f"{path} exists and is not a plain file", remedy="export to another folder"
         )
     present = path.read_bytes()
     ours = name == MANIFEST and bool(mine)

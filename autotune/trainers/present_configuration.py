@@ -298,18 +298,18 @@ class KeyReader:
     def _not_understood(self, path: str, value: Any, expected: str) -> None:
         if value is None:
             return
-        why = f"left out, because it is not {expected}"
+        why = f" is left out, because it is not {expected}"
         if value == AUTO:
-            why = "the program fills it in"
+            why = " is filled in by the program"
         elif "number" in expected and isinstance(value, str) and ("$" in value or not value):
-            why = ONLY_THE_SHELL
+            why = f": {ONLY_THE_SHELL}"
         self._taken.add(path)
-        self.remarks.append(f"{self.name}: {path}={value!r:.60}: {why}")
+        self.remarks.append(f"{self.name}: {path}={value!r:.60}{why}")
 
 
 SETTINGS = Option(
     name="settings",
-    meaning="other settings of the trainer, written unchanged into its file or command",
+    meaning="other settings for the trainer, written unchanged to the trainer's file or command",
     default={},
     reach=Reach.ARGUMENT,
 )
@@ -353,7 +353,7 @@ class PresentConfiguration:
                 return name, text
         raise SpecError(
             f"none of the files {', '.join(self.files) or '(none)'} ends in {' or '.join(endings)}",
-            remedy="`autotune init FILE` detects the trainer",
+            remedy="run `autotune init FILE`, which detects the trainer",
             field="FILE",
         )
 
@@ -493,7 +493,7 @@ def completed(
         found[missing] = batch // math.prod(steps.values())
     elif batch is not None and len(steps) == 3 and math.prod(steps.values()) != batch:
         raise SpecError(
-            f"{_words(steps)} must multiply to the global batch, but it is {batch}",
+            f"{_words(steps)} must multiply to the global batch, but the batch is {batch}",
             field="global_batch_size",
         )
     return found

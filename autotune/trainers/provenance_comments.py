@@ -23,7 +23,7 @@ def comments(tuned: Mapping[str, Any]) -> list[str]:
     lines = [
         f"Config: {tuned['config']}",
         f"Tuned by autotune {tuned['autotune']} for {whose}: study {study['name']} ({study['id']})",
-        f"Measured {tuned['measured_at'] or 'at an unknown time'} by the runner {tuned['runner']}: {_speed(tuned)}",
+        f"Measured {tuned['measured_at'] or 'at an unknown time'} by the {tuned['runner']} runner: {_speed(tuned)}",
         f"  over {tuned['steps']} steps"
         + (f" in {tuned['final_rounds']} final rounds" if tuned["final_rounds"] else "")
         + f"; {tuned['trials']['measured']} trials were measured, {tuned['trials']['failed']} failed",

@@ -49,7 +49,7 @@ def test_a_trainer_without_a_configuration_of_its_own_points_to_init(
     refusal: Callable[..., Any], tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text("")
-    assert "`autotune init FILE` writes a first spec from a script" in refusal(
+    assert "run `autotune init FILE` to write a first spec from a script" in refusal(
         "import", "--from", "command", "train.py"
     )
 

@@ -285,7 +285,7 @@ def test_the_next_step_of_a_study_that_only_python_can_start_is_a_line_of_python
     assert "autotune export" not in done.err
     assert f"next: {line}" in run("best", "loop").err
     assert (
-        "start the config there: autotune.ray.with_config(trainer, result.best.config).fit()"
+        "start the config in that program: autotune.ray.with_config(trainer, result.best.config).fit()"
         in refusal("export", "loop", "--to", "ray_train")
     )
     assert run("report", "loop", "-o", "page.html").code == 0

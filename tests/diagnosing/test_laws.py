@@ -399,7 +399,7 @@ DUE = {
         verdict="Nothing found: the run is as fast as predicted",
     ),
     "a prediction that holds for one rank": Due(
-        replace(run(ranks=1), predicted_s=(0.11, 0.08, 0.15)), verdict="runs as predicted"
+        replace(run(ranks=1), predicted_s=(0.11, 0.08, 0.15)), verdict="as fast as predicted"
     ),
     "an interval that is too wide confirms nothing": Due(
         replace(run(ranks=1), predicted_s=(0.11, 0.03, 0.45)), verdict="too wide to say more"

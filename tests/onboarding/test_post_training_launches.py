@@ -505,7 +505,7 @@ LAUNCHED = {
             line,
             Read(
                 notes=(
-                    f"{path}: plans assume these are on the GPU, so the launch may need less memory",
+                    f"{path.replace(': ', ': plans ignore ')} and assume that everything is on the GPU, so the launch may need less memory",
                 ),
                 unsaid=("offload_param_device",),
             ),
@@ -583,12 +583,12 @@ LAUNCHED = {
         for said, named, fraction in (
             (
                 "megatron_cfg: {peft: {enabled: true}}",
-                "policy.megatron_cfg.peft.enabled: plans do not count what it saves",
+                "plans do not count what policy.megatron_cfg.peft.enabled saves",
                 0.7,
             ),
             (
                 "generation: {backend: sglang}",
-                "policy.generation.backend=sglang: autotune does not read the degree and memory of its engines",
+                "autotune does not read the engines' degree and memory with policy.generation.backend=sglang",
                 None,
             ),
             (
@@ -623,7 +623,7 @@ LAUNCHED = {
         "actor_rollout_ref.model.lora_adapter_path=/adapters",
         Read(
             document={"workload/peft/rank": 32},
-            notes=("the rank of its adapters is not read; plans assume rank 32",),
+            notes=("the adapters' rank is not read; plans assume rank 32",),
         ),
         written={
             "actor_rollout_ref/model/lora_adapter_path": "/adapters",

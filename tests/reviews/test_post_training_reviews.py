@@ -106,7 +106,7 @@ def test_a_limit_of_tokens_below_the_longest_sequence_is_named(launch: Path) -> 
     assert "fix the launch" in missing.remedy
 
 
-@pytest.mark.parametrize(("said", "named"), [("algorithm.filter_groups.enable=True", "regenerated responses"), ("reward_model.enable=True", "reward model"), ("distillation.enabled=True distillation.nnodes=1", "teacher's 8 GPUs"), ("actor_rollout_ref.actor.entropy_coeff=0.001", "copies of the logits")])  # fmt: skip
+@pytest.mark.parametrize(("said", "named"), [("algorithm.filter_groups.enable=True", "responses that algorithm.filter_groups regenerates"), ("reward_model.enable=True", "reward model"), ("distillation.enabled=True distillation.nnodes=1", "teacher's 8 GPUs"), ("actor_rollout_ref.actor.entropy_coeff=0.001", "copies of the logits")])  # fmt: skip
 def test_what_is_not_counted_is_said(said: str, named: str, launch: Path) -> None:
     launch.write_text(f"{launch.read_text().rstrip()} {said}\n")
     assert any(named in each for each in review(launch, cluster="h100-sxm-1x8").assumed)

@@ -476,7 +476,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (
         {"knobs": {"mine": [1, 2]}},
         "knobs.mine",
-        "the native trainer does not support the knob mine: its launches cannot set a study's own knob; use `trainer: {kind: command",
+        "the native trainer does not support the knob mine: this trainer's launches cannot set a study's own knob; use `trainer: {kind: command",
     ),
     (
         {"knobs": {"mine": [1, 2]}, "trainer": {"kind": "command", "argv": ["train", "{tp}"]}},

@@ -134,7 +134,9 @@ def test_the_folder_of_a_trial_in_a_file_has_one_of_the_users_own_in_the_launch(
         "argv": ["python", "train.py", "--config={files}/c.yaml"],
         "files": {"c.yaml": {"train": {"ckpt_dir": "{trial_dir}", "mb": "{micro_batch_size}"}}},
     }
-    with pytest.raises(SpecError, match="does not say where the exported launch writes"):
+    with pytest.raises(
+        SpecError, match="does not set the folder into which the exported launch writes"
+    ):
         command.check_options(command.checked(options), ())
     options["training"] = {"c.yaml": {"train": {"ckpt_dir": "ckpts"}}}
     command.check_options(command.checked(options), ())
@@ -154,7 +156,7 @@ def test_the_folder_of_a_trial_in_a_file_has_one_of_the_users_own_in_the_launch(
     [
         (
             {"--log=2": None},
-            "must be an argument in argv, steps, seed, append, a variable in env or a name in files, but is '--log=2'",
+            "must be steps, seed, append, or the name of an argument in argv, a variable in env or a file in files, but is '--log=2'",
         ),
         ({"steps": "many"}, "steps must be a whole number or null, but is 'many'"),
         ({"seed": True}, "seed must be a whole number or null"),

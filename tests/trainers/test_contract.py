@@ -67,7 +67,7 @@ def test_a_knob_that_is_read_but_ignored_is_named_with_the_trainer() -> None:
 def test_a_knob_that_is_neutral_by_mistake_is_named_with_the_trainer() -> None:
     with pytest.raises(
         AssertionError,
-        match=r"hf_trainer trainer: compile=True changes the launch of .* but is declared neutral",
+        match=r"compile=True changes the hf_trainer trainer's launch for .* but the trainer declares compile neutral",
     ):
         contract_of(
             Belittler()

@@ -68,7 +68,7 @@ class TestLightning(TrainerContract):
 
     def test_tensor_parallelism_needs_a_program_of_your_own(self) -> None:
         config = ParallelConfig(tp=2, dp=4, micro_batch_size=2, accumulation_steps=8, zero_stage=3)
-        with pytest.raises(ExportError, match="set your own program with the option script"):
+        with pytest.raises(ExportError, match="set your own program with the `script` option"):
             trainer("lightning").launch(WORKLOAD, config)
         written = settings(trainer("lightning").launch(WORKLOAD, config, OWN))["trainer"][
             "strategy"
@@ -78,7 +78,7 @@ class TestLightning(TrainerContract):
     def test_fp16_of_a_cpu_is_refused_because_lightning_takes_another_precision(self) -> None:
         workload = replace(WORKLOAD, cluster=ClusterSpec.of("cpu", num_nodes=1, gpus_per_node=8))
         with pytest.raises(
-            ExportError, match=r"precision=fp16: Lightning trains in bf16 instead on a CPU"
+            ExportError, match=r"precision=fp16: on a CPU, Lightning trains in bf16 instead"
         ):
             trainer("lightning").launch(
                 workload, ParallelConfig(dp=8, micro_batch_size=8, precision="fp16")

@@ -440,7 +440,7 @@ def test_dense_layers_that_a_file_places_freely_are_refused_with_a_remedy() -> N
         replace(WORKLOAD, model=model), ParallelConfig(dp=8, micro_batch_size=8)
     )
     assert (limit.knob, limit.value) == ("model.num_dense_layers", 2)
-    assert "megatron_bridge reads the file itself" in limit.remedy
+    assert "use megatron_bridge, which reads the config.json itself" in limit.remedy
 
 
 def test_yarn_that_differs_from_deepseeks_is_named() -> None:
@@ -454,7 +454,8 @@ def test_yarn_that_differs_from_deepseeks_is_named() -> None:
     assert [
         note
         for note in launch.notes
-        if "Megatron-LM has no flag for beta_fast=1 of the model's YaRN, and uses 32" in note
+        if "Megatron-LM has no flag for beta_fast=1 in the model's YaRN scaling, and uses 32"
+        in note
     ]
 
 

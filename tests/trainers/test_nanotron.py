@@ -120,7 +120,7 @@ def test_context_parallelism_is_told_to_attend_over_the_ranks() -> None:
     config = ParallelConfig(dp=4, cp=2, micro_batch_size=8, accumulation_steps=2)
     with pytest.raises(
         ExportError,
-        match="cp=2: its Llama attends only to a rank's own tokens; leave model_class out",
+        match="cp=2: nanotron's Llama attends only to a rank's own tokens; omit model_class",
     ):
         trainer("nanotron").launch(
             WORKLOAD, config, {**TestNanotron.options, "model_class": "llama"}
@@ -145,7 +145,7 @@ def test_rotary_scaling_that_its_models_do_not_read_is_named_with_who_does() -> 
         TestNanotron.options,
     )
     (note,) = (note for note in launch.notes if "rotary scaling 'llama3'" in note)
-    assert note.endswith("they ignore rope_scaling); torchtitan and megatron do")
+    assert note.endswith("they ignore rope_scaling); torchtitan and megatron scale positions")
 
 
 def test_a_yaml_of_its_qwen2_stays_one() -> None:
@@ -166,7 +166,7 @@ def test_a_yaml_of_its_qwen2_stays_one() -> None:
     kept = reading.settings["model"]["model_config"]
     assert kept["attention_bias"] is True
     assert not {"is_qwen2_config", "is_llama_config"} & kept.keys()
-    assert "its experts (model_config.moe_config) are ignored" in reading.remarks[0]
+    assert "the experts (model_config.moe_config) are ignored" in reading.remarks[0]
 
 
 def test_every_key_is_one_that_its_main_branch_knows() -> None:

@@ -44,7 +44,7 @@ class TestNative(TrainerContract):
             ({"extra": {"phase_offload": "all"}}, {}, "phase_offload=all"),
             ({"micro_batch_size": 2}, {}, "an optimizer step of this workload has 8 sequences"),
             ({}, {"phase_offload": "optimizer"}, "phase_offload=optimizer"),
-            ({}, {"algorithm": "ppo", "critic": WORKLOAD.model}, "the loop trains one model"),
+            ({}, {"algorithm": "ppo", "critic": WORKLOAD.model}, "the loop trains only one model"),
         ],
     )
     def test_what_the_trainers_phases_cannot_do_is_refused(

@@ -338,7 +338,7 @@ def test_engines_that_take_all_gpus_of_nemo_rl_leave_none_for_training() -> None
         "colocated": {"enabled": False, "resources": {"num_nodes": 1, "gpus_per_node": 8}}
     }
     present = PresentConfiguration(files={"grpo.yaml": yaml.safe_dump(told)})
-    with pytest.raises(SpecError, match="has 8 GPUs, and its engines alone take 8"):
+    with pytest.raises(SpecError, match="has 8 GPUs, but the engines alone need 8"):
         trainer("nemo_rl").read_config(present)
 
 

@@ -266,8 +266,8 @@ CASES: dict[str, tuple[str, dict[str, str], dict[str, Any], tuple[str, ...] | No
             "options": {"data_path": "0.3 /data/a 0.7 /data/b"},
             "settings": {"normalization": "LayerNorm", "distributed-timeout-minutes": 60},
             "remarks": (
-                "run.sh does not set $SAVE_TO: write its value into the spec",
-                "the command: --save would make trials read or write checkpoints: pass them to the exported launch.sh",
+                "run.sh does not set $SAVE_TO; add its value to the spec",
+                "the command: --save would make trials read or write checkpoints; pass these options to the exported launch.sh instead",
             ),
         },
         None,
@@ -308,7 +308,7 @@ CASES: dict[str, tuple[str, dict[str, str], dict[str, Any], tuple[str, ...] | No
         "megatron",
         {"args.txt": "--num-layers 8 --recompute-granularity full --recompute-method block --recompute-num-layers 2\n"},
         {"knobs": {"recompute": "full"}, "settings": {}},
-        ("recomputes 2 layers of each stage",),
+        ("recomputes 2 layers per stage",),
     ),
     "megatron: a text file of flags": (
         "megatron",
@@ -350,7 +350,7 @@ CASES: dict[str, tuple[str, dict[str, str], dict[str, Any], tuple[str, ...] | No
             "options": {"hf_assets_path": "./assets/original"},
             "settings": {"checkpoint": {"enable": False}, "quantize": {"linear": {"float8": FLOAT8}}},
         },
-        ("names from releases before 0.2 are read as their 0.2 equivalents: training.batch_size",),
+        ("names from releases before 0.2 are read as their 0.2 equivalents (training.batch_size",),
     ),
     "torchtitan: a flavor is not carried": (
         "torchtitan", {"job.toml": FLAVOR}, {"knobs": {"tp": 2, "zero_stage": 3, "micro_batch_size": 2}}, ("flavor='1B'",),
@@ -362,7 +362,7 @@ CASES: dict[str, tuple[str, dict[str, str], dict[str, Any], tuple[str, ...] | No
         (),
     ),
     "torchtitan: the first function of several": (
-        "torchtitan", {"config_registry.py": REGISTRY}, {"knobs": {"precision": "fp8", "tp": 1}}, ("has 2 configurations; the first, llama3_debug, is read",),
+        "torchtitan", {"config_registry.py": REGISTRY}, {"knobs": {"precision": "fp8", "tp": 1}}, ("has 2 configurations; only the first, llama3_debug, is read",),
     ),
     "deepspeed: values that the program fills in are named": (
         "deepspeed",
@@ -370,7 +370,7 @@ CASES: dict[str, tuple[str, dict[str, str], dict[str, Any], tuple[str, ...] | No
         {
             "knobs": {"zero_stage": 3, "micro_batch_size": None, "offload": "optimizer"},
             "settings": {},
-            "remarks": ("ds.json: train_micro_batch_size_per_gpu='auto': the program fills it in",),
+            "remarks": ("ds.json: train_micro_batch_size_per_gpu='auto' is filled in by the program",),
         },
         None,
     ),
@@ -420,7 +420,7 @@ CASES: dict[str, tuple[str, dict[str, str], dict[str, Any], tuple[str, ...] | No
             "nanotron",
             {"config.yaml": nanotron(**config)},
             {"model": {"num_layers": None if other else 2}},
-            (f"model_config has {other}: ",) if other else None,
+            (f"the sizes in model_config are not read, because it has {other}",) if other else None,
         )
         for config, other in (
             ({"is_starcoder2_config": True}, "is_starcoder2_config"),

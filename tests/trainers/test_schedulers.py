@@ -196,7 +196,7 @@ def test_the_job_set_holds_what_its_schema_asks_for() -> None:
 def test_an_image_is_asked_for_and_a_launch_that_is_too_large_is_refused() -> None:
     made = job("kubernetes")
     assert NO_IMAGE in made["files"]["job.yaml"]
-    assert any("the option image=NAME" in remark for remark in made["notes"])
+    assert any("--option image=NAME" in remark for remark in made["notes"])
     assert not any("--option image" in remark for remark in job("kubernetes", image="x")["notes"])
     with pytest.raises(ExportError, match="a ConfigMap holds at most"):
         job("kubernetes", Launch(argv=("run",), files={"large.txt": "x" * (1 << 20)}))
@@ -269,6 +269,6 @@ def test_ranks_on_cpus_reserve_no_gpus() -> None:
 def test_the_shell_says_what_each_node_is_told() -> None:
     made = job("shell")
     assert (made["files"], made["start"]) == ({}, "NODE_RANK=0 MASTER_ADDR=HOST sh launch.sh")
-    assert "NODE_RANK is 0 to 1" in made["notes"][0]
+    assert "NODE_RANK from 0 to 1" in made["notes"][0]
     alone = Launch(argv=(sys.executable, "-c", "print(1)"))
     assert job("shell", alone)["start"] == "sh launch.sh"

@@ -113,13 +113,13 @@ REFUSED: list[tuple[ModelSpec, dict[str, Any], dict[str, Any], str]] = [
         QWEN_EXPERTS,
         {"dp": 8, "ep": 8},
         {},
-        r"ep=8: .* here 1: ep must divide them; nearest: ep=1; or use zero_stage=2",
+        r"ep=8: .* here 1; ep must divide the number of these ranks; nearest: ep=1; or use zero_stage=2",
     ),
     (
         QWEN_EXPERTS,
         {"dp": 8, "ep": 8, "zero_stage": 2, "dp_replicas": 2},
         {},
-        r"ep=8: .* here 4: ep must divide",
+        r"ep=8: .* here 4; ep must divide",
     ),
     (
         QWEN_EXPERTS,
@@ -131,7 +131,7 @@ REFUSED: list[tuple[ModelSpec, dict[str, Any], dict[str, Any], str]] = [
         OF_A_FILE,
         {"dp": 8, "zero_stage": 2},
         {},
-        r"model\.family=mixtral: .*it supports .*qwen3_moe",
+        r"model\.family=mixtral: .*trainer supports .*qwen3_moe",
     ),
     (
         catalog.model("kimi-k2"),
@@ -143,7 +143,7 @@ REFUSED: list[tuple[ModelSpec, dict[str, Any], dict[str, Any], str]] = [
         catalog.model("glm-4.5-air"),
         {"dp": 8, "zero_stage": 2},
         {},
-        r"model\.num_experts=128: its Llama has no experts; use megatron",
+        r"model\.num_experts=128: torchtitan's Llama has no experts; use megatron",
     ),
     (TIED, {"dp": 8}, OLD, r"torchtitan 0\.2"),
     (WIDE_HEADS, {"dp": 8}, OLD, r"torchtitan 0\.2"),
@@ -151,7 +151,7 @@ REFUSED: list[tuple[ModelSpec, dict[str, Any], dict[str, Any], str]] = [
         catalog.model("qwen3-8b"),
         {"dp": 8},
         OLD,
-        r"model\.family=qwen3: torchtitan 0\.2 launches .*; version=0\.3 trains",
+        r"model\.family=qwen3: torchtitan 0\.2 launches .*; use version=0\.3, which trains",
     ),
     (
         MODEL,

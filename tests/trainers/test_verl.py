@@ -64,7 +64,7 @@ class PostTrainerContract(TrainerContract):
 
     def test_ranks_that_do_not_fit_are_refused(self) -> None:
         config = ParallelConfig(**{**self.sharded, "dp": 32, "accumulation_steps": 2})
-        with pytest.raises(ExportError, match="ranks do not fit on 2 nodes of 8"):
+        with pytest.raises(ExportError, match="ranks do not fit on 2 nodes with 8 ranks each"):
             self.subject().launch(self.workload, config, self.options)
 
     def test_a_launch_lands_whole_and_again(self, tmp_path: Path) -> None:

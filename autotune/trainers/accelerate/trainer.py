@@ -48,8 +48,8 @@ class AccelerateTrainer(StepLineTrainer):
     })  # fmt: skip
     cannot = without("dp_replicas")
     neutral: ClassVar = {
-        "pp_schedule": "it has no pipeline: pp above 1 is rejected",
-        "virtual_stages": "it has no pipeline: pp above 1 is rejected",
+        "pp_schedule": "accelerate has no pipeline, so pp above 1 is rejected",
+        "virtual_stages": "accelerate has no pipeline, so pp above 1 is rejected",
     }
     can_import = True
     recognized_by = ("distributed_type", "compute_environment")
@@ -68,7 +68,7 @@ class AccelerateTrainer(StepLineTrainer):
     ) -> tuple[Limit, ...]:
         """Pipelines and experts; tensor and context parallelism without the option script; fp8; selective recomputation."""
         c = effective(config)
-        unplanned = "needs a program that loads its model with a parallel plan"
+        unplanned = "accelerate needs a program that loads its model with a parallel plan"
         return (
             *word_limit(
                 c, "precision", {"fp8": "bf16"}, "fp8 needs a recipe in addition to mixed_precision"
@@ -77,7 +77,7 @@ class AccelerateTrainer(StepLineTrainer):
                 c,
                 "recompute",
                 {"selective": "full"},
-                "it recomputes either whole layers or nothing",
+                "accelerate recomputes either whole layers or nothing",
             ),
             *broken(
                 workload,
@@ -89,26 +89,26 @@ class AccelerateTrainer(StepLineTrainer):
                         getattr(c, knob) > 1 and not options["script"],
                         knob,
                         unplanned,
-                        remedy=f"set your own program with the option script, or use {knob}=1",
+                        remedy=f"set your own program with the `script` option, or use {knob}=1",
                     )
                     for knob in ("tp", "cp")
                 ),
                 Rule(
                     c.tp * c.cp > 1 and c.zero_stage < 2,
                     "zero_stage",
-                    "with tp or cp the replicas must be FSDP2 shards",
+                    "with tp or cp, replicas must be sharded with FSDP2",
                     2,
                 ),
                 Rule(
                     c.dp_replicas > 1 and c.zero_stage < 2,
                     "dp_replicas",
-                    "replicated shards need FSDP: zero_stage >= 2",
+                    "replicated shards need FSDP (zero_stage >= 2)",
                     1,
                 ),
                 Rule(
                     c.sequence_parallel,
                     "sequence_parallel",
-                    "its tensor parallelism keeps whole sequences on every rank",
+                    "accelerate's tensor parallelism keeps whole sequences on every rank",
                     False,
                 ),
             ),
@@ -140,7 +140,7 @@ class AccelerateTrainer(StepLineTrainer):
             )
             if c.recompute == "full" and c.zero_stage < 2:
                 notes.append(
-                    "your program must recompute the layers: accelerate.yaml can switch recomputation on only for FSDP"
+                    "your program must recompute the layers, because accelerate.yaml can enable recomputation only for FSDP"
                 )
             argv = (*start, options["script"], *map(str, options["script_args"]))
             return Launch(argv=argv, env=env, files=files, notes=tuple(notes))

@@ -8,7 +8,7 @@ UNCOMMON_SHAPES = {
     "num_dense_layers": "model with experts in only some layers",
     "shared_ffn_hidden_size": "shared experts",
     "kv_lora_rank": "latent attention",
-    "mtp_layers": "layers of multi-token prediction",
+    "mtp_layers": "multi-token prediction layers",
 }
 """Fields of `ModelSpec` that are set only for models that most trainers cannot build, each with what it stands for."""
 

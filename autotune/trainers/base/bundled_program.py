@@ -47,7 +47,9 @@ def data_notes(options: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         ()
         if options["data"]
-        else ("it trains on random tokens; to train on your own tokens, set the option `data`",)
+        else (
+            "the program trains on random tokens; to train on your own tokens, set the `data` option",
+        )
     )
 
 

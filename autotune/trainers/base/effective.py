@@ -62,7 +62,7 @@ def whole_on_cpu(workload: Workload, config: ParallelConfig) -> tuple[Limit, ...
     """A limit of accelerate and of what is built on it: on CPU ranks it trains with replicated weights, whatever sharding it was asked for."""
     if not (workload.cluster.gpu.is_cpu and config.zero_stage):
         return ()
-    message = "accelerate only shards on GPUs, and would use whole weights on CPU ranks"
+    message = "accelerate shards only on GPUs, and would keep whole weights on CPU ranks"
     return (Limit(knob="zero_stage", value=config.zero_stage, message=message, nearest=0),)
 
 

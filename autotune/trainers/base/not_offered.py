@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-UNSET = "launches of this trainer do not set it"
+UNSET = "this trainer's launches do not set this knob"
 
 NOT_SET: Mapping[str, str] = dict.fromkeys(
     (

@@ -44,7 +44,7 @@ def name_in(words: Sequence[Any]) -> str:
 
 SCRIPT = Option(
     name="script",
-    meaning="your own program; default: one that trains a Hugging Face model",
+    meaning="your own program; default: a program that trains a Hugging Face model",
     default="",
     reach=Reach.PROGRAM,
 )
@@ -53,7 +53,7 @@ SCRIPT_ARGS = Option(
 )
 CWD = Option(
     name="cwd",
-    meaning="folder in which your own program runs, relative to the spec's; default: the spec's, if the program's path is relative",
+    meaning="folder in which your own program runs, relative to the spec's folder; default: the spec's folder, if the program's path is relative",
     default="",
     reach=Reach.PROGRAM,
 )
@@ -68,14 +68,14 @@ def in_its_folder(launch: Launch, options: Mapping[str, Any]) -> Launch:
         return launch
     if not any(options.get(name) for name in PROGRAM_OPTIONS):
         raise SpecError(
-            f"cwd {folder!r} is set, but it is the folder of your own program, and no program is set",
-            remedy="give the program with script, or leave cwd out",
+            f"cwd {folder!r} is set for your own program, but no program is set",
+            remedy="set script to your program, or omit cwd",
             field="trainer.cwd",
         )
     if not os.path.isabs(folder):
         raise SpecError(
             f"a relative folder can only be used if the spec is a file, but cwd is {folder!r}",
-            remedy="give an absolute path",
+            remedy="use an absolute path",
             field="trainer.cwd",
         )
     argv = tuple(f"{FOLDER}/{word}" if word in launch.files else word for word in launch.argv)

@@ -45,7 +45,7 @@ def place(cluster: ClusterSpec, config: ParallelConfig) -> Placement:
     per_node = next(n for n in range(min(world, cluster.gpus_per_node), 0, -1) if world % n == 0)
     if world // per_node > cluster.num_nodes:
         raise ExportError(
-            f"tp * pp * dp * cp = {world} ranks do not fit on {cluster.num_nodes} nodes of {cluster.gpus_per_node}",
+            f"tp * pp * dp * cp = {world} ranks do not fit on {cluster.num_nodes} nodes with {cluster.gpus_per_node} ranks each",
             remedy="choose a larger cluster, or a config with fewer ranks",
             field="cluster",
         )

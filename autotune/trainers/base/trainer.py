@@ -112,7 +112,7 @@ class Trainer(Abilities, ABC):
         if not self.can_import:
             raise SpecError(
                 f"the {self.name} trainer has no configuration format to read",
-                remedy="`autotune init FILE` writes a first spec from a script",
+                remedy="run `autotune init FILE` to write a first spec from a script",
                 field="--from",
             )
         return self.read_by_its_folder(present)
@@ -163,7 +163,7 @@ class Trainer(Abilities, ABC):
 
     def own_knob_refusal(self, name: str, options: Mapping[str, Any]) -> str:
         """Why a launch with these options cannot pass the study's own knob `name` on, as text; empty if it can."""
-        return f"its launches cannot set a study's own knob; {own_knob_remedy(name)}"
+        return f"this trainer's launches cannot set a study's own knob; {own_knob_remedy(name)}"
 
     def check_options(
         self, options: Mapping[str, Any], own_knobs: Iterable[str]
@@ -250,7 +250,7 @@ class Trainer(Abilities, ABC):
             if path not in kept:
                 raise SpecError(
                     f"{path} follows from the knobs, the workload or another option of the {self.name} trainer",
-                    remedy="leave it out of `settings`",
+                    remedy="remove this setting from `settings`",
                     field=f"trainer.settings.{path}",
                 )
 
@@ -287,7 +287,10 @@ class Trainer(Abilities, ABC):
             if not limits or any(limit.nearest is None for limit in limits):
                 break
             workload, config = moved(workload, config, limits)
-            notes += [f"changed to {limit.knob}={limit.nearest}: {limit}" for limit in limits]
+            notes += [
+                f"changed to {limit.knob}={limit.nearest} (from {limit.value}): {limit.message}"
+                for limit in limits
+            ]
             limits = self.limits(workload, config, values)
         refuse(self.name, limits, can_move="nearest" in values)
         place(workload.cluster, config)
@@ -299,8 +302,8 @@ class Trainer(Abilities, ABC):
         python = values.get(PYTHON.name, "")
         if python and not os.path.isabs(python):
             raise SpecError(
-                f"python must be an absolute path, because it is used on every node, but is {python!r}",
-                remedy="give the full path of the environment or its interpreter",
+                f"python must be an absolute path, because every node uses this path, but is {python!r}",
+                remedy="set the full path of the environment or its interpreter",
                 field="trainer.python",
             )
         return replace(
@@ -317,17 +320,17 @@ class Trainer(Abilities, ABC):
         figures = figures_of(workload.model)
         if figures is None:
             yield (
-                "the model is given only by its shape, so rotary base, norm epsilon and similar values are the trainer's defaults; set the model's config.json in the spec to carry over its own"
+                "the model is given only by its shape, so rotary base, norm epsilon and similar values are the trainer's defaults; set the model's config.json in the spec to carry over the model's values"
             )
             return
         if not (self.reads_config_json or self.knows(figures.family)):
             yield (
-                f"the {self.name} trainer trains a model of this shape, but without other features of {figures.family}; it supports {self.known_families}"
+                f"the {self.name} trainer trains a model of this shape, but without {figures.family}'s other features; the trainer supports {self.known_families}"
             )
         if figures.rotary_scaling and not (
             self.reads_config_json or figures.rotary_scaling in self.rotary_scalings
         ):
-            yield f"the rotary scaling {figures.rotary_scaling!r} of the model's config.json is not carried over: {self.rotary_remedy}"
+            yield f"the model's config.json has the rotary scaling {figures.rotary_scaling!r}, which is not carried over; {self.rotary_remedy}"
 
 
 class StepLineTrainer(Trainer):
@@ -344,7 +347,7 @@ def needs(options: Mapping[str, Any], name: str, because: str) -> Any:
     """The option's value. Raise an `ExportError` that says why the option is needed, if it was left out."""
     if not options.get(name):
         raise ExportError(
-            f"{because}, but {name} is not set", remedy=f"give the option {name}=...", field=name
+            f"{because}, but {name} is not set", remedy=f"set the option {name}", field=name
         )
     return options[name]
 

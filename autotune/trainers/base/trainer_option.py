@@ -160,7 +160,7 @@ MASTER_ADDR = Option(
 )
 MASTER_PORT = Option(
     name="master_port",
-    meaning="rendezvous port for several nodes; default: chosen at the start, otherwise 29500",
+    meaning="rendezvous port for several nodes; default: chosen when the nodes start, or 29500",
     default=0,
     reach=Reach.ADDRESS,
     most=MAX_PORT,

@@ -41,7 +41,7 @@ def own_model_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
     packed = Rule(
         workload.document_len,
         "workload.document_len",
-        "packed documents need attention that respects document boundaries, and a model built by its own code may ignore them",
+        "packed documents need attention that respects document boundaries, and a model built by its own code may ignore these boundaries",
         0,
     )
     return broken(
@@ -55,33 +55,33 @@ def unequal_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
     if rl is None:
         named = [name for name in c.extra if name in RL_KNOBS]
         message = (
-            "it is a knob for sequences of unequal length, but all sequences have seq_len tokens"
+            "this knob is for sequences of unequal length, but all sequences have seq_len tokens"
         )
-        remedy = "describe them under `rl` or workload.lengths"
+        remedy = "describe unequal lengths under `rl` or workload.lengths"
         return broken(
             workload,
             c,
             *(Rule(True, name, message, remedy=remedy, value=c.extra[name]) for name in named),
         )
-    reason = "its micro-batches have unequal lengths"
+    reason = "but micro-batches have unequal lengths"
     offload = c.extra.get("phase_offload", rl.phase_offload)
     ours = "the built-in decoder packs sequences, but this model is built by its own code"
     return broken(
         workload,
         c,
-        Rule(c.pp > 1, "pp", f"a pipeline's stages send tensors of a fixed shape: {reason}", 1),
-        Rule(c.cp > 1, "cp", f"sequences are cut into equal chunks: {reason}", 1),
-        Rule(c.compile, "compile", f"layers are compiled for a fixed shape: {reason}", False),
-        Rule(c.precision == "fp8", "precision", f"matrix products in fp8 need multiples of 16 tokens: {reason}", "bf16"),
-        Rule(workload.document_len, "workload.document_len", f"packed documents need sequences of equal length: {reason}", 0),
+        Rule(c.pp > 1, "pp", f"a pipeline's stages send tensors of a fixed shape, {reason}", 1),
+        Rule(c.cp > 1, "cp", f"sequences are cut into equal chunks, {reason}", 1),
+        Rule(c.compile, "compile", f"layers are compiled for a fixed shape, {reason}", False),
+        Rule(c.precision == "fp8", "precision", f"matrix products in fp8 need multiples of 16 tokens, {reason}", "bf16"),
+        Rule(workload.document_len, "workload.document_len", f"packed documents need sequences of equal length, {reason}", 0),
         Rule(workload.model.code is not None, "model.code", ours, value=workload.model.name, remedy="describe the model by its shape"),
-        Rule(rl.critic is not None, "workload.rl.critic", "the loop trains one model", value="ppo", remedy="use algorithm grpo, or trainer verl, nemo_rl or openrlhf"),
-        Rule(offload != "none", "phase_offload", "weights and optimizer states stay on the rank's device", value=offload, remedy="use none"),
+        Rule(rl.critic is not None, "workload.rl.critic", "the loop trains only one model", value="ppo", remedy="use algorithm grpo, or trainer verl, nemo_rl or openrlhf"),
+        Rule(offload != "none", "phase_offload", "weights and optimizer states stay on the rank's device", value=offload, remedy="use phase_offload=none"),
         Rule(
             c.global_batch_size != rl.mini_batch,
             "accumulation_steps",
             f"an optimizer step of this workload has {rl.mini_batch} sequences, but micro_batch_size * accumulation_steps * dp = {c.global_batch_size}",
-            remedy="prompts * responses / mini_batches",
+            remedy="make this product equal prompts * responses / mini_batches",
             value=c.accumulation_steps,
         ),
     )  # fmt: skip
@@ -93,13 +93,13 @@ def module_limits(model: ModelSpec, trainer: str) -> Iterator[Limit]:
         yield _counted(model, trainer)
     elif model.code is not None and model.code.module:
         message = f"the {trainer} trainer builds a model from its shape and cannot use a module"
-        remedy = "use trainer native or a command that builds it, or give the model as {hf: PATH} or by its shape"
+        remedy = "use trainer native or a command that builds the module, or set the model to {hf: PATH} or its shape"
         yield Limit(knob="model.code", value=model.code.module, message=message, remedy=remedy)
 
 
 def _counted(model: ModelSpec, trainer: str) -> Limit:
     message = f"the {trainer} trainer builds the model, but only the weight count of {model.name} is known"
-    remedy = "use trainer command with a program that builds it, or give the model's shape, {hf: PATH} or {module: PACKAGE.MODULE:FUNCTION}"
+    remedy = "use trainer command with a program that builds the model, or set the model to its shape, {hf: PATH} or {module: PACKAGE.MODULE:FUNCTION}"
     return Limit(
         knob="model.parameters", value=model.num_parameters, message=message, remedy=remedy
     )
@@ -107,32 +107,30 @@ def _counted(model: ModelSpec, trainer: str) -> Limit:
 
 def _plans(workload: Workload, code: ModelCode, c: ParallelConfig) -> tuple[Rule, ...]:
     name, stages, cuts = workload.model.name, c.pp * c.virtual_stages, code.num_cuts
-    brings = (
-        "return one from the builder" if code.module else "give the model as {module: ...} with one"
-    )
+    builder = "the builder" if code.module else "the builder of a {module: ...}"
     return (
         Rule(
             c.tp > 1 and not code.has_tensor_plan,
             "tp",
             f"{name} has no tensor-parallel plan that the loop supports",
-            remedy=f"use tp=1, or {brings} (`tp_plan`)",
+            remedy=f"use tp=1, or return a `tp_plan` from {builder}",
         ),
         Rule(
             c.pp > 1 and not code.has_pipeline_split,
             "pp",
             f"{name} defines no split points for a pipeline",
-            remedy=f"use pp=1, or {brings} (`pp_split`)",
+            remedy=f"use pp=1, or return a `pp_split` from {builder}",
         ),
         Rule(
             c.pp > 1 and code.has_pipeline_split and stages > cuts + 1,
             "pp",
-            f"{name} can be cut at {cuts} places, so into {cuts + 1} stages at most, but pp * virtual_stages = {stages}",
-            remedy="use a smaller pp, or give more split points in `pp_split`",
+            f"{name} has {cuts} split points, so at most {cuts + 1} stages, but pp * virtual_stages = {stages}",
+            remedy="use a smaller pp, or add split points to `pp_split`",
         ),
         Rule(
             c.recompute == "selective" and not code.has_attention,
             "recompute",
-            f"no module in the blocks of {name} has attention (attn) in its name",
+            f"no module in {name}'s blocks has attention (attn) in its name",
             "full",
         ),
     )
@@ -140,33 +138,33 @@ def _plans(workload: Workload, code: ModelCode, c: ParallelConfig) -> tuple[Rule
 
 def _decoder_alone(c: ParallelConfig) -> tuple[Rule, ...]:
     """What is written for the layers of the decoder that ships."""
-    reason = "only the built-in decoder supports it, but this model is built by its own code"
+    reason = "only in the built-in decoder, but this model is built by its own code"
     return (
-        Rule(c.cp > 1, "cp", f"context parallelism replaces the attention: {reason}", 1),
-        Rule(c.ep > 1, "ep", f"expert parallelism replaces the experts: {reason}", 1),
+        Rule(c.cp > 1, "cp", f"context parallelism replaces the attention {reason}", 1),
+        Rule(c.ep > 1, "ep", f"expert parallelism replaces the experts {reason}", 1),
         Rule(
             c.sequence_parallel,
             "sequence_parallel",
-            f"sequence parallelism splits the activations between the modules of a tensor plan: {reason}",
+            f"sequence parallelism splits the activations between a tensor plan's modules {reason}",
             False,
         ),
-        Rule(c.precision == "fp8", "precision", f"fp8 replaces the projections: {reason}", "bf16"),
+        Rule(c.precision == "fp8", "precision", f"fp8 replaces the projections {reason}", "bf16"),
         Rule(
             c.pp_split != "layers",
             "pp_split",
-            f"the first and the last stage cannot be balanced: {reason}",
+            f"the first and last stages can be balanced {reason}",
             "layers",
         ),
         Rule(
             c.pp_schedule == "interleaved_zero_bubble",
             "pp_schedule",
-            f"it splits the backward pass of every layer: {reason}",
+            f"this schedule can split the layers' backward pass {reason}",
             "interleaved_1f1b",
         ),
         Rule(
             c.recompute in ("norm", "mlp"),
             "recompute",
-            f"these modules are known only in the built-in decoder: {reason}",
+            f"these modules are known {reason}",
             "full",
         ),
     )
@@ -178,13 +176,13 @@ def _loss(code: ModelCode, c: ParallelConfig) -> tuple[Rule, ...]:
         Rule(
             c.loss != "own" and code.module,
             "loss",
-            "a model built by its own code computes its own loss; only transformers' own classes ({hf: PATH}) have a chunked one",
+            "a model built by its own code computes its own loss; only transformers' own classes ({hf: PATH}) have a chunked loss",
             "own",
         ),
         Rule(
             c.loss == "chunked" and c.tp > 1 and not code.module,
             "loss",
-            "the tensor plan gathers the logits, but a chunked loss never has all of them at once",
+            "the tensor plan gathers the logits, but a chunked loss never has all logits at once",
             "own",
         ),
     )
@@ -200,7 +198,7 @@ def workload_limits(trainer: Abilities, workload: Workload, c: ParallelConfig) -
     what = (
         "sequences of unequal length"
         if rl is not None and rl.algorithm == "sft"
-        else "a step of post-training"
+        else "post-training steps"
     )
     return broken(
         workload,
@@ -220,21 +218,21 @@ def workload_limits(trainer: Abilities, workload: Workload, c: ParallelConfig) -
         Rule(
             rl is not None and not trainer.trains_rl,
             "workload.rl",
-            f"the {name} trainer cannot set {what}",
-            remedy="trainers that can: verl, nemo_rl, openrlhf, trl, command with your own program, and native, which runs only the trainer's phases",
+            f"the {name} trainer does not support {what}",
+            remedy="use verl, nemo_rl, openrlhf, trl, command with your own program, or native, which runs only the trainer's phases",
             value=rl and rl.algorithm,
         ),
         Rule(
             workload.pure_bf16 and not trainer.trains_pure_bf16,
             "workload.pure_bf16",
-            f"launches of the {name} trainer keep weights or moments in fp32",
+            f"the {name} trainer's launches keep weights or moments in fp32",
             False,
-            "torchtitan, lightning, and command with your own program can avoid that",
+            "use torchtitan, lightning, or command with your own program",
         ),
         Rule(
             workload.unfused_attention and not trainer.has_unfused_attention,
             "workload.unfused_attention",
-            f"launches of the {name} trainer use attention kernels that never store the scores",
+            f"the {name} trainer's launches use attention kernels that never store the scores",
             False,
             "remove unfused_attention, or use the megatron trainer, or the command trainer with your own program",
         ),
@@ -255,8 +253,8 @@ def workload_limits(trainer: Abilities, workload: Workload, c: ParallelConfig) -
         Rule(
             peft is not None and peft.method not in trainer.peft_methods,
             "workload.peft",
-            f"the {name} trainer cannot train only adapters this way ({trainer.no_adapters})",
-            remedy="trainers that can: command with your own program, and native for lora",
+            f"the {name} trainer cannot train adapters this way ({trainer.no_adapters})",
+            remedy="use command with your own program, or native for lora",
             value=peft and peft.method,
         ),
     )
@@ -283,14 +281,14 @@ def shape_limits(trainer: Abilities, workload: Workload) -> Iterator[Limit]:
     if figures is not None and trainer.reads_config_json:
         known = FAMILIES.get(figures.family)  # not of a model that its class was built to describe
         if known is not None and not known.has_class:
-            message = f"launches of the {trainer.name} trainer build transformers' class for a config.json, but returned none for this one"
+            message = f"the {trainer.name} trainer builds the transformers class that config.json names, but transformers has no class for this model"
             remedy = f"use {who_trains(figures.family)}"
             yield Limit(knob="model.family", value=figures.family, message=message, remedy=remedy)
         return
     who = f"megatron, {OTHERS}" if figures is None else who_trains(figures.family, but=trainer.name)
     if figures is not None and model.source and not trainer.knows(figures.family):
-        message = f"the {trainer.name} trainer would train a different model from this config.json; it supports {trainer.known_families}"
-        remedy = f"if a plain model with the same sizes is enough, give the sizes instead of the file; otherwise use {who}"
+        message = f"the {trainer.name} trainer would train a model that differs from this config.json; the trainer supports {trainer.known_families}"
+        remedy = f"if a plain model with the same sizes is enough, set the sizes instead of the file; otherwise use {who}"
         yield Limit(knob="model.family", value=figures.family, message=message, remedy=remedy)
     for name, what in UNCOMMON_SHAPES.items():
         value = getattr(model, name)
@@ -336,7 +334,7 @@ def launcher_limits(
             knob="world_size",
             value=placement.world_size,
             message="on CPUs, `accelerate launch` starts only one process",
-            remedy="start the script with torchrun and env: {ACCELERATE_USE_CPU: 'true'}, without which its ranks train separately",
+            remedy="start the script with torchrun, and set env: {ACCELERATE_USE_CPU: 'true'}, without which ranks train separately",
         )
     elif placement.nnodes > 1 and (found := _on_one_node(name, argv, placement.nproc_per_node)):
         message, remedy = found
@@ -348,8 +346,8 @@ def _on_one_node(name: str, argv: Sequence[str], gpus: int) -> tuple[str, str] |
     if name == "torchrun" and (_has(argv, "--standalone") or _has(argv, "--nnodes", "1")):
         option = "--standalone" if _has(argv, "--standalone") else "--nnodes=1"
         return (
-            f"its ranks are on several nodes, but with {option} torchrun stays on one",
-            f"leave {option} out of trainer.argv, because torchrun gets the rendezvous address from its environment",
+            f"the ranks are on several nodes, but with {option} torchrun stays on one node",
+            f"remove {option} from trainer.argv, because torchrun gets the rendezvous address from its environment",
         )
     if (
         name == "accelerate"
@@ -357,18 +355,18 @@ def _on_one_node(name: str, argv: Sequence[str], gpus: int) -> tuple[str, str] |
         and not any(_has(argv, option) for option in _FORMS_RANKS)
     ):
         return (
-            "with one GPU on each node accelerate launch would train on each separately",
+            "with one GPU per node, accelerate launch would train on each node separately",
             "add --multi_gpu to trainer.argv",
         )
     if name == "accelerate" and not _has(argv, "--machine_rank"):
         return (
             "accelerate launch would train on each node separately",
-            f"add to trainer.argv, before the script: {' '.join(MACHINES)}",
+            f"add these arguments to trainer.argv before the script: {' '.join(MACHINES)}",
         )
     if name == "deepspeed" and not (_has(argv, "--no_ssh") and _has(argv, "--hostfile")):
         return (
             "deepspeed would train on each node separately",
-            "start the script with torchrun; or use a hostfile with one line `HOST slots=GPUS` per node, and put before the script in trainer.argv: "
+            "start the script with torchrun, or use a hostfile with one line `HOST slots=GPUS` per node and add these arguments to trainer.argv before the script: "
             + " ".join(DEEPSPEED_NODES),
         )
     return None

@@ -52,7 +52,7 @@ def check_overrides(
             programs = ", ".join(word for word in argv if word.endswith(".py"))
             raise SpecError(
                 f"overrides need a program in argv, but no argument is {name!r}",
-                remedy=f"write it as in argv: {programs}"
+                remedy=f"write the program as in argv ({programs})"
                 if programs
                 else "write the file or module exactly as in argv",
                 field=where,
@@ -62,18 +62,19 @@ def check_overrides(
         ):
             raise SpecError(
                 f"overrides need a Python program, but {name!r} is neither a .py file nor a module after -m",
-                remedy="give the file or module that trains, exactly as in argv",
+                remedy="set the file or module that trains, exactly as in argv",
                 field=where,
             )
         check_file_name(_file(name))
         if [_file(other) for other in overrides if isinstance(other, str)].count(_file(name)) > 1:
             raise SpecError(
-                f"two programs with overrides are both named {_file(name)}: rename one", field=where
+                f"two programs with overrides are both named {_file(name)}; rename one of the files",
+                field=where,
             )
         if not isinstance(places, Mapping):
             raise SpecError(
-                f"overrides must map places in {name} to values, but got {places!r:.80}",
-                remedy="write NAME: VALUE, or CALL.KEYWORD: VALUE, as in TrainingArguments.bf16: true",
+                f"overrides must map settings in {name} to values, but got {places!r:.80}",
+                remedy="use `NAME: VALUE` or `CALL.KEYWORD: VALUE`, as in `TrainingArguments.bf16: true`",
                 field=where,
             )
         for place, value in places.items():
@@ -100,7 +101,7 @@ def check_places(overrides: Mapping[str, Any], folder: Path) -> None:
             for place in places:
                 find(tree, str(place))
         except UnclearPlaceError as error:
-            remedy = f"name a place in {name}: NAME, CALL.KEYWORD or CALL:LINE.KEYWORD"
+            remedy = f"specify a setting in {name} as NAME, CALL.KEYWORD or CALL:LINE.KEYWORD"
             raise SpecError(
                 f"{name}: {error}", remedy=remedy, field=f"trainer.overrides.{name}"
             ) from None
@@ -181,8 +182,8 @@ def _expressions(value: Any) -> Iterator[Expression]:
     elif isinstance(value, Mapping):
         if len(value) != 1 or not isinstance(next(iter(value.values())), Mapping):
             raise SpecError(
-                f"a mapping must name one knob and list what to write for each of its values, but is {value!r:.80}",
-                remedy="write {precision: {bf16: true, fp32: false}}",
+                f"a mapping must have one knob, with the value to write for each of the knob's values, but is {value!r:.80}",
+                remedy="use a mapping like {precision: {bf16: true, fp32: false}}",
             )
         yield from parse(f"{{{next(iter(value))}}}").expressions
 
@@ -192,7 +193,7 @@ def _check_literals(value: Any) -> None:
         ast.literal_eval(repr(value))
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         message = f"a value must be a number, text, true, false, null, or a list of these, but this is {value!r:.80}"
-        raise SpecError(message, remedy="write it in quotes") from None
+        raise SpecError(message, remedy="write the value in quotes") from None
 
 
 def _value(value: Any, values: Values) -> Any:

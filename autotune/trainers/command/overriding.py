@@ -55,7 +55,7 @@ def find(tree: ast.Module, place: str) -> ast.Assign | ast.AnnAssign | ast.Call:
     assigned = [] if found["line"] else [node for node in ast.walk(tree) if _assigns(node, place)]
     if len(assigned) > 1:
         raise UnclearPlaceError(
-            f"{place} is set {len(assigned)} times, in lines {_lines(assigned)}"
+            f"{place} is set {len(assigned)} times, on lines {_lines(assigned)}"
         )
     for node in assigned:
         targets = node.targets if isinstance(node, ast.Assign) else _parts_of(node)
@@ -76,7 +76,7 @@ def find(tree: ast.Module, place: str) -> ast.Assign | ast.AnnAssign | ast.Call:
     if len(calls) > 1:
         first = f"{found['of']}:{calls[0].lineno}.{found['name']}"
         raise UnclearPlaceError(
-            f"{found['of']}(...) is in lines {_lines(calls)}: write {first} for the first"
+            f"{found['of']}(...) is called on lines {_lines(calls)}; write {first} for the first call"
         )
     return calls[0]
 
@@ -140,7 +140,7 @@ def _main() -> None:
         tree = with_values(ast.parse(text, path), VALUES)
     except UnclearPlaceError as error:
         sys.exit(
-            f"autotune: {PROGRAM} cannot be started with the overrides: {error}; correct trainer.overrides in the spec"
+            f"autotune: {PROGRAM} cannot be started with the overrides: {error}; fix trainer.overrides in the spec"
         )
     if sys.path and os.path.abspath(sys.path[0]) == os.path.dirname(os.path.abspath(__file__)):
         sys.path[0] = folder

@@ -91,9 +91,7 @@ _TRIAL = "trial_dir"
 """placeholder of the folder of a trial's own into which it writes; in an export, one beside its `launch.sh`"""
 _IN_FILES = "{files}"
 """`cwd` of a program that runs in the folder of its rendered files"""
-_UNNAMED = (
-    "argv, env, files and overrides have no placeholder {{{}}}, so the program would not receive it"
-)
+_UNNAMED = "argv, env, files and overrides have no placeholder {{{}}}, so the program would not receive this knob"
 
 
 class CommandTrainer(Trainer):
@@ -128,26 +126,26 @@ class CommandTrainer(Trainer):
         ),
         Option(
             name="values",
-            meaning="how a knob's values are written; null omits the argument",
+            meaning="the text for each of a knob's values; null omits the argument",
             default={},
             reach=Reach.ARGUMENT,
         ),
         Option(
             name="cwd",
-            meaning="folder in which the program runs, relative to the spec's",
+            meaning="folder in which the program runs, relative to the spec's folder",
             default="",
             reach=Reach.PROGRAM,
         ),
         PYTHON,
         Option(
             name="files",
-            meaning="files to render, by name, each from a template or its path",
+            meaning="files to render, by name, each with a template or the template's path",
             default={},
             reach=Reach.ARGUMENT,
         ),
         Option(
             name="overrides",
-            meaning="values set in the program's source that trials override, by file, CALL.KEYWORD or NAME",
+            meaning="values in the program's source that trials override, by file and then by CALL.KEYWORD or NAME",
             default={},
             reach=Reach.ARGUMENT,
         ),
@@ -172,20 +170,25 @@ class CommandTrainer(Trainer):
         ),
         Option(
             name="steps",
-            meaning="what {steps} stands for",
+            meaning="value of the placeholder {steps}",
             default=50,
             reach=Reach.NOTHING,
             least=1,
         ),
         Option(
             name="training",
-            meaning="replacements for a trial's arguments in the exported launch, by argument of argv, variable of env, name in files, steps, seed or append; null omits one",
+            meaning="replacements for a trial's arguments in the exported launch, by argument in argv, variable in env, file in files, steps, seed or append; null omits the argument or variable",
             default={},
             reach=Reach.ARGUMENT,
         ),
         SAME_DATA,
         WORKING_DIR,
-        Option(name="seed", meaning="what {seed} stands for", default=1234, reach=Reach.NOTHING),
+        Option(
+            name="seed",
+            meaning="value of the placeholder {seed}",
+            default=1234,
+            reach=Reach.NOTHING,
+        ),
     )
 
     def find_limits(
@@ -209,10 +212,10 @@ class CommandTrainer(Trainer):
             if getattr(asked, knob) == getattr(same, knob):
                 continue
             message = _UNNAMED.format(knob) + (
-                f": it is started with {knob}={value_word(only)}" if knob in fixed else ""
+                f"; it is started with {knob}={value_word(only)}" if knob in fixed else ""
             )
             nearest_value = only if knob not in ("tp", "pp", "dp", "cp", "ep") else None
-            remedy = f"name {{{knob}}} in trainer.argv, env, files or overrides, or give its fixed value under `fixed`"
+            remedy = f"use {{{knob}}} in trainer.argv, env, files or overrides, or set a fixed value under `fixed`"
             if knob == "accumulation_steps":
                 remedy += "; a program that takes a rank's whole batch gets {micro_batch_size * accumulation_steps}"
             told = Limit(
@@ -224,16 +227,21 @@ class CommandTrainer(Trainer):
             )
             limits.append(told)
         for knob, where in unsaid(options["overrides"], config.values()):
-            message = f"trainer.overrides gives {where} no value for this {knob}"
+            message = f"trainer.overrides sets no {where} for this {knob}"
             limits.append(
-                Limit(knob=knob, value=getattr(asked, knob), message=message, remedy="add it there")
+                Limit(
+                    knob=knob,
+                    value=getattr(asked, knob),
+                    message=message,
+                    remedy="add the value there",
+                )
             )
         return tuple(limits)
 
     def own_knob_refusal(self, name: str, options: Mapping[str, Any]) -> str:
         """A placeholder carries it, as it does every knob; its name must not be one that stands for something else."""
         if name in _SURROUNDINGS or name in _NODE or name == _TRIAL:
-            return f"the placeholder {{{name}}} is reserved: give the knob another name"
+            return f"the placeholder {{{name}}} is reserved; rename the knob"
         is_told = not options["argv"] or name in options["fixed"] or name in self._named(options)
         return "" if is_told else _UNNAMED.format(name)
 
@@ -344,18 +352,18 @@ class CommandTrainer(Trainer):
         if cwd not in ("", ".", _IN_FILES) and not Path(cwd).is_absolute():
             raise SpecError(
                 f"a relative folder can only be used if the spec is a file, but cwd is {cwd!r}",
-                remedy=f"give an absolute path, or cwd: {_IN_FILES!r} to run in the folder of the rendered files",
+                remedy=f"use an absolute path, or cwd: {_IN_FILES!r} to run in the folder of the rendered files",
                 field="trainer.cwd",
             )
         if options["working_dir"] == "upload" and cwd == _IN_FILES:
             raise SpecError(
-                "working_dir: upload sends the program's folder, but it runs in the folder of its files",
-                remedy="set cwd to the program's folder, or leave working_dir out",
+                "working_dir: upload sends the program's folder, but the program runs in the folder with its rendered files",
+                remedy="set cwd to the program's folder, or omit working_dir",
                 field="trainer.working_dir",
             )
         if cwd == _IN_FILES and not options["files"]:
             raise SpecError(
-                "the program runs in the folder of its files, but it has no files",
+                "the program runs in the folder with its rendered files, but trainer.files is empty",
                 field="trainer.cwd",
             )
         told = {
@@ -366,8 +374,8 @@ class CommandTrainer(Trainer):
         }
         if options["files"] and cwd != _IN_FILES and "files" not in told:
             raise SpecError(
-                "each trial's files are in its own folder, but no argument passes that folder to the program",
-                remedy=f'write "--config={{files}}/{next(iter(options["files"]))}", or cwd: {_IN_FILES!r} to run there',
+                "each trial has its own folder for files, but no argument passes this folder to the program",
+                remedy=f'add the argument "--config={{files}}/{next(iter(options["files"]))}", or set cwd: {_IN_FILES!r} to run the program there',
                 field="trainer.files",
             )
 
@@ -410,8 +418,8 @@ def _check_files_of_training(options: Mapping[str, Any]) -> None:
     for name, template in in_training(options, ())["files"].items():
         if any(_TRIAL in part.names for part in expressions({name: template})):
             raise SpecError(
-                f"{name} has {{{_TRIAL}}}, and `training` does not say where the exported launch writes",
-                remedy=f"write the same key with your own folder under training, e.g. `{name}: {{output_dir: outputs}}`",
+                f"{name} uses {{{_TRIAL}}}, but `training` does not set the folder into which the exported launch writes",
+                remedy=f"set the same key to your own folder under `training`, e.g. `{name}: {{output_dir: outputs}}`",
                 field=f"trainer.training.{name}",
             )
 
@@ -453,13 +461,13 @@ def _text(what: str, field: str, value: Any) -> str:
     if not isinstance(value, str):
         raise SpecError(
             f"{what} must be text or a number, but is {'null' if value is None else value_word(value)}",
-            remedy="write it in quotes, as the program expects it",
+            remedy="write the value in quotes, as the program expects it",
             field=f"trainer.{field}",
         )
     if len(value) > MAX_CHARACTERS:
         raise SpecError(
             f"{what} must have at most {MAX_CHARACTERS} characters, but has {len(value)}",
-            remedy="give the program a file: trainer.files",
+            remedy="pass a file to the program with trainer.files",
             field=f"trainer.{field}",
         )
     return value
@@ -483,7 +491,7 @@ def _written(asked: Mapping[str, Any], known: frozenset[str]) -> dict[str, dict[
         if not isinstance(texts, Mapping):
             raise SpecError(
                 f"values must map each value of {name} to its text, but is {texts!r:.80}",
-                remedy=f"write values: {{{name}: {{VALUE: TEXT}}}}",
+                remedy=f"use values: {{{name}: {{VALUE: TEXT}}}}",
                 field=where,
             )
         for value, text in texts.items():

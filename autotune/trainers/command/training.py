@@ -37,14 +37,14 @@ def check_training(
         if key not in known:
             near = nearest(str(key), known)
             raise SpecError(
-                f"a key of `training` must be an argument in argv, steps, seed, append, a variable in env or a name in files, but is {key!r}",
+                f"a key of `training` must be steps, seed, append, or the name of an argument in argv, a variable in env or a file in files, but is {key!r}",
                 remedy=near or "write the argument exactly as in argv",
                 field=where,
             )
         if key in files:
             if not (isinstance(value, Mapping) and isinstance(files[key], Mapping)):
                 raise SpecError(
-                    f"`training` changes keys of {key}, so it must be a mapping of keys to values, and `files` must have the content inline",
+                    f"`training` changes keys of {key}, so the value must be a mapping of keys to values, and `files` must contain the file inline",
                     field=where,
                 )
         elif key in NUMBERS:
@@ -56,10 +56,13 @@ def check_training(
                 )
         elif key in env:
             if value is not None and not isinstance(value, str):
-                raise SpecError(f"it must be text or null, but is {value!r:.80}", field=where)
+                raise SpecError(
+                    f"the value must be text or null, but is {value!r:.80}", field=where
+                )
         elif value is not None and not _is_words(value):
             raise SpecError(
-                f"it must be text, a list of texts or null, but is {value!r:.80}", field=where
+                f"the value must be text, a list of texts or null, but is {value!r:.80}",
+                field=where,
             )
 
 

@@ -54,7 +54,7 @@ def read(present: PresentConfiguration) -> Reading:
     settings = _told(keys.left)
     if filled := sorted(set(dotted(keys.left)) - set(dotted(settings))):
         keys.remarks.append(
-            f"{keys.name}: left out, because {AUTO!r} is filled in by Hugging Face's Trainer: {', '.join(filled)}"
+            f"{keys.name}: {', '.join(filled)} are left out, because Hugging Face's Trainer fills in {AUTO!r}"
         )
     return Reading(
         knobs=knobs,

@@ -54,8 +54,8 @@ class DeepspeedTrainer(Trainer):
     })  # fmt: skip
     cannot: ClassVar = {
         **without("offload"),
-        "offload=activations": "ds_config.json offloads the optimizer; activations only with DeepSpeed's own checkpoint function",
-        "offload=all": "ds_config.json offloads the optimizer; activations only with DeepSpeed's own checkpoint function",
+        "offload=activations": "ds_config.json offloads the optimizer, but activations need DeepSpeed's own checkpoint function",
+        "offload=all": "ds_config.json offloads the optimizer, but activations need DeepSpeed's own checkpoint function",
     }
     can_import = True
     watching = (
@@ -81,7 +81,12 @@ class DeepspeedTrainer(Trainer):
         own = bool(options["script"])
         whole_layers = {} if own else {"selective": "full"}
         return (
-            *word_limit(c, "precision", {"fp8": "bf16"}, "ds_config.json has bf16 and fp16"),
+            *word_limit(
+                c,
+                "precision",
+                {"fp8": "bf16"},
+                "ds_config.json supports bf16 and fp16, but not fp8",
+            ),
             *word_limit(
                 c,
                 "recompute",
@@ -94,31 +99,31 @@ class DeepspeedTrainer(Trainer):
                 Rule(
                     c.pp > 1 and not own,
                     "pp",
-                    "stages need a program that builds a PipelineModule",
-                    remedy="set your own program with the option script, or use pp=1",
+                    "pipeline stages need a program that builds a PipelineModule",
+                    remedy="set your own program with the `script` option, or use pp=1",
                 ),
                 Rule(
                     c.pp_schedule != "1f1b",
                     "pp_schedule",
-                    "its pipeline engine supports only 1f1b",
+                    "DeepSpeed's pipeline engine supports only 1f1b",
                     "1f1b",
                 ),
                 Rule(
                     c.virtual_stages > 1,
                     "virtual_stages",
-                    "its pipeline engine holds one stage per rank",
+                    "DeepSpeed's pipeline engine has one stage per rank",
                     1,
                 ),
                 Rule(
                     c.pp > 1 and c.zero_stage > 1,
                     "zero_stage",
-                    "its pipeline engine works with ZeRO 0 and 1",
+                    "DeepSpeed's pipeline engine supports only ZeRO 0 and 1",
                     1,
                 ),
                 Rule(
                     c.tp > 1 and c.zero_stage == 3,
                     "zero_stage",
-                    "AutoTP trains with ZeRO 0 to 2",
+                    "AutoTP supports only ZeRO 0 to 2",
                     2,
                 ),
                 Rule(
@@ -137,7 +142,7 @@ class DeepspeedTrainer(Trainer):
                     c.cp > 1,
                     "cp",
                     "DeepSpeed's sequence parallelism (Ulysses) needs a model that calls it",
-                    remedy="set your own program with the option script, or use cp=1",
+                    remedy="set your own program with the `script` option, or use cp=1",
                 ),
                 Rule(
                     c.ep > 1,
@@ -163,10 +168,10 @@ class DeepspeedTrainer(Trainer):
         if options["script"]:
             if c.recompute != "none":
                 notes.append(
-                    f"your program must recompute activations (recompute={c.recompute}): ds_config.json cannot"
+                    f"your program must recompute activations (recompute={c.recompute}), because ds_config.json cannot"
                 )
             if c.compile:
-                notes.append("your program must call torch.compile: ds_config.json cannot")
+                notes.append("your program must call torch.compile, because ds_config.json cannot")
             command = (
                 options["script"],
                 "--deepspeed_config",

@@ -35,7 +35,7 @@ _BINARY: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
-_BRACES = "write {{ and }} for braces"
+_BRACES = "write {{ and }} for literal braces"
 _ARITHMETIC = "use knob names, whole numbers, + - * // % and parentheses"
 
 
@@ -118,9 +118,7 @@ class Values:
                 f"{{{expression.text}}} divides by zero for {self._used(expression)}", field=FIELD
             ) from None
         if abs(result) >= MAX_NUMBER:
-            raise SpecError(
-                f"{{{expression.text}}} must stay below 2^63, but it does not", field=FIELD
-            )
+            raise SpecError(f"{{{expression.text}}} must be below 2^63, but is not", field=FIELD)
         return result
 
     def _number(self, node: ast.expr) -> int:
@@ -140,7 +138,7 @@ class Values:
         if type(value) is not int:
             raise SpecError(
                 f"arithmetic in placeholders needs whole numbers, but {name} is {value!r}",
-                remedy=f"write {{{name}}} alone, and map each value under `values`",
+                remedy=f"use {{{name}}} without arithmetic, and map each value under `values`",
                 field=FIELD,
             )
         return value
@@ -165,7 +163,7 @@ def parse(text: str) -> TextTemplate:
             continue
         if form or conversion:
             raise SpecError(
-                f"a placeholder is a name or arithmetic in braces, without a format, but {text!r} has {{{name}}} with one",
+                f"a placeholder is a name or arithmetic in braces, without a format, but {text!r} has a format in {{{name}}}",
                 remedy=_BRACES,
                 field=FIELD,
             )

@@ -51,7 +51,7 @@ def check_templates(templates: Mapping[str, Any], known: frozenset[str]) -> None
         if not isinstance(template, Mapping):
             raise SpecError(
                 f"a template must be a mapping of keys to values here, but is {template!r:.80}",
-                remedy="its path is only read if the spec is a file; otherwise give the contents inline",
+                remedy="a template's path is only read if the spec is a file; otherwise write the template inline",
                 field=where,
             )
         _refuse_bare(template, known, where)
@@ -89,7 +89,7 @@ def _refuse_bare(node: Any, known: frozenset[str], where: str) -> None:
         if len(node) == 1 and (name := next(iter(node))) in known and node[name] is None:
             raise SpecError(
                 f"the placeholder {{{name}}} has no quotes",
-                remedy=f'write "{{{name}}}": the inserted value keeps its type',
+                remedy=f'write "{{{name}}}"; the inserted value keeps its type',
                 field=where,
             )
         for inner in node.values():

@@ -114,12 +114,12 @@ def _sharding(keys: KeyReader) -> tuple[int, bool]:
         keys.drop("deepspeed")
         if found := re.search(r"z(?:ero)?_?([0-3])", str(given).rpartition("/")[2]):
             keys.remarks.append(
-                f"deepspeed={given!r}: read as zero_stage={found[1]} from its name; autotune ignores "
-                f"the rest of that file"
+                f"deepspeed={given!r} is read as zero_stage={found[1]} from its name; autotune ignores "
+                f"the rest of this file"
             )
             return int(found[1]), recompute
         keys.remarks.append(
-            f"deepspeed={given!r}: the ZeRO stage is in that file, which was not imported; import it too"
+            f"deepspeed={given!r} contains the ZeRO stage, but was not imported; import this file too"
         )
     shards = keys.find("fsdp")
     keys.drop("fsdp")

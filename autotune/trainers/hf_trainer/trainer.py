@@ -53,9 +53,9 @@ class HfTrainer(Trainer):
     cannot = NOT_SET
     optimizers = frozenset(OPTIMIZERS)
     neutral: ClassVar = {
-        "pp_schedule": "it has no pipeline: pp above 1 is rejected",
-        "virtual_stages": "it has no pipeline: pp above 1 is rejected",
-        "sequence_parallel": "it has no tensor parallelism: tp above 1 is rejected",
+        "pp_schedule": "transformers' Trainer has no pipeline, so pp above 1 is rejected",
+        "virtual_stages": "transformers' Trainer has no pipeline, so pp above 1 is rejected",
+        "sequence_parallel": "transformers' Trainer has no tensor parallelism, so tp above 1 is rejected",
     }
     can_import = True
     recognized_by = ("per_device_train_batch_size",)
@@ -71,16 +71,19 @@ class HfTrainer(Trainer):
     ) -> tuple[Limit, ...]:
         """Everything but data parallelism, ZeRO, whole-layer recomputation, torch.compile and fp32, tf32, bf16 or fp16."""
         c = effective(config)
-        alone = "Trainer trains a model from scratch with data parallelism only"
+        alone = "transformers' Trainer trains a model from scratch only with data parallelism"
         return (
             *word_limit(
-                c, "precision", {"fp8": "bf16"}, "TrainingArguments has bf16, fp16 and tf32"
+                c,
+                "precision",
+                {"fp8": "bf16"},
+                "TrainingArguments supports bf16, fp16 and tf32, but not fp8",
             ),
             *word_limit(
                 c,
                 "recompute",
                 {"selective": "full"},
-                "it recomputes either whole layers or nothing",
+                "transformers' Trainer recomputes either whole layers or nothing",
             ),
             *broken(
                 workload,

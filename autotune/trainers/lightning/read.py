@@ -84,7 +84,7 @@ def read(present: PresentConfiguration) -> Reading:
             recompute = True
         if keys.find("trainer.logger"):
             keys.remarks.append(
-                f"{keys.name}: trainer.logger is left out, because the exported program has no logger; to keep it, export your own program with the option script"
+                f"{keys.name}: trainer.logger is left out, because the exported program has no logger; to keep the logger, export your own program with the `script` option"
             )
         keys.drop(*(f"trainer.{key}" for key in WRITTEN_ANEW))
     keys.drop("trainer.accelerator")
@@ -126,7 +126,7 @@ def _read_strategy(keys: KeyReader) -> tuple[int, dict[str, int | None], bool]:
     if not isinstance(written, dict):
         if str(written).endswith("_offload"):
             keys.remarks.append(
-                f"{keys.name}: trainer.strategy={written}: host memory offloading is ignored, and everything is assumed to be on the GPU"
+                f"{keys.name}: trainer.strategy={written} offloads to host memory, but plans assume that everything is on the GPU"
             )
         return keys.word("trainer.strategy", STAGES) or 0, {"tp": 1}, False
     kind = str(keys.text("trainer.strategy.class_path")).rpartition(".")[2]
@@ -144,7 +144,9 @@ def _read_strategy(keys: KeyReader) -> tuple[int, dict[str, int | None], bool]:
     if kind == "DeepSpeedStrategy":
         return keys.count(f"{inner}.stage") or 2, {"tp": 1}, False
     if kind != "DDPStrategy":
-        keys.remarks.append(f"{keys.name}: trainer.strategy={kind} is not supported; read as ddp")
+        keys.remarks.append(
+            f"{keys.name}: trainer.strategy={kind} is not supported, so it is read as ddp"
+        )
     return 0, {"tp": 1}, False
 
 

@@ -96,15 +96,15 @@ class LightningTrainer(StepLineTrainer):
     cannot = NOT_SET
     trains_pure_bf16 = True
     neutral: ClassVar = {
-        "pp_schedule": "it has no pipeline: pp above 1 is rejected",
-        "virtual_stages": "it has no pipeline: pp above 1 is rejected",
+        "pp_schedule": "Lightning has no pipeline, so pp above 1 is rejected",
+        "virtual_stages": "Lightning has no pipeline, so pp above 1 is rejected",
     }
     options = (
         *SHARED_OPTIONS,
         SETTINGS,
         Option(
             name="script",
-            meaning="your own LightningCLI program; default: one that trains a Hugging Face model",
+            meaning="your own LightningCLI program; default: a program that trains a Hugging Face model",
             default="",
             reach=Reach.PROGRAM,
         ),
@@ -141,13 +141,13 @@ class LightningTrainer(StepLineTrainer):
                 c,
                 "precision",
                 {"fp8": "bf16"},
-                "Lightning supports fp8 on one device only, where it replaces layers with Transformer Engine's",
+                "Lightning supports fp8 only on one device, with layers from Transformer Engine",
             ),
             *word_limit(
                 c,
                 "recompute",
                 {"selective": "full"},
-                "it recomputes either whole layers or nothing",
+                "Lightning recomputes either whole layers or nothing",
             ),
             *broken(
                 workload,
@@ -155,7 +155,7 @@ class LightningTrainer(StepLineTrainer):
                 Rule(
                     fp16 and workload.cluster.gpu.is_cpu,
                     "precision",
-                    "Lightning trains in bf16 instead on a CPU",
+                    "on a CPU, Lightning trains in bf16 instead",
                     "bf16",
                 ),
                 Rule(
@@ -170,22 +170,25 @@ class LightningTrainer(StepLineTrainer):
                 Rule(
                     c.tp > 1 and not options["script"],
                     "tp",
-                    "needs a program whose configure_model shards the model",
-                    remedy="set your own program with the option script, or use tp=1",
+                    "Lightning needs a program whose configure_model shards the model",
+                    remedy="set your own program with the `script` option, or use tp=1",
                 ),
                 Rule(
                     c.tp > 1 and c.dp > 1 and c.zero_stage != 3,
                     "zero_stage",
-                    "ModelParallelStrategy shards over its data-parallel ranks",
+                    "ModelParallelStrategy shards across its data-parallel ranks",
                     3,
                 ),
                 Rule(
-                    c.tp > 1 and fp16, "precision", "ModelParallelStrategy scales no losses", "bf16"
+                    c.tp > 1 and fp16,
+                    "precision",
+                    "ModelParallelStrategy does not scale losses",
+                    "bf16",
                 ),
                 Rule(
                     c.tp > 1 and c.sequence_parallel,
                     "sequence_parallel",
-                    "your program's configure_model decides this",
+                    "your program's configure_model sets this knob",
                     False,
                 ),
             ),
@@ -209,10 +212,10 @@ class LightningTrainer(StepLineTrainer):
         if options["script"]:
             document = merged(document, nested({options["batch_key"]: c.micro_batch_size}))
             if c.compile:
-                notes.append("your program must call torch.compile: lightning.yaml cannot")
+                notes.append("your program must call torch.compile, because lightning.yaml cannot")
             if c.recompute == "full" and (c.zero_stage < 2 or c.tp > 1):
                 notes.append(
-                    "your program must recompute the layers: lightning.yaml can switch recomputation on only for FSDP"
+                    "your program must recompute the layers, because lightning.yaml can enable recomputation only for FSDP"
                 )
             command = (
                 options["script"],
@@ -294,7 +297,7 @@ def _strategy(c: ParallelConfig, options: Mapping[str, Any]) -> str | dict[str, 
     if c.zero_stage >= 2:
         arguments: dict[str, Any] = {"sharding_strategy": SHARDING[c.zero_stage]}
         if options["script"]:
-            layers = [needs(options, "layer_class", "FSDP wraps the layers of your model")]
+            layers = [needs(options, "layer_class", "FSDP wraps your model's layers")]
             arguments["auto_wrap_policy"] = layers
             if c.recompute == "full":
                 arguments["activation_checkpointing_policy"] = layers

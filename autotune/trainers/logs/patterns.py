@@ -25,19 +25,25 @@ MAX_SEARCHED = 500
 """characters of a line that are searched"""
 MAX_MEMORY_BYTES = 1 << 20
 """of a compiled pattern, which bounds the time of the slowest: less than 0.1 s a line"""
-_SYNTAX = "patterns use the syntax of RE2: https://github.com/google/re2/wiki/Syntax"
+_SYNTAX = "use RE2 syntax: https://github.com/google/re2/wiki/Syntax"
 _REMEDIES = (
-    (r"\(\?<?[=!]", "put the surrounding text into the pattern itself: only its group is read"),
-    (r"escape sequence: \\[1-9]|\(\?P=", "repeat the group's pattern instead of the reference"),
+    (
+        r"\(\?<?[=!]",
+        "put the surrounding text into the pattern itself, because only the pattern's group is read",
+    ),
+    (
+        r"escape sequence: \\[1-9]|\(\?P=",
+        "repeat the group's pattern instead of referring to the group",
+    ),
     (r"escape sequence: \\Z", r"write $ in place of \Z"),
     (r"escape sequence: \\[uUN]", "write the character itself"),
     (
         r"repetition operator: .\+|\(\?>",
-        "drop the possessive quantifier or atomic group: backtracking costs nothing here",
+        "remove the possessive quantifier or atomic group, because RE2 never backtracks",
     ),
     (
         r"repetition size|too large",
-        "write smaller repetitions, or match only the text around the number",
+        "use smaller repetition counts, or match only the text around the number",
     ),
 )
 """by what RE2 says of a pattern, or the pattern has"""

@@ -91,7 +91,7 @@ def core_limits(workload: Workload, c: ParallelConfig) -> tuple[Limit, ...]:
             Rule(
                 model.mtp_layers and c.ep_overlap and (model.mtp_layers > 1 or c.pp == 1),
                 "ep_overlap",
-                "with multi-token prediction it needs exactly one such layer, and pp > 1",
+                "ep_overlap with multi-token prediction needs exactly one such layer, and pp > 1",
                 False,
             ),
             Rule(
@@ -143,7 +143,7 @@ def _module_rules(c: ParallelConfig) -> tuple[Rule, ...]:
             c.ep_overlap
             and (full or c.dispatcher == "allgather" or (c.pp > 1 and c.virtual_stages == 1)),
             "ep_overlap",
-            "it needs dispatcher alltoall or flex, no recompute=full, and virtual stages if pp > 1",
+            "ep_overlap needs dispatcher alltoall or flex, no recompute=full, and virtual stages if pp > 1",
             False,
         ),
     )

@@ -48,14 +48,14 @@ def model_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
         Rule(
             model.mtp_layers and not model.gated_mlp,
             "model.mtp_layers",
-            "multi-token prediction only supports rotary positions, not learned ones",
+            "multi-token prediction supports only rotary positions, not learned positions",
             0,
         ),
         Rule(
             model.num_dense_layers and family.startswith("qwen"),
             "model.num_dense_layers",
-            "a launch places the layers without experts first, but the file places them elsewhere",
-            remedy="megatron_bridge reads the file itself",
+            "launches place the layers without experts first, but config.json places these layers elsewhere",
+            remedy="use megatron_bridge, which reads the config.json itself",
         ),
     )
 
@@ -66,10 +66,10 @@ def model_notes(model: ModelSpec) -> Iterator[str]:
         yield "only the factor of the model's rotary scaling is carried over, because its other parameters differ from Llama 3.1's"
     scaling = yarn_scaling(model)
     if scaling and not model.kv_lora_rank:
-        yield "the rotary scaling 'yarn' in the model's config.json is only carried over with latent attention: set it in the trainer"
+        yield "the rotary scaling 'yarn' in the model's config.json is carried over only with latent attention; set it in the trainer"
     elif scaling and (lost := [name for name in WITHOUT_FLAG if scaling[name] != YARN[name]]):
         said = ", ".join(f"{name}={scaling[name]:g}" for name in lost)
-        yield f"Megatron-LM has no flag for {said} of the model's YaRN, and uses {', '.join(f'{YARN[name]:g}' for name in lost)}"
+        yield f"Megatron-LM has no flag for {said} in the model's YaRN scaling, and uses {', '.join(f'{YARN[name]:g}' for name in lost)}"
 
 
 def model_flags(model: ModelSpec, seq_len: int) -> dict[str, Any]:

@@ -82,9 +82,7 @@ def read(present: PresentConfiguration) -> Reading:
         told = " ".join(program_of(argv) or argv)  # what the launcher is told, a launch writes anew
         used = [f"${variable}" for variable in unset if re.search(rf"\$\{{?{variable}\b", told)]
         its = "its value" if len(used) == 1 else "their values"
-        remarks = (
-            [f"{name} does not set {', '.join(used)}: write {its} into the spec"] if used else []
-        )
+        remarks = [f"{name} does not set {', '.join(used)}; add {its} to the spec"] if used else []
     present = PresentConfiguration(files=present.files, argv=argv, env=present.env)
     program = program_of(argv)
     keys = KeyReader(
@@ -121,7 +119,7 @@ def read(present: PresentConfiguration) -> Reading:
     keys.drop(*(("optimizer",) if optimizer else ()))
     if not optimizer and (kept := keys.find("optimizer")) is not None:
         keys.remarks.append(
-            f"{keys.name}: --optimizer {kept} is kept, but counted as AdamW, because its own memory and time are unknown"
+            f"{keys.name}: --optimizer {kept} is kept, but counted as AdamW, because this optimizer's memory and time are unknown"
         )
     if unread := [flag for flag in keys.left if _SIZE.search(flag) and not _NO_SIZE.search(flag)]:
         named = ", ".join(f"--{flag}" for flag in unread)
@@ -129,7 +127,7 @@ def read(present: PresentConfiguration) -> Reading:
             f"{keys.name}: {named} may be model sizes, but autotune ignores them; check the spec's model"
         )
     if keys.find("deepspeed") or keys.find("deepspeed-config"):
-        remark = "--deepspeed belongs to Megatron-DeepSpeed, but exports are launches of Megatron-LM: `autotune init` keeps the program as it is"
+        remark = "--deepspeed belongs to Megatron-DeepSpeed, but exports launch Megatron-LM; `autotune init` keeps the program as it is"
         keys.remarks.append(f"{keys.name}: {remark}")
     return Reading(
         knobs=knobs,
@@ -154,12 +152,12 @@ def _length(keys: KeyReader, batch: int | None) -> tuple[int | None, dict[str, A
         kept.append("ckpt-format")
     keys.drop(*kept, "ckpt-format")  # sharding decides it in a trial, which writes none
     if kept:
-        remark = f"{keys.name}: {', '.join(f'--{flag}' for flag in kept)} would make trials read or write checkpoints: pass them to the exported launch.sh"
+        remark = f"{keys.name}: {', '.join(f'--{flag}' for flag in kept)} would make trials read or write checkpoints; pass these options to the exported launch.sh instead"
         keys.remarks.append(remark)
     if keys.find("rampup-batch-size") is not None:
         keys.drop("rampup-batch-size")
         keys.remarks.append(
-            f"{keys.name}: --rampup-batch-size is left out: every step has the full batch"
+            f"{keys.name}: --rampup-batch-size is left out, so every step has the full batch"
         )
     samples = {name: keys.count(f"{name}-samples") for name in ("train", "lr-decay", "lr-warmup")}
     steps: dict[str, Any] = {
@@ -228,7 +226,7 @@ def _knobs(keys: KeyReader, *, tf32: bool, num_layers: int | None) -> dict[str, 
         keys.drop("recompute-method")
         layers = keys.find("recompute-num-layers")
         keys.remarks.append(
-            f"{keys.name}: --recompute-method block recomputes {layers} layers of each stage; plans assume all of them (recompute=full)"
+            f"{keys.name}: --recompute-method block recomputes {layers} layers per stage, but plans assume all layers (recompute=full)"
         )
     replicas = keys.count("num-distributed-optimizer-instances")
     module = read_knobs(keys, _flag)

@@ -44,7 +44,7 @@ NARROW = {
 """flags of precisions below 16 bits, beside bf16"""
 OWN_DATA = frozenset({"train-data-path", "data-args-path", "per-split-data-args-path"})
 """flags that name data beside data-path"""
-MOCK_NOTE = "it trains on mock data; set the options data_path, tokenizer_type and tokenizer_model to train on your own"
+MOCK_NOTE = "the launch trains on mock data; set the options data_path, tokenizer_type and tokenizer_model to train on your own data"
 
 
 class MegatronTrainer(Trainer):
@@ -53,7 +53,7 @@ class MegatronTrainer(Trainer):
     name = "megatron"
     families = MEGATRON
     shapes = frozenset({"num_dense_layers", "shared_ffn_hidden_size", "kv_lora_rank", "mtp_layers"})
-    summary = "Megatron-LM, pretrain_gpt.py with flags (0.14 and later)"
+    summary = "Megatron-LM 0.14 or later, pretrain_gpt.py with flags"
     checked_against = "Megatron-LM with Megatron Core 0.16.1, 0.17.0, 0.18.0"
     rotary_scalings = frozenset({"llama3", "yarn"})
     # interleaving: accumulation_steps is a multiple of pp
@@ -67,7 +67,7 @@ class MegatronTrainer(Trainer):
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
         "dp_replicas", "pp_split", "loss", "cp_style", "offload", "async_tp", "cuda_graph", "dispatcher", "ep_overlap",
     })  # fmt: skip
-    cannot: ClassVar = {**NOT_IN_CORE, "loss=full": "this is Megatron-LM's default: use loss=own"}
+    cannot: ClassVar = {**NOT_IN_CORE, "loss=full": "this is Megatron-LM's default; use loss=own"}
     can_import = True
     watching = (
         "profile", "profile-*", "use-pytorch-profiler", "record-memory-history", "memory-snapshot-path", "nvtx-ranges",
@@ -166,7 +166,7 @@ class MegatronTrainer(Trainer):
         notes = [*cpu_note(workload, "Megatron-LM"), *model_notes(workload.model)]
         if c.cuda_graph == "step" and c.ep > 1:
             notes.append(
-                "Megatron-LM 0.17 (not 0.16 and 0.18) requires --moe-pad-experts-for-cuda-graph-inference here: add it to the option settings"
+                "Megatron-LM 0.17 (not 0.16 and 0.18) requires --moe-pad-experts-for-cuda-graph-inference here; add this flag to the `settings` option"
             )
         if workload.optimizer == "muon":
             notes.append(
@@ -174,7 +174,7 @@ class MegatronTrainer(Trainer):
             )
         if options["entrypoint"] == "pretrain_gpt.py":
             notes.append(
-                "run it in a checkout of Megatron-LM, or set the option entrypoint to the path of pretrain_gpt.py"
+                "run the launch in a Megatron-LM checkout, or set the `entrypoint` option to the path of pretrain_gpt.py"
             )
         if not options["data_path"]:
             notes.append(MOCK_NOTE)
@@ -205,7 +205,7 @@ class MegatronTrainer(Trainer):
 
 def _muon_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
     """What release 0.16 asserts of Muon, which updates whole matrices: its own form of ZeRO 1 (dist_muon) gives each rank some of them."""
-    unused = "it belongs to the distributed optimizer, which Muon does not use"
+    unused = "this knob belongs to the distributed optimizer, which Muon does not use"
     return broken(
         workload,
         c,
@@ -317,7 +317,7 @@ def _data_flags(model: ModelSpec, options: Mapping[str, Any]) -> dict[str, Any]:
             "tokenizer-type": "NullTokenizer",
             "vocab-size": max(1, model.vocab_size - 1),
         }
-    because = "a dataset needs its tokenizer"
+    because = "a dataset needs a tokenizer"
     return {
         "data-path": options["data_path"].split(),
         "split": "99,1,0",

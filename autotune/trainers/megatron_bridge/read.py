@@ -103,7 +103,7 @@ def _precision(keys: KeyReader, *, tf32: bool) -> str:
             return word
     if written not in ("bf16_mixed", "fp16_mixed"):
         keys.remarks.append(
-            f"{keys.name}: mixed_precision={written} has no knob; read as {written[:4]}"
+            f"{keys.name}: mixed_precision={written} has no knob and is read as {written[:4]}"
         )
     return written[:4]
 

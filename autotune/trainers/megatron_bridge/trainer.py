@@ -72,7 +72,9 @@ class MegatronBridgeTrainer(Trainer):
         "train.global_batch_size",
     )
     settings_file = "bridge.yaml"
-    no_adapters = "they belong to its fine-tuning recipes, which need a checkpoint"
+    no_adapters = (
+        "adapters belong to Megatron-Bridge's fine-tuning recipes, which need a checkpoint"
+    )
     has_own_attention = True
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
@@ -123,7 +125,7 @@ class MegatronBridgeTrainer(Trainer):
             command += ("--model", "model/config.json")
             files["model/config.json"] = to_json(hf_config(workload.model, workload.seq_len))
             notes.append(
-                "it trains on mock data; set a recipe, or set `dataset` in the option settings"
+                "the launch trains on mock data; set a recipe, or set `dataset` in the `settings` option"
             )
         # the overlap runs several streams
         connections = c.zero_stage < 2 and c.tp * c.cp > 1 and not c.ep_overlap
@@ -144,7 +146,7 @@ class MegatronBridgeTrainer(Trainer):
 def _model_limits(model: ModelSpec, c: ParallelConfig) -> tuple[Limit, ...]:
     figures = figures_of(model)
     if figures is not None and figures.family not in MEGATRON_BRIDGE:
-        message = f"Megatron-Bridge has no bridge for this family; it supports {', '.join(sorted(MEGATRON_BRIDGE))}"
+        message = f"Megatron-Bridge has no bridge for this family, but supports {', '.join(sorted(MEGATRON_BRIDGE))}"
         remedy = f"use {who_trains(figures.family)}"
         return (Limit(knob="model.family", value=figures.family, message=message, remedy=remedy),)
     if figures is None and not model.gated_mlp:
@@ -156,7 +158,7 @@ def _model_limits(model: ModelSpec, c: ParallelConfig) -> tuple[Limit, ...]:
                 knob="model.gated_mlp",
                 value=False,
                 message=message,
-                remedy="use megatron, which trains it",
+                remedy="use megatron, which trains this model",
             ),
         )
     if figures is None and model.num_experts:

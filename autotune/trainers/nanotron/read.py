@@ -78,7 +78,7 @@ def read(present: PresentConfiguration) -> Reading:
     )
     if others:
         keys.remarks.append(
-            f"{keys.name}: model_config has {', '.join(others)}: its sizes are not read, and exports support only Llama and Qwen2; set `model` in the spec"
+            f"{keys.name}: the sizes in model_config are not read, because it has {', '.join(others)}, and exports support only Llama and Qwen2; set `model` in the spec"
         )
     found = (
         {field: value for field, value in model.items() if value is not None} if not others else {}
@@ -97,7 +97,7 @@ def read(present: PresentConfiguration) -> Reading:
         keys.drop("model.model_config.attention_bias")
     if found and keys.find("model.model_config.moe_config"):
         keys.remarks.append(
-            f"{keys.name}: its experts (model_config.moe_config) are ignored, and plans use a dense model with these sizes"
+            f"{keys.name}: the experts (model_config.moe_config) are ignored, and plans use a dense model with these sizes"
         )
     optimizer = (
         keys.word("optimizer.optimizer_factory.name", {"adamW": "adamw", "sgd": "sgd"}) or ""

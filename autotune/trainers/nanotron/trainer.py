@@ -58,7 +58,7 @@ class NanotronTrainer(Trainer):
     name = "nanotron"
     has_own_attention = True
     families = NANOTRON
-    rotary_remedy = "nanotron's models do not scale positions (they ignore rope_scaling); torchtitan and megatron do"
+    rotary_remedy = "nanotron's models do not scale positions (they ignore rope_scaling); torchtitan and megatron scale positions"
     summary = "nanotron (main branch), one YAML and run_train.py"
     checked_against = "nanotron's main branch after 0.4"
     reads = frozenset({
@@ -92,7 +92,7 @@ class NanotronTrainer(Trainer):
         ),
         Option(
             name="tokenizer",
-            meaning="name or path of the tokenizer; used only with `dataset`",
+            meaning="tokenizer's name or path; used only with `dataset`",
             default="",
             is_path=True,
             reach=Reach.FILE,
@@ -112,7 +112,7 @@ class NanotronTrainer(Trainer):
                 c,
                 "precision",
                 {"fp16": "bf16", "fp8": "bf16"},
-                "its released loop trains in bf16 or fp32",
+                "nanotron's released loop trains only in bf16 or fp32",
             ),
             *word_limit(
                 c,
@@ -121,7 +121,10 @@ class NanotronTrainer(Trainer):
                 "recompute_layer recomputes either whole layers or nothing",
             ),
             *word_limit(
-                c, "pp_schedule", one_f_one_b, "its pipeline engines are 1f1b and afab (gpipe)"
+                c,
+                "pp_schedule",
+                one_f_one_b,
+                "nanotron's pipeline engines are 1f1b and afab (gpipe)",
             ),
             *broken(
                 workload,
@@ -129,39 +132,41 @@ class NanotronTrainer(Trainer):
                 Rule(
                     not model.gated_mlp,
                     "model.gated_mlp",
-                    "its dense models have Llama's layers: gated MLP, RMSNorm, rotary positions",
+                    "nanotron's dense models have Llama's layers (gated MLP, RMSNorm, rotary positions)",
                     remedy="use megatron, lightning or native",
                 ),
                 Rule(
                     model.num_experts,
                     "model.num_experts",
-                    "its experts are as wide as its dense layers and have no balancing loss",
+                    "nanotron's experts are as wide as the dense layers and have no balancing loss",
                     remedy="use megatron",
                 ),
                 Rule(
                     model.head_dim * model.num_attention_heads != model.hidden_size,
                     "model.attention_head_dim",
-                    f"its head width is hidden_size / num_attention_heads = {model.hidden_size / model.num_attention_heads:g}",
+                    f"nanotron's head width is hidden_size / num_attention_heads = {model.hidden_size / model.num_attention_heads:g}",
                     remedy="use megatron or torchtitan",
                     value=model.head_dim,
                 ),
                 Rule(
                     0 < window < workload.seq_len,
                     "workload.seq_len",
-                    f"it attends over whole sequences, but in this model each token attends only to the last {window} tokens",
+                    f"nanotron attends over whole sequences, but in this model each token attends only to the last {window} tokens",
                     window,
                     "or use megatron",
                 ),
                 Rule(
                     c.cp > 1 and options["model_class"] == "llama",
                     "cp",
-                    "its Llama attends only to a rank's own tokens",
-                    remedy="leave model_class out, or use cp=1",
+                    "nanotron's Llama attends only to a rank's own tokens",
+                    remedy="omit model_class, or use cp=1",
                 ),
-                Rule(c.virtual_stages > 1, "virtual_stages", "a rank holds one stage", 1),
-                Rule(c.zero_stage > 1, "zero_stage", "it shards the optimizer only", 1),
+                Rule(
+                    c.virtual_stages > 1, "virtual_stages", "a nanotron rank has only one stage", 1
+                ),
+                Rule(c.zero_stage > 1, "zero_stage", "nanotron shards only the optimizer", 1),
                 Rule(c.ep > 1, "ep", "a dense model has no experts", 1),
-                Rule(c.compile, "compile", "it has no switch for torch.compile", False),
+                Rule(c.compile, "compile", "nanotron has no switch for torch.compile", False),
                 Rule(
                     c.cp > 1 and workload.seq_len % c.cp,
                     "cp",
@@ -187,7 +192,7 @@ class NanotronTrainer(Trainer):
         notes = [*cpu_note(workload, "nanotron")]
         if not options["dataset"]:
             notes.append(
-                "it trains on generated tokens; set the options dataset and tokenizer to train on your own"
+                "the launch trains on generated tokens; set the options dataset and tokenizer to train on your own data"
             )
         return Launch(
             argv=(*start, entrypoint, "--config-file", "config.yaml"),

@@ -40,7 +40,7 @@ class NativeTrainer(StepLineTrainer):
     name = "native"
     same_data = True
     summary = "autotune's own training loop"
-    no_adapters = "it has no 4-bit weights"
+    no_adapters = "the loop has no 4-bit weights"
     has_own_attention = True
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
@@ -49,10 +49,10 @@ class NativeTrainer(StepLineTrainer):
     })  # fmt: skip
     cannot: ClassVar = {
         "offload": "activations and optimizer states stay on the rank's device",
-        "async_tp": "it needs symmetric GPU memory, which the loop does not implement",
+        "async_tp": "async_tp needs symmetric GPU memory, which the loop does not set up",
         "cuda_graph": "the loop launches each kernel separately",
-        "ep_overlap": "the loop runs one micro-batch after the other, each with its all-to-all",
-        "loss=full": "the loop computes all logits at once by default: use loss=own",
+        "ep_overlap": "the loop runs micro-batches one after another, each with its own all-to-all",
+        "loss=full": "the loop computes all logits at once by default; use loss=own",
         "loss=fused": "the loop has no fused kernel for output projection and cross entropy",
         "dispatcher=flex": "the loop does not call DeepEP or HybridEP",
         "precision=mxfp8": "the loop's fp8 matrix products have one scale per tensor, not per block",
@@ -68,7 +68,7 @@ class NativeTrainer(StepLineTrainer):
     options = (
         Option(
             name="learning_rate",
-            meaning="learning rate at the smallest global batch; larger ones multiply it by sqrt(batch / smallest) for adamw, batch / smallest for sgd; "
+            meaning="learning rate at the smallest global batch; larger batches multiply the rate by sqrt(batch / smallest) for adamw, batch / smallest for sgd; "
             "default: 3e-4 for adamw and muon, 0.01 for sgd and adafactor",
             default=0.0,
             reach=Reach.NOTHING,
@@ -157,7 +157,7 @@ class NativeTrainer(StepLineTrainer):
                 Rule(
                     adapts and c.precision == "fp8",
                     "precision",
-                    "fp8 replaces the projections that adapters attach to",
+                    "fp8 replaces the projections to which adapters attach",
                     "bf16",
                 ),
                 Rule(
@@ -165,13 +165,13 @@ class NativeTrainer(StepLineTrainer):
                     and c.pp_split == "edges"
                     and (model.num_layers + 2) // (c.pp * c.virtual_stages) < 2,
                     "pp_split",
-                    "adapters need layers, but the last stage would only have the loss",
+                    "adapters need layers, but the last stage would have only the loss",
                     "layers",
                 ),
                 Rule(
                     c.dp_replicas > 1 and c.dp * c.cp // c.ep % c.dp_replicas,
                     "dp_replicas",
-                    "each replica of the shards needs the same expert ranks: dp_replicas must divide dp * cp / ep",
+                    "each replica of the shards needs the same expert ranks, so dp_replicas must divide dp * cp / ep",
                     1,
                 ),
             ),
@@ -202,7 +202,7 @@ class NativeTrainer(StepLineTrainer):
             master_addr=options["master_addr"],
             master_port=options["master_port"],
         )
-        synthetic = "it only measures the trainer's phases on sampled lengths and does not post-train: export to verl, nemo_rl, openrlhf or trl for that"
+        synthetic = "the launch only measures the trainer's phases on sampled lengths; for post-training, export to verl, nemo_rl, openrlhf or trl"
         return Launch(
             notes=(synthetic,) if workload.rl is not None else (),
             argv=(*start, "-m", "autotune_workers.launch", "request.json"),
@@ -217,8 +217,8 @@ class NativeTrainer(StepLineTrainer):
         config, workload = document.get("config"), document.get("workload")
         if not isinstance(config, dict) or not isinstance(workload, dict):
             raise SpecError(
-                f"{name} is not a request for the native trainer: it has no config and workload",
-                remedy="give the request.json of an exported folder",
+                f"{name} is not a request for the native trainer, because it has no config and workload",
+                remedy="use the request.json from an exported folder",
                 field="FILE",
             )
         keys = KeyReader(document, name)

@@ -13,7 +13,7 @@ from autotune.trainers.nemo_rl.knobs import DEFAULTS
 from autotune.trainers.present_configuration import at_path, merged, nested, parse_document
 
 BASE = Option(
-    name="base", meaning="base configuration that the launch overrides, from the folder `cwd`; empty if its settings are complete",
+    name="base", meaning="base configuration that the launch overrides, from the folder `cwd`; empty if the launch's own settings are complete",
     default="examples/configs/grpo_math_1B.yaml", is_path=True, reach=Reach.FILE,
 )  # fmt: skip
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")

@@ -74,8 +74,8 @@ def read(keys: KeyReader) -> Reading:
     ranks = None if per_node is None else nodes * per_node - generating
     if ranks is not None and ranks < 1:
         raise SpecError(
-            f"the launch has {nodes * (per_node or 0)} GPUs, and its engines alone take {generating}, so none is left for training",
-            remedy="correct cluster.num_nodes, cluster.gpus_per_node or policy.generation.colocated.resources",
+            f"the launch has {nodes * (per_node or 0)} GPUs, but the engines alone need {generating}, so no GPU is left for training",
+            remedy="fix cluster.num_nodes, cluster.gpus_per_node or policy.generation.colocated.resources",
             field="FILE",
         )
     packing, length = _packing(keys), keys.count("policy.max_total_sequence_length")
@@ -213,11 +213,11 @@ def _uncounted(whole: Mapping[str, Any], backend: str) -> Iterator[str]:
     """What plans leave out, in words, also of the files that a configuration starts from."""
     for switch in UNCOUNTED:
         if resolved(whole, switch) is True:
-            yield f"{switch}: plans do not count what it saves; launches pass it on unchanged"
+            yield f"plans do not count what {switch} saves; launches pass this setting on unchanged"
     if backend != "vllm":
-        yield f"{GENERATION}.backend={backend}: autotune does not read the degree and memory of its engines; give them under `rollout`"
+        yield f"autotune does not read the engines' degree and memory with {GENERATION}.backend={backend}; set them under `rollout`"
     if resolved(whole, f"{TEACHERS}.enabled"):
-        yield f"{TEACHERS}: the time and memory of its teachers are not counted; launches pass these settings on unchanged"
+        yield f"{TEACHERS}: the teachers' time and memory are not counted; launches pass these settings on unchanged"
     if (
         (experts := resolved(whole, EXPERTS))
         and experts != 1

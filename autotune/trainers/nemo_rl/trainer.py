@@ -96,8 +96,8 @@ class NemoRl(PostTrainer):
     cannot: ClassVar = {
         **NOT_SET,
         "compile": "a launch cannot switch compilation on for its policies",
-        "virtual_stages": "its megatron_cfg has no virtual stages",
-        "pp_schedule": "its pipelines run 1F1B",
+        "virtual_stages": "NeMo-RL's megatron_cfg has no virtual stages",
+        "pp_schedule": "NeMo-RL's pipelines run 1F1B",
     }
     recognized_by = (
         "grpo.num_prompts_per_step",
@@ -132,7 +132,7 @@ class NemoRl(PostTrainer):
                 c,
                 "precision",
                 dict.fromkeys(("fp8", "fp16", "tf32"), "bf16"),
-                "policies are in bf16 or fp32",
+                "NeMo-RL's policies use bf16 or fp32",
             ),
             *word_limit(
                 c,
@@ -152,9 +152,9 @@ class NemoRl(PostTrainer):
                 Rule(
                     c.dp * c.cp > 1 and c.zero_stage != stage,
                     "zero_stage",
-                    "DTensor policies shard all"
+                    "DTensor policies always shard all states"
                     if fsdp
-                    else "its Megatron uses the distributed optimizer",
+                    else "NeMo-RL's Megatron uses the distributed optimizer",
                     stage,
                 ),
                 Rule(
@@ -180,7 +180,7 @@ class NemoRl(PostTrainer):
                 Rule(
                     not stale.is_integer(),
                     "staleness",
-                    "max_trajectory_age_steps counts whole steps",
+                    "max_trajectory_age_steps must be a whole number of steps",
                     value=stale,
                 ),
             ),
@@ -197,7 +197,7 @@ class NemoRl(PostTrainer):
         launch = super().build(workload, config, options)
         if options[CWD.name]:
             return replace(launch, cwd=options[CWD.name])
-        note = "start it in a NeMo-RL checkout, which contains examples/run_grpo.py and the file under `defaults`; set its folder with the option cwd"
+        note = "start this command in a NeMo-RL checkout with examples/run_grpo.py and the file under `defaults`; set the checkout's folder with the `cwd` option"
         return replace(launch, notes=(*launch.notes, note))
 
     def document(

@@ -88,7 +88,7 @@ def read(keys: KeyReader) -> Reading:
     }
     keys.keep_unless("train.seed", None)
     if keys.find("ds.load_in_4bit"):
-        keys.remarks.append("ds.load_in_4bit: launches pass it on, but plans assume 16-bit weights")
+        keys.remarks.append("launches pass ds.load_in_4bit on, but plans assume 16-bit weights")
     return Reading(
         knobs=knobs,
         model_file=path or "",
@@ -120,7 +120,7 @@ def _keep_apart(keys: KeyReader, apart: Mapping[str, int]) -> None:
     for role, count in apart.items():
         keys.keep(*_of_role(role))
         keys.remarks.append(
-            f"the {role} model has its own {count} GPUs, which exports keep; plans place it on the policy's GPUs"
+            f"the {role} model has its own {count} GPUs, which exports keep; plans place the model on the policy's GPUs"
         )
 
 

@@ -40,7 +40,7 @@ class OpenRlhf(PostTrainer):
     checked_against = "openrlhf 0.11.2"
     engines = frozenset({"deepspeed"})
     peft_methods = frozenset({"lora"})
-    no_adapters = "its plans do not support 4-bit weights"
+    no_adapters = "plans for OpenRLHF do not support 4-bit weights"
     carried = frozenset(
         {
             "rollout_tp",
@@ -70,12 +70,12 @@ class OpenRlhf(PostTrainer):
     cannot: ClassVar = {
         **{name: why for name, why in NOT_SET.items() if name not in ("cp_style", "offload")},
         "compile": "DeepCompile is not torch.compile of the layers",
-        "offload=activations": "its flags only offload the optimizer",
-        "offload=all": "its flags only offload the optimizer",
+        "offload=activations": "OpenRLHF's flags offload only the optimizer",
+        "offload=all": "OpenRLHF's flags offload only the optimizer",
     }
     neutral: ClassVar = {
-        "pp_schedule": "it has no pipeline: pp above 1 is rejected",
-        "virtual_stages": "it has no pipeline: pp above 1 is rejected",
+        "pp_schedule": "OpenRLHF has no pipeline, so pp above 1 is rejected",
+        "virtual_stages": "OpenRLHF has no pipeline, so pp above 1 is rejected",
     }
     recognized_by = (read.PROGRAM,)
     defaults = DEFAULTS
@@ -87,7 +87,10 @@ class OpenRlhf(PostTrainer):
         self, workload: Workload, rl: PostTraining, c: ParallelConfig
     ) -> Sequence[Limit]:
         """Data and ring parallelism, AutoTP, and ZeRO."""
-        none, stale = "its DeepSpeed engine has none", rl_value(rl, c, "staleness")
+        none, stale = (
+            "OpenRLHF's DeepSpeed engine has no such parallelism",
+            rl_value(rl, c, "staleness"),
+        )
         sixteen_bits = {"fp8": "bf16", "fp32": "bf16", "tf32": "bf16"}
         rings = {"heads": "ring", "gather": "ring"} if c.cp > 1 else {}
         return (
@@ -99,7 +102,7 @@ class OpenRlhf(PostTrainer):
                 Rule(
                     c.sequence_parallel and c.tp > 1,
                     "sequence_parallel",
-                    "DeepSpeed's AutoTP has none",
+                    "DeepSpeed's AutoTP has no sequence parallelism",
                     False,
                 ),
             ),
@@ -108,9 +111,9 @@ class OpenRlhf(PostTrainer):
                 c,
                 "recompute",
                 {"selective": "full"},
-                "it recomputes either whole layers or nothing",
+                "OpenRLHF recomputes either whole layers or nothing",
             ),
-            *word_limit(c, "cp_style", rings, "it uses ring attention"),
+            *word_limit(c, "cp_style", rings, "OpenRLHF uses ring attention"),
             *broken(
                 workload,
                 c,
@@ -145,7 +148,7 @@ class OpenRlhf(PostTrainer):
         """One command, flags by flags."""
         assert workload.rl is not None  # refused by find_limits
         c = effective(config)
-        needs(options, "model", "it starts from existing weights")
+        needs(options, "model", "OpenRLHF starts from existing weights")
         names = names_of(options[FLAGS.name])
         document = {
             names.get(path, path): value
@@ -154,7 +157,9 @@ class OpenRlhf(PostTrainer):
         document.pop("", None)
         document = merged(nested(document), options[SETTINGS.name])
         notes = (
-            ("start Ray on all nodes first (`ray start`), then this command on the head node only",)
+            (
+                "start Ray on all nodes first (`ray start`), then run this command only on the head node",
+            )
             if workload.cluster.num_nodes > 1
             else ()
         )

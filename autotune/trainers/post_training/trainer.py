@@ -39,20 +39,20 @@ from autotune.trainers.present_configuration import (
 
 MODEL = Option(
     name="model",
-    meaning="initial weights: path or hub name of a transformers model",
+    meaning="initial weights, as the path or hub name of a transformers model",
     default="",
     is_path=True,
     reach=Reach.FILE,
 )
 LEARNING_RATE = Option(
     name="learning_rate",
-    meaning="peak learning rate; default: the program's",
+    meaning="peak learning rate; default: the program's own",
     default=1e-6,
     reach=Reach.NOTHING,
 )
 START = Option(
     name="start",
-    meaning="command that starts the program, if it differs from the usual one: [uv, run, examples/run_grpo.py]",
+    meaning="command that starts the program, if not the usual command, e.g. [uv, run, examples/run_grpo.py]",
     default=(),
     reach=Reach.PROGRAM,
 )
@@ -99,8 +99,8 @@ class PostTrainer(Trainer):
                 broken(workload, c, Rule(True, "workload.rl", message, remedy=remedy, value="none"))
             )
         if rl.engine not in self.engines:
-            message = f"{self.name} trains by {' or '.join(sorted(self.engines))}"
-            remedy = f"set rl.engine to {' or '.join(sorted(self.engines))}, and tune that"
+            message = f"{self.name}'s training engines are {' or '.join(sorted(self.engines))}"
+            remedy = f"set rl.engine to {' or '.join(sorted(self.engines))}, and tune that engine"
             return tuple(
                 broken(
                     workload,
@@ -112,7 +112,7 @@ class PostTrainer(Trainer):
             config.global_batch_size != rl.mini_batch,
             "accumulation_steps",
             f"an optimizer step of this workload has {rl.mini_batch} sequences, but micro_batch_size * accumulation_steps * dp = {config.global_batch_size}",
-            remedy="prompts * responses / mini_batches",
+            remedy="make this product equal prompts * responses / mini_batches",
             value=config.accumulation_steps,
         )
         return (*self.engine_limits(workload, rl, c), *broken(workload, c, of_step))
@@ -149,7 +149,7 @@ class PostTrainer(Trainer):
         notes = []
         if workload.cluster.num_nodes > 1:
             notes.append(
-                "start Ray on all nodes first (`ray start`), then this command on the head node only"
+                "start Ray on all nodes first (`ray start`), then run this command only on the head node"
             )
         return Launch(argv=self.started(workload, c, options), files=files, notes=tuple(notes))
 
@@ -326,7 +326,7 @@ def read_whole_experts(keys: KeyReader, where: str, tp: int) -> bool | None:
     if degree is not None and degree not in (1, tp):
         keys.keep(path)
         keys.remarks.append(
-            f"{path}={degree}: plans only support 1 (whole experts) and tp ({tp}); launches pass the value on unchanged"
+            f"{path}={degree}: plans support only 1 (whole experts) or tp ({tp}); launches pass the value on unchanged"
         )
     return None if degree == 1 or tp == 1 else False
 

@@ -54,8 +54,8 @@ class RayTrainTrainer(StepLineTrainer):
     ) -> Launch:
         """Raises `ExportError`: the TorchTrainer exists only in the program that made it."""
         raise ExportError(
-            "the ray_train trainer writes no launch: its TorchTrainer exists only in your Python program",
-            remedy=f"start the config there: {self.in_python}",
+            "the ray_train trainer writes no launch, because the TorchTrainer exists only in your Python program",
+            remedy=f"start the config in that program: {self.in_python}",
             field="trainer",
         )
 

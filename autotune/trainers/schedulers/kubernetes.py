@@ -35,11 +35,13 @@ class Kubernetes(Scheduler):
     options = (
         Option(
             name="image",
-            meaning="container image of the pods, with the program and its libraries",
+            meaning="container image for the pods, with the program and its libraries",
             default="",
         ),
         Option(
-            name="namespace", meaning="namespace of the job; default: kubectl's context", default=""
+            name="namespace",
+            meaning="namespace for the job; default: from kubectl's context",
+            default="",
         ),
     )
 
@@ -81,12 +83,12 @@ class Kubernetes(Scheduler):
         }
         lines = heading(
             launch,
-            "Needs the JobSet controller (jobset.sigs.k8s.io). Start it: "
+            "Needs the JobSet controller (jobset.sigs.k8s.io). Start the job: "
             + self.start(launch, placement),
             *(
                 []
                 if options["image"]
-                else [f"Replace {NO_IMAGE}, or export again with the option image=NAME."]
+                else [f"Replace {NO_IMAGE}, or export again with --option image=NAME."]
             ),
         )
         return {MANIFEST: "\n".join([*lines, to_yaml_documents(config_map, job_set)])}
@@ -102,7 +104,7 @@ class Kubernetes(Scheduler):
         missing = (
             ()
             if options["image"]
-            else (f"replace {NO_IMAGE} in {MANIFEST}, or give the option image=NAME",)
+            else (f"replace {NO_IMAGE} in {MANIFEST}, or export again with --option image=NAME",)
         )
         where = f" in {launch.cwd}" if launch.cwd not in ("", ".") else ""
         return (

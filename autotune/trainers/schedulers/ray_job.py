@@ -17,9 +17,7 @@ class RayJob(Scheduler):
     """`ray job submit`."""
 
     name = "ray"
-    summary = (
-        "ray_job.py, the driver of a Ray job, which reserves the nodes and starts launch.sh on each"
-    )
+    summary = "ray_job.py, the driver of a Ray job, which reserves the nodes and starts launch.sh on each node"
 
     def files(
         self, launch: Launch, placement: Placement, options: Mapping[str, Any]

@@ -78,5 +78,5 @@ class Shell(Scheduler):
         if not launch.is_spread:
             return ()
         return (
-            f"start it on {placement.nnodes} nodes: NODE_RANK is 0 to {placement.nnodes - 1}, MASTER_ADDR the address of node 0",
+            f"start launch.sh on {placement.nnodes} nodes, with NODE_RANK from 0 to {placement.nnodes - 1} and MASTER_ADDR set to node 0's address",
         )

@@ -24,9 +24,9 @@ class Slurm(Scheduler):
     """sbatch and srun."""
 
     name = "slurm"
-    summary = "job.sbatch, which starts launch.sh on each node of its allocation"
+    summary = "job.sbatch, which starts launch.sh on each allocated node"
     options = (
-        Option(name="time", meaning="time limit of the job, in sbatch's format", default=""),
+        Option(name="time", meaning="time limit for the job, in sbatch's format", default=""),
         Option(name="partition", meaning="partition for the job", default=""),
         Option(name="account", meaning="account to charge for the job", default=""),
         Option(name="qos", meaning="quality of service for the job", default=""),
@@ -54,7 +54,7 @@ class Slurm(Scheduler):
                     *directives,
                     *heading(
                         launch,
-                        f"Submit it in its folder, which must be visible to all nodes: sbatch {JOB}",
+                        f"Submit this job from this folder, which all nodes must see: sbatch {JOB}",
                     ),
                     *_BODY,
                     "",
@@ -70,7 +70,7 @@ class Slurm(Scheduler):
         self, launch: Launch, placement: Placement, options: Mapping[str, Any]
     ) -> tuple[str, ...]:
         """What the nodes must have."""
-        return ("all nodes must see the job folder, and have its program in their PATH",)
+        return ("all nodes must see the job folder and have the program on their PATH",)
 
 
 def directive_lines(

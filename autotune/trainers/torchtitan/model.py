@@ -21,7 +21,7 @@ from autotune.trainers.base.trained_families import TORCHTITAN, who_trains
 from autotune.trainers.documents.python_source import call
 from autotune.trainers.torchtitan.knobs import rotary_scaling
 
-WITH_CONFIG_JSON = "set `model` in the spec to the model's config.json; torchtitan 0.3 accepts those of Qwen3, DeepSeek and gpt-oss"
+WITH_CONFIG_JSON = "set `model` in the spec to the model's config.json; torchtitan 0.3 accepts a config.json for Qwen3, DeepSeek or gpt-oss"
 GPT_OSS_WINDOW, SWIGLU_LIMIT = 128, 7.0
 """what gpt-oss's class in transformers takes where the file does not say"""
 
@@ -55,58 +55,58 @@ def model_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
         Rule(
             model.num_experts and builder == "llama",
             "model.num_experts",
-            "its Llama has no experts",
+            "torchtitan's Llama has no experts",
             remedy=usual,
         ),
         Rule(
             model.kv_lora_rank and builder != "deepseek_v3",
             "model.kv_lora_rank",
-            "its Llama has no latent attention",
+            "torchtitan's Llama has no latent attention",
             remedy=usual,
         ),
         Rule(
             model.num_dense_layers and builder == "qwen3",
             "model.num_dense_layers",
-            "all layers of its Qwen3 have experts",
-            remedy="megatron_bridge reads the file itself",
+            "all layers in torchtitan's Qwen3 have experts",
+            remedy="use megatron_bridge, which reads the config.json itself",
         ),
         Rule(
             model.tied_embeddings and builder == "deepseek_v3",
             "model.tied_embeddings",
-            "its DeepSeek has a separate output projection",
+            "torchtitan's DeepSeek has a separate output projection",
             False,
         ),
         Rule(
             kinds and list(kinds) != known,
             "model.family",
-            "its gpt-oss has window attention in every other layer, starting with the first, but the file's layer_types are in a different order",
+            "torchtitan's gpt-oss has window attention in every other layer, starting with the first, but the file's layer_types are in a different order",
             remedy=f"use {who_trains('gpt_oss', but='torchtitan')}",
             value="gpt_oss",
         ),
         Rule(
             0 < window < workload.seq_len,
             "workload.seq_len",
-            f"it attends over whole sequences, but in this model each token attends only to the last {window} tokens",
+            f"torchtitan attends over whole sequences, but in this model each token attends only to the last {window} tokens",
             window,
             "or use megatron",
         ),
         Rule(
             model.num_experts and c.precision in ("fp8", "mxfp8"),
             "precision",
-            "its launches only quantize linear layers, not experts",
+            "torchtitan's launches quantize only linear layers, not experts",
             "bf16",
         ),
         Rule(
             model.num_experts and c.ep > 1 and c.tp > 1,
             "ep",
-            f"it would also spread experts over the tp={c.tp} ranks, which autotune does not model",
+            f"torchtitan would also spread experts over the tp={c.tp} ranks, which autotune does not model",
             1,
             "or use tp=1",
         ),
         Rule(
             model.num_experts and c.ep > 1 and c.tp == 1 and shards % c.ep,
             "ep",
-            f"it spreads experts over ranks that shard the weights, here {shards}: ep must divide them",
+            f"torchtitan spreads experts over the ranks that shard the weights, here {shards}; ep must divide the number of these ranks",
             1,
             "or use zero_stage=2 with fewer dp_replicas",
         ),

@@ -75,7 +75,7 @@ def read(present: PresentConfiguration) -> Reading:
     keys = KeyReader(document, name)
     if renamed:
         keys.remarks.append(
-            f"{name}: names from releases before 0.2 are read as their 0.2 equivalents: {', '.join(renamed)}"
+            f"{name}: names from releases before 0.2 are read as their 0.2 equivalents ({', '.join(renamed)})"
         )
     return reading_of(keys, present, model=_registered_model(present), version="0.2")
 
@@ -175,7 +175,7 @@ def reading_of(
     elif keys.find("model.flavor"):
         if not known:
             keys.remarks.append(
-                f"{name}: model.name={flavor[0]!r}, model.flavor={flavor[1]!r}: the export trains the spec's model; set it there"
+                f"{name}: model.name={flavor[0]!r}, model.flavor={flavor[1]!r} are ignored, because the export trains the spec's model; set the model there"
             )
         keys.drop("model.name", "model.flavor")
     return Reading(

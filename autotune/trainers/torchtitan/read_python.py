@@ -57,14 +57,14 @@ def read(present: PresentConfiguration) -> Reading:
     keys = KeyReader(merged(document, overrides(present)), name)
     if others and not wanted:
         keys.remarks.append(
-            f"{name} has {len(others) + 1} configurations; the first, {function.name}, is read; to use another, move it to a separate file"
+            f"{name} has {len(others) + 1} configurations; only the first, {function.name}, is read; to use another configuration, move it to a separate file"
         )
     if not model and isinstance(model_call, ast.AST):
-        remark = f"{name}: model_spec={ast.unparse(model_call):.80}: the export trains the spec's model; set it there"
+        remark = f"{name}: model_spec={ast.unparse(model_call):.80} is ignored, because the export trains the spec's model; set the model there"
         keys.remarks.append(remark)
     if trackers := [key for key in TRACKERS if keys.find(key)]:
         keys.remarks.append(
-            f"{name}: {', '.join(trackers)}: an export writes `metrics` itself; add them to its file"
+            f"{name}: {', '.join(trackers)} are left out, because an export writes `metrics` itself; add these settings to the exported file"
         )
     keys.drop(*WRITTEN_ANEW, "activation_checkpoint.mode", "optimizer.name")
     return reading_of(

@@ -39,7 +39,7 @@ _LINE = re.compile(
 )
 
 
-RECOMPUTED = "it recomputes either whole layers, or operators by its own policy (selective)"
+RECOMPUTED = "torchtitan recomputes either whole layers, or operators by its own policy (selective)"
 
 
 class TorchtitanTrainer(Trainer):
@@ -61,13 +61,13 @@ class TorchtitanTrainer(Trainer):
     cannot: ClassVar = {
         "recompute=norm": RECOMPUTED,
         "recompute=mlp": RECOMPUTED,
-        "precision=nvfp4": "its launches quantize to 8 bits",
-        "loss=fused": "it computes the loss over all logits at once or in chunks",
-        "cp_style=heads": "its context parallelism passes keys and values around",
-        "offload": "its offloading also moves the weights to host memory, not only the optimizer or the activations",
+        "precision=nvfp4": "torchtitan's launches quantize to 8 bits",
+        "loss=fused": "torchtitan computes the loss over all logits at once or in chunks",
+        "cp_style=heads": "torchtitan's context parallelism passes keys and values around",
+        "offload": "torchtitan's offloading also moves the weights to host memory, not only the optimizer or the activations",
         "cuda_graph": "release 0.2 has no CUDA graphs, and 0.3 captures the step by default if there is no pipeline",
-        "dispatcher": "its launches always use all-to-all for experts (dispatcher=alltoall)",
-        "ep_overlap": "it does not hide the all-to-all behind another micro-batch; leave ep_overlap=false",
+        "dispatcher": "torchtitan's launches always use all-to-all for experts (dispatcher=alltoall)",
+        "ep_overlap": "torchtitan does not hide the all-to-all behind another micro-batch; use ep_overlap=false",
     }
     optimizers = frozenset({"adamw"})
     trains_pure_bf16 = True
@@ -131,7 +131,7 @@ class TorchtitanTrainer(Trainer):
                 Rule(
                     not model.gated_mlp,
                     "model.gated_mlp",
-                    "its dense language models have Llama's layers: gated MLP, RMSNorm, rotary positions",
+                    "torchtitan's dense language models have Llama's layers (gated MLP, RMSNorm, rotary positions)",
                     remedy="use megatron, lightning or native",
                 ),
             ),
@@ -156,7 +156,7 @@ class TorchtitanTrainer(Trainer):
                 Rule(
                     c.async_tp and not c.compile,
                     "async_tp",
-                    "the compiler splits the collectives, so compile=true is needed",
+                    "the compiler splits the collectives, which needs compile=true",
                     False,
                 ),
             ),
@@ -179,13 +179,13 @@ class TorchtitanTrainer(Trainer):
             files = job_file.job_files(workload, c, options, assets)
             command, needed = (
                 job_file.COMMAND,
-                "needs torchtitan 0.2 (pip install 'torchtitan<0.3')",
+                "this launch needs torchtitan 0.2 (pip install 'torchtitan<0.3')",
             )
         else:
             files = torchtitan_config.config_files(workload, c, options, assets)
             command, needed = (
                 torchtitan_config.COMMAND,
-                "needs torchtitan 0.3 (pip install 'torchtitan>=0.3,<0.4')",
+                "this launch needs torchtitan 0.3 (pip install 'torchtitan>=0.3,<0.4')",
             )
         env = {
             "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
@@ -193,11 +193,11 @@ class TorchtitanTrainer(Trainer):
         }
         notes = [
             *cpu_note(workload, "torchtitan"),
-            f"{needed}; but the option version selects a different release",
+            f"{needed}; the `version` option selects a different release",
         ]
         if options["version"] == "0.2":
             notes.append(
-                "estimates count the loss of release 0.3, which computes logits in chunks; 0.2 computes them all at once and needs more memory"
+                "estimates count the loss of release 0.3, which computes logits in chunks; 0.2 computes all logits at once and needs more memory"
             )
         if c.recompute == "selective":
             notes.append(
@@ -245,7 +245,7 @@ def _limits_of_0_2(workload: Workload, c: ParallelConfig) -> list[Limit]:
     is_other = figures is not None and figures.family != "llama"
     family, scaling = (figures.family, figures.rotary_scaling) if figures is not None else ("", "")
     who = (
-        "version=0.3 trains this family"
+        "use version=0.3, which trains this family"
         if family in TORCHTITAN
         else f"use {who_trains(family, but='torchtitan')}"
     )
@@ -263,7 +263,7 @@ def _limits_of_0_2(workload: Workload, c: ParallelConfig) -> list[Limit]:
             Rule(
                 is_other,
                 "model.family",
-                "torchtitan 0.2 launches build its Llama",
+                "torchtitan 0.2 launches build only torchtitan's Llama",
                 remedy=who,
                 value=family,
             ),
@@ -320,7 +320,7 @@ def _limits_of_0_2(workload: Workload, c: ParallelConfig) -> list[Limit]:
                 "model.attention_head_dim",
                 "torchtitan 0.2's head width is hidden_size / num_attention_heads",
                 0 if model.hidden_size % model.num_attention_heads == 0 else None,
-                "version=0.3 supports heads of any width",
+                "use version=0.3, which supports heads of any width",
                 model.head_dim,
             ),
         ),
@@ -343,7 +343,7 @@ def _limits_of_0_3(workload: Workload, c: ParallelConfig) -> list[Limit]:
             Rule(
                 c.zero_stage == 0 and c.cp > 1,
                 "zero_stage",
-                "torchtitan 0.3's context parallelism shards the weights over its ranks",
+                "torchtitan 0.3's context parallelism shards the weights across the cp ranks",
                 2,
             ),
             Rule(

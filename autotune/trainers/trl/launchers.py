@@ -65,7 +65,7 @@ def read_launched(keys: KeyReader) -> Launched:
         inner = of_deepspeed.get("zero_optimization")
         stage = int(inner.get("stage", 0)) if isinstance(inner, Mapping) else 0
         keys.remarks.append(
-            f"{keys.name}: deepspeed: exports use TRL's own {accelerate_config(stage)} instead"
+            f"{keys.name}: exports use TRL's own {accelerate_config(stage)} instead of deepspeed"
         )
         keys.remarks += _not_counted("deepspeed", of_deepspeed)
         return Launched("deepspeed", stage, is_held=True)
@@ -79,7 +79,7 @@ def read_launched(keys: KeyReader) -> Launched:
             else f"FSDP2 in {SETTINGS_FILE}"
         )
         keys.remarks.append(
-            f"{keys.name}: accelerate_config={launcher['file']}: exports use {instead} instead"
+            f"{keys.name}: exports use {instead} instead of accelerate_config={launcher['file']}"
         )
         keys.remarks += _not_counted(launcher["file"], launcher["document"])
         return Launched("deepspeed" if kind == "DEEPSPEED" else None, stage, is_held=True)
@@ -89,7 +89,7 @@ def read_launched(keys: KeyReader) -> Launched:
             return Launched("deepspeed", stage, ranks)
         if stage:
             keys.remarks.append(
-                f"{keys.name}: accelerate_config={launcher}: exports use FSDP2 in {SETTINGS_FILE} instead"
+                f"{keys.name}: exports use FSDP2 in {SETTINGS_FILE} instead of accelerate_config={launcher}"
             )
         return Launched(None, stage, ranks, is_held=stage > 0)
     named = launcher or of_deepspeed
@@ -104,7 +104,7 @@ def _not_counted(file: str, document: Mapping[str, Any]) -> Iterator[str]:
         if "offload" in path and value in (True, "cpu", "nvme")
     ]
     if away:
-        yield f"{file}: {', '.join(away)}: plans assume these are on the GPU, so the launch may need less memory"
+        yield f"{file}: plans ignore {', '.join(away)} and assume that everything is on the GPU, so the launch may need less memory"
 
 
 def with_launchers(document: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def as_trl_grpo(words: Sequence[str], program: Program) -> tuple[str, ...]:
     if unread := sorted(told.keys() - LAUNCHER.keys() - OF_ONE_MACHINE):
         raise SpecError(
             f"accelerate launch has --{', --'.join(unread)}, which autotune does not support",
-            remedy="write that into the --config_file",
+            remedy="set this option in the --config_file",
             field="FILE",
         )
     known = [(LAUNCHER[name], value) for name, value in told.items() if name in LAUNCHER]

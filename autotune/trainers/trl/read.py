@@ -134,8 +134,8 @@ def _rollout(keys: KeyReader) -> dict[str, Any]:
     is_server = keys.keep_unless("vllm_mode", "colocate") == "server" and by_vllm
     if is_server:
         keys.remarks.append(
-            f"{keys.name}: vllm_mode=server: the vLLM server runs on GPUs outside this launch and must "
-            "be running during trials; plans only count its speed"
+            f"{keys.name}: with vllm_mode=server, the vLLM server runs on GPUs outside this launch and must "
+            "be running during trials; plans account only for its speed"
         )
     engine: dict[str, Any] = {
         "tp": keys.count("vllm_tensor_parallel_size"),
@@ -152,7 +152,7 @@ def _adapters(keys: KeyReader) -> dict[str, Any]:
     modules = keys.keep_unless("lora_target_modules", None) if rank else None
     if keys.find("load_in_4bit") or keys.find("load_in_8bit"):
         keys.remarks.append(
-            "load_in_4bit, load_in_8bit: launches keep them; plans assume 16-bit weights"
+            "launches keep load_in_4bit and load_in_8bit, but plans assume 16-bit weights"
         )
     return read_adapters(rank, modules)
 

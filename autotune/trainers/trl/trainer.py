@@ -57,9 +57,9 @@ class Trl(PostTrainer):
     )
     cannot = NOT_SET
     neutral: ClassVar = {
-        "pp_schedule": "it has no pipeline: pp above 1 is rejected",
-        "virtual_stages": "it has no pipeline: pp above 1 is rejected",
-        "sequence_parallel": "it has no tensor parallelism: tp above 1 is rejected",
+        "pp_schedule": "TRL has no pipeline, so pp above 1 is rejected",
+        "virtual_stages": "TRL has no pipeline, so pp above 1 is rejected",
+        "sequence_parallel": "TRL has no tensor parallelism, so tp above 1 is rejected",
     }
     recognized_by = (
         "per_device_train_batch_size",
@@ -69,7 +69,7 @@ class Trl(PostTrainer):
     )
     defaults = DEFAULTS
     peft_methods = frozenset({"lora"})
-    no_adapters = "it does not load 4-bit weights"
+    no_adapters = "TRL's launches do not load 4-bit weights"
     settings_file = SETTINGS_FILE
     watching = (
         "output_dir", "max_steps", "num_train_epochs", "logging_*", "save_*", "load_best_model_at_end", "eval_*", "do_eval", "report_to", "run_name", "push_to_hub", "hub_*",
@@ -90,12 +90,17 @@ class Trl(PostTrainer):
                 Rule(c.cp > 1, "cp", alone),
                 Rule(c.ep > 1, "ep", alone, 1),
             ),
-            *word_limit(c, "precision", {"fp8": "bf16"}, "GRPOConfig has bf16, fp16 and tf32"),
+            *word_limit(
+                c,
+                "precision",
+                {"fp8": "bf16"},
+                "GRPOConfig supports bf16, fp16 and tf32, but not fp8",
+            ),
             *word_limit(
                 c,
                 "recompute",
                 {"selective": "full"},
-                "it recomputes either whole layers or nothing",
+                "TRL recomputes either whole layers or nothing",
             ),
             *broken(
                 workload,
@@ -103,7 +108,7 @@ class Trl(PostTrainer):
                 Rule(
                     c.zero_stage == 1 and rl.engine == "fsdp",
                     "zero_stage",
-                    "its launches shard with FSDP2 (2 or 3), or not at all (0)",
+                    "zero_stage 2 or 3 shards with FSDP2, and 0 does not shard",
                     2,
                 ),
                 Rule(
@@ -115,13 +120,13 @@ class Trl(PostTrainer):
                 Rule(
                     generating,
                     "rollout_gpus",
-                    "a vLLM server must be started separately (`trl vllm-serve`), which a launch of one command cannot do",
+                    "a vLLM server must be started separately (`trl vllm-serve`), which a single-command launch cannot do",
                     value=generating,
                 ),
                 Rule(
                     tokens,
                     "micro_batch_tokens",
-                    "its micro-batches are counted in completions",
+                    "TRL counts micro-batches in completions",
                     value=tokens,
                 ),
             ),

@@ -177,9 +177,7 @@ def _adapters(keys: KeyReader) -> dict[str, Any]:
     keys.keep(f"{MODEL}.lora.rank")
     if not rank and keys.find(ADAPTERS):
         rank = RANK
-        keys.remarks.append(
-            f"{ADAPTERS}: the rank of its adapters is not read; plans assume rank {RANK}"
-        )
+        keys.remarks.append(f"{ADAPTERS}: the adapters' rank is not read; plans assume rank {RANK}")
     return read_adapters(rank, keys.find(f"{MODEL}.target_modules"))
 
 
@@ -271,7 +269,7 @@ def _engine(keys: KeyReader) -> str:
     if unread := next((engine for engine in UNREAD_ENGINES if engine in told), None):
         raise SpecError(
             f"the launch trains with verl's {unread} engine, which autotune does not support",
-            remedy="autotune supports verl's FSDP and Megatron engines",
+            remedy="use verl's FSDP or Megatron engine",
             field="FILE",
         )
     return (
@@ -282,16 +280,16 @@ def _engine(keys: KeyReader) -> str:
 def _uncounted(keys: KeyReader) -> Iterator[str]:
     """What plans leave out, in words."""
     if keys.find("reward_model.enable") or keys.find("reward.reward_model.enable"):
-        yield "the reward model's memory and time are not counted: give its time per step as rl.reward_s"
+        yield "the reward model's memory and time are not counted; set its time per step as rl.reward_s"
     if keys.find("algorithm.filter_groups.enable"):
-        yield "algorithm.filter_groups: regenerated responses are not counted, unless `rollout: {log: run.log}` says how long generation takes"
+        yield "responses that algorithm.filter_groups regenerates are not counted, unless generation is timed from a log (`rollout: {log: run.log}`)"
     if keys.find("distillation.enabled"):
         gpus = (keys.find("distillation.nnodes") or 0) * (
             keys.find("distillation.n_gpus_per_node") or 8
         )
-        yield f"distillation: the teacher's {gpus} GPUs and its time are not counted; launches pass these settings on unchanged"
+        yield f"distillation: the teacher's {gpus} GPUs and time are not counted; launches pass these settings on unchanged"
     if keys.find(f"{ACTOR}.entropy_coeff"):
-        yield f"{ACTOR}.entropy_coeff: an entropy term in the loss needs copies of the logits, whose memory is not counted"
+        yield f"the entropy term from {ACTOR}.entropy_coeff needs copies of the logits, whose memory is not counted"
 
 
 def _read_fsdp(keys: KeyReader) -> dict[str, Any]:
@@ -355,12 +353,12 @@ def _read_critic(keys: KeyReader, engine: str, policy: str | None) -> None:
         value = keys.find(path)
         if value is not None and value != keys.find(other):
             keys.remarks.append(
-                f"{path}={value} differs from the policy's: plans and launches treat the critic like the policy"
+                f"{path}={value} differs from the policy's value, but plans and launches treat the critic like the policy"
             )
         keys.drop(path)
     if keys.find(f"{CRITIC}.model.path") == policy:
         keys.drop(f"{CRITIC}.model.path")
     elif keys.find(f"{CRITIC}.model.path"):
         keys.remarks.append(
-            "the critic has its own weights: if its shape differs from the policy's, describe it under rl.critic"
+            "the critic has its own weights; if its shape differs from the policy's shape, describe the critic under rl.critic"
         )

@@ -76,9 +76,10 @@ class Verl(PostTrainer):
             if name not in ("dp_replicas", "cp_style", "offload")
         },
         **dict.fromkeys(
-            ("offload=activations", "offload=all"), "it can run only the optimizer step on the host"
+            ("offload=activations", "offload=all"),
+            "verl can run only the optimizer step on the host",
         ),
-        "compile": "its own option use_torch_compile controls compilation",
+        "compile": "verl's own option use_torch_compile controls compilation",
         "pp_schedule=gpipe": "Megatron-Core runs 1F1B, or interleaves stages",
         "pp_schedule=interleaved_zero_bubble": "Megatron-Core runs 1F1B, or interleaves stages",
     }
@@ -87,7 +88,7 @@ class Verl(PostTrainer):
     resolves = True
     defaults = DEFAULTS
     peft_methods = frozenset({"lora"})
-    no_adapters = "it does not load 4-bit weights"
+    no_adapters = "verl's launches do not load 4-bit weights"
     settings_file = "verl.yaml"
     watching = (
         "trainer.total_training_steps", "trainer.total_epochs", "trainer.save_freq", "trainer.test_freq", "trainer.val_before_train", "trainer.logger", "trainer.default_local_dir",
@@ -105,7 +106,7 @@ class Verl(PostTrainer):
                 c,
                 "precision",
                 dict.fromkeys(("fp8", "fp16", "fp32", "tf32"), "bf16"),
-                "actors are in bf16",
+                "verl's actors use bf16",
             ),
             *broken(
                 workload,
@@ -127,7 +128,7 @@ class Verl(PostTrainer):
                 Rule(
                     generating and not float(stale).is_integer(),
                     "staleness",
-                    "max_off_policy_threshold counts whole versions",
+                    "max_off_policy_threshold must be a whole number of versions",
                     value=stale,
                 ),
                 Rule(
@@ -211,8 +212,8 @@ class Verl(PostTrainer):
         if rl.critic is not None:
             if rl.critic != workload.model and f"{CRITIC}.model.path" not in dotted(settings):
                 raise ExportError(
-                    "the critic's model differs from the policy's, but its weights are not given",
-                    remedy="specify them in the trainer's settings: {critic: {model: {path: ...}}}",
+                    "the critic's model differs from the policy's, but the critic's weights are not set",
+                    remedy="set the critic's weights in the trainer's settings, as {critic: {model: {path: ...}}}",
                     field="settings",
                 )
             found[f"{CRITIC}.model.path"] = options["model"]
@@ -272,20 +273,22 @@ def _fsdp_limits(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
         Rule(
             c.offload != "none",
             "offload",
-            "only its Megatron engine runs the optimizer step on the host",
+            "only verl's Megatron engine runs the optimizer step on the host",
             "none",
         ),
     )
     yield from word_limit(
-        c, "recompute", {"selective": "full"}, "it recomputes either whole layers or nothing"
+        c, "recompute", {"selective": "full"}, "verl recomputes either whole layers or nothing"
     )
     if workload.rl is not None:
-        packed = "Ulysses only splits packed sequences (use_remove_padding)"
+        packed = "Ulysses splits only packed sequences (use_remove_padding)"
         yield from broken(workload, c, Rule(workload.rl.padded and c.cp > 1, "cp", packed))
     ulysses = {"ring": "heads", "gather": "heads"} if c.cp > 1 else {}
-    yield from word_limit(c, "cp_style", ulysses, "it splits sequences with Ulysses")
+    yield from word_limit(c, "cp_style", ulysses, "verl splits sequences with Ulysses")
     yield from broken(
-        workload, c, Rule(c.virtual_stages > 1, "virtual_stages", "it has no pipeline", 1)
+        workload,
+        c,
+        Rule(c.virtual_stages > 1, "virtual_stages", "verl's FSDP engine has no pipeline", 1),
     )
 
 
@@ -300,16 +303,18 @@ def _megatron_limits(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
             "verl's Megatron engine uses the distributed optimizer",
             1,
         ),
-        Rule(c.dp_replicas > 1, "dp_replicas", "only its FSDP engine has replicated shards", 1),
+        Rule(c.dp_replicas > 1, "dp_replicas", "only verl's FSDP engine has replicated shards", 1),
         Rule(
             c.virtual_stages > 1 and workload.model.num_layers % (c.pp * c.virtual_stages),
             "virtual_stages",
-            f"Megatron-Core needs equal virtual stages: pp * virtual_stages must divide {workload.model.num_layers} layers",
+            f"Megatron-Core needs equal virtual stages, so pp * virtual_stages must divide {workload.model.num_layers} layers",
             1,
         ),
     )
     rings = {"heads": "ring", "gather": "ring"} if c.cp > 1 else {}
-    yield from word_limit(c, "cp_style", rings, "its Megatron engine passes keys and values around")
+    yield from word_limit(
+        c, "cp_style", rings, "verl's Megatron engine passes keys and values around"
+    )
 
 
 TRAINER = Verl()

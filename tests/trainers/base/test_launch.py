@@ -156,8 +156,8 @@ def test_the_same_script_starts_every_node_of_a_job(tmp_path: Path) -> None:
         "a b:29500",
     ]
     assert json.loads(started(NODE_RANK="0", MASTER_ADDR="n", MASTER_PORT="7").stdout)[1] == "n:7"
-    assert "MASTER_ADDR: set it to the address of node 0" in started(NODE_RANK="1").stderr
-    assert "NODE_RANK: set it to the number of this node" in started(MASTER_ADDR="n").stderr
+    assert "MASTER_ADDR: set this to the address of node 0" in started(NODE_RANK="1").stderr
+    assert "NODE_RANK: set this to the node number" in started(MASTER_ADDR="n").stderr
     one = launch.on_node(1, master_addr="n", master_port=7)
     assert (one.argv[3:], one.env, one.is_spread) == (
         ("--node-rank=1", "n:7"),
@@ -180,7 +180,7 @@ def test_a_variable_from_the_environment_is_asked_for_by_the_script(tmp_path: Pa
         ["/bin/sh", *script], env={}, capture_output=True, text=True, check=False
     )
     assert failed.returncode != 0
-    assert "A_TOKEN: set it" in failed.stderr
+    assert "A_TOKEN: set this variable" in failed.stderr
     assert launch.command_line.startswith('A_TOKEN="$A_TOKEN" B=1 ')
 
 

@@ -30,9 +30,9 @@ def limits(dp: int, *argv: str, cluster: ClusterSpec = WORKLOAD.cluster) -> tupl
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["torchrun", "--standalone"], "leave --standalone out"),
-        (["torchrun", "--nnodes", "1"], "leave --nnodes=1 out"),
-        (["python3.11", "-m", "torch.distributed.run", "--nnodes=1"], "leave --nnodes=1 out"),
+        (["torchrun", "--standalone"], "remove --standalone"),
+        (["torchrun", "--nnodes", "1"], "remove --nnodes=1"),
+        (["python3.11", "-m", "torch.distributed.run", "--nnodes=1"], "remove --nnodes=1"),
         (["accelerate", "launch", "--num_processes={world_size}"], "--machine_rank={node_rank}"),
         (["/envs/train/bin/accelerate-launch"], "--machine_rank={node_rank}"),
         (["deepspeed", "--num_gpus=8"], "--node_rank={node_rank}"),

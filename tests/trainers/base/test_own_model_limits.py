@@ -44,7 +44,7 @@ def refusal(name: str, config: str, **code: Any) -> str:
     [
         (
             "tp=2,dp=1",
-            r"tp=2: mine has no tensor-parallel plan.*use tp=1, or return one from the builder \(`tp_plan`\)",
+            r"tp=2: mine has no tensor-parallel plan.*use tp=1, or return a `tp_plan` from the builder",
         ),
         (
             "pp=2,accumulation_steps=8",
@@ -64,7 +64,7 @@ def test_what_a_model_brings_is_allowed() -> None:
     plans = {"has_tensor_plan": True, "has_pipeline_split": True, "num_cuts": 3}
     assert refusal("native", "tp=2", **plans) == ""
     assert refusal("native", "pp=4,accumulation_steps=8", **plans) == ""
-    assert "can be cut at 3 places" in refusal("native", "pp=8,accumulation_steps=8", **plans)
+    assert "has 3 split points" in refusal("native", "pp=8,accumulation_steps=8", **plans)
     assert refusal("native", "dp=8,zero_stage=3,recompute=full,precision=bf16") == ""
     assert "has attention" in refusal("native", "recompute=selective", has_attention=False)
 

@@ -65,10 +65,10 @@ def test_one_place_has_the_value(place: str, value: Any, changed: str) -> None:
         ("Missing.bf16", "nothing sets Missing.bf16"),
         (
             "DataLoader.batch_size",
-            "DataLoader(...) is in lines 5, 6: write DataLoader:5.batch_size for the first",
+            "DataLoader(...) is called on lines 5, 6; write DataLoader:5.batch_size for the first call",
         ),
         ("DataLoader:7.batch_size", "nothing sets DataLoader:7.batch_size"),
-        ("steps", "steps is set 2 times, in lines 7, 8"),
+        ("steps", "steps is set 2 times, on lines 7, 8"),
         ("a", "line 9 does more than set a"),
         ("d", "line 10 does more than set d"),
         ("epoch", "line 11 does more than set epoch"),
@@ -179,13 +179,13 @@ def test_an_error_names_the_lines_of_the_program_and_a_file_that_changed_meanwhi
     (tmp_path / "train.py").write_text(PROGRAM.replace("BATCH = 4", "BATCH = BATCH_OF = 4"))
     refused = _run(launch, tmp_path)
     assert refused.returncode == 1
-    assert "line 7 does more than set BATCH; correct trainer.overrides" in refused.stderr
+    assert "line 7 does more than set BATCH; fix trainer.overrides" in refused.stderr
 
 
 @pytest.mark.parametrize(
     ("overrides", "argv", "field", "remedy"),
     [
-        ({"other.py": {"BATCH": 1}}, ["python", "train.py"], "other.py", "as in argv: train.py"),
+        ({"other.py": {"BATCH": 1}}, ["python", "train.py"], "other.py", "as in argv (train.py)"),
         ({"train.py": {"BATCH": 1}}, ["torchrun", "-m", "train"], "train.py", "file or module"),
         ({"train.py": ["BATCH"]}, ["python", "train.py"], "train.py", "CALL.KEYWORD"),
         (
@@ -195,7 +195,7 @@ def test_an_error_names_the_lines_of_the_program_and_a_file_that_changed_meanwhi
             "micro_batch_size",
         ),
         ({"python": {"BATCH": 1}}, ["python", "train.py"], "python", "file or module that trains"),
-        ({1: {"BATCH": 1}}, ["python", "train.py"], "1", "as in argv: train.py"),
+        ({1: {"BATCH": 1}}, ["python", "train.py"], "1", "as in argv (train.py)"),
         (
             {"train.py": {"BATCH": float("nan")}},
             ["python", "train.py"],
@@ -255,7 +255,7 @@ def test_a_knob_without_a_place_or_value_is_a_limit() -> None:
     config = ParallelConfig(dp=1, micro_batch_size=8, precision="fp32")
     limits = trainer("command").limits(WORKLOAD, config, options)
     said = {limit.knob: limit.message for limit in limits}
-    assert "bf16 no value for this precision" in said["precision"]
+    assert "bf16 for this precision" in said["precision"]
     assert "overrides have no placeholder {micro_batch_size}" in said["micro_batch_size"]
 
 

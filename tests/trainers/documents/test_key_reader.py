@@ -34,16 +34,16 @@ def test_what_is_not_read_is_left_over() -> None:
 @pytest.mark.parametrize(
     ("value", "remark"),
     [
-        ("auto", "the program fills it in"),
-        ("many", "left out, because it is not a whole number"),
-        ("$TP", "only the shell can compute this number"),
-        ("${TP}", "only the shell can compute this number"),
+        ("auto", " is filled in by the program"),
+        ("many", " is left out, because it is not a whole number"),
+        ("$TP", ": only the shell can compute this number"),
+        ("${TP}", ": only the shell can compute this number"),
     ],
 )
 def test_a_value_that_is_not_understood_is_named(value: str, remark: str) -> None:
     keys = KeyReader({"batch": value}, "f.json")
     assert keys.count("batch") is None
-    assert keys.remarks == [f"f.json: batch='{value}': {remark}"]
+    assert keys.remarks == [f"f.json: batch='{value}'{remark}"]
     assert keys.left == {}
 
 

@@ -127,9 +127,9 @@ def test_files_carry_knobs_and_the_program_is_told_where_they_are(tmp_path: Path
 @pytest.mark.parametrize(
     ("change", "law"),
     [
-        ({"argv": ["python", "train.py", "{dp}"]}, "no argument passes that folder to the program"),
+        ({"argv": ["python", "train.py", "{dp}"]}, "no argument passes this folder to the program"),
         ({"cwd": "src"}, "can only be used if the spec is a file"),
-        ({"files": {}, "argv": ["x"], "cwd": "{files}"}, "but it has no files"),
+        ({"files": {}, "argv": ["x"], "cwd": "{files}"}, "but trainer.files is empty"),
         ({"files": {}}, "there is no placeholder {files}"),
     ],
 )
