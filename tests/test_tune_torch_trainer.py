@@ -67,7 +67,7 @@ def test_without_ray_train_or_pytorch_it_names_the_command_that_installs_them(mo
     assert said.startswith(
         "tuning a TorchTrainer needs Ray Train and PyTorch, which cannot be imported: "
     )
-    assert said.endswith("install them with: pip install 'ray[train]' torch\n")
+    assert said.endswith("run pip install 'ray[train]' torch\n")
 
 
 @pytest.mark.thorough

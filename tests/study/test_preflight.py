@@ -163,7 +163,7 @@ def test_data_that_no_config_can_train_on_are_refused_at_the_start(
     tokens = tmp_path / "tokens.bin"
     np.full(10_000, 60_000, dtype="<u2").tofile(tokens)
     refusal = api.cannot_run_here(api.load_study(on_cpu(runner=runner, data=str(tokens))))
-    assert "token ids must be under vocab_size" in refusal
+    assert "token ids must be below vocab_size" in refusal
     assert "60000" in refusal
     assert "cannot be read" in api.cannot_run_here(
         api.load_study(on_cpu(runner=runner, data=str(tmp_path / "no.bin")))
@@ -208,7 +208,7 @@ def test_without_ray_the_local_runner_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("autotune_workers.runners.ray.is_installed", lambda module: module != "ray")
     why = api.cannot_run_here(api.load_study(on_cpu(runner="ray")))
     assert "the 'ray' runner with the 'native' trainer needs ray, which is not installed" in why
-    assert "pip install 'autotune-parallel[ray]'; or give --runner local" in why
+    assert "pip install 'autotune-parallel[ray]'; or add --runner local" in why
 
 
 def test_the_programs_folder_is_looked_at(tmp_path: Path, store: Store) -> None:

@@ -81,4 +81,7 @@ def test_wrong_ranks_are_told(
     write_launch(launch, tmp_path)
     monkeypatch.setenv("WORLD_SIZE", "3")
     assert main([str(tmp_path / "request.json")]) == 2
-    assert "2 ranks are needed, but torchrun started 3" in capsys.readouterr().err
+    assert (
+        "the config needs tp * pp * dp * cp = 2 ranks, but torchrun started 3"
+        in capsys.readouterr().err
+    )

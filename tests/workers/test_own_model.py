@@ -135,7 +135,7 @@ def test_the_fingerprint_follows_arguments_and_code(tmp_path: Path) -> None:
         (
             "no_module",
             "tests.workers.own_models",
-            "must return an nn.Module, or a mapping with one under `model`, but returned a int",
+            "must return an nn.Module, or a mapping with an nn.Module under `model`, but returned a int",
         ),
         ("nothing", "tests.workers.own_models", "own_models.py has no 'nothing'"),
         ("build", "not_there_at_all", "No module named 'not_there_at_all'.*put it into"),
@@ -157,7 +157,7 @@ def test_a_file_that_cannot_be_imported_is_told_with_its_line(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        ({"modell": None}, "returned a key 'modell'.*did you mean model"),
+        ({"modell": None}, "returned the key 'modell'.*did you mean model"),
         ({"input": 3}, "returned a int under `input`"),
         ({"pp_split": ["blocks.9"]}, "names 'blocks.9' under `pp_split`"),
         ({"layers": ["block.0"]}, "names 'block.0' under `layers`.*did you mean blocks"),

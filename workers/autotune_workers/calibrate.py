@@ -187,11 +187,11 @@ def _measured(
                     reason = event.failure.message if event.failure else "it was cancelled"
                     raise RunnerError(
                         f"this machine cannot be measured: {reason}",
-                        remedy="`autotune doctor` says what is missing",
+                        remedy="run `autotune doctor` to see what is missing",
                     )
                 return event.measurement.evidence
     raise RunnerError(
-        f"this machine cannot be measured: {what} on {request.config.world_size} ranks does not finish"
+        f"this machine cannot be measured, because {what} on {request.config.world_size} ranks does not finish"
     )
 
 

@@ -43,9 +43,9 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 def main(arguments: list[str] | None = None) -> int:
     """Runs the request of the command line on this rank and returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="torchrun ... -m autotune_workers.launch", description="Trains an exported config."
+        prog="torchrun ... -m autotune_workers.launch", description="Train an exported config."
     )
-    parser.add_argument("request", type=Path, help="request.json of an export")
+    parser.add_argument("request", type=Path, help="request.json from an exported folder")
     options = parser.parse_args(arguments)
     try:
         request = read_request(options.request)
@@ -55,8 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world != request.config.world_size:
         print(
-            f"tp * pp * dp * cp = {request.config.world_size} ranks are needed, but torchrun started {world}; "
-            f"start it with nnodes * nproc-per-node = {request.config.world_size}",
+            f"the config needs tp * pp * dp * cp = {request.config.world_size} ranks, but torchrun started {world}; "
+            f"start torchrun with nnodes * nproc-per-node = {request.config.world_size}",
             file=sys.stderr,
         )
         return 2
@@ -67,7 +67,7 @@ def read_request(path: Path) -> TrialRequest:
     """The request in the file. Raises `ValueError`, `KeyError`, `TypeError` or `SpecError` for anything else."""
     text = path.read_bytes()
     if len(text) > MAX_REQUEST_BYTES:
-        raise ValueError(f"it holds {len(text)} bytes, more than {MAX_REQUEST_BYTES}")
+        raise ValueError(f"the file has {len(text)} bytes, more than {MAX_REQUEST_BYTES}")
     return TrialRequest.from_dict(json.loads(text))
 
 

@@ -59,7 +59,7 @@ def test_model_of_ones_own_is_run_dry() -> None:
 @pytest.mark.parametrize(
     ("function", "message", "remedy"),
     [
-        ("frozen", "trainable weights, but none on this rank requires a gradient", "unfrozen"),
+        ("frozen", "trainable weights, but no weight on this rank requires a gradient", "unfrozen"),
         (
             "is_fed_words",
             "`input` must return .* tensors .* but returned a str without any",
@@ -124,13 +124,15 @@ def test_number_that_a_model_asks_for_is_assumed_and_told() -> None:
 
 def test_values_of_tokens_that_select_are_assumed_and_told() -> None:
     (guess,) = run_here("picks_by_tokens").guesses
-    assert re.search(rf"every token is 0, but the model selects by .*{HERE}\)$", guess), guess
+    assert re.search(rf"every token is 0, but the model makes selections by .*{HERE}\)$", guess), (
+        guess
+    )
 
 
 def test_memory_that_a_module_is_refused_is_told_with_the_module_and_the_line_before_it() -> None:
     with pytest.raises(DryRunError) as caught:
         run_here("fills_memory_in_a_module_of_a_library")
-    place = rf"limit of 1 GiB; it got as far as: step 1, forward, micro-batch 1, in head\.0, at .*{HERE}$"
+    place = rf"limit of 1 GiB; the last part reached was step 1, forward, micro-batch 1, in head\.0, at .*{HERE}$"
     assert re.search(place, caught.value.message), caught.value.message
 
 
@@ -148,7 +150,8 @@ def test_line_of_a_process_that_died_is_that_of_the_users_code() -> None:
 @pytest.mark.thorough
 def test_process_that_dies_is_told_with_its_signal_and_its_line() -> None:
     with pytest.raises(
-        DryRunError, match=rf"SIGABRT.*got as far as: building the model, at .*{HERE}; an operator"
+        DryRunError,
+        match=rf"SIGABRT.*last part reached was building the model, at .*{HERE}; one of the model's operators",
     ) as caught:
         run_apart("aborts")
     assert "Fatal Python error" not in caught.value.message
@@ -158,7 +161,7 @@ def test_process_that_dies_is_told_with_its_signal_and_its_line() -> None:
 def test_model_that_never_ends_is_stopped_where_it_stands() -> None:
     with pytest.raises(
         DryRunError,
-        match=rf"stopped after 30 s; it got as far as: step 1, forward, micro-batch 1, at .*{HERE}",
+        match=rf"stopped after 30 s; the last part reached was step 1, forward, micro-batch 1, at .*{HERE}",
     ):
         run_apart("never_ends", wall_s=30)
 
@@ -179,9 +182,7 @@ def test_process_that_passes_its_limit_of_memory_is_stopped_at_once() -> None:
     ],
 )
 def test_model_that_fills_memory_is_stopped_at_the_limit(function: str, reached: str) -> None:
-    place = (
-        rf"needed more memory than the limit of 1 GiB; it got as far as: {reached}, at .*{HERE}$"
-    )
+    place = rf"needed more memory than the limit of 1 GiB; the last part reached was {reached}, at .*{HERE}$"
     with pytest.raises(DryRunError) as caught:
         run_apart(function, memory_bytes=2**30)
     assert re.search(place, caught.value.message), caught.value.message

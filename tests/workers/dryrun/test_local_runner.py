@@ -35,7 +35,7 @@ def test_run_that_takes_too_long_is_stopped_and_says_how_far_it_came() -> None:
     asked = request("llama", "dp=2")
     with pytest.raises(
         DryRunError,
-        match=r"stopped after 500 ms; it got as far as: (starting Python|importing torch)",
+        match=r"stopped after 500 ms; the last part reached was (starting Python|importing torch)",
     ):
         LocalDryRunner().run(
             asked.workload, asked.config, pp_rank=0, limits=DryRunLimits(wall_s=0.5)

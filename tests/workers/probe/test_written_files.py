@@ -186,12 +186,12 @@ UNKEPT = {
     "a backup that another trial left": (
         "Path('.a.txt.before-autotune').touch()",
         "open('a.txt', 'w').write('x')",
-        "is the backup of another trial",
+        "is another trial's backup",
     ),
     "a backup beside a file that the other trial made": (
         "os.rename('a.txt', '.a.txt.before-autotune')",
         "open('a.txt', 'w').write('x')",
-        "is the backup of another trial",
+        "is another trial's backup",
     ),
     "no room for a copy": (
         "",
@@ -340,7 +340,7 @@ def test_what_somebody_else_writes_during_a_trial_stays_beside_what_was_there_be
     assert newer.read_text() == "mine\n"
     assert newer.parent == (home / path).parent
     assert seen.lost == [
-        f"{home / path} was changed by something else during the trial; it was restored, and that version is {newer}"
+        f"{home / path} was changed by another program during the trial; the file was restored, and the changed version is {newer}"
     ]
     assert {path: state(home).get(path) for path in before} == before
 

@@ -77,7 +77,7 @@ RECORDED = [
         "missing_variable",
         ERROR,
         0,
-        "raised KeyError: 'TRAIN_DATA': the environment variable TRAIN_DATA is not set",
+        "raised KeyError: 'TRAIN_DATA' (the environment variable TRAIN_DATA is not set)",
     ),
     (
         "missing_module",

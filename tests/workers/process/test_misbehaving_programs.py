@@ -68,7 +68,7 @@ CASES = (
     Case(does="garbage", kind=FailureKind.HANG, says="_timeout_s"),
     Case(does="silence", kind=FailureKind.HANG, says="step_timeout_s"),
     Case(does="stubborn", kind=FailureKind.HANG, says="step_timeout_s"),
-    Case(does="untrained", kind=FailureKind.METRICS_MISSING, says="If it continues what an earlier trial saved"),
+    Case(does="untrained", kind=FailureKind.METRICS_MISSING, says="If the program continues what an earlier trial saved"),
     Case(does="early", kind=FailureKind.ERROR, says="exit code 1"),
     Case(does="children", kind=FailureKind.ERROR, says="exit code 1"),
     Case(does="flood", kind=FailureKind.ERROR, says="raised ValueError: the last words"),

@@ -143,7 +143,7 @@ def test_a_log_that_comes_at_once_says_no_time_and_what_to_do() -> None:
     assert trial.hear(burst, 5.0) == []
     failure = failure_of(trial.end([NodeEnd(node=0, code=0)]))
     assert failure.kind is FailureKind.METRICS_MISSING
-    assert "the lines of all its 40 steps arrived at once" in failure.message
+    assert "the lines of all 40 steps arrived at once" in failure.message
     assert "flush" in failure.message
 
 

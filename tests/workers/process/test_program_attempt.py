@@ -235,11 +235,11 @@ def test_left_out_lines_show_in_the_log() -> None:
     two.both_ended(1)
     failure = two.failure
     assert failure.log_tail[:2] == (
-        "[node 0] [autotune left out 7 lines (3.0 MiB), with no step lines among them: more than it can read]",
+        "[node 0] [autotune could not read everything and left out 7 lines (3.0 MiB), with no step lines among them]",
         "[node 0] the end",
     )
     assert failure.message.endswith(
-        "; left out of its log: 8 lines (4.0 MiB), with 1 step line among them"
+        "; left out of the program's log: 8 lines (4.0 MiB), with 1 step line among them"
     )
 
 
@@ -255,7 +255,7 @@ def test_output_of_any_node_is_life_until_the_trial_is_over() -> None:
     failure = two.failure
     assert failure.kind is FailureKind.TIMEOUT
     assert failure.message == (
-        "the trial took longer than trial_timeout_s=100; it was still active, but no step came in the last 1m 41s"
+        "the trial took longer than trial_timeout_s=100; the program was still active, but no step came in the last 1m 41s"
     )
 
 

@@ -164,7 +164,10 @@ def test_without_a_probe_the_log_counts_at_once() -> None:
     [
         ({"micro": 4, "sequences": [4]}, "4 micro-batches of 1 sequences"),
         ({"micro": 1, "sequences": [2]}, "1 micro-batch of 2 sequences"),
-        ({"micro": 2, "sequences": [8]}, "observed 2 micro-batches of 4: the program sets its own"),
+        (
+            {"micro": 2, "sequences": [8]},
+            "observed 2 micro-batches of 4; the program may set its own",
+        ),
     ],
 )
 def test_a_step_that_is_not_the_configs_is_no_measurement(seen: dict[str, Any], words: str) -> None:

@@ -43,7 +43,7 @@ def test_ranks_of_one_node_may_lie_on_several_and_those_of_several_need_whole_on
     assert capacity.ranks == 4
     assert capacity.shortage(FOUR) == ""
     assert capacity.shortage(TWO_BY_TWO) == (
-        "4 ranks can never be placed: they need 2 nodes with 2 CPU each, but the cluster has 1 such nodes; "
+        "4 ranks can never be placed, because they need 2 nodes with 2 CPU each, but the cluster has 1 such nodes; "
         "use fewer ranks, or a larger cluster"
     )
 

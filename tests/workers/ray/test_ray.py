@@ -361,7 +361,7 @@ def test_a_head_that_goes_away_ends_the_study_with_a_clear_error() -> None:
         heard(study, "StepsReported")
         go_away(head)
         output, _ = study.communicate(timeout=900)
-        assert "RunnerError runner: the head of the Ray cluster does not answer" in output
+        assert "RunnerError runner: the Ray cluster's head does not answer" in output
         assert "closed" in output
         assert study.returncode == 0
 

@@ -19,7 +19,7 @@ def test_an_actor_is_lost_so_long_after_its_last_sign_of_life() -> None:
     assert silence.lasts_too_long(129.0)
     assert (
         silence.reason("10.0.0.7")
-        == "node 10.0.0.7 was silent for 15 s: it is down, frozen or cut off"
+        == "node 10.0.0.7 was silent for 15 s, so the node is down, frozen or cut off"
     )
 
 

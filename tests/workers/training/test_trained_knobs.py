@@ -191,6 +191,6 @@ def test_every_value_of_every_knob_changes_what_a_rank_does_or_is_refused_by_nam
 def test_a_knob_that_the_loop_does_not_know_is_refused_before_anything_is_built() -> None:
     trial = asked("llama", ParallelConfig(extra={"num_workers": 2}))
     with pytest.raises(
-        ConfigError, match="num_workers=2: its launches cannot set a study's own knob"
+        ConfigError, match="num_workers=2: this trainer's launches cannot set a study's own knob"
     ):
         rank_zero(trial, set())

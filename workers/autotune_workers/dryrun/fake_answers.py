@@ -54,7 +54,7 @@ SIZED_BY_VALUES = (
 """operations whose result has a shape that values decide"""
 UNFILLED = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided")
 """operations whose result has no values yet"""
-INPUTS_DECIDE = "every token is 0, but the model selects by the values of its inputs"
+INPUTS_DECIDE = "every token is 0, but the model makes selections by its inputs' values"
 CHOICES = ("topk", "argmax", "multinomial")
 """operations by which a router chooses experts"""
 
@@ -230,7 +230,8 @@ class FakeAnswers:
         with real_tensors():
             self._values.set(out, balanced_choices(out.shape, scores.shape[-1]))
         self._guess(
-            "routing is balanced: every expert gets the same number of tokens", self._where()
+            "routing is assumed to be balanced, so every expert gets the same number of tokens",
+            self._where(),
         )
 
     def _written(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

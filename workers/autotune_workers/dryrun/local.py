@@ -30,7 +30,7 @@ DUMP_BEGINS = "Fatal Python error: "
 """what `faulthandler` writes first of a process that dies"""
 LOG_TAIL = 400
 """characters of a dead process's output that are told"""
-STUB = "an operator of the model may read memory that a fake tensor does not have: replace it with a stub in dry runs"
+STUB = "one of the model's operators may read memory that a fake tensor does not have; replace this operator with a stub in dry runs"
 FEWER = "use a smaller config (fewer layers, shorter sequences, fewer micro-batches), or raise the limit (`--max-wall-s` of `autotune fit`)"
 
 
@@ -114,7 +114,7 @@ def _error(
     """Why there is no result. `told`: how far the process came, and its own error."""
     if "error" in told:
         return DryRunError(**told["error"])
-    reached = f"; it got as far as: {told.get('reached', 'starting Python')}"
+    reached = f"; the last part reached was {told.get('reached', 'starting Python')}"
     if not in_time:
         return DryRunError(
             f"the dry run was stopped after {format_duration(limits.wall_s)}{reached}", remedy=FEWER
@@ -124,7 +124,7 @@ def _error(
     tail = " ".join(output.partition(DUMP_BEGINS)[0].split())[-LOG_TAIL:]
     if was_refused_memory(tail):
         return beyond_memory(limits.memory_bytes, reached)
-    said = f"; its last output: {tail}" if tail else ""
+    said = f"; the last output was {tail}" if tail else ""
     name = (
         f"was ended by {signal.Signals(-code).name}"
         if code is not None and code < 0
@@ -138,9 +138,11 @@ def _error(
 def _remedy(code: int | None) -> str:
     """What to do about a process that ended with this code."""
     if code == -signal.SIGKILL:
-        return "the machine may have run out of memory: stop other programs and try again"
+        return (
+            "the machine may have run out of memory; stop other programs and run the command again"
+        )
     if code is not None and code >= 0:
-        return "the model's code may have ended the process itself (`os._exit`): raise an error instead"
+        return "the model's code may have ended the process itself (`os._exit`); raise an error instead"
     return STUB
 
 

@@ -38,7 +38,7 @@ def beyond_memory(limit_bytes: float, where: str = "") -> DryRunError:
     """What is told of a run that needed more. `where`: in words, how far it came."""
     return DryRunError(
         f"the dry run needed more memory than the limit of {limit_bytes / 2**30:.3g} GiB{where}",
-        remedy="build the model without real weights (on the given device), or raise the limit (`--max-memory-gib` of `autotune fit`)",
+        remedy="build the model without real weights (on the device that the builder receives), or raise the limit (`--max-memory-gib` of `autotune fit`)",
     )
 
 

@@ -51,7 +51,7 @@ WITHOUT_KERNEL = (
 """what torch says of an operator without a fake kernel, with its name"""
 READ_AS_NUMBER = "_local_scalar_dense"
 """the operator behind `if`, `.item()`, `float()` and `int()` of a tensor"""
-ELSEWHERE = "or leave that part out in a dry run (with an argument of the builder)"
+ELSEWHERE = "or add a builder argument that omits this part in dry runs"
 SHAPES_ALONE = f"let shapes and control flow depend only on shapes and arguments, {ELSEWHERE}"
 GPU_WORDS = (
     "No CUDA GPUs are available",
@@ -61,10 +61,10 @@ GPU_WORDS = (
     "CUDA driver",
     "from the 'CUDA' backend",
 )
-NO_GPU = "use the device of an input or a weight instead of cuda, and import GPU kernels only where they are used"
+NO_GPU = "use the device of an input or weight instead of cuda, and import GPU kernels only where they are used"
 NO_LINE = (
-    "if the module needs other inputs, write a function that returns a dict: the module as `model`, and your own `input` and `loss` "
-    "(`Train your own module` in the documentation)"
+    "if the module needs other inputs, write a function that returns a dict with the module as `model`, and your own `input` and `loss` "
+    "(see the page `Train your own module` in the documentation)"
 )
 LINE_IN_TEXT = re.compile(r" \(at \S+ of the model's code: [^)]*\)")
 """what a stage of a user's model adds to an error"""
@@ -81,11 +81,11 @@ def error_of(error: BaseException, memory_bytes: float, reached: str = "") -> Dr
     if isinstance(error, MemoryError) or was_refused_memory(str(error)):
         parts = [part for part in (reached, f"at {place}" if place else "") if part]
         return beyond_memory(
-            memory_bytes, f"; it got as far as: {', '.join(parts)}" if parts else ""
+            memory_bytes, f"; the last part reached was {', '.join(parts)}" if parts else ""
         )
     needs_gpu = any(words in str(error) for words in GPU_WORDS)
     if isinstance(error, AutotuneError):
-        remedy = f"a dry run has no GPU: {NO_GPU}" if needs_gpu else error.remedy
+        remedy = f"a dry run has no GPU; {NO_GPU}" if needs_gpu else error.remedy
         return DryRunError(error.message, remedy=remedy, field=error.field)
     text = LINE_IN_TEXT.sub("", said(error))
     if needs_gpu:
@@ -94,9 +94,9 @@ def error_of(error: BaseException, memory_bytes: float, reached: str = "") -> Dr
         return DryRunError(f"the model needs a GPU to be built or run: {first}{at}", remedy=NO_GPU)
     if reached and not place:
         text += f" ({reached})"
-    remedy = "correct that line, or the `input` and `loss` of the builder" if place else NO_LINE
+    remedy = "fix that line, or the builder's `input` and `loss`" if place else NO_LINE
     return DryRunError(
-        f"the model's code failed, and may fail in real training too: {text}", remedy=remedy
+        f"the model's code failed, and may also fail in real training: {text}", remedy=remedy
     )
 
 
@@ -112,7 +112,9 @@ def _peculiar_to_dry_runs(error: BaseException, where: str) -> DryRunError | Non
     if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
         runs = f"runs {error.func}, whose result"
         if READ_AS_NUMBER in str(error.func):
-            runs = f"reads a tensor as a number (`if`, `while`, `.item()`: {error.func}), which"
+            runs = (
+                f"reads a tensor as a number with `if`, `while` or `.item()` ({error.func}), which"
+            )
         return DryRunError(
             f"the model {runs} depends on values that a dry run does not have{where}",
             remedy=SHAPES_ALONE,
@@ -120,12 +122,12 @@ def _peculiar_to_dry_runs(error: BaseException, where: str) -> DryRunError | Non
     if ".numpy() is not supported for tensor subclasses" in str(error):
         return DryRunError(
             f"the model reads a tensor's values with `.numpy()`, which a dry run does not have{where}",
-            remedy=f"compute it with torch, {ELSEWHERE}",
+            remedy=f"compute the result with torch, {ELSEWHERE}",
         )
     if isinstance(error, NotImplementedError) and "meta tensor" in str(error):
         return DryRunError(
             f"the model's code reads weight values, which a dry run does not have{where}",
-            remedy="initialize weights without reading them, or skip that if `weight.is_meta`",
+            remedy="initialize weights without reading their values, or skip this step if `weight.is_meta`",
         )
     return None
 
@@ -133,7 +135,7 @@ def _peculiar_to_dry_runs(error: BaseException, where: str) -> DryRunError | Non
 def _without_kernel(operator: str, where: str) -> DryRunError:
     return DryRunError(
         f"the operator {operator} has no fake kernel (shapes without computation){where}",
-        remedy=f'register one with `@torch.library.register_fake("{operator}")`, {ELSEWHERE}',
+        remedy=f'register a fake kernel with `@torch.library.register_fake("{operator}")`, {ELSEWHERE}',
     )
 
 
@@ -142,13 +144,11 @@ def stand_in(workload: Workload, config: ParallelConfig) -> tuple[TrialRequest, 
     notes = []
     if config.compile:
         notes.append(
-            "torch.compile is skipped: layers run in eager mode, which needs at least as much memory"
+            "torch.compile is skipped, and layers run in eager mode, which needs at least as much memory"
         )
         config = replace(config, compile=False, activation_budget=100)
     if config.precision == "fp8":
-        notes.append(
-            "fp8 products run in bf16: their 8-bit copies of weights and inputs are left out"
-        )
+        notes.append("fp8 products run in bf16, without the 8-bit copies of weights and inputs")
         config = replace(config, precision="bf16")
     if config.precision == "tf32":  # the same numbers in memory
         config = replace(config, precision="fp32")
@@ -197,7 +197,7 @@ def main() -> None:
     def stop_at(line: str) -> None:
         place = reached() + (f", at {line}" if line else "")
         if guard.is_passed:
-            fail(beyond_memory(limit_bytes, f"; it got as far as: {place}"))
+            fail(beyond_memory(limit_bytes, f"; the last part reached was {place}"))
         else:
             tell({"reached": place})
         os._exit(1)

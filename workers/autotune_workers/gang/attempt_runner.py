@@ -26,7 +26,7 @@ from autotune_workers.gang.wire import Message
 QUEUED_EVERY_S = 5.0
 """time between two `AttemptQueued` of an attempt that waits for its placement"""
 
-OCCUPIED = "others use it, or a lost node has not been released yet"
+OCCUPIED = "other programs use the cluster, or a lost node has not been released yet"
 """why there is no room on a cluster that is large enough: what ran on a lost node keeps its resources until Ray calls that node dead"""
 
 
@@ -54,14 +54,14 @@ class PlacementWait:
             return Failure(kind=FailureKind.INVALID, message=why)
         if waited_s >= placement_s:
             message = (
-                f"{self._what} must be placed within {format_duration(placement_s)}, but {absence() or 'others use the cluster'}; "
+                f"{self._what} must be placed within {format_duration(placement_s)}, but {absence() or 'other programs use the cluster'}; "
                 "use fewer ranks, or a larger cluster"
             )
             return Failure(kind=FailureKind.WORKER_LOST, message=message)
         if now_s - self._said_s < QUEUED_EVERY_S:
             return None
         self._said_s = now_s
-        reason = f"the cluster has no room for its {self._what} now: {absence() or OCCUPIED}"
+        reason = f"the cluster cannot fit the study's {self._what} right now, because {absence() or OCCUPIED}"
         return AttemptQueued(id=self._request.id, reason=reason)
 
 

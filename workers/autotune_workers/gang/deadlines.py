@@ -52,8 +52,8 @@ class Deadlines:
             if now_s - self._launched_s >= measure.start_timeout_s:
                 law = f"no first step within start_timeout_s={measure.start_timeout_s:g}"
                 if self._compiles:
-                    why = "with compile it may still be compiling; raise measure.start_timeout_s"
-                    return FailureKind.TIMEOUT, f"{law}: {why}"
+                    why = "the program may still be compiling; raise measure.start_timeout_s"
+                    return FailureKind.TIMEOUT, f"{law}; {why}"
                 return FailureKind.HANG, law
         elif now_s - self._progress_s >= measure.step_timeout_s:
             return (

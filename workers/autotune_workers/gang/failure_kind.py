@@ -97,7 +97,7 @@ def divergence(losses: Sequence[float], vocab_size: int) -> str:
     if limit <= 0 or len(recent) < EXPLODED_STEPS or not all(loss > limit for loss in recent):
         return ""
     return (
-        f"the loss must stay under {limit:.3g} (guessing costs {guess:.3g}), "
+        f"the loss must stay under {limit:.3g} (random guessing gives {guess:.3g}), "
         f"but was {losses[-1]:.3g} after {EXPLODED_STEPS} such steps"
     )
 
@@ -218,11 +218,11 @@ def of_death(
     if code is None:
         lost = place(rank, step, phase, "was lost")
         return evidence(
-            "death", FailureKind.WORKER_LOST, f"{lost}: {why or 'its host is lost'}", why
+            "death", FailureKind.WORKER_LOST, f"{lost}: {why or 'the host is lost'}", why
         )
     code, passed_on = died_of(code), f" (exit code {code})" if died_of(code) != code else ""
     if kernel_oom and (code == -signal.SIGKILL or (code > 0 and _KILLED.search(text))):
-        message = f"{where} was killed by the kernel: the machine ran out of memory"
+        message = f"{where} was killed by the kernel, because the machine ran out of memory"
         return evidence(
             "memory",
             FailureKind.OUT_OF_MEMORY,

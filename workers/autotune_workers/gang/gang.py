@@ -301,7 +301,7 @@ class Gang:
         self._was_late = True
         if self.phase is GangPhase.READY:
             up = sum(m.ready for m in self._members)
-            kind, law = FailureKind.WORKER_LOST, f"{law}: only {up} of {self.size} ranks started"
+            kind, law = FailureKind.WORKER_LOST, f"{law}; only {up} of {self.size} ranks started"
         done = len(self._series)
         self._evidence.append(Evidence(weight="timeout", kind=kind, message=law, step=done or None))
         if (
@@ -324,7 +324,7 @@ class Gang:
             self._blame(now_s)
         for rank in self._ladder.step_on(rung, now_s):
             member = self._members[rank]
-            message = f"{place(rank, member.step, member.phase)} cannot be killed: even SIGKILL did not end its process"
+            message = f"{place(rank, member.step, member.phase)} cannot be killed, because even SIGKILL did not end the process"
             self._evidence.append(
                 Evidence(weight="echo", kind=FailureKind.WORKER_LOST, message=message, rank=rank)
             )

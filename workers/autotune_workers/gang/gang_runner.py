@@ -197,7 +197,7 @@ class GangRunner(AttemptRunner[TrialRequest, GangAttempt]):
     def check(self, request: TrialRequest) -> None:
         """Raises `RunnerError` when this runner cannot run the attempt at all."""
         if self._closed:
-            raise RunnerError("the runner is closed", remedy="make a new one")
+            raise RunnerError("the runner is closed", remedy="create a new runner")
         if request.trainer not in self.trainers:
             raise RunnerError(
                 f"this runner runs the trainers {', '.join(self.trainers)}, but the study uses {request.trainer!r}",
@@ -245,6 +245,6 @@ def too_many(ranks: int, capacity: int) -> str:
     if ranks <= capacity:
         return ""
     return (
-        "a config can use at most as many ranks as the runner has, but this one needs "
+        "a config can use at most as many ranks as the runner has, but this config needs "
         f"{ranks} and the runner has {capacity}; use a smaller world size or more ranks"
     )

@@ -66,7 +66,7 @@ def culprit(
         unheard_s = now_s - members[silent[0]].heard_s
         return (
             silent[0],
-            f"sent no heartbeat for {format_duration(unheard_s)}: stopped or frozen",
+            f"sent no heartbeat for {format_duration(unheard_s)}, so it is stopped or frozen",
             True,
         )
     if not busy:

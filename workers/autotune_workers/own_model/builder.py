@@ -37,8 +37,8 @@ def build(model: ModelSpec) -> BuiltModel:
         given = ", ".join(f"{name}={value!r}" for name, value in args.items())
         called = f"with ({given})" if given else "without arguments"
         raise ConfigError(
-            f"the builder {code.module} raised {said(error)} when it was called {called}",
-            remedy="correct it, or `model.args` in the spec",
+            f"the builder {code.module} raised {said(error)} when called {called}",
+            remedy="fix the builder, or `model.args` in the spec",
             field="model.module",
         ) from error
     return built_model(returned, code.module)
@@ -73,13 +73,13 @@ def find_builder(code: ModelCode) -> Callable[..., Any]:
             and error.name
             and module_name.startswith(error.name)
         )
-        remedy = f"put it into {folder}, install it, or set its folder under `model.folder`"
+        remedy = f"move the module into {folder}, install the module, or set its folder as `model.folder`"
         if not own and isinstance(error, ModuleNotFoundError):
             remedy = f"install {error.name} where the ranks run"
         elif not own:
-            remedy = "correct the line; a module that needs a GPU, files or the network should access them inside the function"
+            remedy = "fix this line; a module that needs a GPU, files or the network should access them inside the function"
         raise ConfigError(
-            f"the module {module_name} of the builder cannot be imported: {said(error)}",
+            f"the builder's module {module_name} cannot be imported: {said(error)}",
             remedy=remedy,
             field="model.module",
         ) from error
@@ -95,7 +95,7 @@ def find_builder(code: ModelCode) -> Callable[..., Any]:
     if isinstance(function, nn.Module) or not callable(function):
         raise ConfigError(
             f"{code.module} must be a function that builds the model, but is a {type(function).__name__}",
-            remedy="specify a function without required arguments, or give them under `model.args`",
+            remedy="specify a function without required arguments, or set the arguments under `model.args`",
             field="model.module",
         )
     return function

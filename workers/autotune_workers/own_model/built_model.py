@@ -130,13 +130,13 @@ def built_model(returned: Any, by: str) -> BuiltModel:
     if not isinstance(returned, Mapping):
         raise _wrong(
             by,
-            f"must return an nn.Module, or a mapping with one under `model`, but returned {_kind(returned)}",
+            f"must return an nn.Module, or a mapping with an nn.Module under `model`, but returned {_kind(returned)}",
         )
     for key in returned:
         if key not in KEYS:
             raise _wrong(
                 by,
-                f"returned a key {key!r}, which is none of {', '.join(KEYS)}",
+                f"returned the key {key!r}, but the valid keys are {', '.join(KEYS)}",
                 nearest(key, KEYS),
             )
     given = {key: value for key, value in returned.items() if value is not None}
@@ -180,7 +180,7 @@ def _shapes(given: Any, by: str) -> dict[str, int | bool]:
         raise _wrong(by, f"must return a mapping under `shapes`, but returned {_kind(given)}")
     for name, value in given.items():
         if name not in _SHAPES or not isinstance(value, int):
-            wrong = f"returned {name}={value!r} under `shapes`, which takes whole numbers for {', '.join(_SHAPES)}"
+            wrong = f"returned {name}={value!r} under `shapes`, which may contain only whole numbers for {', '.join(_SHAPES)}"
             raise _wrong(by, wrong, nearest(name, _SHAPES))
     return dict(given)
 
@@ -193,7 +193,7 @@ def _wrong(by: str, what: str, remedy: str = "") -> ConfigError:
     return ConfigError(
         f"the builder {by} {what}",
         remedy=remedy
-        or "see `Train your own module` in the documentation for what a builder returns",
+        or "see the page `Train your own module` in the documentation for what a builder returns",
         field="model.module",
     )
 
@@ -204,8 +204,8 @@ def build_class(model: ModelSpec) -> BuiltModel:
         import transformers
     except ImportError as error:
         raise MissingExtraError(
-            f"transformers' own class of {model.name} needs transformers: {error}",
-            remedy="pip install transformers, or write `model: PATH` for the native decoder of the same shape",
+            f"transformers' class for {model.name} needs transformers: {error}",
+            remedy="run pip install transformers, or set `model: PATH` for the native decoder with the same shape",
             field="model.hf",
         ) from error
     document = dict(as_alike(json.loads(model.source)))
@@ -218,8 +218,8 @@ def build_class(model: ModelSpec) -> BuiltModel:
         # some 300 names
         first, *_ = " ".join(str(error).split()).partition(". Should contain one of ")
         raise ConfigError(
-            f"transformers {transformers.__version__} cannot build {model.name}: {type(error).__name__}: {first[:300]}",
-            remedy="correct the config.json, install a transformers release that supports it, or build it by {module: PACKAGE.MODULE:FUNCTION}",
+            f"transformers {transformers.__version__} cannot build {model.name} ({type(error).__name__}: {first[:300]})",
+            remedy="fix the config.json, install a transformers release that supports it, or build the model with {module: PACKAGE.MODULE:FUNCTION}",
             field="model.hf",
         ) from error
     module.train()
@@ -261,12 +261,12 @@ def _class(transformers: Any, config: Any, document: dict[str, Any]) -> Any:
             return getattr(transformers, name)
     if named:
         raise ValueError(
-            f"it has no class {' or '.join(named)}, named in the file's `architectures`; without that key the causal language model class for {document['model_type']} is built"
+            f"transformers has no class {' or '.join(named)}, which the file's `architectures` names; without this key, the causal language model class for {document['model_type']} is built"
         )
     found = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if found is None:
         raise ValueError(
-            f"{document['model_type']} has no causal language model, and the file has no `architectures`, which name its class"
+            f"{document['model_type']} has no causal language model, and the file has no `architectures` to name another class"
         )
     return found
 
@@ -318,7 +318,7 @@ def check_plan(built: BuiltModel) -> None:
         if not any(re.fullmatch(_expression(key), name) for name in (*names, *parameters)):
             raise ConfigError(
                 f"the tensor plan names {key!r}, but the model has no module of that name",
-                remedy=nearest(key, names) or "a `*` in a pattern matches one part of a name",
+                remedy=nearest(key, names) or "a `*` in a pattern matches only one part of a name",
                 field="model.tp_plan",
             )
 

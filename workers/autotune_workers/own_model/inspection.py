@@ -272,7 +272,7 @@ def inspect(model: ModelSpec) -> ModelSpec:
     except SpecError as error:
         raise DryRunError(
             f"the shape of {model.name} is not valid: {error.message}",
-            remedy="correct `shapes` of the builder, or the module's config",
+            remedy="fix the builder's `shapes`, or the module's config",
             field="model.shapes",
         ) from error
 

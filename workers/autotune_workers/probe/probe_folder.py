@@ -176,7 +176,7 @@ def _put_back(reports: Path) -> list[str]:
         except FileNotFoundError:  # another node put it back, or it was not done any more
             continue
         except OSError as error:
-            where = f"; it is {rest[0]}" if act in ("link", "copy", "rename") else ""
+            where = f"; the backup is {rest[0]}" if act in ("link", "copy", "rename") else ""
             lost.append(f"{path} could not be restored: {error}{where}")
     return lost + undo.newer
 
@@ -261,7 +261,7 @@ class _Undo:
             newer = f"{path}.{time.time_ns()}{NEWER}"
             shutil.copy2(path, newer, follow_symlinks=False)
             self.newer.append(
-                f"{path} was changed by something else during the trial; it was restored, and that version is {newer}"
+                f"{path} was changed by another program during the trial; the file was restored, and the changed version is {newer}"
             )
 
     def _merge(self, source: str, target: str) -> None:

@@ -200,7 +200,7 @@ class RankForkServer:
         ):
             return False
         LOG.warning(
-            "the ranks' fork server did not answer for %g s; it is replaced, and its ranks are lost",
+            "the ranks' fork server did not answer for %g s; the server is replaced, and its ranks are lost",
             limit_s,
         )
         with contextlib.suppress(ProcessLookupError):

@@ -67,7 +67,7 @@ class MachineTurn:
             self.give_back()
             if not self._warned:
                 LOG.warning(
-                    "trials of other studies may run on this machine at the same time and disturb the measurements: %s",
+                    "other studies' trials may run on this machine at the same time and disturb the measurements: %s",
                     error,
                 )
             self._warned = True

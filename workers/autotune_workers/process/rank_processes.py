@@ -104,7 +104,7 @@ class RankProcess:
         messages = self._channel.receive()
         why = ""
         if was_open and not self._channel.is_open and (code := self._wait(EXIT_S)) is None:
-            why = f"it closed its channel, but did not end within {format_duration(EXIT_S)}, and was killed"
+            why = f"the rank closed its channel, but did not end within {format_duration(EXIT_S)}, and was killed"
             self.kill()  # without its channel a rank is of no use
             self._wait(10.0)
         for message in messages:

@@ -142,7 +142,7 @@ class ActorGroups:
         place = make(name)
         if self._closed.is_set():  # meanwhile
             remove_group(place.token)
-            raise RunnerError("the runner is closed", remedy="make a new one")
+            raise RunnerError("the runner is closed", remedy="create a new runner")
         return place
 
     @property

@@ -60,7 +60,7 @@ class Silence:
 
     def reason(self, address: str) -> str:
         """Why the node at that address is lost, in words."""
-        return f"node {address} was silent for {format_duration(self._lost_s)}: it is down, frozen or cut off"
+        return f"node {address} was silent for {format_duration(self._lost_s)}, so the node is down, frozen or cut off"
 
 
 RETRY_S = 1.0
@@ -135,7 +135,7 @@ class ActorHandle(ABC):
         self.silence.end(now_s)
         if any(m["event"] == "superseded" for m in messages):
             self.superseded = True
-            return self.lose("was adopted by another controller of its study")
+            return self.lose("was adopted by another controller for the study")
         last = max((m["number"] for m in messages), default=self.heard)
         messages = [m for m in messages if m.pop("number") > self.heard]
         self.heard = max(self.heard, last)

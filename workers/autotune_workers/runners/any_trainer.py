@@ -24,7 +24,7 @@ def refuse_python_line(study: Study) -> None:
     if python_line(study.trainer):
         raise RunnerError(
             f"the {study.trainer} trainer is started from Python, not by a command, so the {study.runner} runner cannot run it",
-            remedy="tune it from that program (`autotune trainers` shows the function), or simulate the study with `--runner simulated`",
+            remedy="tune from the Python program (`autotune trainers` shows the function), or simulate the study with `--runner simulated`",
             field="trainer",
         )
 

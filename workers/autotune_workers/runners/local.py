@@ -115,7 +115,7 @@ class LocalRunner(AnyTrainerRunner):
         if in_container():
             raise RunnerError(
                 f"trials must run in a container (set by {SRUN}), but the 'local' runner starts them outside it",
-                remedy="write runner: slurm for programs, or runner: ray",
+                remedy="use runner: slurm for programs, or runner: ray",
                 field="runner",
             )
         options = study.runner_options
@@ -265,7 +265,7 @@ def _resources(max_ranks: int | None, device: str) -> tuple[list[str], int]:
         )
     if gpus and max_ranks is not None and max_ranks > len(gpus):
         raise SpecError(
-            f"max_ranks may not exceed the visible GPUs, but max_ranks={max_ranks} and there are {len(gpus)}",
+            f"max_ranks must not exceed the number of visible GPUs, but max_ranks={max_ranks} and {len(gpus)} GPUs are visible",
             field="runner.max_ranks",
         )
     return gpus, max_ranks or len(gpus) or max(MIN_CPU_RANKS, usable_cores())

@@ -68,7 +68,7 @@ def check_gpus(gpus: Sequence[str]) -> None:
     announced = f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '(not set)')}"
     raise RunnerError(
         f"trials would train on the GPUs {', '.join(gpus)} ({announced}), but {problem}",
-        remedy=f"{remedy}, or train on the CPU: unset CUDA_VISIBLE_DEVICES, or runner: {{kind: local, device: cpu}}",
+        remedy=f"{remedy}, or train on the CPU by unsetting CUDA_VISIBLE_DEVICES or with runner: {{kind: local, device: cpu}}",
         field="runner",
     )
 
@@ -95,7 +95,7 @@ def check_device(
     if not gpu.is_cpu and not on_gpu:
         raise error(
             f"the cluster {study.workload.cluster.name} has GPUs ({gpu.name}), but no GPU is visible {where}, where the {study.runner!r} runner would train",
-            remedy=f"run it where those GPUs are, use `cluster: local`, or train on the CPU anyway with "
+            remedy=f"run the study where these GPUs are, use `cluster: local`, or train on the CPU anyway with "
             f"runner: {{kind: {study.runner}, {on_cpu}}}",
             field="runner",
         )
@@ -155,7 +155,7 @@ def check_launch(name: str, launch: Launch) -> None:
         )
         raise RunnerError(
             f"the {name} trainer starts {program!r}, but there is no such program here",
-            remedy="install it, set trainer.python to its environment, or give its path",
+            remedy="install the program, set trainer.python to its environment, or set the program's path",
             field="trainer",
         )
 
@@ -169,13 +169,13 @@ def check_environment(name: str, launch: Launch) -> None:
     if not any(shutil.which(python, path=launch.programs_folder) for python in interpreters):
         raise RunnerError(
             f"the {name} trainer uses the Python of {launch.python!r}, but there is no such environment or interpreter here",
-            remedy="give the full path of an environment (a folder with bin/python) or of an interpreter",
+            remedy="set the full path of an environment (a folder with bin/python) or of an interpreter",
             field="trainer.python",
         )
     if not find_executable(launch):
         raise RunnerError(
             f"the {name} trainer starts {launch.argv[0]!r} with the Python of {launch.python!r}, but {launch.programs_folder} has no such program",
-            remedy="install it there, set trainer.python to another environment, or give the program's path",
+            remedy="install the program there, set trainer.python to another environment, or set the program's path",
             field="trainer.python",
         )
 
@@ -186,6 +186,6 @@ def check_folder(name: str, launch: Launch) -> None:
     if not os.path.isdir(cwd):
         raise RunnerError(
             f"the {name} trainer runs in {cwd!r}, but there is no such folder here",
-            remedy="give a folder that exists where trials run",
+            remedy="set a folder that exists where trials run",
             field="trainer.cwd",
         )

@@ -51,7 +51,7 @@ from autotune_workers.training.faults import Fault
 LOG = logging.getLogger(__name__)
 ABANDONED_S = 30.0
 """a gang whose runner sends no heartbeat for so long ends itself"""
-ALONE = "; or give --runner local, which trains on this machine alone without Ray"
+ALONE = "; or add --runner local, which trains only on this machine, without Ray"
 """what works where Ray is not installed"""
 ONLY_TORCH = f"; or only torch, for --runner local: {install_command('native')}"
 """what is enough where torch, which the native trainer needs, is not installed either"""
@@ -164,8 +164,8 @@ class RayRunner(AnyTrainerRunner):
             return
         if needed.nnodes > 1:
             raise RunnerError(
-                f"the smallest config in the space needs {needed.nnodes} nodes, but no Ray cluster is given, and one started here has only this machine",
-                remedy="in a Slurm allocation with that many nodes, autotune starts Ray on them; otherwise start it yourself (`ray start --head` on one, "
+                f"the smallest config in the space needs {needed.nnodes} nodes, but no Ray cluster is set, and a cluster started here has only this machine",
+                remedy="in a Slurm allocation with that many nodes, autotune starts Ray; otherwise start Ray yourself (`ray start --head` on one node, "
                 "`ray start --address=HOST:6379` on the others) and set RAY_ADDRESS or runner.address, or tune for one node",
                 field="runner.address",
             )
@@ -246,14 +246,14 @@ def _check_allocation(study: Study, smallest: ParallelConfig, job: Allocation) -
     if needed.nnodes > job.num_nodes:
         raise RunnerError(
             f"the smallest config in the space needs {needed.nnodes} nodes, but the job {job.job} has {job.num_nodes}",
-            remedy=f"ask for them with --nodes={needed.nnodes}, or tune for a smaller cluster",
+            remedy=f"request more nodes with --nodes={needed.nnodes}, or tune for a smaller cluster",
             field="runner",
         )
     cpus, ranks = study.runner_options.get("num_cpus") or job.cpus_per_node, needed.nproc_per_node
     if cluster.gpu.is_cpu and cpus and cpus < ranks:
         raise RunnerError(
             f"the smallest config in the space has {ranks} ranks on each node and one CPU per rank, but the job {job.job} has {cpus} on a node",
-            remedy=f"ask for them with --cpus-per-task={ranks} or --exclusive (in the spec: slurm: {{cpus-per-task: {ranks}}}); the default is one",
+            remedy=f"request more CPUs with --cpus-per-task={ranks} or --exclusive (in the spec, slurm: {{cpus-per-task: {ranks}}}); Slurm's default is one",
             field="runner",
         )
 

@@ -97,7 +97,7 @@ class RayTrainRunner:
         except ImportError as error:
             raise MissingExtraError(
                 f"tuning a TorchTrainer needs Ray Train and PyTorch, which cannot be imported: {error}",
-                remedy="install them with: pip install 'ray[train]' torch",
+                remedy="run pip install 'ray[train]' torch",
             ) from error
         if not isinstance(trainer, TorchTrainer):
             raise RunnerError(
@@ -307,7 +307,7 @@ def _of_worker(error: BaseException, rank: int | None) -> Evidence:
     return (
         found
         if rank is not None
-        else replace(found, rank=None, message=f"Ray Train: {name}: {str(cause)[:300]}")
+        else replace(found, rank=None, message=f"Ray Train raised {name}: {str(cause)[:300]}")
     )
 
 

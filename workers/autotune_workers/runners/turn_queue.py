@@ -61,7 +61,8 @@ class TurnQueue:
             if self._said_s.pop(request.id, None) is not None:  # its own time begins now
                 events.append(
                     AttemptQueued(
-                        id=request.id, reason="resuming: the other run has released this machine"
+                        id=request.id,
+                        reason="resuming, because the other run has released this machine",
                     )
                 )
             self._begun.add(request.id)

@@ -192,7 +192,7 @@ class SlurmPlaces:
                 node.is_lost = True
                 said = f": {step.words}" if step.words else ""
                 message["why"] = (
-                    f"node {node.name} ({node.address}) is lost: it stopped responding, or the process that watches it was killed{said}"
+                    f"node {node.name} ({node.address}) is lost, because the node stopped responding or its watching process was killed{said}"
                 )
             elif message["event"] == "refused":
                 message["reason"] = f"node {node.name}: {message['reason']}"
@@ -225,7 +225,7 @@ class SlurmPlaces:
                         node,
                         {
                             "event": "gone",
-                            "why": f"node {node.name} is lost: Slurm cannot start anything on it",
+                            "why": f"node {node.name} is lost, because Slurm cannot start anything on it",
                         },
                     )
                 )
@@ -291,7 +291,7 @@ class SlurmPlaces:
     def shortage(self, placement: Placement) -> str:
         """Why such nodes can never be had."""
         if placement.nnodes > len(self._hosts):
-            return f"the job must have as many nodes as a config needs, but this one needs {placement.nnodes} and job {self._job.job} has {len(self._hosts)}; use a smaller world size or request more nodes"
+            return f"the job must have as many nodes as a config needs, but this config needs {placement.nnodes} and job {self._job.job} has {len(self._hosts)}; use a smaller world size or request more nodes"
         return too_many(placement.nproc_per_node, self._ranks_per_node)
 
     def absence(self, placement: Placement) -> str:

@@ -63,7 +63,7 @@ def build_optimizer(request: TrialRequest, shards: Sequence[Shard]) -> Optimizer
     tensors = [shard.tensor for shard in shards]
     if not tensors:
         raise ConfigError(
-            "a model must have trainable weights, but none on this rank requires a gradient",
+            "a model must have trainable weights, but no weight on this rank requires a gradient",
             remedy="leave weights unfrozen (`requires_grad`), or let `workload: {peft: ...}` freeze them and add adapters",
             field="model",
         )

@@ -56,7 +56,7 @@ def check_precision(config: ParallelConfig, model: ModelSpec, device: torch.devi
         )
     if precision == "fp8" and (config.tp > 1 or config.zero_stage < 2):
         raise ConfigError(
-            f"precision fp8 needs unsplit matrices that FSDP gathers in bf16, but tp={config.tp} and "
+            f"precision fp8 needs matrices that are not split and that FSDP gathers in bf16, but tp={config.tp} and "
             f"zero_stage={config.zero_stage}",
             remedy="use tp=1 and zero_stage 2 or 3",
             field="precision",

@@ -76,7 +76,7 @@ def validate(request: TrialRequest, context: RankContext) -> None:
     config, workload = request.config, request.workload
     if config.world_size != context.world_size:
         raise ConfigError(
-            f"tp * pp * dp * cp must be the number of ranks, but {config.world_size} != {context.world_size}"
+            f"tp * pp * dp * cp must equal the number of ranks, but {config.world_size} != {context.world_size}"
         )
     if limits := TRAINER.limits(workload, _without_phases(workload, config)):
         raise ConfigError(

@@ -95,8 +95,8 @@ def turns_of(seats: Sequence[Seat], copy_bytes: int) -> list[int]:
     for host, count in at_once.items():
         if not count:
             raise ConfigError(
-                f"every rank builds the whole model in fp32 in host memory, {format_bytes(copy_bytes)}, before keeping its part, but {host} has {format_bytes(room[host])} left, and only {SHARE:.0%} of that may be used",
-                remedy="use hosts with more memory, fewer virtual_stages, or a smaller model; or specify a decoder by its shape, which is built shard by shard",
+                f"every rank builds the whole model in fp32 in host memory, {format_bytes(copy_bytes)}, before keeping only its shard, but {host} has {format_bytes(room[host])} left, and only {SHARE:.0%} of this memory may be used",
+                remedy="use hosts with more memory, fewer virtual_stages, or a smaller model; or set the model to a decoder's shape, which is built shard by shard",
                 field="model",
             )
     met: dict[str, int] = {}
@@ -263,7 +263,7 @@ class OwnTask(Task):
         ):
             raise ConfigError(
                 "with a pipeline, every value of `input` must be a tensor with one entry per sample",
-                remedy="create the others inside the module, or use pp=1",
+                remedy="create the other values inside the module, or use pp=1",
                 field="pp",
             )
         streams = self._streams(leaves, structure, max(stages))
@@ -326,8 +326,8 @@ class OwnTask(Task):
         if not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(made)):
             raise ConfigError(
                 f"the builder's `input` must return the model's arguments as tensors (one, a tuple, or a mapping of keywords), but returned a "
-                f"{type(made).__name__} without any",
-                remedy="make tensors with one entry per sample first: input(micro_batch_size, seq_len)",
+                f"{type(made).__name__} without tensors",
+                remedy="return tensors whose first dimension has one entry per sample, from input(micro_batch_size, seq_len)",
                 field="model.input",
             )
         return pytree.tree_map(

@@ -25,7 +25,7 @@ def token_file(data: str | None, *, seq_len: int, vocab_size: int) -> NDArray[An
     tokens = _read(data, vocab_size)
     if len(tokens) <= seq_len:
         raise RunnerError(
-            f"data must have more than seq_len={seq_len} tokens, but {_name(data)} holds {len(tokens)}",
+            f"data must have more than seq_len={seq_len} tokens, but {_name(data)} has {len(tokens)}",
             remedy="use a longer file or shorter sequences",
             field="data",
         )
@@ -37,8 +37,8 @@ def token_file(data: str | None, *, seq_len: int, vocab_size: int) -> NDArray[An
 def beyond_vocabulary(data: str | None, largest: int, vocab_size: int) -> RunnerError:
     """The refusal of a file whose largest id the model does not know."""
     return RunnerError(
-        f"token ids must be under vocab_size={vocab_size}, but {_name(data)} holds {largest}",
-        remedy="bytes need a vocabulary of 256; otherwise tokenize the file for this model",
+        f"token ids must be below vocab_size={vocab_size}, but {_name(data)} has {largest}",
+        remedy="plain bytes need a vocabulary of 256; otherwise tokenize the file for this model",
         field="data",
     )
 
@@ -67,7 +67,7 @@ def _read(data: str | None, vocab_size: int) -> NDArray[Any]:
     except (OSError, ValueError) as error:
         raise RunnerError(
             f"the data file {data} cannot be read: {error}",
-            remedy="check that the file exists and is readable on every training node; or omit `data` to use the bundled text",
+            remedy="check that the file exists and is readable on every training node, or omit `data` to use the bundled text",
             field="data",
         ) from None
 
@@ -77,8 +77,8 @@ def _ids(path: Path, vocab_size: int) -> NDArray[Any]:
     dtype = np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
     if path.stat().st_size % dtype.itemsize:
         raise RunnerError(
-            f"a .bin file holds one {dtype.itemsize}-byte id per token for vocab_size={vocab_size}, "
-            f"but the size of {path}, {path.stat().st_size} bytes, is not a multiple of that",
+            f"a .bin file must have one {dtype.itemsize}-byte id per token for vocab_size={vocab_size}, "
+            f"but the size of {path}, {path.stat().st_size} bytes, is not a multiple of that size",
             remedy=f"write the ids as {dtype.name} (numpy: `ids.astype('{dtype.str}').tofile(path)`), or use another suffix for text",
             field="data",
         )

@@ -39,6 +39,6 @@ def check_torch_version(installed: str | None = None) -> None:
     if not OLDEST <= release < FIRST_UNTESTED:
         raise RunnerError(
             f"the native trainer needs {requirement()}, but torch {installed} is installed",
-            remedy=f"pip install '{requirement()}'; trainers other than native do not depend on this torch",
+            remedy=f"run pip install '{requirement()}'; trainers other than native do not depend on this torch",
             field="trainer",
         )

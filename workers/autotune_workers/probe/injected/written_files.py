@@ -412,7 +412,8 @@ def _keep(watch: _Watch, path: str, kept: str, *, by_link: bool) -> None:
                 return
         elif not watch.has_several_nodes and kept not in _kept_here(watch):
             raise OSError(
-                0, f"{kept} is the backup of another trial: if none is running, rename it to {path}"
+                0,
+                f"{kept} is another trial's backup; if no trial is running, rename this backup to {path}",
             )
 
 
@@ -469,10 +470,10 @@ def _copied(watch: _Watch, path: str, *, empty: bool = False) -> str:
     if not empty:
         disk = os.statvfs(folder)
         if found.st_size > COPY_BYTES:
-            raise OSError(0, f"larger than the {COPY_BYTES >> 20} MiB that are copied")
+            raise OSError(0, f"larger than the {COPY_BYTES >> 20} MiB that can be copied")
         is_full = disk.f_bavail * disk.f_frsize < found.st_size + FREE_BYTES
         if is_full and found.st_size > SMALL_BYTES:
-            raise OSError(0, "a copy would leave less than 1 GiB free on its disk")
+            raise OSError(0, "a copy would leave less than 1 GiB free on the disk")
     spare = os.path.join(folder, f".{os.getpid()}-{time.monotonic_ns()}{KEPT}")
     _journal(watch, "spare", spare)
     os.close(os.open(spare, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))

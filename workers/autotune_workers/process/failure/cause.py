@@ -328,7 +328,7 @@ class CauseReader:
         ):
             name = cause.exception.removeprefix("KeyError: ").strip("'\"")
             cause = replace(
-                cause, message=f"{cause.message}: the environment variable {name} is not set"
+                cause, message=f"{cause.message} (the environment variable {name} is not set)"
             )
         return replace(cause, log_tail=tuple(raised.lines))
 

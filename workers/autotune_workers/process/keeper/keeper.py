@@ -365,7 +365,7 @@ def _refusal(order: Mapping[str, Any], folder: str, error: Exception) -> str:
     if cwd and not os.path.isdir(cwd):
         return (
             f"there is no folder {cwd!r} on {socket.gethostname()}; "
-            "set trainer.cwd to one that every node has, or send it with trainer.working_dir: upload"
+            "set trainer.cwd to a folder that every node has, or send the folder with trainer.working_dir: upload"
         )
     if not os.path.exists(os.path.join(cwd, program)):
         return (

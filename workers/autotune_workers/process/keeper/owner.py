@@ -24,7 +24,7 @@ from autotune_workers.process.message_channel import MessageChannel
 from autotune_workers.process.program.environment import program_environment, program_user
 from autotune_workers.process.program.places import ProgramOrder
 
-LOST = "its keeper was lost"
+LOST = "the program's keeper was lost"
 
 
 @final

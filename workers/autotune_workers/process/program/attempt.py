@@ -188,12 +188,16 @@ class ProgramAttempt:
         if self._told_s is not None and now_s - self._told_s >= GONE_S:
             self.healthy = False
             for node in [node for node in self._nodes if not node.over]:
-                why = f"its keeper did not stop the program within {format_duration(GONE_S)}"
+                why = f"the keeper did not stop the program within {format_duration(GONE_S)}"
                 self._note_end(NodeEnd(**self._who(node), gone=why), now_s)
 
     def _read(self, node: _Node, message: Message, now_s: float) -> None:
         left_out = LeftOut.of(message)
-        gap = [f"[autotune left out {left_out.text}: more than it can read]"] if left_out else []
+        gap = (
+            [f"[autotune could not read everything and left out {left_out.text}]"]
+            if left_out
+            else []
+        )
         texts = [
             (arrived_s, without(self._secrets, line[:MAX_LINE]))
             for arrived_s, line in message["lines"]

@@ -141,5 +141,5 @@ def _of_node(end: NodeEnd, causes: CauseReader, steps_done: int, nodes: int) -> 
 def went_on(found: tuple[str, int]) -> Failure:
     """Of a program that ran out of memory and did not end: what said so, and the steps that were done then."""
     what, steps = found
-    message = f"the program ran out of memory and continued, so its steps do not measure this config: batches were skipped or made smaller ({what})"
+    message = f"the program ran out of memory and continued, so the steps do not measure this config, because batches were skipped or made smaller ({what})"
     return Failure(kind=FailureKind.OUT_OF_MEMORY, message=message, step=steps or None)

@@ -117,7 +117,7 @@ def _taken(env: Mapping[str, str]) -> dict[str, str]:
     if missing:
         raise RunnerError(
             f"the spec takes {' and '.join(missing)} from the environment, but no such variable is set",
-            remedy="export it before you start autotune; a service only passes on variables given with `--program-env`",
+            remedy="export the variable before you start autotune; a service passes on only variables set with `--program-env`",
             field=f"trainer.env.{missing[0]}",
         )
     return {name: ours[name] if value == FROM_ENVIRONMENT else value for name, value in env.items()}
@@ -132,7 +132,7 @@ def _program(name: str, launch: Launch, cwd: str, *, upload: bool) -> str:
         return named
     raise RunnerError(
         f"the {name} trainer starts {named!r}, but there is no such program here",
-        remedy="set trainer.python to the nodes' environment, or give the program's path",
+        remedy="set trainer.python to the nodes' environment, or set the program's path",
         field="trainer",
     )
 

@@ -211,7 +211,7 @@ class ProgramProbe:
             and config.micro_batch_size not in sizes
             and self._agrees_in_sequences(step)
         ):
-            return f"an optimizer step must have accumulation_steps={config.accumulation_steps} micro-batches of micro_batch_size={config.micro_batch_size}, but the probe observed {seen} of {step.sequences[0] / max(1, step.micro_batches):g}: the program sets its own (automatic batch size?)"
+            return f"an optimizer step must have accumulation_steps={config.accumulation_steps} micro-batches of micro_batch_size={config.micro_batch_size}, but the probe observed {seen} of {step.sequences[0] / max(1, step.micro_batches):g}; the program may set its own batch size automatically"
         return ""
 
     @property
@@ -229,8 +229,8 @@ class ProgramProbe:
             pairs = [(a, b) for a, b in zip(own, other, strict=False) if a and b]
             if len(pairs) >= SETTLED - 1 and all(a != b for a, b in pairs):
                 return (
-                    f"ranks train on different numbers of sequences per step ({pairs[0][0]} on the measured rank, {pairs[0][1]} on another), and the batch "
-                    "counts the measured rank's for all"
+                    f"ranks train on different numbers of sequences per step ({pairs[0][0]} on the measured rank, {pairs[0][1]} on another), and the batch counts "
+                    "the measured rank's number for all ranks"
                 )
         return ""
 

@@ -89,7 +89,7 @@ class SecondWitness:
         )
         counted = last.number - first.number if numbered else len(self._logged) - 1  # type: ignore[operator]
         if seen >= LEAST and numbered and abs(counted - seen) > max(1.0, TOLERANCE * seen):
-            return f"the log counts {counted} steps but the probe observed {seen} optimizer steps"
+            return f"the log counts {counted} steps, but the probe observed {seen} optimizer steps"
         if (
             first.time_from == "arrival"
             and not numbered
@@ -100,5 +100,5 @@ class SecondWitness:
             )
         said_s, seen_s = median(step.time_s for step in self._logged[1:]), median(self._times_s[1:])
         if first.time_from != "arrival" and abs(said_s - seen_s) > TOLERANCE * seen_s:
-            return f"the log says {format_duration(said_s)} per step, the probe observed {format_duration(seen_s)} per optimizer step"
+            return f"the log says {format_duration(said_s)} per step, but the probe observed {format_duration(seen_s)} per optimizer step"
         return ""

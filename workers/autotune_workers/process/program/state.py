@@ -196,7 +196,7 @@ class ProgramTrial:
         )
         self._fail(
             FailureKind.INVALID,
-            f"{law}; make the program write elsewhere ({{trial_dir}}), or write `outputs: keep`",
+            f"{law}; make the program write to {{trial_dir}}, or set `outputs: keep`",
         )
 
     def _ran_out(self) -> tuple[str, int] | None:
@@ -219,7 +219,7 @@ class ProgramTrial:
     def _refuse_disagreement(self) -> None:
         """A config that the program does not train as the spec says has no measurement."""
         if not self.request.as_it_is and (told := self._probe.disagreement()):
-            remedy = "correct the batch options in trainer.argv, or workload; `autotune check` compares the spec with what is observed"
+            remedy = "fix the batch options in trainer.argv, or the workload; `autotune check` compares the spec with what is observed"
             self._fail(FailureKind.INVALID, f"{told}; {remedy}")
 
     def _end_step(self, step: LoggedStep, now_s: float) -> StepsReported:
@@ -293,14 +293,12 @@ class ProgramTrial:
         if now_s - self._launched_s >= measure.trial_timeout_s:
             law = f"the trial took longer than trial_timeout_s={measure.trial_timeout_s:g}"
             if done and (silent_s := now_s - self._progress_s) >= measure.step_timeout_s:
-                law += (
-                    f"; it was still active, but no step came in the last {format_span(silent_s)}"
-                )
+                law += f"; the program was still active, but no step came in the last {format_span(silent_s)}"
             self._fail(FailureKind.TIMEOUT, law, step=done or None)
         elif not done and now_s - self._launched_s >= measure.start_timeout_s:
             law = f"the log has no first step within start_timeout_s={measure.start_timeout_s:g}"
             if why := self._still_builds():
-                self._fail(FailureKind.TIMEOUT, f"{law}: {why}; raise measure.start_timeout_s")
+                self._fail(FailureKind.TIMEOUT, f"{law}; {why}; raise measure.start_timeout_s")
             else:
                 self._fail(FailureKind.HANG, law)
         elif done and now_s - max(self._progress_s, self._heard_s) >= measure.step_timeout_s:
@@ -311,12 +309,12 @@ class ProgramTrial:
         """Why it may still be preparing its first step; empty where nothing speaks for that. A log that has step lines which nobody reads is no
         compiler's."""
         if any(cause.is_building for cause in self._causes):
-            return "its last lines show that it is still compiling"
+            return "the last lines show that the program is still compiling"
         is_unread = any(propose_patterns(cause.last_lines) for cause in self._causes)
         return (
             ""
             if is_unread or not self.request.config.compile
-            else "with compile its first step may still be compiling"
+            else "the program may still be compiling"
         )
 
     def cancel(self) -> None:
@@ -336,7 +334,8 @@ class ProgramTrial:
         failure = self._cause(ends)
         if failure is not None and self._left_out:
             failure = replace(
-                failure, message=f"{failure.message}; left out of its log: {self._left_out.text}"
+                failure,
+                message=f"{failure.message}; left out of the program's log: {self._left_out.text}",
             )
         if failure is not None and not failure.log_tail:
             # what a program says when it is told to end is no evidence: `SignalException: Process 71 got signal: 15`
@@ -382,11 +381,11 @@ class ProgramTrial:
         if counted >= least:
             return None
         count = {0: "no step", 1: "1 step"}.get(done, f"{done} steps")
-        law = f"the program ended successfully, but its log has {count} with a time, and {least} after warm-up are needed"
+        law = f"the program ended successfully, but the log has {count} with a time, and {least} are needed after warm-up"
         if not done and (lines := max(log.arrived_at_once for log in self._logs)) > 1:
-            law += f": the lines of all its {lines} steps arrived at once, probably because output is buffered; make the program flush its output (`stdbuf -oL`, `flush=True`), or print step times"
+            law += f"; the lines of all {lines} steps arrived at once, probably because output is buffered; make the program flush its output (`stdbuf -oL`, `flush=True`), or print step times"
         else:
-            law += ". If it continues what an earlier trial saved, set its output folder to {trial_dir}; if its data is too short, give it more"
+            law += ". If the program continues what an earlier trial saved, set its output folder to {trial_dir}; if the data is too short, use more data"
         return self._with_exception(
             Failure(kind=FailureKind.METRICS_MISSING, message=law, step=done or None)
         )

@@ -102,7 +102,7 @@ class ClusterCapacity:
             )
             asks = f"{nodes} nodes with {each} each" if nodes > 1 else f"one node with {each}"
             has = f"the cluster has {self._large_enough(placement) or 'no'} such node{'s' * (nodes > 1)}"
-        return f"{ranks} ranks can never be placed: they need {asks}, but {has}; use fewer ranks, or a larger cluster"
+        return f"{ranks} ranks can never be placed, because they need {asks}, but {has}; use fewer ranks, or a larger cluster"
 
     def absence(self, placement: Placement, *, whole: bool = False) -> str:
         """What the cluster has lost since it was large enough for ranks that are placed like this; empty when it is large enough."""
@@ -115,11 +115,11 @@ class ClusterCapacity:
         had, has = max(map(len, self._seen)), len(self._sizes)
         if has < had:
             return (
-                f"{had - has} of its {had} nodes are unavailable"
+                f"{had - has} of the cluster's {had} nodes are unavailable"
                 if had - has > 1
-                else f"one of its {had} nodes is unavailable"
+                else f"one of the cluster's {had} nodes is unavailable"
             )
-        return "its nodes have become smaller"
+        return "the cluster's nodes have become smaller"
 
     def _large_enough(self, placement: Placement) -> int:
         return sum(size >= placement.nproc_per_node for size in self._sizes)

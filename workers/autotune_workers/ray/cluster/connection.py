@@ -114,8 +114,8 @@ class RayCluster:
             self.close()
             what = f"joined at {address}" if address else "started"
             raise RunnerError(
-                f"Ray cannot be {what}: {type(error).__name__}: {error}",
-                remedy="`autotune doctor` checks Ray; runner: local does not need it",
+                f"Ray cannot be {what} ({type(error).__name__}: {error})",
+                remedy="run `autotune doctor` to check Ray, or use runner: local, which does not need Ray",
                 field="runner",
             ) from error
 
@@ -255,8 +255,8 @@ class RayCluster:
 
     def _no_answer(self, what: str) -> RunnerError:
         return RunnerError(
-            f"the head of the Ray cluster does not answer: it {what}",
-            remedy="check whether it runs (`ray status`); the study continues once the head is back",
+            f"the Ray cluster's head does not answer and {what}",
+            remedy="check whether the head is running (`ray status`); the study continues once the head is back",
             field="runner",
         )
 
@@ -466,6 +466,6 @@ def answers_on_loopback(address: str) -> bool:
             return is_local and name == "127.0.0.1"
     raise RunnerError(
         f"no Ray cluster answers at {address}",
-        remedy="check RAY_ADDRESS or the runner's address; without one, a cluster is started on this machine",
+        remedy="check RAY_ADDRESS or the runner's address; without an address, a cluster is started on this machine",
         field="runner.address",
     )

@@ -133,7 +133,7 @@ def _read_head(file: Path) -> str:
         os.listdir(file.parent)  # has a network file system look again
         time.sleep(0.1)
     sys.exit(
-        f"{file} did not appear within {format_duration(HEAD_S)}: the folder is not shared with this node, or Ray's head did not start"
+        f"{file} did not appear within {format_duration(HEAD_S)}, because the folder is not shared with this node, or Ray's head did not start"
     )
 
 

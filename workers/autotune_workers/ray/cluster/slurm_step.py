@@ -151,7 +151,7 @@ class RayStep:
         return RunnerError(
             f"{what}. {' | '.join(tails[:4])}".strip(),
             remedy="all nodes must see the working folder, the Python environment and each other; "
-            "`srun --overlap -N NODES hostname` in the same job shows which do",
+            "`srun --overlap -N NODES hostname` in the same job shows which nodes respond",
             field="runner",
         )
 

@@ -73,7 +73,9 @@ def _variables(where: str, given: Any) -> dict[str, str]:
             or "\0" in str(value)
         ):
             raise SpecError(
-                f"{name} must be text, but is {value!r:.80}", remedy="put it in quotes", field=where
+                f"{name} must be text, but is {value!r:.80}",
+                remedy="write the value in quotes",
+                field=where,
             )
     return {name: str(value) for name, value in given.items()}
 

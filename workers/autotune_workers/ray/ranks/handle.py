@@ -42,7 +42,7 @@ class RayRank(ActorHandle):
 
     def loss(self, error: BaseException) -> str:
         """Why its actor is gone."""
-        place = f"its host on node {self.address or '(not yet placed)'}"
+        place = f"the host on node {self.address or '(not yet placed)'}"
         words = f"is lost: {' '.join(str(error).split())[:500]}"
         return f"{place} {f'did not answer for {format_duration(HOST_KILL_S)}' if self.given_up else words}"
 

@@ -39,7 +39,7 @@ from autotune_workers.own_model.users_line import said, user_line
 from autotune_workers.training.model.loss import VocabularySlice, chunked_token_losses
 from autotune_workers.training.torch_internals import pytree
 
-REMEDY = "give other split points under `pp_split`, or return it as a function (model, stage, num_stages) -> the module of that stage"
+REMEDY = "return other split points under `pp_split`, or a function (model, stage, num_stages) that returns the stage's module"
 
 
 def cut(built: BuiltModel, stage: int, num_stages: int) -> BuiltModel:
@@ -52,7 +52,7 @@ def cut(built: BuiltModel, stage: int, num_stages: int) -> BuiltModel:
     if num_stages > len(places) + 1:
         raise ConfigError(
             f"{num_stages} stages need {num_stages - 1} split points, but the model has {len(places)}",
-            remedy="use a smaller pp, or give more split points under `pp_split`",
+            remedy="use a smaller pp, or add split points to `pp_split`",
             field="pp",
         )
     stages = _stages(built, cut_places(places, num_stages))
@@ -85,8 +85,8 @@ def _by_function(built: BuiltModel, stage: int, num_stages: int) -> BuiltModel:
         ) from error
     if not isinstance(part, nn.Module):
         raise ConfigError(
-            f"`pp_split` must return the module of a stage, but returned a {type(part).__name__} for stage {stage} of {num_stages}",
-            remedy="it is called with (model, stage, num_stages)",
+            f"`pp_split` must return a stage's module, but returned a {type(part).__name__} for stage {stage} of {num_stages}",
+            remedy="`pp_split` is called with (model, stage, num_stages)",
             field="model.pp_split",
         )
     names = {name for name, _ in part.named_modules()}
@@ -134,7 +134,7 @@ def _stages(built: BuiltModel, places: Sequence[str]) -> dict[str, int]:
     if kept:
         raise ConfigError(
             f"the weight {kept[0]} belongs to a module that every pipeline stage runs, so no stage owns it",
-            remedy="put it into a separate module, or return `pp_split` as a function (model, stage, num_stages) -> the module of that stage",
+            remedy="move the weight into a separate module, or return `pp_split` as a function (model, stage, num_stages) that returns the stage's module",
             field="model.pp_split",
         )
     return found
@@ -169,7 +169,7 @@ def _check_shared(module: nn.Module, stages: dict[str, int], num_stages: int) ->
         }
         if len(held) > 1 and held != {0, num_stages - 1}:
             raise ConfigError(
-                f"the stages {', '.join(map(str, sorted(held)))} of {num_stages} share the weight {name}, but only the first and the last may share one",
+                f"the stages {', '.join(map(str, sorted(held)))} of {num_stages} share the weight {name}, but only the first and last stages may share a weight",
                 remedy=REMEDY,
                 field="model.pp_split",
             )
@@ -277,8 +277,8 @@ class OwnStage(nn.Module):
                 else f"a {type(loss).__name__}"
             )
             raise ConfigError(
-                f"the loss of a micro-batch must be one number, but {'`loss`' if self.built.loss else 'the module'} gave {given}",
-                remedy="return `loss` from the builder: a function of (output, inputs) that gives the mean loss",
+                f"a micro-batch's loss must be one number, but {'`loss`' if self.built.loss else 'the module'} returned {given}",
+                remedy="return a `loss` function from the builder, which takes (output, inputs) and returns the mean loss",
                 field="model.loss",
             )
         return loss
@@ -308,7 +308,7 @@ def _users_line() -> Iterator[None]:
             raise
         # str() of a KeyError is in quotes
         said = error.args[0] if isinstance(error, KeyError) and error.args else error
-        text = f"{said} (at {line} of the model's code: correct it, or `input` and `loss` of its builder)"
+        text = f"{said} (at {line} of the model's code: fix this line, or the builder's `input` and `loss`)"
         raise type(error)(text).with_traceback(error.__traceback__) from None
 
 
@@ -354,7 +354,7 @@ def _cross_entropy(logits: Any, targets: Tensor) -> Tensor:
         )
         raise ConfigError(
             f"a module that reads tokens of shape {tuple(targets.shape)} must return logits of shape {(*targets.shape, 'V')}, but returned {given}",
-            remedy="return `loss` from the builder (and `input`, if the module does not read tokens)",
+            remedy="return a `loss` function from the builder (and `input`, if the module does not read tokens)",
             field="model.loss",
         )
     return F.cross_entropy(logits.float().flatten(0, -2), targets.flatten())
@@ -366,7 +366,7 @@ def _only_tensor(output: Any) -> Tensor:
     if not isinstance(output, Tensor):
         raise ConfigError(
             f"a pipeline stage passes one tensor to the next, but the module returned a {type(output).__name__}",
-            remedy="give other split points under `pp_split`, or return it as a function (model, stage, num_stages) -> the module of that stage",
+            remedy="return other split points under `pp_split`, or a function (model, stage, num_stages) that returns the stage's module",
             field="model.pp_split",
         )
     return output

@@ -53,7 +53,7 @@ def check_compiler(device: torch.device) -> None:
         if os.environ.get(name) == "1":
             raise ConfigError(
                 f"compile is switched off by {name}=1",
-                remedy="unset it, or use compile=false",
+                remedy="unset this variable, or use compile=false",
                 field="compile",
             )
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:

@@ -303,7 +303,7 @@ def _attention(stage: OwnStage) -> list[nn.Module]:
     found = attention_modules(stage.module, tuple(name for name in stage.layers if name))
     if not found:
         raise ConfigError(
-            "recompute=selective runs attention again, but no module in the blocks of the model has attention (attn) in its name",
+            "recompute=selective runs attention again, but no module in the model's blocks has attention (attn) in its name",
             remedy="use recompute=full",
             field="recompute",
         )
@@ -326,7 +326,7 @@ def adapted(built: BuiltModel, peft: Peft) -> dict[str, nn.Linear]:
     if not linears:
         raise ConfigError(
             f"peft.targets={peft.targets} finds no Linear module for adapters",
-            remedy="use targets all, or train all weights",
+            remedy="set targets to all, or train all weights",
             field="peft",
         )
     return linears
@@ -374,7 +374,7 @@ def _style(name: str, module: nn.Module, style: Any) -> Any:
     if not isinstance(module, wanted):
         raise ConfigError(
             f"the style {style!r} splits a {wanted.__name__}, but {name} is a {type(module).__name__}",
-            remedy="specify its projections in the plan, or give your own torch ParallelStyle",
+            remedy="name its projections in the plan, or use your own torch ParallelStyle",
             field="model.tp_plan",
         )
     if style in ("embedding_rowwise", *WHOLE_INPUT):
