@@ -139,8 +139,8 @@ def test_a_launch_that_needs_more_than_is_predicted_is_not_said_to_fit(
     assert "and the launch needs more than predicted" in text
     raising = [edit for edit in found.edits if edit.memory_bytes > 0]
     assert raising
-    assert all("try it first" in edit.remark for edit in raising)
-    assert not any("switch it off" in each.text for each in found.warnings)
+    assert all("try this edit first" in edit.remark for edit in raising)
+    assert not any("switch recomputation off" in each.text for each in found.warnings)
 
 
 def test_a_launch_that_needs_less_is_not_said_to_be_too_large(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_without_ray_and_torch_the_local_runner_needs_only_torch(
 ) -> None:
     said = answers["tune laptop"]["err"]
     assert "; or only torch, for --runner local: pip install 'autotune-parallel[native]'" in said
-    assert "or give --runner local" not in said
+    assert "or add --runner local" not in said
 
 
 @pytest.mark.parametrize("command", [command for command in LACKS if command not in WITHOUT_JSON])

@@ -252,7 +252,7 @@ REFUSED = {
     "a local runner beside a container": Asked(
         {"runner": "local", "cluster": "h100-sxm-1x8", "slurm": IMAGE}, "outside the container"
     ),
-    "a trainer of our own processes": Asked({"runner": "slurm"}, "write runner: ray"),
+    "a trainer of our own processes": Asked({"runner": "slurm"}, "set runner: ray"),
     "a space without a config": Asked({"space": {"tp": [3]}}, "the nearest miss is", 1),
     "an option of a runner that it does not have": Asked(
         {"runner": {"kind": "ray", "cpus_per_rnk": 2}}, "cpus_per_rnk"

@@ -138,7 +138,7 @@ def test_the_fingerprint_follows_arguments_and_code(tmp_path: Path) -> None:
             "must return an nn.Module, or a mapping with an nn.Module under `model`, but returned a int",
         ),
         ("nothing", "tests.workers.own_models", "own_models.py has no 'nothing'"),
-        ("build", "not_there_at_all", "No module named 'not_there_at_all'.*put it into"),
+        ("build", "not_there_at_all", "No module named 'not_there_at_all'.*move the module into"),
     ],
 )
 def test_code_that_cannot_be_built_is_told_with_its_line_and_a_remedy(

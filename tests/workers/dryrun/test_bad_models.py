@@ -63,11 +63,11 @@ def test_model_of_ones_own_is_run_dry() -> None:
         (
             "is_fed_words",
             "`input` must return .* tensors .* but returned a str without any",
-            "tensors with one entry",
+            "tensors whose first dimension",
         ),
         (
             "branches_on_values",
-            rf"as a number \(`if`, .*_local_scalar_dense.*\), which depends on values.*{HERE}",
+            rf"as a number with `if`, .*_local_scalar_dense.*\), which depends on values.*{HERE}",
             "only on shapes and arguments",
         ),
         ("picks_by_values", rf"depends on values.*{HERE}", "only on shapes and arguments"),
@@ -86,10 +86,10 @@ def test_model_of_ones_own_is_run_dry() -> None:
         (
             "reads_its_weights",
             rf"with `\.numpy\(\)`, which a dry run does not have.*{HERE}",
-            "compute it with torch",
+            "compute the result with torch",
         ),
-        ("reads_a_bad_file", rf"raised JSONDecodeError.*{HERE}\) when", "correct it"),
-        ("multiplies_what_does_not_fit", rf"{HERE}\)$", "correct that line"),
+        ("reads_a_bad_file", rf"raised JSONDecodeError.*{HERE}\) when", "fix the builder"),
+        ("multiplies_what_does_not_fit", rf"{HERE}\)$", "fix that line"),
     ],
 )
 def test_reason_is_named_with_its_line_and_a_remedy(

@@ -150,7 +150,7 @@ def test_waiting_for_others_outlasts_every_deadline_and_is_reported() -> None:
             PATIENT,
             Patience(placement_s=0.1),
             FailureKind.WORKER_LOST,
-            "others use the cluster",
+            "other programs use the cluster",
             id="others use it for too long",
         ),
     ],

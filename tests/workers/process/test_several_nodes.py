@@ -128,7 +128,7 @@ def test_standalone_would_stay_on_one_node(runner: LocalRunner) -> None:
         one(runner, on_two_nodes(0, ["torchrun", "--standalone", "x.py", "{micro_batch_size}"]))
     )
     assert failure.kind is FailureKind.INVALID
-    assert "leave --standalone out" in failure.message
+    assert "remove --standalone" in failure.message
 
 
 @pytest.mark.thorough

@@ -266,7 +266,7 @@ def _class(transformers: Any, config: Any, document: dict[str, Any]) -> Any:
     found = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if found is None:
         raise ValueError(
-            f"{document['model_type']} has no causal language model, and the file has no `architectures` to name another class"
+            f"{document['model_type']} has no causal language model, and the file has no `architectures` with a class name"
         )
     return found
 

@@ -115,7 +115,7 @@ class LocalRunner(AnyTrainerRunner):
         if in_container():
             raise RunnerError(
                 f"trials must run in a container (set by {SRUN}), but the 'local' runner starts them outside it",
-                remedy="use runner: slurm for programs, or runner: ray",
+                remedy="set runner: slurm for programs, or runner: ray",
                 field="runner",
             )
         options = study.runner_options

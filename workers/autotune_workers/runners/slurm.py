@@ -48,14 +48,14 @@ class SlurmRunner(ProgramRunner):
         if study.trainer == NATIVE:
             raise RunnerError(
                 "the 'slurm' runner starts programs, but the 'native' trainer trains in autotune's own processes",
-                remedy="use runner: ray, which starts Ray on the job's nodes, or use the trainer that starts your program",
+                remedy="set runner: ray, which starts Ray on the job's nodes, or use the trainer that starts your program",
                 field="runner",
             )
         refuse_python_line(study)
         if study.trainer_options.get("working_dir") == UPLOAD:
             raise RunnerError(
                 "the 'slurm' runner cannot upload a folder, but trainer.working_dir is upload",
-                remedy="put the program on a file system that all nodes see and set working_dir: shared, or use runner: ray",
+                remedy="put the program on a file system that all nodes see and set working_dir: shared, or set runner: ray",
                 field="trainer.working_dir",
             )
         _check_gpus(study.runner_options.get("gpus_per_node"))
@@ -123,7 +123,7 @@ def _job() -> Allocation:
         where = "not in one" if job is None else f"not on a node of job {job.job}"
         raise RunnerError(
             f"the 'slurm' runner uses the nodes of a Slurm job, but this process is {where}",
-            remedy="start the study on the login node with `autotune tune SPEC --on slurm`, or in an allocation (salloc); use runner: local on this machine",
+            remedy="start the study on the login node with `autotune tune SPEC --on slurm`, or in an allocation (salloc); set runner: local on this machine",
             field="runner",
         )
     return job
