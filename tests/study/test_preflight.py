@@ -224,7 +224,7 @@ def test_a_folder_that_is_too_large_to_be_sent_along_is_refused(
     trainer = command(sys.executable, cwd=str(tmp_path), working_dir="upload")
     runner = {"kind": "ray", "upload_limit_mb": 1, "address": "10.0.0.1:6379"}
     with pytest.raises(
-        RunnerError, match=r"at most 1 MB .* has 2 MB; largest: weights.bin \(2 MB\)"
+        RunnerError, match=r"at most 1 MB .* has 2 MB; the largest entries are weights.bin \(2 MB\)"
     ):
         api.tune(on_cpu(runner=runner, trainer=trainer), store=store)
 

@@ -153,7 +153,7 @@ def test_errors(
             "POST",
             "/review",
             {"json": {**LAUNCH, "measured_s": 1e-300, "batch": 8}},
-            "a step of 1e-294 us would be 2e+299 times the GPUs' peak",
+            "a step time of 1e-294 us would mean 2e+299 times the GPUs' peak",
         ),
         ("POST", "/review", {"json": {"files": {".": "x"}}}, "'.' is not a file name"),
         (

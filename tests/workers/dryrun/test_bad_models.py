@@ -62,7 +62,7 @@ def test_model_of_ones_own_is_run_dry() -> None:
         ("frozen", "trainable weights, but no weight on this rank requires a gradient", "unfrozen"),
         (
             "is_fed_words",
-            "`input` must return .* tensors .* but returned a str without any",
+            "`input` must return .* tensors .* but returned a str without tensors",
             "tensors whose first dimension",
         ),
         (
@@ -199,7 +199,7 @@ def test_a_builder_that_ends_the_process_is_told() -> None:
     ("document", "message"),
     [
         ({"model_type": "llama", "architectures": ["LlamaForWhat"]}, "no class LlamaForWhat"),
-        ({"model_type": "lama"}, r"Unrecognized model identifier: lama; correct"),
+        ({"model_type": "lama"}, r"Unrecognized model identifier: lama\); fix"),
     ],
 )
 def test_a_config_that_transformers_does_not_know_is_told_in_a_sentence(

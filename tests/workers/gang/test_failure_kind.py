@@ -104,4 +104,4 @@ def test_what_was_lost_is_said_with_when_and_why() -> None:
         FailureKind.WORKER_LOST,
         f"the program was lost during start: {why}",
     )
-    assert rank.message == "rank 3 was lost in step 5: its host is lost"
+    assert rank.message == "rank 3 was lost in step 5: the host is lost"

@@ -142,7 +142,7 @@ def test_waiting_for_others_outlasts_every_deadline_and_is_reported() -> None:
             PATIENT,
             Patience(),
             FailureKind.INVALID,
-            "16 ranks do not fit on 1 nodes of 8",
+            "16 ranks do not fit on 1 nodes with 8 ranks each",
             id="more than the cluster that is described",
         ),
         pytest.param(
@@ -178,7 +178,7 @@ def test_a_config_of_several_nodes_is_placed_on_whole_nodes() -> None:
 
 def test_a_config_waits_for_nodes_that_are_away() -> None:
     pools = Elsewhere()
-    pools.away = "one of its 2 nodes is unavailable"
+    pools.away = "one of the cluster's 2 nodes is unavailable"
     with GangRunner(pools, patience=Patience(placement_s=0.3)) as runner:
         runner.start(request(measure=HASTY))
         *waits, end = heard(runner, 0.6)

@@ -71,7 +71,7 @@ def test_what_the_cluster_was_large_enough_for_is_absent_and_never_short(
     assert capacity.absence(placement) == ""
     cluster.cpus = [0, 2]
     assert capacity.shortage(placement) == ""
-    assert capacity.absence(placement) == "one of its 2 nodes is unavailable"
+    assert capacity.absence(placement) == "one of the cluster's 2 nodes is unavailable"
     assert capacity.ranks == 2
     assert capacity.shortage(Placement(nnodes=1, nproc_per_node=5)) != ""
     cluster.cpus = [0, 2, 2]

@@ -212,7 +212,7 @@ def test_a_config_waits_for_a_node_that_is_away_and_runs_when_it_is_back(
         events += runner.poll(0.5)
     assert all(isinstance(event, AttemptQueued) for event in events), events
     assert any(
-        "one of its 2 nodes is unavailable" in event.reason
+        "one of the cluster's 2 nodes is unavailable" in event.reason
         for event in events
         if isinstance(event, AttemptQueued)
     )

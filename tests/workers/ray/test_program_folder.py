@@ -103,7 +103,7 @@ def test_a_folder_that_is_too_large_is_refused_with_its_largest_entries(tmp_path
         pack(source, limit_bytes=4 * MB)
     words = str(refused.value)
     assert "at most 4 MB" in words
-    assert "has 5 MB; largest: model.bin (3 MB), small/ (2 MB)" in words
+    assert "has 5 MB; the largest entries are model.bin (3 MB), small/ (2 MB)" in words
     assert f"{source}/.rayignore" in words
     (source / ".rayignore").write_text("model.bin\n")
     pack(source, limit_bytes=4 * MB)

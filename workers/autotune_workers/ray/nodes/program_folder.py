@@ -151,7 +151,7 @@ def _too_large(root: Path, sizes: dict[Path, int], limit_bytes: int) -> RunnerEr
     shown = [part for part in ranked if part[1] >= MB] or ranked
     largest = ", ".join(f"{name} ({_mb(size)})" for name, size in shown)
     return RunnerError(
-        f"a folder of at most {_mb(limit_bytes)} can be sent, but {root} has {_mb(sum(sizes.values()))}; the largest files are {largest}",
+        f"a folder of at most {_mb(limit_bytes)} can be sent, but {root} has {_mb(sum(sizes.values()))}; the largest entries are {largest}",
         remedy=(
             f"list what is not needed in {root / IGNORE_FILES[1]}, put the folder on a file system that all nodes share "
             "(trainer.working_dir: shared), or raise runner.upload_limit_mb"
