@@ -194,4 +194,4 @@ def test_a_drafts_launch_differs_from_the_users_own_in_the_tuned_knobs_alone(
     assert any(
         "writes into the folder `outputs` beside launch.sh" in note for note in found["notes"]
     )
-    assert not any("it trains" in note for note in found["notes"])
+    assert not any("trains on" in note for note in found["notes"])
