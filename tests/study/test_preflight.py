@@ -189,7 +189,7 @@ def test_a_named_ray_cluster_is_judged_once_it_is_joined(monkeypatch: pytest.Mon
 
 def test_several_nodes_need_a_ray_cluster_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     study = api.load_study(on_cpu(runner="ray", cluster="cpu-2x2", space={"world_sizes": [4]}))
-    assert "needs 2 nodes, but no Ray cluster is given" in (refusal := api.cannot_run_here(study))
+    assert "needs 2 nodes, but no Ray cluster is set" in (refusal := api.cannot_run_here(study))
     assert "ray start --head" in refusal
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     assert api.cannot_run_here(study) == ""
